@@ -1,0 +1,46 @@
+"""Compute-efficiency metrics for JAX training: model FLOPs, executed FLOPs, MFU, HFU.
+
+The public names are imported when they are first used: counting the FLOPs of a config needs no JAX.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# public name -> the module that defines it
+_PUBLIC = {
+    "calculate_tflops_per_device": "mfu_jax.flops.analytic",
+    "calculate_tokens_per_device": "mfu_jax.flops.analytic",
+    "flops_breakdown": "mfu_jax.flops.analytic",
+    "executed_flops": "mfu_jax.flops.executed",
+    "compare_flops": "mfu_jax.flops.comparison",
+    "MetricLogger": "mfu_jax.metric_logger",
+}
+
+__all__ = [*_PUBLIC, "hardware"]
+
+if TYPE_CHECKING:
+    from mfu_jax import hardware
+    from mfu_jax.flops.analytic import (
+        calculate_tflops_per_device,
+        calculate_tokens_per_device,
+        flops_breakdown,
+    )
+    from mfu_jax.flops.comparison import compare_flops
+    from mfu_jax.flops.executed import executed_flops
+    from mfu_jax.metric_logger import MetricLogger
+
+
+def __getattr__(name: str) -> Any:
+    if name == "hardware":
+        return importlib.import_module("mfu_jax.hardware")
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

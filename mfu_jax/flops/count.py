@@ -1,0 +1,91 @@
+"""The result that every way of counting returns: matmul FLOPs as exact Python ints.
+
+Traced and executed counts share these field names, so that they can be compared with ``==``.
+Counts add and scale: ``layer + layer``, ``3 * count``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unaccounted:
+    """Work that was seen but whose FLOPs are not known.
+
+    Attributes:
+        name: the primitive, HLO opcode or custom-call target.
+        where: its op_name or name stack, as far as it is known.
+        shapes: operand and result shapes, as text.
+        reason: what is missing, and what to do about it.
+        times: how often it runs in one step.
+    """
+
+    name: str
+    where: str = ""
+    shapes: str = ""
+    reason: str = ""
+    times: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlopCount:
+    """Matmul FLOPs (2·m·n·k each) of one call of one program, split by what they are for.
+
+    All numbers are Python ints. `rematerialized` is the forward work that is done again in the
+    backward pass because of `jax.checkpoint`. `other` is work that belongs to no known phase.
+    `by_scope` maps `jax.named_scope` paths to FLOPs, `by_dtype` operand dtypes (``bf16``) to FLOPs;
+    each of the two sums to everything counted.
+    """
+
+    forward: int = 0
+    backward: int = 0
+    rematerialized: int = 0
+    optimizer: int = 0
+    other: int = 0
+    by_scope: Mapping[str, int] = field(default_factory=dict)
+    by_dtype: Mapping[str, int] = field(default_factory=dict)
+    unaccounted: tuple[Unaccounted, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Everything that was counted. (A traced count leaves rematerialised work out.)"""
+        return self.forward + self.backward + self.rematerialized + self.optimizer + self.other
+
+    def __add__(self, other: Self) -> Self:
+        if type(other) is not type(self):
+            return NotImplemented
+        values = {
+            f.name: _add(getattr(self, f.name), getattr(other, f.name))
+            for f in dataclasses.fields(self)
+        }
+        return dataclasses.replace(self, **values)
+
+    def __mul__(self, times: int) -> Self:
+        if not isinstance(times, int):
+            return NotImplemented
+        values = {f.name: _scale(getattr(self, f.name), times) for f in dataclasses.fields(self)}
+        return dataclasses.replace(self, **values)
+
+    __rmul__ = __mul__
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields and the total as plain JSON values."""
+        return {**dataclasses.asdict(self), "total": self.total}
+
+
+def _add(a: Any, b: Any) -> Any:
+    if isinstance(a, Mapping):
+        return {key: _add(a.get(key, 0), b.get(key, 0)) for key in {**a, **b}}
+    return a + b
+
+
+def _scale(value: Any, times: int) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _scale(v, times) for key, v in value.items()}
+    if isinstance(value, tuple):
+        return tuple(dataclasses.replace(item, times=item.times * times) for item in value)
+    return value * times

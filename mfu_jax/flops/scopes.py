@@ -1,0 +1,96 @@
+"""What an operation is for, read from its name stack (jaxpr) or its `op_name` (HLO metadata).
+
+Both are written by JAX in the same grammar, for example
+``jit(step)/transpose(jvp(decoder))/while/body/closed_call/layers/layers/checkpoint/mlp/wi/dot_general``:
+transformations wrap a scope, control flow adds parts of its own, and a rematerialised block repeats
+the scope that it stands in.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Literal, NamedTuple
+
+Phase = Literal["forward", "backward", "rematerialized", "optimizer", "other"]
+
+_WRAPPER = re.compile(r"^(\w+)\((.*)\)$")
+_FUNCTION_WRAPPERS = {"jit", "pjit", "xla_call", "pmap", "core_call"}
+_CONTROL_FLOW = re.compile(
+    r"^(while|body|cond|scan|closed_call|core_call|custom_jvp_call|custom_vjp_call|checkpoint"
+    r"|remat\d?|rematted_computation|shard_map|pjit|branch_\d+_fun|body_fun|cond_fun)$"
+)
+_OPTIMIZER = re.compile(r"(^|/)(optimizer|opt_update|apply_updates)(/|$)")
+
+
+class Scope(NamedTuple):
+    """Where an operation stands: its phase, and its named scopes joined by ``/``."""
+
+    phase: Phase
+    path: str
+
+
+@functools.lru_cache(maxsize=65536)
+def read_scope(op_name: str, *, drop_last: bool = True) -> Scope:
+    """Splits a name stack into its phase and its path of named scopes.
+
+    Args:
+        op_name: an HLO instruction's `op_name`, or ``str(eqn.source_info.name_stack)``.
+        drop_last: whether the last part is the primitive's name, as in an HLO `op_name`.
+
+    >>> read_scope("jit(f)/transpose(jvp(decoder))/while/body/closed_call/layers/dot_general")
+    Scope(phase='backward', path='decoder/layers')
+    >>> read_scope("jit(f)/jvp(decoder)/mlp/checkpoint/rematted_computation/wi/dot_general").phase
+    'rematerialized'
+    """
+    parts = _split(op_name)
+    if drop_last and parts:
+        parts = parts[:-1]
+    path: list[str] = []
+    transformations: set[str] = set()
+    rematted = False
+    for part in parts:
+        rematted = rematted or part == "rematted_computation"
+        while match := _WRAPPER.match(part):
+            wrapper, part = match.groups()
+            if wrapper in _FUNCTION_WRAPPERS:
+                part = ""
+                break
+            transformations.add(wrapper)
+        if part and not _CONTROL_FLOW.match(part):
+            path.extend(p for p in part.split("/") if p)
+    scope = "/".join(_collapse_repeats(path))
+    if rematted:
+        return Scope("rematerialized", scope)
+    if "transpose" in transformations:
+        return Scope("backward", scope)
+    if _OPTIMIZER.search(scope):
+        return Scope("optimizer", scope)
+    return Scope("forward", scope)
+
+
+def _split(op_name: str) -> list[str]:
+    """Splits at the slashes that stand outside parentheses."""
+    parts, depth, start = [], 0, 0
+    for i, char in enumerate(op_name):
+        if char == "(":
+            depth += 1
+        elif char == ")":
+            depth -= 1
+        elif char == "/" and depth <= 0:
+            parts.append(op_name[start:i])
+            start = i + 1
+    parts.append(op_name[start:])
+    return [p for p in parts if p]
+
+
+def _collapse_repeats(path: list[str]) -> list[str]:
+    """``a b a b c`` → ``a b c``: a checkpointed block names the scope it stands in once more."""
+    out: list[str] = []
+    for part in path:
+        out.append(part)
+        for length in range(len(out) // 2, 0, -1):
+            if out[-length:] == out[-2 * length : -length]:
+                del out[-length:]
+                break
+    return out

@@ -1,0 +1,325 @@
+"""YAML files and key=value arguments → one validated, frozen `Config`.
+
+Defaults stand in ``configs/base.yml`` alone; this module knows the type of every key and the rules
+between them. Nothing here imports JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mfu_jax.errors import UserError, nearest
+from mfu_jax.yaml_files import CONFIG_FOLDER, model_file, read_mapping
+
+REMAT_NAMES = (
+    "query_proj",
+    "key_proj",
+    "value_proj",
+    "context",
+    "out_proj",
+    "mlpwi_0",
+    "mlpwi_1",
+    "mlpwo",
+)
+DType = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One training run. ``configs/base.yml`` says what each key means and gives its default."""
+
+    run_name: str
+    base_output_directory: str
+    steps: int
+    seed: int
+
+    model_name: str
+    decoder_block: Literal["llama2", "mistral", "gemma", "gpt3", "gpt2", "default"]
+    vocab_size: int
+    num_decoder_layers: int
+    emb_dim: int
+    num_query_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_dim: int
+    mlp_activations: tuple[str, ...]
+    normalization: Literal["rmsnorm", "layernorm", "auto"]
+    position_embedding: Literal["rope", "learned", "auto"]
+    rope_max_timescale: int
+    normalization_layer_epsilon: float
+    logits_via_embedding: bool
+    use_bias: bool
+
+    attention: Literal["auto", "dot_product", "jax", "cudnn_flash", "flash", "splash"]
+    scan_layers: bool
+    remat_policy: Literal["none", "minimal", "full", "names"]
+    remat_save_names: tuple[str, ...]
+    dtype: DType
+    weight_dtype: DType
+
+    dataset_type: Literal["text", "synthetic"]
+    dataset_path: str
+    dataset_suffixes: tuple[str, ...]
+    eval_fraction: float
+    max_target_length: int
+    per_device_batch_size: float
+
+    learning_rate: float
+    warmup_steps_fraction: float
+    cosine_learning_rate_final_fraction: float
+    adam_b1: float
+    adam_b2: float
+    adam_weight_decay: float
+    gradient_clipping_threshold: float
+    gradient_accumulation_steps: int
+
+    eval_interval: int
+    eval_steps: int
+
+    data: int
+    fsdp: int
+    tensor: int
+    distributed: bool
+    coordinator_address: str
+    num_processes: int
+    process_id: int
+
+    enable_checkpointing: bool
+    checkpoint_period: int
+    checkpoints_to_keep: int
+
+    metrics_file: str
+    tensorboard_dir: str
+    log_period: int
+    warmup_steps: int
+    convention: Literal["maxtext", "exact", "dense"]
+    hardware: str
+    peak_tflops_per_device: float
+    abort_on_nan_loss: bool
+    abort_on_inf_loss: bool
+    progress_bar: bool
+
+    def __post_init__(self) -> None:
+        _validate(self)
+
+    @property
+    def run_directory(self) -> Path:
+        """The folder that holds everything the run writes."""
+        return Path(self.base_output_directory) / self.run_name
+
+    @property
+    def metrics_path(self) -> Path | None:
+        """Where the JSONL goes; None: nowhere."""
+        return _auto_path(self.metrics_file, self.run_directory / "metrics.jsonl")
+
+    @property
+    def tensorboard_path(self) -> Path | None:
+        """Where TensorBoard's events go; None: nowhere."""
+        return _auto_path(self.tensorboard_dir, self.run_directory / "tensorboard")
+
+
+def load(arguments: Sequence[str] = ()) -> Config:
+    """Reads ``[FILE.yml] key=value …`` into a `Config`.
+
+    Without a file the embedded ``configs/demo.yml`` is taken.
+
+    Raises:
+        UserError: for anything wrong in the files or arguments, naming the key.
+
+    >>> load(["configs/base.yml", "steps=7", "learning_rate=3e-4"]).steps
+    7
+    """
+    files = [a for a in arguments if "=" not in a]
+    if len(files) > 1:
+        raise UserError(f"expected one YAML file, got {len(files)}: {' '.join(files)}")
+    path = _config_path(files[0]) if files else CONFIG_FOLDER / "demo.yml"
+    from_file = read_mapping(path)
+    from_line = dict(_key_value(a) for a in arguments if "=" in a)
+    return from_mapping(from_file, overrides=from_line, where=str(path))
+
+
+def from_mapping(
+    values: Mapping[str, Any], *, overrides: Mapping[str, Any] | None = None, where: str = "config"
+) -> Config:
+    """Merges base.yml < model file < `values` (where they differ from base.yml) < `overrides`."""
+    base = base_defaults()
+    overrides = overrides or {}
+    for source, name in ((values, where), (overrides, "command line")):
+        for key in source:
+            if key not in base:
+                raise UserError(
+                    f"{name}: unknown key {key!r}{nearest(key, base)}; base.yml has all"
+                )
+    own = {k: v for k, v in values.items() if v != base[k]}
+    model_name = str(overrides.get("model_name", own.get("model_name", "")))
+    model = _model_values(model_name, base) if model_name else {}
+    merged = {**base, **model, **own, **overrides}
+    return Config(**{key: _typed(key, value) for key, value in merged.items()})
+
+
+@functools.cache
+def base_defaults() -> Mapping[str, Any]:
+    """The keys and defaults of ``configs/base.yml``."""
+    return read_mapping(CONFIG_FOLDER / "base.yml")
+
+
+def _model_values(name: str, base: Mapping[str, Any]) -> Mapping[str, Any]:
+    values = read_mapping(model_file(name))
+    foreign = [key for key in values if key not in base]
+    if foreign:
+        raise UserError(
+            f"model_name {name!r} needs {', '.join(foreign)}, which the reference trainer does not "
+            f"build (it trains dense decoders); `mfu-jax flops {name}` counts it all the same"
+        )
+    return values
+
+
+def _config_path(text: str) -> Path:
+    """The file as given, else the bundled one of that name (``configs/base.yml`` in a wheel)."""
+    path = Path(text)
+    bundled = CONFIG_FOLDER / path.name
+    if not path.exists() and path.parent.name in ("", "configs") and bundled.exists():
+        return bundled
+    return path
+
+
+def _key_value(argument: str) -> tuple[str, str]:
+    key, _, value = argument.lstrip("-").partition("=")
+    return key.strip(), value
+
+
+@functools.cache
+def _types() -> dict[str, Any]:
+    return typing.get_type_hints(Config)
+
+
+def _typed(key: str, value: Any) -> Any:
+    """Brings a YAML value or the text of a key=value argument to the key's type."""
+    kind = _types()[key]
+    try:
+        return _convert(value, kind)
+    except (TypeError, ValueError):
+        raise UserError(f"{key}={value!r}: expected {_type_name(kind)}") from None
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    if typing.get_origin(kind) is Literal:
+        if value not in typing.get_args(kind):
+            raise ValueError
+        return value
+    if typing.get_origin(kind) is tuple:
+        if isinstance(value, str):
+            value = [part.strip() for part in value.strip("[]() ").split(",") if part.strip()]
+        if not isinstance(value, Sequence) or not all(isinstance(v, str) for v in value):
+            raise TypeError
+        return tuple(value)
+    if kind is bool:
+        if isinstance(value, str):
+            value = {"true": True, "false": False}.get(value.lower(), value)
+        if not isinstance(value, bool):
+            raise TypeError
+        return value
+    if kind is str:
+        if value is None or isinstance(value, (list, dict)):
+            raise TypeError
+        return str(value)
+    if isinstance(value, bool) or value is None:
+        raise TypeError
+    if kind is int:
+        number = float(value)
+        if number != int(number):
+            raise ValueError
+        return int(value) if isinstance(value, (int, str)) and str(value).isdigit() else int(number)
+    return float(value)
+
+
+def _type_name(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        return "one of " + ", ".join(typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        return "a list of words, for example [a, b]"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
+
+
+def _auto_path(setting: str, default: Path) -> Path | None:
+    if setting == "auto":
+        return default
+    return Path(setting) if setting else None
+
+
+_POSITIVE = (
+    "vocab_size num_decoder_layers emb_dim num_query_heads num_kv_heads head_dim mlp_dim "
+    "rope_max_timescale max_target_length per_device_batch_size gradient_accumulation_steps "
+    "eval_steps num_processes checkpoint_period checkpoints_to_keep log_period learning_rate "
+    "normalization_layer_epsilon fsdp tensor"
+).split()
+_NOT_NEGATIVE = (
+    "steps seed eval_interval gradient_clipping_threshold adam_weight_decay warmup_steps "
+    "peak_tflops_per_device process_id"
+).split()
+_FRACTIONS = (
+    "eval_fraction warmup_steps_fraction cosine_learning_rate_final_fraction adam_b1 adam_b2"
+).split()
+
+
+def _validate(config: Config) -> None:
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, float) and not abs(value) < float("inf"):
+            raise UserError(f"{field.name}={value}: expected a finite number")
+    for key in _POSITIVE:
+        if getattr(config, key) <= 0:
+            raise UserError(f"{key}={getattr(config, key)}: expected more than 0")
+    for key in _NOT_NEGATIVE:
+        if getattr(config, key) < 0:
+            raise UserError(f"{key}={getattr(config, key)}: expected 0 or more")
+    for key in _FRACTIONS:
+        if not 0 <= getattr(config, key) <= 1:
+            raise UserError(f"{key}={getattr(config, key)}: expected a share from 0 to 1")
+    if config.num_query_heads % config.num_kv_heads:
+        raise UserError(
+            f"num_query_heads={config.num_query_heads} is not divisible by "
+            f"num_kv_heads={config.num_kv_heads}: every key/value head serves as many query heads"
+        )
+    if not 1 <= len(config.mlp_activations) <= 2:
+        raise UserError(
+            f"mlp_activations={list(config.mlp_activations)}: expected one entry (plain MLP) or two "
+            "(gated MLP), for example [silu, linear]"
+        )
+    activations = ("silu", "gelu", "relu", "linear")
+    for activation in config.mlp_activations:
+        if activation not in activations:
+            raise UserError(
+                f"mlp_activations: unknown activation {activation!r}; the known ones are "
+                + ", ".join(activations)
+            )
+    if config.head_dim % 2:
+        raise UserError(
+            f"head_dim={config.head_dim} is odd; RoPE rotates pairs, so it must be even"
+        )
+    if config.data < 1 and config.data != -1:
+        raise UserError(f"data={config.data}: expected 1 or more, or -1 for the devices left")
+    for name in config.remat_save_names:
+        if name not in REMAT_NAMES:
+            raise UserError(
+                f"remat_save_names: unknown name {name!r}{nearest(name, REMAT_NAMES)}; "
+                f"the layers name {', '.join(REMAT_NAMES)}"
+            )
+    if bool(config.remat_save_names) != (config.remat_policy == "names"):
+        raise UserError(
+            f"remat_policy={config.remat_policy} with remat_save_names="
+            f"{list(config.remat_save_names)}: names to save belong to remat_policy=names"
+        )
+    if not config.run_name or "/" in config.run_name:
+        raise UserError(f"run_name={config.run_name!r}: expected a folder name without '/'")
+    if config.process_id >= config.num_processes:
+        raise UserError(
+            f"process_id={config.process_id} with num_processes={config.num_processes}: "
+            "processes are numbered from 0"
+        )

@@ -1,0 +1,83 @@
+"""Reads YAML mappings, safely and with errors that fit on one line; finds the bundled ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.errors import UserError, nearest
+
+_PACKAGE = Path(__file__).resolve().parent
+# In a checkout the folder stands beside the package, in a wheel inside it.
+CONFIG_FOLDER = next(
+    (f for f in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if (f / "base.yml").exists()),
+    _PACKAGE / "configs",
+)
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The keys and values of a YAML file.
+
+    Raises:
+        UserError: the file is missing, unreadable, no YAML, no mapping, or names a key twice.
+    """
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"no such file: {path}") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a folder; expected a YAML file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        _refuse_repeated_keys(yaml.compose(text, Loader=loader), path)
+        values = yaml.load(text, Loader=loader)
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not plain YAML: {_one_line(error)}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise UserError(f"{path}: expected `key: value` lines, got a {type(values).__name__}")
+    return values
+
+
+def model_file(name: str) -> Path:
+    """The bundled architecture file of `name`.
+
+    Raises:
+        UserError: there is none; the nearest name is given.
+    """
+    path = CONFIG_FOLDER / "models" / f"{name}.yml"
+    if Path(name).name != name or not path.exists():
+        known = model_names()
+        raise UserError(
+            f"unknown model {name!r}{nearest(name, known)}; bundled are {', '.join(known)}"
+        )
+    return path
+
+
+def model_names() -> list[str]:
+    """The bundled architectures."""
+    return sorted(p.stem for p in (CONFIG_FOLDER / "models").glob("*.yml"))
+
+
+def _refuse_repeated_keys(node: Any, path: Path) -> None:
+    import yaml
+
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if key.value in seen:
+            line = key.start_mark.line + 1
+            raise UserError(f"{path}, line {line}: {key.value!r} is given twice")
+        seen.add(key.value)
+
+
+def _one_line(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return f"line {mark.line + 1}: {problem}" if mark else problem

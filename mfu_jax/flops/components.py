@@ -1,0 +1,104 @@
+"""What a model is made of, as the counts see it: components in layers in a model.
+
+A component holds its multiply-adds (per token, or per attended pair) and its weights, and says what
+its backward pass needs. FLOPs, parameters and breakdown all come from the same components.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from mfu_jax.flops.masks import Mask, Number, PairCounting
+
+Kind = Literal["weight", "attention"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Component:
+    """One matrix multiplication of one layer, or a few that always come together.
+
+    Attributes:
+        name: what it is, for the breakdown.
+        kind: ``weight`` where one operand is a weight, ``attention`` where both are activations.
+        macs: multiply-adds of one token; of one (query, key) pair where there is a mask.
+        mask: which pairs an attention component computes; None: it works token by token.
+        tokens: tokens of one sequence that it works on; None: all of them.
+        parameters: weights it holds (also those that multiply nothing: biases, norms, tables).
+        active_parameters: the weights that one token uses; None: all of them.
+        table: whether the parameters are a lookup table (token, position) that no matmul reads.
+        shared: whether the weights belong to another component (a tied output head).
+        weight_gradient: whether the gradient of the weights is needed (False: frozen).
+        input_gradient: whether the inputs' gradient is needed (False: nothing below it trains).
+    """
+
+    name: str
+    kind: Kind = "weight"
+    macs: Number = 0
+    mask: Mask | None = None
+    tokens: int | None = None
+    parameters: int = 0
+    active_parameters: int | None = None
+    table: bool = False
+    shared: bool = False
+    weight_gradient: bool = True
+    input_gradient: bool = True
+
+    def forward_flops(self, length: int, counting: PairCounting) -> Number:
+        """FLOPs of one forward pass over one sequence of `length` tokens: 2 per multiply-add."""
+        if self.mask is not None:
+            return 2 * self.macs * self.mask.pairs(length, counting)
+        return 2 * self.macs * (length if self.tokens is None else self.tokens)
+
+    @property
+    def backward_multiple(self) -> int:
+        """Backward FLOPs in units of the forward: one matmul for each operand's gradient."""
+        if self.kind == "attention":
+            return 2 * self.input_gradient
+        return self.weight_gradient + self.input_gradient
+
+    def replace(self, **changes: object) -> Self:
+        """A copy with some attributes changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """Components that stand together, and how often the model repeats them."""
+
+    name: str
+    components: tuple[Component, ...]
+    repeats: int = 1
+
+    def map(self, change: Callable[[Component], Component]) -> Self:
+        """The layer with every component changed."""
+        return dataclasses.replace(self, components=tuple(map(change, self.components)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """Every layer of a model, in order."""
+
+    layers: tuple[Layer, ...]
+
+    def map(self, change: Callable[[Component], Component]) -> Self:
+        """The model with every component changed."""
+        return dataclasses.replace(self, layers=tuple(layer.map(change) for layer in self.layers))
+
+
+def layers_of(named: Iterable[tuple[str, tuple[Component, ...]]]) -> tuple[Layer, ...]:
+    """Groups layers of the same name and components, in order of first appearance.
+
+    >>> one, two = Component(name="a"), Component(name="b")
+    >>> [(l.name, l.repeats) for l in layers_of([("x", (one,)), ("y", (two,)), ("x", (one,))])]
+    [('x', 2), ('y', 1)]
+    """
+    counts: dict[tuple[str, tuple[Component, ...]], int] = {}
+    for key in named:
+        counts[key] = counts.get(key, 0) + 1
+    return tuple(
+        Layer(name=name, components=components, repeats=repeats)
+        for (name, components), repeats in counts.items()
+    )

@@ -1,0 +1,99 @@
+"""The analytic count against MaxText's own numbers, a traced count, and arithmetic by hand."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mfu_jax import calculate_tflops_per_device, calculate_tokens_per_device, flops_breakdown
+from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic import model_flops_per_device
+
+DATA = Path(__file__).parents[1] / "data"
+GOLDEN = json.loads((DATA / "maxtext_sample.json").read_text())
+# Rows where MaxText's own count is complete for these families; no tolerance but float rounding.
+DENSE_MODELS = ("llama2-7b", "mistral-7b", "gpt3-6b", "gemma-2b")
+SMALL = {
+    "vocab_size": 512,
+    "num_decoder_layers": 4,
+    "emb_dim": 64,
+    "num_query_heads": 4,
+    "num_kv_heads": 4,
+    "head_dim": 16,
+    "mlp_dim": 256,
+    "mlp_activations": ("gelu",),
+    "per_device_batch_size": 2,
+    "max_target_length": 128,
+}
+
+
+def golden_config(row: dict) -> SimpleNamespace:
+    return SimpleNamespace(**{**GOLDEN["configs"][row["model"]], **row})
+
+
+@pytest.mark.parametrize("row", [r for r in GOLDEN["rows"] if r["model"] in DENSE_MODELS], ids=str)
+def test_maxtext_convention_equals_maxtext(row):
+    tflops = calculate_tflops_per_device(golden_config(row))
+    assert tflops.total == pytest.approx(row["total_tflops"], rel=1e-12)
+    assert tflops.learnable_weight == pytest.approx(row["learnable_weight_tflops"], rel=1e-12)
+    assert tflops.attention == pytest.approx(row["attention_tflops"], rel=1e-12)
+
+
+def test_small_transformer_equals_the_traced_and_executed_count():
+    # Counted from the jaxpr and from the compiled program of the same model: 452,984,832.
+    assert model_flops_per_device(SMALL, "dense").training == 452_984_832
+
+
+def test_exact_counts_pairs_one_by_one():
+    rows = flops_breakdown(SMALL, "exact")
+    scores = sum(row.forward_flops for row in rows if row.kind == "attention")
+    pairs = sum(1 for q in range(128) for k in range(128) if k <= q)
+    assert scores == 2 * 4 * pairs * 2 * 2 * 4 * 16  # batch, layers, pairs, FMA, QK and PV, heads
+
+
+def test_breakdown_sums_to_the_total():
+    rows = flops_breakdown(SMALL, "maxtext")
+    total = sum(row.training_flops for row in rows)
+    assert calculate_tflops_per_device(SMALL, "maxtext").total == total / 1e12
+
+
+def test_a_fractional_batch_stays_exact():
+    half = {**SMALL, "per_device_batch_size": 0.5}
+    assert model_flops_per_device(half).training * 4 == model_flops_per_device(SMALL).training
+    assert calculate_tokens_per_device({**half, "max_target_length": 127}) == Fraction(127, 2)
+
+
+def test_gradient_accumulation_multiplies_tokens_and_flops():
+    four = {**SMALL, "gradient_accumulation_steps": 4}
+    assert calculate_tokens_per_device(four) == 4 * 2 * 128
+    assert model_flops_per_device(four).training == 4 * 452_984_832
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"emb_dim": 0}, "emb_dim"),
+        ({"num_query_heads": -4}, "num_query_heads"),
+        ({"head_dim": "16"}, "head_dim"),
+        ({"per_device_batch_size": float("nan")}, "per_device_batch_size"),
+        ({"embdim": 64}, "emb_dim"),
+        ({"decoder_block": "lama2"}, "llama2"),
+    ],
+)
+def test_wrong_fields_are_named(change, message):
+    with pytest.raises(UserError, match=message):
+        flops_breakdown({**SMALL, **change})
+
+
+def test_a_missing_field_is_named():
+    with pytest.raises(UserError, match="vocab_size"):
+        flops_breakdown({k: v for k, v in SMALL.items() if k != "vocab_size"})
+
+
+def test_an_unknown_convention_is_refused():
+    with pytest.raises(UserError, match="'exact'"):
+        flops_breakdown(SMALL, "exakt")

@@ -289,8 +289,8 @@ def _validate(config: Config) -> None:
         )
     if not 1 <= len(config.mlp_activations) <= 2:
         raise UserError(
-            f"mlp_activations={list(config.mlp_activations)}: expected one entry (plain MLP) or two "
-            "(gated MLP), for example [silu, linear]"
+            f"mlp_activations={list(config.mlp_activations)}: expected one entry (plain MLP) or "
+            "two (gated MLP), for example [silu, linear]"
         )
     activations = ("silu", "gelu", "relu", "linear")
     for activation in config.mlp_activations:

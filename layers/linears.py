@@ -1,0 +1,98 @@
+"""Projections and the MLP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu": jax.nn.gelu,
+    "relu": jax.nn.relu,
+    "linear": lambda x: x,
+}
+
+
+class Dense(nnx.Module):
+    """``x @ kernel (+ bias)``, contracting the last `len(in_shape)` dimensions of `x`.
+
+    The kernel is [*in_shape, *out_shape]; it is stored in `weight_dtype` and multiplied in `dtype`.
+    """
+
+    def __init__(
+        self,
+        in_shape: Sequence[int],
+        out_shape: Sequence[int],
+        *,
+        logical_axes: tuple[str, ...],
+        use_bias: bool,
+        dtype: jnp.dtype,
+        weight_dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ) -> None:
+        # Scaled by fan-in, so that every layer's output keeps its input's variance.
+        scale = 1 / math.sqrt(math.prod(in_shape))
+        kernel = jax.random.truncated_normal(
+            rngs.params(), -2, 2, (*in_shape, *out_shape), weight_dtype
+        )
+        self.kernel = nnx.Param(kernel * scale, logical_axes=logical_axes)
+        if use_bias:
+            bias_axes = logical_axes[len(in_shape) :]
+            self.bias = nnx.Param(jnp.zeros(tuple(out_shape), weight_dtype), logical_axes=bias_axes)
+        self.use_bias = use_bias
+        self.in_rank = len(in_shape)
+        self.dtype = dtype
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[batch, sequence, *in_shape] → [batch, sequence, *out_shape]."""
+        contracted = tuple(range(x.ndim - self.in_rank, x.ndim))
+        kernel_axes = tuple(range(self.in_rank))
+        kernel = self.kernel[...].astype(self.dtype)
+        y = jax.lax.dot_general(x, kernel, ((contracted, kernel_axes), ((), ())))
+        return y + self.bias[...].astype(self.dtype) if self.use_bias else y
+
+
+class Mlp(nnx.Module):
+    """Plain, ``wo(act(wi(x)))``, or gated, ``wo(act(wi_0(x)) · wi_1(x))`` (arXiv 2002.05202)."""
+
+    def __init__(
+        self,
+        emb_dim: int,
+        mlp_dim: int,
+        activations: Sequence[str],
+        *,
+        use_bias: bool,
+        dtype: jnp.dtype,
+        weight_dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ) -> None:
+        options: dict[str, Any] = {
+            "use_bias": use_bias,
+            "dtype": dtype,
+            "weight_dtype": weight_dtype,
+            "rngs": rngs,
+        }
+        inwards = ("embed", "mlp")
+        self.activations = tuple(activations)
+        self.wi_0 = Dense((emb_dim,), (mlp_dim,), logical_axes=inwards, **options)
+        if len(self.activations) > 1:
+            self.wi_1 = Dense((emb_dim,), (mlp_dim,), logical_axes=inwards, **options)
+        self.wo = Dense((mlp_dim,), (emb_dim,), logical_axes=("mlp", "embed"), **options)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[batch, sequence, emb_dim] → the same."""
+        with jax.named_scope("wi_0"):
+            hidden = checkpoint_name(self.wi_0(x), "mlpwi_0")
+        hidden = ACTIVATIONS[self.activations[0]](hidden)
+        if len(self.activations) > 1:
+            with jax.named_scope("wi_1"):
+                gate = checkpoint_name(self.wi_1(x), "mlpwi_1")
+            hidden = hidden * ACTIVATIONS[self.activations[1]](gate)
+        with jax.named_scope("wo"):
+            return checkpoint_name(self.wo(hidden), "mlpwo")

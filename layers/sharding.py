@@ -1,0 +1,36 @@
+"""Which dimension of a weight or an activation is split over which axis of the mesh.
+
+Weights carry the names of their dimensions (`logical_axes`); this table maps names to mesh axes.
+"""
+
+from __future__ import annotations
+
+import jax
+from jax.sharding import PartitionSpec
+
+BATCH_AXES = ("data", "fsdp")
+
+# fsdp splits the embedding dimension of every weight, tensor the dimension that differs.
+MESH_AXIS = {
+    "embed": "fsdp",
+    "vocab": "tensor",
+    "q_heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "position": None,
+    "head_dim": None,
+    "norm": None,
+}
+
+
+def partition_spec(logical_axes: tuple[str, ...], rank: int) -> PartitionSpec:
+    """The spec of a weight; dimensions stacked in front (scanned layers) are not split."""
+    stacked = [None] * (rank - len(logical_axes))
+    return PartitionSpec(*stacked, *(MESH_AXIS[name] for name in logical_axes))
+
+
+def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
+    """Pins an activation's layout to mesh axes where a mesh is set; else does nothing."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))

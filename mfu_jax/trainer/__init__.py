@@ -1,0 +1,1 @@
+"""The parts of the reference trainer: data, mesh, state, step, checkpoints."""

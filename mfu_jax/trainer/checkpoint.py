@@ -1,0 +1,114 @@
+"""Checkpoints with Orbax: train state and the data's read position, saved asynchronously."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any, Self
+
+import jax
+import orbax.checkpoint as ocp
+
+from mfu_jax.errors import UserError
+from mfu_jax.pyconfig import Config
+from mfu_jax.trainer.data import CheckpointableIterator
+from mfu_jax.trainer.state import TrainState
+
+
+class Checkpointer:
+    """Saves and restores under ``<run folder>/checkpoints``, one folder for each number of steps
+    done. It does nothing where the config switches checkpointing off."""
+
+    def __init__(self, config: Config) -> None:
+        self._period = config.checkpoint_period
+        self._folder = (config.run_directory / "checkpoints").absolute()
+        self._manager: ocp.CheckpointManager | None = None
+        if config.enable_checkpointing:
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=config.checkpoints_to_keep, enable_async_checkpointing=True
+            )
+            self._manager = ocp.CheckpointManager(self._folder, options=options)
+
+    def restore(
+        self, abstract_state: TrainState, data: CheckpointableIterator
+    ) -> TrainState | None:
+        """The newest state, or None where there is none; `data` is set to its read position.
+
+        Raises:
+            UserError: the checkpoint is of another model, or cannot be read.
+        """
+        steps_done = self._manager.latest_step() if self._manager else None
+        if self._manager is None or steps_done is None:
+            return None
+        items = ocp.args.Composite(
+            state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()
+        )
+        try:
+            restored = self._manager.restore(steps_done, args=items)
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise UserError(
+                f"the checkpoint {self._folder / str(steps_done)} does not fit this config "
+                f"({str(error).splitlines()[0][:200]}); take the config that it was made with, or "
+                "another run_name"
+            ) from error
+        data.set_state(_decode(restored["data"]))
+        return restored["state"]
+
+    def due(self, steps_done: int) -> bool:
+        """Whether it is time to save."""
+        return self._manager is not None and steps_done % self._period == 0
+
+    def save(self, steps_done: int, state: TrainState, data: CheckpointableIterator) -> None:
+        """Copies the state to the host and writes it in the background; a repeat does nothing."""
+        if self._manager is None or steps_done == self._manager.latest_step():
+            return
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(_encode(data.get_state()))
+        )
+        self._manager.save(steps_done, args=items)
+
+    def close(self) -> None:
+        """Waits until everything is on disk."""
+        if self._manager is not None:
+            self._manager.wait_until_finished()
+            self._manager.close()
+            self._manager = None
+
+
+class StopRequest:
+    """Notes SIGTERM, so that the loop can stop after the current step with its state saved."""
+
+    def __init__(self) -> None:
+        self.received = False
+        self._previous: Any = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGTERM, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGTERM, self._previous)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self.received = True
+
+    def agreed(self) -> bool:
+        """Whether any process of the job was asked to stop; the same answer in all of them."""
+        if jax.process_count() == 1:
+            return self.received
+        import numpy as np
+        from jax.experimental import multihost_utils
+
+        return bool(np.any(multihost_utils.process_allgather(np.array(self.received))))
+
+
+def _encode(state: Any) -> dict[str, Any]:
+    """Grain's position is a dict, or bytes where the pipeline is compiled; JSON holds both."""
+    return {"bytes": state.decode("latin-1")} if isinstance(state, bytes) else {"state": state}
+
+
+def _decode(saved: dict[str, Any]) -> Any:
+    return saved["bytes"].encode("latin-1") if "bytes" in saved else saved["state"]

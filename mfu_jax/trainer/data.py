@@ -1,0 +1,194 @@
+"""Batches of packed byte-level documents, or of random tokens, through grain.
+
+The iterator's `get_state()` and `set_state()` are its read position, which checkpoints hold.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import grain
+import numpy as np
+
+from mfu_jax.errors import UserError
+from mfu_jax.pyconfig import Config
+
+BATCH_KEYS = (
+    "inputs",
+    "targets",
+    "inputs_position",
+    "inputs_segmentation",
+    "targets_weight",
+)
+
+# Ends a document. The byte 0 does not occur in text.
+SEPARATOR = 0
+_SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib"}
+
+
+class CheckpointableIterator(Protocol):
+    """What grain's iterators offer."""
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]: ...
+    def __next__(self) -> dict[str, np.ndarray]: ...
+    def get_state(self) -> Any: ...
+    def set_state(self, state: Any) -> None: ...
+
+
+class TokenRows:
+    """A run of tokens, cut into rows of `length` + 1 that overlap by one: the last target of a row
+    is the first input of the next."""
+
+    def __init__(self, tokens: np.ndarray, length: int) -> None:
+        self._tokens = tokens
+        self._length = length
+
+    def __len__(self) -> int:
+        return max(0, (len(self._tokens) - 1) // self._length)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        start = index * self._length
+        return self._tokens[start : start + self._length + 1]
+
+
+class RandomRows:
+    """Rows of uniformly random tokens, each a function of its index and the seed."""
+
+    def __init__(self, vocab_size: int, length: int, seed: int, rows: int = 1 << 20) -> None:
+        self._vocab_size, self._length, self._seed, self._rows = vocab_size, length, seed, rows
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        generator = np.random.default_rng((self._seed, index))
+        return generator.integers(1, self._vocab_size, self._length + 1, dtype=np.int32)
+
+
+def make_iterator(
+    config: Config,
+    *,
+    split: str,
+    rows_per_process: int,
+    accumulation: int,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> CheckpointableIterator:
+    """Endless batches of this process, each a dict of int32 [accumulation, rows, sequence].
+
+    Args:
+        split: "train", shuffled anew in every epoch, or "eval", always in the same order.
+        rows_per_process: sequences of one micro-batch that this process feeds.
+
+    Raises:
+        UserError: the data is missing or too small for one batch.
+    """
+    rows = _rows(config, split)
+    batch_rows = rows_per_process * accumulation
+    if len(rows) < batch_rows * process_count:
+        raise UserError(
+            f"the {split} split has {len(rows)} sequences of {config.max_target_length} tokens, a "
+            f"batch takes {batch_rows * process_count}; add data, or make batch or sequence smaller"
+        )
+    dataset = grain.MapDataset.source(rows)
+    if split == "train":
+        dataset = dataset.seed(config.seed).shuffle()
+    dataset = dataset[process_index::process_count].repeat()
+    dataset = dataset.map(split_row).batch(batch_rows)
+
+    def shape(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {k: v.reshape(accumulation, rows_per_process, -1) for k, v in batch.items()}
+
+    options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
+    return iter(dataset.map(shape).to_iter_dataset(options))
+
+
+def split_row(row: np.ndarray) -> dict[str, np.ndarray]:
+    """A row of S + 1 packed tokens → inputs, targets, and where the documents are; each int32 [S].
+
+    Positions count from 0 in each document, segments from 1 in each row. The separator belongs to
+    the document that it ends and predicts nothing (weight 0).
+
+    >>> row = split_row(np.array([7, 8, 0, 9, 9]))
+    >>> row["inputs_segmentation"].tolist(), row["inputs_position"].tolist()
+    ([1, 1, 1, 2], [0, 1, 2, 0])
+    >>> row["targets_weight"].tolist()
+    [1, 1, 0, 1]
+    """
+    row = row.astype(np.int32)
+    inputs, targets = row[:-1], row[1:]
+    ends = inputs == SEPARATOR
+    first_of_document = np.concatenate([[True], ends[:-1]])
+    index = np.arange(len(inputs), dtype=np.int32)
+    start = np.maximum.accumulate(np.where(first_of_document, index, 0))
+    return {
+        "inputs": inputs,
+        "targets": targets,
+        "inputs_position": (index - start).astype(np.int32),
+        "inputs_segmentation": np.cumsum(first_of_document, dtype=np.int32),
+        "targets_weight": (~ends).astype(np.int32),
+    }
+
+
+def _rows(config: Config, split: str) -> TokenRows | RandomRows:
+    if config.dataset_type == "synthetic":
+        seed = config.seed + (split == "eval")
+        return RandomRows(config.vocab_size, config.max_target_length, seed)
+    if config.vocab_size < 256:
+        raise UserError(
+            f"vocab_size={config.vocab_size}: dataset_type=text gives bytes, which need "
+            "at least 256"
+        )
+    train, evaluation = split_documents(_read_documents(config), config.eval_fraction)
+    documents = train if split == "train" else evaluation
+    joined = b"".join(text + bytes([SEPARATOR]) for text in documents)
+    return TokenRows(np.frombuffer(joined, np.uint8), config.max_target_length)
+
+
+def split_documents(
+    documents: dict[str, bytes], eval_fraction: float
+) -> tuple[list[bytes], list[bytes]]:
+    """Splits whole documents by a hash of their name, so that adding files moves no other.
+
+    A single document is cut in two.
+    """
+    if len(documents) == 1:
+        (text,) = documents.values()
+        cut = round(len(text) * (1 - eval_fraction))
+        return [text[:cut]], [text[cut:]]
+    by_hash = sorted(documents, key=lambda name: zlib.crc32(name.encode()))
+    held_out = {n for n in by_hash if zlib.crc32(n.encode()) < eval_fraction * 2**32}
+    if not held_out and eval_fraction:
+        held_out = {by_hash[0]}
+    train = [text for name, text in documents.items() if name not in held_out]
+    return train, [text for name, text in documents.items() if name in held_out]
+
+
+def _read_documents(config: Config) -> dict[str, bytes]:
+    folder = Path(config.dataset_path or sysconfig.get_paths()["stdlib"])
+    if not folder.is_dir():
+        raise UserError(
+            f"dataset_path={str(folder)!r} is no folder; give one that holds text files, or leave "
+            "it empty for the Python standard library's source"
+        )
+    documents = {}
+    for path in sorted(folder.rglob("*")):
+        relative = path.relative_to(folder)
+        if path.suffix not in config.dataset_suffixes or _SKIPPED_FOLDERS & set(relative.parts):
+            continue
+        try:
+            text = path.read_bytes() if path.is_file() else b""
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}") from None
+        if text and SEPARATOR not in text:
+            documents[relative.as_posix()] = text
+    if not documents:
+        raise UserError(
+            f"dataset_path={str(folder)!r} holds no text files that end in "
+            f"{' '.join(config.dataset_suffixes)} (dataset_suffixes)"
+        )
+    return documents

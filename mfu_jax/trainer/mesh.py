@@ -1,0 +1,101 @@
+"""The processes, the device mesh, and how weights and batches are laid over it."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from mfu_jax.errors import UserError
+from mfu_jax.layers.sharding import BATCH_AXES, partition_spec
+from mfu_jax.pyconfig import Config
+
+
+def initialize_distributed(config: Config) -> None:
+    """Joins the job's processes, where the config says that there are several."""
+    if config.coordinator_address:
+        jax.distributed.initialize(
+            config.coordinator_address, config.num_processes, config.process_id
+        )
+    elif config.distributed:
+        jax.distributed.initialize()
+
+
+def make_mesh(config: Config) -> Mesh:
+    """The mesh (data, fsdp, tensor) over all devices of the job.
+
+    Raises:
+        UserError: the axes do not fill the devices, or a dimension is not divisible by its axis.
+    """
+    devices = jax.device_count()
+    inner = config.fsdp * config.tensor
+    data = config.data if config.data != -1 else devices // inner
+    if data * inner != devices:
+        raise UserError(
+            f"the mesh data={config.data} fsdp={config.fsdp} tensor={config.tensor} does not fill "
+            f"the {devices} devices; their product has to be {devices} (data=-1 takes what is left)"
+        )
+    split_dimensions = {
+        "tensor": ("num_query_heads", "num_kv_heads", "mlp_dim", "vocab_size"),
+        "fsdp": ("emb_dim",),
+    }
+    for axis, keys in split_dimensions.items():
+        for key in keys:
+            if getattr(config, key) % getattr(config, axis):
+                raise UserError(
+                    f"{key}={getattr(config, key)} is not divisible by "
+                    f"{axis}={getattr(config, axis)}, over which it is split"
+                )
+    batch_shards = data * config.fsdp
+    if micro_batch_size(config) % batch_shards:
+        raise UserError(
+            f"the batch of {micro_batch_size(config)} sequences (per_device_batch_size="
+            f"{config.per_device_batch_size:g} × {devices} devices) is not divisible by the mesh's "
+            f"data × fsdp = {batch_shards}"
+        )
+    return jax.make_mesh(
+        (data, config.fsdp, config.tensor),
+        ("data", "fsdp", "tensor"),
+        axis_types=(AxisType.Auto,) * 3,
+    )
+
+
+def micro_batch_size(config: Config) -> int:
+    """Sequences in one micro-batch of the whole job.
+
+    Raises:
+        UserError: `per_device_batch_size` × devices is no whole number, or not divisible by the
+            processes.
+    """
+    size = Fraction(config.per_device_batch_size).limit_denominator(1 << 20) * jax.device_count()
+    if size.denominator != 1 or size < 1:
+        raise UserError(
+            f"per_device_batch_size={config.per_device_batch_size:g} on {jax.device_count()} "
+            f"devices gives {float(size):g} sequences; expected a whole number"
+        )
+    if size % jax.process_count():
+        raise UserError(
+            f"the batch of {size} sequences is not divisible by the {jax.process_count()} processes"
+        )
+    return int(size)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Batches are [accumulation, batch, sequence]; the batch dimension is split."""
+    return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, None))
+
+
+def state_shardings(mesh: Mesh, abstract_state: Any) -> Any:
+    """A sharding for every array of a train state; optimizer moments follow their weights."""
+
+    def of(leaf: Any) -> Any:
+        if isinstance(leaf, nnx.Variable):
+            array = leaf.get_value()
+            spec = partition_spec(leaf.get_metadata("logical_axes"), len(array.shape))
+            return leaf.replace(NamedSharding(mesh, spec))
+        return NamedSharding(mesh, PartitionSpec())
+
+    return jax.tree.map(of, abstract_state, is_leaf=lambda x: isinstance(x, nnx.Variable))

@@ -1,0 +1,91 @@
+"""The train state: weights, optimizer state and step, created already sharded."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from mfu_jax.layers.attention_ops import choose_attention
+from mfu_jax.layers.decoder import Decoder
+from mfu_jax.pyconfig import Config
+from mfu_jax.trainer.mesh import state_shardings
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """What a step takes and returns; all of it is saved in checkpoints."""
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+
+
+def learning_rate_schedule(config: Config) -> optax.Schedule:
+    """Linear warm-up, then a cosine down to a share of the peak."""
+    warmup = round(config.steps * config.warmup_steps_fraction)
+    return optax.warmup_cosine_decay_schedule(
+        init_value=0.0,
+        peak_value=config.learning_rate,
+        warmup_steps=warmup,
+        decay_steps=max(config.steps, warmup + 1),
+        end_value=config.learning_rate * config.cosine_learning_rate_final_fraction,
+    )
+
+
+def make_optimizer(config: Config) -> optax.GradientTransformation:
+    """AdamW (arXiv 1711.05101) behind clipping by the global norm."""
+    adamw = optax.adamw(
+        learning_rate_schedule(config),
+        b1=config.adam_b1,
+        b2=config.adam_b2,
+        weight_decay=config.adam_weight_decay,
+    )
+    if not config.gradient_clipping_threshold:
+        return adamw
+    return optax.chain(optax.clip_by_global_norm(config.gradient_clipping_threshold), adamw)
+
+
+def make_model(config: Config, seed: int | jax.Array) -> Decoder:
+    """The model with its initial weights."""
+    platform = jax.default_backend()
+    attention = choose_attention(config.attention, platform=platform, dtype=config.dtype)
+    return Decoder(config, attention=attention, rngs=nnx.Rngs(params=seed))
+
+
+def model_graph(config: Config) -> Any:
+    """The model's structure without weights, for `nnx.merge(graph, params)`."""
+    return nnx.graphdef(nnx.eval_shape(lambda: make_model(config, 0)))
+
+
+def abstract_state(config: Config, mesh: Mesh) -> TrainState:
+    """Shapes, dtypes and shardings of the state, without any array."""
+    shapes = jax.eval_shape(lambda: _initial_state(config))
+    return jax.tree.map(
+        lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
+        shapes,
+        state_shardings(mesh, shapes),
+    )
+
+
+def create_state(config: Config, mesh: Mesh) -> TrainState:
+    """The initial state; each device makes its own part of it."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(config, mesh))
+    with jax.set_mesh(mesh):
+        return jax.jit(lambda: _initial_state(config), out_shardings=shardings)()
+
+
+def parameter_count(state: TrainState) -> int:
+    """The number of trained weights."""
+    return sum(leaf.size for leaf in jax.tree.leaves(state.params))
+
+
+def _initial_state(config: Config) -> TrainState:
+    params = nnx.state(make_model(config, config.seed), nnx.Param)
+    return TrainState(jnp.zeros((), jnp.int32), params, make_optimizer(config).init(params))

@@ -1,0 +1,162 @@
+"""`mfu-jax hardware [NAME] [--list] [--calibrate] [--dtype=bf16] [--json]`: peaks and their sources."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from mfu_jax import hardware
+from mfu_jax.errors import UserError, nearest
+from mfu_jax.hardware import Chip, Peak
+
+_USAGE = """usage: mfu-jax hardware [NAME] [options]
+
+Without NAME: the attached device and its peaks (imports jax). NAME is a device kind or a chip: h100,
+v5p, 'RTX 4090', 'TPU v5 lite'. Peaks are dense, of one JAX device, in TFLOP/s.
+
+  --list          every chip of the table
+  --calibrate     measure a matmul peak on the attached device, now, and cache it
+  --dtype=bf16    dtype to measure (default: bf16)
+  --json          one JSON object on stdout"""
+
+_FLAGS = ("--list", "--calibrate", "--json", "--dtype", "--help", "-h")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    names: list[str] = []
+    flags: set[str] = set()
+    dtype = "bf16"
+    for argument in argv:
+        flag, equals, value = argument.partition("=")
+        flag = "--dtype" if flag == "dtype" else flag
+        if not flag.startswith("-"):
+            names.append(argument)
+        elif flag == "--dtype" and value:
+            dtype = hardware.canonical_dtype(value)
+        elif flag not in _FLAGS or equals or flag == "--dtype":
+            raise UserError(
+                f"unknown option {argument!r}{nearest(flag, _FLAGS)}; expected one of those of "
+                "mfu-jax hardware --help; --dtype wants =, as in --dtype=bf16"
+            )
+        else:
+            flags.add(flag)
+    if flags & {"--help", "-h"}:
+        print(_USAGE)
+        return 0
+    if len(names) + ("--list" in flags) + ("--calibrate" in flags) > 1:
+        raise UserError(
+            "more than one question at once; expected one name, or --list, or --calibrate; usually "
+            "a name with a space; put it in quotes, as in mfu-jax hardware 'RTX 4090'"
+        )
+    if "--list" in flags:
+        answer = [_as_json(chip) for chip in hardware.table()]
+        text = _table(hardware.table())
+    elif names:
+        chip = hardware.named(names[0])
+        answer, text = _as_json(chip), _describe(chip)
+    else:
+        answer, text = _attached(dtype, measure="--calibrate" in flags)
+    print(json.dumps(answer, ensure_ascii=False, indent=1) if "--json" in flags else text)
+    return 0
+
+
+def _attached(dtype: str, measure: bool) -> tuple[dict[str, Any], str]:
+    """The attached device: its row of the table, or the peak measured on it."""
+    import jax
+
+    device = jax.local_devices()[0]
+    head = f"{jax.device_count()} × {device.device_kind} ({device.platform}, jax {jax.__version__})"
+    answer: dict[str, Any] = {"device_kind": device.device_kind, "devices": jax.device_count()}
+    if measure or device.device_kind == "cpu":
+        from mfu_jax.calibration import calibrate
+
+        peak = calibrate(dtype, device, refresh=measure)
+        return {**answer, "peak": _peak_json(peak)}, f"{head}\n  peak  {peak}"
+    chip = hardware.lookup(device.device_kind, getattr(device, "compute_capability", None))
+    stats = device.memory_stats() or {}
+    limit = stats.get("bytes_limit")
+    text = f"{head}\n{_describe(chip)}"
+    if limit:
+        text += f"\n  usable memory     {limit / 2**30:.1f} GiB (bytes_limit of the runtime)"
+    return {**answer, "chip": _as_json(chip), "bytes_limit": limit}, text
+
+
+def _peak_json(peak: Peak) -> dict[str, Any]:
+    return {
+        "tflops_per_sec": peak.tflops_per_sec,
+        "dtype": peak.dtype,
+        "kind": peak.kind,
+        "source": peak.source,
+    }
+
+
+def _as_json(chip: Chip) -> dict[str, Any]:
+    return {
+        "name": chip.name,
+        "device_kinds": list(chip.device_kinds),
+        "peak_tflops": dict(chip.peak_tflops),
+        "memory_bytes": chip.memory_bytes,
+        "memory_bandwidth_bytes_per_sec": chip.memory_bandwidth_bytes_per_sec,
+        "devices_per_chip": chip.devices_per_chip,
+        "confidence": chip.confidence,
+        "unverified": list(chip.unverified),
+        "note": chip.note,
+        "sources": list(chip.sources),
+    }
+
+
+def _describe(chip: Chip) -> str:
+    peaks = ", ".join(f"{dtype} {value:g}" for dtype, value in chip.peak_tflops.items())
+    rows = {
+        "dense TFLOP/s": peaks,
+        "float32 matmuls": _float32(chip),
+        "memory": f"{chip.memory_gib:g} GiB, {chip.memory_bandwidth_gbps:g} GB/s",
+        "devices per chip": f"{chip.devices_per_chip} (all numbers are of one)"
+        if chip.devices_per_chip > 1
+        else "",
+        "device kinds": ", ".join(chip.device_kinds),
+        "confidence": chip.confidence,
+        "unverified": "; ".join(chip.unverified),
+        "arithmetic": chip.arithmetic,
+        "note": chip.note,
+        "others print": chip.others_print,
+    }
+    lines = [chip.name, *(f"  {name:<17} {text}" for name, text in rows.items() if text)]
+    lines += [
+        f"  {'sources' if i == 0 else '':<17} {source}" for i, source in enumerate(chip.sources)
+    ]
+    return "\n".join(lines)
+
+
+def _float32(chip: Chip) -> str:
+    """What JAX's three matmul precisions give for float32 operands."""
+    try:
+        rates = {
+            p: chip.peak_flops_per_sec("fp32", p) / 1e12 for p in ("default", "high", "highest")
+        }
+    except UserError:
+        return ""
+    return ", ".join(f"{precision} {rate:.4g}" for precision, rate in rates.items())
+
+
+def _table(chips: Sequence[Chip]) -> str:
+    """One line a chip: the peaks that training uses, memory, bandwidth, and the names it goes by."""
+
+    def cell(chip: Chip, dtype: str) -> str:
+        return f"{chip.peak_tflops[dtype]:g}" if dtype in chip.peak_tflops else "-"
+
+    columns = ("bf16", "fp16", "fp8", "tf32", "fp32")
+    width = max(len(chip.name) for chip in chips)
+    head = "".join(f"{name:>9}" for name in (*columns, "GiB", "GB/s"))
+    lines = [f"{'chip':<{width}}{head}  device kinds"]
+    for chip in chips:
+        cells = (
+            *(cell(chip, dtype) for dtype in columns),
+            f"{chip.memory_gib:g}",
+            f"{chip.memory_bandwidth_gbps:g}",
+        )
+        numbers = "".join(f"{text:>9}" for text in cells)
+        lines.append(f"{chip.name:<{width}}{numbers}  {', '.join(chip.device_kinds)}")
+    return "\n".join(lines)

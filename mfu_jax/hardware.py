@@ -1,0 +1,402 @@
+"""Peaks of accelerators: found from JAX's `device_kind`, named by the user, or given by flag.
+
+The numbers stand in `hardware.yml`, dense and per JAX device, each row with its sources. Nothing is
+guessed: a device kind that no row knows is an error that says how to go on.
+
+>>> lookup("TPU v5 lite").peak_flops_per_sec("bf16") / 1e12
+197.0
+>>> named("h100").peak_flops_per_sec("fp8") / 1e12
+1978.9
+>>> resolve_peak("TPU v5", "bf16").source
+'table: TPU v5p, bf16'
+
+This module imports neither jax nor numpy; measuring a peak is `mfu_jax.calibration`'s work.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.errors import UserError
+
+CALIBRATE = (
+    "calibrate"  # hardware=calibrate: measure the attached device instead of reading the table
+)
+
+_TABLE = Path(__file__).with_name("hardware.yml")
+
+# Names of dtypes in configs, numpy, jaxprs and HLO text -> the name used in hardware.yml
+_DTYPE_NAMES = {
+    "fp64": "fp64 float64 f64 double",
+    "fp32": "fp32 float32 f32 float single",
+    "tf32": "tf32 tensorfloat32",
+    "bf16": "bf16 bfloat16",
+    "fp16": "fp16 float16 f16 half",
+    "fp8": "fp8 float8 f8e4m3 f8e4m3fn f8e5m2 f8e4m3b11fnuz f8e4m3fnuz f8e5m2fnuz f8e3m4 "
+    "float8_e4m3 float8_e4m3fn float8_e5m2 float8_e4m3b11fnuz float8_e4m3fnuz float8_e5m2fnuz "
+    "float8_e3m4",
+    "fp6": "fp6 f6e2m3fn f6e3m2fn float6_e2m3fn float6_e3m2fn",
+    "fp4": "fp4 f4e2m1fn float4_e2m1fn nvfp4 mxfp4",
+    "int8": "int8 s8 u8 i8 ui8 uint8",
+    "int4": "int4 s4 u4 i4 ui4 uint4",
+}
+_CANONICAL = {alias: name for name, aliases in _DTYPE_NAMES.items() for alias in aliases.split()}
+
+# jax_default_matmul_precision and lax.Precision names -> how many-fold a float32 matmul is taken
+_PRECISION_NAMES = {
+    "default": "default fastest bfloat16 none",
+    "high": "high tensorfloat32 bfloat16_3x",
+    "highest": "highest float32 bfloat16_6x",
+}
+_PRECISIONS = {
+    alias: name for name, aliases in _PRECISION_NAMES.items() for alias in aliases.split()
+}
+_TPU_BF16_PASSES = {"default": 1, "high": 3, "highest": 6}
+
+# No chip is within a factor of five of this; a larger flag is FLOP/s where TFLOP/s was asked.
+_LARGEST_PLAUSIBLE_TFLOPS = 100_000
+
+
+def canonical_dtype(dtype: object) -> str:
+    """The name that peaks are listed under: 'bf16' for 'bfloat16', jnp.bfloat16, HLO's 'bf16'.
+
+    Raises:
+      UserError: the dtype has no matmul peak anywhere (bool, strings, complex).
+    """
+    name = dtype if isinstance(dtype, str) else str(getattr(dtype, "__name__", dtype))
+    try:
+        return _CANONICAL[name.strip().lower()]
+    except KeyError:
+        raise UserError(
+            f"dtype {name!r} has no matmul peak; expected one of {', '.join(_DTYPE_NAMES)} "
+            "or JAX's names of them; usually a spelling; pass dtype=bf16, say"
+        ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The denominator of MFU and HFU.
+
+    Attributes:
+      flops_per_sec: dense FLOP/s of one JAX device.
+      dtype: the canonical dtype that was asked for.
+      kind: 'flag', 'table' or 'calibrated'.
+      source: where the number comes from, in words, for the log.
+    """
+
+    flops_per_sec: float
+    dtype: str
+    kind: str
+    source: str
+
+    @property
+    def tflops_per_sec(self) -> float:
+        """The peak in 10¹² FLOP/s."""
+        return self.flops_per_sec / 1e12
+
+    def __str__(self) -> str:
+        return f"{self.tflops_per_sec:.6g} TFLOP/s/device in {self.dtype} ({self.source})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chip:
+    """One row of hardware.yml. Every number is of one JAX device, not of a package or board."""
+
+    name: str
+    vendor: str
+    peak_tflops: Mapping[str, float]
+    memory_gib: float
+    memory_bandwidth_gbps: float
+    sources: tuple[str, ...]
+    confidence: str
+    devices_per_chip: int = 1
+    aliases: tuple[str, ...] = ()
+    device_kinds: tuple[str, ...] = ()
+    pattern: str | None = None
+    compute_capability: str | None = None
+    unverified: tuple[str, ...] = ()
+    note: str = ""
+    arithmetic: str = ""
+    others_print: str = field(default="", repr=False)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of device memory by the label; the runtime's own `bytes_limit` is a little less."""
+        return int(self.memory_gib * 2**30)
+
+    @property
+    def memory_bandwidth_bytes_per_sec(self) -> float:
+        """Peak bytes/s between a JAX device and its memory: the denominator of MBU."""
+        return self.memory_bandwidth_gbps * 1e9
+
+    def peak_flops_per_sec(self, dtype: object, precision: str | None = None) -> float:
+        """Dense matmul FLOP/s of one JAX device for operands of `dtype`.
+
+        A float32 matmul is what JAX makes of it at `precision` (`jax_default_matmul_precision`; see
+        jax.lax.Precision's docstring): on TPU 1, 3 or 6 bfloat16 passes for default, high and
+        highest; on NVIDIA TF32 where the chip has it, plain float32 for highest. Other dtypes do
+        not heed it. Float64 and float32 take the matrix unit's rate where the row has one.
+
+        Raises:
+          UserError: the table has no peak for that dtype on this chip.
+        """
+        name = canonical_dtype(dtype)
+        level = _precision(precision)
+        key, passes = name, 1
+        if name == "fp32" and self.vendor == "google":
+            key, passes = "bf16", _TPU_BF16_PASSES[level]
+        elif name == "fp32":
+            has_tf32 = self.vendor == "nvidia" and "tf32" in self.peak_tflops
+            key = "tf32" if has_tf32 and level != "highest" else self._first("fp32_matrix", "fp32")
+        elif name == "fp64":
+            key = self._first("fp64_tensor", "fp64_matrix", "fp64")
+        if key not in self.peak_tflops:
+            raise UserError(
+                f"{self.name} has no listed {name} peak; listed are {', '.join(self.peak_tflops)}; "
+                "usually the chip has no matrix unit for that dtype and XLA converts the operands; "
+                "pass peak_tflops_per_device=… or the dtype that the matmuls really run in"
+            )
+        return self.peak_tflops[key] * 1e12 / passes
+
+    def _first(self, *keys: str) -> str:
+        return next((key for key in keys if key in self.peak_tflops), keys[-1])
+
+    def _describe(self, dtype: str, precision: str | None) -> str:
+        """'H100 SXM, fp32 as tf32': which number of the row was taken."""
+        level = _precision(precision)
+        text = f"{self.name}, {dtype}"
+        if dtype == "fp32" and self.vendor == "google":
+            passes = _TPU_BF16_PASSES[level]
+            text += f" as {passes} bf16 pass{'es' if passes > 1 else ''}"
+        elif dtype == "fp32" and self.vendor == "nvidia" and "tf32" in self.peak_tflops:
+            text += " as tf32" if level != "highest" else " at highest precision"
+        return text
+
+
+def _precision(precision: str | None) -> str:
+    if precision is None:
+        return "default"
+    try:
+        return _PRECISIONS[precision.lower()]
+    except KeyError:
+        raise UserError(
+            f"matmul precision {precision!r} is not known here; expected default, high or highest; "
+            "usually the name of a dot algorithm; pass peak_tflops_per_device=… for it"
+        ) from None
+
+
+@functools.cache
+def table() -> tuple[Chip, ...]:
+    """All rows of hardware.yml, in its order."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    with _TABLE.open("rb") as stream:
+        data = yaml.load(stream, Loader=loader)
+    sources: Mapping[str, str] = data["sources"]
+    return tuple(_chip(row, sources) for row in data["devices"])
+
+
+def _chip(row: dict[str, Any], sources: Mapping[str, str]) -> Chip:
+    row = dict(row)
+    for key in ("aliases", "device_kinds", "unverified"):
+        row[key] = tuple(row.get(key, ()))
+    row["sources"] = tuple(sources[key] for key in row["sources"])
+    return Chip(**row)
+
+
+def find(device_kind: str, compute_capability: str | None = None) -> tuple[Chip, ...]:
+    """The rows that `device_kind` may be: one, none, or several where the name does not say.
+
+    Names are compared whole, because 'NVIDIA A10' begins 'NVIDIA A100' and 'TPU v5' begins
+    'TPU v5 lite'. Drivers older than 470 leave out 'NVIDIA '. Where a ROCm driver says only
+    'AMD Radeon Graphics', the device's `compute_capability` ('gfx942') narrows the choice.
+    """
+    if device_kind == "AMD Radeon Graphics":
+        archs = (
+            {compute_capability} if compute_capability else {c.compute_capability for c in table()}
+        )
+        return tuple(c for c in table() if c.compute_capability in archs - {None})
+    kinds = {device_kind, f"NVIDIA {device_kind}"}
+    exact = tuple(chip for chip in table() if not kinds.isdisjoint(chip.device_kinds))
+    if exact or " MIG " in device_kind:
+        return exact
+    return tuple(c for c in table() if c.pattern and re.fullmatch(c.pattern, device_kind))
+
+
+def lookup(device_kind: str, compute_capability: str | None = None) -> Chip:
+    """The chip behind `jax.Device.device_kind`.
+
+    Raises:
+      UserError: unknown, ambiguous, or a MIG slice; it names the nearest kinds and the ways out.
+    """
+    chips = find(device_kind, compute_capability)
+    if len(chips) == 1:
+        return chips[0]
+    if chips:
+        raise UserError(
+            f"device kind {device_kind!r} may be any of {_listed(c.name for c in chips)}; expected "
+            "a kind that names one chip; this driver does not tell them apart; say which one it is "
+            "with hardware=…, or pass peak_tflops_per_device=…"
+        )
+    if device_kind == "cpu":
+        raise UserError(
+            "device kind 'cpu' has no row in the table; expected an accelerator; CPUs differ too "
+            "much to list; measure it with hardware=calibrate or pass peak_tflops_per_device=…"
+        )
+    mig = re.fullmatch(r"(.*\S) MIG (.+)", device_kind)
+    if mig:
+        whole = find(mig[1])
+        of = f" of {whole[0].name}" if len(whole) == 1 else ""
+        raise UserError(
+            f"device kind {device_kind!r} is a MIG slice{of}, whose share of the peak no table "
+            "gives; expected a whole GPU; MIG is switched on for this one; pass "
+            "peak_tflops_per_device=… (the whole peak × the slice's SMs / the GPU's SMs, which "
+            "nvidia-smi mig -lgip lists) or measure it with hardware=calibrate"
+        )
+    known = {kind for chip in table() for kind in chip.device_kinds}
+    raise UserError(
+        f"device kind {device_kind!r} has no known peak; expected one of the {len(known)} kinds "
+        f"that mfu-jax hardware --list shows{_nearest(device_kind, known)}; usually a chip newer "
+        "than the table; pass peak_tflops_per_device=… (dense, one JAX device), name a chip with "
+        "hardware=…, or measure this one with hardware=calibrate"
+    )
+
+
+def named(name: str) -> Chip:
+    """The chip that a person means by 'h100', 'v5p', 'RTX 4090' or a whole device kind.
+
+    An exact name, alias or device kind comes first, letter case and punctuation aside; then the one
+    row that holds all the words. 'h100' and 'a100' are aliases of the SXM 80 GB parts.
+
+    Raises:
+      UserError: nothing, or several rows, go by that name; the text lists the candidates.
+    """
+    wanted = _squeeze(name)
+    for spellings in (_names, lambda chip: chip.device_kinds):
+        exact = [c for c in table() if wanted and wanted in {_squeeze(s) for s in spellings(c)}]
+        if len(exact) == 1:
+            return exact[0]
+    words = _words(name)
+    chips = [
+        c for c in table() if words and words <= _words(" ".join((*_names(c), *c.device_kinds)))
+    ]
+    if len(chips) == 1:
+        return chips[0]
+    if not chips and wanted:
+        chips = [c for c in table() if any(wanted in _squeeze(s) for s in _names(c))]
+    if chips:
+        raise UserError(
+            f"hardware {name!r} may be any of {_listed(c.name for c in chips)}; expected a name "
+            "that fits one chip; usually the name of a family; pass one of these names whole"
+        )
+    known = {spelling for c in table() for spelling in (*_names(c), *c.device_kinds)}
+    raise UserError(
+        f"hardware {name!r} is not known; expected a chip that mfu-jax hardware --list shows"
+        f"{_nearest(name, known)}; usually a spelling, or a chip newer than the table; pass "
+        "peak_tflops_per_device=… instead"
+    )
+
+
+def resolve_peak(
+    device_kind: str | None,
+    dtype: object,
+    *,
+    peak_tflops_per_device: float | None = None,
+    hardware: str | None = None,
+    precision: str | None = None,
+    compute_capability: str | None = None,
+) -> Peak:
+    """The peak to divide by: the flag, else the named chip, else the attached device's row.
+
+    A CPU has no row: it is measured (`mfu_jax.calibration.calibrate`, which needs jax), and so is
+    anything with `hardware="calibrate"`. An unknown accelerator is an error, never a guess.
+
+    Args:
+      device_kind: `jax.devices()[0].device_kind`; may be None where a flag or `hardware` is given.
+      dtype: dtype of the matmul operands, by any name that numpy, JAX or HLO has for it.
+      peak_tflops_per_device: dense TFLOP/s of one JAX device, from the user.
+      hardware: a chip's name (see `named`), or 'calibrate'.
+      precision: `jax_default_matmul_precision`; matters for float32 alone.
+      compute_capability: `device.compute_capability`, where the device has one.
+
+    Raises:
+      UserError: no peak is known, or the override makes no sense.
+    """
+    name = canonical_dtype(dtype)
+    if peak_tflops_per_device is not None:
+        value = _checked_override(peak_tflops_per_device)
+        return Peak(
+            flops_per_sec=value * 1e12,
+            dtype=name,
+            kind="flag",
+            source=f"flag: peak_tflops_per_device={value:g}",
+        )
+    if hardware == CALIBRATE or (not hardware and device_kind == "cpu"):
+        from mfu_jax.calibration import calibrate
+
+        return calibrate(name)
+    if hardware:
+        chip, how = named(hardware), f" (hardware={hardware})"
+    elif device_kind:
+        chip, how = lookup(device_kind, compute_capability), ""
+    else:
+        raise UserError(
+            "no device and no hardware is given; expected a device kind, hardware=… or "
+            "peak_tflops_per_device=…; usually an empty key; pass hardware=h100, say"
+        )
+    return Peak(
+        flops_per_sec=chip.peak_flops_per_sec(name, precision),
+        dtype=name,
+        kind="table",
+        source=f"table: {chip._describe(name, precision)}{how}",
+    )
+
+
+def _checked_override(value: object) -> float:
+    """A TFLOP/s flag as a float, or a UserError: zero, negative, NaN and FLOP/s make no peak."""
+    try:
+        number = float(value) if not isinstance(value, bool) else math.nan  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise UserError(
+            f"peak_tflops_per_device={value!r} is no peak; expected a positive number of TFLOP/s; "
+            "usually a wrong unit or an empty value; give the dense TFLOP/s of one JAX device"
+        )
+    if number > _LARGEST_PLAUSIBLE_TFLOPS:
+        raise UserError(
+            f"peak_tflops_per_device={value!r} is more than any chip has; expected TFLOP/s (10¹²); "
+            f"usually FLOP/s; if so pass peak_tflops_per_device={number / 1e12:g}"
+        )
+    return number
+
+
+def _names(chip: Chip) -> tuple[str, ...]:
+    return (chip.name, *chip.aliases)
+
+
+def _squeeze(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", text.lower()))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    """` (nearest: 'a', 'b')` for the up to three known words most like `word`, or nothing."""
+    lower = {spelling.lower(): spelling for spelling in sorted(known)}
+    near = difflib.get_close_matches(word.lower(), lower, n=3, cutoff=0.6)
+    return f" (nearest: {_listed(lower[match] for match in near)})" if near else ""

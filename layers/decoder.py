@@ -97,20 +97,17 @@ class Decoder(nnx.Module):
         self.scan_layers = config.scan_layers
         self.remat_policy = config.remat_policy
         self.remat_save_names = config.remat_save_names
+        # One key a layer, so that scanned and unrolled layers start from the same weights.
+        keys = jax.random.split(rngs.params(), config.num_decoder_layers)
+
+        def make_layer(key: jax.Array) -> DecoderLayer:
+            return DecoderLayer(config, attention=attention, rngs=nnx.Rngs(params=key))
+
         self.layers: Any
         if config.scan_layers:
-            self.layers = _stacked(
-                lambda rngs: DecoderLayer(config, attention=attention, rngs=rngs),
-                config.num_decoder_layers,
-                rngs,
-            )
+            self.layers = _stacked(make_layer, keys)
         else:
-            self.layers = nnx.List(
-                [
-                    DecoderLayer(config, attention=attention, rngs=rngs)
-                    for _ in range(config.num_decoder_layers)
-                ]
-            )
+            self.layers = nnx.List([make_layer(key) for key in keys])
         self.decoder_norm = _norm(config)
         self.tied = config.logits_via_embedding
         if not self.tied:
@@ -174,9 +171,7 @@ class Decoder(nnx.Module):
         return jax.checkpoint(block, policy=policies[self.remat_policy], **options)
 
 
-def _stacked(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs) -> nnx.Module:
-    """`count` layers as one module whose weights have a leading dimension of that size."""
-    keys = jax.random.split(rngs.params(), count)
-    graphdef = nnx.graphdef(nnx.eval_shape(lambda: make(nnx.Rngs(params=0))))
-    weights = jax.vmap(lambda key: nnx.state(make(nnx.Rngs(params=key))))(keys)
-    return nnx.merge(graphdef, weights)
+def _stacked(make: Callable[[jax.Array], nnx.Module], keys: jax.Array) -> nnx.Module:
+    """A layer for each key as one module, whose weights have a leading dimension of that size."""
+    graphdef = nnx.graphdef(nnx.eval_shape(lambda: make(keys[0])))
+    return nnx.merge(graphdef, jax.vmap(lambda key: nnx.state(make(key)))(keys))

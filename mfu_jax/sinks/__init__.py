@@ -1,0 +1,22 @@
+"""Where a step's record goes: console, JSONL, TensorBoard, CSV, or a sink of your own.
+
+A sink is a class of a few methods (`Sink`), registered by one decorator::
+
+    @register_sink("mine")
+    class MySink(Sink):
+        def write(self, record: StepRecord) -> None: ...
+"""
+
+from mfu_jax.sinks.base import SINKS, Sink, StepRecord, make_sink, register_sink
+from mfu_jax.sinks.console import ConsoleSink
+from mfu_jax.sinks.jsonl import JsonlSink
+
+__all__ = [
+    "SINKS",
+    "ConsoleSink",
+    "JsonlSink",
+    "Sink",
+    "StepRecord",
+    "make_sink",
+    "register_sink",
+]

@@ -56,7 +56,7 @@ def make_train_step(config: Config) -> Callable[[TrainState, Batch], tuple[Train
             params = optax.apply_updates(state.params, updates)
             metrics = {
                 "loss": loss / tokens,
-                "grad_norm": optax.global_norm(grads),
+                "grad_norm": optax.tree.norm(grads),
                 "current_learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
                 "total_weights": weights,
             }

@@ -33,11 +33,12 @@ setup(
     extras_require={
         "tpu": ["jax[tpu]>=0.10"],
         "cuda": ["jax[cuda13]>=0.10"],
-        "tensorboard": ["tensorboard>=2.19", "setuptools<81"],
+        "tensorboard": ["tensorboard>=2.19"],
         "test": [
             "hypothesis>=6.100",
             "mypy>=1.15",
             "pytest>=8",
+            "pytest-xdist>=3.6",
             "ruff>=0.11",
             "tensorboard>=2.19",
             "types-PyYAML",

@@ -160,6 +160,15 @@ _PERCENT_NAME = re.compile(r"%([^\s,(){}]+)")
 _INTEGER = re.compile(r"-?\d+")
 
 
+_CALLEE_KEYS = {
+    "fusion": ("calls",),
+    "call": ("to_apply",),
+    "async-start": ("calls",),
+    "while": ("body", "condition"),
+    "conditional": ("branch_computations", "true_computation", "false_computation"),
+}
+
+
 class HloInstruction:
     """One instruction. What the line holds beyond name and opcode is parsed on first use."""
 
@@ -253,6 +262,12 @@ class HloInstruction:
         return tuple(part.strip() for part in value.strip("{}").split(",") if part.strip())
 
     @property
+    def callees(self) -> tuple[str, ...]:
+        """Names of all computations that the instruction calls."""
+        keys = _CALLEE_KEYS.get(self.opcode, ())
+        return tuple(name for key in keys for name in self.computations(key))
+
+    @property
     def op_name(self) -> str:
         """JAX's name stack of the operation, from ``metadata={op_name="…"}``, or nothing."""
         metadata = self.attributes.get("metadata", "")
@@ -339,6 +354,7 @@ class HloModule:
         self.header = header
         self.computations = computations
         self._entry = entry
+        self._callers: dict[str, list[tuple[HloComputation, HloInstruction]]] | None = None
 
     @property
     def entry(self) -> HloComputation:
@@ -350,6 +366,19 @@ class HloModule:
             return self.computations[name]
         except KeyError:
             raise HloParseError(f"there is no computation %{name}") from None
+
+    def caller(self, name: str) -> tuple[HloComputation, HloInstruction] | None:
+        """The computation and instruction that call a computation, where there is just one."""
+        if self._callers is None:
+            self._callers = {}
+            for computation in self.computations.values():
+                for instruction in computation.instructions.values():
+                    for callee in instruction.callees:
+                        callers = self._callers.setdefault(callee, [])
+                        if not callers or callers[-1][1] is not instruction:
+                            callers.append((computation, instruction))
+        callers = self._callers.get(name, [])
+        return callers[0] if len(callers) == 1 else None
 
     def header_int(self, key: str, default: int = 1) -> int:
         """A number of the first line, such as ``num_partitions``."""

@@ -8,13 +8,13 @@ machine, core count, device count, dtype and jax version.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import math
 import os
 import platform
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -31,15 +31,15 @@ from mfu_jax.hardware import Peak, canonical_dtype
 
 _LOG = logging.getLogger(__name__)
 
-# Small enough for two slow cores, large enough to be limited by arithmetic (at 256 the loop's own cost
-# already shows: 0.19 TFLOP/s where 512 reached 0.42 and 1024 0.46).
+# Small enough for two slow cores, large enough to be limited by arithmetic (at 256 the loop's own
+# cost already shows: 0.19 TFLOP/s where 512 reached 0.42 and 1024 0.46).
 _CPU_SIZES = (512, 768, 1024)
 _ACCELERATOR_SIZES = (2048, 4096, 8192)
 
-_RUN_SECONDS = 0.05  # one timed run: many matmuls in one dispatch, so that dispatch does not count
+_RUN_SECONDS = 0.01  # one timed run: long against dispatch, short enough to slip between other work
 _SIZE_SECONDS = 0.6  # time given to each size
 _MIN_RUNS = 4
-_NOISY_SPREAD = 1.25  # median run / best run above which a size gets three times as long
+_BUSY = 0.05  # seconds of waiting for a core, per core and second, that call for the correction
 
 _JAX_DTYPES: dict[str, Any] = {
     "fp64": jnp.float64,
@@ -84,8 +84,9 @@ def calibrate(
     """The matmul peak of one JAX device in `dtype`, measured now or read from the cache.
 
     Several sizes, each as a chain of dependent matmuls in one jitted loop; after a warm-up run the
-    best run counts, because noise only ever makes a run slower. Takes two to three seconds, more
-    on a noisy machine.
+    best run counts, because other work only ever makes a run slower. Takes two to three seconds.
+    Where other processes kept this one waiting for cores (Linux says so), FLOPs per second of CPU
+    time × cores stand in for the best run if they are higher, and `source` says so.
 
     N virtual CPU devices (`--xla_force_host_platform_device_count`) share the machine: the peak of
     each is the machine's, measured through one of them with all cores, divided by N.
@@ -132,8 +133,8 @@ def measure(
     """Best matmul rate over the sizes, nothing read from or written to the cache.
 
     Returns:
-      `flops_per_sec` of all that `device` can use, `size` of the best matrices, and `spread`: the
-      median run's seconds over the best run's.
+      `flops_per_sec` of all that `device` can use, `size` of the best matrices, and `busy`: seconds
+      that threads waited for a core, per core and second (0 where unknown).
     """
     sizes = sizes or (_CPU_SIZES if device.platform == "cpu" else _ACCELERATOR_SIZES)
     results = [_measure_size(dtype, device, size, clock) for size in sizes]
@@ -164,21 +165,26 @@ def _measure_size(
     matmuls = 1
     while (seconds := run(matmuls)) < _RUN_SECONDS / 2 and matmuls < 2**16:
         matmuls = max(matmuls + 1, min(8 * matmuls, math.ceil(matmuls * _RUN_SECONDS / seconds)))
-    runs = [seconds]
-    while len(runs) < _MIN_RUNS or sum(runs) < _SIZE_SECONDS * (
-        3 if _spread(runs) > _NOISY_SPREAD else 1
-    ):
+    waited, used, start = _waited_seconds(), time.process_time(), clock()
+    runs: list[float] = []
+    while len(runs) < _MIN_RUNS or sum(runs) < _SIZE_SECONDS:
         runs.append(run(matmuls))
-    return {
-        "flops_per_sec": matmuls * 2 * n**3 / min(runs),
-        "size": n,
-        "spread": _spread(runs),
-    }
+    cores = _usable_cores() if device.platform == "cpu" else 0
+    busy = (_waited_seconds() - waited) / (cores * (clock() - start)) if cores else 0.0
+    flops = matmuls * 2 * n**3
+    rate = flops / min(runs)
+    if busy > _BUSY:
+        rate = max(rate, cores * len(runs) * flops / (time.process_time() - used))
+    return {"flops_per_sec": rate, "size": n, "busy": busy}
 
 
-def _spread(runs: Sequence[float]) -> float:
-    """Median over best: 1 on a quiet machine."""
-    return statistics.median(runs) / min(runs)
+def _waited_seconds() -> float:
+    """Seconds that this process's threads were ready to run and had no core; 0 where not told."""
+    total = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            total += int(path.read_text().split()[1])
+    return total / 1e9
 
 
 def _chain(a: jax.Array, x: jax.Array, matmuls: jax.Array) -> jax.Array:
@@ -197,8 +203,8 @@ def _source(record: dict[str, float], machine: Machine, cache: Path | None) -> s
         parts.append(f"{machine.usable_cores} core{'s' if machine.usable_cores > 1 else ''}")
     if machine.device_count > 1:
         parts.append(f"1/{machine.device_count} of the machine per virtual device")
-    if record["spread"] > _NOISY_SPREAD:
-        parts.append(f"noisy: median run {record['spread']:.2f}× the best")
+    if record["busy"] > _BUSY:
+        parts.append("by CPU time because its threads had to wait for cores")
     if cache is not None:
         parts.append(f"cached in {cache}")
     return ", ".join(parts)
@@ -238,9 +244,11 @@ def _read(path: Path, machine: Machine, dtype: str) -> dict[str, float] | None:
         return None
     try:
         data = json.loads(text)
-        record = {name: float(data[name]) for name in ("flops_per_sec", "size", "spread")}
-        sound = data["key"] == _key(machine, dtype) and all(
-            math.isfinite(value) and value > 0 for value in record.values()
+        record = {name: float(data[name]) for name in ("flops_per_sec", "size", "busy")}
+        sound = (
+            record["flops_per_sec"] > 0
+            and data["key"] == _key(machine, dtype)
+            and all(math.isfinite(value) and value >= 0 for value in record.values())
         )
     except (ValueError, TypeError, KeyError):
         sound = False

@@ -1,4 +1,4 @@
-"""`mfu-jax hardware [NAME] [--list] [--calibrate] [--dtype=bf16] [--json]`: peaks and their sources."""
+"""`mfu-jax hardware [NAME] [--list] [--calibrate] [--json]`: peaks of chips and their sources."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mfu_jax.hardware import Chip, Peak
 
 _USAGE = """usage: mfu-jax hardware [NAME] [options]
 
-Without NAME: the attached device and its peaks (imports jax). NAME is a device kind or a chip: h100,
-v5p, 'RTX 4090', 'TPU v5 lite'. Peaks are dense, of one JAX device, in TFLOP/s.
+Without NAME: the attached device and its peaks (imports jax). NAME is a device kind or a chip:
+h100, v5p, 'RTX 4090', 'TPU v5 lite'. Peaks are dense, of one JAX device, in TFLOP/s.
 
   --list          every chip of the table
   --calibrate     measure a matmul peak on the attached device, now, and cache it
@@ -50,6 +50,7 @@ def main(argv: Sequence[str]) -> int:
             "more than one question at once; expected one name, or --list, or --calibrate; usually "
             "a name with a space; put it in quotes, as in mfu-jax hardware 'RTX 4090'"
         )
+    answer: Any
     if "--list" in flags:
         answer = [_as_json(chip) for chip in hardware.table()]
         text = _table(hardware.table())
@@ -142,7 +143,7 @@ def _float32(chip: Chip) -> str:
 
 
 def _table(chips: Sequence[Chip]) -> str:
-    """One line a chip: the peaks that training uses, memory, bandwidth, and the names it goes by."""
+    """One line a chip: the peaks that training uses, memory, bandwidth, device kinds."""
 
     def cell(chip: Chip, dtype: str) -> str:
         return f"{chip.peak_tflops[dtype]:g}" if dtype in chip.peak_tflops else "-"

@@ -16,9 +16,11 @@ Phase = Literal["forward", "backward", "rematerialized", "optimizer", "other"]
 
 _WRAPPER = re.compile(r"^(\w+)\((.*)\)$")
 _FUNCTION_WRAPPERS = {"jit", "pjit", "xla_call", "pmap", "core_call"}
-_CONTROL_FLOW = re.compile(
+# What JAX itself adds to a path (an einsum names its formula), and the markers of attention_mask.
+_NOT_A_SCOPE = re.compile(
     r"^(while|body|cond|scan|closed_call|core_call|custom_jvp_call|custom_vjp_call|checkpoint"
-    r"|remat\d?|rematted_computation|shard_map|pjit|branch_\d+_fun|body_fun|cond_fun)$"
+    r"|remat\d?|rematted_computation|shard_map|pjit|branch_\d+_fun|body_fun|cond_fun"
+    r"|\S*->\S*|attention_mask\S*)$"
 )
 _OPTIMIZER = re.compile(r"(^|/)(optimizer|opt_update|apply_updates)(/|$)")
 
@@ -57,8 +59,7 @@ def read_scope(op_name: str, *, drop_last: bool = True) -> Scope:
                 part = ""
                 break
             transformations.add(wrapper)
-        if part and not _CONTROL_FLOW.match(part):
-            path.extend(p for p in part.split("/") if p)
+        path.extend(p for p in part.split("/") if p and not _NOT_A_SCOPE.match(p))
     scope = "/".join(_collapse_repeats(path))
     if rematted:
         return Scope("rematerialized", scope)

@@ -1,0 +1,140 @@
+"""What the traced count needs of JAX beyond its stable API, in this one place.
+
+`remat_p` and `dce_jaxpr` come from `jax.extend` and `jax.interpreters`: exported, but free to
+change between versions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.extend.core import ClosedJaxpr, Jaxpr, primitives
+from jax.interpreters import partial_eval
+
+from mfu_jax.errors import UserError
+
+_this_thread = threading.local()
+_bind_remat = primitives.remat_p.bind
+
+
+def _bind_remat_or_inline(*args: Any, jaxpr: Any, **params: Any) -> list[Any]:
+    if getattr(_this_thread, "inlines_checkpoints", False):
+        return list(jax.core.eval_jaxpr(jaxpr, (), *args))
+    return _bind_remat(*args, jaxpr=jaxpr, **params)
+
+
+@contextlib.contextmanager
+def without_checkpoints() -> Iterator[None]:
+    """While tracing in here (on this thread), `jax.checkpoint` does nothing.
+
+    JAX caches traces; the metadata is part of its cache keys, so that traces made in here are
+    neither taken from that cache nor found by anyone else.
+    """
+    if primitives.remat_p.bind is not _bind_remat_or_inline:
+        setattr(primitives.remat_p, "bind", _bind_remat_or_inline)  # noqa: B010
+    before = getattr(_this_thread, "inlines_checkpoints", False)
+    _this_thread.inlines_checkpoints = True
+    try:
+        with set_xla_metadata(mfu_jax_trace="without_checkpoints"):
+            yield
+    finally:
+        _this_thread.inlines_checkpoints = before
+
+
+def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The jaxpr of ``fn(*args, **kwargs)`` without dead code; nothing is computed.
+
+    Args:
+        fn: a plain function, or a jitted one with whatever static arguments it has.
+        args: arrays, `jax.ShapeDtypeStruct`s, trees of them; leaves that are neither
+            (Python numbers, strings, functions) are static.
+        kwargs: the same by name.
+
+    Raises:
+        UserError: `fn` is not a function, or cannot be traced with these arguments.
+    """
+    if not callable(fn):
+        raise UserError(
+            f"count_model_flops got {type(fn).__name__!r} where a function was expected; "
+            "pass the function and its arguments apart: count_model_flops(step, state, batch)"
+        )
+    try:
+        closed = _trace_jitted(fn, args, kwargs)
+        if closed is None:
+            closed = _trace_plain(fn, args, kwargs)
+    except (jax.errors.JAXTypeError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        name = getattr(fn, "__name__", type(fn).__name__)
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        raise UserError(
+            f"{name} could not be traced with the given arguments "
+            f"({type(error).__name__}: {first_line}); expected a function that jax.jit accepts and "
+            "arguments with the shapes and dtypes of a real call; usual cause: a wrong example "
+            "argument, or Python control flow on array values; way out: try "
+            f"jax.eval_shape({name}, …) with the same arguments and mend what it reports"
+        ) from error
+    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, True, instantiate=True)
+    return jaxpr
+
+
+def _trace_jitted(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any | None:
+    jax_trace = getattr(fn, "trace", None)
+    if jax_trace is None or not hasattr(fn, "lower"):
+        return None
+    traced = jax_trace(*args, **kwargs)
+    return getattr(traced, "jaxpr", None)
+
+
+def _trace_plain(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    leaves, tree = jax.tree.flatten((args, dict(kwargs)))
+    dynamic = [leaf for leaf in leaves if _is_array_like(leaf)]
+
+    def call(arrays: list[Any]) -> Any:
+        given = iter(arrays)
+        merged = [next(given) if _is_array_like(leaf) else leaf for leaf in leaves]
+        call_args, call_kwargs = jax.tree.unflatten(tree, merged)
+        out = fn(*call_args, **call_kwargs)
+        return [leaf for leaf in jax.tree.leaves(out) if _is_array_like(leaf)]
+
+    return jax.make_jaxpr(call)(dynamic)
+
+
+def _is_array_like(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def inner_jaxprs(params: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The jaxprs (opened) that a primitive's parameters hold, by the parameter's name."""
+    found = {}
+    for name, value in params.items():
+        values = value if isinstance(value, tuple | list) else (value,)
+        jaxprs = tuple(j for j in map(open_jaxpr, values) if j is not None)
+        if jaxprs:
+            found[name] = jaxprs
+    return found
+
+
+def open_jaxpr(value: Any) -> Any | None:
+    """The jaxpr inside a closed one, an open one as it is, None for anything else."""
+    if isinstance(value, ClosedJaxpr):
+        return value.jaxpr
+    return value if isinstance(value, Jaxpr) else None
+
+
+def user_frames(source_traceback: Any) -> tuple[tuple[str, int], ...]:
+    """Where in the user's code an equation came from: (file, line) pairs, JAX's own left out."""
+    if source_traceback is None:
+        return ()
+    return tuple(
+        (frame.file_name, frame.line_num)
+        for frame in source_traceback.frames
+        if "/jax/" not in frame.file_name and not frame.file_name.startswith("<")
+    )

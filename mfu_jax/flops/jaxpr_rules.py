@@ -1,0 +1,151 @@
+"""The matmul FLOPs of one JAX primitive, one short rule each.
+
+A rule is given the equation and returns its FLOPs as an int: twice the multiply-adds. Another
+primitive's cost is taught in the same way:
+
+    @register_rule("my_matmul")
+    def _(eqn) -> int:
+        (m, k), (_, n) = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape
+        return 2 * m * n * k
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Rule = Callable[[Any], int]
+
+RULES: dict[str, Rule] = {}
+
+
+def register_rule(*primitives: str) -> Callable[[Rule], Rule]:
+    """Makes the decorated function the cost of these primitives in every traced count.
+
+    Args:
+        primitives: names, as `eqn.primitive.name` has them.
+
+    >>> @register_rule("my_matmul")
+    ... def cost_of_my_matmul(eqn):
+    ...     (m, k), (_, n) = (v.aval.shape for v in eqn.invars)
+    ...     return 2 * m * n * k
+    >>> del RULES["my_matmul"]
+    """
+
+    def register(rule: Rule) -> Rule:
+        for name in primitives:
+            RULES[name] = rule
+        return rule
+
+    return register
+
+
+@register_rule("dot_general")
+def dot_general(eqn: Any) -> int:
+    """2 · (every element of the result) · (the contracted sizes)."""
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    lhs = eqn.invars[0].aval.shape
+    return 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(lhs[d] for d in contracted)
+
+
+@register_rule("ragged_dot_general", "ragged_dot")
+def ragged_dot(eqn: Any) -> int:
+    """Each row meets one group's matrix only: the groups' dimension of the result costs nothing.
+
+    Rows that belong to no group (padding at the end) are counted: their number is data.
+    """
+    lhs, rhs = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    (_, rhs_contracted), (_, rhs_batch) = numbers.dot_dimension_numbers
+    shared = {*rhs_contracted, *rhs_batch, *numbers.rhs_group_dimensions}
+    rhs_free = math.prod(size for d, size in enumerate(rhs) if d not in shared)
+    return 2 * math.prod(lhs) * rhs_free
+
+
+@register_rule("conv_general_dilated")
+def convolution(eqn: Any) -> int:
+    """2 · batch · output features · input features of a group · pairs of real positions.
+
+    Padding and the holes of dilation are zeros that nothing has to be multiplied with. The pairs
+    of (output position, kernel position) that meet an element are the same ones in the forward
+    convolution and in both of its gradients, so that these three cost the same.
+    """
+    numbers = eqn.params["dimension_numbers"]
+    lhs, rhs, out = (v.aval.shape for v in (eqn.invars[0], eqn.invars[1], eqn.outvars[0]))
+    pairs = math.prod(
+        real_pairs(
+            inputs=lhs[lhs_d],
+            kernel=rhs[rhs_d],
+            outputs=out[out_d],
+            stride=stride,
+            low_padding=padding[0],
+            input_dilation=input_dilation,
+            kernel_dilation=kernel_dilation,
+        )
+        for lhs_d, rhs_d, out_d, stride, padding, input_dilation, kernel_dilation in zip(
+            numbers.lhs_spec[2:],
+            numbers.rhs_spec[2:],
+            numbers.out_spec[2:],
+            eqn.params["window_strides"],
+            eqn.params["padding"],
+            eqn.params["lhs_dilation"],
+            eqn.params["rhs_dilation"],
+            strict=True,
+        )
+    )
+    # With batch groups an output feature sees one group of the batch, which the result's batch
+    # size already says; with feature groups the kernel holds the inputs of one group only.
+    out_batch, out_features = (out[d] for d in numbers.out_spec[:2])
+    in_features = rhs[numbers.rhs_spec[1]]
+    return 2 * out_batch * out_features * in_features * pairs
+
+
+def real_pairs(
+    *,
+    inputs: int,
+    kernel: int,
+    outputs: int,
+    stride: int = 1,
+    low_padding: int = 0,
+    input_dilation: int = 1,
+    kernel_dilation: int = 1,
+) -> int:
+    """Pairs of output and kernel positions along one axis that meet an element of the input.
+
+    Output o and kernel position k meet position o·stride + k·kernel_dilation − low_padding of the
+    dilated input, whose elements stand at the multiples of input_dilation up to
+    (inputs − 1)·input_dilation.
+
+    >>> real_pairs(inputs=5, kernel=3, outputs=5, low_padding=1)  # "SAME": 3·5 less the two ends
+    13
+    """
+    last = (inputs - 1) * input_dilation
+    if inputs == 0:
+        return 0
+    if kernel > outputs:  # the two play the same part; walk the shorter one
+        kernel, outputs, stride, kernel_dilation = outputs, kernel, kernel_dilation, stride
+    period = input_dilation // math.gcd(stride, input_dilation)
+    total = 0
+    for k in range(kernel):
+        offset = k * kernel_dilation - low_padding
+        first = next(
+            (o for o in range(period) if (o * stride + offset) % input_dilation == 0), None
+        )
+        if first is None:
+            continue
+        start = max(0, -(offset // stride))  # the least o with o·stride + offset ≥ 0
+        end = min(outputs - 1, (last - offset) // stride)
+        start += (first - start) % period
+        if end >= start:
+            total += (end - start) // period + 1
+    return total
+
+
+def batch_of(shape: Sequence[int], matrix_dimensions: int = 2) -> int:
+    """How many matrices a stack of them holds.
+
+    >>> batch_of((7, 5, 3, 3))
+    35
+    """
+    return math.prod(shape[: len(shape) - matrix_dimensions])

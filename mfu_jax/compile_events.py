@@ -1,0 +1,135 @@
+"""What JAX traced, lowered and compiled, and for how long: only here are its event names known.
+
+`jax.monitoring` costs nothing while nothing compiles, so a recompile inside a run is seen for free.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+# jax._src.dispatch names them; they are strings of a public interface, but not promised to stay.
+_STAGES = {
+    "/jax/core/compile/jaxpr_trace_duration": "trace",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
+    "/jax/core/compile/backend_compile_duration": "compile",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CompileEvent:
+    """One stage of one compilation.
+
+    Attributes:
+        stage: ``trace``, ``lower`` or ``compile``; only the last one means a new executable.
+        function: JAX's name of the function, such as ``jit(train_step)``; empty if it gave none.
+        seconds: how long the stage took.
+        own_seconds: the part of it that no earlier event of the same thread has counted.
+        thread_id: the thread that it ran on.
+    """
+
+    stage: str
+    function: str
+    seconds: float
+    own_seconds: float
+    thread_id: int
+
+
+class CompileLog:
+    """Listens to JAX's compile events from its creation until `close()`.
+
+    Create it before the first compilation and hand it to `MetricLogger`, so that the time to
+    compile the step is part of the summary.
+
+    Attributes:
+        compile_count: executables made so far, on any thread.
+        available: False where this JAX has no such events.
+    """
+
+    def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.compile_count = 0
+        self._monotonic = monotonic
+        self._subscribers: list[Callable[[CompileEvent], None]] = []
+        self._finished_seconds = 0.0
+        # Spans not yet known to lie outside of a longer one, by thread: (start, end).
+        self._spans: dict[int, list[tuple[float, float]]] = {}
+        self._lock = threading.Lock()
+        self.available = _register(self._on_duration)
+
+    @property
+    def seconds(self) -> float:
+        """Wall seconds in which at least one stage ran, a nested trace counted once."""
+        with self._lock:
+            spans = [span for thread in self._spans.values() for span in thread]
+            return self._finished_seconds + sum(end - start for start, end in spans)
+
+    def subscribe(self, listener: Callable[[CompileEvent], None]) -> None:
+        """Calls `listener` with every event, on the thread that compiles."""
+        self._subscribers.append(listener)
+
+    def unsubscribe(self, listener: Callable[[CompileEvent], None]) -> None:
+        """Ends what `subscribe` began; unknown listeners are ignored."""
+        if listener in self._subscribers:
+            self._subscribers.remove(listener)
+
+    def close(self) -> None:
+        """Stops listening; what was counted stays readable."""
+        _unregister(self._on_duration)
+        self._subscribers.clear()
+
+    def _on_duration(self, name: str, seconds: float, **details: Any) -> None:
+        stage = _STAGES.get(name)
+        if stage is None:
+            return
+        thread_id = threading.get_ident()
+        event = CompileEvent(
+            stage=stage,
+            function=str(details.get("fun_name", "")),
+            seconds=seconds,
+            own_seconds=self._add_span(thread_id, seconds),
+            thread_id=thread_id,
+        )
+        if stage == "compile":
+            self.compile_count += 1
+        for listener in tuple(self._subscribers):
+            listener(event)
+
+    def _add_span(self, thread_id: int, seconds: float) -> float:
+        end = self._monotonic()
+        start = end - seconds
+        known = 0.0
+        with self._lock:
+            spans = self._spans.setdefault(thread_id, [])
+            # Events come when a stage ends, so an inner trace comes before the one that holds it.
+            while spans and spans[-1][0] >= start:
+                inner_start, inner_end = spans.pop()
+                known += inner_end - inner_start
+            if spans:  # two clocks that differ a little
+                start = min(end, max(start, spans[-1][1]))
+            spans.append((start, end))
+            if len(spans) > 256:  # the oldest cannot lie inside of anything still running
+                self._finished_seconds += sum(end - start for start, end in spans[:128])
+                del spans[:128]
+        return max(0.0, end - start - known)
+
+
+def _register(listener: Callable[..., None]) -> bool:
+    try:
+        from jax import monitoring
+
+        monitoring.register_event_duration_secs_listener(listener)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def _unregister(listener: Callable[..., None]) -> None:
+    try:
+        from jax import monitoring
+
+        monitoring.unregister_event_duration_listener(listener)
+    except (ImportError, AttributeError, ValueError, AssertionError):
+        return  # an older JAX cannot; the listener then does nothing, as nobody subscribes

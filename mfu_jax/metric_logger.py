@@ -1,0 +1,447 @@
+"""`MetricLogger`: times the steps of a training loop and reports what they made of the hardware.
+
+::
+
+    with MetricLogger(model_flops_per_device=…, peak_flops_per_sec=…, …) as logger:
+        for step in range(steps):
+            with logger.waiting("data"):
+                batch = next(batches)
+            state, metrics = train_step(state, batch)
+            logger.record(step, metrics)
+            if step % 100 == 99:
+                with logger.pause("eval"):
+                    logger.record_eval(step, evaluate(state))
+    print(logger.summary().render())
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from types import TracebackType
+from typing import Any, Self
+
+from mfu_jax.background_writer import BackgroundWriter, GuardedSink
+from mfu_jax.compile_events import CompileEvent, CompileLog
+from mfu_jax.errors import UserError
+from mfu_jax.non_finite import NonFiniteLossError, is_bad
+from mfu_jax.sinks.base import Sink
+from mfu_jax.sinks.console import ConsoleSink
+from mfu_jax.step_cost import StepCost
+from mfu_jax.step_records import RecordBuilder
+from mfu_jax.step_timer import Reading, StepTimer, TimedStep, Watcher
+from mfu_jax.summary import Summary
+
+_DRAIN_SECONDS = 30.0
+
+_log = logging.getLogger("mfu_jax")
+
+
+class MetricLogger:
+    """Times steps one behind, derives TFLOP/s, MFU and HFU, and hands them to sinks.
+
+    Only reading the clocks happens on the training thread; copies to the host, arithmetic,
+    formatting and writing happen on one background thread.
+
+    Args:
+        model_flops_per_device: matmul FLOPs that the model needs, of one step on one device.
+        tokens_per_device: tokens of one step on one device.
+        peak_flops_per_sec: dense peak of one device in FLOP/s; None: no MFU and no HFU.
+        executed_flops_per_device: FLOPs that the compiled step runs; None: no HFU.
+        optimal_model_seconds: see `StepCost`, as for all that follow up to `peak_bytes_per_sec`.
+        optimal_executed_seconds: …
+        xla_reported_flops: …
+        bytes_per_device: …
+        peak_bytes_per_sec: …
+        sinks: where records go; the console by default. They are closed with the logger.
+        start_step: number of the first step, as after a resume.
+        warmup_steps: steps from there on that are shown, but kept out of every summary.
+        log_period: steps that it divides go to all sinks; the others to those that keep every
+            step. Above 1 it is also the window of the ``rolling/`` metrics.
+        abort_on_nan_loss: raise `NonFiniteLossError` once the metric ``loss`` is NaN.
+        abort_on_inf_loss: the same for infinities.
+        compile_log: what has listened to compilations since before the step was compiled.
+        is_main_process: whether this process writes; by default the one with index 0 does.
+        queue_size: steps that may wait to be written before `record` waits, too.
+        clock: wall clock in seconds, the measure of step time.
+        monotonic: monotonic clock in seconds, believed where the two disagree.
+        watcher: replaces the thread that sees a step end while the loop waits for data.
+
+    Raises:
+        UserError: numbers that cannot be.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_flops_per_device: int | Fraction,
+        tokens_per_device: int | float = 0,
+        peak_flops_per_sec: float | None = None,
+        executed_flops_per_device: int | Fraction | None = None,
+        optimal_model_seconds: float | None = None,
+        optimal_executed_seconds: float | None = None,
+        xla_reported_flops: float | None = None,
+        bytes_per_device: int | None = None,
+        peak_bytes_per_sec: float | None = None,
+        sinks: Sequence[Sink] | None = None,
+        start_step: int = 0,
+        warmup_steps: int = 2,
+        log_period: int = 1,
+        abort_on_nan_loss: bool = True,
+        abort_on_inf_loss: bool = True,
+        compile_log: CompileLog | None = None,
+        is_main_process: bool | None = None,
+        queue_size: int = 256,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self.cost = StepCost(
+            model_flops_per_device=model_flops_per_device,
+            tokens_per_device=tokens_per_device,
+            peak_flops_per_sec=peak_flops_per_sec,
+            executed_flops_per_device=executed_flops_per_device,
+            optimal_model_seconds=optimal_model_seconds,
+            optimal_executed_seconds=optimal_executed_seconds,
+            xla_reported_flops=xla_reported_flops,
+            bytes_per_device=bytes_per_device,
+            peak_bytes_per_sec=peak_bytes_per_sec,
+        )
+        if log_period < 1 or warmup_steps < 0:
+            raise UserError(
+                f"log_period={log_period}, warmup_steps={warmup_steps}: expected at least 1 and at "
+                f"least 0; usually 0 was meant to switch logging off; leave sinks out instead"
+            )
+        if is_main_process is None:
+            is_main_process = _is_first_process()
+        if sinks is None:
+            sinks = [ConsoleSink()] if is_main_process else []
+        self._sinks = [GuardedSink(sink) for sink in sinks] if is_main_process else []
+        self._abort = {"nan": abort_on_nan_loss, "inf": abort_on_inf_loss}
+        self._monotonic = monotonic
+        self._owns_compile_log = compile_log is None
+        self._compile_log = compile_log or CompileLog()
+        self._compiled_before_seconds = self._compile_log.seconds
+        self._builder = RecordBuilder(
+            cost=self.cost,
+            start_step=start_step,
+            warmup_steps=warmup_steps,
+            log_period=log_period,
+            compile_is_seen=self._compile_log.available,
+        )
+        self._builder.add_spans(
+            {"compile": self._compiled_before_seconds} if self._compiled_before_seconds else {}
+        )
+        self._last_step = start_step - 1
+        self._held: TimedStep | None = None
+        self._late_extra: dict[str, Any] = {}
+        self._in_span = False
+        self._failure: NonFiniteLossError | None = None
+        self._failure_was_raised = False
+        self._summary: Summary | None = None
+        self._thread_id = threading.get_ident()
+        self._writer = BackgroundWriter(self._write, size=queue_size)
+        self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
+        self._compile_log.subscribe(self._on_compile)
+        atexit.register(self._close_quietly)
+        for sink in self._sinks:
+            for warning in getattr(sink.sink, "warnings", ()):
+                _log.warning("%s", warning)
+
+    def record(
+        self, step: int, metrics: Mapping[str, Any], *, step_time_seconds: float | None = None
+    ) -> None:
+        """Takes the step that has just been dispatched; waits for the one before it.
+
+        Args:
+            step: its number, larger than the last one's.
+            metrics: name -> scalar (a JAX array, or a number). ``loss``, ``grad_norm``,
+                ``current_learning_rate``, ``total_weights`` and all other names without a slash
+                are shown under ``learning/``. Nothing is copied to the host here.
+            step_time_seconds: the step's time, from those who measure it themselves; nothing is
+                waited for then.
+
+        Raises:
+            NonFiniteLossError: an earlier step's loss is NaN or infinite.
+            UserError: the logger is closed, or `step` does not follow the last one.
+        """
+        begin = self._monotonic()
+        if self._failure is not None or self._summary is not None or step <= self._last_step:
+            self._refuse(step)
+        self._last_step = step
+        self._thread_id = threading.get_ident()
+        taken = TimedStep(step, dict(metrics))
+        finished = self._timer.dispatched(taken)
+        if self._held is not None:
+            self._release()
+        if finished is not None:
+            self._writer.put(finished)
+        if self._late_extra:
+            taken.extra, self._late_extra = self._late_extra, {}
+        if step_time_seconds is not None:
+            self._timer.take_as_timed(taken, step_time_seconds)
+            self._writer.put(taken)
+        taken.overhead_seconds = self._monotonic() - begin - self._timer.waited_seconds
+
+    def record_eval(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Takes the results of an eval after `step`, shown under ``eval/`` with that step.
+
+        Called inside of ``pause("eval")`` they are part of the step's own record; later, they come
+        with the next step's, and ``eval/step`` tells of which they are.
+        """
+        if self._held is not None and self._held.step == step:
+            self._held.extra |= metrics
+        else:
+            self._late_extra |= {**metrics, "step": step}
+
+    def pause(self, name: str, *, flush: bool | None = None) -> _Pause:
+        """Context manager for what is no training step: ``with logger.pause("eval"): …``.
+
+        The step in flight is waited for first; the time inside is shown as
+        ``goodput/<name>_seconds``, and the next step's time starts at the end of it.
+
+        Args:
+            name: ``eval``, ``checkpoint``, ``compile``, or any other.
+            flush: bring all records to disk first, so that a checkpoint never knows more steps
+                than the metrics; by default for ``checkpoint`` only.
+
+        Raises:
+            NonFiniteLossError: at its start, so that no checkpoint is made of a broken state.
+        """
+        return _Pause(self, name, name == "checkpoint" if flush is None else flush)
+
+    def waiting(self, name: str = "data") -> _Wait:
+        """Context manager for waits that the device may work through: ``next(batches)``.
+
+        Costs nothing while the device is busy. The part of the wait in which it stands idle is
+        shown as ``goodput/<name>_wait_seconds`` and is no part of any step's time.
+        """
+        return _Wait(self, f"{name}_wait")
+
+    def write_setup(
+        self, values: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
+    ) -> None:
+        """Writes what is known before the first step to every sink.
+
+        Args:
+            values: configuration and facts, name -> value.
+            texts: longer texts by tag, such as the ledger.
+        """
+        arguments = (dict(values or {}), dict(texts or {}))
+        self._writer.put(functools.partial(self._tell_sinks, "write_setup", *arguments))
+
+    def write_text(self, tag: str, text: str) -> None:
+        """Writes a text to every sink that takes texts, in order with the steps."""
+        self._writer.put(functools.partial(self._tell_sinks, "write_text", tag, text))
+
+    def flush(self) -> None:
+        """Waits until every step that is done is written and brought to disk."""
+        self._release()
+        self._writer.put(self._flush_sinks)
+        if not self._writer.flush(_DRAIN_SECONDS):
+            _log.warning("metrics were not all written within %.0f s", _DRAIN_SECONDS)
+
+    def summary(self) -> Summary:
+        """The run so far; after `close`, the whole run."""
+        if self._summary is not None:
+            return self._summary
+        self.flush()
+        return self._summarize()
+
+    def close(self) -> Summary:
+        """Waits for the step in flight, writes everything, closes the sinks.
+
+        Raises:
+            NonFiniteLossError: a loss is NaN or infinite, and `record` has not said so yet.
+        """
+        summary = self._close()
+        if self._failure is not None and not self._failure_was_raised:
+            self._failure_was_raised = True
+            raise self._failure
+        return summary
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._close()
+
+    def _close(self) -> Summary:
+        if self._summary is not None:
+            return self._summary
+        if self._failure is None:
+            try:
+                last = self._timer.drain()
+            except Exception as error:  # the device failed; what was measured is still written
+                _log.warning("the step in flight did not end: %s", error)
+                last = None
+            if last is not None:
+                self._release()
+                self._held = last
+        if self._held is not None and self._late_extra:
+            self._held.extra |= self._late_extra
+        last, self._held = self._held, None
+        if last is not None:
+            self._writer.put(lambda: self._write(last, is_last=True))
+        self._writer.put(lambda: self._builder.add_spans(self._timer.take_spans()))
+        self._writer.put(self._close_sinks)
+        if not self._writer.close(_DRAIN_SECONDS):
+            _log.warning("metrics were not all written within %.0f s", _DRAIN_SECONDS)
+        self._timer.close()
+        self._compile_log.unsubscribe(self._on_compile)
+        if self._owns_compile_log:
+            self._compile_log.close()
+        atexit.unregister(self._close_quietly)
+        if self._summary is None:  # the writer is stuck
+            self._summary = self._summarize()
+        return self._summary
+
+    def _tell_sinks(self, method: str, *arguments: Any) -> None:
+        for sink in self._sinks:
+            sink.call(method, *arguments)
+
+    def _flush_sinks(self) -> None:
+        for sink in self._sinks:
+            sink.flush()
+
+    def _close_sinks(self) -> None:
+        summary = self._summarize()
+        for sink in self._sinks:
+            sink.call("write_text", "summary", summary.render())
+            sink.close()
+        self._summary = summary
+
+    def _close_quietly(self) -> None:
+        self._close()
+        if self._failure is not None and not self._failure_was_raised:
+            _log.warning("%s", self._failure)
+
+    def _summarize(self) -> Summary:
+        return self._builder.summary(
+            total_seconds=self._timer.elapsed_seconds() + self._compiled_before_seconds,
+            compile_seconds=self._compile_log.seconds,
+            compile_count=self._compile_log.compile_count,
+            dropped_records=self._writer.dropped,
+        )
+
+    def _write(self, step: TimedStep, *, is_last: bool = False) -> None:
+        """Runs on the writer thread."""
+        if self._failure is not None:  # the log ends with the step that is wrong
+            return
+        record = self._builder.build(step, is_last=is_last)
+        for sink in self._sinks:
+            sink.write(record)
+        loss = record.scalars.get("learning/loss")
+        if is_bad(loss, **self._abort):
+            assert loss is not None
+            self._failure = NonFiniteLossError(step.step, loss)
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self._writer.put(held)
+
+    def _refuse(self, step: int) -> None:
+        self._raise_failure()
+        if self._summary is not None:
+            raise UserError(
+                f"step {step} was recorded after close(); expected all steps before; usually the "
+                f"`with` block of the logger ends before the loop does; close it after the loop"
+            )
+        raise UserError(
+            f"step {step} was recorded after step {self._last_step}; expected rising numbers from "
+            f"start_step on; usually start_step was not set on a resume; pass start_step={step}"
+        )
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            self.flush()
+            self._failure_was_raised = True
+            raise self._failure
+
+    def _on_compile(self, event: CompileEvent) -> None:
+        if event.thread_id == self._thread_id and not self._in_span:
+            self._timer.compiling(event)
+
+
+class _Pause:
+    """See `MetricLogger.pause`. Inside of another pause or wait it does nothing."""
+
+    __slots__ = ("_flush", "_logger", "_name", "_start")
+
+    def __init__(self, logger: MetricLogger, name: str, flush: bool) -> None:
+        self._logger = logger
+        self._name = name
+        self._flush = flush
+        self._start: Reading | None = None
+
+    def __enter__(self) -> None:
+        logger = self._logger
+        if logger._in_span:
+            return
+        finished = logger._timer.drain()
+        self._start = logger._timer.read()
+        if finished is not None:
+            logger._release()
+            logger._held = finished
+        if self._flush:
+            logger.flush()
+        logger._raise_failure()
+        logger._in_span = True
+
+    def __exit__(self, *error: object) -> None:
+        logger = self._logger
+        if self._start is None:
+            return
+        logger._in_span = False
+        timer = logger._timer
+        timer.cut(self._name, self._start, timer.read())
+        if logger._held is not None:
+            for name, spent in timer.take_spans().items():
+                logger._held.spans[name] = logger._held.spans.get(name, 0.0) + spent
+
+
+class _Wait:
+    """See `MetricLogger.waiting`. Inside of a pause it does nothing."""
+
+    __slots__ = ("_idle_since", "_logger", "_name", "_outermost")
+
+    def __init__(self, logger: MetricLogger, name: str) -> None:
+        self._logger = logger
+        self._name = name
+        self._outermost = False
+        self._idle_since: Reading | None = None
+
+    def __enter__(self) -> None:
+        logger = self._logger
+        if not logger._in_span:
+            self._outermost = logger._in_span = True
+            self._idle_since = logger._timer.begin_wait()
+
+    def __exit__(self, *error: object) -> None:
+        logger = self._logger
+        if self._outermost:
+            logger._in_span = False
+            finished = logger._timer.end_wait(self._name, self._idle_since)
+            if finished is not None:
+                logger._release()
+                logger._writer.put(finished)
+
+
+def _is_first_process() -> bool:
+    import jax
+
+    return jax.process_index() == 0

@@ -1,0 +1,113 @@
+"""What one optimizer step costs one device, and the rates that follow from its time."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from fractions import Fraction
+
+from mfu_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepCost:
+    """The work of one optimizer step on one JAX device, and what the device could do at best.
+
+    Attributes:
+        model_flops_per_device: matmul FLOPs that the mathematics needs, no recomputation.
+        tokens_per_device: tokens that one device takes in.
+        peak_flops_per_sec: dense peak of one device in FLOP/s; None where unknown: no MFU, no HFU.
+        executed_flops_per_device: matmul FLOPs that the compiled program runs; None: no HFU.
+        optimal_model_seconds: shortest time for the model FLOPs, where a step mixes dtypes (the
+            sum over dtypes of FLOPs / peak); by default model FLOPs / peak.
+        optimal_executed_seconds: the same for the executed FLOPs.
+        xla_reported_flops: ``compiled.cost_analysis()["flops"]`` as it is.
+        bytes_per_device: bytes moved from and to device memory; with `peak_bytes_per_sec`, MBU.
+        peak_bytes_per_sec: peak memory bandwidth of one device in bytes/s.
+
+    Raises:
+        UserError: a number that cannot be: negative, not finite, or a peak of zero.
+    """
+
+    model_flops_per_device: int | Fraction
+    tokens_per_device: int | float = 0
+    peak_flops_per_sec: float | None = None
+    executed_flops_per_device: int | Fraction | None = None
+    optimal_model_seconds: float | None = None
+    optimal_executed_seconds: float | None = None
+    xla_reported_flops: float | None = None
+    bytes_per_device: int | None = None
+    peak_bytes_per_sec: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            is_divisor = field.name.startswith(("peak", "optimal"))
+            if not math.isfinite(value) or value < 0 or (is_divisor and value == 0):
+                raise UserError(
+                    f"{field.name}={value} cannot be: expected a finite number "
+                    f"{'above' if is_divisor else 'of at least'} 0; usually a unit slipped or a "
+                    f"lookup failed; pass the number of one device, or None where it is not known"
+                )
+
+    @property
+    def model_seconds(self) -> float | None:
+        """Shortest time in seconds in which one device could run the model FLOPs."""
+        if self.optimal_model_seconds is not None:
+            return self.optimal_model_seconds
+        if self.peak_flops_per_sec is None:
+            return None
+        return float(self.model_flops_per_device / Fraction(self.peak_flops_per_sec))
+
+    @property
+    def executed_seconds(self) -> float | None:
+        """Shortest time in seconds in which one device could run the executed FLOPs."""
+        if self.optimal_executed_seconds is not None:
+            return self.optimal_executed_seconds
+        if self.peak_flops_per_sec is None or self.executed_flops_per_device is None:
+            return None
+        return float(self.executed_flops_per_device / Fraction(self.peak_flops_per_sec))
+
+    @property
+    def memory_seconds(self) -> float | None:
+        """Shortest time in seconds in which one device could move the bytes."""
+        if self.bytes_per_device is None or self.peak_bytes_per_sec is None:
+            return None
+        return self.bytes_per_device / self.peak_bytes_per_sec
+
+    def utilization(self, seconds: float) -> dict[str, float]:
+        """``perf/mfu``, ``perf/hfu``, ``perf/mbu`` of a step of that many seconds, where known.
+
+        Utilisation is optimal time / measured time, which for one dtype is FLOPs / (time × peak).
+
+        >>> cost = StepCost(model_flops_per_device=300, executed_flops_per_device=400,
+        ...                 peak_flops_per_sec=1000.0)
+        >>> cost.utilization(0.5)
+        {'perf/mfu': 0.6, 'perf/hfu': 0.8}
+        """
+        optimal = {
+            "perf/mfu": self.model_seconds,
+            "perf/hfu": self.executed_seconds,
+            "perf/mbu": self.memory_seconds,
+        }
+        return {name: best / seconds for name, best in optimal.items() if best is not None}
+
+    def rates(self, seconds: float) -> dict[str, float]:
+        """All ``perf/`` scalars of a step of that many seconds, under MaxText's names.
+
+        Args:
+            seconds: the step's time; rates are left out where it is not above 0.
+        """
+        tflops = float(self.model_flops_per_device) / 1e12
+        scalars = {"perf/step_time_seconds": seconds, "perf/per_device_tflops": tflops}
+        if seconds > 0:
+            scalars["perf/per_device_tflops_per_sec"] = tflops / seconds
+        scalars["perf/per_device_tokens"] = self.tokens_per_device
+        if seconds > 0:
+            scalars["perf/per_device_tokens_per_sec"] = self.tokens_per_device / seconds
+            scalars |= self.utilization(seconds)
+        if self.xla_reported_flops is not None:
+            scalars["perf/xla_reported_tflops"] = self.xla_reported_flops / 1e12
+        return scalars

@@ -1,0 +1,278 @@
+"""Times steps one behind: the device never idles because somebody looks at the clock.
+
+Step N is dispatched first; then the timer waits for step N−1's outputs and reads the clocks, and
+the difference between two such readings is the time of step N−1. Spans that are no part of training
+(eval, checkpoints, exposed waits for data) are cut out of the interval in which they lie.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from mfu_jax.compile_events import CompileEvent
+
+# Slewing clocks drift by 500 ppm at most (NTP); more than this is a jump, and not the step's time.
+JUMP_SECONDS = 1e-3
+JUMP_FRACTION = 1e-3
+
+
+@dataclasses.dataclass(slots=True)
+class Reading:
+    """Both clocks read at one moment, in seconds."""
+
+    wall: float
+    monotonic: float
+
+
+@dataclasses.dataclass(slots=True)
+class TimedStep:
+    """One step on its way through the timer; its metrics are still device arrays.
+
+    Attributes:
+        step: its number.
+        metrics: what `record` was given.
+        seconds: measured step time.
+        ended_at: wall clock at its end, seconds since 1970.
+        spans: seconds set apart next to it, by name (``eval``, ``data_wait``, …).
+        compile_events: what was compiled to dispatch it.
+        is_compile: its time cannot be told apart from a compilation's.
+        clock_jump_seconds: how far the wall clock jumped inside its interval, else None.
+        overhead_seconds: what the logger itself took of the training thread for it.
+        completed: both clocks when its outputs became ready, if somebody looked.
+        watched: the watcher was asked to look.
+        extra: scalars of the same step that came later, such as an eval's.
+        cost: what `record` was told that this step costs, if it differs from the run's.
+    """
+
+    step: int
+    metrics: Mapping[str, Any]
+    seconds: float = 0.0
+    ended_at: float = 0.0
+    spans: dict[str, float] = dataclasses.field(default_factory=dict)
+    compile_events: list[CompileEvent] = dataclasses.field(default_factory=list)
+    is_compile: bool = False
+    clock_jump_seconds: float | None = None
+    overhead_seconds: float = 0.0
+    completed: Reading | None = None
+    watched: bool = False
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+    cost: Any = None
+
+
+class Watcher(Protocol):
+    """Stamps `TimedStep.completed` when the step's outputs are ready, off the training thread."""
+
+    def watch(self, step: TimedStep) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ThreadWatcher:
+    """A `Watcher` on one daemon thread, started when it is first needed."""
+
+    def __init__(self, read: Callable[[], Reading]) -> None:
+        self._read = read
+        self._queue: queue.SimpleQueue[TimedStep | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, step: TimedStep) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="mfu_jax watcher", daemon=True)
+            self._thread.start()
+        self._queue.put(step)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread = None
+
+    def _run(self) -> None:
+        while (step := self._queue.get()) is not None:
+            try:
+                block_until_ready(step.metrics)
+            except Exception:  # the training thread meets the same error, where it can be handled
+                continue
+            step.completed = self._read()
+
+
+class StepTimer:
+    """The arithmetic of step times on the training thread; knows nothing of rates and sinks.
+
+    Args:
+        clock: wall clock in seconds; the measure.
+        monotonic: monotonic clock in seconds, believed where the two disagree.
+        watcher: who looks at the device while the training thread waits for data.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self._clock = clock
+        self._monotonic = monotonic
+        self._watcher = watcher or ThreadWatcher(self.read)
+        self._pending: TimedStep | None = None
+        self._spans: dict[str, float] = {}
+        self._compile_events: list[CompileEvent] = []
+        self._started = self._mark = self.read()
+        self.waited_seconds = 0.0
+
+    @property
+    def pending_step(self) -> int | None:
+        """The step whose end has not been seen."""
+        return None if self._pending is None else self._pending.step
+
+    def read(self) -> Reading:
+        """Both clocks, now."""
+        return Reading(self._clock(), self._monotonic())
+
+    def elapsed_seconds(self) -> float:
+        """Seconds since the timer was made."""
+        return self._monotonic() - self._started.monotonic
+
+    def dispatched(self, step: TimedStep) -> TimedStep | None:
+        """Takes the step just dispatched and returns the one before it, timed.
+
+        Blocks until the step before it is done; `waited_seconds` tells for how long.
+        """
+        previous = self._pending
+        if previous is None:
+            self.waited_seconds = 0.0
+        else:
+            self._pending = None  # an error of the device is raised once
+            before = self._monotonic()
+            block_until_ready(previous.metrics)
+            now = self.read()
+            self.waited_seconds = now.monotonic - before
+            # The dispatch compiled something: the step before may have ended long before that.
+            stamp = previous.completed if self._compile_events else None
+            self._finish(previous, now if stamp is None else stamp)
+        step.spans, self._spans = self._spans, {}
+        step.compile_events, self._compile_events = self._compile_events, []
+        step.is_compile = any(event.stage == "compile" for event in step.compile_events)
+        self._pending = step
+        return previous
+
+    def take_as_timed(self, step: TimedStep, seconds: float) -> None:
+        """Ends the step just dispatched with a time that somebody else measured."""
+        self._pending = None
+        self._finish(step, self.read())
+        step.seconds = seconds
+        step.clock_jump_seconds = None
+
+    def drain(self) -> TimedStep | None:
+        """Waits for the step in flight and returns it timed; None if there is none."""
+        step, self._pending = self._pending, None
+        if step is None:
+            return None
+        block_until_ready(step.metrics)
+        self._finish(step, self.read())
+        return step
+
+    def cut(self, name: str, start: Reading, end: Reading) -> float:
+        """Sets a span apart: its seconds are no part of the step in whose interval it lies."""
+        seconds = end.monotonic - start.monotonic
+        # Each clock is moved by its own difference, so that a jump inside the span stays in it.
+        self._mark = Reading(
+            self._mark.wall + end.wall - start.wall, self._mark.monotonic + seconds
+        )
+        self._spans[name] = self._spans.get(name, 0.0) + seconds
+        return seconds
+
+    def take_spans(self) -> dict[str, float]:
+        """The spans that no step has been given yet; they are forgotten here."""
+        spans, self._spans = self._spans, {}
+        return spans
+
+    def begin_wait(self) -> Reading | None:
+        """A wait for the host begins. Returns its start if the device is idle already."""
+        step = self._pending
+        if step is None:
+            return self.read()
+        if is_ready(step.metrics):
+            step.watched = True
+            step.completed = self.read()
+            return step.completed
+        if not step.watched:
+            step.watched = True
+            self._watcher.watch(step)
+        return None
+
+    def end_wait(self, name: str, idle_since: Reading | None) -> TimedStep | None:
+        """A wait for the host ends. Returns the step in flight, timed, if it ended before this.
+
+        Only the part of the wait in which the device stood idle is set apart: what the device
+        worked through costs nothing.
+        """
+        step = self._pending
+        if idle_since is None and step is not None:
+            if not is_ready(step.metrics):
+                self._spans.setdefault(name, 0.0)
+                return None
+            idle_since = step.completed
+        now = self.read()
+        # Ready but not stamped yet: the watcher is a moment late, so the idle time is about nil.
+        start = now if idle_since is None else idle_since
+        if step is not None:
+            self._pending = None
+            self._finish(step, start)
+        self.cut(name, start, now)
+        return step
+
+    def compiling(self, event: CompileEvent) -> None:
+        """The training thread compiles, to dispatch the step that comes next."""
+        step = self._pending
+        if step is not None and not self._compile_events and not step.watched:
+            if is_ready(step.metrics):
+                # It ended before or inside of this compilation: nobody can tell.
+                step.is_compile = True
+                step.completed = self.read()
+            else:
+                step.watched = True
+                self._watcher.watch(step)
+        self._compile_events.append(event)
+
+    def close(self) -> None:
+        """Ends the watcher's thread."""
+        self._watcher.close()
+
+    def _finish(self, step: TimedStep, end: Reading) -> None:
+        seconds = end.wall - self._mark.wall
+        monotonic_seconds = end.monotonic - self._mark.monotonic
+        jump = seconds - monotonic_seconds
+        if abs(jump) > JUMP_SECONDS + JUMP_FRACTION * monotonic_seconds:
+            step.clock_jump_seconds = jump
+            seconds = monotonic_seconds
+        step.seconds = seconds
+        step.ended_at = end.wall
+        self._mark = end
+
+
+def block_until_ready(metrics: Mapping[str, Any]) -> None:
+    """Waits for every array of `metrics`, without copying any to the host."""
+    for value in metrics.values():
+        block = getattr(value, "block_until_ready", None)
+        if block is not None:
+            block()
+        elif isinstance(value, Mapping):
+            block_until_ready(value)
+
+
+def is_ready(metrics: Mapping[str, Any]) -> bool:
+    """True if every array of `metrics` has been computed."""
+    for value in metrics.values():
+        ready = getattr(value, "is_ready", None)
+        if ready is not None:
+            if not ready():
+                return False
+        elif isinstance(value, Mapping) and not is_ready(value):
+            return False
+    return True

@@ -1,0 +1,185 @@
+"""What a run, or a window of it, came to: step times, rates, and where the time went."""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mfu_jax.formatting import percent, readable
+
+
+def percentile(ordered: Sequence[float], fraction: float) -> float:
+    """The value below which that fraction of `ordered` lies, interpolated linearly.
+
+    Args:
+        ordered: ascending values, at least one.
+        fraction: 0.5 for the median.
+
+    >>> percentile([1.0, 2.0, 3.0, 4.0], 0.5)
+    2.5
+    """
+    position = fraction * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """Totals over measured steps; compile and warm-up steps are in the time shares only.
+
+    Attributes:
+        steps: measured steps.
+        warmup_steps: steps kept out as warm-up.
+        compile_steps: steps kept out because something was compiled for them.
+        median_seconds: median step time; None without a measured step, like all that follow.
+        p90_seconds: step time that one step in ten exceeds.
+        p99_seconds: step time that one step in a hundred exceeds.
+        mean_seconds: total time / steps, which the rates below are over.
+        tokens_per_sec_per_device: tokens of all measured steps / their time.
+        tflops_per_sec_per_device: model TFLOPs (10¹²) of all measured steps / their time.
+        mfu: optimal time of the model FLOPs of all measured steps / their time.
+        hfu: the same for the executed FLOPs.
+        mbu: the same for the bytes.
+        last_loss: loss of the last step.
+        compile_seconds: time in which JAX traced, lowered or compiled.
+        compile_count: executables compiled.
+        total_seconds: all wall time, the compilations before the first step included.
+        seconds_by_use: that time by what it went to: ``train``, ``compile``, ``eval``, ….
+        clock_jumps: steps in which the wall clock jumped.
+        dropped_records: records that no sink could be given, because writing was stuck.
+        flags: what was impossible, and in how many steps.
+    """
+
+    steps: int
+    warmup_steps: int = 0
+    compile_steps: int = 0
+    median_seconds: float | None = None
+    p90_seconds: float | None = None
+    p99_seconds: float | None = None
+    mean_seconds: float | None = None
+    tokens_per_sec_per_device: float | None = None
+    tflops_per_sec_per_device: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    mbu: float | None = None
+    last_loss: float | None = None
+    compile_seconds: float = 0.0
+    compile_count: int = 0
+    total_seconds: float = 0.0
+    seconds_by_use: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    clock_jumps: int = 0
+    dropped_records: int = 0
+    flags: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Fraction of all wall time by use; they add up to 1."""
+        if self.total_seconds <= 0:
+            return {}
+        return {use: spent / self.total_seconds for use, spent in self.seconds_by_use.items()}
+
+    @property
+    def goodput(self) -> float | None:
+        """Fraction of all wall time spent in training steps."""
+        return self.shares.get("train")
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, shares and goodput as plain values that `json.dump` takes."""
+        values = dataclasses.asdict(self) | {"shares": self.shares, "goodput": self.goodput}
+        if values["last_loss"] is not None and not math.isfinite(values["last_loss"]):
+            values["last_loss"] = str(values["last_loss"])
+        return values
+
+    def render(self) -> str:
+        """A few lines of text for the end of a run."""
+        left_out = [
+            f"{count} {kind}"
+            for kind, count in (("compile", self.compile_steps), ("warm-up", self.warmup_steps))
+            if count
+        ]
+        aside = f" ({' and '.join(left_out)} steps kept out)" if left_out else ""
+        lines = [f"summary: {self.steps} measured steps{aside}"]
+        if self.steps:
+            lines += [
+                f"  step time    median {_seconds(self.median_seconds)}, "
+                f"p90 {_seconds(self.p90_seconds)}, p99 {_seconds(self.p99_seconds)}",
+                f"  rates        {readable(self.tflops_per_sec_per_device or 0.0)} TFLOP/s/device, "
+                f"{self.tokens_per_sec_per_device or 0.0:.1f} tokens/s/device",
+                f"  utilisation  MFU {percent(self.mfu)}, HFU {percent(self.hfu)}"
+                + ("" if self.mbu is None else f", MBU {percent(self.mbu)}"),
+            ]
+        if self.last_loss is not None:
+            lines.append(f"  last loss    {self.last_loss:.4f}")
+        if self.compile_count:
+            lines.append(
+                f"  compiling    {_seconds(self.compile_seconds)} "
+                f"for {self.compile_count} executables"
+            )
+        if self.total_seconds > 0:
+            shares = ", ".join(f"{use} {percent(share)}" for use, share in self.shares.items())
+            lines.append(f"  wall time    {_seconds(self.total_seconds)}: {shares}")
+        if self.clock_jumps:
+            lines.append(f"  clock jumps  {self.clock_jumps} (the monotonic clock is used)")
+        if self.dropped_records:
+            lines.append(f"  not written  {self.dropped_records} records: writing was stuck")
+        lines += [f"  impossible   {flag} in {count} steps" for flag, count in self.flags.items()]
+        return "\n".join(lines)
+
+
+def _seconds(value: float | None) -> str:
+    return "n/a" if value is None else f"{readable(value)} s"
+
+
+class StepStatistics:
+    """Adds up measured steps; eight bytes a step, so that a long run keeps exact percentiles."""
+
+    def __init__(self) -> None:
+        self._seconds = array.array("d")
+        self._tokens = 0.0
+        self._tflops = 0.0
+        # Optimal seconds, and the measured seconds of the steps that they are known for.
+        self._optimal: dict[str, tuple[float, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._seconds)
+
+    def add(self, scalars: Mapping[str, float]) -> None:
+        """Adds one step by its ``perf/`` scalars."""
+        seconds = scalars["perf/step_time_seconds"]
+        self._seconds.append(seconds)
+        self._tokens += scalars["perf/per_device_tokens"]
+        self._tflops += scalars["perf/per_device_tflops"]
+        for name in ("mfu", "hfu", "mbu"):
+            if (value := scalars.get(f"perf/{name}")) is not None:
+                optimal, measured = self._optimal.get(name, (0.0, 0.0))
+                self._optimal[name] = (optimal + value * seconds, measured + seconds)
+
+    def clear(self) -> None:
+        """Begins a new window."""
+        self.__init__()  # type: ignore[misc]
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of `Summary` that follow from the measured steps."""
+        if not self._seconds:
+            return {"steps": 0}
+        ordered = sorted(self._seconds)
+        total = math.fsum(ordered)
+        rates = {}
+        if total > 0:
+            rates = {
+                "tokens_per_sec_per_device": self._tokens / total,
+                "tflops_per_sec_per_device": self._tflops / total,
+            }
+        return {
+            "steps": len(ordered),
+            "median_seconds": percentile(ordered, 0.5),
+            "p90_seconds": percentile(ordered, 0.9),
+            "p99_seconds": percentile(ordered, 0.99),
+            "mean_seconds": total / len(ordered),
+            **rates,
+            **{name: optimal / spent for name, (optimal, spent) in self._optimal.items()},
+        }

@@ -1,0 +1,205 @@
+"""The peak table: exact names, dense numbers, and errors that say how to go on."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+
+from mfu_jax import cli, hardware
+from mfu_jax.errors import UserError
+
+
+def test_every_row_has_a_source_and_positive_numbers():
+    assert len(hardware.table()) == 120
+    for chip in hardware.table():
+        assert chip.sources, chip.name
+        assert chip.confidence in ("high", "medium", "low"), chip.name
+        assert all(peak > 0 for peak in chip.peak_tflops.values()), chip.name
+        assert chip.memory_bytes > 2**30
+        assert chip.memory_bandwidth_gbps > 50
+
+
+def test_every_device_kind_finds_its_own_row():
+    for chip in hardware.table():
+        for kind in chip.device_kinds:
+            if kind != "Metal":
+                assert hardware.lookup(kind) is chip
+            if kind.startswith("NVIDIA "):  # drivers before 470 leave the vendor out
+                assert hardware.lookup(kind.removeprefix("NVIDIA ")) is chip
+
+
+def test_every_name_and_alias_finds_its_own_row():
+    for chip in hardware.table():
+        for name in (chip.name, chip.name.lower(), *chip.aliases):
+            assert hardware.named(name) is chip
+
+
+# Dense FLOP/s written out as units × FLOPs a clock × clock; a sparse, per-package or vector figure
+# would be off by a factor of 2 or more. L40S: NVIDIA's datasheet prints 362, not 366.
+@pytest.mark.parametrize(
+    "chip", [c for c in hardware.table() if c.arithmetic], ids=lambda c: c.name
+)
+def test_tensor_peak_is_the_product_of_units_and_clock(chip: hardware.Chip):
+    left = chip.arithmetic.split("=")[0]
+    factors = [float(x) for x in re.findall(r"(?<![A-Za-z])\d+\.?\d*(?:e\d+)?", left)]
+    product = math.prod(factors) * (1e9 if "GHz" in left else 1) / 1e12
+    cores = 2 if chip.name in ("TPU v2", "TPU v3") else 1  # the arithmetic is of the chip there
+    listed = max(chip.peak_tflops.get("fp16", 0), chip.peak_tflops.get("bf16", 0)) * cores
+    assert listed == pytest.approx(product, rel=0.013 if chip.name == "L40S" else 0.006)
+
+
+# Each pair begins alike, which is where substring tables go wrong. Peaks from Google's and NVIDIA's
+# own pages (docs.cloud.google.com/tpu/docs, product datasheets, without sparsity).
+@pytest.mark.parametrize(
+    ("kind", "bf16_tflops"),
+    [
+        ("TPU v5", 459),
+        ("TPU v5 lite", 197),
+        ("TPU v6 lite", 918),
+        ("TPU v4", 275),
+        ("TPU7x", 2307 / 2),
+        ("NVIDIA A10", 125),
+        ("NVIDIA A10G", 70),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40S", 362.05),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA H20", 148),
+        ("NVIDIA B200", 2250),
+        ("AMD Instinct MI250X", 383 / 2),
+        ("AMD Instinct MI300X", 1307.4),
+    ],
+)
+def test_peak_by_device_kind(kind: str, bf16_tflops: float):
+    peak = hardware.resolve_peak(kind, "bfloat16")
+    assert peak.tflops_per_sec == pytest.approx(bf16_tflops, rel=2e-3)
+    assert (peak.kind, peak.dtype) == ("table", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "tflops"),
+    [
+        ("TPU v5", None, 459),  # one bf16 pass
+        ("TPU v5", "high", 459 / 3),
+        ("TPU v5", "highest", 459 / 6),
+        ("NVIDIA H100 80GB HBM3", "default", 494.7),  # TF32
+        ("NVIDIA H100 80GB HBM3", "tensorfloat32", 494.7),
+        ("NVIDIA H100 80GB HBM3", "float32", 66.9),
+        ("Tesla V100-SXM2-16GB", "default", 15.7),  # has no TF32
+        ("AMD Instinct MI250X", "default", 47.9),  # the matrix unit's float32
+    ],
+)
+def test_float32_matmuls_follow_the_precision(kind: str, precision: str | None, tflops: float):
+    peak = hardware.resolve_peak(kind, "float32", precision=precision)
+    assert peak.tflops_per_sec == pytest.approx(tflops)
+
+
+def test_dtype_names_of_numpy_jax_and_hlo_mean_the_same():
+    import jax.numpy as jnp
+
+    for same in (
+        ["bf16", "bfloat16", jnp.bfloat16, jnp.dtype("bfloat16")],
+        ["f32", "float32", "fp32"],
+    ):
+        assert len({hardware.canonical_dtype(name) for name in same}) == 1
+    assert hardware.canonical_dtype("f8e4m3fn") == hardware.canonical_dtype("float8_e5m2") == "fp8"
+    with pytest.raises(UserError, match="no matmul peak"):
+        hardware.canonical_dtype("bool")
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("NVIDIA B400", "nearest: 'NVIDIA B300'"),
+        ("TPU v9", "mfu-jax hardware --list"),
+        ("NVIDIA H100 80GB HBM3 extra", "no known peak"),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "MIG slice of A100 80GB SXM"),
+        ("Metal", "'Apple M2 Max'"),
+        ("AMD Radeon Graphics", "'MI300X'"),
+        ("", "no device and no hardware"),
+    ],
+)
+def test_an_unknown_device_kind_is_an_error_with_a_way_out(kind: str, says: str):
+    with pytest.raises(UserError) as error:
+        hardware.resolve_peak(kind, "bf16")
+    assert says in str(error.value)
+    assert "peak_tflops_per_device=" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_compute_capability_tells_rocm_chips_apart_where_it_can():
+    assert hardware.lookup("AMD Radeon Graphics", "gfx908").name == "MI100"
+    with pytest.raises(UserError, match="'MI350X', 'MI355X'"):
+        hardware.lookup("AMD Radeon Graphics", "gfx950")
+
+
+def test_a_dtype_without_a_peak_is_an_error_that_lists_the_others():
+    with pytest.raises(UserError, match=r"A100 80GB SXM has no listed fp8 peak; listed are .*bf16"):
+        hardware.resolve_peak("NVIDIA A100-SXM4-80GB", "fp8")
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "fast", "", True, 197e12])
+def test_an_override_that_is_no_peak_is_refused(value: object):
+    with pytest.raises(UserError, match="peak_tflops_per_device="):
+        hardware.resolve_peak("TPU v5", "bf16", peak_tflops_per_device=value)  # type: ignore[arg-type]
+
+
+def test_the_flag_wins_over_the_name_and_the_name_over_the_device():
+    flag = hardware.resolve_peak("TPU v5", "bf16", peak_tflops_per_device=100, hardware="h100")
+    name = hardware.resolve_peak("TPU v5", "bf16", hardware="h100")
+    assert (flag.flops_per_sec, flag.kind) == (100e12, "flag")
+    assert (name.flops_per_sec, name.source) == (989.4e12, "table: H100 SXM, bf16 (hardware=h100)")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("mi300", "'MI300A', 'MI300X'"),
+        ("v5", "'TPU v5e', 'TPU v5p'"),
+        ("b400", "nearest: "),
+        ("a100 pcie", "'A100 40GB PCIe', 'A100 80GB PCIe'"),
+        ("", "not known"),
+    ],
+)
+def test_an_ambiguous_or_unknown_name_lists_candidates(name: str, says: str):
+    with pytest.raises(UserError) as error:
+        hardware.named(name)
+    assert says in str(error.value)
+
+
+def test_a_lookup_imports_neither_jax_nor_numpy():
+    code = (
+        "import sys; from mfu_jax import hardware; hardware.resolve_peak('TPU v5', 'bf16');"
+        "hardware.named('h100'); print({'jax', 'flax', 'numpy', 'pydantic'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_the_command_prints_a_named_chip_as_json(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["hardware", "v5p", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["name"] == "TPU v5p"
+    assert answer["memory_bytes"] == 95 * 2**30
+    assert answer["memory_bandwidth_bytes_per_sec"] == 2765e9
+    assert answer["sources"]
+
+
+def test_the_command_lists_every_chip(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["hardware", "--list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 121
+
+
+@pytest.mark.parametrize("arguments", [["b400"], ["--lst"], ["RTX", "4090"], ["--dtype=bool"]])
+def test_the_command_answers_bad_input_with_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+):
+    assert cli.main(["hardware", *arguments]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

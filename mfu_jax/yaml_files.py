@@ -54,7 +54,8 @@ def model_file(name: str) -> Path:
     if Path(name).name != name or not path.exists():
         known = model_names()
         raise UserError(
-            f"unknown model {name!r}{nearest(name, known)}; bundled are {', '.join(known)}"
+            f"unknown model {name!r}"
+            + (nearest(name, known) or f"; the bundled ones are {', '.join(known)}")
         )
     return path
 

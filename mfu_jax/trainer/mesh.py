@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -24,19 +25,20 @@ def initialize_distributed(config: Config) -> None:
         jax.distributed.initialize()
 
 
-def make_mesh(config: Config) -> Mesh:
-    """The mesh (data, fsdp, tensor) over all devices of the job.
+def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh (data, fsdp, tensor) over all devices of the job, or over the given ones.
 
     Raises:
         UserError: the axes do not fill the devices, or a dimension is not divisible by its axis.
     """
-    devices = jax.device_count()
+    devices = list(jax.devices() if devices is None else devices)
+    count = len(devices)
     inner = config.fsdp * config.tensor
-    data = config.data if config.data != -1 else devices // inner
-    if data * inner != devices:
+    data = config.data if config.data != -1 else count // inner
+    if data * inner != count:
         raise UserError(
             f"the mesh data={config.data} fsdp={config.fsdp} tensor={config.tensor} does not fill "
-            f"the {devices} devices; their product has to be {devices} (data=-1 takes what is left)"
+            f"the {count} devices; their product has to be {count} (data=-1 takes what is left)"
         )
     split_dimensions = {
         "tensor": ("num_query_heads", "num_kv_heads", "mlp_dim", "vocab_size"),
@@ -50,30 +52,32 @@ def make_mesh(config: Config) -> Mesh:
                     f"{axis}={getattr(config, axis)}, over which it is split"
                 )
     batch_shards = data * config.fsdp
-    if micro_batch_size(config) % batch_shards:
+    batch = micro_batch_size(config, count)
+    if batch % batch_shards:
         raise UserError(
-            f"the batch of {micro_batch_size(config)} sequences (per_device_batch_size="
-            f"{config.per_device_batch_size:g} × {devices} devices) is not divisible by the mesh's "
+            f"the batch of {batch} sequences (per_device_batch_size="
+            f"{config.per_device_batch_size:g} × {count} devices) is not divisible by the mesh's "
             f"data × fsdp = {batch_shards}"
         )
     return jax.make_mesh(
         (data, config.fsdp, config.tensor),
         ("data", "fsdp", "tensor"),
         axis_types=(AxisType.Auto,) * 3,
+        devices=devices,
     )
 
 
-def micro_batch_size(config: Config) -> int:
-    """Sequences in one micro-batch of the whole job.
+def micro_batch_size(config: Config, device_count: int) -> int:
+    """Sequences in one micro-batch of the whole job of `device_count` devices.
 
     Raises:
         UserError: `per_device_batch_size` × devices is no whole number, or not divisible by the
             processes.
     """
-    size = Fraction(config.per_device_batch_size).limit_denominator(1 << 20) * jax.device_count()
+    size = Fraction(config.per_device_batch_size).limit_denominator(1 << 20) * device_count
     if size.denominator != 1 or size < 1:
         raise UserError(
-            f"per_device_batch_size={config.per_device_batch_size:g} on {jax.device_count()} "
+            f"per_device_batch_size={config.per_device_batch_size:g} on {device_count} "
             f"devices gives {float(size):g} sequences; expected a whole number"
         )
     if size % jax.process_count():

@@ -98,7 +98,7 @@ def compile_eval_step(
 
 def abstract_batch(config: Config, mesh: Mesh, accumulation: int) -> dict[str, Any]:
     """Shape, dtype and sharding of what a step is fed."""
-    shape = (accumulation, micro_batch_size(config), config.max_target_length)
+    shape = (accumulation, micro_batch_size(config, mesh.size), config.max_target_length)
     leaf = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
     return dict.fromkeys(BATCH_KEYS, leaf)
 

@@ -28,7 +28,13 @@ class Checkpointer:
             options = ocp.CheckpointManagerOptions(
                 max_to_keep=config.checkpoints_to_keep, enable_async_checkpointing=True
             )
-            self._manager = ocp.CheckpointManager(self._folder, options=options)
+            try:
+                self._manager = ocp.CheckpointManager(self._folder, options=options)
+            except OSError as error:
+                raise UserError(
+                    f"cannot make {self._folder} ({error.strerror or error}); set "
+                    "base_output_directory to a folder that can be written"
+                ) from None
 
     def restore(
         self, abstract_state: TrainState, data: CheckpointableIterator
@@ -68,6 +74,12 @@ class Checkpointer:
         )
         self._manager.save(steps_done, args=items)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Waits until everything is on disk."""
         if self._manager is not None:
@@ -77,14 +89,18 @@ class Checkpointer:
 
 
 class StopRequest:
-    """Notes SIGTERM, so that the loop can stop after the current step with its state saved."""
+    """Notes SIGTERM, so that the loop can stop after the current step with its state saved.
+
+    In a job of several processes JAX's own preemption service does the noticing: its processes
+    have to stop at the same step, and asking all of them at every step would cost a collective.
+    """
 
     def __init__(self) -> None:
         self.received = False
         self._previous: Any = None
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
+        if jax.process_count() == 1 and threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, self._note)
         return self
 
@@ -95,14 +111,13 @@ class StopRequest:
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.received = True
 
-    def agreed(self) -> bool:
-        """Whether any process of the job was asked to stop; the same answer in all of them."""
-        if jax.process_count() == 1:
-            return self.received
-        import numpy as np
-        from jax.experimental import multihost_utils
+    def agreed(self, step: int) -> bool:
+        """Whether all processes are to stop after `step`; the same answer in each of them."""
+        if jax.process_count() > 1:
+            from jax.experimental import multihost_utils
 
-        return bool(np.any(multihost_utils.process_allgather(np.array(self.received))))
+            self.received = bool(multihost_utils.reached_preemption_sync_point(step))
+        return self.received
 
 
 def _encode(state: Any) -> dict[str, Any]:

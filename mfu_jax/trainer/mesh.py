@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -90,6 +91,21 @@ def micro_batch_size(config: Config, device_count: int) -> int:
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Batches are [accumulation, batch, sequence]; the batch dimension is split."""
     return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, None))
+
+
+def rows_per_process(config: Config, mesh: Mesh) -> int:
+    """Sequences of one micro-batch that each process feeds."""
+    return micro_batch_size(config, mesh.size) // jax.process_count()
+
+
+def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """This process's rows [accumulation, rows, sequence] → arrays of the whole job's batch."""
+    sharding = batch_sharding(mesh)
+    if jax.process_count() == 1:
+        return jax.device_put(dict(batch), sharding)
+    return {
+        key: jax.make_array_from_process_local_data(sharding, value) for key, value in batch.items()
+    }
 
 
 def state_shardings(mesh: Mesh, abstract_state: Any) -> Any:

@@ -1,0 +1,140 @@
+"""What the trainer tells the `MetricLogger`: model and executed FLOPs, peak, ledger, sinks."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import textwrap
+from typing import Any
+
+import jax
+
+from mfu_jax import hardware
+from mfu_jax.compile_events import CompileLog
+from mfu_jax.flops.analytic import (
+    calculate_tflops_per_device,
+    calculate_tokens_per_device,
+    model_flops_per_device,
+)
+from mfu_jax.flops.comparison import Ledger, compare_flops
+from mfu_jax.flops.executed import ExecutedCount, executed_flops
+from mfu_jax.hardware import Peak
+from mfu_jax.metric_logger import MetricLogger
+from mfu_jax.pyconfig import Config
+from mfu_jax.sinks import Sink, make_sink
+from mfu_jax.trainer.state import TrainState, parameter_count
+
+
+def find_peak(config: Config) -> Peak:
+    """The dense peak of one device in the working dtype: flag, table, or measured on CPUs.
+
+    Raises:
+        UserError: the chip is in no table and no override is given.
+    """
+    device = jax.local_devices()[0]
+    return hardware.resolve_peak(
+        device.device_kind,
+        config.dtype,
+        peak_tflops_per_device=config.peak_tflops_per_device or None,
+        hardware=config.hardware or None,
+        precision=jax.config.jax_default_matmul_precision,
+        compute_capability=getattr(device, "compute_capability", None),
+    )
+
+
+def make_sinks(config: Config, start_step: int) -> list[Sink]:
+    """Console, JSONL and TensorBoard, as configured; none on processes other than the first.
+
+    Raises:
+        UserError: an output folder cannot be written.
+    """
+    if jax.process_index() != 0:
+        return []
+    wants_bar = config.progress_bar and sys.stderr.isatty()
+    sinks = [make_sink("console", total_steps=config.steps, progress=wants_bar)]
+    if config.metrics_path is not None:
+        sinks.append(make_sink("jsonl", config.metrics_path, resume_from_step=start_step))
+    if config.tensorboard_path is not None:
+        sinks.append(make_sink("tensorboard", config.tensorboard_path, resume_from_step=start_step))
+    return sinks
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepFlops:
+    """The FLOPs of one step on one device: counted, reported by XLA, and set against each other."""
+
+    executed: ExecutedCount
+    xla_reported: float | None
+    ledger: Ledger
+
+
+def count_step(config: Config, train_step: jax.stages.Compiled) -> StepFlops:
+    """Counts the compiled step and explains the count, from the model's FLOPs on."""
+    executed = executed_flops(train_step)
+    analysis: Any = train_step.cost_analysis()
+    reported = analysis.get("flops") if analysis else None
+    ledger = compare_flops(
+        model=model_flops_per_device(config, config.convention).training,
+        dense=model_flops_per_device(config, "dense").training,
+        convention=config.convention,
+        executed=executed,
+        xla_reported=reported,
+    )
+    return StepFlops(executed=executed, xla_reported=reported, ledger=ledger)
+
+
+def make_logger(
+    config: Config,
+    *,
+    flops: StepFlops,
+    state: TrainState,
+    peak: Peak,
+    sinks: list[Sink],
+    start_step: int,
+    compile_log: CompileLog,
+) -> MetricLogger:
+    """The logger of this run, with its set-up information already written."""
+    logger = MetricLogger(
+        model_flops_per_device=model_flops_per_device(config, config.convention).training,
+        executed_flops_per_device=flops.executed.total,
+        xla_reported_flops=flops.xla_reported,
+        tokens_per_device=calculate_tokens_per_device(config),
+        peak_flops_per_sec=peak.flops_per_sec,
+        sinks=sinks,
+        start_step=start_step,
+        warmup_steps=config.warmup_steps,
+        log_period=config.log_period,
+        abort_on_nan_loss=config.abort_on_nan_loss,
+        abort_on_inf_loss=config.abort_on_inf_loss,
+        compile_log=compile_log,
+    )
+    values, texts = _setup(config, state, peak, flops.ledger)
+    logger.write_setup(values, texts)
+    return logger
+
+
+def _setup(
+    config: Config, state: TrainState, peak: Peak, ledger: Ledger
+) -> tuple[dict[str, Any], dict[str, str]]:
+    tflops = calculate_tflops_per_device(config, config.convention)
+    device = jax.local_devices()[0]
+    values = {
+        "run": str(config.run_directory),
+        "devices": f"{jax.device_count()} × {device.device_kind} ({jax.process_count()} processes)",
+        "peak of one device": str(peak),
+        "number of parameters": f"{parameter_count(state):,}",
+        "model TFLOP per device per step": (
+            f"{tflops.total:.6g} ({config.convention}: weights {tflops.learnable_weight:.6g}, "
+            f"attention {tflops.attention:.6g})"
+        ),
+        "tokens per device per step": calculate_tokens_per_device(config),
+    }
+    settings = " ".join(f"{k}={_as_argument(v)}" for k, v in dataclasses.asdict(config).items())
+    return values, {"config": textwrap.fill(settings, 100), "ledger": ledger.render()}
+
+
+def _as_argument(value: object) -> str:
+    """A value as the command line takes it, so that a logged config can be run again."""
+    if isinstance(value, tuple):
+        return f"[{','.join(value)}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -41,12 +41,18 @@ def register_rule(*primitives: str) -> Callable[[Rule], Rule]:
     return register
 
 
-@register_rule("dot_general")
+@register_rule("dot_general", "scaled_dot")
 def dot_general(eqn: Any) -> int:
     """2 · (every element of the result) · (the contracted sizes)."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
     lhs = eqn.invars[0].aval.shape
     return 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(lhs[d] for d in contracted)
+
+
+@register_rule("scaled_matmul", "scaled_matmul_wrapper")
+def scaled_matmul(eqn: Any) -> int:
+    """Block-scaled [B, M, K] × [B, N, K]: 2·B·M·N·K; the scales cost nothing."""
+    return 2 * math.prod(eqn.outvars[0].aval.shape) * int(eqn.invars[0].aval.shape[-1])
 
 
 @register_rule("ragged_dot_general", "ragged_dot")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -69,34 +70,43 @@ def short_dtype(dtype: Any) -> str:
     return str(name)
 
 
+class Origin(enum.IntEnum):
+    """What a value was computed from; of several, the greatest counts."""
+
+    CONSTANT = 0
+    INPUT = 1  # parameters and inputs of the model, cast, reshaped, scaled
+    ACTIVATION = 2  # the result of some matmul
+
+
 class Flow(NamedTuple):
     """What is known of a value from where it came.
 
     Attributes:
-        activation: it is the result of some matmul, or was computed from one. What is not is a
-            parameter or an input of the model.
+        origin: what it was computed from.
         gradient: it was computed from the result of a backward pass.
         known: its value, where that is a scalar known while tracing.
     """
 
-    activation: bool = False
+    origin: Origin = Origin.CONSTANT
     gradient: bool = False
     known: int | float | None = None
+
+
+INPUT = Flow(Origin.INPUT)
 
 
 def join(flows: Iterable[Flow]) -> Flow:
     """What is known of a value that was computed from values of these flows."""
     flows = tuple(flows)
     return Flow(
-        activation=any(flow.activation for flow in flows),
+        origin=max((flow.origin for flow in flows), default=Origin.CONSTANT),
         gradient=any(flow.gradient for flow in flows),
     )
 
 
 def either(a: Flow, b: Flow) -> Flow:
     """What is known of a value that is one of the two."""
-    known = a.known if a.known == b.known else None
-    return Flow(a.activation or b.activation, a.gradient or b.gradient, known)
+    return join((a, b))._replace(known=a.known if a.known == b.known else None)
 
 
 class Matmul(NamedTuple):
@@ -104,7 +114,7 @@ class Matmul(NamedTuple):
 
     Attributes:
         site: the line of the user's code that it came from, its gradients included.
-        has_raw_operand: one operand is no activation.
+        has_input: one operand is a parameter (or an input of the model).
         is_batched: it is a stack of products, with a batch dimension in both operands.
     """
 
@@ -113,7 +123,7 @@ class Matmul(NamedTuple):
     dtype: str
     primitive: str
     site: Any
-    has_raw_operand: bool
+    has_input: bool
     is_batched: bool
 
 
@@ -156,7 +166,7 @@ class Walker:
         return out_flows, tally
 
     def _walk(self, jaxpr: Any, flows: Sequence[Flow], stack: str) -> tuple[list[Flow], Tally]:
-        env: dict[Any, Flow] = dict.fromkeys(jaxpr.constvars, Flow())
+        env: dict[Any, Flow] = dict.fromkeys(jaxpr.constvars, INPUT)
         env.update(zip(jaxpr.invars, flows, strict=True))
 
         def read(atom: Any) -> Flow:
@@ -209,13 +219,13 @@ class Walker:
             dtype=_operand_dtype(eqn),
             primitive=eqn.primitive.name,
             site=eqn.source_info.traceback,
-            has_raw_operand=not all(flow.activation for flow in flows[:2]),
+            has_input=any(flow.origin == Origin.INPUT for flow in flows[:2]),
             is_batched=_is_batched(eqn),
         )
         if flops:
             tally.flops[matmul] += flops
         gradient = everything.gradient or phase in ("backward", "rematerialized")
-        return [Flow(activation=True, gradient=gradient)] * len(eqn.outvars)
+        return [Flow(Origin.ACTIVATION, gradient)] * len(eqn.outvars)
 
     def _unknown_call(
         self, eqn: Any, inner: dict[str, tuple[Any, ...]], flow: Flow, stack: str, tally: Tally
@@ -447,15 +457,15 @@ def sort_operands(matmuls: Iterable[Matmul]) -> dict[Matmul, Operands]:
     meets activations only, but came from the same line of code.
     """
     matmuls = list(matmuls)
-    raw_sites = {m.site for m in matmuls if m.has_raw_operand and m.site is not None}
+    input_sites = {m.site for m in matmuls if m.has_input and m.site is not None}
     by_frames: dict[Any, set[bool]] = {}
     for m in matmuls:
         if m.phase == "forward":
             frames = _jax_internals.user_frames(m.site)
-            by_frames.setdefault(frames, set()).add(m.site in raw_sites or m.has_raw_operand)
+            by_frames.setdefault(frames, set()).add(m.site in input_sites or m.has_input)
 
     def is_weights(m: Matmul) -> bool:
-        if m.has_raw_operand or m.site in raw_sites:
+        if m.has_input or m.site in input_sites:
             return True
         if m.phase == "forward":
             return False

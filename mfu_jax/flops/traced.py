@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mfu_jax.flops import _jax_internals
+from mfu_jax.flops import _jax_internals, linalg_rules  # noqa: F401  (registers its rules)
 from mfu_jax.flops.count import FlopCount
-from mfu_jax.flops.jaxpr_walk import Flow, Matmul, Tally, Walker, sort_operands
+from mfu_jax.flops.jaxpr_walk import INPUT, Matmul, Tally, Walker, sort_operands
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def _tally(
     """The work of one call, and whether there is a `jax.checkpoint` in it."""
     jaxpr = _jax_internals.trace(fn, args, kwargs)
     walker = Walker()
-    _, tally = walker.walk(jaxpr, [Flow()] * len(jaxpr.invars))
+    _, tally = walker.walk(jaxpr, [INPUT] * len(jaxpr.invars))
     return tally, walker.saw_checkpoint
 
 

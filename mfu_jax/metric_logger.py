@@ -17,7 +17,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import logging
 import threading
 import time
@@ -26,10 +25,10 @@ from fractions import Fraction
 from types import TracebackType
 from typing import Any, Self
 
-from mfu_jax.background_writer import BackgroundWriter, GuardedSink
 from mfu_jax.compile_events import CompileEvent, CompileLog
 from mfu_jax.errors import UserError
-from mfu_jax.non_finite import NonFiniteLossError, is_bad
+from mfu_jax.non_finite import NON_FINITE_EXIT_CODE, NonFiniteLossError
+from mfu_jax.record_pipeline import RecordPipeline
 from mfu_jax.sinks.base import Sink
 from mfu_jax.sinks.console import ConsoleSink
 from mfu_jax.step_cost import StepCost
@@ -37,7 +36,7 @@ from mfu_jax.step_records import RecordBuilder
 from mfu_jax.step_timer import Reading, StepTimer, TimedStep, Watcher
 from mfu_jax.summary import Summary
 
-_DRAIN_SECONDS = 30.0
+__all__ = ["NON_FINITE_EXIT_CODE", "MetricLogger", "NonFiniteLossError"]
 
 _log = logging.getLogger("mfu_jax")
 
@@ -119,10 +118,10 @@ class MetricLogger:
             )
         if is_main_process is None:
             is_main_process = _is_first_process()
-        if sinks is None:
-            sinks = [ConsoleSink()] if is_main_process else []
-        self._sinks = [GuardedSink(sink) for sink in sinks] if is_main_process else []
-        self._abort = {"nan": abort_on_nan_loss, "inf": abort_on_inf_loss}
+        sinks = ([ConsoleSink()] if sinks is None else sinks) if is_main_process else []
+        for sink in sinks:
+            for warning in sink.warnings:
+                _log.warning("%s", warning)
         self._monotonic = monotonic
         self._owns_compile_log = compile_log is None
         self._compile_log = compile_log or CompileLog()
@@ -141,20 +140,27 @@ class MetricLogger:
         self._held: TimedStep | None = None
         self._late_extra: dict[str, Any] = {}
         self._in_span = False
-        self._failure: NonFiniteLossError | None = None
         self._failure_was_raised = False
         self._summary: Summary | None = None
         self._thread_id = threading.get_ident()
-        self._writer = BackgroundWriter(self._write, size=queue_size)
+        self._pipeline = RecordPipeline(
+            self._builder,
+            sinks,
+            abort_on_nan=abort_on_nan_loss,
+            abort_on_inf=abort_on_inf_loss,
+            queue_size=queue_size,
+        )
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
         self._compile_log.subscribe(self._on_compile)
         atexit.register(self._close_quietly)
-        for sink in self._sinks:
-            for warning in getattr(sink.sink, "warnings", ()):
-                _log.warning("%s", warning)
 
     def record(
-        self, step: int, metrics: Mapping[str, Any], *, step_time_seconds: float | None = None
+        self,
+        step: int,
+        metrics: Mapping[str, Any],
+        *,
+        step_time_seconds: float | None = None,
+        cost: StepCost | None = None,
     ) -> None:
         """Takes the step that has just been dispatched; waits for the one before it.
 
@@ -165,27 +171,28 @@ class MetricLogger:
                 are shown under ``learning/``. Nothing is copied to the host here.
             step_time_seconds: the step's time, from those who measure it themselves; nothing is
                 waited for then.
+            cost: what this step costs, where that differs from the other steps.
 
         Raises:
             NonFiniteLossError: an earlier step's loss is NaN or infinite.
             UserError: the logger is closed, or `step` does not follow the last one.
         """
         begin = self._monotonic()
-        if self._failure is not None or self._summary is not None or step <= self._last_step:
+        if self._pipeline.failure or self._summary or step <= self._last_step:
             self._refuse(step)
         self._last_step = step
         self._thread_id = threading.get_ident()
-        taken = TimedStep(step, dict(metrics))
+        taken = TimedStep(step, dict(metrics), cost=cost)
         finished = self._timer.dispatched(taken)
         if self._held is not None:
             self._release()
         if finished is not None:
-            self._writer.put(finished)
+            self._pipeline.put(finished)
         if self._late_extra:
             taken.extra, self._late_extra = self._late_extra, {}
         if step_time_seconds is not None:
             self._timer.take_as_timed(taken, step_time_seconds)
-            self._writer.put(taken)
+            self._pipeline.put(taken)
         taken.overhead_seconds = self._monotonic() - begin - self._timer.waited_seconds
 
     def record_eval(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -232,19 +239,16 @@ class MetricLogger:
             values: configuration and facts, name -> value.
             texts: longer texts by tag, such as the ledger.
         """
-        arguments = (dict(values or {}), dict(texts or {}))
-        self._writer.put(functools.partial(self._tell_sinks, "write_setup", *arguments))
+        self._pipeline.tell("write_setup", dict(values or {}), dict(texts or {}))
 
     def write_text(self, tag: str, text: str) -> None:
         """Writes a text to every sink that takes texts, in order with the steps."""
-        self._writer.put(functools.partial(self._tell_sinks, "write_text", tag, text))
+        self._pipeline.tell("write_text", tag, text)
 
     def flush(self) -> None:
         """Waits until every step that is done is written and brought to disk."""
         self._release()
-        self._writer.put(self._flush_sinks)
-        if not self._writer.flush(_DRAIN_SECONDS):
-            _log.warning("metrics were not all written within %.0f s", _DRAIN_SECONDS)
+        self._pipeline.flush()
 
     def summary(self) -> Summary:
         """The run so far; after `close`, the whole run."""
@@ -260,9 +264,9 @@ class MetricLogger:
             NonFiniteLossError: a loss is NaN or infinite, and `record` has not said so yet.
         """
         summary = self._close()
-        if self._failure is not None and not self._failure_was_raised:
+        if self._pipeline.failure is not None and not self._failure_was_raised:
             self._failure_was_raised = True
-            raise self._failure
+            raise self._pipeline.failure
         return summary
 
     def __enter__(self) -> Self:
@@ -282,7 +286,7 @@ class MetricLogger:
     def _close(self) -> Summary:
         if self._summary is not None:
             return self._summary
-        if self._failure is None:
+        if self._pipeline.failure is None:
             try:
                 last = self._timer.drain()
             except Exception as error:  # the device failed; what was measured is still written
@@ -291,68 +295,34 @@ class MetricLogger:
             if last is not None:
                 self._release()
                 self._held = last
-        if self._held is not None and self._late_extra:
+        if self._held is not None:
             self._held.extra |= self._late_extra
         last, self._held = self._held, None
-        if last is not None:
-            self._writer.put(lambda: self._write(last, is_last=True))
-        self._writer.put(lambda: self._builder.add_spans(self._timer.take_spans()))
-        self._writer.put(self._close_sinks)
-        if not self._writer.close(_DRAIN_SECONDS):
-            _log.warning("metrics were not all written within %.0f s", _DRAIN_SECONDS)
+        self._summary = self._pipeline.close(last, self._timer.take_spans(), self._summarize)
         self._timer.close()
         self._compile_log.unsubscribe(self._on_compile)
         if self._owns_compile_log:
             self._compile_log.close()
         atexit.unregister(self._close_quietly)
-        if self._summary is None:  # the writer is stuck
-            self._summary = self._summarize()
         return self._summary
-
-    def _tell_sinks(self, method: str, *arguments: Any) -> None:
-        for sink in self._sinks:
-            sink.call(method, *arguments)
-
-    def _flush_sinks(self) -> None:
-        for sink in self._sinks:
-            sink.flush()
-
-    def _close_sinks(self) -> None:
-        summary = self._summarize()
-        for sink in self._sinks:
-            sink.call("write_text", "summary", summary.render())
-            sink.close()
-        self._summary = summary
 
     def _close_quietly(self) -> None:
         self._close()
-        if self._failure is not None and not self._failure_was_raised:
-            _log.warning("%s", self._failure)
+        if self._pipeline.failure is not None and not self._failure_was_raised:
+            _log.warning("%s", self._pipeline.failure)
 
     def _summarize(self) -> Summary:
         return self._builder.summary(
             total_seconds=self._timer.elapsed_seconds() + self._compiled_before_seconds,
             compile_seconds=self._compile_log.seconds,
             compile_count=self._compile_log.compile_count,
-            dropped_records=self._writer.dropped,
+            dropped_records=self._pipeline.dropped_records,
         )
-
-    def _write(self, step: TimedStep, *, is_last: bool = False) -> None:
-        """Runs on the writer thread."""
-        if self._failure is not None:  # the log ends with the step that is wrong
-            return
-        record = self._builder.build(step, is_last=is_last)
-        for sink in self._sinks:
-            sink.write(record)
-        loss = record.scalars.get("learning/loss")
-        if is_bad(loss, **self._abort):
-            assert loss is not None
-            self._failure = NonFiniteLossError(step.step, loss)
 
     def _release(self) -> None:
         held, self._held = self._held, None
         if held is not None:
-            self._writer.put(held)
+            self._pipeline.put(held)
 
     def _refuse(self, step: int) -> None:
         self._raise_failure()
@@ -367,10 +337,10 @@ class MetricLogger:
         )
 
     def _raise_failure(self) -> None:
-        if self._failure is not None:
+        if self._pipeline.failure is not None:
             self.flush()
             self._failure_was_raised = True
-            raise self._failure
+            raise self._pipeline.failure
 
     def _on_compile(self, event: CompileEvent) -> None:
         if event.thread_id == self._thread_id and not self._in_span:
@@ -438,7 +408,7 @@ class _Wait:
             finished = logger._timer.end_wait(self._name, self._idle_since)
             if finished is not None:
                 logger._release()
-                logger._writer.put(finished)
+                logger._pipeline.put(finished)
 
 
 def _is_first_process() -> bool:

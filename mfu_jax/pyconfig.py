@@ -153,9 +153,8 @@ def from_mapping(
     for source, name in ((values, where), (overrides, "command line")):
         for key in source:
             if key not in base:
-                raise UserError(
-                    f"{name}: unknown key {key!r}{nearest(key, base)}; base.yml has all"
-                )
+                hint = nearest(key, base) or "; configs/base.yml lists them all"
+                raise UserError(f"{name}: unknown key {key!r}{hint}")
     own = {k: v for k, v in values.items() if v != base[k]}
     model_name = str(overrides.get("model_name", own.get("model_name", "")))
     model = _model_values(model_name, base) if model_name else {}

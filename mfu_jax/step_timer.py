@@ -15,10 +15,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from mfu_jax.compile_events import CompileEvent
+from mfu_jax.errors import UserError
+from mfu_jax.step_cost import StepCost
 
 # Slewing clocks drift by 500 ppm at most (NTP); more than this is a jump, and not the step's time.
 JUMP_SECONDS = 1e-3
 JUMP_FRACTION = 1e-3
+
+_JOIN_SECONDS = 30.0
 
 
 @dataclasses.dataclass(slots=True)
@@ -61,7 +65,7 @@ class TimedStep:
     completed: Reading | None = None
     watched: bool = False
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
-    cost: Any = None
+    cost: StepCost | None = None
 
 
 class Watcher(Protocol):
@@ -89,6 +93,8 @@ class ThreadWatcher:
     def close(self) -> None:
         if self._thread is not None:
             self._queue.put(None)
+            # A thread that waits for the device while Python ends would abort the process.
+            self._thread.join(timeout=_JOIN_SECONDS)
             self._thread = None
 
     def _run(self) -> None:
@@ -257,11 +263,24 @@ class StepTimer:
 
 
 def block_until_ready(metrics: Mapping[str, Any]) -> None:
-    """Waits for every array of `metrics`, without copying any to the host."""
-    for value in metrics.values():
+    """Waits for every array of `metrics`, without copying any to the host.
+
+    Raises:
+        UserError: an array was donated to a later step.
+    """
+    for name, value in metrics.items():
         block = getattr(value, "block_until_ready", None)
         if block is not None:
-            block()
+            try:
+                block()
+            except RuntimeError as error:
+                if not value.is_deleted():
+                    raise
+                raise UserError(
+                    f"metric {name!r} was deleted before it could be read; expected outputs that "
+                    f"live for one more step; usually it is part of the donated state; return a "
+                    f"copy of it as a metric of its own"
+                ) from error
         elif isinstance(value, Mapping):
             block_until_ready(value)
 

@@ -97,52 +97,67 @@ class BackgroundWriter:
     """Runs `handle` on every item, in order, on one daemon thread.
 
     Args:
-        handle: what to do with an item; what it raises is logged.
+        handle: what to do with an item that cannot be called; what it raises is logged.
         size: items that may wait. A full queue holds `put` up for `patience_seconds` once; if
             nothing moves, the writer counts as stuck and items are dropped until it moves again.
         patience_seconds: see `size`.
+
+    Attributes:
+        dropped: items lost because the writer was stuck.
     """
 
     def __init__(
         self, handle: Callable[[Any], None], *, size: int = 256, patience_seconds: float = 10.0
     ) -> None:
-        self._handle = handle
-        self._queue: queue.Queue[Any] = queue.Queue(maxsize=size)
-        self._patience_seconds = patience_seconds
-        self._stuck = False
         self.dropped = 0
+        self._handle = handle
+        self._size = size
+        self._patience_seconds = patience_seconds
+        # Unbounded, but a tenth of the cost of queue.Queue; `put` keeps the bound.
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._has_moved = threading.Event()
+        self._is_stuck = False
         self._thread = threading.Thread(target=self._run, name="mfu_jax writer", daemon=True)
         self._thread.start()
 
     def put(self, item: Any) -> None:
         """Hands over one item; costs a few microseconds unless the queue is full."""
-        try:
-            self._queue.put(item, block=not self._stuck, timeout=self._patience_seconds)
-            self._stuck = False
-        except queue.Full:
-            self.dropped += 1
-            if not self._stuck:
-                self._stuck = True
-                logger.warning(
-                    "writing metrics is stuck: %d records wait; training goes on without them; "
-                    "usually a disk or network that hangs",
-                    self._queue.maxsize,
-                )
+        if self._queue.qsize() < self._size or self._wait_for_room():
+            self._queue.put(item)
 
     def flush(self, timeout: float) -> bool:
         """Waits until everything put so far has been handled; False if that took too long."""
         done = threading.Event()
-        self.put(done.set)
+        self._queue.put(done.set)
         return done.wait(timeout)
 
     def close(self, timeout: float) -> bool:
         """Handles the rest and ends the thread; False if that took too long."""
-        self.put(None)
+        self._queue.put(None)
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    def _wait_for_room(self) -> bool:
+        deadline = time.monotonic() + (0.0 if self._is_stuck else self._patience_seconds)
+        while self._queue.qsize() >= self._size:
+            self._has_moved.clear()
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._has_moved.wait(left):
+                self.dropped += 1
+                if not self._is_stuck:
+                    self._is_stuck = True
+                    logger.warning(
+                        "writing metrics is stuck: %d records wait; training goes on without "
+                        "them; usually a disk or network that hangs",
+                        self._size,
+                    )
+                return False
+        self._is_stuck = False
+        return True
+
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
+            self._has_moved.set()
             try:
                 if callable(item):
                     item()
@@ -150,7 +165,7 @@ class BackgroundWriter:
                     self._handle(item)
             except Exception:
                 logger.exception("metrics of one step were lost; please report this")
-            del item
+            item = None  # device arrays are not kept while the thread waits
 
 
 def _text(error: Exception) -> str:

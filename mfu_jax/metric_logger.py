@@ -17,10 +17,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from types import TracebackType
 from typing import Any, Self
@@ -52,11 +53,11 @@ class MetricLogger:
         tokens_per_device: tokens of one step on one device.
         peak_flops_per_sec: dense peak of one device in FLOP/s; None: no MFU and no HFU.
         executed_flops_per_device: FLOPs that the compiled step runs; None: no HFU.
-        optimal_model_seconds: see `StepCost`, as for all that follow up to `peak_bytes_per_sec`.
-        optimal_executed_seconds: …
-        xla_reported_flops: …
-        bytes_per_device: …
-        peak_bytes_per_sec: …
+        optimal_model_seconds: this and the next four are `StepCost`'s fields of the same name.
+        optimal_executed_seconds: for mixed dtypes.
+        xla_reported_flops: shown beside, never used.
+        bytes_per_device: for MBU.
+        peak_bytes_per_sec: for MBU.
         sinks: where records go; the console by default. They are closed with the logger.
         start_step: number of the first step, as after a resume.
         warmup_steps: steps from there on that are shown, but kept out of every summary.
@@ -206,11 +207,13 @@ class MetricLogger:
         else:
             self._late_extra |= {**metrics, "step": step}
 
-    def pause(self, name: str, *, flush: bool | None = None) -> _Pause:
+    @contextlib.contextmanager
+    def pause(self, name: str, *, flush: bool | None = None) -> Iterator[None]:
         """Context manager for what is no training step: ``with logger.pause("eval"): …``.
 
         The step in flight is waited for first; the time inside is shown as
-        ``goodput/<name>_seconds``, and the next step's time starts at the end of it.
+        ``goodput/<name>_seconds``, and the next step's time starts at the end of it. A pause or a
+        wait inside of a pause is part of the outer one.
 
         Args:
             name: ``eval``, ``checkpoint``, ``compile``, or any other.
@@ -220,15 +223,34 @@ class MetricLogger:
         Raises:
             NonFiniteLossError: at its start, so that no checkpoint is made of a broken state.
         """
-        return _Pause(self, name, name == "checkpoint" if flush is None else flush)
+        if self._in_span:
+            yield
+            return
+        finished = self._timer.drain()
+        start = self._timer.read()
+        if finished is not None:
+            self._release()
+            self._held = finished
+        if name == "checkpoint" if flush is None else flush:
+            self.flush()
+        self._raise_failure()
+        self._in_span = True
+        try:
+            yield
+        finally:
+            self._in_span = False
+            self._timer.cut(name, start, self._timer.read())
+            if self._held is not None:
+                for span, spent in self._timer.take_spans().items():
+                    self._held.spans[span] = self._held.spans.get(span, 0.0) + spent
 
-    def waiting(self, name: str = "data") -> _Wait:
+    def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[None]:
         """Context manager for waits that the device may work through: ``next(batches)``.
 
         Costs nothing while the device is busy. The part of the wait in which it stands idle is
         shown as ``goodput/<name>_wait_seconds`` and is no part of any step's time.
         """
-        return _Wait(self, f"{name}_wait")
+        return _Wait(self, name)
 
     def write_setup(
         self, values: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
@@ -347,43 +369,6 @@ class MetricLogger:
             self._timer.compiling(event)
 
 
-class _Pause:
-    """See `MetricLogger.pause`. Inside of another pause or wait it does nothing."""
-
-    __slots__ = ("_flush", "_logger", "_name", "_start")
-
-    def __init__(self, logger: MetricLogger, name: str, flush: bool) -> None:
-        self._logger = logger
-        self._name = name
-        self._flush = flush
-        self._start: Reading | None = None
-
-    def __enter__(self) -> None:
-        logger = self._logger
-        if logger._in_span:
-            return
-        finished = logger._timer.drain()
-        self._start = logger._timer.read()
-        if finished is not None:
-            logger._release()
-            logger._held = finished
-        if self._flush:
-            logger.flush()
-        logger._raise_failure()
-        logger._in_span = True
-
-    def __exit__(self, *error: object) -> None:
-        logger = self._logger
-        if self._start is None:
-            return
-        logger._in_span = False
-        timer = logger._timer
-        timer.cut(self._name, self._start, timer.read())
-        if logger._held is not None:
-            for name, spent in timer.take_spans().items():
-                logger._held.spans[name] = logger._held.spans.get(name, 0.0) + spent
-
-
 class _Wait:
     """See `MetricLogger.waiting`. Inside of a pause it does nothing."""
 
@@ -405,7 +390,7 @@ class _Wait:
         logger = self._logger
         if self._outermost:
             logger._in_span = False
-            finished = logger._timer.end_wait(self._name, self._idle_since)
+            finished = logger._timer.end_wait(f"{self._name}_wait", self._idle_since)
             if finished is not None:
                 logger._release()
                 logger._pipeline.put(finished)

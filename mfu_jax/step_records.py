@@ -46,7 +46,6 @@ class RecordBuilder:
         self._compile_is_seen = compile_is_seen
         self._run = StepStatistics()
         self._window = StepStatistics()
-        self._window_size = log_period if log_period > 1 else DEFAULT_WINDOW
         self._kinds: Counter[str] = Counter()
         self._flags: Counter[str] = Counter()
         self._seconds_by_use: defaultdict[str, float] = defaultdict(float, train=0.0)
@@ -78,7 +77,7 @@ class RecordBuilder:
         )
         if is_logged:
             scalars |= self._memory()
-        if len(self._window) >= self._window_size or (is_last and len(self._window) > 1):
+        if self._window_is_full(step.step):
             scalars |= self._roll()
             is_logged = True
         return StepRecord(
@@ -156,9 +155,14 @@ class RecordBuilder:
             self._run.add(scalars)
             self._window.add(scalars)
 
+    def _window_is_full(self, step: int) -> bool:
+        if self._log_period == 1:
+            return len(self._window) >= DEFAULT_WINDOW
+        return len(self._window) > 0 and step % self._log_period == 0
+
     def _roll(self) -> dict[str, float]:
         window = self._window.fields()
-        self._window.clear()
+        self._window = StepStatistics()
         names = {
             "steps": "rolling/steps",
             "median_seconds": "rolling/step_time_seconds_median",

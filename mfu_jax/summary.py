@@ -158,10 +158,6 @@ class StepStatistics:
                 optimal, measured = self._optimal.get(name, (0.0, 0.0))
                 self._optimal[name] = (optimal + value * seconds, measured + seconds)
 
-    def clear(self) -> None:
-        """Begins a new window."""
-        self.__init__()  # type: ignore[misc]
-
     def fields(self) -> dict[str, Any]:
         """The fields of `Summary` that follow from the measured steps."""
         if not self._seconds:

@@ -9,14 +9,18 @@ A sink is a class of a few methods (`Sink`), registered by one decorator::
 
 from mfu_jax.sinks.base import SINKS, Sink, StepRecord, make_sink, register_sink
 from mfu_jax.sinks.console import ConsoleSink
+from mfu_jax.sinks.csv import CsvSink
 from mfu_jax.sinks.jsonl import JsonlSink
+from mfu_jax.sinks.tensorboard import TensorBoardSink
 
 __all__ = [
     "SINKS",
     "ConsoleSink",
+    "CsvSink",
     "JsonlSink",
     "Sink",
     "StepRecord",
+    "TensorBoardSink",
     "make_sink",
     "register_sink",
 ]

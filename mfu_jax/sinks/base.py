@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from mfu_jax.errors import UserError, nearest
+from mfu_jax.summary import Summary
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,9 +42,11 @@ class Sink:
 
     Attributes:
         keeps_every_step: it is given the steps between two log periods, too.
+        warnings: what a human should know about how it was opened; logged once.
     """
 
     keeps_every_step = False
+    warnings: Sequence[str] = ()
 
     def write(self, record: StepRecord) -> None:
         """Takes one step. Raises whatever went wrong; the same record then comes again."""
@@ -60,6 +61,10 @@ class Sink:
             self.write_text("setup/values", format_values(values))
         for tag, text in texts.items():
             self.write_text(f"setup/{tag}", text)
+
+    def write_summary(self, summary: Summary) -> None:
+        """Takes the totals of the whole run, after the last step; by default as a text."""
+        self.write_text("summary", summary.render())
 
     def flush(self) -> None:
         """Brings what was written to where a crash of this process cannot lose it."""
@@ -99,30 +104,3 @@ def make_sink(name: str, *args: Any, **options: Any) -> Sink:
 def format_values(values: Mapping[str, Any]) -> str:
     """One ``key: value`` a line."""
     return "\n".join(f"{key}: {value}" for key, value in values.items())
-
-
-def local_path(path: str | os.PathLike[str], what: str) -> Path:
-    """`path` with its folder made.
-
-    Raises:
-        UserError: it is not of this machine, or its folder cannot be made.
-    """
-    if "://" in os.fspath(path):
-        raise UserError(
-            f"{what} {os.fspath(path)!r} is not a path of this machine; expected a local or "
-            f"mounted folder; usually a bucket's address; write locally and copy, or mount it"
-        )
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(path, what, error) from error
-    return Path(path)
-
-
-def unwritable(path: str | os.PathLike[str], what: str, error: OSError) -> UserError:
-    """The error to raise where `path` cannot be written to from the start."""
-    return UserError(
-        f"{what} {os.fspath(path)!r} cannot be written ({error.strerror or error}); expected a "
-        f"path that this user may write to; usually a typo, or a full or read-only disk; give "
-        f"another path"
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
@@ -36,6 +37,8 @@ class ConsoleSink(Sink):
             self._bar.update(record)
         if record.is_logged:
             self._print(format_step(record))
+            if "rolling/steps" in record.scalars:
+                self._print(format_window(record.scalars))
         for note in record.notes:
             self._print(f"note, step {record.step}: {note}")
 
@@ -76,8 +79,11 @@ class _ProgressBar:
             console=Console(stderr=True),
             auto_refresh=False,
             transient=True,
+            # Lines that go to a file must not be drawn above the bar instead.
+            redirect_stdout=sys.stdout.isatty(),
         )
         self._task = self._progress.add_task("", total=total_steps, step="", loss="")
+        self._drawn_at = 0.0
         self._progress.start()
 
     def update(self, record: StepRecord) -> None:
@@ -88,10 +94,25 @@ class _ProgressBar:
             step=record.step,
             loss="" if loss is None else f"loss {loss:.3f}",
         )
-        self._progress.refresh()
+        if time.monotonic() - self._drawn_at > 0.2:  # nobody reads faster
+            self._drawn_at = time.monotonic()
+            self._progress.refresh()
 
     def close(self) -> None:
         self._progress.stop()
+
+
+def format_window(scalars: Mapping[str, float]) -> str:
+    """The line of a full rolling window."""
+    seconds = ", ".join(
+        f"{name} {readable(scalars[f'rolling/step_time_seconds_{name}'])} s"
+        for name in ("median", "p90", "p99")
+    )
+    return (
+        f"last {scalars['rolling/steps']} measured steps: {seconds}, "
+        f"TFLOP/s/device: {readable(scalars.get('rolling/per_device_tflops_per_sec', 0.0))}, "
+        f"MFU: {percent(scalars.get('rolling/mfu'))}, HFU: {percent(scalars.get('rolling/hfu'))}"
+    )
 
 
 def format_step(record: StepRecord) -> str:

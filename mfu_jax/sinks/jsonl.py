@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -11,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.sinks.base import Sink, StepRecord, local_path, register_sink, unwritable
+from mfu_jax.sinks.base import Sink, StepRecord, register_sink
+from mfu_jax.sinks.files import (
+    AppendOnlyFile,
+    local_path,
+    replace_file,
+    set_aside,
+    unwritable,
+)
 
 
 @register_sink("jsonl")
@@ -38,28 +44,19 @@ class JsonlSink(Sink):
         self.path = local_path(path, "metrics_file")
         try:
             self.warnings = _prepare(self.path, resume_from_step)
-            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise unwritable(path, "metrics_file", error) from error
-        self._good_size = self._file.seek(0, os.SEEK_END)
+        self._file = AppendOnlyFile(self.path, "metrics_file")
 
     def write(self, record: StepRecord) -> None:
-        line = json.dumps(as_json(record), allow_nan=False).encode() + b"\n"
-        try:
-            written = self._file.write(line)
-            while written < len(line):  # a disk that is nearly full takes a part
-                written += self._file.write(line[written:])
-        except OSError:
-            os.ftruncate(self._file.fileno(), self._good_size)  # never half a line in the middle
-            raise
-        self._good_size += len(line)
+        self._file.append(json.dumps(as_json(record), allow_nan=False).encode() + b"\n")
 
     def write_setup(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
         text = json.dumps({"values": values, "texts": texts}, indent=2, default=str)
         replace_file(self.path.with_name(self.path.name + ".setup.json"), [text.encode(), b"\n"])
 
     def flush(self) -> None:
-        os.fsync(self._file.fileno())
+        self._file.sync()
 
     def close(self) -> None:
         self._file.close()
@@ -91,9 +88,7 @@ def _prepare(path: Path, resume_from_step: int) -> list[str]:
     if not path.exists() or path.stat().st_size == 0:
         return []
     if resume_from_step == 0:
-        kept = _free_name(path)
-        os.replace(path, kept)
-        return [f"metrics_file {path} held an earlier run, which is now {kept}"]
+        return [set_aside(path)]
     counts = {"kept": 0, "dropped": 0, "broken": 0, "last": -1}
     replace_file(path, _lines_before(path, resume_from_step, counts))
     warnings = []
@@ -105,14 +100,6 @@ def _prepare(path: Path, resume_from_step: int) -> list[str]:
             f"{resume_from_step}: the steps between are missing"
         )
     return warnings
-
-
-def _free_name(path: Path) -> Path:
-    for number in itertools.count(1):
-        kept = path.with_name(f"{path.name}.previous{number}")
-        if not kept.exists():
-            return kept
-    raise AssertionError  # count() has no end
 
 
 def _lines_before(path: Path, stop: int, counts: dict[str, int]) -> Iterator[bytes]:
@@ -136,16 +123,3 @@ def _lines_before(path: Path, stop: int, counts: dict[str, int]) -> Iterator[byt
                 yield line
             else:
                 counts["dropped"] += 1
-
-
-def replace_file(path: Path, chunks: Any) -> None:
-    """Writes `chunks` of bytes so that `path` is the old file or the new one, never a part."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.writelines(chunks)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

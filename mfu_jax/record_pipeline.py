@@ -1,0 +1,112 @@
+"""What happens to a timed step off the training thread: values, rates, sinks, and the NaN watch."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mfu_jax.background_writer import BackgroundWriter, GuardedSink
+from mfu_jax.non_finite import NonFiniteLossError, is_bad
+from mfu_jax.sinks.base import Sink
+from mfu_jax.step_records import RecordBuilder
+from mfu_jax.step_timer import TimedStep
+from mfu_jax.summary import Summary
+
+_log = logging.getLogger("mfu_jax")
+
+# Longest wait for the disk where everything must be written: at flush and at the end.
+DRAIN_SECONDS = 30.0
+
+
+class RecordPipeline:
+    """Builds a record of every step and gives it to all sinks, on one background thread.
+
+    Args:
+        builder: makes records and keeps the statistics.
+        sinks: where records go; closed with the pipeline.
+        abort_on_nan: a NaN loss is a failure.
+        abort_on_inf: an infinite loss is a failure.
+        queue_size: steps that may wait.
+
+    Attributes:
+        failure: the first loss that is not finite; every step up to it has been written, no
+            later one is.
+    """
+
+    def __init__(
+        self,
+        builder: RecordBuilder,
+        sinks: Sequence[Sink],
+        *,
+        abort_on_nan: bool,
+        abort_on_inf: bool,
+        queue_size: int,
+    ) -> None:
+        self.failure: NonFiniteLossError | None = None
+        self._builder = builder
+        self._sinks = [GuardedSink(sink) for sink in sinks]
+        self._is_failure = functools.partial(is_bad, nan=abort_on_nan, inf=abort_on_inf)
+        self._writer = BackgroundWriter(self._write, size=queue_size)
+        self.put: Callable[[TimedStep], None] = self._writer.put
+
+    @property
+    def dropped_records(self) -> int:
+        """Steps that could not be queued because writing was stuck."""
+        return self._writer.dropped
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Calls a method of every sink, in order with the steps."""
+        self._writer.put(functools.partial(self._tell, method, *arguments))
+
+    def flush(self) -> None:
+        """Waits until everything handed over is written and brought to disk."""
+        self._writer.put(self._flush)
+        if not self._writer.flush(DRAIN_SECONDS):
+            _log.warning("metrics were not all written within %.0f s", DRAIN_SECONDS)
+
+    def close(
+        self,
+        last: TimedStep | None,
+        spans: Mapping[str, float],
+        summarize: Callable[[], Summary],
+    ) -> Summary:
+        """Writes the last step and the summary, closes the sinks and ends the thread.
+
+        Args:
+            last: the step that nothing comes after.
+            spans: time set apart since then, by name.
+            summarize: called when all steps are in the statistics.
+        """
+        if last is not None:
+            self._writer.put(functools.partial(self._write, last, is_last=True))
+        self._writer.put(functools.partial(self._close, spans, summarize))
+        if not self._writer.close(DRAIN_SECONDS):
+            _log.warning("metrics were not all written within %.0f s", DRAIN_SECONDS)
+        return summarize()
+
+    def _write(self, step: TimedStep, *, is_last: bool = False) -> None:
+        if self.failure is not None:
+            return
+        record = self._builder.build(step, is_last=is_last)
+        for sink in self._sinks:
+            sink.write(record)
+        loss = record.scalars.get("learning/loss")
+        if loss is not None and self._is_failure(loss):
+            self.failure = NonFiniteLossError(step.step, loss)
+
+    def _tell(self, method: str, *arguments: Any) -> None:
+        for sink in self._sinks:
+            sink.call(method, *arguments)
+
+    def _flush(self) -> None:
+        for sink in self._sinks:
+            sink.flush()
+
+    def _close(self, spans: Mapping[str, float], summarize: Callable[[], Summary]) -> None:
+        self._builder.add_spans(spans)
+        summary = summarize()
+        for sink in self._sinks:
+            sink.call("write_summary", summary)
+            sink.close()

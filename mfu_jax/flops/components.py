@@ -29,7 +29,6 @@ class Component:
         parameters: weights it holds (also those that multiply nothing: biases, norms, tables).
         active_parameters: the weights that one token uses; None: all of them.
         table: whether the parameters are a lookup table (token, position) that no matmul reads.
-        shared: whether the weights belong to another component (a tied output head).
         weight_gradient: whether the gradient of the weights is needed (False: frozen).
         input_gradient: whether the inputs' gradient is needed (False: nothing below it trains).
     """
@@ -42,7 +41,6 @@ class Component:
     parameters: int = 0
     active_parameters: int | None = None
     table: bool = False
-    shared: bool = False
     weight_gradient: bool = True
     input_gradient: bool = True
 

@@ -25,17 +25,103 @@ class ModelShape:
     vocab_size: int
     num_decoder_layers: int
     emb_dim: int
-    num_query_heads: int
-    num_kv_heads: int
-    head_dim: int
+    num_query_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
     mlp_dim: int = 0
     mlp_activations: tuple[str, ...] = ("silu", "linear")
     logits_via_embedding: bool = False
 
+    # biases, norms and positions: weights, but no FLOPs
     attention_bias: bool = False
     use_bias: bool = False
+    use_qk_norm: bool = False
     normalization: str = "auto"
     position_embedding: str = "auto"
+    trainable_position_size: int = 0
+
+    # attention
+    attention_type: str = "global"
+    sliding_window_size: int = 0
+    chunk_attn_window_size: int = 0
+    nope_layer_interval: int = 0
+    inhomogeneous_layer_cycle_interval: int = 1
+    share_kv_projections: bool = False
+    global_head_dim: int = 0
+    global_num_kv_heads: int = 0
+    num_kv_shared_layers: int = 0
+    attention_output_dim: int = 0
+    prefix_length: int = 0
+    packed_document_lengths: tuple[int, ...] = ()
+
+    # latent, sparse and compressed attention
+    q_lora_rank: int = 0
+    kv_lora_rank: int = 0
+    qk_nope_head_dim: int = 0
+    qk_rope_head_dim: int = 0
+    v_head_dim: int = 0
+    use_indexer: bool = False
+    indexer_n_heads: int = 0
+    indexer_head_dim: int = 0
+    indexer_topk: int = 0
+    indexer_loss_scaling_factor: Number = 0
+    compress_ratios: tuple[int, ...] = ()
+    o_groups: int = 0
+    o_lora_rank: int = 0
+    first_num_hash_layers: int = 0
+
+    # gated delta net
+    gdn_num_key_heads: int = 0
+    gdn_num_value_heads: int = 0
+    gdn_key_head_dim: int = 0
+    gdn_value_head_dim: int = 0
+    gdn_conv_kernel_dim: int = 0
+
+    # mixture of experts
+    num_experts: int = 1
+    num_experts_per_tok: int = 1
+    moe_mlp_dim: int = 0
+    shared_experts: int = 0
+    first_num_dense_layers: int = 0
+    interleave_moe_layer_step: int = 1
+    moe_expert_input_dim: int = 0
+    capacity_factor: Number = 0
+    routed_bias: bool = False
+
+    # other parts
+    use_double_wide_mlp: bool = False
+    hidden_size_per_layer_input: int = 0
+    vocab_size_per_layer_input: int = 0
+    mhc_expansion_rate: int = 1
+    engram_layers: tuple[int, ...] = ()
+    engram_num_heads: int = 0
+    engram_head_dim: int = 0
+    engram_max_ngram_size: int = 0
+    engram_kernel_size: int = 0
+    engram_vocab_bases: tuple[int, ...] = ()
+    mtp_num_layers: int = 0
+
+    # what is trained
+    use_dpo: bool = False
+    lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ()
+    freeze_vision_encoder_params: bool = True
+
+    # vision
+    use_multimodal: bool = False
+    images_per_sequence: int = 0
+    tiles_per_image: int = 0
+    image_size_for_vit: int | tuple[int, ...] = 0
+    tile_size_for_vit: int = 0
+    patch_size_for_vit: int = 0
+    temporal_patch_size_for_vit: int = 1
+    num_channels_for_vit: int = 3
+    hidden_size_for_vit: int = 0
+    intermediate_size_for_vit: int = 0
+    num_hidden_layers_for_vit: int = 0
+    projector_input_dim_for_vit: int = 0
+    projector_output_dim_for_vit: int = 0
+    pixel_shuffle_ratio_for_vit: Number = 1
 
     # the step
     per_device_batch_size: Number = 1
@@ -99,6 +185,19 @@ class ModelShape:
         """Sequences of one device in one optimizer step."""
         return integral(self.per_device_batch_size * self.gradient_accumulation_steps)
 
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed, checked again."""
+        return dataclasses.replace(self, **changes)
+
+    def require(self, *names: str) -> None:
+        """Raises a `UserError` that lists the fields of `names` which are absent."""
+        missing = [name for name in names if not getattr(self, name)]
+        if missing:
+            raise UserError(
+                f"decoder_block={self.decoder_block!r} needs {', '.join(missing)}: absent or 0 in "
+                f"the config; give it as key=value"
+            )
+
     @property
     def gated_mlp(self) -> bool:
         """Whether the MLP has two input matrices: one activation each."""
@@ -109,9 +208,6 @@ _REQUIRED_POSITIVE = (
     "vocab_size",
     "num_decoder_layers",
     "emb_dim",
-    "num_query_heads",
-    "num_kv_heads",
-    "head_dim",
     "per_device_batch_size",
     "max_target_length",
     "gradient_accumulation_steps",
@@ -140,6 +236,20 @@ def _checked(name: str, kind: str, value: Any) -> Any:
         if not isinstance(value, str):
             raise UserError(f"{name}={value!r}: expected text")
         return value
+    if kind.startswith("int | tuple") and isinstance(value, int) and not isinstance(value, bool):
+        return _not_negative(name, value)
+    return _checked_tuple(name, kind, value)
+
+
+def _checked_tuple(name: str, kind: str, value: Any) -> tuple[Any, ...]:
+    if isinstance(value, str) and "str" in kind:
+        value = [part for part in value.split(",") if part]
+    if not isinstance(value, list | tuple):
+        raise UserError(f"{name}={value!r}: expected a list")
+    expected = str if "str" in kind else int
+    for item in value:
+        if not isinstance(item, expected) or isinstance(item, bool):
+            raise UserError(f"{name}={value!r}: expected a list of {expected.__name__}")
     return tuple(value)
 
 

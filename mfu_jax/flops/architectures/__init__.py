@@ -8,7 +8,10 @@ A family is registered under the `decoder_block` names that it serves:
 
 from __future__ import annotations
 
+# Importing a module registers its families.
 from mfu_jax.flops.architectures import dense as dense
+from mfu_jax.flops.architectures import gemma4 as gemma4
+from mfu_jax.flops.architectures import mixtures as mixtures
 from mfu_jax.flops.architectures.registry import architecture as architecture
 from mfu_jax.flops.architectures.registry import build as build
 from mfu_jax.flops.architectures.registry import known_blocks as known_blocks

@@ -1,0 +1,102 @@
+"""Gemma 4: wider global layers whose keys are their values; the small ones reuse layers' keys."""
+
+from __future__ import annotations
+
+from mfu_jax.flops import matmuls
+from mfu_jax.flops.architectures import parts
+from mfu_jax.flops.architectures.registry import architecture
+from mfu_jax.flops.components import Component, Model, layers_of
+from mfu_jax.flops.matmuls import Components
+from mfu_jax.flops.shape import ModelShape
+
+_INTERVAL = 6
+_INTERVAL_E2B = 5
+
+
+@architecture("gemma4")
+def gemma4(shape: ModelShape) -> Model:
+    """Five local layers, then a global one with heads of its own; dense, or experts too."""
+    if shape.num_experts > 1:
+        # The shared expert is as wide as the dense MLP would be.
+        feed_forward: Components = (
+            *parts.moe(shape, shared_dim=shape.mlp_dim),
+            *parts.norms(shape, 3, "moe/norms"),
+            matmuls.vector("moe/router_scale", shape.emb_dim),
+            matmuls.vector("moe/expert_scale", shape.num_experts),
+        )
+    else:
+        feed_forward = parts.mlp(shape)
+    layers = []
+    for i in range(shape.num_decoder_layers):
+        is_global = (i + 1) % _INTERVAL == 0
+        block = (
+            *parts.norms(shape, 4),
+            matmuls.vector("layer_scale", 1),
+            *_attention(shape, is_global=is_global),
+            *feed_forward,
+        )
+        layers.append(("global_layers" if is_global else "local_layers", block))
+    return parts.decoder(shape, layers_of(layers))
+
+
+@architecture("gemma4_small")
+def gemma4_small(shape: ModelShape) -> Model:
+    """E2B and E4B: the last layers reuse keys and values; each layer has inputs of its own."""
+    interval = _INTERVAL_E2B if "e2b" in shape.model_name else _INTERVAL
+    first_shared = shape.num_decoder_layers - shape.num_kv_shared_layers
+    width, ple = shape.emb_dim, shape.hidden_size_per_layer_input
+    layers = []
+    for i in range(shape.num_decoder_layers):
+        is_global = (i + 1) % interval == 0
+        borrowed = 0 < first_shared <= i
+        wide = borrowed and shape.use_double_wide_mlp
+        block = (
+            *parts.norms(shape, 5 if ple else 4),
+            matmuls.vector("layer_scale", 1),
+            *_attention(shape, is_global=is_global, borrowed_kv=borrowed),
+            *parts.mlp(shape, (1 + wide) * shape.mlp_dim),
+            *(_per_layer_input(width, ple) if ple else ()),
+        )
+        kind = "global_layers" if is_global else "local_layers"
+        layers.append((f"{kind}_shared_kv" if borrowed else kind, block))
+    return parts.decoder(
+        shape, layers_of(layers), embedding=_per_layer_embedding(shape) if ple else ()
+    )
+
+
+def _attention(shape: ModelShape, *, is_global: bool, borrowed_kv: bool = False) -> Components:
+    if not is_global:
+        return parts.attention(
+            shape,
+            parts.window_mask(shape),
+            qk_norm=True,
+            shared_kv=False,
+            borrowed_kv=borrowed_kv,
+        )
+    return parts.attention(
+        shape,
+        parts.global_mask(shape),
+        qk_norm=True,
+        borrowed_kv=borrowed_kv,
+        kv_heads=shape.global_num_kv_heads or shape.num_kv_heads,
+        head_dim=shape.global_head_dim or shape.head_dim,
+    )
+
+
+def _per_layer_embedding(shape: ModelShape) -> Components:
+    """A table of every layer's inputs ``[V, L·P]``, and a projection ``[D, L·P]`` added to it."""
+    outputs = shape.num_decoder_layers * shape.hidden_size_per_layer_input
+    rows = shape.vocab_size_per_layer_input or shape.vocab_size
+    return (
+        matmuls.table("per_layer_tokens", rows, outputs),
+        matmuls.projection("per_layer_projection", shape.emb_dim, outputs),
+        matmuls.norm("per_layer_norm", shape.hidden_size_per_layer_input),
+    )
+
+
+def _per_layer_input(width: int, ple: int) -> tuple[Component, ...]:
+    """Each layer gates ``[D, P]`` its own inputs and adds them back ``[P, D]``."""
+    return (
+        matmuls.projection("per_layer/gate", width, ple),
+        matmuls.projection("per_layer/projection", ple, width),
+    )

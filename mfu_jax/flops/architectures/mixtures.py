@@ -1,0 +1,283 @@
+"""Families with experts in some layers, latent or sparse attention, linear attention."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from mfu_jax.errors import UserError
+from mfu_jax.flops import matmuls, mixers
+from mfu_jax.flops.architectures import parts
+from mfu_jax.flops.architectures.registry import architecture
+from mfu_jax.flops.components import Layer, Model, layers_of
+from mfu_jax.flops.masks import TopK
+from mfu_jax.flops.matmuls import Components
+from mfu_jax.flops.shape import ModelShape
+
+
+@architecture("deepseek")
+def deepseek(shape: ModelShape) -> Model:
+    """Latent attention; dense layers first, then experts; indexer, hyper-connections, engram."""
+    dense = (*_deepseek_attention(shape), *parts.mlp(shape))
+    sparse = (*_deepseek_attention(shape), *_deepseek_experts(shape))
+    engram = frozenset(shape.engram_layers)
+    layers = []
+    for i in range(shape.num_decoder_layers):
+        first = i < shape.first_num_dense_layers
+        kind, block = ("dense_layers", dense) if first else ("moe_layers", sparse)
+        if i in engram:
+            kind, block = f"{kind}_engram", (*block, *_engram(shape, shape.engram_layers.index(i)))
+        layers.append((kind, block))
+    return parts.decoder(shape, layers_of(layers))
+
+
+def _deepseek_attention(shape: ModelShape) -> Components:
+    """Norms, attention with its indexer, and the hyper-connections around both blocks."""
+    if not shape.use_indexer:
+        attended = parts.attention(shape, parts.global_mask(shape))
+    else:
+        shape.require("indexer_topk", "indexer_n_heads", "indexer_head_dim", "q_lora_rank")
+        attended = (
+            *mixers.indexer(
+                shape.emb_dim,
+                shape.q_lora_rank,
+                shape.indexer_n_heads,
+                shape.indexer_head_dim,
+                scored=shape.max_target_length > shape.indexer_topk,
+                trained=shape.indexer_loss_scaling_factor > 0,
+            ),
+            *parts.attention(shape, TopK(shape.indexer_topk)),
+        )
+    return (*parts.norms(shape, 2), *_hyper_connections(shape), *attended)
+
+
+def _hyper_connections(shape: ModelShape) -> Components:
+    """Around attention and around the MLP: two a layer."""
+    if shape.mhc_expansion_rate <= 1:
+        return ()
+    return (
+        *matmuls.hyper_connection(
+            shape.mhc_expansion_rate, shape.emb_dim, "hyper_connection/attention"
+        ),
+        *matmuls.hyper_connection(shape.mhc_expansion_rate, shape.emb_dim, "hyper_connection/mlp"),
+    )
+
+
+def _deepseek_experts(shape: ModelShape) -> Components:
+    return parts.moe(shape) if shape.num_experts > 1 else parts.mlp(shape)
+
+
+def _engram(shape: ModelShape, index: int) -> Components:
+    """n-gram memory of the `index`-th engram layer: hashed tables, projections, convolution."""
+    shape.require(
+        "engram_num_heads",
+        "engram_head_dim",
+        "engram_max_ngram_size",
+        "engram_kernel_size",
+        "engram_vocab_bases",
+    )
+    orders = shape.engram_max_ngram_size - 1
+    if len(shape.engram_vocab_bases) != orders:
+        raise UserError(
+            f"engram_vocab_bases has {len(shape.engram_vocab_bases)} entries; expected {orders}, "
+            f"one for each n-gram order up to engram_max_ngram_size"
+        )
+    rows = _engram_rows(shape.engram_vocab_bases, shape.engram_num_heads, len(shape.engram_layers))[
+        index
+    ]
+    return (
+        matmuls.table("engram/tables", rows, shape.engram_head_dim),
+        *matmuls.engram(
+            shape.emb_dim,
+            streams=shape.mhc_expansion_rate,
+            memory=shape.engram_num_heads * shape.engram_head_dim * orders,
+            kernel=shape.engram_kernel_size,
+        ),
+    )
+
+
+@functools.lru_cache
+def _engram_rows(bases: tuple[int, ...], heads: int, layers: int) -> tuple[int, ...]:
+    """Table rows of each engram layer: every head's table has a prime size that no other has."""
+    seen: set[int] = set()
+    rows = []
+    for _ in range(layers):
+        total = 0
+        for base in bases:
+            candidate = base
+            for _ in range(heads):
+                while candidate in seen or not _is_prime(candidate):
+                    candidate += 1
+                seen.add(candidate)
+                total += candidate
+        rows.append(total)
+    return tuple(rows)
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % d for d in range(2, math.isqrt(number) + 1))
+
+
+@architecture("deepseek4")
+def deepseek4(shape: ModelShape) -> Model:
+    """Window, compressed and sparse compressed attention by layer; experts everywhere."""
+    shape.require(
+        "num_query_heads",
+        "num_kv_heads",
+        "head_dim",
+        "q_lora_rank",
+        "o_groups",
+        "o_lora_rank",
+        "sliding_window_size",
+        "compress_ratios",
+        "indexer_topk",
+        "indexer_n_heads",
+        "indexer_head_dim",
+    )
+    if len(shape.compress_ratios) < shape.num_decoder_layers:
+        raise UserError(
+            f"compress_ratios has {len(shape.compress_ratios)} entries; expected one for each of "
+            f"{shape.num_decoder_layers} layers"
+        )
+    streams = shape.mhc_expansion_rate
+    layers = []
+    for i, ratio in enumerate(shape.compress_ratios[: shape.num_decoder_layers]):
+        kind = _DEEPSEEK4_LAYERS.get(ratio, "compressed_layers")
+        hashed = i < shape.first_num_hash_layers
+        routed = parts.moe(shape, router_bias=False) if hashed else parts.moe(shape)
+        block = (
+            *parts.norms(shape, 2),
+            *_hyper_connections(shape),
+            *_compressed_attention(shape, ratio),
+            *routed,
+        )
+        layers.append((f"{kind}_hash_routed" if hashed else kind, block))
+    # The streams are joined by weights that are computed from all of them.
+    closing = (
+        matmuls.projection("hyper_head", streams * shape.emb_dim, streams, bias=True),
+        matmuls.vector("hyper_head/scale", 1),
+    )
+    return parts.decoder(shape, layers_of(layers), closing=closing if streams > 1 else ())
+
+
+# Ratio 4 is the one that has an indexer.
+_DEEPSEEK4_LAYERS = {0: "window_layers", 4: "sparse_compressed_layers"}
+_INDEXED_RATIO = 4
+
+
+def _compressed_attention(shape: ModelShape, ratio: int) -> Components:
+    indexed = ratio == _INDEXED_RATIO
+    attended = mixers.compressed_attention(
+        shape.emb_dim,
+        shape.num_query_heads,
+        shape.num_kv_heads,
+        shape.head_dim,
+        q_lora_rank=shape.q_lora_rank,
+        o_groups=shape.o_groups,
+        o_lora_rank=shape.o_lora_rank,
+        window=shape.sliding_window_size,
+        ratio=ratio,
+        topk=shape.indexer_topk if indexed else 0,
+    )
+    if not indexed:
+        return attended
+    picked = mixers.compressed_indexer(
+        shape.emb_dim,
+        shape.q_lora_rank,
+        shape.indexer_n_heads,
+        shape.indexer_head_dim,
+        ratio=ratio,
+        trained=shape.indexer_loss_scaling_factor > 0,
+    )
+    return (*picked, *attended)
+
+
+@architecture("llama4")
+def llama4(shape: ModelShape) -> Model:
+    """Chunked attention but for every n-th layer; experts in every m-th layer."""
+    attended = {
+        # Its norm on queries and keys has no weights.
+        "chunked": parts.attention(shape, parts.chunk_mask(shape), qk_norm=False),
+        "global": parts.attention(shape, parts.global_mask(shape), qk_norm=False),
+    }
+    forward = {"moe": parts.feed_forward(shape), "dense": parts.mlp(shape)}
+    interval, step = shape.nope_layer_interval, max(shape.interleave_moe_layer_step, 1)
+    layers = []
+    for i in range(shape.num_decoder_layers):
+        kind = "global" if interval and (i + 1) % interval == 0 else "chunked"
+        experts = "moe" if (i + 1) % step == 0 else "dense"
+        block = (*parts.norms(shape, 2), *attended[kind], *forward[experts])
+        layers.append((f"{kind}_{experts}_layers", block))
+    return parts.decoder(shape, layers_of(layers))
+
+
+@architecture("envy")
+def envy(shape: ModelShape) -> Model:
+    """Switch-style: experts in every n-th layer, a dense MLP in the others."""
+    step = max(shape.interleave_moe_layer_step, 1)
+    forward = {"moe_layers": parts.feed_forward(shape), "dense_layers": parts.mlp(shape)}
+    attended = (*parts.norms(shape, 3), *parts.attention(shape, parts.global_mask(shape)))
+    kinds = [
+        "moe_layers" if (i + 1) % step == 0 else "dense_layers"
+        for i in range(shape.num_decoder_layers)
+    ]
+    return parts.decoder(shape, layers_of((kind, (*attended, *forward[kind])) for kind in kinds))
+
+
+@architecture("qwen3_custom_moe")
+def qwen3_custom_moe(shape: ModelShape) -> Model:
+    """Attention projects to a narrower latent; the experts work on it; a projection leads back."""
+    shape.require("attention_output_dim", "moe_expert_input_dim")
+    latent = shape.moe_expert_input_dim
+    block = (
+        *parts.norms(shape, 2),
+        *parts.attention(
+            shape,
+            parts.global_mask(shape),
+            qk_norm=True,
+            output_width=shape.attention_output_dim,
+        ),
+        matmuls.norm("latent_norm", latent),
+        *parts.moe(shape, width=latent),
+        matmuls.projection("up_proj", latent, shape.emb_dim),
+    )
+    return parts.decoder(
+        shape, (Layer(name="layers", components=block, repeats=shape.num_decoder_layers),)
+    )
+
+
+@architecture("qwen3_next", "qwen3_5")
+def qwen3_next(shape: ModelShape) -> Model:
+    """Gated delta nets, gated full attention in every n-th layer, experts with a shared one."""
+    shape.require(
+        "gdn_num_key_heads",
+        "gdn_num_value_heads",
+        "gdn_key_head_dim",
+        "gdn_value_head_dim",
+        "gdn_conv_kernel_dim",
+    )
+    experts: Components = parts.feed_forward(shape)
+    if shape.num_experts > 1 and shape.shared_experts:
+        experts = (*experts, matmuls.projection("moe/shared_gate", shape.emb_dim, 1))
+    token_mixers = {
+        "full_attention_layers": parts.attention(
+            shape, parts.global_mask(shape), output_gate=True, qk_norm=True
+        ),
+        "delta_net_layers": mixers.gated_delta_net(
+            shape.emb_dim,
+            key_heads=shape.gdn_num_key_heads,
+            value_heads=shape.gdn_num_value_heads,
+            key_dim=shape.gdn_key_head_dim,
+            value_dim=shape.gdn_value_head_dim,
+            kernel=shape.gdn_conv_kernel_dim,
+        ),
+    }
+    interval = shape.inhomogeneous_layer_cycle_interval
+    kinds = [
+        "full_attention_layers" if (i + 1) % interval == 0 else "delta_net_layers"
+        for i in range(shape.num_decoder_layers)
+    ]
+    blocks = {
+        kind: (*parts.norms(shape, 2), *mixer, *experts) for kind, mixer in token_mixers.items()
+    }
+    return parts.decoder(shape, layers_of((kind, blocks[kind]) for kind in kinds))

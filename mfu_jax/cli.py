@@ -13,6 +13,7 @@ COMMANDS = {
     "flops": "model FLOPs and parameters of a model name, MaxText YAML or config.json",
     "compare": "the ledger from model FLOPs to executed and XLA-reported FLOPs",
     "hardware": "peaks of the attached or named accelerator; --calibrate measures one",
+    "project": "training time, chips, MFU needed or cost, each from the others",
 }
 
 

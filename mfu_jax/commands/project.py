@@ -1,0 +1,190 @@
+"""`mfu-jax project key=value …`: training time, chips, MFU needed, tokens or cost."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mfu_jax import hardware
+from mfu_jax.errors import UserError, nearest
+from mfu_jax.projection import Projection, as_json, project
+
+_USAGE = """usage: mfu-jax project key=value … [--json]
+
+Give three of tokens, chips, time and throughput; the fourth is solved for.
+
+  tokens=15e12           trained on in all (15T will do)
+  chips=16384            accelerators; a TPU7x or MI250X chip is two JAX devices
+  days=54                time; or hours=…, seconds=…
+  mfu=0.4                throughput, as a fraction of the peak; or
+    tokens_per_sec_per_device=…, or step_time_seconds=… with tokens_per_step=…
+
+  model=llama3-8b        a bundled model or a file, for the FLOPs of a token; or params=8e9 (6N)
+    max_target_length=8192  convention=maxtext
+  hardware=h100          the peak, in dtype=bf16; or peak_tflops_per_device=989
+  price=2.5              of one chip for one hour; with budget=… for the chips × time it buys"""
+
+_NUMBERS = (
+    "tokens",
+    "chips",
+    "days",
+    "hours",
+    "seconds",
+    "mfu",
+    "tokens_per_sec_per_device",
+    "step_time_seconds",
+    "tokens_per_step",
+    "params",
+    "max_target_length",
+    "peak_tflops_per_device",
+    "price",
+    "budget",
+)
+_WORDS = ("model", "convention", "hardware", "dtype")
+_SECONDS = {"days": 86400, "hours": 3600, "seconds": 1}
+_SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_DEFAULT_LENGTH = 4096
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    if not argv or {"-h", "--help"} & set(argv):
+        print(_USAGE)
+        return 0 if argv else 2
+    numbers, words = _parse([argument for argument in argv if argument != "--json"])
+    times = [name for name in _SECONDS if name in numbers]
+    if len(times) > 1:
+        raise UserError(
+            f"time is given as {' and '.join(times)}; expected one; usually left over from an "
+            f"earlier call; drop {times[-1]}=…"
+        )
+    flops_per_token, model_text = _flops_per_token(numbers, words)
+    peak, devices_per_chip, chip_text = _peak_per_chip(numbers, words)
+    rate = numbers.get("tokens_per_sec_per_device")
+    run = project(
+        tokens=numbers.get("tokens"),
+        chips=numbers.get("chips"),
+        seconds=numbers[times[0]] * _SECONDS[times[0]] if times else None,
+        mfu=numbers.get("mfu"),
+        tokens_per_sec_per_chip=None if rate is None else rate * devices_per_chip,
+        step_time_seconds=numbers.get("step_time_seconds"),
+        flops_per_token=flops_per_token,
+        peak_flops_per_sec_per_chip=peak,
+        tokens_per_step=numbers.get("tokens_per_step"),
+        price_per_chip_hour=numbers.get("price"),
+        budget=numbers.get("budget"),
+    )
+    if "--json" in argv:
+        print(json.dumps({**as_json(run), "model": model_text, "hardware": chip_text}, indent=1))
+    else:
+        print(_render(run, model_text, chip_text))
+    return 0
+
+
+def _parse(arguments: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
+    numbers: dict[str, float] = {}
+    words: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, value = argument.lstrip("-").partition("=")
+        if key not in (*_NUMBERS, *_WORDS) or not equals:
+            raise UserError(
+                f"{argument!r} is not known here{nearest(key, (*_NUMBERS, *_WORDS))}; expected "
+                f"key=value with one of {', '.join((*_NUMBERS, *_WORDS))}; see mfu-jax project -h"
+            )
+        if key in _WORDS:
+            words[key] = value
+        else:
+            numbers[key] = _number(key, value)
+    return numbers, words
+
+
+def _number(key: str, text: str) -> float:
+    """A number, with K, M, B or T behind it if need be.
+
+    >>> _number("tokens", "15T"), _number("tokens", "1.5e13")
+    (15000000000000.0, 15000000000000.0)
+    """
+    match = re.fullmatch(r"(.*?)([KMBT]?)", text.strip().replace("_", "").replace(",", ""))
+    try:
+        return float(match[1]) * _SUFFIXES[match[2]] if match else float("")
+    except ValueError:
+        raise UserError(
+            f"{key}={text!r} is not a number; expected one such as 15e12 or 15T; usually a typo; "
+            f"pass {key}=… again"
+        ) from None
+
+
+def _flops_per_token(
+    numbers: Mapping[str, float], words: Mapping[str, str]
+) -> tuple[float | None, str]:
+    """Model FLOPs of one token, forward and backward, and in words where they come from."""
+    if "model" in words and "params" in numbers:
+        raise UserError(
+            "model=… and params=… are both given; expected one; params is for models without a "
+            "config; drop one of them"
+        )
+    if "params" in numbers:
+        return 6 * numbers["params"], f"{numbers['params']:g} parameters, 6N (no attention)"
+    if "model" not in words:
+        return None, ""
+    from mfu_jax.flops.analytic import calculate_tokens_per_device, model_flops_per_device
+    from mfu_jax.yaml_files import model_file, read_mapping
+
+    values: dict[str, Any] = dict(read_mapping(model_file(words["model"])))
+    length = int(numbers.get("max_target_length", values.get("max_target_length", _DEFAULT_LENGTH)))
+    config = {**values, "max_target_length": length, "per_device_batch_size": 1}
+    convention = words.get("convention", "maxtext")
+    flops = model_flops_per_device(config, convention).training
+    per_token = float(flops / calculate_tokens_per_device(config))
+    return per_token, f"{words['model']}, sequences of {length} tokens, convention {convention}"
+
+
+def _peak_per_chip(
+    numbers: Mapping[str, float], words: Mapping[str, str]
+) -> tuple[float | None, int, str]:
+    """Peak FLOP/s of a chip, its JAX devices, and in words which peak that is."""
+    flag = numbers.get("peak_tflops_per_device")
+    name = words.get("hardware")
+    if flag is None and name is None:
+        return None, 1, ""
+    peak = hardware.resolve_peak(
+        None, words.get("dtype", "bf16"), peak_tflops_per_device=flag, hardware=name
+    )
+    devices = hardware.named(name).devices_per_chip if name else 1
+    text = f"{peak.tflops_per_sec:g} TFLOP/s a device ({peak.source})"
+    if devices > 1:
+        text += f", {devices} devices a chip"
+    return peak.flops_per_sec * devices, devices, text
+
+
+def _render(run: Projection, model: str, chip: str) -> str:
+    def per_token() -> str:
+        return "" if run.flops_per_token is None else f"{run.flops_per_token:.5g} ({model})"
+
+    mfu = "" if run.mfu is None else f"{run.mfu:.2%}"
+    if run.mfu is not None and run.mfu > 1:
+        mfu += "  impossible: more than the peak; more chips, more time or fewer tokens are needed"
+    rows = {
+        "tokens": f"{run.tokens:.5g}",
+        "chips": f"{run.chips:,.0f}" if run.chips == round(run.chips) else f"{run.chips:,.1f}",
+        "training time": _duration(run.seconds),
+        "MFU": mfu,
+        "tokens/s/chip": f"{run.tokens_per_sec_per_chip:,.1f}",
+        "FLOPs per token": per_token(),
+        "FLOPs in all": "" if run.total_flops is None else f"{run.total_flops:.5g}",
+        "peak": chip,
+        "steps": ""
+        if run.steps is None
+        else f"{run.steps:,.0f} of {run.step_time_seconds:.4g} s each",
+        "chip-hours": f"{run.chip_hours:,.0f}",
+        "cost": "" if run.cost is None else f"{run.cost:,.0f}",
+    }
+    return "\n".join(f"{name:<16} {text}" for name, text in rows.items() if text)
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 2 * 86400:
+        return f"{seconds / 86400:,.2f} days"
+    return f"{seconds / 3600:,.2f} hours" if seconds >= 7200 else f"{seconds:,.1f} s"

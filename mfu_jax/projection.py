@@ -1,0 +1,217 @@
+"""How long a training run takes, how many chips it wants, what MFU it needs, what it costs.
+
+One relation between four numbers, of which three are given (Google, MaxText's page on performance
+metrics, writes the time in three equal ways):
+
+    time = step time × steps
+         = tokens / (tokens per second per chip × chips)
+         = FLOPs per token × tokens / (MFU × chips × peak of a chip)
+
+No jax, no numpy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from mfu_jax.errors import UserError
+
+_QUANTITIES = {
+    "tokens": "tokens=…",
+    "chips": "chips=…",
+    "seconds": "days=… (or hours, seconds)",
+    "tokens_per_sec_per_chip": "mfu=… (or tokens_per_sec_per_device, step_time_seconds)",
+    "chip_seconds": "budget=… with price=…",
+}
+_TOLERANCE = 1e-9  # two ways to one number may differ by rounding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projection:
+    """A training run with everything that follows from what was given.
+
+    Attributes:
+        tokens: trained on in all.
+        chips: may be a fraction where it was solved for.
+        seconds: wall time of training.
+        tokens_per_sec_per_chip: measured or implied throughput.
+        flops_per_token: model FLOPs, forward and backward; None: unknown, and so is the MFU.
+        peak_flops_per_sec_per_chip: dense peak of all JAX devices of a chip; None: unknown.
+        tokens_per_step: global batch in tokens; None: unknown, and so are the steps.
+        price_per_chip_hour: in any currency; None: unknown, and so is the cost.
+    """
+
+    tokens: float
+    chips: float
+    seconds: float
+    tokens_per_sec_per_chip: float
+    flops_per_token: float | None = None
+    peak_flops_per_sec_per_chip: float | None = None
+    tokens_per_step: float | None = None
+    price_per_chip_hour: float | None = None
+
+    @property
+    def mfu(self) -> float | None:
+        """Measured tokens/s over those at the peak."""
+        if self.flops_per_token is None or self.peak_flops_per_sec_per_chip is None:
+            return None
+        return (
+            self.tokens_per_sec_per_chip * self.flops_per_token / self.peak_flops_per_sec_per_chip
+        )
+
+    @property
+    def chip_hours(self) -> float:
+        """Chips × hours."""
+        return self.chips * self.seconds / 3600
+
+    @property
+    def cost(self) -> float | None:
+        """Chip-hours × price."""
+        price = self.price_per_chip_hour
+        return None if price is None else price * self.chip_hours
+
+    @property
+    def total_flops(self) -> float | None:
+        """Model FLOPs of the whole run."""
+        return None if self.flops_per_token is None else self.flops_per_token * self.tokens
+
+    @property
+    def steps(self) -> float | None:
+        """Optimizer steps."""
+        return None if self.tokens_per_step is None else self.tokens / self.tokens_per_step
+
+    @property
+    def step_time_seconds(self) -> float | None:
+        """Time of one optimizer step."""
+        return None if self.steps is None else self.seconds / self.steps
+
+
+def project(
+    *,
+    tokens: float | None = None,
+    chips: float | None = None,
+    seconds: float | None = None,
+    mfu: float | None = None,
+    tokens_per_sec_per_chip: float | None = None,
+    step_time_seconds: float | None = None,
+    flops_per_token: float | None = None,
+    peak_flops_per_sec_per_chip: float | None = None,
+    tokens_per_step: float | None = None,
+    price_per_chip_hour: float | None = None,
+    budget: float | None = None,
+) -> Projection:
+    """Solves for whatever of tokens, chips, time and throughput is not given.
+
+    Throughput is given as `mfu` (with `flops_per_token` and the peak), as tokens per second, or as
+    `step_time_seconds` (with `tokens_per_step` and `chips`). A `budget` with its price stands for
+    chips × time.
+
+    Raises:
+        UserError: a number makes no sense, too few are given, or two contradict each other.
+
+    >>> run = project(tokens=1.5e13, chips=16384, mfu=0.4, flops_per_token=6 * 405e9,
+    ...     peak_flops_per_sec_per_chip=989.4e12)
+    >>> round(run.seconds / 86400, 1)
+    65.1
+    """
+    given = {name: value for name, value in locals().items() if value is not None}
+    for name, value in given.items():
+        if not (math.isfinite(value) and value > 0):
+            raise UserError(
+                f"{name}={value:g} cannot be; expected a finite number above 0; usually a typo; "
+                f"leave it out where it is what you want to know"
+            )
+    if mfu is not None and mfu > 1:
+        raise UserError(
+            f"mfu={mfu:g} is above 1; expected a fraction of the peak; usually percent; pass "
+            f"mfu={mfu / 100:g}"
+        )
+    if step_time_seconds is not None and tokens_per_step is None:
+        raise UserError(
+            "step_time_seconds=… is given without tokens_per_step=…; expected both; the step "
+            "time alone says nothing about tokens; pass the global batch size × sequence length"
+        )
+    if budget is not None and price_per_chip_hour is None:
+        raise UserError(
+            "budget=… is given without price=…; expected both; a budget buys chip-hours at a "
+            "price; pass price=… of one chip for one hour"
+        )
+    known = {name: given[name] for name in _QUANTITIES if name in given}
+    if mfu is not None:
+        _learn(known, "tokens_per_sec_per_chip", _rate(mfu, given))
+    if budget is not None and price_per_chip_hour is not None:
+        known["chip_seconds"] = 3600 * budget / price_per_chip_hour
+    for _ in _QUANTITIES:
+        _apply_rules(known, step_time_seconds, tokens_per_step)
+    missing = [text for name, text in _QUANTITIES.items() if name not in known]
+    if missing:
+        raise UserError(
+            f"too little is given to solve for the rest; expected three of tokens, chips, time "
+            f"and throughput; unknown are {', '.join(missing[:4])}; pass one more of them"
+        )
+    del known["chip_seconds"]
+    return Projection(
+        **known,
+        flops_per_token=flops_per_token,
+        peak_flops_per_sec_per_chip=peak_flops_per_sec_per_chip,
+        tokens_per_step=tokens_per_step,
+        price_per_chip_hour=price_per_chip_hour,
+    )
+
+
+def _rate(mfu: float, given: dict[str, float]) -> float:
+    """Tokens per second per chip: MFU × peak / FLOPs per token."""
+    for name, text in (
+        ("flops_per_token", "the model: model=llama3-8b, say, or params=8e9"),
+        ("peak_flops_per_sec_per_chip", "the chip: hardware=h100, or peak_tflops_per_device=…"),
+    ):
+        if name not in given:
+            raise UserError(
+                f"mfu=… is given, but {name} is not; expected both; an MFU is a share of a peak "
+                f"for a model; pass {text}"
+            )
+    return mfu * given["peak_flops_per_sec_per_chip"] / given["flops_per_token"]
+
+
+def _apply_rules(
+    known: dict[str, float], step_time_seconds: float | None, tokens_per_step: float | None
+) -> None:
+    """Every way from what is known to the rest; a second way to a number must give the same."""
+    if step_time_seconds and tokens_per_step:
+        per_second = tokens_per_step / step_time_seconds
+        if "chips" in known:
+            _learn(known, "tokens_per_sec_per_chip", per_second / known["chips"])
+        if "tokens" in known:
+            _learn(known, "seconds", known["tokens"] / per_second)
+        if "seconds" in known:
+            _learn(known, "tokens", known["seconds"] * per_second)
+        if "tokens_per_sec_per_chip" in known:
+            _learn(known, "chips", per_second / known["tokens_per_sec_per_chip"])
+    for product, one, other in (
+        ("chip_seconds", "chips", "seconds"),
+        ("tokens", "tokens_per_sec_per_chip", "chip_seconds"),
+    ):
+        if one in known and other in known:
+            _learn(known, product, known[one] * known[other])
+        elif product in known and one in known:
+            _learn(known, other, known[product] / known[one])
+        elif product in known and other in known:
+            _learn(known, one, known[product] / known[other])
+
+
+def _learn(known: dict[str, float], name: str, value: float) -> None:
+    if name in known and not math.isclose(known[name], value, rel_tol=_TOLERANCE):
+        raise UserError(
+            f"what is given contradicts itself: {name} would be both {known[name]:g} and "
+            f"{value:g}; expected three of tokens, chips, time and throughput; one is too many; "
+            f"leave out {_QUANTITIES[name]}, say"
+        )
+    known.setdefault(name, value)
+
+
+def as_json(run: Projection) -> dict[str, float | None]:
+    """All numbers, those that follow included."""
+    names = ("mfu", "chip_hours", "cost", "total_flops", "steps", "step_time_seconds")
+    return {**dataclasses.asdict(run), **{name: getattr(run, name) for name in names}}

@@ -56,22 +56,10 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         batches=(32, 16, 8, 4),
         settings={"model_name": "gpt2-124m", "max_target_length": 1024, "remat_policy": "minimal"},
     ),
-    "llama-1b": Benchmark(
+    "llama3.2-1b": Benchmark(
         parameters=1.24e9,
         batches=(8, 4, 2, 1),
-        settings={  # the shape of Llama 3.2 1B
-            "vocab_size": 128256,
-            "num_decoder_layers": 16,
-            "emb_dim": 2048,
-            "num_query_heads": 32,
-            "num_kv_heads": 8,
-            "head_dim": 64,
-            "mlp_dim": 8192,
-            "rope_max_timescale": 500000,
-            "logits_via_embedding": "true",
-            "max_target_length": 4096,
-            "remat_policy": "full",
-        },
+        settings={"model_name": "llama3.2-1b", "max_target_length": 4096, "remat_policy": "full"},
     ),
     "llama3-8b": Benchmark(
         parameters=8.03e9,
@@ -79,7 +67,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         settings={"model_name": "llama3-8b", "max_target_length": 4096, "remat_policy": "full"},
     ),
 }
-STANDARD = ("gpt2-124m", "llama-1b", "llama3-8b")
+STANDARD = ("gpt2-124m", "llama3.2-1b", "llama3-8b")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,8 +82,8 @@ def test_a_model_that_cannot_fit_is_skipped_with_the_numbers():
     ("name", "device", "weights"),
     [
         ("llama3-8b", H100, "bfloat16"),  # 64 GB of state; in float32 it would be 128
-        ("llama-1b", H100, "float32"),  # 20 GB
-        ("llama-1b", V5E, "bfloat16"),  # 20 GB do not fit, 10 do
+        ("llama3.2-1b", H100, "float32"),  # 20 GB
+        ("llama3.2-1b", V5E, "bfloat16"),  # 20 GB do not fit, 10 do
         ("llama3-8b", dataclasses.replace(H100, count=8), "float32"),  # 16 GB a device
         ("llama3-8b", dataclasses.replace(V5E, count=8), "bfloat16"),  # 8 GB a device
     ],

@@ -145,7 +145,7 @@ def _causes(executed: ExecutedCount, reported: int) -> tuple[LedgerLine, ...]:
         ),
         LedgerLine(
             label="kernels not seen",
-            flops=-executed.kernels_once,
+            flops=executed.kernels_xla - executed.kernels_once,
             note=", ".join(executed.kernels) or "no custom kernels",
         ),
         LedgerLine(

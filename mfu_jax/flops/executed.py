@@ -8,21 +8,19 @@ is looked at once, however often it is executed.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+# Imported for the costs that they register.
+import mfu_jax.flops.kernels_cudnn
+import mfu_jax.flops.kernels_mosaic  # noqa: F401
+from mfu_jax.flops.collectives import Collective
 from mfu_jax.flops.count import FlopCount, Unaccounted
-from mfu_jax.flops.hlo_loops import trip_count
-from mfu_jax.flops.hlo_matmuls import convolution_flops, dot_flops
-from mfu_jax.flops.hlo_text import (
-    HloComputation,
-    HloInstruction,
-    HloModule,
-    HloParseError,
-    parse_hlo,
-)
+from mfu_jax.flops.hlo_costs import Call, CostReader, KernelFlops, LocalCost, Matmul
+from mfu_jax.flops.hlo_text import HloModule, HloParseError, parse_hlo
 from mfu_jax.flops.scopes import read_scope
 
 
@@ -46,77 +44,127 @@ class ExecutedCount(FlopCount):
     """Matmul FLOPs that one device executes in one call of the program.
 
     Attributes:
-        loops_once: the same FLOPs with every loop body counted once, as XLA's own report does.
-        kernels: the part of it in custom kernels, whose inside XLA does not see, by kernel name.
-        kernels_once: the FLOPs of these kernels with every loop body counted once.
+        kernels: FLOPs in custom kernels whose inside XLA does not see (or sees wrongly), by name.
+            A part of `total`, as everything that is counted is in one of the phases.
         elementwise: FLOPs of everything that is no matmul, by XLA's own rule of one for each
             element of a result. Not a part of `total`.
+        hbm_bytes: bytes that unfused instructions read from and write to HBM.
+        collectives: every collective, with its bytes and how often it runs.
+        loops_once: `total` with every loop body counted once, as XLA's own report does.
+        kernels_once: FLOPs of `kernels` with every loop body counted once …
+        kernels_xla: … and what XLA takes them for: their authors' `cost_estimate`, or 0.
         elementwise_once: `elementwise` with every loop body counted once.
         flags: choices that the count had to make, such as the branch of a conditional.
     """
 
-    loops_once: int = 0
     kernels: Mapping[str, int] = field(default_factory=dict)
-    kernels_once: int = 0
     elementwise: int = 0
+    hbm_bytes: int = 0
+    collectives: tuple[Collective, ...] = ()
+    loops_once: int = 0
+    kernels_once: int = 0
+    kernels_xla: int = 0
     elementwise_once: int = 0
     flags: tuple[Flag, ...] = ()
 
 
-@dataclass(slots=True)
-class _Call:
-    """An instruction that runs other computations: all of them, or (alternatives) one of them."""
-
-    instruction: HloInstruction
-    callees: tuple[tuple[str, int], ...]  # name, times for each run of the caller
-    alternatives: bool = False
-
-
-@dataclass(slots=True)
-class _Local:
-    """What one computation does itself, and what it calls."""
-
-    matmuls: list[tuple[HloInstruction, int, str]] = field(default_factory=list)
-    calls: list[_Call] = field(default_factory=list)
-    unaccounted: list[Unaccounted] = field(default_factory=list)
-
-
-_MATMULS: dict[str, Callable[[HloComputation, HloInstruction], int]] = {
-    "dot": dot_flops,
-    "convolution": convolution_flops,
-}
-_CALLS = {"fusion": "calls", "call": "to_apply", "async-start": "calls"}
-
-
-def executed_flops(program: HasText | str) -> ExecutedCount:
+def executed_flops(
+    program: HasText | str,
+    *,
+    kernel_flops: KernelFlops | None = None,
+    trip_counts: Mapping[str, int] | None = None,
+) -> ExecutedCount:
     """Counts the matmul FLOPs that one device executes in one call of a compiled program.
 
     Args:
         program: what ``jax.jit(f).lower(…).compile()`` returned, or its ``as_text()``.
+        kernel_flops: FLOPs of one run of custom kernels, by kernel name or custom-call target; or
+            a function of the `KernelCall` that returns them, or None where it does not know.
+        trip_counts: iterations of loops that depend on data, by the op_name or the name of the
+            ``while``, as `unaccounted` shows it.
 
     Returns:
         The count. What could not be counted is in `unaccounted`.
 
     Raises:
         HloParseError: where the text is not optimised HLO.
+
+    >>> executed_flops('''HloModule m
+    ... ENTRY %main (x: f32[2,3], y: f32[3,4]) -> f32[2,4] {
+    ...   %x = f32[2,3] parameter(0)
+    ...   %y = f32[3,4] parameter(1)
+    ...   ROOT %d = f32[2,4] dot(%x, %y), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+    ... }''').total
+    48
     """
     text = program if isinstance(program, str) else program.as_text()
     if not text:
         raise HloParseError("the compiled program has no text")
-    return _Counter(parse_hlo(text)).count()
+    module = parse_hlo(text)
+    reader = CostReader(
+        module,
+        kernel_flops=kernel_flops,
+        trip_counts=trip_counts or {},
+        constants=_Constants(program).module,
+    )
+    return _Counter(module, reader).count()
+
+
+class _Constants:
+    """The program once more with its large constants written out; made only if one is needed."""
+
+    def __init__(self, program: Any) -> None:
+        self.program = program
+        self.made: HloModule | None = None
+        self.tried = False
+
+    def module(self) -> HloModule | None:
+        if not self.tried and hasattr(self.program, "runtime_executable"):
+            self.tried = True
+            hlo = self.program.runtime_executable().hlo_modules()[0]
+            options = sys.modules[type(hlo).__module__].HloPrintOptions()
+            options.print_large_constants = True
+            self.made = parse_hlo(hlo.to_string(options))
+        return self.made
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What the top-down pass adds up."""
+
+    phases: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    scopes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    dtypes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    kernels: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    loops_once: int = 0
+    kernels_once: int = 0
+    kernels_xla: int = 0
+
+    def add(self, matmul: Matmul, op_name: str, runs: int, once: int) -> None:
+        scope = read_scope(op_name)
+        self.phases[scope.phase] += runs * (matmul.flops - matmul.rematerialized)
+        self.phases["rematerialized"] += runs * matmul.rematerialized
+        self.scopes[scope.path] += runs * matmul.flops
+        self.dtypes[matmul.dtype] += runs * matmul.flops
+        self.loops_once += once * matmul.flops
+        if matmul.kernel:
+            self.kernels[matmul.kernel] += runs * matmul.flops
+            self.kernels_once += once * matmul.flops
+            self.kernels_xla += once * matmul.seen_by_xla
 
 
 class _Counter:
-    def __init__(self, module: HloModule) -> None:
+    def __init__(self, module: HloModule, reader: CostReader) -> None:
         self.module = module
-        self.locals: dict[str, _Local] = {}
+        self.reader = reader
+        self.locals: dict[str, LocalCost] = {}
         self.totals: dict[str, int] = {}
 
     def count(self) -> ExecutedCount:
         order = self._bottom_up_order()
         for name in order:
             local = self.locals[name]
-            self.totals[name] = sum(flops for _, flops, _ in local.matmuls) + sum(
+            self.totals[name] = sum(matmul.flops for matmul in local.matmuls) + sum(
                 self.totals[callee] * times
                 for call in local.calls
                 for callee, times in self._taken(call)
@@ -126,22 +174,18 @@ class _Counter:
         context: dict[str, str] = {}  # op_name of the caller, for instructions that have none
         entry = self.module.entry.name
         times[entry] = once[entry] = 1
-        phases: dict[str, int] = defaultdict(int)
-        scopes: dict[str, int] = defaultdict(int)
-        dtypes: dict[str, int] = defaultdict(int)
+        sums = _Sums()
         unaccounted: list[Unaccounted] = []
+        collectives: list[Collective] = []
         flags: list[Flag] = []
-        loops_once = 0
+        elementwise = elementwise_once = hbm_bytes = 0
         for name in reversed(order):
-            runs, local = times[name], self.locals[name]
             if not once[name]:
                 continue  # only in branches that are not taken
-            for instruction, flops, dtype in local.matmuls:
-                scope = read_scope(instruction.op_name or context.get(name, ""))
-                phases[scope.phase] += runs * flops
-                scopes[scope.path] += runs * flops
-                dtypes[dtype] += runs * flops
-                loops_once += once[name] * flops
+            runs, local = times[name], self.locals[name]
+            for matmul in local.matmuls:
+                op_name = matmul.instruction.op_name or context.get(name, "")
+                sums.add(matmul, op_name, runs, once[name])
             for call in local.calls:
                 op_name = call.instruction.op_name or context.get(name, "")
                 for callee, factor in self._taken(call):
@@ -150,17 +194,29 @@ class _Counter:
                     context.setdefault(callee, op_name)
                 if text := self._branches(call):
                     flags.append(Flag(text=text, times=runs))
+            flags += [Flag(text=note, times=runs) for note in local.notes]
             unaccounted += [dataclasses.replace(u, times=runs * u.times) for u in local.unaccounted]
+            collectives += [dataclasses.replace(c, times=runs * c.times) for c in local.collectives]
+            elementwise += runs * local.elementwise
+            elementwise_once += once[name] * local.elementwise
+            hbm_bytes += runs * local.hbm_bytes
         return ExecutedCount(
-            forward=phases["forward"],
-            backward=phases["backward"],
-            rematerialized=phases["rematerialized"],
-            optimizer=phases["optimizer"],
-            other=phases["other"],
-            by_scope=dict(scopes),
-            by_dtype=dict(dtypes),
+            forward=sums.phases["forward"],
+            backward=sums.phases["backward"],
+            rematerialized=sums.phases["rematerialized"],
+            optimizer=sums.phases["optimizer"],
+            other=sums.phases["other"],
+            by_scope=dict(sums.scopes),
+            by_dtype=dict(sums.dtypes),
             unaccounted=tuple(unaccounted),
-            loops_once=loops_once,
+            kernels=dict(sums.kernels),
+            elementwise=elementwise,
+            hbm_bytes=hbm_bytes,
+            collectives=tuple(collectives),
+            loops_once=sums.loops_once,
+            kernels_once=sums.kernels_once,
+            kernels_xla=sums.kernels_xla,
+            elementwise_once=elementwise_once,
             flags=tuple(flags),
         )
 
@@ -168,9 +224,9 @@ class _Counter:
         """Names of the reachable computations, callees before callers."""
         order: list[str] = []
         open_names: set[str] = set()
-        stack: list[tuple[str, bool]] = [(self.module.entry.name, False)]
+        stack = [(self.module.entry.name, False, False)]
         while stack:
-            name, done = stack.pop()
+            name, fused, done = stack.pop()
             if done:
                 open_names.discard(name)
                 order.append(name)
@@ -180,58 +236,19 @@ class _Counter:
             if name in self.locals:
                 continue
             open_names.add(name)
-            local = self.locals[name] = self._local(self.module[name])
-            stack.append((name, True))
-            stack += [(callee, False) for call in local.calls for callee, _ in call.callees]
+            local = self.locals[name] = self.reader.read(self.module[name], fused=fused)
+            stack.append((name, fused, True))
+            for call in local.calls:
+                inside = fused or call.instruction.opcode == "fusion"
+                stack += [(callee, inside, False) for callee, _ in call.callees]
         return order
 
-    def _local(self, computation: HloComputation) -> _Local:
-        local = _Local()
-        for instruction in computation.instructions.values():
-            opcode = instruction.opcode
-            if opcode in _MATMULS:
-                flops = _MATMULS[opcode](computation, instruction)
-                dtype = computation.operand(instruction, 0).shape.dtype
-                local.matmuls.append((instruction, flops, dtype))
-            elif opcode in _CALLS:
-                names = instruction.computations(_CALLS[opcode])
-                local.calls.append(_Call(instruction, tuple((n, 1) for n in names)))
-            elif opcode == "while":
-                local.calls.append(self._while(computation, instruction, local))
-            elif opcode == "conditional":
-                names = instruction.computations("branch_computations") or (
-                    *instruction.computations("true_computation"),
-                    *instruction.computations("false_computation"),
-                )
-                local.calls.append(_Call(instruction, tuple((n, 1) for n in names), True))
-        return local
-
-    def _while(
-        self, computation: HloComputation, instruction: HloInstruction, local: _Local
-    ) -> _Call:
-        times = trip_count(self.module, computation, instruction)
-        if times is None:
-            local.unaccounted.append(
-                Unaccounted(
-                    name="while",
-                    where=instruction.op_name,
-                    shapes=str(instruction.shape),
-                    reason="trip count not known before it runs; its body is counted once",
-                )
-            )
-            times = 1
-        bodies = instruction.computations("body")
-        conditions = instruction.computations("condition")
-        if len(bodies) != 1 or len(conditions) != 1:
-            raise instruction.error("while without body or condition")
-        return _Call(instruction, ((bodies[0], times), (conditions[0], times + 1)))
-
-    def _taken(self, call: _Call) -> tuple[tuple[str, int], ...]:
+    def _taken(self, call: Call) -> tuple[tuple[str, int], ...]:
         if not call.alternatives or not call.callees:
             return call.callees
         return (max(call.callees, key=lambda callee: self.totals[callee[0]]),)
 
-    def _branches(self, call: _Call) -> str:
+    def _branches(self, call: Call) -> str:
         if not call.alternatives:
             return ""
         flops = [self.totals[callee] for callee, _ in call.callees]

@@ -7,37 +7,23 @@ the loop, what one iteration makes of them, and the comparison that ends it.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from mfu_jax.flops.hlo_dataflow import (
+    MAX_DEPTH,
+    Frame,
+    Path,
+    UnknownValueError,
+    follow,
+    frame_of,
+)
 from mfu_jax.flops.hlo_text import HloComputation, HloInstruction, HloModule
 
 _MAX_SIMULATED = 10_000  # iterations of a counter that grows other than by a constant
 _MAX_STEPS = 200_000  # instructions evaluated for one loop
-_MAX_DEPTH = 100
-
-_Path = tuple[int, ...]
-
-
-class _UnknownError(Exception):
-    """The value depends on data, or on an instruction that is not evaluated here."""
-
-
-@dataclass(slots=True, eq=False)
-class _Frame:
-    """One computation with the meaning of its parameters.
-
-    `arguments` are the operands of the caller, in the caller's frame. A loop's body and condition
-    have one parameter, the loop's state: known integers by index (`state`), or, of an enclosing
-    loop, what it does not change (`loop`: the `while` and the frame in which it stands).
-    """
-
-    computation: HloComputation
-    arguments: tuple[tuple[_Frame, HloInstruction], ...] | None = None
-    state: dict[int, int] | None = None
-    loop: tuple[_Frame | None, HloInstruction] | None = None
-
 
 _BINARY: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,
@@ -57,18 +43,6 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
     "EQ": operator.eq,
     "NE": operator.ne,
 }
-_SAME_VALUE = {
-    "copy",
-    "bitcast",
-    "reshape",
-    "convert",
-    "broadcast",
-    "copy-start",
-    "copy-done",
-    "opt-barrier",
-    "optimization-barrier",
-}
-_CALLEE = {"fusion": "calls", "call": "to_apply"}
 
 
 def trip_count(
@@ -87,7 +61,7 @@ def trip_count(
     loop = _Loop(module, computation, instruction)
     try:
         return loop.trip_count()
-    except _UnknownError:
+    except UnknownValueError:
         return None
 
 
@@ -103,14 +77,14 @@ class _Loop:
         bodies = self.instruction.computations("body")
         conditions = self.instruction.computations("condition")
         if len(bodies) != 1 or len(conditions) != 1:
-            raise _UnknownError
-        body = _Frame(self.module[bodies[0]], state={})
-        condition = _Frame(self.module[conditions[0]], state={})
-        outside = self._frame_of(self.computation)
-        compared, comparison = self._comparison(condition, condition.computation.root)
+            raise UnknownValueError
+        body = Frame(self.module[bodies[0]], state={})
+        condition = Frame(self.module[conditions[0]], state={})
+        outside = frame_of(self.module, self.computation)
+        compared, comparison = self._comparison(condition)
         direction = comparison.attributes.get("direction", "")
         if direction not in _COMPARE:
-            raise _UnknownError
+            raise UnknownValueError
 
         def difference(state: dict[int, int]) -> int:
             condition.state = state
@@ -133,11 +107,11 @@ class _Loop:
             differences.append(difference(state))
             if len(differences) == 4 and _evenly_spaced(differences):
                 return _closed_form(differences[0], differences[1] - differences[0], direction)
-        raise _UnknownError
+        raise UnknownValueError
 
     def _first_state(
         self,
-        outside: _Frame,
+        outside: Frame,
         difference: Callable[[dict[int, int]], int],
         after: Callable[[dict[int, int]], dict[int, int]],
     ) -> dict[int, int]:
@@ -149,7 +123,7 @@ class _Loop:
             try:
                 difference(state)
                 after(state)
-            except _UnknownError:
+            except UnknownValueError:
                 missing = self.needed - state.keys()
                 if not missing:
                     raise
@@ -158,63 +132,34 @@ class _Loop:
             else:
                 return state
 
-    def _frame_of(self, computation: HloComputation) -> _Frame:
-        """The frame of a computation that stands in a loop, as far as its caller is one."""
-        caller = self.module.caller(computation.name)
-        if caller is None or caller[1].opcode != "while":
-            return _Frame(computation)
-        outer, instruction = caller
-        return _Frame(computation, loop=(self._frame_of(outer), instruction))
-
-    def _comparison(self, frame: _Frame, root: HloInstruction) -> tuple[_Frame, HloInstruction]:
+    def _comparison(self, frame: Frame) -> tuple[Frame, HloInstruction]:
         """The comparison that a condition returns, and the frame in which it stands."""
-        for _ in range(_MAX_DEPTH):
-            if root.opcode == "compare":
-                return frame, root
-            if root.opcode in _SAME_VALUE:
-                root = frame.computation.operand(root, 0)
-            elif root.opcode in _CALLEE:
-                frame = self._callee(frame, root)
-                root = frame.computation.root
-            else:
-                break
-        raise _UnknownError
+        frame, root, _ = follow(self.module, frame, frame.computation.root)
+        if root.opcode != "compare":
+            raise UnknownValueError
+        return frame, root
 
-    def _callee(self, frame: _Frame, call: HloInstruction) -> _Frame:
-        names = call.computations(_CALLEE[call.opcode])
-        if len(names) != 1:
-            raise _UnknownError
-        operands = (frame.computation[name] for name in call.operands)
-        return _Frame(self.module[names[0]], tuple((frame, operand) for operand in operands))
-
-    def _value(
-        self, frame: _Frame, instruction: HloInstruction, path: _Path, depth: int = 0
-    ) -> int:
+    def _value(self, frame: Frame, instruction: HloInstruction, path: Path, depth: int = 0) -> int:
         """The integer that an instruction (or an element of the tuple it makes) holds."""
         self.steps += 1
-        if self.steps > _MAX_STEPS or depth > _MAX_DEPTH:
-            raise _UnknownError
+        if self.steps > _MAX_STEPS or depth > MAX_DEPTH:
+            raise UnknownValueError
+        frame, instruction, path = follow(self.module, frame, instruction, path)
         opcode = instruction.opcode
 
-        def operand(i: int, path: _Path = ()) -> int:
-            return self._value(frame, frame.computation.operand(instruction, i), path, depth + 1)
+        def operand(i: int) -> int:
+            return self._value(frame, frame.computation.operand(instruction, i), (), depth + 1)
 
-        if opcode == "get-tuple-element":
-            index = instruction.integers("index")
-            return operand(0, (*index, *path))
-        if opcode == "tuple" and path:
-            return operand(path[0], path[1:])
-        if opcode == "parameter":
-            return self._parameter(frame, instruction, path, depth)
-        if opcode in _CALLEE:
-            inside = self._callee(frame, instruction)
-            return self._value(inside, inside.computation.root, path, depth + 1)
-        if opcode in _SAME_VALUE:
-            return operand(0, path)
+        if opcode == "parameter" and frame.state is not None and len(path) == 1:
+            self.needed.add(path[0])
+            if path[0] in frame.state:
+                return frame.state[path[0]]
         if path:
-            raise _UnknownError
+            raise UnknownValueError
         if opcode == "constant":
             return _constant(instruction.operand_text)
+        if opcode == "broadcast":
+            return operand(0)
         if opcode in _BINARY:
             return _BINARY[opcode](operand(0), operand(1))
         if opcode == "negate":
@@ -223,42 +168,7 @@ class _Loop:
             return operand(1) if operand(0) else operand(2)
         if opcode == "compare" and instruction.attributes.get("direction") in _COMPARE:
             return _COMPARE[instruction.attributes["direction"]](operand(0), operand(1))
-        raise _UnknownError
-
-    def _parameter(
-        self, frame: _Frame, instruction: HloInstruction, path: _Path, depth: int
-    ) -> int:
-        if frame.arguments is not None:
-            text = instruction.operand_text
-            if not text.isdecimal() or int(text) >= len(frame.arguments):
-                raise _UnknownError
-            return self._value(*frame.arguments[int(text)], path, depth + 1)
-        if frame.state is not None and len(path) == 1:
-            self.needed.add(path[0])
-            if path[0] in frame.state:
-                return frame.state[path[0]]
-        if frame.loop is not None and frame.loop[0] is not None and len(path) == 1:
-            outer, loop = frame.loop
-            if _unchanged(frame.computation, path[0]):
-                start = outer.computation.operand(loop, 0)
-                return self._value(outer, start, path, depth + 1)
-        raise _UnknownError
-
-
-def _unchanged(body: HloComputation, index: int) -> bool:
-    """Whether a loop's body hands element `index` of its state on as it was."""
-    instruction = body.root
-    if instruction.opcode != "tuple" or index >= len(instruction.operands):
-        return False
-    instruction = body.operand(instruction, index)
-    for _ in range(_MAX_DEPTH):
-        if instruction.opcode == "get-tuple-element":
-            source = body.operand(instruction, 0)
-            return source.opcode == "parameter" and instruction.integers("index") == (index,)
-        if instruction.opcode not in ("copy", "bitcast", "copy-start", "copy-done"):
-            return False
-        instruction = body.operand(instruction, 0)
-    return False
+        raise UnknownValueError
 
 
 def _constant(text: str) -> int:
@@ -268,11 +178,11 @@ def _constant(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise _UnknownError from None
+        raise UnknownValueError from None
 
 
 def _evenly_spaced(values: list[int]) -> bool:
-    return len({b - a for a, b in zip(values, values[1:], strict=False)}) == 1
+    return len({b - a for a, b in itertools.pairwise(values)}) == 1
 
 
 def _closed_form(first: int, step: int, direction: str) -> int:
@@ -285,4 +195,4 @@ def _closed_form(first: int, step: int, direction: str) -> int:
         return -(first // step)
     if direction == "NE" and step and first % step == 0 and -first // step >= 0:
         return -first // step
-    raise _UnknownError  # it never ends, or not by this comparison
+    raise UnknownValueError  # it never ends, or not by this comparison

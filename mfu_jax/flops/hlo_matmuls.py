@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from mfu_jax.flops.hlo_text import HloComputation, HloInstruction, Shape
+from mfu_jax.flops.hlo_text import HloComputation, HloInstruction, Shape, dtype_bits
 
 
 def result_shape(instruction: HloInstruction) -> Shape:
@@ -108,38 +109,82 @@ def parse_window(instruction: HloInstruction) -> list[WindowDimension]:
 
 
 def convolution_flops(computation: HloComputation, instruction: HloInstruction) -> int:
-    """``convolution``: 2 · batch · output features · input features a group · real positions.
+    """``convolution``: only positions that meet real elements, not padding and holes, count.
 
-    Positions are counted one dimension at a time, as in XLA's HloCostAnalysis, so that padding
-    and the holes of dilated bases cost nothing. TPU programs write matmuls this way.
+    TPU programs write their matmuls this way, batch dimensions as dilated windows.
+    """
+    base, kernel = (computation.operand(instruction, i).shape for i in (0, 1))
+    return convolution_flops_of(instruction, base, kernel, result_shape(instruction))
+
+
+def convolution_flops_of(
+    instruction: HloInstruction, base: Shape, kernel: Shape, output: Shape
+) -> int:
+    """2 · batch · output features · input features a group · real positions.
+
+    Positions are counted one dimension at a time, as in XLA's HloCostAnalysis. The three passes of
+    a convolution (forward, by input, by kernel) multiply the same pairs, so one formula serves all.
+
+    Args:
+        instruction: where `window` and `dim_labels` of the forward convolution stand.
+        base: the input's shape.
+        kernel: the kernel's shape.
+        output: the result's shape.
     """
     labels = instruction.attributes.get("dim_labels", "")
     match = re.fullmatch(r"([\w?]+)_([\w?]+)->([\w?]+)", labels)
     if not match:
         raise instruction.error("convolution without dim_labels")
     base_labels, kernel_labels, output_labels = match.groups()
-    base = computation.operand(instruction, 0).shape
-    kernel = computation.operand(instruction, 1).shape
-    output = result_shape(instruction)
     for text, shape in ((base_labels, base), (kernel_labels, kernel), (output_labels, output)):
         if len(text) != len(shape.dims):
             raise instruction.error(f"dim_labels do not fit the shape {shape}")
-    windows = parse_window(instruction)
     positions = 1
-    for i, window in enumerate(windows):
+    for i, window in enumerate(parse_window(instruction)):
         label = str(i)
         if not all(label in t for t in (base_labels, kernel_labels, output_labels)):
             raise instruction.error(f"dim_labels without spatial dimension {label}")
         if window.stride <= 0 or window.base_dilation <= 0 or window.window_dilation <= 0:
             raise instruction.error("window stride or dilation below 1")
+        if window.size > max(1, kernel.size):
+            raise instruction.error("window larger than the kernel")
         positions *= window.real_positions(
             base.dims[base_labels.index(label)], output.dims[output_labels.index(label)]
         )
     if not ("b" in output_labels and "f" in output_labels and "i" in kernel_labels):
         raise instruction.error("dim_labels without batch or feature dimension")
-    # The kernel's i dimension is input features / feature groups. Each batch group sees its share
-    # of the batch: XLA's output has batch / batch groups entries.
+    # The kernel's i dimension is input features / feature groups, the output's batch is the
+    # input's batch / batch groups.
     batch = output.dims[output_labels.index("b")]
     features = output.dims[output_labels.index("f")]
     inputs = kernel.dims[kernel_labels.index("i")]
     return 2 * batch * features * inputs * positions
+
+
+def ragged_dot_flops(computation: HloComputation, instruction: HloInstruction) -> int:
+    """``ragged-dot``: every row of the ragged dimension meets the weights of one group.
+
+    Where the contracted dimension is the ragged one, the result has one matrix a group, and each
+    is contracted over the rows of its group only.
+    """
+    dense = dot_flops(computation, instruction)
+    ragged = set(instruction.integers("lhs_ragged_dims"))
+    if not ragged & set(instruction.integers("lhs_contracting_dims")):
+        return dense
+    sizes = computation.operand(instruction, 2).shape
+    groups = sizes.dims[-1] if sizes.dims else 1
+    return dense // max(1, groups)
+
+
+MATMULS: dict[str, Callable[[HloComputation, HloInstruction], int]] = {
+    "dot": dot_flops,
+    "scaled-dot": dot_flops,
+    "ragged-dot": ragged_dot_flops,
+    "convolution": convolution_flops,
+}
+
+
+def operand_dtype(computation: HloComputation, instruction: HloInstruction) -> str:
+    """The wider dtype of the two that are multiplied."""
+    shapes = [computation.operand(instruction, i).shape for i in (0, 1)]
+    return max((shape.dtype for shape in shapes), key=dtype_bits)

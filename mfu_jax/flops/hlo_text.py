@@ -115,7 +115,7 @@ def _parse_shape(text: str, depth: int) -> Shape:
     return Shape(dtype, sizes, layout=layout or "")
 
 
-_SPECIAL = re.compile(r'"(?:[^"\\]|\\.)*"|[{}()\[\],]', re.DOTALL)
+_SPECIAL = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}()\[\],]', re.DOTALL)
 
 
 def split_top_level(text: str) -> list[str]:
@@ -154,6 +154,14 @@ def _closing(text: str, start: int) -> int:
             if depth == 0:
                 return match.start()
     return -1
+
+
+def _balanced(text: str) -> bool:
+    """Whether an instruction is complete: some attributes go over several lines."""
+    depth = 0
+    for match in _SPECIAL.finditer(text):
+        depth += (match[0] in "{([") - (match[0] in "})]")
+    return depth <= 0
 
 
 _PERCENT_NAME = re.compile(r"%([^\s,(){}]+)")
@@ -255,7 +263,7 @@ class HloInstruction:
         return tuple(map(int, _INTEGER.findall(self.attributes.get(key, ""))))
 
     def computations(self, key: str) -> tuple[str, ...]:
-        """Names of the computations of an attribute such as ``calls`` or ``branch_computations``."""
+        """Names of the computations of an attribute: ``calls``, ``body``, ``condition`` …"""
         value = self.attributes.get(key, "")
         if "%" in value:
             return tuple(_PERCENT_NAME.findall(value))
@@ -329,6 +337,15 @@ class HloComputation:
         for instruction in reversed(self.instructions.values()):
             return instruction
         raise HloParseError(f"computation %{self.name} is empty", number=self.number)
+
+    @property
+    def users(self) -> Mapping[str, list[HloInstruction]]:
+        """The instructions that use each instruction's result, by its name."""
+        users: dict[str, list[HloInstruction]] = {}
+        for instruction in self.instructions.values():
+            for name in instruction.operands:
+                users.setdefault(name, []).append(instruction)
+        return users
 
     @property
     def parameters(self) -> Mapping[int, HloInstruction]:
@@ -423,7 +440,7 @@ def parse_hlo(text: str) -> HloModule:
 
     for number, line in enumerate(text.split("\n"), 1):
         if computation is not None:
-            if line.startswith("}"):
+            if line.startswith("}") and (not pending or _balanced("\n".join(pending))):
                 if pending:
                     finish()
                 computation = None

@@ -1,0 +1,211 @@
+"""What one computation of a program costs by itself, and what it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from mfu_jax.flops.collectives import KINDS, Collective, read_collective
+from mfu_jax.flops.count import Unaccounted
+from mfu_jax.flops.hlo_bytes import hbm_bytes
+from mfu_jax.flops.hlo_dataflow import UnknownValueError, follow, frame_of
+from mfu_jax.flops.hlo_elementwise import elementwise_flops
+from mfu_jax.flops.hlo_loops import trip_count
+from mfu_jax.flops.hlo_matmuls import MATMULS, operand_dtype
+from mfu_jax.flops.hlo_text import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.kernels import KernelCall, KernelCost, UnknownCost, kernel_cost
+
+KernelFlops = Mapping[str, int] | Callable[[KernelCall], int | None]
+
+_CALLS = {"fusion": "calls", "call": "to_apply", "async": "calls"}
+# Library routines of their own, which multiply matrices inside or instead of it.
+_NO_MATMULS = {
+    "fft": "an FFT is no matmul; 5·n·log2(n) is the usual estimate",
+    "cholesky": "runs as a library routine of about n³/3",
+    "triangular-solve": "runs as a library routine of about n²·m",
+}
+_REDUCER_DEPTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Matmul:
+    """FLOPs of one instruction. `kernel` names the custom kernel that does them, if one does."""
+
+    instruction: HloInstruction
+    flops: int
+    dtype: str
+    rematerialized: int = 0
+    kernel: str = ""
+    seen_by_xla: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An instruction that runs other computations: all of them, or (alternatives) one of them."""
+
+    instruction: HloInstruction
+    callees: tuple[tuple[str, int], ...]  # name, times for each run of the caller
+    alternatives: bool = False
+
+
+@dataclass(slots=True)
+class LocalCost:
+    """What one run of a computation costs without what it calls."""
+
+    matmuls: list[Matmul] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    unaccounted: list[Unaccounted] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    elementwise: int = 0
+    hbm_bytes: int = 0
+
+
+class CostReader:
+    """Reads the local cost of computations, with the user's knowledge about kernels and loops."""
+
+    def __init__(
+        self,
+        module: HloModule,
+        *,
+        kernel_flops: KernelFlops | None,
+        trip_counts: Mapping[str, int],
+        constants: Callable[[], HloModule | None],
+    ) -> None:
+        self.module = module
+        self.kernel_flops = kernel_flops
+        self.trip_counts = trip_counts
+        self.constants = constants  # the same program with its large constants written out
+        self.reducers: dict[str, int] = {}
+
+    def read(self, computation: HloComputation, *, fused: bool) -> LocalCost:
+        """The local cost of a computation; a fused one has no HBM traffic of its own."""
+        local = LocalCost()
+        for instruction in computation.instructions.values():
+            opcode = instruction.opcode
+            base = opcode.removesuffix("-start")
+            if base in MATMULS:
+                flops = MATMULS[base](computation, instruction)
+                dtype = operand_dtype(computation, instruction)
+                local.matmuls.append(Matmul(instruction, flops, dtype, seen_by_xla=flops))
+            elif base in _CALLS:
+                names = instruction.computations(_CALLS[base])
+                local.calls.append(Call(instruction, tuple((name, 1) for name in names)))
+            elif opcode == "while":
+                local.calls.append(self._while(computation, instruction, local))
+            elif opcode == "conditional":
+                names = instruction.callees
+                local.calls.append(Call(instruction, tuple((n, 1) for n in names), True))
+            elif base == "custom-call":
+                self._kernel(computation, instruction, local)
+            elif base in KINDS:
+                collective = read_collective(
+                    self.module, computation, instruction, instruction.op_name
+                )
+                local.collectives.append(collective)
+            elif opcode in _NO_MATMULS:
+                local.unaccounted.append(_unaccounted(instruction, opcode, _NO_MATMULS[opcode]))
+            local.elementwise += elementwise_flops(computation, instruction, self._reducer)
+            if not fused:
+                local.hbm_bytes += hbm_bytes(self.module, computation, instruction)
+        return local
+
+    def _while(
+        self, computation: HloComputation, instruction: HloInstruction, local: LocalCost
+    ) -> Call:
+        bodies = instruction.computations("body")
+        conditions = instruction.computations("condition")
+        if len(bodies) != 1 or len(conditions) != 1:
+            raise instruction.error("while without body or condition")
+        times = self._given_trip_count(instruction)
+        if times is None:
+            times = trip_count(self.module, computation, instruction)
+        if times is None:
+            reason = "its trip count depends on data; its body is counted once; give trip_counts"
+            local.unaccounted.append(_unaccounted(instruction, "while", reason))
+            times = 1
+        return Call(instruction, ((bodies[0], times), (conditions[0], times + 1)))
+
+    def _given_trip_count(self, instruction: HloInstruction) -> int | None:
+        for name, times in self.trip_counts.items():
+            if name in (instruction.name, instruction.op_name):
+                return times
+        return None
+
+    def _kernel(
+        self, computation: HloComputation, instruction: HloInstruction, local: LocalCost
+    ) -> None:
+        call = KernelCall(
+            computation, instruction, lambda index: self._literal(computation, instruction, index)
+        )
+        given = self._given_kernel(call)
+        cost = kernel_cost(call) if given is None else KernelCost(flops=given)
+        if isinstance(cost, UnknownCost):
+            local.unaccounted.append(
+                _unaccounted(instruction, call.target or call.name, cost.reason)
+            )
+            return
+        if cost.note:
+            local.notes.append(cost.note)
+        if cost.flops or cost.seen_by_xla:
+            dtype = cost.dtype or call.dtype
+            kernel = "" if cost.seen_by_xla == cost.flops else call.name
+            local.matmuls.append(
+                Matmul(
+                    instruction,
+                    cost.flops,
+                    dtype,
+                    cost.rematerialized,
+                    kernel,
+                    cost.seen_by_xla,
+                )
+            )
+
+    def _given_kernel(self, call: KernelCall) -> int | None:
+        if callable(self.kernel_flops):
+            return self.kernel_flops(call)
+        if self.kernel_flops is None:
+            return None
+        by_target = self.kernel_flops.get(call.target)
+        return self.kernel_flops.get(call.name, by_target)
+
+    def _literal(
+        self, computation: HloComputation, instruction: HloInstruction, index: int
+    ) -> str | None:
+        """The text of an operand that is a constant, also where the program leaves it out."""
+        frame = frame_of(self.module, computation)
+        operand = computation.operand(instruction, index)
+        try:
+            frame, source, path = follow(self.module, frame, operand)
+        except UnknownValueError:
+            return None
+        if source.opcode != "constant" or path:
+            return None
+        if "..." not in source.operand_text:
+            return source.operand_text
+        full = self.constants()
+        if full is None or frame.computation.name not in full.computations:
+            return None
+        written = full[frame.computation.name].instructions.get(source.name)
+        return written.operand_text if written and "..." not in written.operand_text else None
+
+    def _reducer(self, name: str, depth: int = 0) -> int:
+        """Elementwise FLOPs of one application of a reducer or scatter computation."""
+        if name not in self.reducers:
+            self.reducers[name] = 0
+            computation = self.module[name]
+            if depth < _REDUCER_DEPTH:
+                self.reducers[name] = sum(
+                    elementwise_flops(computation, i, lambda n: self._reducer(n, depth + 1))
+                    for i in computation.instructions.values()
+                )
+        return self.reducers[name]
+
+
+def _unaccounted(instruction: HloInstruction, name: str, reason: str) -> Unaccounted:
+    return Unaccounted(
+        name=name,
+        where=instruction.op_name or instruction.name,
+        shapes=str(instruction.shape),
+        reason=reason,
+    )

@@ -46,8 +46,10 @@ def without_checkpoints() -> Iterator[None]:
         _this_thread.inlines_checkpoints = before
 
 
-def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The jaxpr of ``fn(*args, **kwargs)`` without dead code; nothing is computed.
+def trace(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, list[Any]]:
+    """The jaxpr of ``fn(*args, **kwargs)`` without dead code, and its constants. Nothing is run.
 
     Args:
         fn: a plain function, or a jitted one with whatever static arguments it has.
@@ -80,7 +82,7 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, An
             f"jax.eval_shape({name}, …) with the same arguments and mend what it reports"
         ) from error
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, True, instantiate=True)
-    return jaxpr
+    return jaxpr, closed.consts
 
 
 def _trace_jitted(

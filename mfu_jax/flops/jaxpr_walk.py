@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import enum
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from jax.extend.core import Literal as JaxprLiteral
-from jax.extend.core import Primitive, primitives
+from jax.extend.core import Literal, Primitive, primitives
 
 from mfu_jax.flops import _jax_internals
 from mfu_jax.flops.count import Unaccounted
+from mfu_jax.flops.jaxpr_flow import (
+    INPUT,
+    Flow,
+    Matmul,
+    Origin,
+    Tally,
+    either,
+    join,
+    operand_dtype,
+)
 from mfu_jax.flops.jaxpr_rules import RULES
-from mfu_jax.flops.scopes import Phase, read_scope
+from mfu_jax.flops.known_values import constant, evaluate, scalar, trip_count
+from mfu_jax.flops.pallas_jaxpr import attention_kernel, kernel_cost
+from mfu_jax.flops.scopes import read_scope
 
 # Primitives that hold one jaxpr and run it once, with their own operands and results.
 _CALLS = {
@@ -51,107 +59,24 @@ _FREE = {
 }  # fmt: skip
 _FREE |= {p.name for p in vars(primitives).values() if isinstance(p, Primitive)}
 
-_SHORT_DTYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "s", "complex": "c"}
-
-
-def short_dtype(dtype: Any) -> str:
-    """HLO's name of a dtype.
-
-    >>> import jax.numpy as jnp
-    >>> [short_dtype(d) for d in (jnp.bfloat16, jnp.float8_e4m3fn, jnp.int8, jnp.complex64)]
-    ['bf16', 'f8e4m3fn', 's8', 'c64']
-    """
-    name = getattr(dtype, "name", None) or dtype.__name__
-    if name == "bool":
-        return "pred"
-    for long, short in _SHORT_DTYPES.items():
-        if name.startswith(long):
-            return short + name.removeprefix(long).replace("_", "")
-    return str(name)
-
-
-class Origin(enum.IntEnum):
-    """What a value was computed from; of several, the greatest counts."""
-
-    CONSTANT = 0
-    INPUT = 1  # parameters and inputs of the model, cast, reshaped, scaled
-    ACTIVATION = 2  # the result of some matmul
-
-
-class Flow(NamedTuple):
-    """What is known of a value from where it came.
-
-    Attributes:
-        origin: what it was computed from.
-        gradient: it was computed from the result of a backward pass.
-        known: its value, where that is a scalar known while tracing.
-    """
-
-    origin: Origin = Origin.CONSTANT
-    gradient: bool = False
-    known: int | float | None = None
-
-
-INPUT = Flow(Origin.INPUT)
-
-
-def join(flows: Iterable[Flow]) -> Flow:
-    """What is known of a value that was computed from values of these flows."""
-    flows = tuple(flows)
-    return Flow(
-        origin=max((flow.origin for flow in flows), default=Origin.CONSTANT),
-        gradient=any(flow.gradient for flow in flows),
-    )
-
-
-def either(a: Flow, b: Flow) -> Flow:
-    """What is known of a value that is one of the two."""
-    return join((a, b))._replace(known=a.known if a.known == b.known else None)
-
-
-class Matmul(NamedTuple):
-    """One sort of work; a `Tally` says how many FLOPs of each sort there are.
-
-    Attributes:
-        site: the line of the user's code that it came from, its gradients included.
-        has_input: one operand is a parameter (or an input of the model).
-        is_batched: it is a stack of products, with a batch dimension in both operands.
-    """
-
-    phase: Phase
-    scope: str
-    dtype: str
-    primitive: str
-    site: Any
-    has_input: bool
-    is_batched: bool
-
-
-@dataclass
-class Tally:
-    """FLOPs by sort of work, and what has no known count with how often it runs."""
-
-    flops: Counter[Matmul] = field(default_factory=Counter)
-    unaccounted: Counter[Unaccounted] = field(default_factory=Counter)
-
-    def add(self, other: Tally, times: int = 1) -> None:
-        for matmul, flops in other.flops.items():
-            self.flops[matmul] += flops * times
-        for item, count in other.unaccounted.items():
-            self.unaccounted[item] += count * times
-
-    @property
-    def total(self) -> int:
-        return sum(self.flops.values())
-
 
 class Walker:
     """Counts jaxprs; a jaxpr that occurs again in the same role is walked once."""
 
     def __init__(self) -> None:
         self.saw_checkpoint = False
+        self.kernels: dict[str, set[int]] = {}
+        self._constants: dict[Any, Flow] = {}
         # The jaxpr is kept in the value, so that its id cannot come to mean another one.
         self._seen: dict[Any, tuple[Any, list[Flow], Tally]] = {}
+
+    def count(self, jaxpr: Any, constants: Sequence[Any]) -> Tally:
+        """The work of one run of a whole function."""
+        self._constants = {
+            variable: INPUT._replace(known=constant(value))
+            for variable, value in zip(jaxpr.constvars, constants, strict=True)
+        }
+        return self.walk(jaxpr, [INPUT] * len(jaxpr.invars))[1]
 
     def walk(self, jaxpr: Any, flows: Sequence[Flow], stack: str = "") -> tuple[list[Flow], Tally]:
         """Follows `flows` through an open jaxpr that stands under the name stack `stack`.
@@ -166,12 +91,12 @@ class Walker:
         return out_flows, tally
 
     def _walk(self, jaxpr: Any, flows: Sequence[Flow], stack: str) -> tuple[list[Flow], Tally]:
-        env: dict[Any, Flow] = dict.fromkeys(jaxpr.constvars, INPUT)
+        env = {variable: self._constants.get(variable, INPUT) for variable in jaxpr.constvars}
         env.update(zip(jaxpr.invars, flows, strict=True))
 
         def read(atom: Any) -> Flow:
-            if isinstance(atom, JaxprLiteral):
-                return Flow(known=_scalar(atom.val))
+            if isinstance(atom, Literal):
+                return Flow(known=scalar(atom.val))
             return env[atom]
 
         tally = Tally()
@@ -203,27 +128,34 @@ class Walker:
                 _unaccounted(eqn, stack, "this primitive has no known cost; teach it with "
                              "mfu_jax.flops.jaxpr_rules.register_rule")
             ] += 1  # fmt: skip
-        elif name in _ARITHMETIC and all(flow.known is not None for flow in flows):
-            return [everything._replace(known=_ARITHMETIC[name](*(f.known for f in flows)))]
+        elif (value := evaluate(eqn, [flow.known for flow in flows])) is not None:
+            return [everything._replace(known=value)]
         return [everything] * len(eqn.outvars)
 
     def _matmul(self, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
-        flops = RULES[eqn.primitive.name](eqn)
+        flops = {operand_dtype(eqn): RULES[eqn.primitive.name](eqn)}
+        return self.add_work(eqn, flops, flows, stack, tally)
+
+    def add_work(
+        self, eqn: Any, flops: Mapping[str, int], flows: list[Flow], stack: str, tally: Tally
+    ) -> list[Flow]:
+        """Adds FLOPs (by dtype) of an equation that stands under `stack`; returns its results."""
         phase, scope = read_scope(stack, drop_last=False)
         everything = join(flows)
         if phase == "forward" and "jvp(" not in stack and everything.gradient:
             phase = "optimizer"  # it needs a gradient and is not differentiated itself
-        matmul = Matmul(
-            phase=phase,
-            scope=scope,
-            dtype=_operand_dtype(eqn),
-            primitive=eqn.primitive.name,
-            site=eqn.source_info.traceback,
-            has_input=any(flow.origin == Origin.INPUT for flow in flows[:2]),
-            is_batched=_is_batched(eqn),
-        )
-        if flops:
-            tally.flops[matmul] += flops
+        for dtype, amount in flops.items():
+            matmul = Matmul(
+                phase=phase,
+                scope=scope,
+                dtype=dtype,
+                primitive=eqn.primitive.name,
+                site=eqn.source_info.traceback,
+                has_input=any(flow.origin == Origin.INPUT for flow in flows[:2]),
+                is_batched=_is_batched(eqn),
+            )
+            if amount:
+                tally.flops[matmul] += amount
         gradient = everything.gradient or phase in ("backward", "rematerialized")
         return [Flow(Origin.ACTIVATION, gradient)] * len(eqn.outvars)
 
@@ -265,18 +197,14 @@ def _while(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
     inner = _jax_internals.inner_jaxprs(eqn.params)
     (condition,), (body_jaxpr,) = inner["cond_jaxpr"], inner["body_jaxpr"]
     cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    initial = flows[cond_consts + body_consts :]
-    out_flows, body = _loop(
-        walker, body_jaxpr, flows[cond_consts:], body_consts, len(initial), stack
-    )
+    carries = len(flows) - cond_consts - body_consts
+    out_flows, body = _loop(walker, body_jaxpr, flows[cond_consts:], body_consts, carries, stack)
     _, test = walker.walk(condition, [*flows[:cond_consts], *out_flows], stack)
-    trips = static_trip_count(condition, body_jaxpr, flows, cond_consts, body_consts)
-    if trips is not None:
-        tally.add(body, trips)
-        tally.add(test, trips + 1)
-    elif body.flops or test.flops or body.unaccounted or test.unaccounted:
-        tally.add(body)
-        tally.add(test)
+    known = [flow.known for flow in flows]
+    trips = trip_count(condition, body_jaxpr, known, cond_consts, body_consts)
+    tally.add(body, 1 if trips is None else trips)
+    tally.add(test, 1 if trips is None else trips + 1)
+    if trips is None and (body.flops or test.flops or body.unaccounted or test.unaccounted):
         reason = (
             "a while loop whose trip count depends on data: its body was counted once; use scan "
             "or fori_loop with a static bound, or add the other iterations yourself"
@@ -285,71 +213,19 @@ def _while(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
     return out_flows
 
 
-_TESTS: dict[str, Callable[[float], bool]] = {
-    "lt": lambda distance: distance < 0,
-    "le": lambda distance: distance <= 0,
-    "gt": lambda distance: distance > 0,
-    "ge": lambda distance: distance >= 0,
-}
-
-
-def static_trip_count(
-    condition: Any, body: Any, flows: Sequence[Flow], cond_consts: int, body_consts: int
-) -> int | None:
-    """How often a `while` runs, where its condition compares a counter with a known bound.
-
-    Args:
-        condition: the open jaxpr (constants, carry) → bool.
-        body: the open jaxpr (constants, carry) → carry.
-        flows: of condition constants, body constants, initial carry.
-    """
-    carry_flows = flows[cond_consts + body_consts :]
-    carry_in, carry_out = body.invars[body_consts:], body.outvars
-    test = next((e for e in condition.eqns if condition.outvars[0] in e.outvars), None)
-    if test is None or test.primitive.name not in _TESTS:
-        return None
-    starts: list[float] = []
-    steps: list[float] = []
-    for atom in test.invars:
-        start: float | None
-        step: float | None
-        if isinstance(atom, JaxprLiteral):
-            start, step = _scalar(atom.val), 0
-        elif atom in condition.invars[:cond_consts]:
-            start, step = flows[condition.invars.index(atom)].known, 0
-        elif atom in condition.invars:
-            i = condition.invars.index(atom) - cond_consts
-            start, step = carry_flows[i].known, _step(body, carry_in[i], carry_out[i])
-        else:
-            return None
-        if start is None or step is None:
-            return None
-        starts.append(start)
-        steps.append(step)
-    # The distance (a − b) changes by the same amount in every iteration.
-    distance, change = starts[0] - starts[1], steps[0] - steps[1]
-    name = test.primitive.name
-    if not _TESTS[name](distance):
-        return 0
-    if change == 0 or (change > 0) != (name in ("lt", "le")):
-        return None  # it never gets to its bound
-    trips = -(distance // change) if name in ("lt", "gt") else -distance // change + 1
-    return int(trips)
-
-
-def _step(body: Any, carry_in: Any, carry_out: Any) -> float | None:
-    """By how much the body changes this scalar of its carry, if by a constant."""
-    if carry_in is carry_out:
-        return 0
-    for eqn in body.eqns:
-        if carry_out in eqn.outvars and eqn.primitive.name in ("add", "sub"):
-            a, b = eqn.invars
-            if a is carry_in and isinstance(b, JaxprLiteral):
-                amount = _scalar(b.val)
-                return -amount if amount is not None and eqn.primitive.name == "sub" else amount
-            if b is carry_in and isinstance(a, JaxprLiteral) and eqn.primitive.name == "add":
-                return _scalar(a.val)
-    return None
+def _pallas_call(
+    walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
+) -> list[Flow]:
+    """The kernel's programs; of an attention kernel all pairs, and no scores a second time."""
+    cost = kernel_cost(eqn, [flow.known for flow in flows])
+    walker.kernels.setdefault(cost.name, set()).add(cost.flops.total())
+    attention = attention_kernel(eqn)
+    flops: Mapping[str, int] = cost.flops
+    if attention:
+        flops = {d: n * attention.model // attention.executed for d, n in cost.unskipped.items()}
+    for reason in () if attention else cost.unknown:
+        tally.unaccounted[_unaccounted(eqn, stack, f"{cost.name}: {reason}")] += 1
+    return walker.add_work(eqn, flops, flows, stack, tally)
 
 
 def _cond(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
@@ -399,38 +275,12 @@ _Descent = Callable[[Walker, Any, list[Flow], str, Tally], list[Flow]]
 _DESCENTS: dict[str, _Descent] = {
     "cond": _cond,
     "linear_solve": _linear_solve,
+    "pallas_call": _pallas_call,
     "custom_linear_solve": _linear_solve,
     "scan": _scan,
     "shard_map": _shard_map,
     "while": _while,
 }
-
-_ARITHMETIC: dict[str, Callable[..., Any]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "max": max,
-    "min": min,
-    "neg": lambda a: -a,
-    "convert_element_type": lambda a: a,
-    "copy": lambda a: a,
-}
-
-
-def _scalar(value: Any) -> int | float | None:
-    if getattr(value, "shape", ()) != ():
-        return None
-    try:
-        value = value.item() if hasattr(value, "item") else value
-    except Exception:  # an abstract or a sharded value: not known
-        return None
-    return value if isinstance(value, int | float) else None
-
-
-def _operand_dtype(eqn: Any) -> str:
-    """The wider operand's dtype, the left one's where both are as wide."""
-    dtypes = [v.aval.dtype for v in eqn.invars[:2] if hasattr(v.aval, "dtype")]
-    return short_dtype(max(dtypes, key=lambda dtype: dtype.itemsize))
 
 
 def _is_batched(eqn: Any) -> bool:
@@ -444,32 +294,3 @@ def _unaccounted(eqn: Any, stack: str, reason: str) -> Unaccounted:
     return Unaccounted(
         name=eqn.primitive.name, where=stack, shapes=f"({operands}) -> ({results})", reason=reason
     )
-
-
-Operands = Literal["weights", "activations"]
-
-
-def sort_operands(matmuls: Iterable[Matmul]) -> dict[Matmul, Operands]:
-    """Whether each matmul meets a parameter (or is the gradient of one that does).
-
-    A forward matmul does if one operand is no activation. Of the two matmuls that a forward one
-    has as its gradient, that of the activation still meets the parameter; that of the parameter
-    meets activations only, but came from the same line of code.
-    """
-    matmuls = list(matmuls)
-    input_sites = {m.site for m in matmuls if m.has_input and m.site is not None}
-    by_frames: dict[Any, set[bool]] = {}
-    for m in matmuls:
-        if m.phase == "forward":
-            frames = _jax_internals.user_frames(m.site)
-            by_frames.setdefault(frames, set()).add(m.site in input_sites or m.has_input)
-
-    def is_weights(m: Matmul) -> bool:
-        if m.has_input or m.site in input_sites:
-            return True
-        if m.phase == "forward":
-            return False
-        forward = by_frames.get(_jax_internals.user_frames(m.site), set())
-        return forward == {True} or (forward != {False} and not m.is_batched)
-
-    return {m: "weights" if is_weights(m) else "activations" for m in matmuls}

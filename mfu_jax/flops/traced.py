@@ -10,7 +10,8 @@ from typing import Any
 
 from mfu_jax.flops import _jax_internals, linalg_rules  # noqa: F401  (registers its rules)
 from mfu_jax.flops.count import FlopCount
-from mfu_jax.flops.jaxpr_walk import INPUT, Matmul, Tally, Walker, sort_operands
+from mfu_jax.flops.jaxpr_flow import Matmul, Tally, sort_operands
+from mfu_jax.flops.jaxpr_walk import Walker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +73,23 @@ def count_model_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Trac
     )
 
 
+def pallas_kernel_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, int]:
+    """What one call of each Pallas kernel in ``fn(*args, **kwargs)`` executes, by kernel name.
+
+    Grid times body, without the blocks that are known to be skipped. A name that stands for
+    kernels of different cost is left out: it does not tell them apart.
+    """
+    walker = Walker()
+    walker.count(*_jax_internals.trace(fn, args, kwargs))
+    return {name: costs.pop() for name, costs in walker.kernels.items() if len(costs) == 1}
+
+
 def _tally(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Tally, bool]:
     """The work of one call, and whether there is a `jax.checkpoint` in it."""
-    jaxpr = _jax_internals.trace(fn, args, kwargs)
     walker = Walker()
-    _, tally = walker.walk(jaxpr, [INPUT] * len(jaxpr.invars))
+    tally = walker.count(*_jax_internals.trace(fn, args, kwargs))
     return tally, walker.saw_checkpoint
 
 

@@ -77,7 +77,7 @@ def test_convolutions_count_real_positions(kwargs, kernel, expected):
 
 
 def test_lstm_scan():
-    T, B, I, D = 11, 3, 5, 7
+    T, B, inputs_size, D = 11, 3, 5, 7
 
     def lstm(p, inputs):
         def cell(carry, x):
@@ -90,9 +90,9 @@ def test_lstm_scan():
         zeros = jnp.zeros((B, D))
         return jax.lax.scan(cell, (zeros, zeros), inputs)[1]
 
-    params = {"wx": shape(I, 4 * D), "wh": shape(D, 4 * D)}
-    count = count_model_flops(train(lstm), params, shape(T, B, I))
-    wx, wh = 2 * T * B * I * 4 * D, 2 * T * B * D * 4 * D
+    params = {"wx": shape(inputs_size, 4 * D), "wh": shape(D, 4 * D)}
+    count = count_model_flops(train(lstm), params, shape(T, B, inputs_size))
+    wx, wh = 2 * T * B * inputs_size * 4 * D, 2 * T * B * D * 4 * D
     assert count.forward == wx + wh
     # Gradients of wx, of wh and of the hidden state; not of the inputs.
     assert count.backward == wx + 2 * wh
@@ -123,7 +123,7 @@ def test_unet():
 
 def attention(p, x, context=None):
     context = x if context is None else context
-    B, S, D = x.shape
+    B, S, _ = x.shape
     T, heads = context.shape[1], 2
     q = (x @ p["q"]).reshape(B, S, heads, -1)
     k, v = ((context @ p[name]).reshape(B, T, heads, -1) for name in "kv")

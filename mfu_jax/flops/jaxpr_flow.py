@@ -1,0 +1,142 @@
+"""What the walk over a jaxpr knows of a value, and what it adds up."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from mfu_jax.flops import _jax_internals
+from mfu_jax.flops.count import Unaccounted
+from mfu_jax.flops.known_values import Known
+from mfu_jax.flops.scopes import Phase
+
+_SHORT_DTYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "s", "complex": "c"}
+
+
+def short_dtype(dtype: Any) -> str:
+    """HLO's name of a dtype.
+
+    >>> import jax.numpy as jnp
+    >>> [short_dtype(d) for d in (jnp.bfloat16, jnp.float8_e4m3fn, jnp.int8, jnp.complex64)]
+    ['bf16', 'f8e4m3fn', 's8', 'c64']
+    """
+    name = getattr(dtype, "name", None) or dtype.__name__
+    if name == "bool":
+        return "pred"
+    for long, short in _SHORT_DTYPES.items():
+        if name.startswith(long):
+            return short + name.removeprefix(long).replace("_", "")
+    return str(name)
+
+
+def operand_dtype(eqn: Any) -> str:
+    """The wider operand's dtype, the left one's where both are as wide."""
+    dtypes = [v.aval.dtype for v in eqn.invars[:2] if hasattr(v.aval, "dtype")]
+    return short_dtype(max(dtypes, key=lambda dtype: dtype.itemsize))
+
+
+class Origin(enum.IntEnum):
+    """What a value was computed from; of several, the greatest counts."""
+
+    CONSTANT = 0
+    INPUT = 1  # parameters and inputs of the model, cast, reshaped, scaled
+    ACTIVATION = 2  # the result of some matmul
+
+
+class Flow(NamedTuple):
+    """What is known of a value from where it came.
+
+    Attributes:
+        origin: what it was computed from.
+        gradient: it was computed from the result of a backward pass.
+        known: its value, where that is an integer known while tracing (see `known_values`).
+    """
+
+    origin: Origin = Origin.CONSTANT
+    gradient: bool = False
+    known: Known = None
+
+
+INPUT = Flow(Origin.INPUT)
+
+
+def join(flows: Iterable[Flow]) -> Flow:
+    """What is known of a value that was computed from values of these flows."""
+    flows = tuple(flows)
+    return Flow(
+        origin=max((flow.origin for flow in flows), default=Origin.CONSTANT),
+        gradient=any(flow.gradient for flow in flows),
+    )
+
+
+def either(a: Flow, b: Flow) -> Flow:
+    """What is known of a value that is one of the two."""
+    return join((a, b))._replace(known=a.known if a.known == b.known else None)
+
+
+class Matmul(NamedTuple):
+    """One sort of work; a `Tally` says how many FLOPs of each sort there are.
+
+    Attributes:
+        site: the line of the user's code that it came from, its gradients included.
+        has_input: one operand is a parameter (or an input of the model).
+        is_batched: it is a stack of products, with a batch dimension in both operands.
+    """
+
+    phase: Phase
+    scope: str
+    dtype: str
+    primitive: str
+    site: Any
+    has_input: bool
+    is_batched: bool
+
+
+@dataclass
+class Tally:
+    """FLOPs by sort of work, and what has no known count with how often it runs."""
+
+    flops: Counter[Matmul] = field(default_factory=Counter)
+    unaccounted: Counter[Unaccounted] = field(default_factory=Counter)
+
+    def add(self, other: Tally, times: int = 1) -> None:
+        for matmul, flops in other.flops.items():
+            self.flops[matmul] += flops * times
+        for item, count in other.unaccounted.items():
+            self.unaccounted[item] += count * times
+
+    @property
+    def total(self) -> int:
+        return sum(self.flops.values())
+
+
+Operands = Literal["weights", "activations"]
+
+
+def sort_operands(matmuls: Iterable[Matmul]) -> dict[Matmul, Operands]:
+    """Whether each matmul meets a parameter (or is the gradient of one that does).
+
+    A forward matmul does if one operand is no activation. Of the two matmuls that a forward one
+    has as its gradient, that of the activation still meets the parameter; that of the parameter
+    meets activations only, but came from the same line of code.
+    """
+    matmuls = list(matmuls)
+    input_sites = {m.site for m in matmuls if m.has_input and m.site is not None}
+    by_frames: dict[Any, set[bool]] = {}
+    for m in matmuls:
+        if m.phase == "forward":
+            frames = _jax_internals.user_frames(m.site)
+            by_frames.setdefault(frames, set()).add(m.site in input_sites or m.has_input)
+
+    def is_weights(m: Matmul) -> bool:
+        if m.has_input or m.site in input_sites:
+            return True
+        if m.phase == "forward":
+            return False
+        forward = by_frames.get(_jax_internals.user_frames(m.site), set())
+        return forward == {True} or (forward != {False} and not m.is_batched)
+
+    return {m: "weights" if is_weights(m) else "activations" for m in matmuls}

@@ -1,0 +1,157 @@
+"""Integers that are known while tracing: loop counters, bounds, positions in a kernel's grid.
+
+A known value is a Python number, a numpy array of them (one for each program of a kernel's grid),
+or a `Table`. All rules work on each of the first two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend.core import Literal
+
+Known = Any  # or None: not known
+
+_LARGEST_TABLE = 2**20  # elements
+
+
+class Table:
+    """A constant integer array of the traced function, by identity."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+
+def constant(value: Any) -> Known:
+    """What is known of a constant: a scalar, a `Table` of integers, or nothing."""
+    shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
+    if shape == ():
+        return scalar(value)
+    is_integer = dtype is not None and np.issubdtype(dtype, np.integer)
+    is_small = is_integer and np.prod(shape, dtype=object) <= _LARGEST_TABLE
+    if is_small and getattr(value, "is_fully_addressable", True):
+        return Table(np.asarray(value))
+    return None
+
+
+def scalar(value: Any) -> int | float | None:
+    """A scalar constant as a Python number, None if its value cannot be had."""
+    if isinstance(value, int | float):
+        return value
+    if getattr(value, "shape", None) != () or not isinstance(value, np.ndarray | np.generic):
+        return None
+    item = value.item()
+    return item if isinstance(item, int | float) else None
+
+
+def _divide(a: Any, b: Any) -> Any:
+    """Integer division towards zero, as XLA has it."""
+    return np.sign(a) * np.sign(b) * (np.abs(a) // np.maximum(np.abs(b), 1))
+
+
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": _divide,
+    "rem": lambda a, b: a - b * _divide(a, b),
+    "max": np.maximum,
+    "min": np.minimum,
+    "neg": lambda a: -a,
+    "sign": np.sign,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "not": np.logical_not,
+    "copy": lambda a: a,
+    "multiple_of": lambda a: a,
+    "squeeze": lambda a: a,
+    "reshape": lambda a: a,
+}
+
+
+def evaluate(eqn: Any, known: Sequence[Known]) -> Known:
+    """The value of an integer scalar computed from known scalars, None if it cannot be known."""
+    name = eqn.primitive.name
+    if any(v is None or isinstance(v, Table) for v in known) or len(eqn.outvars) != 1:
+        return None
+    aval = eqn.outvars[0].aval
+    if aval.shape != () or aval.dtype.kind not in "iub":
+        return None
+    if name == "convert_element_type":
+        result = np.asarray(known[0]).astype(np.bool_ if aval.dtype.kind == "b" else np.int64)
+    elif name == "select_n":
+        which, *cases = known
+        result = np.choose(np.asarray(which).astype(np.int64), cases)
+    elif name == "not" and aval.dtype.kind != "b":
+        return None
+    elif name in _ARITHMETIC:
+        result = _ARITHMETIC[name](*known)
+    else:
+        return None
+    return result if np.ndim(result) else np.asarray(result).item()
+
+
+def trip_count(
+    condition: Any, body: Any, known: Sequence[Known], cond_consts: int, body_consts: int
+) -> Known:
+    """How often a `while` runs, where its condition compares a counter with a known bound.
+
+    Args:
+        condition: the open jaxpr (constants, carry) → bool.
+        body: the open jaxpr (constants, carry) → carry.
+        known: of the condition's constants, the body's constants, the initial carry.
+    """
+    carry = known[cond_consts + body_consts :]
+    carry_in, carry_out = body.invars[body_consts:], body.outvars
+    test = next((e for e in condition.eqns if condition.outvars[0] in e.outvars), None)
+    if test is None or test.primitive.name not in ("lt", "le", "gt", "ge"):
+        return None
+    start: Known
+    step: Known
+    starts, steps = [], []
+    for atom in test.invars:
+        if isinstance(atom, Literal):
+            start, step = scalar(atom.val), 0
+        elif atom not in condition.invars:
+            return None
+        elif (i := condition.invars.index(atom)) < cond_consts:
+            start, step = known[i], 0
+        else:
+            i -= cond_consts
+            start, step = carry[i], _step(body, carry_in[i], carry_out[i])
+        if start is None or step is None:
+            return None
+        starts.append(start)
+        steps.append(step)
+    # The distance (a − b) changes by the same amount in every iteration.
+    distance, change = starts[0] - starts[1], steps[0] - steps[1]
+    name = test.primitive.name
+    if change == 0 or (change > 0) != (name in ("lt", "le")):
+        return None  # it never gets to its bound
+    trips = -(distance // change) if name in ("lt", "gt") else -distance // change + 1
+    trips = np.maximum(trips, 0)
+    return trips.astype(np.int64) if np.ndim(trips) else int(trips)
+
+
+def _step(body: Any, carry_in: Any, carry_out: Any) -> Any | None:
+    """By how much the body changes this scalar of its carry, if by a constant."""
+    if carry_in is carry_out:
+        return 0
+    for eqn in body.eqns:
+        if carry_out in eqn.outvars and eqn.primitive.name in ("add", "sub"):
+            a, b = eqn.invars
+            if a is carry_in and isinstance(b, Literal):
+                amount = scalar(b.val)
+                return -amount if amount is not None and eqn.primitive.name == "sub" else amount
+            if b is carry_in and isinstance(a, Literal) and eqn.primitive.name == "add":
+                return scalar(a.val)
+    return None

@@ -96,6 +96,7 @@ def compare_flops(
     executed: ExecutedCount,
     convention: str = "maxtext",
     dense: int | None = None,
+    attention: int | None = None,
     xla_reported: float | None = None,
     overheads: Mapping[str, int] | None = None,
 ) -> Ledger:
@@ -107,6 +108,9 @@ def compare_flops(
         convention: the name of the convention of `model`.
         dense: model FLOPs with every attention pair computed, also those that the mask throws
             away; None where the program computes just the pairs of `model`.
+        attention: attention FLOPs that are in `model`; where the program does attention in kernels,
+            the masked pairs are those that the kernels' blocks compute beyond it, and not those
+            of `dense`.
         xla_reported: ``compiled.cost_analysis()["flops"]``, None or a negative number if unknown.
         overheads: further work that the program is known to do beyond the model, by label, such
             as ``{"MoE one-hot and dispatch matmuls": …}``.
@@ -115,7 +119,11 @@ def compare_flops(
         The ledger; `residual` is what stays unexplained.
     """
     lines = [LedgerLine(label="model", flops=model, note=f"convention {convention}")]
-    if dense is not None:
+    kernels = executed.attention_kernels
+    if attention is not None and kernels:
+        note = "attention pairs that the kernels' blocks compute beyond it"
+        lines.append(LedgerLine(label="masked pairs", flops=kernels - attention, note=note))
+    elif dense is not None:
         note = "attention pairs that the mask throws away but the program computes"
         lines.append(LedgerLine(label="masked pairs", flops=dense - model, note=note))
     note = "forward work done again by jax.checkpoint"

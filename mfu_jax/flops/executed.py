@@ -46,6 +46,8 @@ class ExecutedCount(FlopCount):
     Attributes:
         kernels: FLOPs in custom kernels whose inside XLA does not see (or sees wrongly), by name.
             A part of `total`, as everything that is counted is in one of the phases.
+        attention_kernels: FLOPs of attention kernels, forward and backward, without what they
+            compute again.
         elementwise: FLOPs of everything that is no matmul, by XLA's own rule of one for each
             element of a result. Not a part of `total`.
         hbm_bytes: bytes that unfused instructions read from and write to HBM.
@@ -58,6 +60,7 @@ class ExecutedCount(FlopCount):
     """
 
     kernels: Mapping[str, int] = field(default_factory=dict)
+    attention_kernels: int = 0
     elementwise: int = 0
     hbm_bytes: int = 0
     collectives: tuple[Collective, ...] = ()
@@ -136,12 +139,15 @@ class _Sums:
     scopes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     dtypes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     kernels: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    attention_kernels: int = 0
     loops_once: int = 0
     kernels_once: int = 0
     kernels_xla: int = 0
 
     def add(self, matmul: Matmul, op_name: str, runs: int, once: int) -> None:
         scope = read_scope(op_name)
+        if matmul.attention and scope.phase != "rematerialized":
+            self.attention_kernels += runs * (matmul.flops - matmul.rematerialized)
         self.phases[scope.phase] += runs * (matmul.flops - matmul.rematerialized)
         self.phases["rematerialized"] += runs * matmul.rematerialized
         self.scopes[scope.path] += runs * matmul.flops
@@ -210,6 +216,7 @@ class _Counter:
             by_dtype=dict(sums.dtypes),
             unaccounted=tuple(unaccounted),
             kernels=dict(sums.kernels),
+            attention_kernels=sums.attention_kernels,
             elementwise=elementwise,
             hbm_bytes=hbm_bytes,
             collectives=tuple(collectives),

@@ -13,7 +13,13 @@ from mfu_jax.flops.hlo_elementwise import elementwise_flops
 from mfu_jax.flops.hlo_loops import trip_count
 from mfu_jax.flops.hlo_matmuls import MATMULS, operand_dtype
 from mfu_jax.flops.hlo_text import HloComputation, HloInstruction, HloModule
-from mfu_jax.flops.kernels import KernelCall, KernelCost, UnknownCost, kernel_cost
+from mfu_jax.flops.kernels import (
+    KernelCall,
+    KernelCost,
+    UnknownCost,
+    is_attention,
+    kernel_cost,
+)
 
 KernelFlops = Mapping[str, int] | Callable[[KernelCall], int | None]
 
@@ -37,6 +43,7 @@ class Matmul:
     rematerialized: int = 0
     kernel: str = ""
     seen_by_xla: int = 0
+    attention: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +165,7 @@ class CostReader:
                     cost.rematerialized,
                     kernel,
                     cost.seen_by_xla,
+                    is_attention(call),
                 )
             )
 

@@ -143,6 +143,14 @@ _FREE = re.compile(
 )
 
 
+_ATTENTION = re.compile(r"attention|fmha|flash|splash|\bmha\b|_mha_|_mqa_", re.IGNORECASE)
+
+
+def is_attention(call: KernelCall) -> bool:
+    """Whether a kernel does attention, by its names."""
+    return any(_ATTENTION.search(text) for text in (call.target, call.name))
+
+
 def kernel_cost(call: KernelCall) -> KernelCost | UnknownCost:
     """The cost of a custom call, by the rule of its name or its target."""
     rule = _RULES.get(call.name)

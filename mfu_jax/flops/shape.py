@@ -129,12 +129,15 @@ class ModelShape:
     gradient_accumulation_steps: int = 1
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = _checked(field.name, str(field.type), getattr(self, field.name))
-            object.__setattr__(self, field.name, value)
-        for name in _REQUIRED_POSITIVE:
+        for name, kind in _kinds(type(self)).items():
+            object.__setattr__(self, name, _checked(name, kind, getattr(self, name)))
+        for name in _POSITIVE:
             if getattr(self, name) <= 0:
                 raise UserError(f"{name}={getattr(self, name)!r}: expected a positive number")
+        if self.num_decoder_layers > _MOST_LAYERS:
+            raise UserError(
+                f"num_decoder_layers={self.num_decoder_layers}: expected at most {_MOST_LAYERS}"
+            )
 
     @classmethod
     def of(cls, config: Any) -> ModelShape:
@@ -150,9 +153,9 @@ class ModelShape:
         if isinstance(config, Mapping):
             return cls.from_mapping(config)
         values = {
-            field.name: getattr(config, field.name)
-            for field in dataclasses.fields(cls)
-            if hasattr(config, field.name)
+            name: value
+            for name in _kinds(cls)
+            if (value := getattr(config, name, None)) is not None
         }
         return cls._made(values, f"a {type(config).__name__}")
 
@@ -163,7 +166,7 @@ class ModelShape:
         Raises:
             UserError: naming the field.
         """
-        names = [field.name for field in dataclasses.fields(cls)]
+        names = _kinds(cls)
         for key in values:
             if key not in names:
                 raise UserError(f"unknown key {key!r}{nearest(key, names)}")
@@ -171,14 +174,19 @@ class ModelShape:
 
     @classmethod
     def _made(cls, values: Mapping[str, Any], where: str) -> Self:
-        missing = [
-            field.name
-            for field in dataclasses.fields(cls)
-            if field.default is dataclasses.MISSING and field.name not in values
-        ]
-        if missing:
+        if missing := [name for name in _REQUIRED if name not in values]:
             raise UserError(f"{where} has no {', '.join(missing)}; give it as key=value")
         return cls(**values)
+
+    @classmethod
+    def field_kinds(cls) -> dict[str, str]:
+        """Field → its type, as written."""
+        return _kinds(cls)
+
+    @classmethod
+    def field_names(cls) -> tuple[str, ...]:
+        """Every field."""
+        return tuple(_kinds(cls))
 
     @property
     def sequences_per_step(self) -> Number:
@@ -204,18 +212,54 @@ class ModelShape:
         return len(self.mlp_activations) > 1
 
 
-_REQUIRED_POSITIVE = (
-    "vocab_size",
-    "num_decoder_layers",
-    "emb_dim",
+_REQUIRED = ("vocab_size", "num_decoder_layers", "emb_dim")
+_POSITIVE = (
+    *_REQUIRED,
     "per_device_batch_size",
     "max_target_length",
     "gradient_accumulation_steps",
 )
 
 
+# More is no model, and would be listed one by one.
+_MOST_LAYERS = 100_000
+
+
+_KINDS: dict[type, dict[str, str]] = {}
+
+
+def _kinds(cls: type[ModelShape]) -> dict[str, str]:
+    """Field → its annotation; annotations are text (postponed evaluation)."""
+    if cls not in _KINDS:
+        _KINDS[cls] = {field.name: str(field.type) for field in dataclasses.fields(cls)}
+    return _KINDS[cls]
+
+
+def parse_value(name: str, kind: str, text: str) -> Any:
+    """`text` of a command line as a value of type `kind`; what does not fit is left to the checks.
+
+    >>> parse_value("mlp_activations", "tuple[str, ...]", "silu,linear")
+    ['silu', 'linear']
+    """
+    if kind == "bool":
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if kind.startswith("tuple") or "," in text:
+        items = [part.strip() for part in text.strip("[]()").split(",") if part.strip()]
+        return items if "str" in kind else [_number(item) for item in items]
+    return text if kind == "str" else _number(text)
+
+
+def _number(text: str) -> int | float | str:
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
 def _checked(name: str, kind: str, value: Any) -> Any:
-    """`value` in the field's type; the annotations are strings (postponed evaluation)."""
+    """`value` in the field's type."""
     if kind == "int":
         if isinstance(value, bool) or not isinstance(value, int):
             raise UserError(f"{name}={value!r}: expected a whole number")

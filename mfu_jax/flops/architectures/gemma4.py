@@ -42,7 +42,8 @@ def gemma4(shape: ModelShape) -> Model:
 @architecture("gemma4_small")
 def gemma4_small(shape: ModelShape) -> Model:
     """E2B and E4B: the last layers reuse keys and values; each layer has inputs of its own."""
-    interval = _INTERVAL_E2B if "e2b" in shape.model_name else _INTERVAL
+    is_e2b = "e2b" in shape.model_name or shape.use_double_wide_mlp
+    interval = _INTERVAL_E2B if is_e2b else _INTERVAL
     first_shared = shape.num_decoder_layers - shape.num_kv_shared_layers
     width, ple = shape.emb_dim, shape.hidden_size_per_layer_input
     layers = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops import matmuls, mixers
@@ -18,14 +19,13 @@ from mfu_jax.flops.shape import ModelShape
 @architecture("deepseek")
 def deepseek(shape: ModelShape) -> Model:
     """Latent attention; dense layers first, then experts; indexer, hyper-connections, engram."""
-    dense = (*_deepseek_attention(shape), *parts.mlp(shape))
-    sparse = (*_deepseek_attention(shape), *_deepseek_experts(shape))
-    engram = frozenset(shape.engram_layers)
+    attended = _deepseek_attention(shape)
+    forward = _dense_and_sparse(shape)
     layers = []
     for i in range(shape.num_decoder_layers):
-        first = i < shape.first_num_dense_layers
-        kind, block = ("dense_layers", dense) if first else ("moe_layers", sparse)
-        if i in engram:
+        kind = "dense_layers" if i < shape.first_num_dense_layers else "moe_layers"
+        block = (*attended, *forward(kind))
+        if i in shape.engram_layers:
             kind, block = f"{kind}_engram", (*block, *_engram(shape, shape.engram_layers.index(i)))
         layers.append((kind, block))
     return parts.decoder(shape, layers_of(layers))
@@ -63,8 +63,14 @@ def _hyper_connections(shape: ModelShape) -> Components:
     )
 
 
-def _deepseek_experts(shape: ModelShape) -> Components:
-    return parts.moe(shape) if shape.num_experts > 1 else parts.mlp(shape)
+def _dense_and_sparse(shape: ModelShape) -> Callable[[str], Components]:
+    """Kind of layer → its MLP or experts. A model that has no dense layer needs no mlp_dim."""
+
+    @functools.cache
+    def forward(kind: str) -> Components:
+        return parts.feed_forward(shape) if kind == "moe_layers" else parts.mlp(shape)
+
+    return forward
 
 
 def _engram(shape: ModelShape, index: int) -> Components:
@@ -200,14 +206,14 @@ def llama4(shape: ModelShape) -> Model:
         "chunked": parts.attention(shape, parts.chunk_mask(shape), qk_norm=False),
         "global": parts.attention(shape, parts.global_mask(shape), qk_norm=False),
     }
-    forward = {"moe": parts.feed_forward(shape), "dense": parts.mlp(shape)}
+    forward = _dense_and_sparse(shape)
     interval, step = shape.nope_layer_interval, max(shape.interleave_moe_layer_step, 1)
     layers = []
     for i in range(shape.num_decoder_layers):
         kind = "global" if interval and (i + 1) % interval == 0 else "chunked"
-        experts = "moe" if (i + 1) % step == 0 else "dense"
-        block = (*parts.norms(shape, 2), *attended[kind], *forward[experts])
-        layers.append((f"{kind}_{experts}_layers", block))
+        experts = "moe_layers" if (i + 1) % step == 0 else "dense_layers"
+        block = (*parts.norms(shape, 2), *attended[kind], *forward(experts))
+        layers.append((f"{kind}_{experts}", block))
     return parts.decoder(shape, layers_of(layers))
 
 
@@ -215,13 +221,13 @@ def llama4(shape: ModelShape) -> Model:
 def envy(shape: ModelShape) -> Model:
     """Switch-style: experts in every n-th layer, a dense MLP in the others."""
     step = max(shape.interleave_moe_layer_step, 1)
-    forward = {"moe_layers": parts.feed_forward(shape), "dense_layers": parts.mlp(shape)}
+    forward = _dense_and_sparse(shape)
     attended = (*parts.norms(shape, 3), *parts.attention(shape, parts.global_mask(shape)))
     kinds = [
         "moe_layers" if (i + 1) % step == 0 else "dense_layers"
         for i in range(shape.num_decoder_layers)
     ]
-    return parts.decoder(shape, layers_of((kind, (*attended, *forward[kind])) for kind in kinds))
+    return parts.decoder(shape, layers_of((kind, (*attended, *forward(kind))) for kind in kinds))
 
 
 @architecture("qwen3_custom_moe")

@@ -1,0 +1,263 @@
+"""A model's name or file → `ModelShape`: bundled names, MaxText YAML, Hugging Face config.json."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.errors import UserError, nearest
+from mfu_jax.flops.shape import ModelShape, parse_value
+from mfu_jax.yaml_files import model_file, model_names, read_mapping
+
+# Configs are a few kilobytes; what is larger is something else.
+_LARGEST_FILE_BYTES = 4 * 2**20
+
+# MaxText's base.yml (e591f30): what its model files leave out. The sizes that every model has are
+# not here: a file without them is an error, not a model of MaxText's default size.
+_MAXTEXT_DEFAULTS: dict[str, Any] = {
+    "head_dim": 128,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "kv_lora_rank": 512,
+    "indexer_n_heads": 64,
+    "indexer_head_dim": 128,
+    "indexer_topk": 2048,
+    "gdn_num_key_heads": 16,
+    "gdn_num_value_heads": 32,
+    "gdn_key_head_dim": 128,
+    "gdn_value_head_dim": 128,
+    "gdn_conv_kernel_dim": 4,
+    "engram_num_heads": 8,
+    "engram_head_dim": 1280,
+    "engram_max_ngram_size": 3,
+    "engram_kernel_size": 4,
+}
+
+# Which exponent of global_parameter_scale a size grows with: heads and MLP first, then the width,
+# then the layers, each doubling in turn.
+_SCALED = {
+    "base_emb_dim": "width",
+    "base_num_query_heads": "heads",
+    "base_num_kv_heads": "heads",
+    "base_mlp_dim": "heads",
+    "base_moe_mlp_dim": "heads",
+    "base_num_decoder_layers": "layers",
+}
+
+
+def load_shape(source: Any, overrides: Mapping[str, Any] | None = None) -> ModelShape:
+    """The shape that `source` names, with `overrides` (field → value) over it.
+
+    Args:
+        source: a bundled model's name, the path of a MaxText model YAML or of a config.json (or of
+            its folder), a mapping with the content of either, or an object with MaxText's field
+            names.
+        overrides: fields of `ModelShape` or MaxText's ``base_*`` names; they win over the source.
+
+    Raises:
+        UserError: the source is not found, not readable or not understood, or a field is wrong.
+
+    >>> load_shape("llama3-8b", {"num_decoder_layers": 2}).num_decoder_layers
+    2
+    """
+    overrides = dict(overrides or {})
+    if isinstance(source, str | Path):
+        values = _read(str(source))
+        values.setdefault("model_name", _stem(str(source)))
+    elif isinstance(source, Mapping):
+        values = dict(source)
+    else:
+        shape = ModelShape.of(source)
+        return shape.replace(**_known(overrides, type(shape))) if overrides else shape
+    if "model_type" in values or "architectures" in values:
+        return _from_hugging_face(values, overrides)
+    values = _with_named_model(values)
+    return _from_maxtext({**values, **_without_base_of(overrides, values)}, overrides)
+
+
+def _from_hugging_face(values: dict[str, Any], overrides: dict[str, Any]) -> ModelShape:
+    from mfu_jax.flops.huggingface import from_hf_config
+
+    name = values.pop("model_name", "")
+    shape = from_hf_config(values)
+    changes = {"model_name": shape.model_name or name, **_known(overrides, type(shape))}
+    return shape.replace(**changes)
+
+
+def _read(source: str) -> dict[str, Any]:
+    """The mapping that a name or path stands for."""
+    path = Path(source)
+    if path.is_dir():
+        path = path / "config.json"
+    looks_like_path = path.suffix in (".yml", ".yaml", ".json") or path.exists() or "/" in source
+    if not looks_like_path:
+        return read_mapping(model_file(source))
+    _check_regular(path)
+    return _read_json(path) if path.suffix == ".json" else _read_yaml(path)
+
+
+def _stem(source: str) -> str:
+    path = Path(source)
+    return (
+        path.resolve().parent.name
+        if path.name == "config.json"
+        else path.stem
+        if (path.suffix in (".yml", ".yaml", ".json"))
+        else path.name
+    )
+
+
+def _check_regular(path: Path) -> None:
+    try:
+        status = path.stat()
+    except OSError as error:
+        known = model_names()
+        raise UserError(
+            f"cannot read {path}: {error.strerror}; expected a file, or a bundled model's name"
+            f"{nearest(path.stem, known)}"
+        ) from None
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"{path} is not a regular file; expected a YAML file or a config.json")
+    if status.st_size > _LARGEST_FILE_BYTES:
+        raise UserError(
+            f"{path} has {status.st_size / 2**20:.0f} MiB; a model config has a few KiB "
+            f"(is it a weights or tokenizer file?)"
+        )
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        return read_mapping(path)
+    except (RecursionError, ValueError, OverflowError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} is no usable YAML: {_first_line(error)}") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is no usable JSON: {_first_line(error)}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected a JSON object, got a {type(values).__name__}")
+    if "model_type" not in values:
+        raise UserError(
+            f"{path} has no model_type, which says what its other fields mean; every Hugging Face "
+            f"config.json has one (is this the model's own config?)"
+        )
+    return values
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _with_named_model(values: dict[str, Any]) -> dict[str, Any]:
+    """Merges the bundled model that a training YAML names, under MaxText's override rule.
+
+    A key that the file and the model file both set must agree, unless ``override_model_config``.
+    """
+    name = values.get("model_name")
+    if "num_decoder_layers" in values or not isinstance(name, str) or name not in model_names():
+        return values
+    model = read_mapping(model_file(name))
+    if "decoder_block" in values and "vocab_size" in values:
+        return values  # a model file of its own that happens to have a bundled name
+    own = dict(values)
+    for key, value in values.items():
+        resolved = key.removeprefix("base_")
+        if resolved in model and model[resolved] != value:
+            if not values.get("override_model_config"):
+                raise UserError(
+                    f"{key}={value!r} contradicts model_name {name!r} ({resolved}="
+                    f"{model[resolved]!r}); set override_model_config: true to let the file win"
+                )
+            del model[resolved]
+    return {**model, **own}
+
+
+def _without_base_of(overrides: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The overrides, after dropping what they replace: ``emb_dim`` replaces ``base_emb_dim``."""
+    for key in overrides:
+        other = key.removeprefix("base_") if key.startswith("base_") else f"base_{key}"
+        values.pop(other, None)
+    return overrides
+
+
+def _from_maxtext(values: dict[str, Any], overrides: dict[str, Any]) -> ModelShape:
+    """Resolved names as they are; ``base_*`` names scaled by ``global_parameter_scale``."""
+    resolved = {k: v for k, v in values.items() if not k.startswith("base_")}
+    base = {k: v for k, v in values.items() if k in _SCALED}
+    if base:
+        exponents = _scale_exponents(values.get("global_parameter_scale", 1))
+        for key, kind in _SCALED.items():
+            if key not in base:
+                continue
+            field, value = key.removeprefix("base_"), base[key]
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise UserError(f"{key}={value!r}: expected a whole number")
+            scaled = value << exponents[kind] if value > 0 else value
+            if resolved.setdefault(field, scaled) != scaled:
+                raise UserError(
+                    f"{key} gives {field}={scaled}, but the file also says {field}="
+                    f"{resolved[field]!r}; leave one of the two out"
+                )
+        resolved = {**_MAXTEXT_DEFAULTS, **resolved}
+    if missing := [f for f in ("vocab_size", "num_decoder_layers", "emb_dim") if f not in resolved]:
+        names = [f"base_{f}" if f"base_{f}" in _SCALED else f for f in missing]
+        raise UserError(
+            f"the config has no {', '.join(names)}; expected MaxText's fields (base_emb_dim, "
+            f"vocab_size, …); give it as key=value"
+        )
+    known = {field: resolved[field] for field in ModelShape.field_names() if field in resolved}
+    _known({k: v for k, v in overrides.items() if k not in _EXTRA_KEYS}, ModelShape)
+    return ModelShape.from_mapping(known)
+
+
+_EXTRA_KEYS = frozenset({*_SCALED, "global_parameter_scale", "override_model_config"})
+
+
+def override_keys() -> list[str]:
+    """Every key that may follow a model's name on the command line."""
+    return [*ModelShape.field_names(), *sorted(_EXTRA_KEYS)]
+
+
+def parse_override(key: str, text: str) -> Any:
+    """``key=text`` of a command line, in the type of the field.
+
+    Raises:
+        UserError: naming the nearest key, or the type that was expected.
+    """
+    if key in _EXTRA_KEYS:
+        kind = "bool" if key == "override_model_config" else "int"
+        return parse_value(key, kind, text)
+    kinds = ModelShape.field_kinds()
+    if key not in kinds:
+        raise UserError(f"unknown key {key!r}{nearest(key, override_keys())}")
+    return parse_value(key, kinds[key], text)
+
+
+def _known(overrides: Mapping[str, Any], shape: type[ModelShape]) -> dict[str, Any]:
+    names = shape.field_names()
+    for key in overrides:
+        if key not in names:
+            raise UserError(f"unknown key {key!r}{nearest(key, override_keys())}")
+    return dict(overrides)
+
+
+def _scale_exponents(scale: Any) -> dict[str, int]:
+    """Powers of two for each kind of size: a scale of 2, 4, 8 doubles heads, width, layers in turn.
+
+    >>> _scale_exponents(4)
+    {'width': 1, 'heads': 1, 'layers': 0}
+    """
+    whole = isinstance(scale, int) and not isinstance(scale, bool)
+    if not whole or scale < 1 or scale & (scale - 1) or scale > 2**30:
+        raise UserError(f"global_parameter_scale={scale!r}: expected a power of two (1, 2, 4, …)")
+    cycles, rest = divmod(scale.bit_length() - 1, 3)
+    return {"width": cycles + (rest > 1), "heads": cycles + (rest > 0), "layers": cycles}

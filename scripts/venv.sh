@@ -18,7 +18,7 @@ make_venv() {
     wanted="$(cksum <setup.py) $PWD"
     if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
         echo "Installing mfu_jax[$extras] into .venv …" >&2
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".[$extras]" || return 1
+        .venv/bin/python -m pip install -qq --disable-pip-version-check -e ".[$extras]" || return 1
         echo "$wanted" >"$stamp"
     fi
 }

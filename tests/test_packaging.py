@@ -1,0 +1,90 @@
+"""The wheel works outside of the checkout, and the light modules stay light."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.slow
+def test_a_wheel_works_outside_of_the_checkout(tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "-qq", "--disable-pip-version-check"]
+    # build/ of an earlier build would end up in the wheel, so it is made from a copy.
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in filter(None, tracked.stdout.split("\0")):
+        if name.split("/")[0] in {"setup.py", "pyproject.toml", "README.md", "LICENSE"} | {
+            "mfu_jax",
+            "layers",
+            "configs",
+        }:
+            target = tmp_path / "source" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes((ROOT / name).read_bytes())
+    installed = tmp_path / "installed"
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--target", str(installed), str(tmp_path / "source")],
+        check=True,
+    )
+    assert not (installed / "layers").exists()
+    assert not (installed / "configs").exists()
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "mfu_jax.train", "configs/base.yml", "steps=2", "emb_dim=32"),
+            *("num_decoder_layers=1", "max_target_length=32", "peak_tflops_per_device=5"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed), "XLA_FLAGS": ""},
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "completed step: 1" in run.stdout
+    where = subprocess.run(
+        [sys.executable, "-c", "import mfu_jax.layers as m; print(m.__file__)"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    assert where.stdout.startswith(str(installed))
+
+
+@pytest.mark.parametrize(
+    "module", ["mfu_jax", "mfu_jax.flops.analytic", "mfu_jax.hardware", "mfu_jax.pyconfig"]
+)
+def test_light_modules_import_nothing_heavy(module: str) -> None:
+    code = (
+        f"import sys, {module}; print(*{{'jax', 'flax', 'numpy', 'pydantic'}} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_nothing_imports_train_or_cli() -> None:
+    allowed = {"mfu_jax/commands/train.py", "mfu_jax/cli.py"}
+    for path in [*(ROOT / "mfu_jax").rglob("*.py"), *(ROOT / "layers").rglob("*.py")]:
+        if path.relative_to(ROOT).as_posix() in allowed:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                assert node.module not in ("mfu_jax.train", "mfu_jax.cli"), path
+
+
+def test_layers_import_nothing_of_the_package() -> None:
+    for path in (ROOT / "layers").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                assert not (node.module or "").startswith("mfu_jax"), path

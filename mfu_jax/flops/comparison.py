@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Any
 
 from mfu_jax.flops.executed import ExecutedCount
@@ -92,11 +93,11 @@ def _table(rows: list[tuple[str, int | None, str]], whole: int) -> list[str]:
 
 def compare_flops(
     *,
-    model: int,
+    model: int | Fraction,
     executed: ExecutedCount,
     convention: str = "maxtext",
-    dense: int | None = None,
-    attention: int | None = None,
+    dense: int | Fraction | None = None,
+    attention: int | Fraction | None = None,
     xla_reported: float | None = None,
     overheads: Mapping[str, int] | None = None,
 ) -> Ledger:
@@ -118,14 +119,15 @@ def compare_flops(
     Returns:
         The ledger; `residual` is what stays unexplained.
     """
+    model = round(model)
     lines = [LedgerLine(label="model", flops=model, note=f"convention {convention}")]
     kernels = executed.attention_kernels
     if attention is not None and kernels:
         note = "attention pairs that the kernels' blocks compute beyond it"
-        lines.append(LedgerLine(label="masked pairs", flops=kernels - attention, note=note))
+        lines.append(LedgerLine(label="masked pairs", flops=kernels - round(attention), note=note))
     elif dense is not None:
         note = "attention pairs that the mask throws away but the program computes"
-        lines.append(LedgerLine(label="masked pairs", flops=dense - model, note=note))
+        lines.append(LedgerLine(label="masked pairs", flops=round(dense) - model, note=note))
     note = "forward work done again by jax.checkpoint"
     lines.append(LedgerLine(label="rematerialised", flops=executed.rematerialized, note=note))
     for label, flops in (overheads or {}).items():

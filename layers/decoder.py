@@ -33,6 +33,10 @@ def position_embedding(config: Any) -> str:
     return "learned" if config.decoder_block in _GPT_BLOCKS else "rope"
 
 
+def _use_bias(config: Any) -> bool:
+    return bool(config.use_bias or config.decoder_block == "gpt3")
+
+
 def _dtypes(config: Any) -> dict[str, jnp.dtype]:
     return {"dtype": jnp.dtype(config.dtype), "weight_dtype": jnp.dtype(config.weight_dtype)}
 
@@ -50,7 +54,7 @@ class DecoderLayer(nnx.Module):
 
     def __init__(self, config: Any, *, attention: str, rngs: nnx.Rngs) -> None:
         rope = config.rope_max_timescale if position_embedding(config) == "rope" else None
-        options: dict[str, Any] = {"use_bias": config.use_bias, "rngs": rngs, **_dtypes(config)}
+        options: dict[str, Any] = {"use_bias": _use_bias(config), "rngs": rngs, **_dtypes(config)}
         self.pre_self_attention_norm = _norm(config)
         self.self_attention = Attention(
             emb_dim=config.emb_dim,
@@ -91,9 +95,8 @@ class Decoder(nnx.Module):
         self.token_embedder = Embed(config.vocab_size, config.emb_dim, row_axis="vocab", **table)
         self.learned_positions = position_embedding(config) == "learned"
         if self.learned_positions:
-            self.position_embedder = Embed(
-                config.max_target_length, config.emb_dim, row_axis="position", **table
-            )
+            rows = config.trainable_position_size or config.max_target_length
+            self.position_embedder = Embed(rows, config.emb_dim, row_axis="position", **table)
         self.scan_layers = config.scan_layers
         self.remat_policy = config.remat_policy
         self.remat_save_names = config.remat_save_names

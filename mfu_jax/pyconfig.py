@@ -40,7 +40,7 @@ class Config:
     seed: int
 
     model_name: str
-    decoder_block: Literal["llama2", "mistral", "gemma", "gpt3", "gpt2", "default"]
+    decoder_block: Literal["llama2", "mistral", "gpt2", "gpt3", "default"]
     vocab_size: int
     num_decoder_layers: int
     emb_dim: int
@@ -51,6 +51,7 @@ class Config:
     mlp_activations: tuple[str, ...]
     normalization: Literal["rmsnorm", "layernorm", "auto"]
     position_embedding: Literal["rope", "learned", "auto"]
+    trainable_position_size: int
     rope_max_timescale: int
     normalization_layer_epsilon: float
     logits_via_embedding: bool
@@ -171,10 +172,14 @@ def base_defaults() -> Mapping[str, Any]:
 def _model_values(name: str, base: Mapping[str, Any]) -> Mapping[str, Any]:
     values = read_mapping(model_file(name))
     foreign = [key for key in values if key not in base]
+    blocks = typing.get_args(_types()["decoder_block"])
+    if values.get("decoder_block", "default") not in blocks:
+        foreign.insert(0, f"decoder_block={values['decoder_block']}")
     if foreign:
         raise UserError(
             f"model_name {name!r} needs {', '.join(foreign)}, which the reference trainer does not "
-            f"build (it trains dense decoders); `mfu-jax flops {name}` counts it all the same"
+            f"build (its blocks are {', '.join(blocks)}); `mfu-jax flops {name}` counts it all the "
+            "same"
         )
     return values
 
@@ -260,7 +265,7 @@ _POSITIVE = (
 ).split()
 _NOT_NEGATIVE = (
     "steps seed eval_interval gradient_clipping_threshold adam_weight_decay warmup_steps "
-    "peak_tflops_per_device process_id"
+    "peak_tflops_per_device process_id trainable_position_size"
 ).split()
 _FRACTIONS = (
     "eval_fraction warmup_steps_fraction cosine_learning_rate_final_fraction adam_b1 adam_b2"
@@ -298,6 +303,12 @@ def _validate(config: Config) -> None:
                 f"mlp_activations: unknown activation {activation!r}; the known ones are "
                 + ", ".join(activations)
             )
+    rows = config.trainable_position_size
+    if rows and rows < config.max_target_length:
+        raise UserError(
+            f"max_target_length={config.max_target_length} needs as many learned positions, and "
+            f"trainable_position_size={rows}; shorten the sequences"
+        )
     if config.head_dim % 2:
         raise UserError(
             f"head_dim={config.head_dim} is odd; RoPE rotates pairs, so it must be even"

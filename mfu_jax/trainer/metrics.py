@@ -37,7 +37,7 @@ def find_peak(config: Config) -> Peak:
         config.dtype,
         peak_tflops_per_device=config.peak_tflops_per_device or None,
         hardware=config.hardware or None,
-        precision=jax.config.jax_default_matmul_precision,
+        precision=jax.config.read("jax_default_matmul_precision"),
         compute_capability=getattr(device, "compute_capability", None),
     )
 
@@ -73,9 +73,10 @@ def count_step(config: Config, train_step: jax.stages.Compiled) -> StepFlops:
     executed = executed_flops(train_step)
     analysis: Any = train_step.cost_analysis()
     reported = analysis.get("flops") if analysis else None
+    # Half a sequence on a device, or half a diagonal, may make these end in a fraction of a FLOP.
     ledger = compare_flops(
-        model=model_flops_per_device(config, config.convention).training,
-        dense=model_flops_per_device(config, "dense").training,
+        model=round(model_flops_per_device(config, config.convention).training),
+        dense=round(model_flops_per_device(config, "dense").training),
         convention=config.convention,
         executed=executed,
         xla_reported=reported,
@@ -98,7 +99,7 @@ def make_logger(
         model_flops_per_device=model_flops_per_device(config, config.convention).training,
         executed_flops_per_device=flops.executed.total,
         xla_reported_flops=flops.xla_reported,
-        tokens_per_device=calculate_tokens_per_device(config),
+        tokens_per_device=float(calculate_tokens_per_device(config)),
         peak_flops_per_sec=peak.flops_per_sec,
         sinks=sinks,
         start_step=start_step,

@@ -13,6 +13,7 @@ import pytest
 from mfu_jax import pyconfig
 from mfu_jax.flops.analytic import calculate_tflops_per_device, model_flops_per_device
 from mfu_jax.flops.executed import ExecutedCount, executed_flops
+from mfu_jax.flops.parameters import count_parameters
 from mfu_jax.pyconfig import Config
 from mfu_jax.trainer import mesh, state, step
 from mfu_jax.trainer.data import make_iterator
@@ -191,6 +192,7 @@ def test_parameters_are_those_of_the_written_out_model(block: str) -> None:
         use_bias=plain,
         num_kv_heads=2,
         logits_via_embedding=plain,
+        trainable_position_size=S if plain else 0,
     )
     kv = 2 * h
     weights = D * N * h + 2 * D * kv + N * h * D + (2 if plain else 3) * D * F
@@ -201,3 +203,4 @@ def test_parameters_are_those_of_the_written_out_model(block: str) -> None:
     ends = V * D + D * (2 if plain else 1) + (S * D if plain else D * V)
     train_state = state.abstract_state(c, mesh.make_mesh(c, jax.devices()[:1]))
     assert state.parameter_count(train_state) == layers + ends
+    assert count_parameters(c).total == layers + ends

@@ -14,6 +14,7 @@ COMMANDS = {
     "compare": "the ledger from model FLOPs to executed and XLA-reported FLOPs",
     "hardware": "peaks of the attached or named accelerator; --calibrate measures one",
     "project": "training time, chips, MFU needed or cost, each from the others",
+    "published": "published results recomputed: how far each is from what was printed",
 }
 
 

@@ -1,0 +1,73 @@
+"""`mfu-jax published [ID …] [--json]`: published results beside the same numbers computed again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from mfu_jax.errors import UserError
+from mfu_jax.flops.published import Check, Run, find_run, published_runs, recompute
+
+_USAGE = """usage: mfu-jax published [ID …] [--json]
+
+Published MFUs, throughputs and FLOP counts, computed again from the model's shape and the measured
+speed by the publisher's own convention. A number reproduces where it agrees within the rounding of
+what is printed."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    if {"-h", "--help"} & set(argv):
+        print(_USAGE)
+        return 0
+    flags = [argument for argument in argv if argument.startswith("-")]
+    if set(flags) - {"--json"}:
+        raise UserError(
+            f"unknown option {flags[0]!r}; expected run ids and --json; usually a typo; see "
+            f"mfu-jax published --help"
+        )
+    names = [argument for argument in argv if argument not in flags]
+    runs = [find_run(name) for name in names] if names else list(published_runs())
+    if flags:
+        print(json.dumps([_as_json(run) for run in runs], indent=1, ensure_ascii=False))
+    else:
+        print("\n\n".join(_render(run, in_full=bool(names)) for run in runs))
+        checks = [check for run in runs for check in recompute(run)]
+        same = sum(check.status != "differs" for check in checks)
+        print(f"\n{same} of {len(checks)} numbers of {len(runs)} runs reproduce within rounding")
+    return 0
+
+
+def _render(run: Run, *, in_full: bool) -> str:
+    lines = [f"{run.id}  ({run.devices} × {run.hardware}, {run.dtype})"]
+    if in_full:
+        lines += [f"  convention  {run.convention}", f"  source      {run.source}"]
+        lines += [f"  note        {run.note}"] * bool(run.note)
+    for check in recompute(run):
+        lines.append(
+            f"  {check.quantity:<34} published {check.published:<12.6g} recomputed "
+            f"{check.recomputed:<12.6g} {check.relative_difference:+8.3%}  {check.status}"
+        )
+        lines += [f"  {'':<34} why: {check.why}"] * bool(check.why)
+    return "\n".join(lines)
+
+
+def _as_json(run: Run) -> dict[str, object]:
+    return {
+        "id": run.id,
+        "source": run.source,
+        "convention": run.convention,
+        "checks": [_check_json(check) for check in recompute(run)],
+    }
+
+
+def _check_json(check: Check) -> dict[str, object]:
+    return {
+        "quantity": check.quantity,
+        "published": check.published,
+        "recomputed": check.recomputed,
+        "relative_difference": check.relative_difference,
+        "half_ulp": check.half_ulp,
+        "status": check.status,
+        "why": check.why,
+    }

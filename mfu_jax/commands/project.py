@@ -21,7 +21,8 @@ Give three of tokens, chips, time and throughput; the fourth is solved for.
   mfu=0.4                throughput, as a fraction of the peak; or
     tokens_per_sec_per_device=…, or step_time_seconds=… with tokens_per_step=…
 
-  model=llama3-8b        a bundled model or a file, for the FLOPs of a token; or params=8e9 (6N)
+  model=llama3-8b        a bundled model, MaxText YAML or config.json: the FLOPs of a token; or
+    params=8e9 (6N)
     max_target_length=8192  convention=maxtext
   hardware=h100          the peak, in dtype=bf16; or peak_tflops_per_device=989
   price=2.5              of one chip for one hour; with budget=… for the chips × time it buys"""
@@ -45,7 +46,6 @@ _NUMBERS = (
 _WORDS = ("model", "convention", "hardware", "dtype")
 _SECONDS = {"days": 86400, "hours": 3600, "seconds": 1}
 _SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-_DEFAULT_LENGTH = 4096
 
 
 def main(argv: Sequence[str]) -> int:
@@ -130,15 +130,16 @@ def _flops_per_token(
     if "model" not in words:
         return None, ""
     from mfu_jax.flops.analytic import calculate_tokens_per_device, model_flops_per_device
-    from mfu_jax.yaml_files import model_file, read_mapping
+    from mfu_jax.flops.inputs import load_shape
 
-    values: dict[str, Any] = dict(read_mapping(model_file(words["model"])))
-    length = int(numbers.get("max_target_length", values.get("max_target_length", _DEFAULT_LENGTH)))
-    config = {**values, "max_target_length": length, "per_device_batch_size": 1}
+    overrides: dict[str, Any] = {"per_device_batch_size": 1}
+    if "max_target_length" in numbers:
+        overrides["max_target_length"] = int(numbers["max_target_length"])
+    shape = load_shape(words["model"], overrides)
     convention = words.get("convention", "maxtext")
-    flops = model_flops_per_device(config, convention).training
-    per_token = float(flops / calculate_tokens_per_device(config))
-    return per_token, f"{words['model']}, sequences of {length} tokens, convention {convention}"
+    flops = model_flops_per_device(shape, convention).training
+    text = f"{words['model']}, sequences of {shape.max_target_length} tokens, {convention}"
+    return float(flops / calculate_tokens_per_device(shape)), text
 
 
 def _peak_per_chip(

@@ -184,16 +184,18 @@ class MetricLogger:
         self._last_step = step
         self._thread_id = threading.get_ident()
         taken = TimedStep(step, dict(metrics), cost=cost)
-        finished = self._timer.dispatched(taken)
+        if self._late_extra:
+            taken.extra, self._late_extra = self._late_extra, {}
+        if step_time_seconds is None:
+            finished = self._timer.dispatched(taken)
+        else:
+            finished = self._timer.timed_elsewhere(taken, step_time_seconds)
         if self._held is not None:
             self._release()
         if finished is not None:
             self._pipeline.put(finished)
-        if self._late_extra:
-            taken.extra, self._late_extra = self._late_extra, {}
         if step_time_seconds is not None:
-            self._timer.take_as_timed(taken, step_time_seconds)
-            self._pipeline.put(taken)
+            self._held = taken  # an eval after it may still add to it
         taken.overhead_seconds = self._monotonic() - begin - self._timer.waited_seconds
 
     def record_eval(self, step: int, metrics: Mapping[str, Any]) -> None:

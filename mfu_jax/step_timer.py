@@ -1,7 +1,8 @@
 """Times steps one behind: the device never idles because somebody looks at the clock.
 
 Step N is dispatched first; then the timer waits for step N−1's outputs and reads the clocks, and
-the difference between two such readings is the time of step N−1. Spans that are no part of training
+the difference between two such readings is the time of step N−1. Where the host is the slower of
+the two, a thread watches the device and tells when a step ended. Spans that are no part of training
 (eval, checkpoints, exposed waits for data) are cut out of the interval in which they lie.
 """
 
@@ -103,7 +104,7 @@ class ThreadWatcher:
                 block_until_ready(step.metrics)
             except Exception:  # the training thread meets the same error, where it can be handled
                 continue
-            step.completed = self._read()
+            step.completed = step.completed or self._read()
 
 
 class StepTimer:
@@ -150,29 +151,31 @@ class StepTimer:
         Blocks until the step before it is done; `waited_seconds` tells for how long.
         """
         previous = self._pending
-        if previous is None:
-            self.waited_seconds = 0.0
-        else:
+        self.waited_seconds = 0.0
+        # The device waits for the host: this reading comes too late to tell when a step ended.
+        host_bound = previous is None or is_ready(previous.metrics)
+        if previous is not None:
             self._pending = None  # an error of the device is raised once
             before = self._monotonic()
             block_until_ready(previous.metrics)
             now = self.read()
             self.waited_seconds = now.monotonic - before
-            # The dispatch compiled something: the step before may have ended long before that.
-            stamp = previous.completed if self._compile_events else None
-            self._finish(previous, now if stamp is None else stamp)
-        step.spans, self._spans = self._spans, {}
-        step.compile_events, self._compile_events = self._compile_events, []
-        step.is_compile = any(event.stage == "compile" for event in step.compile_events)
+            self._finish(previous, previous.completed or now)
+        self._take(step)
         self._pending = step
+        if host_bound:
+            self._watch(step)
         return previous
 
-    def take_as_timed(self, step: TimedStep, seconds: float) -> None:
-        """Ends the step just dispatched with a time that somebody else measured."""
-        self._pending = None
+    def timed_elsewhere(self, step: TimedStep, seconds: float) -> TimedStep | None:
+        """Takes a step whose time somebody else measured; returns the one in flight, timed."""
+        previous = self.drain()
+        self.waited_seconds = 0.0
+        self._take(step)
         self._finish(step, self.read())
         step.seconds = seconds
         step.clock_jump_seconds = None
+        return previous
 
     def drain(self) -> TimedStep | None:
         """Waits for the step in flight and returns it timed; None if there is none."""
@@ -180,7 +183,8 @@ class StepTimer:
         if step is None:
             return None
         block_until_ready(step.metrics)
-        self._finish(step, self.read())
+        now = self.read()
+        self._finish(step, step.completed or now)
         return step
 
     def cut(self, name: str, start: Reading, end: Reading) -> float:
@@ -204,12 +208,11 @@ class StepTimer:
         if step is None:
             return self.read()
         if is_ready(step.metrics):
+            now = self.read()
             step.watched = True
-            step.completed = self.read()
-            return step.completed
-        if not step.watched:
-            step.watched = True
-            self._watcher.watch(step)
+            step.completed = step.completed or now
+            return now
+        self._watch(step)
         return None
 
     def end_wait(self, name: str, idle_since: Reading | None) -> TimedStep | None:
@@ -226,29 +229,37 @@ class StepTimer:
             idle_since = step.completed
         now = self.read()
         # Ready but not stamped yet: the watcher is a moment late, so the idle time is about nil.
-        start = now if idle_since is None else idle_since
+        start = idle_since or now
         if step is not None:
             self._pending = None
-            self._finish(step, start)
+            self._finish(step, step.completed or start)
         self.cut(name, start, now)
         return step
 
     def compiling(self, event: CompileEvent) -> None:
         """The training thread compiles, to dispatch the step that comes next."""
         step = self._pending
-        if step is not None and not self._compile_events and not step.watched:
+        if step is not None and not step.watched:
             if is_ready(step.metrics):
                 # It ended before or inside of this compilation: nobody can tell.
                 step.is_compile = True
                 step.completed = self.read()
-            else:
-                step.watched = True
-                self._watcher.watch(step)
+            self._watch(step)
         self._compile_events.append(event)
 
     def close(self) -> None:
         """Ends the watcher's thread."""
         self._watcher.close()
+
+    def _watch(self, step: TimedStep) -> None:
+        if not step.watched:
+            step.watched = True
+            self._watcher.watch(step)
+
+    def _take(self, step: TimedStep) -> None:
+        step.spans, self._spans = self._spans, {}
+        step.compile_events, self._compile_events = self._compile_events, []
+        step.is_compile = any(event.stage == "compile" for event in step.compile_events)
 
     def _finish(self, step: TimedStep, end: Reading) -> None:
         seconds = end.wall - self._mark.wall

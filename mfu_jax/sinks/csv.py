@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from mfu_jax.errors import UserError
 from mfu_jax.sinks.base import Sink, StepRecord, register_sink
 from mfu_jax.sinks.files import AppendOnlyFile, local_path, replace_file, set_aside
 
@@ -62,6 +63,11 @@ class CsvSink(Sink):
             lines = [line for line in file if line.endswith("\n")]
         reader = csv.DictReader(lines)
         self._columns = list(reader.fieldnames or ())
+        if "step" not in self._columns:
+            raise UserError(
+                f"csv_file {str(self.path)!r} has no column 'step'; expected the table of the run "
+                f"that is resumed; usually another table's path; give another csv_file"
+            )
         return iter(list(reader))
 
     def _rewrite(self, rows: Iterable[Mapping[str, Any]], new: Iterable[str] = ()) -> None:

@@ -52,13 +52,16 @@ def local_path(path: str | os.PathLike[str], what: str) -> Path:
     """`path` with its folder made.
 
     Raises:
-        UserError: it is not of this machine, or its folder cannot be made.
+        UserError: it is not of this machine, or it is a folder itself, or its folder cannot be
+            made.
     """
     if "://" in os.fspath(path):
         raise UserError(
             f"{what} {os.fspath(path)!r} is not a path of this machine; expected a local or "
             f"mounted folder; usually a bucket's address; write locally and copy, or mount it"
         )
+    if Path(path).is_dir():
+        raise unwritable(path, what, IsADirectoryError("it is a folder, not a file"))
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

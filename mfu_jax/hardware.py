@@ -20,7 +20,7 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +49,21 @@ _DTYPE_NAMES = {
 }
 _CANONICAL = {alias: name for name, aliases in _DTYPE_NAMES.items() for alias in aliases.split()}
 
-# jax_default_matmul_precision and lax.Precision names -> how many-fold a float32 matmul is taken
+# jax_default_matmul_precision, by lax.Precision's names or by dot algorithm. What a float32 matmul
+# is at each level: (unit, passes) on TPU and on NVIDIA chips that have TF32 (jax.lax.Precision).
 _PRECISION_NAMES = {
-    "default": "default fastest bfloat16 none",
+    "default": "default fastest bfloat16",
     "high": "high tensorfloat32 bfloat16_3x",
-    "highest": "highest float32 bfloat16_6x",
+    "highest": "highest float32 bfloat16_6x f32_f32_f32",
 }
 _PRECISIONS = {
     alias: name for name, aliases in _PRECISION_NAMES.items() for alias in aliases.split()
 }
-_TPU_BF16_PASSES = {"default": 1, "high": 3, "highest": 6}
+_FLOAT32_ON_TPU = {"default": ("bf16", 1), "high": ("bf16", 3), "highest": ("bf16", 6)}
+_FLOAT32_ON_NVIDIA = {"default": ("tf32", 1), "high": ("tf32", 1), "highest": ("fp32", 1)}
+_ALGORITHM = re.compile(r"(bf16|tf32|f16)_\1_f32(?:_x(\d))?")
 
-# No chip is within a factor of five of this; a larger flag is FLOP/s where TFLOP/s was asked.
+# No chip is within a factor of five of this: a larger flag is FLOP/s, not TFLOP/s.
 _LARGEST_PLAUSIBLE_TFLOPS = 100_000
 
 
@@ -124,7 +127,7 @@ class Chip:
     unverified: tuple[str, ...] = ()
     note: str = ""
     arithmetic: str = ""
-    others_print: str = field(default="", repr=False)
+    others_print: str = ""
 
     @property
     def memory_bytes(self) -> int:
@@ -141,22 +144,15 @@ class Chip:
 
         A float32 matmul is what JAX makes of it at `precision` (`jax_default_matmul_precision`; see
         jax.lax.Precision's docstring): on TPU 1, 3 or 6 bfloat16 passes for default, high and
-        highest; on NVIDIA TF32 where the chip has it, plain float32 for highest. Other dtypes do
-        not heed it. Float64 and float32 take the matrix unit's rate where the row has one.
+        highest; on NVIDIA TF32 where the chip has it, plain float32 for highest; or the passes of
+        a named dot algorithm. Other dtypes do not heed it. Float64 and float32 take the matrix
+        unit's rate where the row has one.
 
         Raises:
           UserError: the table has no peak for that dtype on this chip.
         """
         name = canonical_dtype(dtype)
-        level = _precision(precision)
-        key, passes = name, 1
-        if name == "fp32" and self.vendor == "google":
-            key, passes = "bf16", _TPU_BF16_PASSES[level]
-        elif name == "fp32":
-            has_tf32 = self.vendor == "nvidia" and "tf32" in self.peak_tflops
-            key = "tf32" if has_tf32 and level != "highest" else self._first("fp32_matrix", "fp32")
-        elif name == "fp64":
-            key = self._first("fp64_tensor", "fp64_matrix", "fp64")
+        key, passes = self._unit(name, precision)
         if key not in self.peak_tflops:
             raise UserError(
                 f"{self.name} has no listed {name} peak; listed are {', '.join(self.peak_tflops)}; "
@@ -165,31 +161,36 @@ class Chip:
             )
         return self.peak_tflops[key] * 1e12 / passes
 
+    def _unit(self, dtype: str, precision: str | None) -> tuple[str, int]:
+        """The number of the row that a matmul of `dtype` runs at, and its passes at that rate."""
+        if dtype == "fp64":
+            return self._first("fp64_tensor", "fp64_matrix", "fp64"), 1
+        if dtype != "fp32":
+            return dtype, 1
+        level = (precision or "default").lower()
+        algorithm = _ALGORITHM.fullmatch(level)
+        if algorithm:
+            return canonical_dtype(algorithm[1]), int(algorithm[2] or 1)
+        if level not in _PRECISIONS:
+            raise UserError(
+                f"matmul precision {precision!r} is not known here; expected default, high, "
+                "highest or a dot algorithm such as BF16_BF16_F32_X3; usually an algorithm of "
+                "another kind; pass peak_tflops_per_device=… for it"
+            )
+        if self.vendor == "google":
+            return _FLOAT32_ON_TPU[_PRECISIONS[level]]
+        if self.vendor == "nvidia" and "tf32" in self.peak_tflops:
+            return _FLOAT32_ON_NVIDIA[_PRECISIONS[level]]
+        return self._first("fp32_matrix", "fp32"), 1
+
     def _first(self, *keys: str) -> str:
         return next((key for key in keys if key in self.peak_tflops), keys[-1])
 
     def _describe(self, dtype: str, precision: str | None) -> str:
         """'H100 SXM, fp32 as tf32': which number of the row was taken."""
-        level = _precision(precision)
-        text = f"{self.name}, {dtype}"
-        if dtype == "fp32" and self.vendor == "google":
-            passes = _TPU_BF16_PASSES[level]
-            text += f" as {passes} bf16 pass{'es' if passes > 1 else ''}"
-        elif dtype == "fp32" and self.vendor == "nvidia" and "tf32" in self.peak_tflops:
-            text += " as tf32" if level != "highest" else " at highest precision"
-        return text
-
-
-def _precision(precision: str | None) -> str:
-    if precision is None:
-        return "default"
-    try:
-        return _PRECISIONS[precision.lower()]
-    except KeyError:
-        raise UserError(
-            f"matmul precision {precision!r} is not known here; expected default, high or highest; "
-            "usually the name of a dot algorithm; pass peak_tflops_per_device=… for it"
-        ) from None
+        key, passes = self._unit(dtype, precision)
+        how = "" if key == dtype else f" as {key}" if passes == 1 else f" as {passes} {key} passes"
+        return f"{self.name}, {dtype}{how}"
 
 
 @functools.cache
@@ -225,7 +226,7 @@ def find(device_kind: str, compute_capability: str | None = None) -> tuple[Chip,
         )
         return tuple(c for c in table() if c.compute_capability in archs - {None})
     kinds = {device_kind, f"NVIDIA {device_kind}"}
-    exact = tuple(chip for chip in table() if not kinds.isdisjoint(chip.device_kinds))
+    exact = tuple(c for c in table() if not kinds.isdisjoint(c.device_kinds))
     if exact or " MIG " in device_kind:
         return exact
     return tuple(c for c in table() if c.pattern and re.fullmatch(c.pattern, device_kind))

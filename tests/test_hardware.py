@@ -94,11 +94,28 @@ def test_peak_by_device_kind(kind: str, bf16_tflops: float):
         ("NVIDIA H100 80GB HBM3", "float32", 66.9),
         ("Tesla V100-SXM2-16GB", "default", 15.7),  # has no TF32
         ("AMD Instinct MI250X", "default", 47.9),  # the matrix unit's float32
+        ("NVIDIA H100 80GB HBM3", "BF16_BF16_F32_X3", 989.4 / 3),
+        ("TPU v5", "BF16_BF16_F32", 459),
+        ("NVIDIA H100 80GB HBM3", "F32_F32_F32", 66.9),
     ],
 )
 def test_float32_matmuls_follow_the_precision(kind: str, precision: str | None, tflops: float):
     peak = hardware.resolve_peak(kind, "float32", precision=precision)
     assert peak.tflops_per_sec == pytest.approx(tflops)
+
+
+def test_the_source_says_which_number_was_taken():
+    source = hardware.resolve_peak("TPU v5", "f32", precision="highest").source
+    assert source == "table: TPU v5p, fp32 as 6 bf16 passes"
+    assert hardware.resolve_peak("NVIDIA H200", "f32").source == "table: H200 SXM, fp32 as tf32"
+
+
+def test_an_unknown_precision_matters_to_float32_alone():
+    assert (
+        hardware.resolve_peak("TPU v5", "bf16", precision="ANY_F8_ANY_F8_F32").tflops_per_sec == 459
+    )
+    with pytest.raises(UserError, match="matmul precision 'ANY_F8_ANY_F8_F32' is not known"):
+        hardware.resolve_peak("TPU v5", "f32", precision="ANY_F8_ANY_F8_F32")
 
 
 def test_dtype_names_of_numpy_jax_and_hlo_mean_the_same():

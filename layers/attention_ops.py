@@ -20,6 +20,8 @@ AttentionOp = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 
 ATTENTION_OPS: dict[str, AttentionOp] = {}
 
+_PLATFORMS = {"cudnn_flash": "gpu", "flash": "tpu", "splash": "tpu"}
+
 
 def register_attention(name: str) -> Callable[[AttentionOp], AttentionOp]:
     """Makes an implementation known under the name that `attention=` takes."""
@@ -32,12 +34,28 @@ def register_attention(name: str) -> Callable[[AttentionOp], AttentionOp]:
 
 
 def choose_attention(name: str, *, platform: str, dtype: str) -> str:
-    """The implementation behind `attention=auto`: the fastest that the platform has."""
+    """The implementation behind `attention=auto`: the fastest that the platform has.
+
+    Raises:
+        ValueError: `name` is a kernel of another platform, or not made for the dtype.
+    """
+    platform = "gpu" if platform == "cuda" else platform
+    needed = _PLATFORMS.get(name, platform)
+    if needed != platform:
+        raise ValueError(
+            f"attention={name} runs on {needed} only, and this is {platform}; "
+            "attention=auto takes the fastest that the platform has"
+        )
+    if name == "cudnn_flash" and dtype == "float32":
+        raise ValueError(
+            "attention=cudnn_flash needs dtype=bfloat16 or float16; with float32 take "
+            "attention=dot_product"
+        )
     if name != "auto":
         return name
     if platform == "tpu":
         return "splash"
-    if platform in ("gpu", "cuda") and dtype != "float32":
+    if platform == "gpu" and dtype != "float32":
         return "cudnn_flash"
     return "dot_product"
 

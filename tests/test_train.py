@@ -204,6 +204,7 @@ BAD = {
         ["base_output_directory={tmp}/tag.yml", "enable_checkpointing=true"],
         "tag.yml",
     ),
+    "attention": (["attention=splash"], "runs on tpu only"),
     "model": (["model_name=llama9"], "unknown model 'llama9'"),
     "chip": (["peak_tflops_per_device=0", "hardware=h9000"], "peak_tflops_per_device"),
 }

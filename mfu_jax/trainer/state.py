@@ -11,6 +11,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
+from mfu_jax.errors import UserError
 from mfu_jax.layers.attention_ops import choose_attention
 from mfu_jax.layers.decoder import Decoder
 from mfu_jax.pyconfig import Config
@@ -53,9 +54,16 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
 
 
 def make_model(config: Config, seed: int | jax.Array) -> Decoder:
-    """The model with its initial weights."""
+    """The model with its initial weights.
+
+    Raises:
+        UserError: the attention kernel is not for this platform.
+    """
     platform = jax.default_backend()
-    attention = choose_attention(config.attention, platform=platform, dtype=config.dtype)
+    try:
+        attention = choose_attention(config.attention, platform=platform, dtype=config.dtype)
+    except ValueError as error:
+        raise UserError(str(error)) from None
     return Decoder(config, attention=attention, rngs=nnx.Rngs(params=seed))
 
 

@@ -1,0 +1,91 @@
+"""Every attention implementation against attention written out in numpy."""
+
+import functools
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from mfu_jax.layers.attention_ops import ATTENTION_OPS, choose_attention
+
+
+def written_out(q: np.ndarray, k: np.ndarray, v: np.ndarray, segments: np.ndarray) -> np.ndarray:
+    """Softmax attention (arXiv 1706.03762, equation 1), token by token."""
+    B, S, N, h = q.shape
+    group = N // k.shape[2]
+    out = np.zeros_like(q)
+    for b in range(B):
+        for n in range(N):
+            for s in range(S):
+                seen = [t for t in range(s + 1) if segments[b, t] == segments[b, s]]
+                scores = np.array([q[b, s, n] @ k[b, t, n // group] for t in seen]) / math.sqrt(h)
+                weights = np.exp(scores - scores.max())
+                weights /= weights.sum()
+                values = [v[b, t, n // group] for t in seen]
+                out[b, s, n] = sum(w * x for w, x in zip(weights, values, strict=True))
+    return out
+
+
+def inputs(S: int, N: int, K: int, h: int) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(2, S, n, h)).astype(np.float32) for n in (N, K, K))
+    segments = np.cumsum(rng.random((2, S)) < 0.1, axis=1).astype(np.int32) + 1
+    return q, k, v, segments
+
+
+@pytest.mark.parametrize("op", ["dot_product", "jax"])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)], ids=["MHA", "GQA", "MQA"])
+def test_xla_implementations_are_attention(op: str, heads: tuple[int, int]) -> None:
+    arrays = inputs(24, *heads, 8)
+    got = ATTENTION_OPS[op](*map(jnp.asarray, arrays))
+    np.testing.assert_allclose(got, written_out(*arrays), atol=2e-6)
+
+
+@pytest.mark.slow
+def test_flash_is_attention_when_interpreted() -> None:
+    from jax.experimental.pallas import tpu as pltpu
+
+    arrays = inputs(128, 2, 1, 128)
+    with pltpu.force_tpu_interpret_mode():
+        got = ATTENTION_OPS["flash"](*map(jnp.asarray, arrays))
+    np.testing.assert_allclose(got, written_out(*arrays), atol=2e-5)
+
+
+@pytest.mark.slow
+def test_splash_is_attention_when_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jax.experimental.pallas.ops.tpu import splash_attention as kernel
+
+    interpreted = functools.partial(kernel.make_splash_mha, interpret=True)
+    monkeypatch.setattr(kernel, "make_splash_mha", interpreted)
+    arrays = inputs(128, 2, 1, 128)
+    got = ATTENTION_OPS["splash"](*map(jnp.asarray, arrays))
+    np.testing.assert_allclose(got, written_out(*arrays), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "platform", "dtype", "chosen"),
+    [
+        ("auto", "tpu", "bfloat16", "splash"),
+        ("auto", "gpu", "bfloat16", "cudnn_flash"),
+        ("auto", "gpu", "float32", "dot_product"),
+        ("auto", "cpu", "float32", "dot_product"),
+        ("jax", "tpu", "float32", "jax"),
+    ],
+)
+def test_auto_takes_what_the_platform_has(
+    name: str, platform: str, dtype: str, chosen: str
+) -> None:
+    assert choose_attention(name, platform=platform, dtype=dtype) == chosen
+
+
+@pytest.mark.parametrize(
+    ("name", "platform"), [("flash", "cpu"), ("splash", "gpu"), ("cudnn_flash", "tpu")]
+)
+def test_a_kernel_of_another_platform_is_refused(name: str, platform: str) -> None:
+    with pytest.raises(ValueError, match=f"attention={name} runs on .* only"):
+        choose_attention(name, platform=platform, dtype="bfloat16")
+
+
+def test_cudnn_is_refused_in_float32() -> None:
+    with pytest.raises(ValueError, match="bfloat16 or float16"):
+        choose_attention("cudnn_flash", platform="gpu", dtype="float32")

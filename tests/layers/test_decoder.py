@@ -1,0 +1,135 @@
+"""The decoder: causal, packed, the same scanned and unrolled, unchanged by remat."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from mfu_jax.layers.decoder import Decoder
+from mfu_jax.layers.embeddings import apply_rope
+from mfu_jax.layers.linears import Dense, Mlp
+from mfu_jax.layers.normalizations import LayerNorm, RMSNorm
+
+from mfu_jax import pyconfig
+
+S = 16
+
+
+def decoder(**keys: Any) -> Decoder:
+    sizes = {"num_decoder_layers": 2, "emb_dim": 32, "mlp_dim": 48, "head_dim": 8}
+    config = pyconfig.from_mapping({}, overrides={**sizes, "max_target_length": S, **keys})
+    return Decoder(config, attention="dot_product", rngs=nnx.Rngs(params=1))
+
+
+def logits(model: Decoder, tokens: np.ndarray, segments: np.ndarray | None = None) -> np.ndarray:
+    positions = np.tile(np.arange(tokens.shape[1]), (len(tokens), 1))
+    segments = np.ones_like(tokens) if segments is None else segments
+    for row in range(len(tokens)):
+        for s in range(1, tokens.shape[1]):
+            same = segments[row, s] == segments[row, s - 1]
+            positions[row, s] = positions[row, s - 1] + 1 if same else 0
+    return np.asarray(model(jnp.asarray(tokens), jnp.asarray(positions), jnp.asarray(segments)))
+
+
+@pytest.fixture
+def tokens() -> np.ndarray:
+    return np.random.default_rng(0).integers(1, 256, (2, S))
+
+
+@pytest.mark.parametrize("block", ["llama2", "gpt2"])
+def test_no_token_sees_the_future(tokens: np.ndarray, block: str) -> None:
+    model = decoder(decoder_block=block)
+    changed = tokens.copy()
+    changed[:, 9:] = 7
+    before, after = logits(model, tokens), logits(model, changed)
+    np.testing.assert_allclose(before[:, :9], after[:, :9], atol=1e-6)
+    assert np.abs(before[:, 9:] - after[:, 9:]).max() > 1e-3
+
+
+def test_a_packed_document_is_read_as_if_it_stood_alone(tokens: np.ndarray) -> None:
+    model = decoder()
+    segments = np.where(np.arange(S) < 6, 1, 2) * np.ones((2, 1), int)
+    packed = logits(model, tokens, segments)
+    np.testing.assert_allclose(packed[:, :6], logits(model, tokens[:, :6]), atol=1e-5)
+    np.testing.assert_allclose(packed[:, 6:], logits(model, tokens[:, 6:]), atol=1e-5)
+
+
+def test_scanned_and_unrolled_layers_agree(tokens: np.ndarray) -> None:
+    scanned, unrolled = decoder(scan_layers=True), decoder(scan_layers=False)
+    np.testing.assert_allclose(logits(scanned, tokens), logits(unrolled, tokens), atol=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["minimal", "full", "names"])
+@pytest.mark.parametrize("scan", [True, False])
+def test_remat_changes_no_gradient(tokens: np.ndarray, policy: str, scan: bool) -> None:
+    def gradients(model: Decoder) -> Any:
+        graph, weights = nnx.split(model)
+
+        def loss(weights: Any) -> jax.Array:
+            ones = jnp.ones_like(jnp.asarray(tokens))
+            return jnp.square(nnx.merge(graph, weights)(jnp.asarray(tokens), ones, ones)).sum()
+
+        return jax.tree.leaves(jax.grad(loss)(weights))
+
+    names = ["context", "mlpwi_0"] if policy == "names" else []
+    with_remat = decoder(scan_layers=scan, remat_policy=policy, remat_save_names=names)
+    for got, want in zip(gradients(with_remat), gradients(decoder(scan_layers=scan)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_keep_their_dtype_and_matmuls_take_the_other() -> None:
+    model = decoder(dtype="bfloat16", weight_dtype="float32")
+    weights = jax.tree.leaves(nnx.state(model))
+    assert {w.dtype for w in weights} == {jnp.dtype("float32")}
+    tokens = jnp.ones((1, S), int)
+    text = str(jax.make_jaxpr(lambda t: model(t, t, t))(tokens))
+    dots = [line for line in text.splitlines() if "= dot_general" in line]
+    assert dots
+    assert all("bf16" in line.split("=")[0] for line in dots)
+
+
+def test_rope_depends_on_distance_alone() -> None:
+    rng = np.random.default_rng(0)
+    q, k = (jnp.asarray(rng.normal(size=(1, 1, 1, 8)), jnp.float32) for _ in range(2))
+
+    def score(i: int, j: int) -> float:
+        at = [apply_rope(x, jnp.array([[p]]), max_timescale=100.0) for x, p in ((q, i), (k, j))]
+        return float((at[0] * at[1]).sum())
+
+    assert score(7, 3) == pytest.approx(score(14, 10), abs=1e-5)
+    assert abs(score(7, 3) - score(7, 5)) > 1e-3
+    # By hand (arXiv 2104.09864, equation 34): pair 0 turns by the position in radians.
+    x = jnp.zeros((1, 1, 1, 4)).at[..., 0].set(1.0)
+    turned = apply_rope(x, jnp.array([[2]]), max_timescale=10000.0)[0, 0, 0]
+    np.testing.assert_allclose(turned, [np.cos(2), 0, np.sin(2), 0], atol=1e-6)
+
+
+def test_norms_are_their_formulas() -> None:
+    x = np.array([[1.0, 2.0, 3.0, 6.0]], np.float32)
+    options = {"epsilon": 0.0, "weight_dtype": jnp.dtype("float32")}
+    # mean of squares 12.5; mean 3, variance 3.5
+    np.testing.assert_allclose(RMSNorm(4, **options)(x), x / np.sqrt(12.5), rtol=1e-6)
+    np.testing.assert_allclose(LayerNorm(4, **options)(x), (x - 3) / np.sqrt(3.5), rtol=1e-6)
+
+
+def test_projections_and_mlp_are_their_formulas() -> None:
+    rngs = nnx.Rngs(params=0)
+    f32 = jnp.dtype("float32")
+    dense = Dense(
+        (2, 3),
+        (4,),
+        logical_axes=("q_heads", "head_dim", "embed"),
+        use_bias=True,
+        dtype=f32,
+        weight_dtype=f32,
+        rngs=rngs,
+    )
+    x = np.random.default_rng(0).normal(size=(1, 5, 2, 3)).astype(np.float32)
+    want = np.einsum("bsnh,nhd->bsd", x, dense.kernel[...])
+    np.testing.assert_allclose(dense(x), want, atol=1e-6)
+    mlp = Mlp(6, 8, ("relu", "linear"), use_bias=False, dtype=f32, weight_dtype=f32, rngs=rngs)
+    x = x.reshape(1, 5, 6)
+    hidden = np.maximum(x @ mlp.wi_0.kernel[...], 0) * (x @ mlp.wi_1.kernel[...])
+    np.testing.assert_allclose(mlp(x), hidden @ mlp.wo.kernel[...], atol=1e-5)

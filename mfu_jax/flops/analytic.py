@@ -7,33 +7,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.architectures import build
-from mfu_jax.flops.components import Kind
-from mfu_jax.flops.masks import Number, PairCounting, integral
+from mfu_jax.flops.conventions import CONVENTIONS, FlopsRow, find_convention
+from mfu_jax.flops.pairs import Number, integral
 from mfu_jax.flops.shape import ModelShape
 
 TERA = 10**12
-
-
-class FlopsRow(NamedTuple):
-    """One component of one kind of layer, all its repeats together.
-
-    Attributes:
-        layer: the layer's name.
-        component: the component's name.
-        kind: ``weight`` (an operand is a weight) or ``attention`` (both are activations).
-        repeats: layers of this kind.
-        forward_flops: of one device in one optimizer step, all repeats.
-        training_flops: forward and backward, likewise.
-    """
-
-    layer: str
-    component: str
-    kind: Kind
-    repeats: int
-    forward_flops: Number
-    training_flops: Number
 
 
 class ModelFlops(NamedTuple):
@@ -56,31 +35,14 @@ def flops_breakdown(config: Any, convention: str = "dense") -> list[FlopsRow]:
 
     Args:
         config: a `ModelShape`, a mapping, or any object with MaxText's field names.
-        convention: how attention pairs are counted.
+        convention: how to count, a key of `CONVENTIONS`.
 
     Raises:
         UserError: a field is missing or wrong, or the convention unknown.
     """
+    counted = find_convention(convention)
     shape = ModelShape.of(config)
-    counting = _pair_counting(convention)
-    rows = []
-    for layer in build(shape).layers:
-        for part in layer.components:
-            if not part.macs:
-                continue
-            once = part.forward_flops(shape.max_target_length, counting)
-            forward = integral(once * layer.repeats * shape.sequences_per_step)
-            rows.append(
-                FlopsRow(
-                    layer=layer.name,
-                    component=part.name,
-                    kind=part.kind,
-                    repeats=layer.repeats,
-                    forward_flops=forward,
-                    training_flops=forward * (1 + part.backward_multiple),
-                )
-            )
-    return rows
+    return counted.rows(shape, build(shape))
 
 
 def model_flops_per_device(config: Any, convention: str = "dense") -> ModelFlops:
@@ -101,11 +63,13 @@ def calculate_tflops_per_device(config: Any, convention: str = "maxtext") -> Tfl
     >>> calculate_tflops_per_device(shape, "dense").total * 1e12
     452984832.0
     """
-    rows = flops_breakdown(config, convention)
-    weight, attention = (
-        sum(row.training_flops for row in rows if row.kind == kind)
-        for kind in ("weight", "attention")
-    )
+    return tflops_of(flops_breakdown(config, convention))
+
+
+def tflops_of(rows: list[FlopsRow]) -> TflopsPerDevice:
+    """The sums of a breakdown, in TFLOPs."""
+    weight = sum(row.training_flops for row in rows if row.kind == "weight")
+    attention = sum(row.training_flops for row in rows if row.kind == "attention")
     return TflopsPerDevice(
         float(weight + attention) / TERA, float(weight) / TERA, float(attention) / TERA
     )
@@ -117,11 +81,30 @@ def calculate_tokens_per_device(config: Any) -> Number:
     return integral(shape.sequences_per_step * shape.max_target_length)
 
 
-def _pair_counting(convention: str) -> PairCounting:
-    if convention not in ("maxtext", "exact", "dense"):
-        known = ("maxtext", "exact", "dense")
-        raise UserError(
-            f"convention={convention!r} is not known{nearest(convention, known)}; "
-            f"expected one of {', '.join(known)}"
+def compare_conventions(config: Any) -> dict[str, ModelFlops]:
+    """The same step under every convention."""
+    shape = ModelShape.of(config)
+    model = build(shape)
+    return {
+        name: ModelFlops(
+            integral(sum(row.forward_flops for row in rows)),
+            integral(sum(row.training_flops for row in rows)),
         )
-    return convention  # type: ignore[return-value]
+        for name, convention in CONVENTIONS.items()
+        for rows in (convention.rows(shape, model),)
+    }
+
+
+def convert_mfu(mfu: float, config: Any, *, from_convention: str, to_convention: str) -> float:
+    """An MFU that was stated in one convention, in another: the step and its time are the same.
+
+    Args:
+        mfu: model FLOPs by `from_convention` / (step time × peak).
+        config: the model and step it was measured on.
+
+    Raises:
+        UserError: as `flops_breakdown`.
+    """
+    stated = model_flops_per_device(config, from_convention).training
+    wanted = model_flops_per_device(config, to_convention).training
+    return mfu * float(wanted / stated)

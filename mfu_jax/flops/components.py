@@ -7,13 +7,15 @@ its backward pass needs. FLOPs, parameters and breakdown all come from the same 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
-from mfu_jax.flops.masks import Mask, Number, PairCounting
+from mfu_jax.flops.pairs import Mask, Number, PairCounting
 
 Kind = Literal["weight", "attention"]
+KindOfLayer = TypeVar("KindOfLayer", bound=Hashable)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,17 +88,21 @@ class Model:
         return dataclasses.replace(self, layers=tuple(layer.map(change) for layer in self.layers))
 
 
-def layers_of(named: Iterable[tuple[str, tuple[Component, ...]]]) -> tuple[Layer, ...]:
-    """Groups layers of the same name and components, in order of first appearance.
+def layers_of(
+    kinds: Iterable[KindOfLayer], block: Callable[[KindOfLayer], tuple[str, tuple[Component, ...]]]
+) -> tuple[Layer, ...]:
+    """Builds each kind of layer once and counts its repeats, in order of first appearance.
 
-    >>> one, two = Component(name="a"), Component(name="b")
-    >>> [(l.name, l.repeats) for l in layers_of([("x", (one,)), ("y", (two,)), ("x", (one,))])]
-    [('x', 2), ('y', 1)]
+    Args:
+        kinds: the kind of every layer of the model, from first to last.
+        block: kind → the layer's name and components.
+
+    >>> layers = layers_of("aab", lambda kind: (f"layers_{kind}", (Component(name="x"),)))
+    >>> [(layer.name, layer.repeats) for layer in layers]
+    [('layers_a', 2), ('layers_b', 1)]
     """
-    counts: dict[tuple[str, tuple[Component, ...]], int] = {}
-    for key in named:
-        counts[key] = counts.get(key, 0) + 1
-    return tuple(
-        Layer(name=name, components=components, repeats=repeats)
-        for (name, components), repeats in counts.items()
-    )
+    layers = []
+    for kind, repeats in Counter(kinds).items():
+        name, components = block(kind)
+        layers.append(Layer(name=name, components=components, repeats=repeats))
+    return tuple(layers)

@@ -14,6 +14,7 @@ from mfu_jax.yaml_files import model_file, model_names, read_mapping
 
 # Configs are a few kilobytes; what is larger is something else.
 _LARGEST_FILE_BYTES = 4 * 2**20
+_DEEPEST_NESTING = 50
 
 # MaxText's base.yml (e591f30): what its model files leave out. The sizes that every model has are
 # not here: a file without them is an error, not a model of MaxText's default size.
@@ -76,7 +77,9 @@ def load_shape(source: Any, overrides: Mapping[str, Any] | None = None) -> Model
     if "model_type" in values or "architectures" in values:
         return _from_hugging_face(values, overrides)
     values = _with_named_model(values)
-    return _from_maxtext({**values, **_without_base_of(overrides, values)}, overrides)
+    for key in overrides:
+        values.pop(_other_spelling(key), None)
+    return _from_maxtext({**values, **overrides}, overrides)
 
 
 def _from_hugging_face(values: dict[str, Any], overrides: dict[str, Any]) -> ModelShape:
@@ -131,11 +134,30 @@ def _check_regular(path: Path) -> None:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
+        _refuse_deep_yaml(path)
         return read_mapping(path)
-    except (RecursionError, ValueError, OverflowError) as error:
-        if isinstance(error, UserError):
-            raise
+    except UserError:
+        raise
+    except (OSError, ValueError, OverflowError) as error:
         raise UserError(f"{path} is no usable YAML: {_first_line(error)}") from None
+
+
+def _refuse_deep_yaml(path: Path) -> None:
+    """Counts nesting from the stream of events: building nodes 50,000 deep overflows the C stack."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    depth = 0
+    try:
+        for event in yaml.parse(path.read_text(encoding="utf-8"), Loader=loader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST_NESTING:
+                raise UserError(
+                    f"{path} nests more than {_DEEPEST_NESTING} levels; a model config is flat"
+                )
+    except yaml.YAMLError:
+        return  # read_mapping says what is wrong, and where
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -181,12 +203,9 @@ def _with_named_model(values: dict[str, Any]) -> dict[str, Any]:
     return {**model, **own}
 
 
-def _without_base_of(overrides: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """The overrides, after dropping what they replace: ``emb_dim`` replaces ``base_emb_dim``."""
-    for key in overrides:
-        other = key.removeprefix("base_") if key.startswith("base_") else f"base_{key}"
-        values.pop(other, None)
-    return overrides
+def _other_spelling(key: str) -> str:
+    """``emb_dim`` replaces ``base_emb_dim``, and the other way round."""
+    return key.removeprefix("base_") if key.startswith("base_") else f"base_{key}"
 
 
 def _from_maxtext(values: dict[str, Any], overrides: dict[str, Any]) -> ModelShape:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from mfu_jax.flops.components import Component
-from mfu_jax.flops.masks import Mask, Number, integral
+from mfu_jax.flops.pairs import Mask, Number, integral
 
 Components = tuple[Component, ...]
 

@@ -6,7 +6,6 @@ Shapes as in `matmuls`: T tokens, S sequence length, D model width, H heads, h h
 from __future__ import annotations
 
 from mfu_jax.flops.components import Component
-from mfu_jax.flops.masks import Causal, Mask, SlidingWindow, Strided
 from mfu_jax.flops.matmuls import (
     Components,
     attention_scores,
@@ -15,6 +14,7 @@ from mfu_jax.flops.matmuls import (
     short_convolution,
     vector,
 )
+from mfu_jax.flops.pairs import Causal, Mask, SlidingWindow, Strided
 
 
 def latent_attention(

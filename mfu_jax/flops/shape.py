@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any, Self
 
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.flops.masks import Number, integral
+from mfu_jax.flops.pairs import Number, integral
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +139,23 @@ class ModelShape:
                 f"num_decoder_layers={self.num_decoder_layers}: expected at most {_MOST_LAYERS}"
             )
 
+        for small, large in _AT_MOST:
+            if getattr(self, small) > getattr(self, large):
+                raise UserError(
+                    f"{small}={getattr(self, small)} contradicts {large}={getattr(self, large)}; "
+                    f"expected at most as many"
+                )
+        if self.num_kv_heads and self.num_query_heads % self.num_kv_heads:
+            raise UserError(
+                f"num_query_heads={self.num_query_heads} is no multiple of "
+                f"num_kv_heads={self.num_kv_heads}"
+            )
+        if sum(self.packed_document_lengths) > self.max_target_length:
+            raise UserError(
+                f"packed_document_lengths sum to {sum(self.packed_document_lengths)}; expected at "
+                f"most max_target_length={self.max_target_length}"
+            )
+
     @classmethod
     def of(cls, config: Any) -> ModelShape:
         """`config` as a shape: a `ModelShape`, a mapping, or an object with MaxText's field names.
@@ -221,6 +238,11 @@ _POSITIVE = (
 )
 
 
+_AT_MOST = (
+    ("num_experts_per_tok", "num_experts"),
+    ("first_num_dense_layers", "num_decoder_layers"),
+    ("num_kv_shared_layers", "num_decoder_layers"),
+)
 # More is no model, and would be listed one by one.
 _MOST_LAYERS = 100_000
 

@@ -93,15 +93,15 @@ def alternating(
 ) -> Model:
     """Layers of kind ``local`` (sliding window) and ``global``, otherwise alike."""
     masks = {"local": parts.window_mask(shape), "global": parts.global_mask(shape)}
-    blocks: dict[str, Components] = {
-        kind: (
+
+    def block(kind: str) -> tuple[str, Components]:
+        return f"{kind}_layers", (
             *parts.norms(shape, norms),
-            *parts.attention(shape, mask, **attention),
+            *parts.attention(shape, masks[kind], **attention),
             *parts.feed_forward(shape),
         )
-        for kind, mask in masks.items()
-    }
-    return parts.decoder(shape, layers_of((f"{kind}_layers", blocks[kind]) for kind in kinds))
+
+    return parts.decoder(shape, layers_of(kinds, block))
 
 
 def _local_global(interval: int, layers: int) -> tuple[str, ...]:

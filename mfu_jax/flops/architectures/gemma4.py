@@ -26,17 +26,17 @@ def gemma4(shape: ModelShape) -> Model:
         )
     else:
         feed_forward = parts.mlp(shape)
-    layers = []
-    for i in range(shape.num_decoder_layers):
-        is_global = (i + 1) % _INTERVAL == 0
-        block = (
+
+    def block(is_global: bool) -> tuple[str, Components]:
+        return "global_layers" if is_global else "local_layers", (
             *parts.norms(shape, 4),
             matmuls.vector("layer_scale", 1),
             *_attention(shape, is_global=is_global),
             *feed_forward,
         )
-        layers.append(("global_layers" if is_global else "local_layers", block))
-    return parts.decoder(shape, layers_of(layers))
+
+    kinds = ((i + 1) % _INTERVAL == 0 for i in range(shape.num_decoder_layers))
+    return parts.decoder(shape, layers_of(kinds, block))
 
 
 @architecture("gemma4_small")
@@ -46,22 +46,24 @@ def gemma4_small(shape: ModelShape) -> Model:
     interval = _INTERVAL_E2B if is_e2b else _INTERVAL
     first_shared = shape.num_decoder_layers - shape.num_kv_shared_layers
     width, ple = shape.emb_dim, shape.hidden_size_per_layer_input
-    layers = []
-    for i in range(shape.num_decoder_layers):
-        is_global = (i + 1) % interval == 0
-        borrowed = 0 < first_shared <= i
+
+    def block(kind: tuple[bool, bool]) -> tuple[str, Components]:
+        is_global, borrowed = kind
+        name = "global_layers" if is_global else "local_layers"
         wide = borrowed and shape.use_double_wide_mlp
-        block = (
+        return f"{name}_shared_kv" if borrowed else name, (
             *parts.norms(shape, 5 if ple else 4),
             matmuls.vector("layer_scale", 1),
             *_attention(shape, is_global=is_global, borrowed_kv=borrowed),
             *parts.mlp(shape, (1 + wide) * shape.mlp_dim),
             *(_per_layer_input(width, ple) if ple else ()),
         )
-        kind = "global_layers" if is_global else "local_layers"
-        layers.append((f"{kind}_shared_kv" if borrowed else kind, block))
+
+    kinds = (
+        ((i + 1) % interval == 0, 0 < first_shared <= i) for i in range(shape.num_decoder_layers)
+    )
     return parts.decoder(
-        shape, layers_of(layers), embedding=_per_layer_embedding(shape) if ple else ()
+        shape, layers_of(kinds, block), embedding=_per_layer_embedding(shape) if ple else ()
     )
 
 

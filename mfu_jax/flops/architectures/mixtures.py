@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops import matmuls, mixers
 from mfu_jax.flops.architectures import parts
 from mfu_jax.flops.architectures.registry import architecture
 from mfu_jax.flops.components import Layer, Model, layers_of
-from mfu_jax.flops.masks import TopK
 from mfu_jax.flops.matmuls import Components
+from mfu_jax.flops.pairs import TopK
 from mfu_jax.flops.shape import ModelShape
 
 
@@ -20,15 +19,20 @@ from mfu_jax.flops.shape import ModelShape
 def deepseek(shape: ModelShape) -> Model:
     """Latent attention; dense layers first, then experts; indexer, hyper-connections, engram."""
     attended = _deepseek_attention(shape)
-    forward = _dense_and_sparse(shape)
-    layers = []
-    for i in range(shape.num_decoder_layers):
-        kind = "dense_layers" if i < shape.first_num_dense_layers else "moe_layers"
-        block = (*attended, *forward(kind))
-        if i in shape.engram_layers:
-            kind, block = f"{kind}_engram", (*block, *_engram(shape, shape.engram_layers.index(i)))
-        layers.append((kind, block))
-    return parts.decoder(shape, layers_of(layers))
+
+    def block(kind: tuple[bool, int | None]) -> tuple[str, Components]:
+        dense, engram = kind
+        name = "dense_layers" if dense else "moe_layers"
+        parts_of_layer = (*attended, *_forward(shape, dense=dense))
+        if engram is None:
+            return name, parts_of_layer
+        return f"{name}_engram_{engram}", (*parts_of_layer, *_engram(shape, engram))
+
+    engrams = {layer: index for index, layer in enumerate(shape.engram_layers)}
+    kinds = (
+        (i < shape.first_num_dense_layers, engrams.get(i)) for i in range(shape.num_decoder_layers)
+    )
+    return parts.decoder(shape, layers_of(kinds, block))
 
 
 def _deepseek_attention(shape: ModelShape) -> Components:
@@ -63,14 +67,9 @@ def _hyper_connections(shape: ModelShape) -> Components:
     )
 
 
-def _dense_and_sparse(shape: ModelShape) -> Callable[[str], Components]:
-    """Kind of layer → its MLP or experts. A model that has no dense layer needs no mlp_dim."""
-
-    @functools.cache
-    def forward(kind: str) -> Components:
-        return parts.feed_forward(shape) if kind == "moe_layers" else parts.mlp(shape)
-
-    return forward
+def _forward(shape: ModelShape, *, dense: bool) -> Components:
+    """A dense layer's MLP, or the experts. A model that has no dense layer needs no mlp_dim."""
+    return parts.mlp(shape) if dense else parts.feed_forward(shape)
 
 
 def _engram(shape: ModelShape, index: int) -> Components:
@@ -146,24 +145,26 @@ def deepseek4(shape: ModelShape) -> Model:
             f"{shape.num_decoder_layers} layers"
         )
     streams = shape.mhc_expansion_rate
-    layers = []
-    for i, ratio in enumerate(shape.compress_ratios[: shape.num_decoder_layers]):
-        kind = _DEEPSEEK4_LAYERS.get(ratio, "compressed_layers")
-        hashed = i < shape.first_num_hash_layers
-        routed = parts.moe(shape, router_bias=False) if hashed else parts.moe(shape)
-        block = (
+
+    def block(kind: tuple[int, bool]) -> tuple[str, Components]:
+        ratio, hashed = kind
+        name = _DEEPSEEK4_LAYERS.get(ratio, "compressed_layers")
+        return f"{name}_hash_routed" if hashed else name, (
             *parts.norms(shape, 2),
             *_hyper_connections(shape),
             *_compressed_attention(shape, ratio),
-            *routed,
+            *(parts.moe(shape, router_bias=False) if hashed else parts.moe(shape)),
         )
-        layers.append((f"{kind}_hash_routed" if hashed else kind, block))
+
+    ratios = shape.compress_ratios[: shape.num_decoder_layers]
+    kinds = ((ratio, i < shape.first_num_hash_layers) for i, ratio in enumerate(ratios))
     # The streams are joined by weights that are computed from all of them.
     closing = (
         matmuls.projection("hyper_head", streams * shape.emb_dim, streams, bias=True),
         matmuls.vector("hyper_head/scale", 1),
     )
-    return parts.decoder(shape, layers_of(layers), closing=closing if streams > 1 else ())
+    layers = layers_of(kinds, block)
+    return parts.decoder(shape, layers, closing=closing if streams > 1 else ())
 
 
 # Ratio 4 is the one that has an indexer.
@@ -201,33 +202,38 @@ def _compressed_attention(shape: ModelShape, ratio: int) -> Components:
 @architecture("llama4")
 def llama4(shape: ModelShape) -> Model:
     """Chunked attention but for every n-th layer; experts in every m-th layer."""
-    attended = {
-        # Its norm on queries and keys has no weights.
-        "chunked": parts.attention(shape, parts.chunk_mask(shape), qk_norm=False),
-        "global": parts.attention(shape, parts.global_mask(shape), qk_norm=False),
-    }
-    forward = _dense_and_sparse(shape)
     interval, step = shape.nope_layer_interval, max(shape.interleave_moe_layer_step, 1)
-    layers = []
-    for i in range(shape.num_decoder_layers):
-        kind = "global" if interval and (i + 1) % interval == 0 else "chunked"
-        experts = "moe_layers" if (i + 1) % step == 0 else "dense_layers"
-        block = (*parts.norms(shape, 2), *attended[kind], *forward(experts))
-        layers.append((f"{kind}_{experts}", block))
-    return parts.decoder(shape, layers_of(layers))
+
+    def block(kind: tuple[bool, bool]) -> tuple[str, Components]:
+        is_global, dense = kind
+        mask = parts.global_mask(shape) if is_global else parts.chunk_mask(shape)
+        name = "global" if is_global else "chunked"
+        return f"{name}_dense_layers" if dense else f"{name}_moe_layers", (
+            *parts.norms(shape, 2),
+            # Its norm on queries and keys has no weights.
+            *parts.attention(shape, mask, qk_norm=False),
+            *_forward(shape, dense=dense),
+        )
+
+    kinds = (
+        (interval > 0 and i % interval == 0, i % step != 0)
+        for i in range(1, shape.num_decoder_layers + 1)
+    )
+    return parts.decoder(shape, layers_of(kinds, block))
 
 
 @architecture("envy")
 def envy(shape: ModelShape) -> Model:
     """Switch-style: experts in every n-th layer, a dense MLP in the others."""
     step = max(shape.interleave_moe_layer_step, 1)
-    forward = _dense_and_sparse(shape)
     attended = (*parts.norms(shape, 3), *parts.attention(shape, parts.global_mask(shape)))
-    kinds = [
-        "moe_layers" if (i + 1) % step == 0 else "dense_layers"
-        for i in range(shape.num_decoder_layers)
-    ]
-    return parts.decoder(shape, layers_of((kind, (*attended, *forward(kind))) for kind in kinds))
+
+    def block(dense: bool) -> tuple[str, Components]:
+        name = "dense_layers" if dense else "moe_layers"
+        return name, (*attended, *_forward(shape, dense=dense))
+
+    kinds = (i % step != 0 for i in range(1, shape.num_decoder_layers + 1))
+    return parts.decoder(shape, layers_of(kinds, block))
 
 
 @architecture("qwen3_custom_moe")
@@ -279,11 +285,11 @@ def qwen3_next(shape: ModelShape) -> Model:
         ),
     }
     interval = shape.inhomogeneous_layer_cycle_interval
-    kinds = [
-        "full_attention_layers" if (i + 1) % interval == 0 else "delta_net_layers"
-        for i in range(shape.num_decoder_layers)
-    ]
-    blocks = {
-        kind: (*parts.norms(shape, 2), *mixer, *experts) for kind, mixer in token_mixers.items()
-    }
-    return parts.decoder(shape, layers_of((kind, blocks[kind]) for kind in kinds))
+    before = parts.norms(shape, 2)
+    kinds = (
+        "delta_net_layers" if i % interval else "full_attention_layers"
+        for i in range(1, shape.num_decoder_layers + 1)
+    )
+    return parts.decoder(
+        shape, layers_of(kinds, lambda kind: (kind, (*before, *token_mixers[kind], *experts)))
+    )

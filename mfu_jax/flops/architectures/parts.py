@@ -6,8 +6,8 @@ from typing import Any
 
 from mfu_jax.flops import matmuls, mixers
 from mfu_jax.flops.components import Layer, Model
-from mfu_jax.flops.masks import Causal, Chunked, Mask, Packed, Prefix, SlidingWindow
 from mfu_jax.flops.matmuls import Components
+from mfu_jax.flops.pairs import Causal, Chunked, Mask, Packed, Prefix, SlidingWindow
 from mfu_jax.flops.shape import ModelShape
 
 # The blocks that GPT descends from: LayerNorm, learned positions.

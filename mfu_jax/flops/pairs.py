@@ -1,0 +1,203 @@
+"""Attention masks: how many (query, key) pairs one sequence has, under each way of counting.
+
+A mask knows three numbers. `dense` is every pair that a program without mask knowledge computes,
+`exact` the pairs the mask keeps, counted one by one, and `maxtext` the continuous area that MaxText
+uses (S²/2 under a causal diagonal, S·W − W²/2 in a window): half a diagonal less than `exact`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, Protocol
+
+Number = int | Fraction
+"""Exact: an int where the value is integral, a Fraction where half a pair is left."""
+
+PairCounting = Literal["maxtext", "exact", "dense"]
+
+
+def integral(value: Number) -> Number:
+    """`value` as an int where it is one.
+
+    >>> integral(Fraction(6, 2)), integral(Fraction(1, 2))
+    (3, Fraction(1, 2))
+    """
+    if isinstance(value, Fraction) and value.denominator == 1:
+        return value.numerator
+    return value
+
+
+class Mask(Protocol):
+    """Which keys a query of one sequence of `length` tokens looks at."""
+
+    def pairs(self, length: int, counting: PairCounting) -> Number:
+        """(query, key) pairs of one sequence."""
+
+
+@dataclass(frozen=True)
+class Full:
+    """Every query sees every key (encoders).
+
+    Attributes:
+        keys: length of another sequence that is looked at (cross attention); None: its own.
+        queries: number of queries where it is not the sequence's own length (a vision tower).
+    """
+
+    keys: int | None = None
+    queries: int | None = None
+
+    def pairs(self, length: int, counting: PairCounting) -> Number:
+        queries = length if self.queries is None else self.queries
+        return queries * (queries if self.keys is None else self.keys)
+
+
+@dataclass(frozen=True)
+class Causal:
+    """A query sees itself and everything before it.
+
+    >>> [Causal().pairs(8, counting) for counting in ("maxtext", "exact", "dense")]
+    [32, 36, 64]
+    """
+
+    def pairs(self, length: int, counting: PairCounting) -> Number:
+        if counting == "dense":
+            return length * length
+        if counting == "exact":
+            return length * (length + 1) // 2
+        return integral(Fraction(length * length, 2))
+
+
+@dataclass(frozen=True)
+class SlidingWindow:
+    """A causal query sees the last `size` tokens, itself included.
+
+    Exact pairs: Σᵢ min(i, W) = S·W − W(W−1)/2 for W ≤ S.
+
+    >>> [SlidingWindow(3).pairs(8, counting) for counting in ("exact", "dense")]
+    [21, 64]
+    """
+
+    size: int
+
+    def pairs(self, length: int, counting: PairCounting) -> Number:
+        if counting == "dense":
+            return length * length
+        window = min(self.size, length)
+        if counting == "exact":
+            return length * window - window * (window - 1) // 2
+        return integral(length * window - Fraction(window * window, 2))
+
+
+@dataclass(frozen=True)
+class Chunked:
+    """Causal attention inside consecutive chunks of `size` tokens; the last may be shorter."""
+
+    size: int
+
+    def pairs(self, length: int, counting: PairCounting) -> Number:
+        if counting == "dense":
+            return length * length
+        chunks, rest = divmod(length, self.size)
+        causal = Causal()
+        return integral(chunks * causal.pairs(self.size, counting) + causal.pairs(rest, counting))
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The first `prefix` tokens see each other both ways; the rest is causal over everything."""
+
+    prefix: int
+
+    def pairs(self, length: int, counting: PairCounting) -> Number:
+        prefix = min(self.prefix, length)
+        above_diagonal = prefix * (prefix - 1) // 2
+        if counting == "dense":
+            return length * length
+        if counting == "exact":
+            return length * (length + 1) // 2 + above_diagonal
+        return integral(Fraction(length * length + prefix * prefix, 2))
+
+
+@dataclass(frozen=True)
+class BlockDiffusion:
+    """Blocks of `block` tokens: a token sees its whole block and every block before it.
+
+    With `noised` the sequence stands in the batch twice, noised and clean (BD3-LM, arXiv
+    2503.09573): a noised block sees itself and the clean blocks before it, a clean block itself
+    and the clean blocks before it.
+    """
+
+    block: int
+    noised: bool = False
+
+    def pairs(self, length: int, counting: PairCounting) -> Number:
+        copies = 2 if self.noised else 1
+        if counting == "dense":
+            return (copies * length) ** 2
+        blocks, rest = divmod(length, self.block)
+        # Σ over whole blocks b = 1…n of block · b·block, then the shorter last one sees everything.
+        return copies * (self.block**2 * blocks * (blocks + 1) // 2 + rest * length)
+
+
+@dataclass(frozen=True)
+class TopK:
+    """A causal query sees the `size` keys an indexer chose: min(i, K) of them.
+
+    The counts are a window's: which keys are chosen does not change how many there are.
+    """
+
+    size: int
+
+    def pairs(self, length: int, counting: PairCounting) -> Number:
+        if self.size >= length:
+            return Causal().pairs(length, counting)
+        return SlidingWindow(self.size).pairs(length, counting)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Documents packed into one sequence; no token sees another document.
+
+    Attributes:
+        inner: the mask inside a document.
+        lengths: tokens of each document of one sequence; they must not exceed its length. What is
+            left over is padding and sees nothing.
+    """
+
+    inner: Mask
+    lengths: Sequence[int]
+
+    def pairs(self, length: int, counting: PairCounting) -> Number:
+        if counting == "dense":
+            return length * length
+        return integral(sum((self.inner.pairs(n, counting) for n in self.lengths), start=0))
+
+
+@dataclass(frozen=True)
+class Strided:
+    """Causal attention over keys that each stand for `ratio` tokens (compressed attention).
+
+    A query sees the ⌊i/ratio⌋ compressed keys whose last token does not lie after it, at most
+    `limit` of them (0: no limit).
+    """
+
+    ratio: int
+    limit: int = 0
+
+    def pairs(self, length: int, counting: PairCounting) -> Number:
+        keys, rest = divmod(length, self.ratio)
+        if counting == "dense":
+            return length * keys
+        limit = min(self.limit or keys, keys)
+        if counting == "maxtext":
+            # the area under min(x / ratio, limit) for x from 0 to S
+            covered = limit * self.ratio
+            return integral(Fraction(limit * covered, 2) + (length - covered) * limit)
+        # queries with exactly k keys: `ratio` of them for k = 1 … keys−1, and rest + 1 for k = keys
+        below = limit - 1 if limit == keys else limit
+        ramp = self.ratio * below * (below + 1) // 2
+        if limit == keys:
+            return ramp + keys * (rest + 1) if keys else 0
+        return ramp + limit * (self.ratio * (keys - 1 - limit) + rest + 1)

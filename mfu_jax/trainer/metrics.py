@@ -37,7 +37,7 @@ def find_peak(config: Config) -> Peak:
         config.dtype,
         peak_tflops_per_device=config.peak_tflops_per_device or None,
         hardware=config.hardware or None,
-        precision=jax.config.read("jax_default_matmul_precision"),
+        precision=jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
         compute_capability=getattr(device, "compute_capability", None),
     )
 

@@ -117,6 +117,7 @@ class BackgroundWriter:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._has_moved = threading.Event()
         self._is_stuck = False
+        self._is_busy = False
         self._thread = threading.Thread(target=self._run, name="mfu_jax writer", daemon=True)
         self._thread.start()
 
@@ -124,6 +125,10 @@ class BackgroundWriter:
         """Hands over one item; costs a few microseconds unless the queue is full."""
         if self._queue.qsize() < self._size or self._wait_for_room():
             self._queue.put(item)
+
+    def is_idle(self) -> bool:
+        """True if the next item will be handled at once."""
+        return not self._is_busy and self._queue.empty()
 
     def flush(self, timeout: float) -> bool:
         """Waits until everything put so far has been handled; False if that took too long."""
@@ -157,6 +162,7 @@ class BackgroundWriter:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
+            self._is_busy = True
             self._has_moved.set()
             try:
                 if callable(item):
@@ -165,6 +171,7 @@ class BackgroundWriter:
                     self._handle(item)
             except Exception:
                 logger.exception("metrics of one step were lost; please report this")
+            self._is_busy = False
             item = None  # device arrays are not kept while the thread waits
 
 

@@ -150,8 +150,14 @@ class MetricLogger:
             abort_on_nan=abort_on_nan_loss,
             abort_on_inf=abort_on_inf_loss,
             queue_size=queue_size,
+            on_step=lambda step: self._timer.pass_on(step),
         )
-        self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
+        self._timer = StepTimer(
+            clock=clock,
+            monotonic=monotonic,
+            watcher=watcher,
+            writer_is_idle=self._pipeline.is_idle,
+        )
         self._compile_log.subscribe(self._on_compile)
         atexit.register(self._close_quietly)
 

@@ -29,6 +29,7 @@ class RecordPipeline:
         abort_on_nan: a NaN loss is a failure.
         abort_on_inf: an infinite loss is a failure.
         queue_size: steps that may wait.
+        on_step: called first with every step, on the background thread.
 
     Attributes:
         failure: the first loss that is not finite; every step up to it has been written, no
@@ -43,13 +44,16 @@ class RecordPipeline:
         abort_on_nan: bool,
         abort_on_inf: bool,
         queue_size: int,
+        on_step: Callable[[TimedStep], None] = lambda step: None,
     ) -> None:
         self.failure: NonFiniteLossError | None = None
         self._builder = builder
+        self._on_step = on_step
         self._sinks = [GuardedSink(sink) for sink in sinks]
         self._is_failure = functools.partial(is_bad, nan=abort_on_nan, inf=abort_on_inf)
         self._writer = BackgroundWriter(self._write, size=queue_size)
         self.put: Callable[[TimedStep], None] = self._writer.put
+        self.is_idle = self._writer.is_idle
 
     @property
     def dropped_records(self) -> int:
@@ -87,6 +91,7 @@ class RecordPipeline:
         return summarize()
 
     def _write(self, step: TimedStep, *, is_last: bool = False) -> None:
+        self._on_step(step)
         if self.failure is not None:
             return
         record = self._builder.build(step, is_last=is_last)

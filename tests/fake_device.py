@@ -77,7 +77,7 @@ class FakeWatcher:
         self.watched: list[TimedStep] = []
         clock.on_advance.append(self.look)
 
-    def watch(self, step: TimedStep) -> None:
+    def watch(self, step: TimedStep, *, after: TimedStep | None = None) -> None:
         self.watched.append(step)
         if is_ready(step.metrics):
             step.completed = step.completed or Reading(self.clock.wall(), self.clock.now)

@@ -1,0 +1,215 @@
+"""What the logger costs: microseconds a step on the training thread, and the demo with and without.
+
+    python scripts/bench_logger.py [--steps 400] [--no-demo] [--markdown docs/benchmarks.md]
+
+With console (to a file), JSONL and TensorBoard on. The wait for the device is not a cost: without a
+logger the loop would wait for the same step at the next place that needs its outputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mfu_jax.metric_logger import MetricLogger
+from mfu_jax.sinks import ConsoleSink, JsonlSink, TensorBoardSink
+from mfu_jax.summary import percentile
+
+WARMUP = 20
+HEADING = "## Logger cost"
+
+
+def make_logger(folder: Path, console: Any) -> MetricLogger:
+    """A logger with all three sinks on; its numbers are of no meaning here."""
+    return MetricLogger(
+        model_flops_per_device=10**9,
+        executed_flops_per_device=10**9,
+        tokens_per_device=2048,
+        peak_flops_per_sec=1e15,
+        sinks=[
+            ConsoleSink(console, progress=False),
+            JsonlSink(folder / "metrics.jsonl"),
+            TensorBoardSink(folder / "tensorboard"),
+        ],
+    )
+
+
+@jax.jit
+def busy_step(x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """About ten milliseconds of matmuls on two cores, and the metrics of a training step."""
+    for _ in range(4):
+        x = x @ x * 1e-3
+    metrics = {
+        "loss": x.mean(),
+        "grad_norm": jnp.abs(x).max(),
+        "current_learning_rate": x[0, 0],
+        "total_weights": jnp.int32(2048),
+    }
+    return x, metrics
+
+
+def microseconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return 1e6 * (time.perf_counter() - begin)
+
+
+def record_costs(steps: int) -> dict[str, list[float]]:
+    """Costs of each call in µs, by situation."""
+    costs: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as name, open(os.path.join(name, "log"), "w") as console:
+        folder = Path(name)
+        x = jnp.full((700, 700), 0.5)
+        waits = []
+        with make_logger(folder / "busy", console) as logger:
+            for step in range(steps):
+                waits.append(microseconds(lambda: wait_for_nothing(logger)))
+                x, metrics = busy_step(x)
+                logger.record(step, metrics)
+        lines = (folder / "busy" / "metrics.jsonl").read_text().splitlines()
+        costs["record(), device busy"] = [
+            json.loads(line)["perf/logger_overhead_us"] for line in lines
+        ]
+        costs["waiting(), device busy"] = waits
+        calls = []
+        with make_logger(folder / "idle", console) as logger:
+            jax.block_until_ready(metrics)
+            for step in range(steps):
+                time.sleep(0.005)
+                calls.append(microseconds(lambda: logger.record(step, metrics)))  # noqa: B023
+        costs["record(), device idle"] = calls
+    return {situation: values[WARMUP:] for situation, values in costs.items()}
+
+
+def wait_for_nothing(logger: MetricLogger) -> None:
+    with logger.waiting("data"):
+        pass
+
+
+def demo_blocks(block: int) -> Iterator[tuple[float, float]]:
+    """Seconds a step of the demo without the logger, and with it, in blocks that take turns."""
+    from mfu_jax.pyconfig import load
+    from mfu_jax.trainer.data import make_iterator
+    from mfu_jax.trainer.mesh import make_mesh, put_batch
+    from mfu_jax.trainer.state import abstract_state, create_state
+    from mfu_jax.trainer.step import compile_train_step
+
+    config = load(["enable_checkpointing=false"])
+    mesh = make_mesh(config)
+    train_step = compile_train_step(config, mesh, abstract_state(config, mesh))
+    state = create_state(config, mesh)
+    data = make_iterator(
+        config,
+        split="train",
+        rows_per_process=config.per_device_batch_size,
+        accumulation=1,
+        process_index=0,
+        process_count=1,
+    )
+
+    def plain() -> None:
+        nonlocal state
+        for _ in range(block):
+            state, metrics = train_step(state, put_batch(next(data), mesh))
+        jax.block_until_ready(metrics)
+
+    def logged(logger: MetricLogger) -> None:
+        nonlocal state
+        for step in range(block):
+            with logger.waiting("data"):
+                batch = put_batch(next(data), mesh)
+            state, metrics = train_step(state, batch)
+            logger.record(step, metrics)
+        logger.close()
+
+    plain()
+    while True:
+        with tempfile.TemporaryDirectory() as name, open(os.path.join(name, "log"), "w") as console:
+            bare = microseconds(plain) / 1e6 / block
+            logger = make_logger(Path(name), console)
+            yield bare, microseconds(lambda: logged(logger)) / 1e6 / block  # noqa: B023
+
+
+def cost_table(costs: dict[str, list[float]]) -> str:
+    rows = ["| call | median µs | p90 µs | p99 µs |", "|---|---|---|---|"]
+    for situation, values in costs.items():
+        ordered = sorted(values)
+        shown = " | ".join(f"{percentile(ordered, q):.1f}" for q in (0.5, 0.9, 0.99))
+        rows.append(f"| `{situation.split(',')[0]}`,{situation.split(',')[1]} | {shown} |")
+    return "\n".join(rows)
+
+
+def demo_text(blocks: Sequence[tuple[float, float]], block: int) -> str:
+    bare, logged = (statistics.median(column) for column in zip(*blocks, strict=True))
+    ratio = statistics.median(with_logger / without for without, with_logger in blocks)
+    return (
+        f"A step of the demo takes {1e3 * bare:.1f} ms without the logger and "
+        f"{1e3 * logged:.1f} ms with it: ratio {ratio:.4f} (median of {len(blocks)} pairs of "
+        f"{block} steps, taking turns)."
+    )
+
+
+def machine() -> str:
+    """Processor, device and versions, in words."""
+    model = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+        model = found.group(1) if found else model
+    device = jax.devices()[0].device_kind
+    return (
+        f"{os.cpu_count()} cores of {model}, JAX {jax.__version__} on {device}, "
+        f"Python {platform.python_version()}"
+    )
+
+
+def replace_section(path: Path, text: str) -> None:
+    """Puts `text` where the section of that heading is, or at the end of the file."""
+    old = path.read_text() if path.exists() else "# Benchmark records\n"
+    section = re.compile(rf"^{re.escape(HEADING)}\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+    if section.search(old):
+        new = section.sub(lambda _: text + "\n", old)
+    else:
+        new = f"{old.rstrip()}\n\n{text}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(new.rstrip() + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--demo-pairs", type=int, default=6)
+    parser.add_argument("--no-demo", action="store_true")
+    parser.add_argument("--markdown", type=Path, help="file whose section is replaced")
+    options = parser.parse_args()
+
+    parts = [
+        f"{HEADING}\n",
+        f"{datetime.date.today()}, {machine()}, by `scripts/bench_logger.py`. Console, JSONL and "
+        f"TensorBoard are on; the wait for the device is left out.\n",
+        cost_table(record_costs(options.steps)) + "\n",
+    ]
+    if not options.no_demo:
+        block = 5
+        blocks = [pair for pair, _ in zip(demo_blocks(block), range(options.demo_pairs))]  # noqa: B905
+        parts.append(demo_text(blocks, block) + "\n")
+    text = "\n".join(parts)
+    print(text)
+    if options.markdown:
+        replace_section(options.markdown, text)
+
+
+if __name__ == "__main__":
+    main()

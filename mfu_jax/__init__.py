@@ -15,6 +15,7 @@ _PUBLIC = {
     "calculate_tflops_per_device": "mfu_jax.flops.analytic",
     "calculate_tokens_per_device": "mfu_jax.flops.analytic",
     "flops_breakdown": "mfu_jax.flops.analytic",
+    "attention_mask": "mfu_jax.flops.masks",
     "count_model_flops": "mfu_jax.flops.traced",
     "executed_flops": "mfu_jax.flops.executed",
     "compare_flops": "mfu_jax.flops.comparison",
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     )
     from mfu_jax.flops.comparison import compare_flops
     from mfu_jax.flops.executed import executed_flops
+    from mfu_jax.flops.masks import attention_mask
     from mfu_jax.flops.traced import count_model_flops
     from mfu_jax.metric_logger import MetricLogger
 

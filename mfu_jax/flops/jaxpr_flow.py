@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from mfu_jax.flops import _jax_internals
+from mfu_jax.flops import _jax_internals, mask_patterns
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.known_values import Known
+from mfu_jax.flops.mask_patterns import Pattern
 from mfu_jax.flops.scopes import Phase
 
 _SHORT_DTYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "s", "complex": "c"}
@@ -46,6 +47,13 @@ class Origin(enum.IntEnum):
     ACTIVATION = 2  # the result of some matmul
 
 
+class Score(NamedTuple):
+    """The product of two activations, whose elements may be pairs of an attention mask."""
+
+    number: int
+    size: int
+
+
 class Flow(NamedTuple):
     """What is known of a value from where it came.
 
@@ -53,27 +61,50 @@ class Flow(NamedTuple):
         origin: what it was computed from.
         gradient: it was computed from the result of a backward pass.
         known: its value, where that is an integer known while tracing (see `known_values`).
+        pattern: what its elements are by their position (see `mask_patterns`).
+        scores: it has one element for each of theirs.
     """
 
     origin: Origin = Origin.CONSTANT
     gradient: bool = False
     known: Known = None
+    pattern: Pattern | None = None
+    scores: frozenset[Score] = frozenset()
+
+    def stacked(self, times: int, dims: int) -> Flow:
+        """Of `times` such values along `dims` (1 or −1: of one out of them) new leading dims."""
+        pattern = self.pattern and self.pattern.moved(
+            lambda dim: dim + dims if dim + dims >= 0 else None
+        )
+        scores = (
+            Score(score.number, score.size * times if dims > 0 else score.size // times)
+            for score in self.scores
+        )
+        return self._replace(known=None, pattern=pattern, scores=frozenset(scores))
 
 
 INPUT = Flow(Origin.INPUT)
 
 
-def join(flows: Iterable[Flow]) -> Flow:
-    """What is known of a value that was computed from values of these flows."""
+def of_constant(value: Known, origin: Origin = Origin.CONSTANT) -> Flow:
+    """The flow of a literal, or of a constant array of the traced function."""
+    return Flow(origin, known=value, pattern=mask_patterns.of_constant(value))
+
+
+def join(flows: Iterable[Flow], size: int | None = None) -> Flow:
+    """What is known of a value of `size` elements, computed from values of these flows."""
     flows = tuple(flows)
     return Flow(
         origin=max((flow.origin for flow in flows), default=Origin.CONSTANT),
         gradient=any(flow.gradient for flow in flows),
+        scores=frozenset(s for flow in flows for s in flow.scores if s.size == size),
     )
 
 
 def either(a: Flow, b: Flow) -> Flow:
     """What is known of a value that is one of the two."""
+    if a == b:
+        return a
     return join((a, b))._replace(known=a.known if a.known == b.known else None)
 
 
@@ -84,6 +115,7 @@ class Matmul(NamedTuple):
         site: the line of the user's code that it came from, its gradients included.
         has_input: one operand is a parameter (or an input of the model).
         is_batched: it is a stack of products, with a batch dimension in both operands.
+        scores: numbers of the `Score`s that it computes or uses.
     """
 
     phase: Phase
@@ -93,6 +125,7 @@ class Matmul(NamedTuple):
     site: Any
     has_input: bool
     is_batched: bool
+    scores: tuple[int, ...] = ()
 
 
 @dataclass

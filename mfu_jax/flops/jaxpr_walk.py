@@ -8,20 +8,24 @@ from typing import Any
 
 from jax.extend.core import Literal, Primitive, primitives
 
-from mfu_jax.flops import _jax_internals
+from mfu_jax.flops import _jax_internals, mask_patterns
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.jaxpr_flow import (
     INPUT,
     Flow,
     Matmul,
     Origin,
+    Score,
     Tally,
     either,
     join,
+    of_constant,
     operand_dtype,
 )
 from mfu_jax.flops.jaxpr_rules import RULES
 from mfu_jax.flops.known_values import constant, evaluate, scalar, trip_count
+from mfu_jax.flops.mask_patterns import Pattern
+from mfu_jax.flops.masks import Band, KeptPairs, kept_pairs, told_mask
 from mfu_jax.flops.pallas_jaxpr import attention_kernel, kernel_cost
 from mfu_jax.flops.scopes import read_scope
 
@@ -60,12 +64,19 @@ _FREE = {
 _FREE |= {p.name for p in vars(primitives).values() if isinstance(p, Primitive)}
 
 
+# Of a product of scores; the cotangent that comes from a plain sum is a constant.
+_NO_PARAMETERS = {Origin.CONSTANT, Origin.ACTIVATION}
+
+
 class Walker:
     """Counts jaxprs; a jaxpr that occurs again in the same role is walked once."""
 
     def __init__(self) -> None:
         self.saw_checkpoint = False
         self.kernels: dict[str, set[int]] = {}
+        self.masks: dict[int, KeptPairs] = {}
+        self._bands: dict[int, tuple[Band, int, int]] = {}
+        self.score_sizes: dict[int, tuple[int, int]] = {}
         self._constants: dict[Any, Flow] = {}
         # The jaxpr is kept in the value, so that its id cannot come to mean another one.
         self._seen: dict[Any, tuple[Any, list[Flow], Tally]] = {}
@@ -73,7 +84,7 @@ class Walker:
     def count(self, jaxpr: Any, constants: Sequence[Any]) -> Tally:
         """The work of one run of a whole function."""
         self._constants = {
-            variable: INPUT._replace(known=constant(value))
+            variable: of_constant(constant(value), Origin.INPUT)
             for variable, value in zip(jaxpr.constvars, constants, strict=True)
         }
         return self.walk(jaxpr, [INPUT] * len(jaxpr.invars))[1]
@@ -96,7 +107,7 @@ class Walker:
 
         def read(atom: Any) -> Flow:
             if isinstance(atom, Literal):
-                return Flow(known=scalar(atom.val))
+                return of_constant(scalar(atom.val))
             return env[atom]
 
         tally = Tally()
@@ -128,20 +139,61 @@ class Walker:
                 _unaccounted(eqn, stack, "this primitive has no known cost; teach it with "
                              "mfu_jax.flops.jaxpr_rules.register_rule")
             ] += 1  # fmt: skip
-        elif (value := evaluate(eqn, [flow.known for flow in flows])) is not None:
-            return [everything._replace(known=value)]
+        elif len(eqn.outvars) == 1:
+            return [self._elementwise(eqn, flows)]
         return [everything] * len(eqn.outvars)
+
+    def _elementwise(self, eqn: Any, flows: list[Flow]) -> Flow:
+        """A result whose elements come from those of the operands; masks are applied here."""
+        size = eqn.outvars[0].aval.size
+        result = join(flows, size)
+        for flow, variable in zip(flows, eqn.invars, strict=True):
+            pattern = flow.pattern
+            if result.scores and pattern and pattern.terms and _masks(eqn, pattern):
+                (a, _), (b, _) = pattern.terms
+                shape = variable.aval.shape
+                for score in result.scores:
+                    self._apply_mask(score.number, pattern.band, shape[a], shape[b])
+        if eqn.primitive.name == "mul" and len(result.scores) > 1:
+            # The softmax's gradient: where a probability is 0, its cotangent is not needed.
+            for mask in [self._bands[s.number] for s in result.scores if s.number in self._bands]:
+                for score in result.scores:
+                    self._apply_mask(score.number, *mask)
+        return result._replace(
+            known=evaluate(eqn, [flow.known for flow in flows]),
+            pattern=mask_patterns.follow(eqn, [flow.pattern for flow in flows]),
+        )
+
+    def _apply_mask(self, number: int, band: Band, queries: int, keys: int) -> None:
+        if number in self.masks and self.masks[number].told:
+            return
+        before, *_ = self._bands.get(number, (Band(),))
+        self._bands[number] = (before & band, queries, keys)
+        self.masks[number] = kept_pairs(before & band, queries, keys)
 
     def _matmul(self, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
         flops = {operand_dtype(eqn): RULES[eqn.primitive.name](eqn)}
         return self.add_work(eqn, flops, flows, stack, tally)
 
     def add_work(
-        self, eqn: Any, flops: Mapping[str, int], flows: list[Flow], stack: str, tally: Tally
+        self,
+        eqn: Any,
+        flops: Mapping[str, int],
+        flows: list[Flow],
+        stack: str,
+        tally: Tally,
+        scores: tuple[int, ...] = (),
     ) -> list[Flow]:
         """Adds FLOPs (by dtype) of an equation that stands under `stack`; returns its results."""
         phase, scope = read_scope(stack, drop_last=False)
         everything = join(flows)
+        operands = flows[:2]
+        made: frozenset[Score] = frozenset()
+        if not scores and {flow.origin for flow in operands} <= _NO_PARAMETERS:
+            scores = tuple(sorted({s.number for flow in operands for s in flow.scores}))
+            if not scores:
+                scores = (self.new_score(eqn, stack, _pair_sizes(eqn)),)
+                made = frozenset({Score(scores[0], eqn.outvars[0].aval.size)})
         if phase == "forward" and "jvp(" not in stack and everything.gradient:
             phase = "optimizer"  # it needs a gradient and is not differentiated itself
         for dtype, amount in flops.items():
@@ -151,13 +203,22 @@ class Walker:
                 dtype=dtype,
                 primitive=eqn.primitive.name,
                 site=eqn.source_info.traceback,
-                has_input=any(flow.origin == Origin.INPUT for flow in flows[:2]),
+                has_input=any(flow.origin == Origin.INPUT for flow in operands),
                 is_batched=_is_batched(eqn),
+                scores=scores,
             )
             if amount:
                 tally.flops[matmul] += amount
         gradient = everything.gradient or phase in ("backward", "rematerialized")
-        return [Flow(Origin.ACTIVATION, gradient)] * len(eqn.outvars)
+        return [Flow(Origin.ACTIVATION, gradient, scores=made)] * len(eqn.outvars)
+
+    def new_score(self, eqn: Any, stack: str, sizes: tuple[int, int]) -> int:
+        """The number of a new product of scores of sizes (queries, keys)."""
+        number = len(self.score_sizes)
+        self.score_sizes[number] = sizes
+        if told := told_mask(stack):
+            self.masks[number] = told.kept(*sizes)
+        return number
 
     def _unknown_call(
         self, eqn: Any, inner: dict[str, tuple[Any, ...]], flow: Flow, stack: str, tally: Tally
@@ -174,9 +235,12 @@ class Walker:
 def _scan(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
     consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
     (jaxpr,) = _jax_internals.inner_jaxprs(eqn.params)["jaxpr"]
+    length = eqn.params["length"]
+    slices = [flow.stacked(length, -1) for flow in flows[consts + carries :]]
+    flows = [*flows[: consts + carries], *slices]
     out_flows, body = _loop(walker, jaxpr, flows, consts, carries, stack)
-    tally.add(body, eqn.params["length"])
-    return out_flows
+    tally.add(body, length)
+    return [*out_flows[:carries], *(flow.stacked(length, 1) for flow in out_flows[carries:])]
 
 
 def _loop(
@@ -220,12 +284,17 @@ def _pallas_call(
     cost = kernel_cost(eqn, [flow.known for flow in flows])
     walker.kernels.setdefault(cost.name, set()).add(cost.flops.total())
     attention = attention_kernel(eqn)
-    flops: Mapping[str, int] = cost.flops
-    if attention:
-        flops = {d: n * attention.model // attention.executed for d, n in cost.unskipped.items()}
-    for reason in () if attention else cost.unknown:
-        tally.unaccounted[_unaccounted(eqn, stack, f"{cost.name}: {reason}")] += 1
-    return walker.add_work(eqn, flops, flows, stack, tally)
+    if attention is None:
+        for reason in cost.unknown:
+            tally.unaccounted[_unaccounted(eqn, stack, f"{cost.name}: {reason}")] += 1
+        return walker.add_work(eqn, cost.flops, flows, stack, tally)
+    all_pairs = cost.unskipped.total()
+    number = walker.new_score(eqn, stack, attention.sequence_sizes(eqn))
+    if number not in walker.masks and cost.flops.total() < all_pairs:
+        ran = cost.flops.total()
+        walker.masks[number] = KeptPairs("blocks skipped by a kernel", ran, 2 * ran, all_pairs)
+    flops = {d: n * attention.model // attention.executed for d, n in cost.unskipped.items()}
+    return walker.add_work(eqn, flops, flows, stack, tally, scores=(number,))
 
 
 def _cond(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
@@ -281,6 +350,26 @@ _DESCENTS: dict[str, _Descent] = {
     "shard_map": _shard_map,
     "while": _while,
 }
+
+
+def _masks(eqn: Any, pattern: Pattern) -> bool:
+    """Whether an equation takes pairs out of scores by an operand of this pattern."""
+    name = eqn.primitive.name
+    if pattern.kind == "keeps":
+        return name in ("select_n", "mul")
+    return pattern.kind == "bias" and name == "add"
+
+
+def _pair_sizes(eqn: Any) -> tuple[int, int]:
+    """Queries and keys of a product of scores: equal free sizes, else the largest ones."""
+    if eqn.primitive.name != "dot_general":
+        return 1, 1
+    lhs, rhs = (v.aval.shape for v in eqn.invars)
+    (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
+    queries = [n for d, n in enumerate(lhs) if d not in (*lhs_contracted, *lhs_batch)]
+    keys = [n for d, n in enumerate(rhs) if d not in (*rhs_contracted, *rhs_batch)]
+    candidates = [(q, k) for q in queries or [1] for k in keys or [1]]
+    return max(candidates, key=lambda pair: (pair[0] == pair[1], pair[0] * pair[1]))
 
 
 def _is_batched(eqn: Any) -> bool:

@@ -14,22 +14,22 @@ from jax.extend.core import Literal
 
 Known = Any  # or None: not known
 
-_LARGEST_TABLE = 2**20  # elements
+_LARGEST_TABLE = 2**24  # elements
 
 
 class Table:
-    """A constant integer array of the traced function, by identity."""
+    """A constant array of integers or booleans of the traced function, by identity."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values
 
 
 def constant(value: Any) -> Known:
-    """What is known of a constant: a scalar, a `Table` of integers, or nothing."""
+    """What is known of a constant: a scalar, a `Table`, or nothing."""
     shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
     if shape == ():
         return scalar(value)
-    is_integer = dtype is not None and np.issubdtype(dtype, np.integer)
+    is_integer = dtype is not None and np.dtype(dtype).kind in "iub"
     is_small = is_integer and np.prod(shape, dtype=object) <= _LARGEST_TABLE
     if is_small and getattr(value, "is_fully_addressable", True):
         return Table(np.asarray(value))

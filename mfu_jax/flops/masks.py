@@ -1,203 +1,215 @@
-"""Attention masks: how many (query, key) pairs one sequence has, under each way of counting.
+"""Which pairs of query and key an attention mask keeps, and how to tell when JAX does not show it.
 
-A mask knows three numbers. `dense` is every pair that a program without mask knowledge computes,
-`exact` the pairs the mask keeps, counted one by one, and `maxtext` the continuous area that MaxText
-uses (S²/2 under a causal diagonal, S·W − W²/2 in a window): half a diagonal less than `exact`.
+A count is ``dense`` unless said otherwise: every pair. Of masks that are seen in the traced
+function, or told by `attention_mask`, a `TracedCount` also knows the FLOPs that they save.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from fractions import Fraction
-from typing import Literal, Protocol
+import contextlib
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
 
-Number = int | Fraction
-"""Exact: an int where the value is integral, a Fraction where half a pair is left."""
+import jax
+import jax.numpy as jnp
+import numpy as np
 
-PairCounting = Literal["maxtext", "exact", "dense"]
+from mfu_jax.errors import UserError
+
+MaskKind = Literal["causal", "full", "documents"]
+
+# Scope names in here survive differentiation, scan and jit, and reach the traced function's jaxpr.
+_MARKER = re.compile(r"attention_mask\.(causal|full|documents)(?:\.(\d+))?")
+_this_thread = threading.local()
 
 
-def integral(value: Number) -> Number:
-    """`value` as an int where it is one.
+class Band(NamedTuple):
+    """Keeps the pairs with low ≤ i − j ≤ high; None is no bound. i indexes the queries.
 
-    >>> integral(Fraction(6, 2)), integral(Fraction(1, 2))
-    (3, Fraction(1, 2))
+    >>> Band(0, None).pairs(4, 4)  # causal: 1 + 2 + 3 + 4
+    10
+    >>> Band(0, 1).pairs(4, 4)  # a window of 2: 1 + 2 + 2 + 2
+    7
     """
-    if isinstance(value, Fraction) and value.denominator == 1:
-        return value.numerator
-    return value
+
+    low: int | None = None
+    high: int | None = None
+
+    def __and__(self, other: Band) -> Band:
+        lows = [b for b in (self.low, other.low) if b is not None]
+        highs = [b for b in (self.high, other.high) if b is not None]
+        return Band(max(lows, default=None), min(highs, default=None))
+
+    def pairs(self, queries: int, keys: int) -> int:
+        """How many pairs are kept, one by one."""
+        low = 1 - keys if self.low is None else max(self.low, 1 - keys)
+        high = queries - 1 if self.high is None else min(self.high, queries - 1)
+        return max(0, _pairs_up_to(high, queries, keys) - _pairs_up_to(low - 1, queries, keys))
+
+    def twice_maxtext_pairs(self, queries: int, keys: int) -> int:
+        """Twice the pairs as MaxText counts them: S²/2 causal, S·W − W²/2 in a window of W."""
+        bounds = sorted(abs(b) for b in self if b is not None)
+        if queries == keys and 0 in bounds and len(bounds) == 1:
+            return queries * keys
+        if queries == keys and 0 in bounds and bounds[-1] < queries:
+            window = bounds[-1] + 1
+            return 2 * queries * window - window**2
+        return 2 * self.pairs(queries, keys)
+
+    def label(self) -> str:
+        """``causal``, ``window 128``, or the bounds."""
+        if None in self and 0 in self:
+            return "causal"
+        if 0 in self and None not in self:
+            return f"window {max(abs(b) for b in self if b is not None) + 1}"
+        return f"{self.low} ≤ query − key ≤ {self.high}"
 
 
-class Mask(Protocol):
-    """Which keys a query of one sequence of `length` tokens looks at."""
+def _pairs_up_to(bound: int, queries: int, keys: int) -> int:
+    """Pairs with i − j ≤ bound: the diagonals −(keys − 1) … bound."""
+    total = queries * keys
+    if bound >= queries - 1:
+        return total
+    if bound < 0:
+        # i ≤ j + bound: mirrored, the pairs with j − i ≥ −bound
+        return total - _pairs_up_to(-bound - 1, keys, queries)
+    # Those left out have i ≥ j + bound + 1: queries − 1 − bound of them for j = 0, and so on.
+    most = queries - 1 - bound
+    fewest = max(0, most - keys)
+    return total - (most * (most + 1) - fewest * (fewest + 1)) // 2
 
-    def pairs(self, length: int, counting: PairCounting) -> Number:
-        """(query, key) pairs of one sequence."""
+
+@contextlib.contextmanager
+def attention_mask(kind: MaskKind, *, window: int | None = None) -> Iterator[None]:
+    """Tells the traced count which pairs the attention that is traced in here really needs.
+
+    For attention whose mask cannot be seen: an array that the step is given, a kernel of one's own.
+    Put it around the attention in the model, or around `count_model_flops`. Also a decorator.
+
+    Args:
+        kind: ``causal``, ``full``, or ``documents``: several of them packed in a row, whose pairs
+            each batch has others of; see `document_pairs`.
+        window: how many keys a query sees, itself included.
+
+    Raises:
+        UserError: an unknown kind, or a window that is no positive int.
+
+    >>> with attention_mask("causal", window=128):
+    ...     pass  # y = my_attention(q, k, v)
+    """
+    if kind not in ("causal", "full", "documents"):
+        raise UserError(
+            f"attention_mask got {kind!r}; expected 'causal', 'full' or 'documents'; a window is "
+            "given apart: attention_mask('causal', window=128)"
+        )
+    if window is not None and (not isinstance(window, int) or window < 1):
+        raise UserError(
+            f"attention_mask got window={window!r}; expected a positive int: how many keys a query "
+            "sees, itself included; leave it out for no window"
+        )
+    name = f"attention_mask.{kind}" + (f".{window}" if window else "")
+    before = getattr(_this_thread, "told", None)
+    _this_thread.told = name
+    try:
+        with jax.named_scope(name):
+            yield
+    finally:
+        _this_thread.told = before
 
 
-@dataclass(frozen=True)
-class Full:
-    """Every query sees every key (encoders).
+class KeptPairs(NamedTuple):
+    """How many pairs of a product of scores a mask keeps.
 
     Attributes:
-        keys: length of another sequence that is looked at (cross attention); None: its own.
-        queries: number of queries where it is not the sequence's own length (a vision tower).
+        label: the mask, in words.
+        exact: pairs, counted one by one.
+        twice_maxtext: twice the pairs by MaxText's formula (S²/2 may be no whole number).
+        of: all pairs.
+        told: by `attention_mask`, which is believed rather than what is seen.
     """
 
-    keys: int | None = None
-    queries: int | None = None
+    label: str
+    exact: int
+    twice_maxtext: int
+    of: int
+    told: bool = False
 
-    def pairs(self, length: int, counting: PairCounting) -> Number:
-        queries = length if self.queries is None else self.queries
-        return queries * (queries if self.keys is None else self.keys)
+
+def kept_pairs(band: Band, queries: int, keys: int) -> KeptPairs:
+    """What a mask that was recognised keeps of queries × keys."""
+    low, high = band
+    band = Band(
+        low if low is not None and low > 1 - keys else None,
+        high if high is not None and high < queries - 1 else None,
+    )
+    twice_maxtext = band.twice_maxtext_pairs(queries, keys)
+    return KeptPairs(band.label(), band.pairs(queries, keys), twice_maxtext, queries * keys)
 
 
-@dataclass(frozen=True)
-class Causal:
-    """A query sees itself and everything before it.
+class Told(NamedTuple):
+    """What `attention_mask` said."""
 
-    >>> [Causal().pairs(8, counting) for counting in ("maxtext", "exact", "dense")]
-    [32, 36, 64]
+    kind: MaskKind
+    band: Band
+
+    def kept(self, queries: int, keys: int) -> KeptPairs:
+        """The pairs of queries × keys that are needed by what was said."""
+        kept = kept_pairs(self.band, queries, keys)._replace(told=True)
+        is_plain = self.kind == "documents" or self.band == Band()
+        return kept._replace(label=self.kind) if is_plain else kept
+
+
+def told_mask(name_stack: str) -> Told | None:
+    """What the innermost `attention_mask` in a name stack said."""
+    matches = _MARKER.findall(name_stack)
+    if not matches:
+        return None
+    kind, window = matches[-1]
+    if not window:
+        return Told(kind, Band(0) if kind == "causal" else Band())
+    return Told(kind, Band(0 if kind == "causal" else 1 - int(window), int(window) - 1))
+
+
+def told_around() -> Told | None:
+    """What the `attention_mask` said that this thread is in."""
+    return told_mask(getattr(_this_thread, "told", None) or "")
+
+
+_LIMB = 4096
+
+
+def document_pairs(segment_ids: Any, *, padding_id: int | None = 0) -> jax.Array:
+    """The attention pairs ΣL² of the documents packed into a batch, computed on the device.
+
+    Nothing waits for the result: read it with `read_pairs` one step later.
+
+    Args:
+        segment_ids: [..., S] ints, equal for the positions of one document, which lie side by side.
+        padding_id: the id of positions that hold no token, None if there are none.
+
+    Returns:
+        A small int32 array for `read_pairs`; the sum itself may not fit 32 bits.
+
+    >>> read_pairs(document_pairs(np.array([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1]])))
+    49
     """
+    ids = jnp.asarray(segment_ids).reshape(-1, np.shape(segment_ids)[-1])
 
-    def pairs(self, length: int, counting: PairCounting) -> Number:
-        if counting == "dense":
-            return length * length
-        if counting == "exact":
-            return length * (length + 1) // 2
-        return integral(Fraction(length * length, 2))
+    def of_row(row: jax.Array) -> jax.Array:
+        starts = jnp.concatenate([jnp.zeros(1, bool), row[1:] != row[:-1]])
+        document = jnp.cumsum(starts)
+        lengths = jnp.bincount(document, length=row.size)[document]
+        if padding_id is not None:
+            lengths = jnp.where(row == padding_id, 0, lengths)
+        # Σ over positions of their document's length, in two parts that cannot overflow.
+        return jnp.stack([jnp.sum(lengths // _LIMB), jnp.sum(lengths % _LIMB)])
 
-
-@dataclass(frozen=True)
-class SlidingWindow:
-    """A causal query sees the last `size` tokens, itself included.
-
-    Exact pairs: Σᵢ min(i, W) = S·W − W(W−1)/2 for W ≤ S.
-
-    >>> [SlidingWindow(3).pairs(8, counting) for counting in ("exact", "dense")]
-    [21, 64]
-    """
-
-    size: int
-
-    def pairs(self, length: int, counting: PairCounting) -> Number:
-        if counting == "dense":
-            return length * length
-        window = min(self.size, length)
-        if counting == "exact":
-            return length * window - window * (window - 1) // 2
-        return integral(length * window - Fraction(window * window, 2))
+    return jax.vmap(of_row)(ids)
 
 
-@dataclass(frozen=True)
-class Chunked:
-    """Causal attention inside consecutive chunks of `size` tokens; the last may be shorter."""
-
-    size: int
-
-    def pairs(self, length: int, counting: PairCounting) -> Number:
-        if counting == "dense":
-            return length * length
-        chunks, rest = divmod(length, self.size)
-        causal = Causal()
-        return integral(chunks * causal.pairs(self.size, counting) + causal.pairs(rest, counting))
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """The first `prefix` tokens see each other both ways; the rest is causal over everything."""
-
-    prefix: int
-
-    def pairs(self, length: int, counting: PairCounting) -> Number:
-        prefix = min(self.prefix, length)
-        above_diagonal = prefix * (prefix - 1) // 2
-        if counting == "dense":
-            return length * length
-        if counting == "exact":
-            return length * (length + 1) // 2 + above_diagonal
-        return integral(Fraction(length * length + prefix * prefix, 2))
-
-
-@dataclass(frozen=True)
-class BlockDiffusion:
-    """Blocks of `block` tokens: a token sees its whole block and every block before it.
-
-    With `noised` the sequence stands in the batch twice, noised and clean (BD3-LM, arXiv
-    2503.09573): a noised block sees itself and the clean blocks before it, a clean block itself
-    and the clean blocks before it.
-    """
-
-    block: int
-    noised: bool = False
-
-    def pairs(self, length: int, counting: PairCounting) -> Number:
-        copies = 2 if self.noised else 1
-        if counting == "dense":
-            return (copies * length) ** 2
-        blocks, rest = divmod(length, self.block)
-        # Σ over whole blocks b = 1…n of block · b·block, then the shorter last one sees everything.
-        return copies * (self.block**2 * blocks * (blocks + 1) // 2 + rest * length)
-
-
-@dataclass(frozen=True)
-class TopK:
-    """A causal query sees the `size` keys an indexer chose: min(i, K) of them.
-
-    The counts are a window's: which keys are chosen does not change how many there are.
-    """
-
-    size: int
-
-    def pairs(self, length: int, counting: PairCounting) -> Number:
-        if self.size >= length:
-            return Causal().pairs(length, counting)
-        return SlidingWindow(self.size).pairs(length, counting)
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Documents packed into one sequence; no token sees another document.
-
-    Attributes:
-        inner: the mask inside a document.
-        lengths: tokens of each document of one sequence; they must not exceed its length. What is
-            left over is padding and sees nothing.
-    """
-
-    inner: Mask
-    lengths: Sequence[int]
-
-    def pairs(self, length: int, counting: PairCounting) -> Number:
-        if counting == "dense":
-            return length * length
-        return integral(sum((self.inner.pairs(n, counting) for n in self.lengths), start=0))
-
-
-@dataclass(frozen=True)
-class Strided:
-    """Causal attention over keys that each stand for `ratio` tokens (compressed attention).
-
-    A query sees the ⌊i/ratio⌋ compressed keys whose last token does not lie after it, at most
-    `limit` of them (0: no limit).
-    """
-
-    ratio: int
-    limit: int = 0
-
-    def pairs(self, length: int, counting: PairCounting) -> Number:
-        keys, rest = divmod(length, self.ratio)
-        if counting == "dense":
-            return length * keys
-        limit = min(self.limit or keys, keys)
-        if counting == "maxtext":
-            # the area under min(x / ratio, limit) for x from 0 to S
-            covered = limit * self.ratio
-            return integral(Fraction(limit * covered, 2) + (length - covered) * limit)
-        # queries with exactly k keys: `ratio` of them for k = 1 … keys−1, and rest + 1 for k = keys
-        below = limit - 1 if limit == keys else limit
-        ramp = self.ratio * below * (below + 1) // 2
-        if limit == keys:
-            return ramp + keys * (rest + 1) if keys else 0
-        return ramp + limit * (self.ratio * (keys - 1 - limit) + rest + 1)
+def read_pairs(pairs: jax.Array) -> int:
+    """The sum that `document_pairs` computed, as an int; waits until it is there."""
+    high, low = np.asarray(pairs, dtype=object).sum(axis=0)
+    return int(high) * _LIMB + int(low)

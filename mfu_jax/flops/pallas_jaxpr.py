@@ -46,19 +46,30 @@ class KernelCost:
 
 
 class AttentionKernel(NamedTuple):
-    """Matmuls over all pairs: those of the mathematics, and those that the kernel does."""
+    """Matmuls over all pairs: those of the mathematics, and those that the kernel does.
+
+    Its operands begin with Q and K, whose positions lie along `sequence_dim`.
+    """
 
     model: int
     executed: int
+    sequence_dim: int = -2
+
+    def sequence_sizes(self, eqn: Any) -> tuple[int, int]:
+        """Queries and keys of a `pallas_call`."""
+        first = eqn.params["grid_mapping"].num_index_operands
+        q, k = (v.aval.shape for v in eqn.invars[first : first + 2])
+        return q[self.sequence_dim], k[self.sequence_dim]
 
 
 # Flash attention's backward computes the scores again: of its matmuls only dV, dP, dK and dQ are
 # the gradient. By kernel name: those bundled with JAX.
 ATTENTION_KERNELS: dict[str, AttentionKernel] = {
-    r"_?flash_attention_kernel.*|splash_\w*_fwd\w*|mha_forward": AttentionKernel(2, 2),
+    r"_?flash_attention_kernel.*|splash_\w*_fwd\w*": AttentionKernel(2, 2),
     r"_?flash_attention_dkv_kernel|flash_mha_bwd_dkv\w*": AttentionKernel(2, 4),
     r"_?flash_attention_dq_kernel|flash_mha_bwd_dq\w*|splash_\w*_dq\w*": AttentionKernel(2, 3),
-    r"mha_backward": AttentionKernel(4, 7),
+    r"mha_forward": AttentionKernel(2, 2, sequence_dim=-3),
+    r"mha_backward": AttentionKernel(4, 7, sequence_dim=-3),
 }
 
 

@@ -6,12 +6,16 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from mfu_jax.errors import UserError
 from mfu_jax.flops import _jax_internals, linalg_rules  # noqa: F401  (registers its rules)
 from mfu_jax.flops.count import FlopCount
 from mfu_jax.flops.jaxpr_flow import Matmul, Tally, sort_operands
 from mfu_jax.flops.jaxpr_walk import Walker
+from mfu_jax.flops.masks import KeptPairs, told_around
+
+Convention = Literal["exact", "maxtext"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,16 +31,46 @@ class TracedCount(FlopCount):
         weights: the part of `total` where an operand is a parameter, and their gradients.
         activations: the part where both operands are activations: attention scores and values.
         by_primitive: `total` by JAX primitive (``dot_general``).
+        by_mask: the part of `total` whose pairs of query and key are under a mask that was seen in
+            the function or told by `attention_mask`, by what the mask is (``causal``).
+        skipped: what these masks save of `total`, by convention (``exact``, ``maxtext``).
     """
 
     weights: int = 0
     activations: int = 0
     by_primitive: Mapping[str, int] = field(default_factory=dict)
+    by_mask: Mapping[str, int] = field(default_factory=dict)
+    skipped: Mapping[Convention, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
-        """Model FLOPs: forward + backward."""
+        """Model FLOPs: forward + backward, all pairs."""
         return self.forward + self.backward
+
+    def total_in(self, convention: Literal["dense", "exact", "maxtext"]) -> int:
+        """Model FLOPs with only the pairs that the known masks keep, counted by a convention.
+
+        Args:
+            convention: ``dense`` for all pairs, ``exact`` for those kept, one by one, ``maxtext``
+                for S²/2 under a causal mask and S·W − W²/2 in a window.
+        """
+        if convention == "dense":
+            return self.total
+        if convention not in ("exact", "maxtext"):
+            raise UserError(
+                f"a traced count got the convention {convention!r}; expected 'dense', 'exact' or "
+                "'maxtext'; the others need a config: see mfu_jax.calculate_tflops_per_device"
+            )
+        return self.total - self.skipped.get(convention, 0)
+
+    def total_for_documents(self, pairs: int, of: int) -> int:
+        """Model FLOPs of a batch of packed documents, told as ``attention_mask("documents")``.
+
+        Args:
+            pairs: the batch's real pairs, from `mfu_jax.flops.masks.read_pairs`.
+            of: all pairs of the batch: B·S².
+        """
+        return self.total - self.by_mask.get("documents", 0) * (of - pairs) // of
 
 
 def count_model_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> TracedCount:
@@ -62,12 +96,12 @@ def count_model_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Trac
     >>> count.forward, count.backward, count.total == 2 * (2 * 2 * 8 * 4)
     (128, 128, True)
     """
-    as_written, has_checkpoints = _tally(fn, args, kwargs)
-    if not has_checkpoints:
-        return _summary(as_written)
+    walker, as_written = _walk(fn, args, kwargs)
+    if not walker.saw_checkpoint:
+        return _summary(walker, as_written)
     with _jax_internals.without_checkpoints():
-        model, _ = _tally(fn, args, kwargs)
-    count = _summary(model)
+        walker, model = _walk(fn, args, kwargs)
+    count = _summary(walker, model)
     return dataclasses.replace(
         count, rematerialized=count.rematerialized + as_written.total - model.total
     )
@@ -79,25 +113,30 @@ def pallas_kernel_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> di
     Grid times body, without the blocks that are known to be skipped. A name that stands for
     kernels of different cost is left out: it does not tell them apart.
     """
-    walker = Walker()
-    walker.count(*_jax_internals.trace(fn, args, kwargs))
+    walker, _ = _walk(fn, args, kwargs)
     return {name: costs.pop() for name, costs in walker.kernels.items() if len(costs) == 1}
 
 
-def _tally(
+def _walk(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Tally, bool]:
-    """The work of one call, and whether there is a `jax.checkpoint` in it."""
+) -> tuple[Walker, Tally]:
+    """The work of one call, and the walk that found it."""
     walker = Walker()
-    tally = walker.count(*_jax_internals.trace(fn, args, kwargs))
-    return tally, walker.saw_checkpoint
+    return walker, walker.count(*_jax_internals.trace(fn, args, kwargs))
 
 
-def _summary(tally: Tally) -> TracedCount:
+def _summary(walker: Walker, tally: Tally) -> TracedCount:
     phases = _split(tally.flops, lambda matmul: matmul.phase)
     model = {m: flops for m, flops in tally.flops.items() if m.phase in ("forward", "backward")}
     operands = sort_operands(model)
     by_operands = _split(model, lambda matmul: operands[matmul])
+    by_mask: Counter[str] = Counter()
+    skipped: Counter[Convention] = Counter()
+    for matmul, flops in model.items():
+        if kept := _kept_pairs(walker, matmul):
+            by_mask[kept.label] += flops
+            skipped["exact"] += flops * (kept.of - kept.exact) // kept.of
+            skipped["maxtext"] += flops * (2 * kept.of - kept.twice_maxtext) // (2 * kept.of)
     return TracedCount(
         forward=phases.get("forward", 0),
         backward=phases.get("backward", 0),
@@ -109,10 +148,22 @@ def _summary(tally: Tally) -> TracedCount:
         by_scope=_split(model, lambda matmul: matmul.scope),
         by_dtype=_split(model, lambda matmul: matmul.dtype),
         by_primitive=_split(model, lambda matmul: matmul.primitive),
+        by_mask=dict(by_mask),
+        skipped=dict(skipped),
         unaccounted=tuple(
             dataclasses.replace(item, times=times) for item, times in tally.unaccounted.items()
         ),
     )
+
+
+def _kept_pairs(walker: Walker, matmul: Matmul) -> KeptPairs | None:
+    """What the mask over a matmul's scores keeps, as seen or told; None if there is none."""
+    seen = [walker.masks[number] for number in matmul.scores if number in walker.masks]
+    if seen:
+        return min(seen, key=lambda kept: kept.exact * max(k.of for k in seen) // kept.of)
+    if matmul.scores and (told := told_around()):
+        return told.kept(*walker.score_sizes[matmul.scores[0]])
+    return None
 
 
 def _split(flops: Mapping[Matmul, int], key: Callable[[Matmul], str]) -> dict[str, int]:

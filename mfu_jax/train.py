@@ -98,11 +98,12 @@ def _evaluator(config: Config, mesh: jax.sharding.Mesh, shapes: TrainState) -> A
     """A function from the state to the mean loss over the first `eval_steps` held-out batches."""
     if not config.eval_interval:
         return None
+    data = _data(config, mesh, "eval", 1)
+    beginning = data.get_state()
     eval_step = compile_eval_step(config, mesh, shapes)
-    _data(config, mesh, "eval", 1)  # says now, not in the middle of the run, that data is missing
 
     def evaluate(state: TrainState) -> dict[str, float]:
-        data = _data(config, mesh, "eval", 1)
+        data.set_state(beginning)
         sums = [eval_step(state, put_batch(next(data), mesh)) for _ in range(config.eval_steps)]
         tokens = sum(float(weight) for _, weight in sums)
         return {"avg_loss": sum(float(loss) for loss, _ in sums) / tokens, "total_weights": tokens}

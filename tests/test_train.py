@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -234,3 +235,25 @@ def test_bad_input_is_one_line_and_exit_code_2(case: str, tmp_path: Path) -> Non
     assert len(done.stderr.splitlines()) == 1
     assert done.stdout == ""
     assert time.monotonic() - began < 60
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_losses_of_one(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    keys = ("steps=4", "eval_interval=2", "enable_checkpointing=true", "checkpoint_period=2")
+    job = (*keys, "per_device_batch_size=2", f"coordinator_address=localhost:{port}")
+    processes = [start(tmp_path, *job, "num_processes=2", f"process_id={i}") for i in range(2)]
+    outputs = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs[0][1]
+    # The first process alone writes.
+    assert "completed step: 3" in outputs[0][0]
+    assert "step" not in outputs[1][0]
+    code, _, err = run(tmp_path, *keys[:2], "per_device_batch_size=4", "run_name=one")
+    assert code == 0, err
+    for two, one in zip(records(tmp_path), records(tmp_path, "one"), strict=True):
+        assert two["learning/loss"] == pytest.approx(one["learning/loss"], rel=1e-5)
+        assert two["perf/per_device_tflops"] * 2 == pytest.approx(one["perf/per_device_tflops"])
+    last = [records(tmp_path, name)[-1] for name in ("default", "one")]
+    assert last[0]["eval/avg_loss"] == pytest.approx(last[1]["eval/avg_loss"], rel=1e-5)

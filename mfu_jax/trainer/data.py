@@ -5,6 +5,7 @@ The iterator's `get_state()` and `set_state()` are its read position, which chec
 
 from __future__ import annotations
 
+import functools
 import sysconfig
 import zlib
 from collections.abc import Iterator
@@ -143,7 +144,9 @@ def _rows(config: Config, split: str) -> TokenRows | RandomRows:
             f"vocab_size={config.vocab_size}: dataset_type=text gives bytes, which need "
             "at least 256"
         )
-    train, evaluation = split_documents(_read_documents(config), config.eval_fraction)
+    folder = Path(config.dataset_path or sysconfig.get_paths()["stdlib"])
+    documents = _read_documents(folder, config.dataset_suffixes)
+    train, evaluation = split_documents(documents, config.eval_fraction)
     documents = train if split == "train" else evaluation
     joined = b"".join(text + bytes([SEPARATOR]) for text in documents)
     return TokenRows(np.frombuffer(joined, np.uint8), config.max_target_length)
@@ -168,8 +171,8 @@ def split_documents(
     return train, [text for name, text in documents.items() if name in held_out]
 
 
-def _read_documents(config: Config) -> dict[str, bytes]:
-    folder = Path(config.dataset_path or sysconfig.get_paths()["stdlib"])
+@functools.lru_cache(maxsize=1)  # both splits come from one reading
+def _read_documents(folder: Path, suffixes: tuple[str, ...]) -> dict[str, bytes]:
     if not folder.is_dir():
         raise UserError(
             f"dataset_path={str(folder)!r} is no folder; give one that holds text files, or leave "
@@ -178,7 +181,7 @@ def _read_documents(config: Config) -> dict[str, bytes]:
     documents = {}
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
-        if path.suffix not in config.dataset_suffixes or _SKIPPED_FOLDERS & set(relative.parts):
+        if path.suffix not in suffixes or _SKIPPED_FOLDERS & set(relative.parts):
             continue
         try:
             text = path.read_bytes() if path.is_file() else b""
@@ -189,6 +192,6 @@ def _read_documents(config: Config) -> dict[str, bytes]:
     if not documents:
         raise UserError(
             f"dataset_path={str(folder)!r} holds no text files that end in "
-            f"{' '.join(config.dataset_suffixes)} (dataset_suffixes)"
+            f"{' '.join(suffixes)} (dataset_suffixes)"
         )
     return documents

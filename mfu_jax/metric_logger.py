@@ -187,6 +187,11 @@ class MetricLogger:
         begin = self._monotonic()
         if self._pipeline.failure or self._summary or step <= self._last_step:
             self._refuse(step)
+        if not isinstance(metrics, Mapping):
+            raise UserError(
+                f"record() was given {type(metrics).__name__} as metrics; expected a mapping from "
+                f"names to scalars; usually the loss itself was passed; pass {{'loss': loss}}"
+            )
         self._last_step = step
         self._thread_id = threading.get_ident()
         taken = TimedStep(step, dict(metrics), cost=cost)

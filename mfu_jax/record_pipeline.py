@@ -16,8 +16,10 @@ from mfu_jax.summary import Summary
 
 _log = logging.getLogger("mfu_jax")
 
-# Longest wait for the disk where everything must be written: at flush and at the end.
+# Longest wait for the sinks where everything must be written: at flush and at the end.
 DRAIN_SECONDS = 30.0
+# The same once a sink has hung, so that each checkpoint does not wait for it again.
+HUNG_DRAIN_SECONDS = 0.5
 
 
 class RecordPipeline:
@@ -48,6 +50,7 @@ class RecordPipeline:
     ) -> None:
         self.failure: NonFiniteLossError | None = None
         self._builder = builder
+        self._patience_seconds = DRAIN_SECONDS
         self._on_step = on_step
         self._sinks = [GuardedSink(sink) for sink in sinks]
         self._is_failure = functools.partial(is_bad, nan=abort_on_nan, inf=abort_on_inf)
@@ -67,8 +70,7 @@ class RecordPipeline:
     def flush(self) -> None:
         """Waits until everything handed over is written and brought to disk."""
         self._writer.put(self._flush)
-        if not self._writer.flush(DRAIN_SECONDS):
-            _log.warning("metrics were not all written within %.0f s", DRAIN_SECONDS)
+        self._expect(self._writer.flush(self._patience_seconds))
 
     def close(
         self,
@@ -86,9 +88,17 @@ class RecordPipeline:
         if last is not None:
             self._writer.put(functools.partial(self._write, last, is_last=True))
         self._writer.put(functools.partial(self._close, spans, summarize))
-        if not self._writer.close(DRAIN_SECONDS):
-            _log.warning("metrics were not all written within %.0f s", DRAIN_SECONDS)
+        self._expect(self._writer.close(self._patience_seconds))
         return summarize()
+
+    def _expect(self, is_written: bool) -> None:
+        if not is_written and self._patience_seconds == DRAIN_SECONDS:
+            _log.warning(
+                "metrics were not all written within %.0f s; training goes on; usually a disk or "
+                "network that hangs",
+                DRAIN_SECONDS,
+            )
+        self._patience_seconds = DRAIN_SECONDS if is_written else HUNG_DRAIN_SECONDS
 
     def _write(self, step: TimedStep, *, is_last: bool = False) -> None:
         self._on_step(step)

@@ -70,6 +70,9 @@ class RecordBuilder:
         self._last_loss = scalars.get("learning/loss", self._last_loss)
         scalars["perf/logger_overhead_us"] = round(1e6 * step.overhead_seconds, 3)
         scalars |= {f"goodput/{name}_seconds": spent for name, spent in step.spans.items()}
+        spent = sum(self._seconds_by_use.values())
+        if spent > 0:
+            scalars["goodput/train_fraction"] = self._seconds_by_use["train"] / spent
         if step.compile_events:
             scalars["compile/seconds"] = _compile_seconds(step)
         is_logged = bool(

@@ -11,6 +11,7 @@ from fake_device import FakeClock, FakeDevice, FakeWatcher, ListSink
 from mfu_jax.compile_events import CompileEvent, CompileLog
 from mfu_jax.errors import UserError
 from mfu_jax.metric_logger import MetricLogger, NonFiniteLossError
+from mfu_jax.sinks import StepRecord
 from mfu_jax.step_cost import StepCost
 
 
@@ -397,6 +398,56 @@ def test_a_summary_can_be_read_during_the_run() -> None:
     assert run.logger.close() == run.logger.summary()
 
 
+def test_the_fraction_of_time_spent_training_so_far() -> None:
+    run = Run()
+    run.steps(1.0)
+    with run.logger.pause("eval"):
+        run.clock.advance(2.0)
+    run.steps(1.0, start=1)
+    run.logger.close()
+    # The pause is known when the record of the step before it is written, so it is in that one.
+    assert run.sink.scalar("goodput/train_fraction") == [1.0 / 3.0, 2.0 / 4.0]
+
+
+def test_the_memory_of_a_device_is_shown_where_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Device:
+        def memory_stats(self) -> dict[str, int]:
+            return {"bytes_in_use": 10, "peak_bytes_in_use": 20, "num_allocs": 3}
+
+    monkeypatch.setattr("jax.local_devices", lambda: [Device()])
+    run = Run()
+    run.steps(1.0)
+    run.logger.close()
+    memory = {k: v for k, v in run.sink.records[0].scalars.items() if k.startswith("memory/")}
+    assert memory == {"memory/bytes_in_use": 10, "memory/peak_bytes_in_use": 20}
+
+
+def test_a_sink_that_hangs_holds_up_one_checkpoint_only(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mfu_jax.record_pipeline.DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr("mfu_jax.record_pipeline.HUNG_DRAIN_SECONDS", -1.0)
+    release = threading.Event()
+
+    class Hanging(ListSink):
+        def write(self, record: StepRecord) -> None:
+            release.wait(10)
+            super().write(record)
+
+    sink = Hanging()
+    run = Run(sinks=[sink])
+    for step in range(3):
+        run.steps(1.0, start=step)
+        with run.logger.pause("checkpoint"):
+            pass
+    assert caplog.text.count("metrics were not all written") == 1
+    release.set()
+    monkeypatch.setattr("mfu_jax.record_pipeline.HUNG_DRAIN_SECONDS", 10.0)
+    run.logger._pipeline._patience_seconds = 10.0
+    run.logger.close()
+    assert [record.step for record in sink.records] == [0, 1, 2]
+
+
 def test_a_failing_sink_never_stops_training(caplog: pytest.LogCaptureFixture) -> None:
     broken, good = ListSink([OSError("disk full")] * 1000), ListSink()
     run = Run(sinks=[broken, good])
@@ -412,6 +463,8 @@ def test_wrong_use_says_what_to_do() -> None:
     run = Run(start_step=5)
     with pytest.raises(UserError, match=r"step 3 was recorded after step 4.*start_step=3"):
         run.steps(1.0, start=3)
+    with pytest.raises(UserError, match="given float as metrics; expected a mapping"):
+        run.logger.record(5, 1.0)  # type: ignore[arg-type]
     run.steps(1.0, start=5)
     with pytest.raises(UserError, match="step 5 was recorded after step 5"):
         run.steps(1.0, start=5)

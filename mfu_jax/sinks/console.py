@@ -141,7 +141,7 @@ def format_step(record: StepRecord) -> str:
     parts.append(f"MFU: {percent(scalars.get('perf/mfu'))}")
     parts.append(f"HFU: {percent(scalars.get('perf/hfu'))}")
     for name, value in scalars.items():
-        if name.startswith("goodput/") and value >= 0.001:
+        if name.startswith("goodput/") and name.endswith("_seconds") and value >= 0.001:
             parts.append(f"{name.removeprefix('goodput/')}: {readable(value)}")
     parts += [f"{name}: {value:.4g}" for name, value in scalars.items() if name.startswith("eval/")]
     if record.kind != "step":

@@ -18,6 +18,7 @@ from mfu_jax.sinks.files import (
     set_aside,
     unwritable,
 )
+from mfu_jax.summary import Summary
 
 
 @register_sink("jsonl")
@@ -27,7 +28,8 @@ class JsonlSink(Sink):
     A killed run loses at most the line it was writing. A resumed one drops that torn line and
     every step that it will run again, so the file has each step once, without gap.
     NaN and Inf, which JSON does not know, are the strings ``"NaN"``, ``"Infinity"``,
-    ``"-Infinity"``. The set-up goes to ``<path>.setup.json``, so that every line is a step.
+    ``"-Infinity"``. The set-up goes to ``<path>.setup.json`` and the totals of the whole run to
+    ``<path>.summary.json``, so that every line is a step.
 
     Args:
         path: the file; folders are made.
@@ -54,6 +56,10 @@ class JsonlSink(Sink):
     def write_setup(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
         text = json.dumps({"values": values, "texts": texts}, indent=2, default=str)
         replace_file(self.path.with_name(self.path.name + ".setup.json"), [text.encode(), b"\n"])
+
+    def write_summary(self, summary: Summary) -> None:
+        text = json.dumps(summary.to_json(), indent=2)
+        replace_file(self.path.with_name(self.path.name + ".summary.json"), [text.encode(), b"\n"])
 
     def flush(self) -> None:
         self._file.sync()

@@ -12,6 +12,7 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.sinks import JsonlSink, StepRecord
+from mfu_jax.summary import Summary
 
 
 def record(step: int, **scalars: float) -> StepRecord:
@@ -169,6 +170,14 @@ def test_the_set_up_stands_beside_the_steps(tmp_path: Path) -> None:
     setup = json.loads((tmp_path / "metrics.jsonl.setup.json").read_text())
     assert setup == {"values": {"peak": 2e12, "path": "x"}, "texts": {"ledger": "rows"}}
     assert steps_of(sink.path) == [0]
+
+
+def test_the_summary_stands_beside_the_steps(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    sink.write_summary(Summary(steps=3, median_seconds=0.5, last_loss=math.nan))
+    sink.close()
+    summary = json.loads((tmp_path / "metrics.jsonl.summary.json").read_text())
+    assert (summary["steps"], summary["median_seconds"]) == (3, 0.5)
 
 
 KILLED_RUN = """

@@ -1,6 +1,7 @@
 """The wheel works outside of the checkout, and the light modules stay light."""
 
 import ast
+import doctest
 import os
 import subprocess
 import sys
@@ -88,3 +89,7 @@ def test_layers_import_nothing_of_the_package() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and not node.level:
                 assert not (node.module or "").startswith("mfu_jax"), path
+
+
+def test_the_examples_of_the_readme_are_true() -> None:
+    assert doctest.testfile(str(ROOT / "README.md"), module_relative=False).failed == 0

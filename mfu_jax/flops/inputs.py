@@ -143,7 +143,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _refuse_deep_yaml(path: Path) -> None:
-    """Counts nesting from the stream of events: building nodes 50,000 deep overflows the C stack."""
+    """Counts nesting in the stream of events: building nodes 50,000 deep overflows the stack."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -183,7 +183,9 @@ def plan(name: str, device: Device, steps: int) -> list[dict[str, Any]]:
         "tensorboard_dir": "",
         **benchmark.settings,
     }
-    return [{**common, "per_device_batch_size": batch} for batch in benchmark.batches]
+    # a CPU is no faster for a larger batch, and its memory is not known here
+    batches = benchmark.batches[-1:] if device.platform == "cpu" else benchmark.batches
+    return [{**common, "per_device_batch_size": batch} for batch in batches]
 
 
 def run_benchmark(

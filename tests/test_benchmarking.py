@@ -46,7 +46,7 @@ def _trainer(script: str) -> tuple[str, ...]:
 
 def _run(script: str, folder: Path, name: str = "llama3-8b") -> benchmarking.Result:
     return benchmarking.run_benchmark(
-        name, CPU, folder, steps=4, timeout=60, trainer=_trainer(script)
+        name, H100, folder, steps=4, timeout=60, trainer=_trainer(script)
     )
 
 
@@ -104,6 +104,11 @@ def test_the_trainer_knows_every_setting(name: str):
     config = pyconfig.load(["configs/base.yml", *(f"{k}={v}" for k, v in settings.items())])
     assert config.dataset_type == "synthetic"
     assert config.dtype == "bfloat16"
+
+
+def test_a_cpu_takes_the_smallest_batch():
+    (settings,) = benchmarking.plan("gpt2-124m", CPU, steps=5)
+    assert (settings["per_device_batch_size"], settings["dtype"]) == (4, "float32")
 
 
 def test_flags_follow_the_platform(monkeypatch: pytest.MonkeyPatch):

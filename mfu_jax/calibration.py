@@ -101,7 +101,8 @@ def calibrate(
       UserError: the dtype cannot be measured here.
     """
     name = canonical_dtype(dtype)
-    if name not in _JAX_DTYPES or (name == "fp64" and not jax.config.read("jax_enable_x64")):
+    has_fp64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    if name not in _JAX_DTYPES or (name == "fp64" and not has_fp64):
         raise UserError(
             f"a peak in {name} cannot be measured here; expected one of {', '.join(_JAX_DTYPES)} "
             "(fp64 with jax_enable_x64); usually a dtype that this JAX backend does not multiply; "

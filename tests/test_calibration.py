@@ -167,9 +167,10 @@ def test_a_cpu_is_calibrated_by_resolve_peak(measured: list[str]):
     ) == hardware.resolve_peak("cpu", "bf16")
 
 
-def test_a_dtype_that_cannot_be_measured_is_refused():
+@pytest.mark.parametrize("dtype", ["fp4", "float64"])  # float64 needs jax_enable_x64
+def test_a_dtype_that_cannot_be_measured_is_refused(dtype: str):
     with pytest.raises(UserError, match="peak_tflops_per_device"):
-        calibration.calibrate("fp4")
+        calibration.calibrate(dtype)
 
 
 def test_the_command_measures_the_attached_cpu(

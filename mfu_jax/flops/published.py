@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.flops.analytic import FlopsRow, flops_breakdown
+from mfu_jax.flops.analytic import flops_breakdown
 from mfu_jax.flops.parameters import count_parameters
 from mfu_jax.yaml_files import read_mapping
 
@@ -220,6 +220,6 @@ def _peak(run: Run) -> float:
 def _per_token(config: Mapping[str, Any], convention: str, kind: str) -> float:
     """Training FLOPs of one kind, of one sequence, a token."""
     sequence = {**config, "per_device_batch_size": 1}
-    rows: list[FlopsRow] = flops_breakdown(sequence, convention)
+    rows = flops_breakdown(sequence, convention)
     total = sum(row.training_flops for row in rows if row.kind == kind)
     return float(total) / config["max_target_length"]

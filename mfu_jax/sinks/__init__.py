@@ -1,5 +1,6 @@
 """Where a step's record goes: console, JSONL, TensorBoard, CSV, or a sink of your own.
 
+Weights & Biases, MLflow and Prometheus need their own packages, and are imported when they are made.
 A sink is a class of a few methods (`Sink`), registered by one decorator::
 
     @register_sink("mine")
@@ -10,6 +11,7 @@ A sink is a class of a few methods (`Sink`), registered by one decorator::
 from mfu_jax.sinks.base import SINKS, Sink, StepRecord, make_sink, register_sink
 from mfu_jax.sinks.console import ConsoleSink
 from mfu_jax.sinks.csv import CsvSink
+from mfu_jax.sinks.extras import MlflowSink, PrometheusSink, WandbSink
 from mfu_jax.sinks.jsonl import JsonlSink
 from mfu_jax.sinks.tensorboard import TensorBoardSink
 
@@ -18,9 +20,12 @@ __all__ = [
     "ConsoleSink",
     "CsvSink",
     "JsonlSink",
+    "MlflowSink",
+    "PrometheusSink",
     "Sink",
     "StepRecord",
     "TensorBoardSink",
+    "WandbSink",
     "make_sink",
     "register_sink",
 ]

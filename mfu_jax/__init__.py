@@ -19,6 +19,7 @@ _PUBLIC = {
     "count_model_flops": "mfu_jax.flops.traced",
     "executed_flops": "mfu_jax.flops.executed",
     "compare_flops": "mfu_jax.flops.comparison",
+    "tabulate": "mfu_jax.module_table",
     "MetricLogger": "mfu_jax.metric_logger",
 }
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from mfu_jax.flops.masks import attention_mask
     from mfu_jax.flops.traced import count_model_flops
     from mfu_jax.metric_logger import MetricLogger
+    from mfu_jax.module_table import tabulate
 
 
 def __getattr__(name: str) -> Any:

@@ -69,9 +69,9 @@ def trace(
         closed = _trace_jitted(fn, args, kwargs)
         if closed is None:
             closed = _trace_plain(fn, args, kwargs)
-    except (jax.errors.JAXTypeError, TypeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
+    except UserError:
+        raise
+    except Exception as error:
         name = getattr(fn, "__name__", type(fn).__name__)
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise UserError(

@@ -96,15 +96,25 @@ def count_model_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Trac
     >>> count.forward, count.backward, count.total == 2 * (2 * 2 * 8 * 4)
     (128, 128, True)
     """
+    return count_with_scopes(fn, args, kwargs)[0]
+
+
+def count_with_scopes(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[TracedCount, dict[tuple[str, str], int]]:
+    """The count, and its model FLOPs by (phase, scope)."""
     walker, as_written = _walk(fn, args, kwargs)
-    if not walker.saw_checkpoint:
-        return _summary(walker, as_written)
-    with _jax_internals.without_checkpoints():
-        walker, model = _walk(fn, args, kwargs)
+    model, extra = as_written, 0
+    if walker.saw_checkpoint:
+        with _jax_internals.without_checkpoints():
+            walker, model = _walk(fn, args, kwargs)
+        extra = as_written.total - model.total
     count = _summary(walker, model)
-    return dataclasses.replace(
-        count, rematerialized=count.rematerialized + as_written.total - model.total
-    )
+    by_phase_and_scope: Counter[tuple[str, str]] = Counter()
+    for matmul, flops in model.flops.items():
+        by_phase_and_scope[matmul.phase, matmul.scope] += flops
+    count = dataclasses.replace(count, rematerialized=count.rematerialized + extra)
+    return count, dict(by_phase_and_scope)
 
 
 def pallas_kernel_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, int]:

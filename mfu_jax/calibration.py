@@ -57,7 +57,7 @@ class Machine:
 
     device_kind: str
     model: str
-    usable_cores: int
+    usable_cores: float
     device_count: int
     jax_version: str
 
@@ -68,7 +68,7 @@ def machine_of(device: jax.Device) -> Machine:
     return Machine(
         device_kind=device.device_kind,
         model=_cpu_model() if on_cpu else device.device_kind,
-        usable_cores=_usable_cores() if on_cpu else 0,
+        usable_cores=min(_affinity(), _cpu_quota()) if on_cpu else 0,
         device_count=len(device.client.local_devices()) if on_cpu else 1,
         jax_version=jax.__version__,
     )
@@ -170,12 +170,16 @@ def _measure_size(
     runs: list[float] = []
     while len(runs) < _MIN_RUNS or sum(runs) < _SIZE_SECONDS:
         runs.append(run(matmuls))
-    cores = _usable_cores() if device.platform == "cpu" else 0
-    busy = (_waited_seconds() - waited) / (cores * (clock() - start)) if cores else 0.0
     flops = matmuls * 2 * n**3
-    rate = flops / min(runs)
-    if busy > _BUSY:
-        rate = max(rate, cores * len(runs) * flops / (time.process_time() - used))
+    rate, busy = flops / min(runs), 0.0
+    if device.platform == "cpu":
+        cores, quota = _affinity(), _cpu_quota()
+        by_cpu_time = len(runs) * flops / (time.process_time() - used)
+        busy = (_waited_seconds() - waited) / (cores * (clock() - start))
+        if quota < cores:  # a short run may use all cores until the quota of its period is spent
+            rate = quota * by_cpu_time
+        elif busy > _BUSY:
+            rate = max(rate, cores * by_cpu_time)
     return {"flops_per_sec": rate, "size": n, "busy": busy}
 
 
@@ -201,7 +205,7 @@ def _chain(a: jax.Array, x: jax.Array, matmuls: jax.Array) -> jax.Array:
 def _source(record: dict[str, float], machine: Machine, cache: Path | None) -> str:
     parts = [f"calibrated: {int(record['size'])}² matmuls on {machine.model}"]
     if machine.usable_cores:
-        parts.append(f"{machine.usable_cores} core{'s' if machine.usable_cores > 1 else ''}")
+        parts.append(f"{machine.usable_cores:g} core{'s' if machine.usable_cores > 1 else ''}")
     if machine.device_count > 1:
         parts.append(f"1/{machine.device_count} of the machine per virtual device")
     if record["busy"] > _BUSY:
@@ -271,10 +275,20 @@ def _write(path: Path, machine: Machine, dtype: str, record: dict[str, float]) -
         _LOG.warning("the calibrated peak is not cached: %s (set MFU_JAX_CACHE_DIR)", error)
 
 
-def _usable_cores() -> int:
+def _affinity() -> int:
+    """Cores that this process may be scheduled on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _cpu_quota() -> float:
+    """Cores' worth of time that a container's cgroup grants; infinite without a limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return int(quota) / int(period)
+    except (OSError, ValueError):  # no cgroup v2, or "max"
+        return math.inf
 
 
 def _cpu_model() -> str:

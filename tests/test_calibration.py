@@ -74,6 +74,29 @@ def test_a_measured_peak_is_near_what_one_plain_matmul_reaches():
     assert 0.5 < result["flops_per_sec"] / plain < 4  # the plain one may have had to share cores
 
 
+def test_a_quota_of_cpu_time_limits_the_peak(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(calibration, "_cpu_quota", lambda: 0.5)
+    process_time = iter([10.0, 14.0])  # 4 s of CPU time for the 4 runs
+    monkeypatch.setattr(calibration.time, "process_time", lambda: next(process_time))
+    result = calibration.measure("fp32", jax.devices()[0], sizes=(64,), clock=_Clock())
+    assert result["flops_per_sec"] == 0.5 * 4 * 2 * 64**3 / 4
+    assert calibration.machine_of(jax.devices()[0]).usable_cores == 0.5
+
+
+def test_time_that_others_held_the_cores_is_made_up_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(calibration, "_affinity", lambda: 2)
+    monkeypatch.setattr(calibration, "_cpu_quota", lambda: float("inf"))
+    waited = iter([0.0, 100.0])
+    monkeypatch.setattr(calibration, "_waited_seconds", lambda: next(waited))
+    process_time = iter([10.0, 12.0])  # 4 runs of a second each had 2 s of CPU time on 2 cores
+    monkeypatch.setattr(calibration.time, "process_time", lambda: next(process_time))
+    result = calibration.measure("fp32", jax.devices()[0], sizes=(64,), clock=_Clock())
+    assert result["flops_per_sec"] == 2 * 4 * 2 * 64**3 / 2
+    assert "by CPU time" in calibration._source(
+        result, calibration.machine_of(jax.devices()[0]), None
+    )
+
+
 def test_a_second_call_reads_the_cache(measured: list[str]):
     first, second = calibration.calibrate("f32"), calibration.calibrate("float32")
     assert first.flops_per_sec == second.flops_per_sec

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mfu_jax.flops.comparison import Ledger
 
 _USAGE = """usage: mfu-jax compare [FILE.yml] [key=value …] [--json]
-       mfu-jax compare PROGRAM.hlo[.gz|.xz] [model=N dense=N attention=N convention=… xla=N] [--json]
+       mfu-jax compare PROGRAM.hlo[.gz|.xz] [model=N] [dense=N] [attention=N] [xla=N] [--json]
 
 Explains executed FLOPs by model FLOPs, and XLA's own report by executed FLOPs, line by line, all
 of one step on one device.

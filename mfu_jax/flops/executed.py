@@ -20,6 +20,7 @@ import mfu_jax.flops.kernels_mosaic  # noqa: F401
 from mfu_jax.flops.collectives import Collective
 from mfu_jax.flops.count import FlopCount, Unaccounted
 from mfu_jax.flops.hlo_costs import Call, CostReader, KernelFlops, LocalCost, Matmul
+from mfu_jax.flops.hlo_names import inferred_op_name
 from mfu_jax.flops.hlo_text import HloModule, HloParseError, parse_hlo
 from mfu_jax.flops.scopes import read_scope
 
@@ -177,7 +178,7 @@ class _Counter:
             )
         times: dict[str, int] = defaultdict(int)
         once: dict[str, int] = defaultdict(int)
-        context: dict[str, str] = {}  # op_name of the caller, for instructions that have none
+        context: dict[str, str] = defaultdict(str)  # op_name of a computation's caller
         entry = self.module.entry.name
         times[entry] = once[entry] = 1
         sums = _Sums()
@@ -190,14 +191,14 @@ class _Counter:
                 continue  # only in branches that are not taken
             runs, local = times[name], self.locals[name]
             for matmul in local.matmuls:
-                op_name = matmul.instruction.op_name or context.get(name, "")
+                op_name = self._op_name(name, matmul, context[name])
                 sums.add(matmul, op_name, runs, once[name])
             for call in local.calls:
-                op_name = call.instruction.op_name or context.get(name, "")
+                op_name = call.instruction.op_name or context[name]
                 for callee, factor in self._taken(call):
                     times[callee] += runs * factor
                     once[callee] += once[name]
-                    context.setdefault(callee, op_name)
+                    context[callee] = context[callee] or op_name
                 if text := self._branches(call):
                     flags.append(Flag(text=text, times=runs))
             flags += [Flag(text=note, times=runs) for note in local.notes]
@@ -249,6 +250,16 @@ class _Counter:
                 inside = fused or call.instruction.opcode == "fusion"
                 stack += [(callee, inside, False) for callee, _ in call.callees]
         return order
+
+    def _op_name(self, name: str, matmul: Matmul, context: str) -> str:
+        """The matmul's op_name, else that of the fusion that it is in, else a guess."""
+        computation = self.module[name]
+        caller = self.module.caller(name) if not matmul.instruction.op_name else None
+        of_fusion = caller[1].op_name if caller and caller[1].opcode == "fusion" else ""
+        for op_name in (matmul.instruction.op_name, of_fusion):
+            if "/" in op_name:
+                return op_name
+        return inferred_op_name(self.module, computation, matmul.instruction) or context
 
     def _taken(self, call: Call) -> tuple[tuple[str, int], ...]:
         if not call.alternatives or not call.callees:

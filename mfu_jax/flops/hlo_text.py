@@ -233,7 +233,9 @@ class HloInstruction:
         """Names of the operands."""
         if self._operands is None:
             text = self.operand_text
-            if "%" in text:
+            if self.opcode in ("parameter", "constant"):
+                self._operands = ()
+            elif "%" in text:
                 self._operands = tuple(_PERCENT_NAME.findall(text))
             else:
                 parts = split_top_level(_COMMENT.sub("", text))
@@ -338,7 +340,7 @@ class HloComputation:
             return instruction
         raise HloParseError(f"computation %{self.name} is empty", number=self.number)
 
-    @property
+    @functools.cached_property
     def users(self) -> Mapping[str, list[HloInstruction]]:
         """The instructions that use each instruction's result, by its name."""
         users: dict[str, list[HloInstruction]] = {}

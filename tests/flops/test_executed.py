@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from reference_model import reference_step
+from reference_model import Shape, reference_step
 
 from mfu_jax.flops.comparison import compare_flops
 from mfu_jax.flops.executed import executed_flops
@@ -21,7 +21,7 @@ REMATERIALISED = 4 * (LAYER - 2 * 256 * 256 * 64)
 @pytest.mark.parametrize("remat", [False, True])
 def test_scanned_reference_model_to_the_integer(remat: bool) -> None:
     assert 3 * FORWARD == 452_984_832
-    step, arguments = reference_step(scan=True, remat=remat)
+    step, arguments = reference_step(Shape(remat="full" if remat else "none"))
     count = executed_flops(jax.jit(step).lower(*arguments).compile())
     assert count.forward == FORWARD
     assert count.backward == 2 * FORWARD
@@ -32,14 +32,14 @@ def test_scanned_reference_model_to_the_integer(remat: bool) -> None:
 
 
 def test_unrolled_reference_model_to_the_integer() -> None:
-    step, arguments = reference_step(scan=False, remat=False)
+    step, arguments = reference_step(Shape(scan=False))
     count = executed_flops(jax.jit(step).lower(*arguments).compile())
     assert (count.forward, count.backward) == (FORWARD, 2 * FORWARD)
     assert count.loops_once == count.total
 
 
 def test_the_ledger_of_the_scanned_model_has_no_residual() -> None:
-    step, arguments = reference_step(scan=True, remat=True)
+    step, arguments = reference_step(Shape(remat="full"))
     compiled = jax.jit(step).lower(*arguments).compile()
     # The maxtext convention takes half of the attention pairs: 4 layers × 2 matmuls × 3 passes.
     masked = 4 * 3 * (2 * 2 * 2 * 128 * 128 * 64) // 2

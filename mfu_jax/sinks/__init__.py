@@ -1,6 +1,6 @@
 """Where a step's record goes: console, JSONL, TensorBoard, CSV, or a sink of your own.
 
-Weights & Biases, MLflow and Prometheus need their own packages, and are imported when they are made.
+Weights & Biases, MLflow and Prometheus need their own packages, imported when they are first used.
 A sink is a class of a few methods (`Sink`), registered by one decorator::
 
     @register_sink("mine")

@@ -7,12 +7,12 @@ from typing import Any
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic import TERA, calculate_tokens_per_device, compare_conventions, tflops_of
-from mfu_jax.flops.architectures import build
 from mfu_jax.flops.conventions import CONVENTIONS, FlopsRow, find_convention
 from mfu_jax.flops.inputs import load_shape, override_keys, parse_override
 from mfu_jax.flops.pairs import Number
 from mfu_jax.flops.parameters import ParameterCount, count_parameters
 from mfu_jax.flops.shape import ModelShape
+from mfu_jax.flops.training import training_model
 
 USAGE = """\
 usage: mfu-jax flops NAME_OR_FILE [key=value …] [--json]
@@ -92,7 +92,7 @@ def _share(text: str) -> float:
 
 def _answer(shape: ModelShape, convention: str, mfu: float | None) -> dict[str, Any]:
     """What ``--json`` prints; ints stay ints, a fraction of a FLOP becomes a float."""
-    rows = find_convention(convention).rows(shape, build(shape))
+    rows = find_convention(convention).rows(shape, training_model(shape))
     tflops = tflops_of(rows)
     counted = compare_conventions(shape)
     stated = counted[convention].training

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from mfu_jax.flops.architectures import build
 from mfu_jax.flops.conventions import CONVENTIONS, FlopsRow, find_convention
 from mfu_jax.flops.pairs import Number, integral
 from mfu_jax.flops.shape import ModelShape
+from mfu_jax.flops.training import training_model
 
 TERA = 10**12
 
@@ -42,7 +42,7 @@ def flops_breakdown(config: Any, convention: str = "dense") -> list[FlopsRow]:
     """
     counted = find_convention(convention)
     shape = ModelShape.of(config)
-    return counted.rows(shape, build(shape))
+    return counted.rows(shape, training_model(shape))
 
 
 def model_flops_per_device(config: Any, convention: str = "dense") -> ModelFlops:
@@ -84,7 +84,7 @@ def calculate_tokens_per_device(config: Any) -> Number:
 def compare_conventions(config: Any) -> dict[str, ModelFlops]:
     """The same step under every convention."""
     shape = ModelShape.of(config)
-    model = build(shape)
+    model = training_model(shape)
     return {
         name: ModelFlops(
             integral(sum(row.forward_flops for row in rows)),

@@ -31,8 +31,11 @@ class Component:
         parameters: weights it holds (also those that multiply nothing: biases, norms, tables).
         active_parameters: the weights that one token uses; None: all of them.
         table: whether the parameters are a lookup table (token, position) that no matmul reads.
-        weight_gradient: whether the gradient of the weights is needed (False: frozen).
-        input_gradient: whether the inputs' gradient is needed (False: nothing below it trains).
+        left_gradient: whether the gradient of the left operand, its input, is needed (False:
+            nothing below it trains).
+        right_gradient: whether the gradient of the right operand is needed: of the weights (False:
+            frozen), or of keys and values.
+        inputs, outputs: of a dense layer, ``[inputs, outputs]``; 0 for anything else.
     """
 
     name: str
@@ -43,8 +46,10 @@ class Component:
     parameters: int = 0
     active_parameters: int | None = None
     table: bool = False
-    weight_gradient: bool = True
-    input_gradient: bool = True
+    left_gradient: bool = True
+    right_gradient: bool = True
+    inputs: int = 0
+    outputs: int = 0
 
     def forward_flops(self, length: int, counting: PairCounting) -> Number:
         """FLOPs of one forward pass over one sequence of `length` tokens: 2 per multiply-add."""
@@ -55,9 +60,7 @@ class Component:
     @property
     def backward_multiple(self) -> int:
         """Backward FLOPs in units of the forward: one matmul for each operand's gradient."""
-        if self.kind == "attention":
-            return 2 * self.input_gradient
-        return self.weight_gradient + self.input_gradient
+        return self.left_gradient + self.right_gradient
 
     def replace(self, **changes: object) -> Self:
         """A copy with some attributes changed."""
@@ -72,20 +75,12 @@ class Layer:
     components: tuple[Component, ...]
     repeats: int = 1
 
-    def map(self, change: Callable[[Component], Component]) -> Self:
-        """The layer with every component changed."""
-        return dataclasses.replace(self, components=tuple(map(change, self.components)))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
     """Every layer of a model, in order."""
 
     layers: tuple[Layer, ...]
-
-    def map(self, change: Callable[[Component], Component]) -> Self:
-        """The model with every component changed."""
-        return dataclasses.replace(self, layers=tuple(layer.map(change) for layer in self.layers))
 
 
 def layers_of(

@@ -35,6 +35,8 @@ def projection(
         macs=copies * inputs * outputs,
         tokens=tokens,
         parameters=copies * (inputs + bias) * outputs,
+        inputs=inputs,
+        outputs=outputs,
     )
 
 

@@ -98,9 +98,8 @@ def _detached(part: Component, *, trained: bool) -> Component:
 
     Scores multiply two activations, whose gradients both lead to the indexer's own weights.
     """
-    if part.kind == "attention":
-        return part.replace(input_gradient=trained)
-    return part.replace(weight_gradient=trained, input_gradient=False)
+    reads_other_parts = part.kind == "attention"
+    return part.replace(right_gradient=trained, left_gradient=trained and reads_other_parts)
 
 
 def gated_delta_net(

@@ -164,15 +164,22 @@ class Packed:
         inner: the mask inside a document.
         lengths: tokens of each document of one sequence; they must not exceed its length. What is
             left over is padding and sees nothing.
+        each: the length of every document where they are all alike (or only their mean is known,
+            which counts fewer pairs than documents of mixed lengths have); the last is cut off.
     """
 
     inner: Mask
-    lengths: Sequence[int]
+    lengths: Sequence[int] = ()
+    each: int = 0
 
     def pairs(self, length: int, counting: PairCounting) -> Number:
         if counting == "dense":
             return length * length
-        return integral(sum((self.inner.pairs(n, counting) for n in self.lengths), start=0))
+        if not self.each:
+            return integral(sum((self.inner.pairs(n, counting) for n in self.lengths), start=0))
+        documents, rest = divmod(length, self.each)
+        whole = self.inner.pairs(self.each, counting)
+        return integral(documents * whole + self.inner.pairs(rest, counting))
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ class ModelShape:
     attention_output_dim: int = 0
     prefix_length: int = 0
     packed_document_lengths: tuple[int, ...] = ()
+    packed_document_length: int = 0
 
     # latent, sparse and compressed attention
     q_lora_rank: int = 0
@@ -103,6 +104,7 @@ class ModelShape:
 
     # what is trained
     use_dpo: bool = False
+    frozen: tuple[str, ...] = ()
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
     freeze_vision_encoder_params: bool = True
@@ -207,8 +209,9 @@ class ModelShape:
 
     @property
     def sequences_per_step(self) -> Number:
-        """Sequences of one device in one optimizer step."""
-        return integral(self.per_device_batch_size * self.gradient_accumulation_steps)
+        """Sequences of one device in one optimizer step; DPO's pairs have two each."""
+        rows = self.per_device_batch_size * (1 + self.use_dpo)
+        return integral(rows * self.gradient_accumulation_steps)
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed, checked again."""

@@ -53,9 +53,11 @@ def chunk_mask(shape: ModelShape) -> Mask:
 
 
 def _packed(shape: ModelShape, mask: Mask) -> Mask:
-    if not shape.packed_document_lengths:
-        return mask
-    return Packed(inner=mask, lengths=shape.packed_document_lengths)
+    if shape.packed_document_lengths:
+        return Packed(mask, lengths=shape.packed_document_lengths)
+    if shape.packed_document_length:
+        return Packed(mask, each=min(shape.packed_document_length, shape.max_target_length))
+    return mask
 
 
 def attention(shape: ModelShape, mask: Mask, **changes: Any) -> Components:

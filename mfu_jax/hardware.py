@@ -19,7 +19,7 @@ import difflib
 import functools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -272,27 +272,29 @@ def lookup(device_kind: str, compute_capability: str | None = None) -> Chip:
 
 
 def named(name: str) -> Chip:
-    """The chip that a person means by 'h100', 'v5p', 'RTX 4090' or a whole device kind.
+    """The chip that a person means by 'h100', 'v5p', '4090' or a whole device kind.
 
-    An exact name, alias or device kind comes first, letter case and punctuation aside; then the one
-    row that holds all the words. 'h100' and 'a100' are aliases of the SXM 80 GB parts.
+    Letter case and punctuation aside: an exact name, alias or device kind; else the one row whose
+    name ends so; else the one row that holds all the words. 'h100' and 'a100' are aliases of the
+    SXM 80 GB parts.
 
     Raises:
       UserError: nothing, or several rows, go by that name; the text lists the candidates.
     """
-    wanted = _squeeze(name)
-    for spellings in (_names, lambda chip: chip.device_kinds):
-        exact = [c for c in table() if wanted and wanted in {_squeeze(s) for s in spellings(c)}]
-        if len(exact) == 1:
-            return exact[0]
-    words = _words(name)
-    chips = [
-        c for c in table() if words and words <= _words(" ".join((*_names(c), *c.device_kinds)))
-    ]
-    if len(chips) == 1:
-        return chips[0]
-    if not chips and wanted:
-        chips = [c for c in table() if any(wanted in _squeeze(s) for s in _names(c))]
+    wanted, words = _squeeze(name), set(_words(name))
+    tests: tuple[Callable[[Chip], bool], ...] = (
+        lambda chip: wanted in {_squeeze(s) for s in _names(chip)},
+        lambda chip: wanted in {_squeeze(s) for s in chip.device_kinds},
+        lambda chip: wanted in _tails(chip.name),
+        lambda chip: words <= set(_words(" ".join((*_names(chip), *chip.device_kinds)))),
+        lambda chip: any(wanted in _squeeze(s) for s in _names(chip)),
+    )
+    chips: list[Chip] = []
+    for test in tests if len(wanted) > 1 else tests[:2]:
+        found = [chip for chip in table() if test(chip)]
+        if len(found) == 1 and test is not tests[-1]:
+            return found[0]
+        chips = chips or found
     if chips:
         raise UserError(
             f"hardware {name!r} may be any of {_listed(c.name for c in chips)}; expected a name "
@@ -384,12 +386,18 @@ def _names(chip: Chip) -> tuple[str, ...]:
     return (chip.name, *chip.aliases)
 
 
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower())
+
+
 def _squeeze(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower())
+    return "".join(_words(text))
 
 
-def _words(text: str) -> set[str]:
-    return set(re.findall(r"[a-z0-9]+", text.lower()))
+def _tails(text: str) -> set[str]:
+    """'geforcertx4090', 'rtx4090' and '4090' for 'GeForce RTX 4090'."""
+    words = _words(text)
+    return {"".join(words[i:]) for i in range(len(words))}
 
 
 def _listed(names: Iterable[str]) -> str:

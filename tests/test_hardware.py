@@ -176,8 +176,27 @@ def test_the_flag_wins_over_the_name_and_the_name_over_the_device():
 
 
 @pytest.mark.parametrize(
+    ("name", "chip"),
+    [
+        ("H100-PCIe", "H100 PCIe"),
+        ("nvidia h200", "H200 SXM"),
+        ("rtx4090", "GeForce RTX 4090"),
+        ("3090", "GeForce RTX 3090"),
+        ("tpu v5", "TPU v5p"),
+        ("TPU v5 lite", "TPU v5e"),
+        ("ironwood", "TPU7x (Ironwood)"),
+        ("l4", "L4"),
+        ("7900 xtx", "Radeon RX 7900 XTX"),
+    ],
+)
+def test_people_may_name_a_chip_as_they_do(name: str, chip: str):
+    assert hardware.named(name).name == chip
+
+
+@pytest.mark.parametrize(
     ("name", "says"),
     [
+        ("6000", "'RTX 6000 Ada', 'RTX PRO 6000 Blackwell Workstation'"),
         ("mi300", "'MI300A', 'MI300X'"),
         ("v5", "'TPU v5e', 'TPU v5p'"),
         ("b400", "nearest: "),

@@ -1,0 +1,272 @@
+"""Decoders of Hugging Face models: every layer names its token mixer and its feed-forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mfu_jax.errors import UserError
+from mfu_jax.flops import matmuls, mixers
+from mfu_jax.flops.architectures import parts
+from mfu_jax.flops.architectures.registry import architecture
+from mfu_jax.flops.components import Layer, Model, layers_of
+from mfu_jax.flops.pairs import Full, Mask
+from mfu_jax.flops.matmuls import Components
+from mfu_jax.flops.mixers_ssm import BidirectionalWindow, gated_short_convolution, mamba
+from mfu_jax.flops.shape import ModelShape
+
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HfDecoderShape(ModelShape):
+    """A decoder whose layers differ in the way that a ``config.json`` says.
+
+    Attributes:
+        layer_types: token mixer of each layer: ``full_attention``, ``sliding_attention``,
+            ``chunked_attention``, ``linear_attention`` (gated delta net), ``mamba`` (Mamba-1),
+            ``mamba2``, ``conv`` (gated short convolution), ``mamba2+full_attention`` (in parallel).
+        feed_forward_types: feed-forward of each layer: ``dense``, ``moe`` or ``none``.
+        norms_per_layer: norms over the model width in a layer; 0: none has weights.
+        final_norm, embedding_norm: whether a norm with weights stands there.
+        attention_output_bias: bias of the attention's output projection (q, k, v:
+            ``attention_bias``; MLP and experts: ``use_bias``).
+        head_bias: bias of the output head.
+        qk_norm: weights of the norms on queries and keys: ``""`` none, ``head`` (``[h]`` each),
+            ``all_heads`` (``[H·h]`` and ``[K·h]``).
+        qk_norm_bias: whether these norms have a bias too.
+        attention_sinks: one learned logit a head.
+        attention_output_gate: queries come with a gate of their size.
+        bidirectional: no causal mask.
+        activation_weights: learned scalars of the activation function, for each MLP.
+        token_width: width of the token table, where projections lead to and from the model width.
+        token_types: rows of a table of segment types.
+        shared_expert_dim: hidden width of the shared expert where it is not
+            ``shared_experts · moe_mlp_dim``.
+        shared_expert_gate: whether a ``[D, 1]`` gate scales the shared expert.
+        mamba_*: sizes of the state-space layers. `mamba_rank` is the rank of Mamba-1's time step.
+        conv_kernel, conv_bias: of the gated short convolution.
+    """
+
+    decoder_block: str = "hf_decoder"
+    layer_types: tuple[str, ...] = ()
+    feed_forward_types: tuple[str, ...] = ()
+    norms_per_layer: int = 2
+    final_norm: bool = True
+    embedding_norm: bool = False
+    attention_output_bias: bool = False
+    head_bias: bool = False
+    qk_norm: str = ""
+    qk_norm_bias: bool = False
+    attention_sinks: bool = False
+    attention_output_gate: bool = False
+    bidirectional: bool = False
+    activation_weights: int = 0
+    token_width: int = 0
+    shared_expert_dim: int = 0
+    shared_expert_gate: bool = False
+    mamba_inner: int = 0
+    mamba_heads: int = 0
+    mamba_groups: int = 0
+    mamba_state: int = 0
+    mamba_kernel: int = 0
+    mamba_rank: int = 0
+    mamba_bias: bool = False
+    mamba_output_bias: bool = False
+    mamba_conv_bias: bool = False
+    mamba_norm: bool = False
+    conv_kernel: int = 0
+    conv_bias: bool = False
+
+    def kinds_of_layers(self) -> tuple[tuple[str, str], ...]:
+        """Token mixer and feed-forward of each layer.
+
+        Raises:
+            UserError: one of the lists is shorter than the model.
+        """
+        layers = self.num_decoder_layers
+        lists = (self.layer_types, self.feed_forward_types)
+        for name, kinds in zip(("layer_types", "feed_forward_types"), lists, strict=True):
+            if len(kinds) < layers:
+                raise UserError(
+                    f"num_decoder_layers={layers}, but {name} has {len(kinds)} entries; expected "
+                    f"one for each layer; give {name} too"
+                )
+        return tuple(zip(*lists, strict=False))[:layers]
+
+
+@architecture("hf_decoder")
+def hf_decoder(shape: ModelShape) -> Model:
+    """Embedding, the layers as listed, final norm, output head."""
+    if not isinstance(shape, HfDecoderShape):
+        raise UserError("decoder_block='hf_decoder' comes from a config.json; give that instead")
+
+    def block(kind: tuple[str, str]) -> tuple[str, Components]:
+        name = "_".join(part for part in (*kind, "layers") if part not in ("none", "dense"))
+        return name, (
+            *_norms(shape, shape.norms_per_layer, "norms"),
+            *token_mixer(shape, kind[0]),
+            *_feed_forward(shape, kind[1]),
+        )
+
+    return frame(shape, layers_of(shape.kinds_of_layers(), block))
+
+
+def frame(shape: HfDecoderShape, layers: tuple[Layer, ...], *, embedding: Components = ()) -> Model:
+    """`layers` between the tables and the head, with projections where the table is narrower."""
+    width = shape.token_width or shape.emb_dim
+    projected = width != shape.emb_dim
+    first = [matmuls.table("tokens", shape.vocab_size, width)]
+    if projected:
+        first.append(matmuls.projection("project_in", width, shape.emb_dim))
+    if parts.learned_positions(shape):
+        first.append(matmuls.table("positions", shape.trainable_position_size, shape.emb_dim))
+    if shape.embedding_norm:
+        first.extend(_norms(shape, 1, "embedding_norm"))
+    last = list(_norms(shape, 1, "final_norm")) if shape.final_norm else []
+    if projected:
+        last.append(matmuls.projection("project_out", shape.emb_dim, width))
+    tied = shape.logits_via_embedding
+    last.append(matmuls.head(shape.vocab_size, width, tied=tied, bias=shape.head_bias))
+    return Model(
+        layers=(
+            Layer(name="embedding", components=(*first, *embedding)),
+            *layers,
+            Layer(name="head", components=tuple(last)),
+        )
+    )
+
+
+def _norms(shape: HfDecoderShape, copies: int, name: str) -> Components:
+    return parts.norms(shape, copies, name) if copies and shape.normalization != "none" else ()
+
+
+def attention_mask(shape: HfDecoderShape, kind: str) -> Mask:
+    """The mask of an attention layer."""
+    if shape.bidirectional:
+        window = shape.sliding_window_size
+        return BidirectionalWindow(window) if kind == SLIDING and window else Full()
+    return {
+        FULL: parts.global_mask,
+        SLIDING: parts.window_mask,
+        CHUNKED: parts.chunk_mask,
+    }[kind](shape)
+
+
+def token_mixer(shape: HfDecoderShape, kind: str) -> Components:
+    """The components that `kind` of `layer_types` stands for."""
+    found: list[matmuls.Component] = []
+    for name in kind.split("+"):
+        try:
+            found.extend(_MIXERS[name](shape, name))
+        except KeyError:
+            raise UserError(
+                f"layer_types has {name!r}; expected {', '.join(_MIXERS)}; count_model_flops(fn, "
+                f"*args) counts any JAX function"
+            ) from None
+    return tuple(found)
+
+
+def _attention(shape: HfDecoderShape, kind: str) -> Components:
+    mask = attention_mask(shape, kind)
+    if shape.attention_type == "mla":
+        return mixers.latent_attention(
+            shape.emb_dim,
+            shape.num_query_heads,
+            q_lora_rank=shape.q_lora_rank,
+            kv_lora_rank=shape.kv_lora_rank,
+            nope_dim=shape.qk_nope_head_dim,
+            rope_dim=shape.qk_rope_head_dim,
+            v_dim=shape.v_head_dim,
+            mask=mask,
+            bias=shape.attention_bias,
+        )
+    attended = parts.attention(
+        shape,
+        mask,
+        bias=shape.attention_bias,
+        output_bias=shape.attention_output_bias,
+        output_gate=shape.attention_output_gate,
+        sinks=shape.attention_sinks,
+        qk_norm=bool(shape.qk_norm),
+        qk_norm_all_heads=shape.qk_norm == "all_heads",
+    )
+    if not shape.qk_norm_bias:
+        return attended
+    scales = next(part for part in attended if part.name.endswith("qk_norm"))
+    return (*attended, scales.replace(name=f"{scales.name}_bias"))
+
+
+def _delta_net(shape: HfDecoderShape, _: str) -> Components:
+    return mixers.gated_delta_net(
+        shape.emb_dim,
+        key_heads=shape.gdn_num_key_heads,
+        value_heads=shape.gdn_num_value_heads,
+        key_dim=shape.gdn_key_head_dim,
+        value_dim=shape.gdn_value_head_dim,
+        kernel=shape.gdn_conv_kernel_dim,
+    )
+
+
+def _mamba(shape: HfDecoderShape, _: str) -> Components:
+    return mamba(
+        shape.emb_dim,
+        inner=shape.mamba_inner,
+        state=shape.mamba_state,
+        rank=shape.mamba_rank,
+        kernel=shape.mamba_kernel,
+        bias=shape.mamba_bias,
+        conv_bias=shape.mamba_conv_bias,
+        inner_norms=shape.mamba_norm,
+    )
+
+
+def _mamba2(shape: HfDecoderShape, _: str) -> Components:
+    mixed = mixers.mamba2(
+        shape.emb_dim,
+        inner=shape.mamba_inner,
+        heads=shape.mamba_heads,
+        groups=shape.mamba_groups,
+        state=shape.mamba_state,
+        kernel=shape.mamba_kernel,
+        bias=shape.mamba_bias,
+        conv_bias=shape.mamba_conv_bias,
+    )
+    out_bias = (shape.mamba_output_bias - shape.mamba_bias) * shape.emb_dim
+    return tuple(
+        part.replace(parameters=part.parameters + out_bias)
+        if part.name.endswith("out_proj")
+        else part
+        for part in mixed
+        if shape.mamba_norm or not part.name.endswith("/norm")
+    )
+
+
+def _short_convolution(shape: HfDecoderShape, _: str) -> Components:
+    return gated_short_convolution(shape.emb_dim, kernel=shape.conv_kernel, bias=shape.conv_bias)
+
+
+_MIXERS: dict[str, Callable[[HfDecoderShape, str], Components]] = {
+    FULL: _attention,
+    SLIDING: _attention,
+    CHUNKED: _attention,
+    "linear_attention": _delta_net,
+    "mamba": _mamba,
+    "mamba2": _mamba2,
+    "conv": _short_convolution,
+}
+
+
+def _feed_forward(shape: HfDecoderShape, kind: str) -> Components:
+    if kind == "none":
+        return ()
+    if kind == "dense":
+        weights = shape.activation_weights
+        scalars = (matmuls.vector("mlp/activation", weights),) if weights else ()
+        return (*parts.mlp(shape), *scalars)
+    if kind != "moe":
+        raise UserError(f"feed_forward_types has {kind!r}; expected dense, moe or none")
+    experts = parts.moe(shape, shared_dim=shape.shared_expert_dim or None)
+    if shape.shared_expert_gate:
+        return (*experts, matmuls.projection("moe/shared_gate", shape.emb_dim, 1))
+    return experts

@@ -1,0 +1,93 @@
+"""A Hugging Face ``config.json`` → `ModelShape`, one small function a family.
+
+A family is registered under the `model_type`s that it translates:
+
+    @model_type("llama", "mistral")
+    def llama(c: Fields) -> ModelShape: ...
+
+Fields that a config leaves out have their defaults of transformers 5.23.0
+(``huggingface_defaults.yml``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mfu_jax.errors import UserError, nearest
+
+# Importing a module registers its families.
+from mfu_jax.flops.huggingface import dense as dense
+from mfu_jax.flops.huggingface.fields import Fields, known_model_types
+from mfu_jax.flops.huggingface.registry import TRANSLATIONS
+from mfu_jax.flops.shape import ModelShape
+
+# Fields of the step, and of what is trained, that may stand beside the config's own.
+_STEP_FIELDS = (
+    "model_name",
+    "per_device_batch_size",
+    "max_target_length",
+    "gradient_accumulation_steps",
+    "packed_document_lengths",
+    "images_per_sequence",
+    "freeze_vision_encoder_params",
+    "lora_rank",
+    "lora_targets",
+    "use_dpo",
+)
+
+
+def from_hf_config(config: Mapping[str, Any]) -> ModelShape:
+    """The shape of a ``config.json`` as it stands.
+
+    Fields of the step (``per_device_batch_size``, ``max_target_length``, …) may stand beside it.
+
+    Raises:
+        UserError: there is no ``model_type``, it is not known (what was recognised is named), or
+            a field is missing or wrong.
+
+    >>> from_hf_config({"model_type": "gpt2", "n_layer": 2}).num_decoder_layers
+    2
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise UserError(
+            f"the config has model_type={model_type!r}; expected the text that every Hugging Face "
+            f"config.json has (known: {', '.join(sorted(TRANSLATIONS))})"
+        )
+    if model_type not in TRANSLATIONS:
+        raise UserError(
+            f"model_type={model_type[:60]!r} is not known{nearest(model_type[:60], TRANSLATIONS)}"
+            f"{_recognised(config)}; no count is guessed: trace the model with "
+            f"mfu_jax.count_model_flops(fn, *args), or give its sizes in MaxText's names "
+            f"(decoder_block=…, emb_dim=…)"
+        )
+    shape = TRANSLATIONS[model_type](Fields(config, model_type))
+    step = {name: config[name] for name in _STEP_FIELDS if config.get(name) is not None}
+    return shape.replace(**step)
+
+
+# Fields that most configs share: what is told of a config whose model_type is not known.
+_COMMON_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+)
+
+
+def _recognised(config: Mapping[str, Any]) -> str:
+    nested = config.get("text_config")
+    source = nested if isinstance(nested, Mapping) else config
+    found = [
+        f"{name}={source[name]}"
+        for name in _COMMON_FIELDS
+        if isinstance(source.get(name), int) and abs(source[name]) < 2**63
+    ]
+    return f"; recognised {', '.join(found)}" if found else "; none of its fields were recognised"

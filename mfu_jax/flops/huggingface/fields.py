@@ -1,0 +1,154 @@
+"""Reading the fields of a ``config.json``: typed, with the model type's own defaults."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.errors import UserError
+from mfu_jax.yaml_files import read_mapping
+
+DEFAULTS_FILE = Path(__file__).parent.with_name("huggingface_defaults.yml")
+
+# No model has a size beyond this; what is larger is a damaged file.
+_LARGEST_SIZE = 2**40
+
+
+@functools.cache
+def _all_defaults() -> dict[str, Any]:
+    return read_mapping(DEFAULTS_FILE)
+
+
+def known_model_types() -> list[str]:
+    """Every model_type whose defaults are known."""
+    return sorted(_all_defaults())
+
+
+class Fields:
+    """The fields of one config, or of one that is nested in it (``text_config``).
+
+    A field that is absent has the default that its model type has in transformers; ``null`` is
+    kept apart from absent, as transformers does.
+
+    Args:
+        values: the mapping as it stands in the file.
+        model_type: whose defaults hold.
+        path: where the mapping stands, for messages (``text_config.``).
+    """
+
+    def __init__(self, values: Mapping[str, Any], model_type: str, path: str = "") -> None:
+        self.model_type = model_type
+        self._values = values
+        self._path = path
+        defaults = dict(_all_defaults()[model_type])
+        self._other_names: dict[str, str] = defaults.pop("other_names", {})
+        self._defaults = defaults
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a field as it stands, else its default in transformers, else `default`."""
+        other = self._other_names
+        names = (name, other.get(name), *(k for k, v in other.items() if v == name))
+        for source in (self._values, self._defaults):
+            for key in names:
+                if key in source:
+                    return source[key]
+        return default
+
+    def has(self, name: str) -> bool:
+        """Whether the file itself gives the field a value."""
+        return self._values.get(name) is not None
+
+    def with_values(self, **values: Any) -> Fields:
+        """The same config with some fields set."""
+        return Fields({**self._values, **values}, self.model_type, self._path)
+
+    def size(self, name: str, default: int | None = None, *, zero: bool = False) -> int:
+        """A whole number of 1 or more (`zero`: 0 too); null and absent are `default`.
+
+        Raises:
+            UserError: absent without a default, or something else.
+        """
+        value = self.get(name)
+        if value is None:
+            if default is None:
+                self.fail(name, "expected a whole number")
+            return default
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.fail(name, "expected a whole number")
+        least = 0 if zero else 1
+        if not least <= value <= _LARGEST_SIZE:
+            self.fail(name, f"expected a whole number from {least} to 2**40")
+        return value
+
+    def optional_size(self, name: str) -> int:
+        """A size, where null and absent mean that there is none: 0."""
+        return self.size(name, 0, zero=True)
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """True or false; null and absent are `default`."""
+        value = self.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.fail(name, "expected true or false")
+        return value
+
+    def text(self, name: str, default: str = "") -> str:
+        """Text; null and absent are `default`."""
+        value = self.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            self.fail(name, "expected text")
+        return value
+
+    def list_of(self, kind: type, name: str) -> list[Any] | None:
+        """A list of `kind`; None where it is null or absent."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list | tuple) or any(
+            not isinstance(item, kind) or (kind is int and isinstance(item, bool)) for item in value
+        ):
+            self.fail(name, f"expected a list of {kind.__name__}")
+        return list(value)
+
+    def nested(self, name: str, model_type: str | None = None) -> Fields:
+        """A nested config; absent and null: all its defaults."""
+        value = self.get(name)
+        if value is None:
+            value = {}
+        if not isinstance(value, Mapping):
+            self.fail(name, "expected an object")
+        kind = model_type or str(value.get("model_type"))
+        if kind not in _all_defaults():
+            raise UserError(
+                f"{self._path}{name}.model_type={kind!r} is not known; count_model_flops(fn, "
+                f"*args) counts any JAX function"
+            )
+        return Fields(value, kind, f"{self._path}{name}.")
+
+    def quotient(self, name: str, divisor: str, *, floor: bool = False) -> int:
+        """``name / divisor``, which must be whole.
+
+        Args:
+            floor: the model type's own code rounds down.
+
+        Raises:
+            UserError: it is not whole.
+        """
+        value, by = self.size(name), self.size(divisor)
+        if (value % by and not floor) or value < by:
+            self.fail(name, f"expected a multiple of {divisor}={by}, or head_dim given")
+        return value // by
+
+    def fail(self, name: str, expected: str) -> Any:
+        """Raises the `UserError` that names the field."""
+        value = repr(self.get(name))
+        shown = value if len(value) <= 60 else f"{value[:57]}…"
+        raise UserError(
+            f"{self._path}{name}={shown}: {expected} (model_type {self.model_type!r}); "
+            f"correct it in the config.json"
+        )

@@ -1,0 +1,21 @@
+"""The table of Hugging Face families: `model_type` → function that translates its config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mfu_jax.flops.huggingface.fields import Fields
+from mfu_jax.flops.shape import ModelShape
+
+Translate = Callable[[Fields], ModelShape]
+TRANSLATIONS: dict[str, Translate] = {}
+
+
+def model_type(*names: str) -> Callable[[Translate], Translate]:
+    """Registers a function for the `model_type`s that it translates."""
+
+    def register(translate: Translate) -> Translate:
+        TRANSLATIONS.update(dict.fromkeys(names, translate))
+        return translate
+
+    return register

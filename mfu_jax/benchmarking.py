@@ -89,6 +89,7 @@ class Result:
     status: str
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    peak: str = ""
     log: str = ""
 
 
@@ -228,19 +229,28 @@ def run_benchmark(
                     log=str(log),
                 )
         if code == 0:
-            return Result(
-                name=name,
-                status="ok",
-                settings=settings,
-                metrics=read_metrics(metrics_file),
-                log=str(log),
-            )
+            return _result_of(name, settings, metrics_file, log)
         text = log.read_text(encoding="utf-8", errors="replace")
         if not any(sign in text for sign in _OUT_OF_MEMORY):
             status = f"failed with exit code {code}: {text.strip().splitlines()[-1][:200]}"
             return Result(name=name, status=status, settings=settings, log=str(log))
     status = f"out of memory even with batch {attempts[-1]['per_device_batch_size']}"
     return Result(name=name, status=status, settings=attempts[-1], log=str(log))
+
+
+def _result_of(name: str, settings: Mapping[str, Any], metrics_file: Path, log: Path) -> Result:
+    try:
+        metrics = read_metrics(metrics_file)
+    except UserError as error:
+        return Result(name=name, status=f"failed: {error}", settings=settings, log=str(log))
+    return Result(
+        name=name,
+        status="ok",
+        settings=settings,
+        metrics=metrics,
+        peak=_peak_of(metrics_file),
+        log=str(log),
+    )
 
 
 def read_metrics(path: Path) -> dict[str, float]:
@@ -264,6 +274,14 @@ def read_metrics(path: Path) -> dict[str, float]:
         )
     fields = {name: value for name, value in statistics.fields().items() if value is not None}
     return {**fields, "compile_seconds": compile_seconds, "peak_memory_bytes": peak_memory}
+
+
+def _peak_of(path: Path) -> str:
+    """What MFU and HFU are shares of, as the run's set-up beside its metrics file says."""
+    setup = path.with_name(path.name + ".setup.json")
+    if not setup.exists():
+        return ""
+    return str(json.loads(setup.read_text(encoding="utf-8"))["values"].get("peak of one device"))
 
 
 _COLUMNS: Mapping[str, Callable[[Result], str]] = {
@@ -294,6 +312,7 @@ def render(results: Sequence[Result]) -> str:
     cells += [[column(r) for column in _COLUMNS.values()] for r in done]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(f"{c:>{w}}" for c, w in zip(row, widths, strict=True)) for row in cells]
+    lines += [f"peak: {peak}" for peak in dict.fromkeys(r.peak for r in done if r.peak)]
     lines += [
         f"{r.name}: {r.status}" + (f" (log: {r.log})" if r.log else "")
         for r in results

@@ -133,6 +133,8 @@ def test_a_metrics_file_without_measured_steps_is_an_error(tmp_path: Path):
     path.write_text('{"step": 0, "kind": "compile"}\n')
     with pytest.raises(UserError, match="--steps"):
         benchmarking.read_metrics(path)
+    script = FAKE_TRAINER.replace("range(4)", "range(1)")
+    assert _run(script, tmp_path).status.startswith("failed: ")
 
 
 def test_an_unknown_config_is_one_line(capsys: pytest.CaptureFixture[str]):
@@ -140,7 +142,11 @@ def test_an_unknown_config_is_one_line(capsys: pytest.CaptureFixture[str]):
     assert "did you mean 'llama3-8b'?" in capsys.readouterr().err
 
 
-def test_a_missing_accelerator_is_one_line(capsys: pytest.CaptureFixture[str]):
+def test_a_missing_accelerator_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    nowhere = {"JAX_PLATFORMS": "a_platform_that_no_machine_has"}
+    monkeypatch.setattr(benchmarking, "_platform_environment", lambda platform: nowhere)
     assert benchmarking.main(["--platform=gpu"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("benchmark: JAX finds no gpu")
@@ -163,4 +169,5 @@ def test_the_tiny_config_runs_on_a_cpu(
     seconds = sum(step["perf/step_time_seconds"] for step in measured)
     tflops = sum(step["perf/per_device_tflops"] for step in measured)
     assert result["metrics"]["tflops_per_sec_per_device"] == pytest.approx(tflops / seconds)
-    assert "tiny" in capsys.readouterr().out
+    assert "calibrated" in result["peak"]
+    assert f"peak: {result['peak']}" in capsys.readouterr().out

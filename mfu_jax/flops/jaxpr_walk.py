@@ -321,8 +321,9 @@ def _shard_map(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: T
     """The body is one device's; the devices along the manual axes all run it."""
     (jaxpr,) = _jax_internals.inner_jaxprs(eqn.params)["jaxpr"]
     shape = eqn.params["mesh"].shape
+    axes = eqn.params[next(name for name in eqn.params if name.endswith("manual_axes"))]
     out_flows, body = walker.walk(jaxpr, flows, stack)
-    tally.add(body, math.prod(shape[axis] for axis in eqn.params["manual_axes"]))
+    tally.add(body, math.prod(shape[axis] for axis in axes))
     return out_flows
 
 

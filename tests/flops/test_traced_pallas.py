@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
-from jax.experimental.pallas.ops.gpu import attention as gpu_attention
 from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
@@ -138,7 +137,10 @@ def test_splash_attention(fused):
     assert sorted(executed.values()) == [n * PAIRS * 10 // 16 for n in products]
 
 
+@pytest.mark.filterwarnings("ignore:.*pallas.ops.gpu.attention is deprecated:DeprecationWarning")
 def test_flash_attention_on_gpu():
+    from jax.experimental.pallas.ops.gpu import attention as gpu_attention
+
     fn = gradient(lambda q, k, v: gpu_attention.mha(q, k, v, segment_ids=None, causal=True))
     arguments = [shape(B, S, H, D, dtype=jnp.bfloat16)] * 3
     count = count_model_flops(fn, *arguments)

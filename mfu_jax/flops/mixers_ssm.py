@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from mfu_jax.flops.components import Component
-from mfu_jax.flops.pairs import Number, PairCounting, integral
 from mfu_jax.flops.matmuls import Components, norm, projection, short_convolution, vector
+from mfu_jax.flops.pairs import Number, PairCounting, integral
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ def mamba(
     """A Mamba-1 layer (arXiv 2312.00752) with a time step of rank R.
 
     ``in [D, 2·I]``, a depthwise convolution over I channels, ``x [I, R + 2·N]``, ``dt [R, I]``,
-    ``out [I, D]``. The recurrence updates the state (x·Bᵀ) and reads it (h·C): 2·I·N multiply-adds
-    a token; the decay is elementwise.
+    ``out [I, D]``. The recurrence updates the state elementwise, without a sum, and reads it (h·C):
+    I·N multiply-adds a token.
 
     Args:
         inner_norms: norms over the time step, B and C (Jamba).
@@ -63,7 +63,7 @@ def mamba(
         projection(f"{name}/dt_proj", rank, inner, bias=True),
         vector(f"{name}/decay", inner * (state + 1)),
         *norms,
-        Component(name=f"{name}/core", kind="attention", macs=2 * inner * state),
+        Component(name=f"{name}/core", kind="attention", macs=inner * state),
         projection(f"{name}/out_proj", inner, width, bias=bias),
     )
 

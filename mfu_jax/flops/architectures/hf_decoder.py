@@ -10,9 +10,9 @@ from mfu_jax.flops import matmuls, mixers
 from mfu_jax.flops.architectures import parts
 from mfu_jax.flops.architectures.registry import architecture
 from mfu_jax.flops.components import Layer, Model, layers_of
-from mfu_jax.flops.pairs import Full, Mask
 from mfu_jax.flops.matmuls import Components
 from mfu_jax.flops.mixers_ssm import BidirectionalWindow, gated_short_convolution, mamba
+from mfu_jax.flops.pairs import Full, Mask
 from mfu_jax.flops.shape import ModelShape
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"

@@ -92,6 +92,9 @@ def _trace_jitted(
     if jax_trace is None or not hasattr(fn, "lower"):
         return None
     traced = jax_trace(*args, **kwargs)
+    # Flax's nnx.jit wraps it. Its trace also returns what the function changed in place: traced as
+    # a plain function, an update of the model would look like dead code.
+    traced = getattr(traced, "traced", traced)
     return getattr(traced, "jaxpr", None)
 
 

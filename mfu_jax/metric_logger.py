@@ -187,7 +187,7 @@ class MetricLogger:
         begin = self._monotonic()
         if self._pipeline.failure or self._summary or step <= self._last_step:
             self._refuse(step)
-        if not isinstance(metrics, Mapping):
+        if type(metrics) is not dict and not isinstance(metrics, Mapping):
             raise UserError(
                 f"record() was given {type(metrics).__name__} as metrics; expected a mapping from "
                 f"names to scalars; usually the loss itself was passed; pass {{'loss': loss}}"

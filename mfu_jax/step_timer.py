@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from mfu_jax.compile_events import CompileEvent
 from mfu_jax.errors import UserError
@@ -22,16 +22,16 @@ from mfu_jax.step_cost import StepCost
 # Slewing clocks drift by 500 ppm at most (NTP); more than this is a jump, and not the step's time.
 JUMP_SECONDS = 1e-3
 JUMP_FRACTION = 1e-3
+# What it takes to find that an array is ready, on a slow host.
+HOST_BOUND_SECONDS = 1e-4
 
 _JOIN_SECONDS = 30.0
 
 
-@dataclasses.dataclass(slots=True)
-class Reading:
-    """Both clocks read at one moment, in seconds."""
-
-    wall: float
-    monotonic: float
+Reading: TypeAlias = tuple[float, float]
+"""Both clocks read at one moment, in seconds: wall, monotonic. A bare tuple, as it is made in
+every step, when the caches are full of the device's data and each Python call costs microseconds.
+"""
 
 
 @dataclasses.dataclass(slots=True)
@@ -158,11 +158,11 @@ class StepTimer:
 
     def read(self) -> Reading:
         """Both clocks, now."""
-        return Reading(self._clock(), self._monotonic())
+        return self._clock(), self._monotonic()
 
     def elapsed_seconds(self) -> float:
         """Seconds since the timer was made."""
-        return self._monotonic() - self._started.monotonic
+        return self._monotonic() - self._started[1]
 
     def dispatched(self, step: TimedStep) -> TimedStep | None:
         """Takes the step just dispatched and returns the one before it, timed.
@@ -171,18 +171,18 @@ class StepTimer:
         """
         previous = self._pending
         self.waited_seconds = 0.0
-        # The device waits for the host: this reading comes too late to tell when a step ended.
-        host_bound = previous is None or is_ready(previous.metrics)
         if previous is not None:
             self._pending = None  # an error of the device is raised once
             before = self._monotonic()
             block_until_ready(previous.metrics)
-            now = self.read()
-            self.waited_seconds = now.monotonic - before
+            now = self._clock(), self._monotonic()
+            self.waited_seconds = now[1] - before
             self._finish(previous, previous.completed or now)
         self._take(step)
         self._pending = step
-        if host_bound or self._has_waits:
+        # Nothing to wait for: the device waits for the host, and such readings come too late to
+        # tell when a step ended.
+        if self._has_waits or self.waited_seconds < HOST_BOUND_SECONDS:
             self._watch(step, after=previous)
         return previous
 
@@ -208,11 +208,9 @@ class StepTimer:
 
     def cut(self, name: str, start: Reading, end: Reading) -> float:
         """Sets a span apart: its seconds are no part of the step in whose interval it lies."""
-        seconds = end.monotonic - start.monotonic
+        seconds = end[1] - start[1]
         # Each clock is moved by its own difference, so that a jump inside the span stays in it.
-        self._mark = Reading(
-            self._mark.wall + end.wall - start.wall, self._mark.monotonic + seconds
-        )
+        self._mark = (self._mark[0] + end[0] - start[0], self._mark[1] + seconds)
         self._spans[name] = self._spans.get(name, 0.0) + seconds
         return seconds
 
@@ -283,19 +281,21 @@ class StepTimer:
             self._watcher.watch(step, after=after)
 
     def _take(self, step: TimedStep) -> None:
-        step.spans, self._spans = self._spans, {}
-        step.compile_events, self._compile_events = self._compile_events, []
-        step.is_compile = any(event.stage == "compile" for event in step.compile_events)
+        if self._spans:
+            step.spans, self._spans = self._spans, {}
+        if self._compile_events:
+            step.compile_events, self._compile_events = self._compile_events, []
+            step.is_compile = any(event.stage == "compile" for event in step.compile_events)
 
     def _finish(self, step: TimedStep, end: Reading) -> None:
-        seconds = end.wall - self._mark.wall
-        monotonic_seconds = end.monotonic - self._mark.monotonic
+        seconds = end[0] - self._mark[0]
+        monotonic_seconds = end[1] - self._mark[1]
         jump = seconds - monotonic_seconds
         if abs(jump) > JUMP_SECONDS + JUMP_FRACTION * monotonic_seconds:
             step.clock_jump_seconds = jump
             seconds = monotonic_seconds
         step.seconds = seconds
-        step.ended_at = end.wall
+        step.ended_at = end[0]
         self._mark = end
 
 

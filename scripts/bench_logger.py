@@ -103,7 +103,7 @@ def demo_blocks(block: int) -> Iterator[tuple[float, float]]:
     """Seconds a step of the demo without the logger, and with it, in blocks that take turns."""
     from mfu_jax.pyconfig import load
     from mfu_jax.trainer.data import make_iterator
-    from mfu_jax.trainer.mesh import make_mesh, put_batch
+    from mfu_jax.trainer.mesh import make_mesh, put_batch, rows_per_process
     from mfu_jax.trainer.state import abstract_state, create_state
     from mfu_jax.trainer.step import compile_train_step
 
@@ -114,7 +114,7 @@ def demo_blocks(block: int) -> Iterator[tuple[float, float]]:
     data = make_iterator(
         config,
         split="train",
-        rows_per_process=config.per_device_batch_size,
+        rows_per_process=rows_per_process(config, mesh),
         accumulation=1,
         process_index=0,
         process_count=1,

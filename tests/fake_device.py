@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mfu_jax.sinks import Sink, StepRecord
-from mfu_jax.step_timer import Reading, TimedStep, is_ready
+from mfu_jax.step_timer import TimedStep, is_ready
 from mfu_jax.summary import Summary
 
 
@@ -80,13 +80,13 @@ class FakeWatcher:
     def watch(self, step: TimedStep, *, after: TimedStep | None = None) -> None:
         self.watched.append(step)
         if is_ready(step.metrics):
-            step.completed = step.completed or Reading(self.clock.wall(), self.clock.now)
+            step.completed = step.completed or (self.clock.wall(), self.clock.now)
 
     def look(self) -> None:
         for step in self.watched:
             ready_at = max(getattr(value, "ready_at", 0.0) for value in step.metrics.values())
             if step.completed is None and ready_at <= self.clock.now:
-                step.completed = Reading(ready_at + self.clock.wall_offset, ready_at)
+                step.completed = (ready_at + self.clock.wall_offset, ready_at)
 
     def close(self) -> None: ...
 

@@ -134,6 +134,18 @@ def open_jaxpr(value: Any) -> Any | None:
     return value if isinstance(value, Jaxpr) else None
 
 
+def scan_groups(eqn: Any) -> tuple[int, int]:
+    """How many of a `scan`'s operands are constants, and how many are carried.
+
+    JAX 0.10 says so in numbers; later versions group the operands in a flat tree.
+    """
+    params = eqn.params
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = params["ft_in"].update(list(eqn.invars)).unpack()
+    return len(list(constants)), len(list(carried))
+
+
 def user_frames(source_traceback: Any) -> tuple[tuple[str, int], ...]:
     """Where in the user's code an equation came from: (file, line) pairs, JAX's own left out."""
     if source_traceback is None:

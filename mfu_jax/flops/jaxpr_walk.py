@@ -233,7 +233,7 @@ class Walker:
 
 
 def _scan(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
-    consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carries = _jax_internals.scan_groups(eqn)
     (jaxpr,) = _jax_internals.inner_jaxprs(eqn.params)["jaxpr"]
     length = eqn.params["length"]
     slices = [flow.stacked(length, -1) for flow in flows[consts + carries :]]

@@ -205,7 +205,7 @@ class _Programs:
 
     def _scan(self, eqn: Any, known: list[Known], times: np.ndarray) -> Sequence[Known]:
         (jaxpr,) = _jax_internals.inner_jaxprs(eqn.params)["jaxpr"]
-        consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
+        consts, carries = _jax_internals.scan_groups(eqn)
         length = eqn.params["length"]
         results: Sequence[Known] = [None] * len(eqn.outvars)
         fixed = known[:consts]

@@ -96,7 +96,7 @@ def matmul_rows(
     for layer in model.layers:
         times = layer.repeats * sequences
         for part in layer.components:
-            if not part.macs:
+            if not part.macs or part.tokens == 0:
                 continue
             counted = change(part) if change else part
             forward = integral(counted.forward_flops(length, counting) * times)

@@ -108,8 +108,9 @@ class ModelShape:
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
     freeze_vision_encoder_params: bool = True
+    freeze_audio_encoder_params: bool = True
 
-    # vision
+    # vision and audio towers; what a sequence holds is not in a model's config
     use_multimodal: bool = False
     images_per_sequence: int = 0
     tiles_per_image: int = 0
@@ -121,9 +122,22 @@ class ModelShape:
     hidden_size_for_vit: int = 0
     intermediate_size_for_vit: int = 0
     num_hidden_layers_for_vit: int = 0
+    num_position_embeddings_for_vit: int = 0
+    spatial_merge_size_for_vit: int = 0
+    out_hidden_size_for_vit: int = 0
+    deepstack_visual_indexes_for_vit: tuple[int, ...] = ()
     projector_input_dim_for_vit: int = 0
     projector_output_dim_for_vit: int = 0
     pixel_shuffle_ratio_for_vit: Number = 1
+    use_audio: bool = False
+    audio_frames_per_sequence: int = 0
+    d_model_for_audio: int = 0
+    encoder_layers_for_audio: int = 0
+    encoder_ffn_dim_for_audio: int = 0
+    num_mel_bins_for_audio: int = 0
+    downsample_hidden_size_for_audio: int = 0
+    output_dim_for_audio: int = 0
+    n_window_for_audio: int = 0
 
     # the step
     per_device_batch_size: Number = 1

@@ -9,6 +9,7 @@ from mfu_jax.flops.components import Layer, Model
 from mfu_jax.flops.matmuls import Components
 from mfu_jax.flops.pairs import Causal, Chunked, Mask, Packed, Prefix, SlidingWindow
 from mfu_jax.flops.shape import ModelShape
+from mfu_jax.flops.towers import towers
 
 # The blocks that GPT descends from: LayerNorm, learned positions.
 GPT_BLOCKS = ("gpt2", "gpt3")
@@ -151,6 +152,7 @@ def decoder(
     final = norms(shape, 1, "final_norm") if last_norm else ()
     return Model(
         layers=(
+            *towers(shape),
             Layer(name="embedding", components=(*first, *embedding)),
             *layers,
             *mtp_modules(shape, layers[-1].components, output),

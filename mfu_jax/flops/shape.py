@@ -51,6 +51,7 @@ class ModelShape:
     global_num_kv_heads: int = 0
     num_kv_shared_layers: int = 0
     attention_output_dim: int = 0
+    causal_block_size: int = 0
     prefix_length: int = 0
     packed_document_lengths: tuple[int, ...] = ()
     packed_document_length: int = 0

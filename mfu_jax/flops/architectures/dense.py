@@ -49,7 +49,7 @@ def uniform(shape: ModelShape, **attention: Any) -> Model:
     """Attention, MLP or experts, and two norms, `num_decoder_layers` times."""
     block = (
         *parts.norms(shape, 2),
-        *parts.attention(shape, parts.global_mask(shape), **attention),
+        *parts.attention(shape, parts.layer_mask(shape), **attention),
         *parts.feed_forward(shape),
     )
     return parts.decoder(

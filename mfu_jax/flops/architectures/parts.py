@@ -7,7 +7,16 @@ from typing import Any
 from mfu_jax.flops import matmuls, mixers
 from mfu_jax.flops.components import Layer, Model
 from mfu_jax.flops.matmuls import Components
-from mfu_jax.flops.pairs import Causal, Chunked, Mask, Packed, Prefix, SlidingWindow
+from mfu_jax.flops.pairs import (
+    BlockDiffusion,
+    Causal,
+    Chunked,
+    Full,
+    Mask,
+    Packed,
+    Prefix,
+    SlidingWindow,
+)
 from mfu_jax.flops.shape import ModelShape
 from mfu_jax.flops.towers import towers
 
@@ -37,6 +46,21 @@ def norms(shape: ModelShape, copies: int, name: str = "norms") -> Components:
 def global_mask(shape: ModelShape) -> Mask:
     """Causal over the whole sequence, as far as prefix and packing leave it so."""
     return _packed(shape, Prefix(shape.prefix_length) if shape.prefix_length else Causal())
+
+
+def layer_mask(shape: ModelShape) -> Mask:
+    """The mask of a family whose layers are all alike, as its config says.
+
+    A sliding window or a chunk size that is given is applied, whatever `attention_type` says.
+    """
+    if shape.attention_type == "full":
+        return _packed(shape, Full())
+    if shape.attention_type == "block_diffusion":
+        shape.require("causal_block_size")
+        return _packed(shape, BlockDiffusion(shape.causal_block_size))
+    if shape.chunk_attn_window_size:
+        return chunk_mask(shape)
+    return window_mask(shape)
 
 
 def window_mask(shape: ModelShape) -> Mask:

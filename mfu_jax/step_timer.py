@@ -151,11 +151,6 @@ class StepTimer:
         self._started = self._mark = self.read()
         self.waited_seconds = 0.0
 
-    @property
-    def pending_step(self) -> int | None:
-        """The step whose end has not been seen."""
-        return None if self._pending is None else self._pending.step
-
     def read(self) -> Reading:
         """Both clocks, now."""
         return self._clock(), self._monotonic()
@@ -206,13 +201,12 @@ class StepTimer:
         self._finish(step, step.completed or now)
         return step
 
-    def cut(self, name: str, start: Reading, end: Reading) -> float:
+    def cut(self, name: str, start: Reading, end: Reading) -> None:
         """Sets a span apart: its seconds are no part of the step in whose interval it lies."""
         seconds = end[1] - start[1]
         # Each clock is moved by its own difference, so that a jump inside the span stays in it.
         self._mark = (self._mark[0] + end[0] - start[0], self._mark[1] + seconds)
         self._spans[name] = self._spans.get(name, 0.0) + seconds
-        return seconds
 
     def take_spans(self) -> dict[str, float]:
         """The spans that no step has been given yet; they are forgotten here."""

@@ -276,6 +276,24 @@ def test_a_metric_in_the_donated_state_is_named() -> None:
         loop.step(1.0)
 
 
+def test_a_request_to_watch_goes_through_the_writer_only_if_that_is_idle() -> None:
+    clock = FakeClock()
+    idle = False
+    watcher = ThreadWatcher(lambda: (clock.wall(), clock.now), lambda: idle)
+    timer = StepTimer(clock=clock.wall, monotonic=clock.monotonic, watcher=watcher)
+    device = FakeDevice(clock)
+    steps = [TimedStep(number, device.run(0.0)) for number in range(3)]
+    timer.dispatched(steps[0])
+    timer.dispatched(steps[1])
+    assert steps[0].successor is None  # the writer is busy: the watcher was asked at once
+    idle = True
+    timer.dispatched(steps[2])
+    assert steps[1].successor is steps[2]
+    timer.pass_on(steps[1])
+    assert steps[1].successor is None  # no chain that keeps all steps alive
+    timer.close()
+
+
 def test_the_watchers_thread_stamps_a_step_when_it_ends() -> None:
     clock = FakeClock()
     begun, ended, stamped = threading.Event(), threading.Event(), threading.Event()

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.extend.core import Literal, Primitive, primitives
 
-from mfu_jax.flops import _jax_internals, mask_patterns
+from mfu_jax.flops import _jax_internals, attention_primitives, mask_patterns
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.jaxpr_flow import (
     INPUT,
@@ -153,18 +153,19 @@ class Walker:
                 (a, _), (b, _) = pattern.terms
                 shape = variable.aval.shape
                 for score in result.scores:
-                    self._apply_mask(score.number, pattern.band, shape[a], shape[b])
+                    self.apply_mask(score.number, pattern.band, shape[a], shape[b])
         if eqn.primitive.name == "mul" and len(result.scores) > 1:
             # The softmax's gradient: where a probability is 0, its cotangent is not needed.
             for mask in [self._bands[s.number] for s in result.scores if s.number in self._bands]:
                 for score in result.scores:
-                    self._apply_mask(score.number, *mask)
+                    self.apply_mask(score.number, *mask)
         return result._replace(
             known=evaluate(eqn, [flow.known for flow in flows]),
             pattern=mask_patterns.follow(eqn, [flow.pattern for flow in flows]),
         )
 
-    def _apply_mask(self, number: int, band: Band, queries: int, keys: int) -> None:
+    def apply_mask(self, number: int, band: Band, queries: int, keys: int) -> None:
+        """Takes out of a product of scores the pairs that a band drops."""
         if number in self.masks and self.masks[number].told:
             return
         before, *_ = self._bands.get(number, (Band(),))
@@ -192,7 +193,7 @@ class Walker:
         if not scores and {flow.origin for flow in operands} <= _NO_PARAMETERS:
             scores = tuple(sorted({s.number for flow in operands for s in flow.scores}))
             if not scores:
-                scores = (self.new_score(eqn, stack, _pair_sizes(eqn)),)
+                scores = (self.new_score(stack, _pair_sizes(eqn)),)
                 made = frozenset({Score(scores[0], eqn.outvars[0].aval.size)})
         if phase == "forward" and "jvp(" not in stack and everything.gradient:
             phase = "optimizer"  # it needs a gradient and is not differentiated itself
@@ -212,7 +213,7 @@ class Walker:
         gradient = everything.gradient or phase in ("backward", "rematerialized")
         return [Flow(Origin.ACTIVATION, gradient, scores=made)] * len(eqn.outvars)
 
-    def new_score(self, eqn: Any, stack: str, sizes: tuple[int, int]) -> int:
+    def new_score(self, stack: str, sizes: tuple[int, int]) -> int:
         """The number of a new product of scores of sizes (queries, keys)."""
         number = len(self.score_sizes)
         self.score_sizes[number] = sizes
@@ -289,7 +290,7 @@ def _pallas_call(
             tally.unaccounted[_unaccounted(eqn, stack, f"{cost.name}: {reason}")] += 1
         return walker.add_work(eqn, cost.flops, flows, stack, tally)
     all_pairs = cost.unskipped.total()
-    number = walker.new_score(eqn, stack, attention.sequence_sizes(eqn))
+    number = walker.new_score(stack, attention.sequence_sizes(eqn))
     if number not in walker.masks and cost.flops.total() < all_pairs:
         ran = cost.flops.total()
         walker.masks[number] = KeptPairs("blocks skipped by a kernel", ran, 2 * ran, all_pairs)
@@ -327,6 +328,17 @@ def _shard_map(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: T
     return out_flows
 
 
+def _fused_attention(
+    walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
+) -> list[Flow]:
+    attention = attention_primitives.fused_attention(eqn)
+    number = walker.new_score(stack, attention.sizes)
+    if attention.band != Band():
+        walker.apply_mask(number, attention.band, *attention.sizes)
+    flops = {operand_dtype(eqn): attention.flops}
+    return walker.add_work(eqn, flops, flows, stack, tally, scores=(number,))
+
+
 def _linear_solve(
     walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
 ) -> list[Flow]:
@@ -343,6 +355,8 @@ def _linear_solve(
 
 _Descent = Callable[[Walker, Any, list[Flow], str, Tally], list[Flow]]
 _DESCENTS: dict[str, _Descent] = {
+    **dict.fromkeys(attention_primitives.FORWARD, _fused_attention),
+    **dict.fromkeys(attention_primitives.BACKWARD, _fused_attention),
     "cond": _cond,
     "linear_solve": _linear_solve,
     "pallas_call": _pallas_call,

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfu_jax.errors import UserError
+from mfu_jax.flops.pairs import Causal, Mask, SlidingWindow
 
 MaskKind = Literal["causal", "full", "documents"]
 
@@ -51,12 +52,10 @@ class Band(NamedTuple):
     def twice_maxtext_pairs(self, queries: int, keys: int) -> int:
         """Twice the pairs as MaxText counts them: S²/2 causal, S·W − W²/2 in a window of W."""
         bounds = sorted(abs(b) for b in self if b is not None)
-        if queries == keys and 0 in bounds and len(bounds) == 1:
-            return queries * keys
-        if queries == keys and 0 in bounds and bounds[-1] < queries:
-            window = bounds[-1] + 1
-            return 2 * queries * window - window**2
-        return 2 * self.pairs(queries, keys)
+        mask: Mask | None = None
+        if queries == keys and 0 in bounds:
+            mask = Causal() if len(bounds) == 1 else SlidingWindow(bounds[-1] + 1)
+        return int(2 * mask.pairs(queries, "maxtext")) if mask else 2 * self.pairs(queries, keys)
 
     def label(self) -> str:
         """``causal``, ``window 128``, or the bounds."""

@@ -216,6 +216,34 @@ def test_kernels_take_a_told_mask_too():
     assert told.skipped["exact"] == dense * (256 * 255 // 2) // 256**2
 
 
+@pytest.mark.parametrize("window", [None, 17])
+def test_cudnn_attention(monkeypatch, window):
+    from jax._src.cudnn import fused_attention_stablehlo
+
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91300)
+    B, S, N, kv_heads, width = 2, 256, 4, 2, 64
+
+    def loss(q, k, v):
+        out = jax.nn.dot_product_attention(
+            q,
+            k,
+            v,
+            is_causal=True,
+            local_window_size=window and (window - 1, 0),
+            implementation="cudnn",
+        )
+        return out.astype(jnp.float32).sum()
+
+    q = shape(B, S, N, width, dtype=jnp.bfloat16)
+    k = shape(B, S, kv_heads, width, dtype=jnp.bfloat16)
+    count = count_model_flops(jax.value_and_grad(loss, (0, 1, 2)), q, k, k)
+    dense = 2 * 2 * B * N * S * S * width
+    assert (count.forward, count.backward) == (dense, 2 * dense)
+    kept = sum(min(i + 1, window or S) for i in range(S))
+    assert count.by_mask == {f"window {window}" if window else "causal": 3 * dense}
+    assert count.total_in("exact") == 3 * 2 * 2 * B * N * kept * width
+
+
 def test_packed_documents():
     """ΣL² from segment ids, against the lengths themselves."""
     lengths = [[5, 3, 4], [7, 2], [12]]

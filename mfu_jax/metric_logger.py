@@ -167,18 +167,21 @@ class MetricLogger:
         metrics: Mapping[str, Any],
         *,
         step_time_seconds: float | None = None,
-        cost: StepCost | None = None,
+        cost: StepCost | Callable[[], StepCost] | None = None,
     ) -> None:
         """Takes the step that has just been dispatched; waits for the one before it.
 
         Args:
             step: its number, larger than the last one's.
-            metrics: name -> scalar (a JAX array, or a number). ``loss``, ``grad_norm``,
+            metrics: name -> scalar: a JAX array, a number, or a function that returns one or
+                None, called later on the writer's thread. ``loss``, ``grad_norm``,
                 ``current_learning_rate``, ``total_weights`` and all other names without a slash
-                are shown under ``learning/``. Nothing is copied to the host here.
+                are shown under ``learning/``; an array under a name that starts with ``_`` is
+                waited for, but not shown. Nothing is copied to the host here.
             step_time_seconds: the step's time, from those who measure it themselves; nothing is
                 waited for then.
-            cost: what this step costs, where that differs from the other steps.
+            cost: what this step costs, where that differs from the other steps; or a function
+                that returns it, called later on the writer's thread.
 
         Raises:
             NonFiniteLossError: an earlier step's loss is NaN or infinite.

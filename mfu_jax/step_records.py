@@ -59,6 +59,8 @@ class RecordBuilder:
         notes: list[str] = []
         kind = self._kind(step)
         cost = step.cost or self._cost
+        if callable(cost):
+            cost = cost()
         scalars = cost.rates(step.seconds)
         findings = diagnose(cost, scalars) if kind == "step" else []
         notes += [found.text for found in findings if not self._flags[found.flag]]
@@ -188,7 +190,9 @@ class RecordBuilder:
         scalars = {}
         for name, value in arrays.items():
             try:
-                scalars[name] = _scalar(value)
+                number = value() if callable(value) else value
+                if number is not None:
+                    scalars[name] = _scalar(number)
             except Exception as error:
                 if name not in self._dropped_metrics:
                     self._dropped_metrics.add(name)
@@ -208,8 +212,13 @@ def _compile_seconds(step: TimedStep) -> float:
 
 
 def _named(metrics: Mapping[str, Any], folder: str) -> Iterator[tuple[str, Any]]:
-    """Leaves under their full names; a name with a slash is full already, as MaxText's are."""
+    """Leaves under their full names; a name with a slash is full already, as MaxText's are.
+
+    What a name with a leading underscore stands for is waited for, and not shown.
+    """
     for name, value in metrics.items():
+        if name.startswith("_"):
+            continue
         full = name if "/" in name else f"{folder}/{name}"
         if isinstance(value, Mapping):
             yield from _named(value, full if name not in ("scalar", "scalars") else folder)

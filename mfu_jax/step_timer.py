@@ -68,7 +68,7 @@ class TimedStep:
     watched: bool = False
     successor: TimedStep | None = None
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
-    cost: StepCost | None = None
+    cost: StepCost | Callable[[], StepCost] | None = None
 
 
 class Watcher(Protocol):

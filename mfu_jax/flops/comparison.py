@@ -130,6 +130,8 @@ def compare_flops(
         lines.append(LedgerLine(label="masked pairs", flops=round(dense) - model, note=note))
     note = "forward work done again by jax.checkpoint"
     lines.append(LedgerLine(label="rematerialised", flops=executed.rematerialized, note=note))
+    note = "matmuls that XLA runs again in another fusion instead of keeping their result"
+    lines.append(LedgerLine(label="duplicated by XLA", flops=executed.duplicated, note=note))
     for label, flops in (overheads or {}).items():
         lines.append(LedgerLine(label=label, flops=flops))
     outside = executed.optimizer + executed.other

@@ -20,6 +20,7 @@ import mfu_jax.flops.kernels_mosaic  # noqa: F401
 from mfu_jax.flops.collectives import Collective
 from mfu_jax.flops.count import FlopCount, Unaccounted
 from mfu_jax.flops.hlo_costs import Call, CostReader, KernelFlops, LocalCost, Matmul
+from mfu_jax.flops.hlo_duplicates import duplicates
 from mfu_jax.flops.hlo_names import inferred_op_name
 from mfu_jax.flops.hlo_text import HloModule, HloParseError, parse_hlo
 from mfu_jax.flops.scopes import read_scope
@@ -45,6 +46,8 @@ class ExecutedCount(FlopCount):
     """Matmul FLOPs that one device executes in one call of the program.
 
     Attributes:
+        duplicated: FLOPs of matmuls that XLA runs once more on the same operands, in another
+            fusion. A part of `total`.
         kernels: FLOPs in custom kernels whose inside XLA does not see (or sees wrongly), by name.
             A part of `total`, as everything that is counted is in one of the phases.
         attention_kernels: FLOPs of attention kernels, forward and backward, without what they
@@ -60,6 +63,7 @@ class ExecutedCount(FlopCount):
         flags: choices that the count had to make, such as the branch of a conditional.
     """
 
+    duplicated: int = 0
     kernels: Mapping[str, int] = field(default_factory=dict)
     attention_kernels: int = 0
     elementwise: int = 0
@@ -216,6 +220,7 @@ class _Counter:
             by_scope=dict(sums.scopes),
             by_dtype=dict(sums.dtypes),
             unaccounted=tuple(unaccounted),
+            duplicated=self._duplicated(times),
             kernels=dict(sums.kernels),
             attention_kernels=sums.attention_kernels,
             elementwise=elementwise,
@@ -250,6 +255,17 @@ class _Counter:
                 inside = fused or call.instruction.opcode == "fusion"
                 stack += [(callee, inside, False) for callee, _ in call.callees]
         return order
+
+    def _duplicated(self, times: Mapping[str, int]) -> int:
+        matmuls = {
+            id(m.instruction): (self.module[name], m, times[name])
+            for name, local in self.locals.items()
+            for m in local.matmuls
+            if times[name]
+        }
+        places = ((computation, m.instruction) for computation, m, _ in matmuls.values())
+        repeated = (matmuls[id(instruction)] for instruction in duplicates(self.module, places))
+        return sum(matmul.flops * runs for _, matmul, runs in repeated)
 
     def _op_name(self, name: str, matmul: Matmul, context: str) -> str:
         """The matmul's op_name, else that of the fusion that it is in, else a guess."""

@@ -56,14 +56,14 @@ def gemma4_small(shape: ModelShape) -> Model:
             matmuls.vector("layer_scale", 1),
             *_attention(shape, is_global=is_global, borrowed_kv=borrowed),
             *parts.mlp(shape, (1 + wide) * shape.mlp_dim),
-            *(_per_layer_input(width, ple) if ple else ()),
+            *(per_layer_input(width, ple) if ple else ()),
         )
 
     kinds = (
         ((i + 1) % interval == 0, 0 < first_shared <= i) for i in range(shape.num_decoder_layers)
     )
     return parts.decoder(
-        shape, layers_of(kinds, block), embedding=_per_layer_embedding(shape) if ple else ()
+        shape, layers_of(kinds, block), embedding=per_layer_embedding(shape) if ple else ()
     )
 
 
@@ -86,7 +86,7 @@ def _attention(shape: ModelShape, *, is_global: bool, borrowed_kv: bool = False)
     )
 
 
-def _per_layer_embedding(shape: ModelShape) -> Components:
+def per_layer_embedding(shape: ModelShape) -> Components:
     """A table of every layer's inputs ``[V, L·P]``, and a projection ``[D, L·P]`` added to it."""
     outputs = shape.num_decoder_layers * shape.hidden_size_per_layer_input
     rows = shape.vocab_size_per_layer_input or shape.vocab_size
@@ -97,7 +97,7 @@ def _per_layer_embedding(shape: ModelShape) -> Components:
     )
 
 
-def _per_layer_input(width: int, ple: int) -> tuple[Component, ...]:
+def per_layer_input(width: int, ple: int) -> tuple[Component, ...]:
     """Each layer gates ``[D, P]`` its own inputs and adds them back ``[P, D]``."""
     return (
         matmuls.projection("per_layer/gate", width, ple),

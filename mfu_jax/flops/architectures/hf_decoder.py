@@ -104,7 +104,7 @@ def hf_decoder(shape: ModelShape) -> Model:
     def block(kind: tuple[str, str]) -> tuple[str, Components]:
         name = "_".join(part for part in (*kind, "layers") if part not in ("none", "dense"))
         return name, (
-            *_norms(shape, shape.norms_per_layer, "norms"),
+            *norms(shape, shape.norms_per_layer, "norms"),
             *token_mixer(shape, kind[0]),
             *_feed_forward(shape, kind[1]),
         )
@@ -112,8 +112,19 @@ def hf_decoder(shape: ModelShape) -> Model:
     return frame(shape, layers_of(shape.kinds_of_layers(), block))
 
 
-def frame(shape: HfDecoderShape, layers: tuple[Layer, ...], *, embedding: Components = ()) -> Model:
-    """`layers` between the tables and the head, with projections where the table is narrower."""
+def frame(
+    shape: HfDecoderShape,
+    layers: tuple[Layer, ...],
+    *,
+    embedding: Components = (),
+    closing: Components = (),
+) -> Model:
+    """`layers` between the tables and the head, with projections where the table is narrower.
+
+    Args:
+        embedding: further components beside the tables.
+        closing: components between the last layer and the final norm.
+    """
     width = shape.token_width or shape.emb_dim
     projected = width != shape.emb_dim
     first = [matmuls.table("tokens", shape.vocab_size, width)]
@@ -122,8 +133,8 @@ def frame(shape: HfDecoderShape, layers: tuple[Layer, ...], *, embedding: Compon
     if parts.learned_positions(shape):
         first.append(matmuls.table("positions", shape.trainable_position_size, shape.emb_dim))
     if shape.embedding_norm:
-        first.extend(_norms(shape, 1, "embedding_norm"))
-    last = list(_norms(shape, 1, "final_norm")) if shape.final_norm else []
+        first.extend(norms(shape, 1, "embedding_norm"))
+    last = [*closing, *(norms(shape, 1, "final_norm") if shape.final_norm else ())]
     if projected:
         last.append(matmuls.projection("project_out", shape.emb_dim, width))
     tied = shape.logits_via_embedding
@@ -137,7 +148,8 @@ def frame(shape: HfDecoderShape, layers: tuple[Layer, ...], *, embedding: Compon
     )
 
 
-def _norms(shape: HfDecoderShape, copies: int, name: str) -> Components:
+def norms(shape: HfDecoderShape, copies: int, name: str) -> Components:
+    """`copies` norms over the model width; none where norms have no weights."""
     return parts.norms(shape, copies, name) if copies and shape.normalization != "none" else ()
 
 

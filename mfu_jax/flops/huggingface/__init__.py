@@ -17,11 +17,12 @@ from typing import Any
 from mfu_jax.errors import UserError, nearest
 
 # Importing a module registers its families.
+from mfu_jax.flops.huggingface import deepseek_v4 as deepseek_v4
 from mfu_jax.flops.huggingface import dense as dense
 from mfu_jax.flops.huggingface import gemma as gemma
 from mfu_jax.flops.huggingface import hybrids as hybrids
 from mfu_jax.flops.huggingface import mixtures as mixtures
-from mfu_jax.flops.huggingface.fields import Fields, known_model_types
+from mfu_jax.flops.huggingface.fields import Fields
 from mfu_jax.flops.huggingface.registry import TRANSLATIONS
 from mfu_jax.flops.shape import ModelShape
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from mfu_jax.flops.architectures.hf_decoder import FULL, SLIDING, HfDecoderShape
 from mfu_jax.flops.huggingface.fields import Fields
@@ -11,7 +11,15 @@ from mfu_jax.flops.huggingface.fields import Fields
 PLAIN_MLP = ("gelu",)
 
 
+Shape = TypeVar("Shape", bound=HfDecoderShape)
+
+
 def decoder(c: Fields, **changes: Any) -> HfDecoderShape:
+    """A decoder with the common fields, see `decoder_of`."""
+    return decoder_of(HfDecoderShape, c, **changes)
+
+
+def decoder_of(kind: type[Shape], c: Fields, **changes: Any) -> Shape:
     """A decoder with RMSNorm, rotary positions and a gated MLP, as far as `changes` leave it so.
 
     Raises:
@@ -40,7 +48,7 @@ def decoder(c: Fields, **changes: Any) -> HfDecoderShape:
         values["sliding_window_size"] = c.optional_size("sliding_window")
     if "layer_types" not in values:
         values["layer_types"] = (SLIDING if values["sliding_window_size"] else FULL,) * layers
-    return HfDecoderShape(**values)
+    return kind(**values)
 
 
 def heads(c: Fields, *, floor: bool = False) -> dict[str, int]:
@@ -93,12 +101,17 @@ def every(interval: int, last: str, others: str) -> Callable[[int], str]:
     return lambda i: last if interval and (i + 1) % interval == 0 else others
 
 
-def experts(c: Fields, count: str, hidden: str = "moe_intermediate_size") -> dict[str, Any]:
+def experts(
+    c: Fields,
+    count: str,
+    hidden: str = "moe_intermediate_size",
+    used: str = "num_experts_per_tok",
+) -> dict[str, Any]:
     """Number of experts, of those a token uses, and their hidden width."""
-    number, used = c.size(count), c.size("num_experts_per_tok")
-    if used > number:
-        c.fail("num_experts_per_tok", f"expected at most {count}={number}")
-    return {"num_experts": number, "num_experts_per_tok": used, "moe_mlp_dim": c.size(hidden)}
+    number, chosen = c.size(count), c.size(used)
+    if chosen > number:
+        c.fail(used, f"expected at most {count}={number}")
+    return {"num_experts": number, "num_experts_per_tok": chosen, "moe_mlp_dim": c.size(hidden)}
 
 
 def moe_layers(layers: int, is_moe: Callable[[int], bool]) -> Sequence[str]:

@@ -21,11 +21,6 @@ def _all_defaults() -> dict[str, Any]:
     return read_mapping(DEFAULTS_FILE)
 
 
-def known_model_types() -> list[str]:
-    """Every model_type whose defaults are known."""
-    return sorted(_all_defaults())
-
-
 class Fields:
     """The fields of one config, or of one that is nested in it (``text_config``).
 

@@ -1,9 +1,17 @@
-"""Gemma 2 and 3: norms before and after each block, windows in most layers."""
+"""Gemma 2, 3, 3n and 4: norms before and after each block, windows in most layers."""
 
 from __future__ import annotations
 
 from mfu_jax.flops.architectures.hf_decoder import FULL, SLIDING, HfDecoderShape
-from mfu_jax.flops.huggingface.common import decoder, every, layer_types
+from mfu_jax.flops.architectures.hf_families import HfGemmaShape
+from mfu_jax.flops.huggingface.common import (
+    checked_length,
+    decoder,
+    decoder_of,
+    every,
+    experts,
+    layer_types,
+)
 from mfu_jax.flops.huggingface.fields import Fields
 from mfu_jax.flops.huggingface.registry import model_type
 
@@ -34,3 +42,62 @@ def gemma3_text(c: Fields) -> HfDecoderShape:
         # The field holds the whole window, which then reaches half to each side.
         sliding_window_size=window // 2 + 1 if both_ways and window else window,
     )
+
+
+@model_type("gemma3n_text")
+def gemma3n_text(c: Fields) -> HfGemmaShape:
+    """Four local layers, then a global one; AltUp, Laurel, per-layer inputs, shared keys."""
+    widths = c.get("intermediate_size")
+    each = (
+        checked_length(c, "intermediate_size", c.list_of(int, "intermediate_size") or [])
+        if (isinstance(widths, list | tuple))
+        else []
+    )
+    return decoder_of(
+        HfGemmaShape,
+        c,
+        layer_types=layer_types(c, every(5, FULL, SLIDING)),
+        mlp_dim=max(each) if each else c.size("intermediate_size"),
+        mlp_dims=each,
+        use_bias=False,
+        altup_inputs=c.size("altup_num_inputs"),
+        laurel_rank=c.size("laurel_rank"),
+        **_per_layer(c),
+    )
+
+
+@model_type("gemma4_text")
+def gemma4_text(c: Fields) -> HfGemmaShape:
+    """Five local layers, then a global one with heads of its own; dense, or experts beside."""
+    both_ways = c.get("use_bidirectional_attention") == "all"
+    window = c.optional_size("sliding_window")
+    kinds = layer_types(c, every(6, FULL, SLIDING))
+    kinds[-1] = FULL
+    equal = c.flag("attention_k_eq_v")
+    beside = c.flag("enable_moe_block")
+    return decoder_of(
+        HfGemmaShape,
+        c,
+        layer_types=kinds,
+        bidirectional=both_ways,
+        sliding_window_size=window // 2 + 1 if both_ways and window else window,
+        use_bias=False,
+        share_kv_projections=equal,
+        global_head_dim=c.size("global_head_dim", 512),
+        global_num_kv_heads=c.optional_size("num_global_key_value_heads") if equal else 0,
+        use_double_wide_mlp=c.flag("use_double_wide_mlp"),
+        moe_beside_mlp=beside,
+        **(experts(c, "num_experts", used="top_k_experts") if beside else {}),
+        **_per_layer(c),
+    )
+
+
+def _per_layer(c: Fields) -> dict[str, int]:
+    shared = c.size("num_kv_shared_layers", 0, zero=True)
+    if shared >= c.size("num_hidden_layers"):
+        c.fail("num_kv_shared_layers", "expected fewer than num_hidden_layers")
+    return {
+        "num_kv_shared_layers": shared,
+        "hidden_size_per_layer_input": c.optional_size("hidden_size_per_layer_input"),
+        "vocab_size_per_layer_input": c.size("vocab_size_per_layer_input", c.size("vocab_size")),
+    }

@@ -26,7 +26,7 @@ from mfu_jax.trainer.mesh import (
     rows_per_process,
 )
 from mfu_jax.trainer.metrics import count_step, find_peak, make_logger, make_sinks
-from mfu_jax.trainer.state import TrainState, abstract_state, create_state
+from mfu_jax.trainer.state import TrainState, abstract_state, create_state, resolve_attention
 from mfu_jax.trainer.step import compile_eval_step, compile_train_step
 
 SIGTERM_EXIT_CODE = 143
@@ -41,6 +41,7 @@ def train(config: Config, stop: StopRequest) -> None:
     """
     compile_log = CompileLog()
     mesh = make_mesh(config)
+    config = resolve_attention(config, mesh)
     peak = find_peak(config)
     data = _data(config, mesh, "train", config.gradient_accumulation_steps)
     shapes = abstract_state(config, mesh)

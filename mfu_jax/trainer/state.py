@@ -53,18 +53,23 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(config.gradient_clipping_threshold), adamw)
 
 
-def make_model(config: Config, seed: int | jax.Array) -> Decoder:
-    """The model with its initial weights.
+def resolve_attention(config: Config, mesh: Mesh) -> Config:
+    """The config with `attention=auto` replaced by what is fastest on the mesh's devices.
 
     Raises:
-        UserError: the attention kernel is not for this platform.
+        UserError: the attention kernel is not for this platform or dtype.
     """
-    platform = jax.default_backend()
+    platform = mesh.devices.flat[0].platform
     try:
         attention = choose_attention(config.attention, platform=platform, dtype=config.dtype)
     except ValueError as error:
         raise UserError(str(error)) from None
-    return Decoder(config, attention=attention, rngs=nnx.Rngs(params=seed))
+    return dataclasses.replace(config, attention=attention)
+
+
+def make_model(config: Config, seed: int | jax.Array) -> Decoder:
+    """The model with its initial weights."""
+    return Decoder(config, attention=config.attention, rngs=nnx.Rngs(params=seed))
 
 
 def model_graph(config: Config) -> Any:

@@ -22,6 +22,7 @@ key=value     any field of the model or the step, for example per_device_batch_s
               max_target_length=8192 gradient_accumulation_steps=2 num_decoder_layers=4
 convention=   maxtext (default), exact, dense, megatron, palm, 6n … : what total and breakdown count
 mfu=          an MFU stated in that convention; it is shown in all others
+--serving     also prefill of max_target_length tokens, and decoding the token after them (bf16)
 --json        full precision, for programs"""
 
 
@@ -40,16 +41,18 @@ def main(argv: Sequence[str]) -> int:
 
         print("\n".join(model_names()))
         return 0
-    as_json = "--json" in arguments
-    names = [a for a in arguments if "=" not in a and a != "--json"]
+    as_json, serving = "--json" in arguments, "--serving" in arguments
+    names = [a for a in arguments if "=" not in a and a not in ("--json", "--serving")]
     if flags := [a for a in names if a.startswith("-")]:
-        raise UserError(f"unknown flag {flags[0]!r}; expected --json, --list or --help")
+        raise UserError(f"unknown flag {flags[0]!r}; expected --json, --serving, --list or --help")
     if len(names) != 1:
         got = " ".join(names) or "none"
         raise UserError(f"expected one model name or file, got {got}")
     overrides, convention, mfu = _settings([a for a in arguments if "=" in a])
     shape = load_shape(names[0], overrides)
     answer = _answer(shape, convention, mfu)
+    if serving:
+        answer["serving"] = _serving(shape)
     if as_json:
         import json
 
@@ -123,6 +126,24 @@ def _answer(shape: ModelShape, convention: str, mfu: float | None) -> dict[str, 
     }
 
 
+def _serving(shape: ModelShape) -> dict[str, Any]:
+    """One sequence: its prompt of max_target_length tokens, and the token after it."""
+    from mfu_jax.flops.inference import decode_cost, prefill_cost
+
+    length = shape.max_target_length
+    costs = {"prefill": prefill_cost(shape, length), "decode": decode_cost(shape, length)}
+    return {
+        name: {
+            "tokens": cost.tokens,
+            "flops": _plain(cost.flops),
+            "weight_bytes": cost.weight_bytes,
+            "cache_read_bytes": _plain(cost.cache_read_bytes),
+            "cache_write_bytes": _plain(cost.cache_write_bytes),
+        }
+        for name, cost in costs.items()
+    }
+
+
 def _parameters(count: ParameterCount) -> dict[str, int]:
     return {
         "total": count.total,
@@ -174,9 +195,20 @@ def _table(answer: dict[str, Any]) -> str:
         ),
         "",
         _conventions_table(answer),
+        *_serving_lines(answer.get("serving", {})),
         *(f"note: {note}" for note in answer["notes"]),
     ]
     return "\n".join(lines)
+
+
+def _serving_lines(serving: dict[str, Any]) -> list[str]:
+    return [
+        f"{name}: {cost['flops'] / TERA:.6g} TFLOP for {cost['tokens']:,} token(s) of a sequence; "
+        f"reads {cost['weight_bytes'] / 1e9:.3f} GB of weights and "
+        f"{cost['cache_read_bytes'] / 1e9:.3f} GB of cache, writes "
+        f"{cost['cache_write_bytes'] / 1e9:.6f} GB (2 bytes a value)"
+        for name, cost in serving.items()
+    ]
 
 
 def _table_row(row: dict[str, Any], total: float) -> list[str]:

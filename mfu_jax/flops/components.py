@@ -10,12 +10,28 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Literal, Self, TypeVar
+from typing import Literal, NamedTuple, Self, TypeVar
 
 from mfu_jax.flops.pairs import Mask, Number, PairCounting
 
 Kind = Literal["weight", "attention"]
 KindOfLayer = TypeVar("KindOfLayer", bound=Hashable)
+
+
+class Cache(NamedTuple):
+    """What serving keeps of a sequence for one component.
+
+    Attributes:
+        width: values of each key that a token sees (its key and value, or a latent of both).
+        state: values of the whole sequence (a recurrent state, the last inputs of a convolution).
+        borrowed: whether another layer keeps them: they are read here, not written.
+        decode_macs: multiply-adds of a pair in decoding, where they differ from training.
+    """
+
+    width: int = 0
+    state: int = 0
+    borrowed: bool = False
+    decode_macs: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +51,7 @@ class Component:
             nothing below it trains).
         right_gradient: whether the gradient of the right operand is needed: of the weights (False:
             frozen), or of keys and values.
+        cache: what serving keeps for it from one token to the next.
         inputs, outputs: of a dense layer, ``[inputs, outputs]``; 0 for anything else.
     """
 
@@ -48,6 +65,7 @@ class Component:
     table: bool = False
     left_gradient: bool = True
     right_gradient: bool = True
+    cache: Cache | None = None
     inputs: int = 0
     outputs: int = 0
 

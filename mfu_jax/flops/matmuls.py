@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from mfu_jax.flops.components import Component
+from mfu_jax.flops.components import Cache, Component
 from mfu_jax.flops.pairs import Mask, Number, integral
 
 Components = tuple[Component, ...]
@@ -65,7 +65,13 @@ def head(vocab: int, width: int, *, tied: bool, bias: bool = False) -> Component
 
 
 def attention_scores(
-    heads: int, qk_dim: int, v_dim: int, mask: Mask, name: str = "scores"
+    heads: int,
+    qk_dim: int,
+    v_dim: int,
+    mask: Mask,
+    name: str = "scores",
+    *,
+    cache: Cache | None = None,
 ) -> Components:
     """``Q·Kᵀ`` and ``P·V`` of one layer.
 
@@ -74,7 +80,7 @@ def attention_scores(
     keys, not the work: H is the number of query heads.
     """
     return (
-        Component(name=f"{name}_qk", kind="attention", macs=heads * qk_dim, mask=mask),
+        Component(name=f"{name}_qk", kind="attention", macs=heads * qk_dim, mask=mask, cache=cache),
         Component(name=f"{name}_pv", kind="attention", macs=heads * v_dim, mask=mask),
     )
 
@@ -136,7 +142,8 @@ def attention(
         parts.append(norm(f"{name}/qk_norm", head_dim, copies=scales))
     if sinks:
         parts.append(vector(f"{name}/sinks", heads))
-    parts.extend(attention_scores(heads, head_dim, v_dim, mask, f"{name}/scores"))
+    kept = Cache(kv_heads * (head_dim if shared_kv else head_dim + v_dim), borrowed=borrowed_kv)
+    parts.extend(attention_scores(heads, head_dim, v_dim, mask, f"{name}/scores", cache=kept))
     out = width if output_width is None else output_width
     parts.append(projection(f"{name}/o_proj", heads * v_dim, out, bias=output_bias, tokens=tokens))
     return tuple(parts)
@@ -208,6 +215,7 @@ def short_convolution(
         macs=kernel * channels,
         tokens=tokens,
         parameters=(kernel + bias) * channels,
+        cache=Cache(state=(kernel - 1) * channels),
     )
 
 

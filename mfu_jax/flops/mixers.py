@@ -5,7 +5,7 @@ Shapes as in `matmuls`: T tokens, S sequence length, D model width, H heads, h h
 
 from __future__ import annotations
 
-from mfu_jax.flops.components import Component
+from mfu_jax.flops.components import Cache, Component
 from mfu_jax.flops.matmuls import (
     Components,
     attention_scores,
@@ -49,8 +49,23 @@ def latent_attention(
         projection(f"{name}/kv_a", width, kv_lora_rank + rope_dim, bias=bias),
         norm(f"{name}/kv_norm", kv_lora_rank),
         projection(f"{name}/kv_b", kv_lora_rank, heads * (nope_dim + v_dim)),
-        *attention_scores(heads, qk_dim, v_dim, mask, f"{name}/scores"),
+        *_latent_scores(heads, qk_dim, v_dim, kv_lora_rank, rope_dim, mask, f"{name}/scores"),
         projection(f"{name}/o_proj", heads * v_dim, width, bias=bias),
+    )
+
+
+def _latent_scores(
+    heads: int, qk_dim: int, v_dim: int, latent: int, rope: int, mask: Mask, name: str
+) -> Components:
+    """Scores of MLA. Decoding keeps the latent and the rotary key, and attends to them directly:
+
+    latent + rope multiply-adds for Q·K and latent for P·V, per head and pair; the up-projections
+    move to the query and the output, at the cost they had.
+    """
+    query, value = attention_scores(heads, qk_dim, v_dim, mask, name)
+    return (
+        query.replace(cache=Cache(latent + rope, decode_macs=heads * (latent + rope))),
+        value.replace(cache=Cache(decode_macs=heads * latent)),
     )
 
 
@@ -85,7 +100,13 @@ def indexer(
     )
     scoring: Components = (
         projection(f"{name}/weights_proj", width, heads),
-        Component(name=f"{name}/scores", kind="attention", macs=heads * dim, mask=Causal()),
+        Component(
+            name=f"{name}/scores",
+            kind="attention",
+            macs=heads * dim,
+            mask=Causal(),
+            cache=Cache(dim),
+        ),
         Component(name=f"{name}/reduce", kind="attention", macs=heads, mask=Causal()),
     )
     if not scored:
@@ -131,6 +152,7 @@ def gated_delta_net(
         name=f"{name}/core",
         kind="attention",
         macs=value_heads * 4 * key_dim * value_dim,
+        cache=Cache(state=value_heads * key_dim * value_dim),
     )
     if chunk:
         in_chunk = chunk * (3 * key_dim + 2 * value_dim)
@@ -173,7 +195,12 @@ def mamba2(
             state (2·I·N).
     """
     channels = inner + 2 * groups * state
-    core = Component(name=f"{name}/core", kind="attention", macs=2 * inner * state)
+    core = Component(
+        name=f"{name}/core",
+        kind="attention",
+        macs=2 * inner * state,
+        cache=Cache(state=inner * state),
+    )
     if chunk:
         core = core.replace(
             name=f"{name}/core_chunked",
@@ -222,12 +249,21 @@ def compressed_attention(
         projection(f"{name}/kv_proj", width, kv_heads * head_dim),
         norm(f"{name}/kv_norm", head_dim),
         vector(f"{name}/sinks", heads),
-        *attention_scores(heads, head_dim, head_dim, SlidingWindow(window), f"{name}/scores"),
+        *attention_scores(
+            heads,
+            head_dim,
+            head_dim,
+            SlidingWindow(window),
+            f"{name}/scores",
+            cache=Cache(kv_heads * head_dim),
+        ),
     ]
     if ratio:
         parts.extend(_compressor(width, head_dim, ratio, overlap=topk > 0, name=name))
         mask = Strided(ratio, topk)
-        parts.extend(attention_scores(heads, head_dim, head_dim, mask, f"{name}/compressed_scores"))
+        compressed = f"{name}/compressed_scores"
+        kept = Cache(head_dim)
+        parts.extend(attention_scores(heads, head_dim, head_dim, mask, compressed, cache=kept))
     parts.append(
         projection(f"{name}/o_a", heads * head_dim // o_groups, o_lora_rank, copies=o_groups)
     )
@@ -261,7 +297,13 @@ def compressed_indexer(
         projection(f"{name}/q_proj", q_width, heads * dim),
         *_compressor(width, dim, ratio, overlap=True, name=name),
         projection(f"{name}/weights_proj", width, heads),
-        Component(name=f"{name}/scores", kind="attention", macs=heads * dim, mask=mask),
+        Component(
+            name=f"{name}/scores",
+            kind="attention",
+            macs=heads * dim,
+            mask=mask,
+            cache=Cache(dim),
+        ),
         Component(name=f"{name}/reduce", kind="attention", macs=heads, mask=mask),
     )
     return tuple(_detached(part, trained=trained) for part in parts)

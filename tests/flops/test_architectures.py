@@ -16,6 +16,7 @@ import pytest
 from mfu_jax import calculate_tflops_per_device, flops_breakdown
 from mfu_jax.flops.inputs import load_shape
 from mfu_jax.flops.parameters import count_parameters
+from mfu_jax.flops.shape import ModelShape
 from mfu_jax.yaml_files import model_names
 
 DATA = Path(__file__).parents[1] / "data"
@@ -120,3 +121,20 @@ def test_every_bundled_model_is_counted(model):
     shape = load_shape(model)
     assert calculate_tflops_per_device(shape).total > 0
     assert count_parameters(shape).active <= count_parameters(shape).total
+
+
+def test_dit_xl_2_has_its_published_parameters():
+    # facebookresearch/DiT: DiT-XL/2, 675,129,632 with its fixed position table
+    shape = ModelShape(
+        decoder_block="dit",
+        vocab_size=1001,
+        num_decoder_layers=28,
+        emb_dim=1152,
+        num_query_heads=16,
+        mlp_dim=4608,
+        image_size_for_vit=32,
+        patch_size_for_vit=2,
+        num_channels_for_vit=4,
+        max_target_length=256,
+    )
+    assert count_parameters(shape).total == 675_129_632

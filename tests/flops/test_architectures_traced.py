@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import architecture_models as models
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -180,3 +182,45 @@ def test_analytic_equals_traced_forward_and_backward(family, data):
     rows = flops_breakdown(shape, "dense")
     assert sum(row.forward_flops for row in rows) == traced.forward
     assert model_flops_per_device(shape, "dense").training == traced.total
+
+
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(side=st.integers(1, 4), heads=st.integers(1, 3), dim=sizes, hidden=sizes, layers=sizes)
+def test_a_diffusion_transformer(side, heads, dim, hidden, layers):
+    width = heads * dim
+    shape = ModelShape(
+        decoder_block="dit",
+        vocab_size=11,
+        num_decoder_layers=layers,
+        emb_dim=width,
+        num_query_heads=heads,
+        mlp_dim=hidden,
+        image_size_for_vit=2 * side,
+        patch_size_for_vit=2,
+        num_channels_for_vit=4,
+        max_target_length=side * side,
+        per_device_batch_size=2,
+    )
+
+    def dit(s, w, labels):
+        patches, times = jnp.ones((2, side * side, 16)), jnp.ones((2, 256))
+        x = patches @ w("patches", 16, width)
+        c = jax.nn.silu(times @ w("t0", 256, width)) @ w("t2", width, width)
+        c = jax.nn.silu(c + w("classes", 11, width)[labels[:, 0]])
+        for i in range(layers):
+            shift, scale, gate, *rest = jnp.split(c @ w(f"{i}/mod", width, 6 * width), 6, -1)
+            y = x * (1 + scale[:, None]) + shift[:, None]
+            q, k, v = (
+                (y @ w(f"{i}/{name}", width, width)).reshape(2, -1, heads, dim) for name in "qkv"
+            )
+            y = models.softmax_attention(q, k, v).reshape(x.shape) @ w(f"{i}/o", width, width)
+            x = x + gate[:, None] * y
+            y = x * (1 + rest[1][:, None]) + rest[0][:, None]
+            y = models.dense_mlp(w, f"{i}/m", y, hidden=hidden, gated=False)
+            x = x + rest[2][:, None] * y
+        shift, scale = jnp.split(c @ w("mod", width, 2 * width), 2, -1)
+        x = (x * (1 + scale[:, None]) + shift[:, None]) @ w("out", width, 32)
+        return jnp.sum(x**2)
+
+    traced = models.trace_training(dit, shape)
+    assert model_flops_per_device(shape, "dense") == (traced.forward, traced.total)

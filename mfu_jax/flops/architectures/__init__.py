@@ -10,6 +10,7 @@ from __future__ import annotations
 
 # Importing a module registers its families.
 from mfu_jax.flops.architectures import dense as dense
+from mfu_jax.flops.architectures import diffusion as diffusion
 from mfu_jax.flops.architectures import gemma4 as gemma4
 from mfu_jax.flops.architectures import hf_decoder as hf_decoder
 from mfu_jax.flops.architectures import mixtures as mixtures

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from mfu_jax.errors import UserError
+from mfu_jax.flops.executed import executed_flops
 from mfu_jax.flops.traced import count_model_flops
 
 
@@ -82,6 +83,20 @@ def test_reference_transformer(scanned, remat):
         "": 3 * 2 * B * S * D * V,
     }
     assert count.unaccounted == ()
+
+
+@pytest.mark.parametrize(("scanned", "remat"), [(True, True), (True, False), (False, False)])
+def test_traced_equals_executed_on_cpu(scanned, remat):
+    """The CPU compiler merges what an *unrolled* checkpoint does again: that one is left out."""
+    arguments = reference_params(), shape(B, S, dtype=jnp.int32)
+    step = reference_step(scanned, remat)
+    count = count_model_flops(step, *arguments)
+    executed = executed_flops(step.lower(*arguments).compile())
+    assert executed.total == count.total + count.rematerialized
+    assert executed.forward == count.forward
+    assert executed.by_scope["mlp"] == count.by_scope["mlp"] + (
+        L * 2 * B * S * D * F if remat else 0  # the first matmul of the MLP again
+    )
 
 
 def test_wrong_example_arguments_are_a_user_error():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import threading
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from mfu_jax.flops import _jax_internals
 from mfu_jax.flops.traced import count_model_flops
 
 
@@ -193,3 +195,56 @@ def test_a_whole_optax_step_leaves_nothing_unaccounted():
     assert (count.forward, count.backward) == (FIRST + SECOND, FIRST + 2 * SECOND)
     assert count.optimizer == 0
     assert count.unaccounted == ()
+
+
+@jax.checkpoint
+def checkpointed_layer(w, x):
+    return jnp.tanh(x @ w) @ w
+
+
+def primitives_of_gradient():
+    def loss(w, x):
+        return jnp.sum(checkpointed_layer(w, x))
+
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(jnp.ones((D, D)), jnp.ones((B, D)))
+    return {eqn.primitive.name for eqn in jaxpr.eqns}
+
+
+def test_checkpoints_are_ignored_on_the_counting_thread_only():
+    before = primitives_of_gradient()
+    seen = []
+    with _jax_internals.without_checkpoints():
+        thread = threading.Thread(target=lambda: seen.append(primitives_of_gradient()))
+        thread.start()
+        thread.join()
+        here = primitives_of_gradient()
+    assert before - here == {"remat2"}
+    assert seen == [before]
+    assert primitives_of_gradient() == before
+
+
+def test_counting_compiles_nothing_and_leaves_the_jit_cache_alone():
+    step = jax.jit(jax.value_and_grad(lambda w, x: jnp.sum(checkpointed_layer(w, x))))
+    arguments = jnp.ones((D, D)), jnp.ones((B, D))
+    jax.block_until_ready(step(*arguments))
+    compiled = []
+
+    def listen(event, *_, **__):
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        count = count_model_flops(step, *arguments)
+        jax.block_until_ready(step(*arguments))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert compiled == []
+    assert count.rematerialized > 0
+
+
+def test_donated_arrays_are_counted_by_their_shape():
+    step = jax.jit(lambda x, w: x @ w, donate_argnums=0)
+    x = jnp.ones((B, D))
+    x.delete()
+    assert count_model_flops(step, x, jnp.ones((D, F))).total == FIRST

@@ -55,11 +55,12 @@ def _of_config(arguments: Sequence[str]) -> Ledger:
     from mfu_jax.pyconfig import load
     from mfu_jax.trainer.mesh import make_mesh
     from mfu_jax.trainer.metrics import count_step
-    from mfu_jax.trainer.state import abstract_state
+    from mfu_jax.trainer.state import abstract_state, resolve_attention
     from mfu_jax.trainer.step import compile_train_step
 
     config = load(arguments)
     mesh = make_mesh(config)
+    config = resolve_attention(config, mesh)
     return count_step(config, compile_train_step(config, mesh, abstract_state(config, mesh))).ledger
 
 

@@ -19,6 +19,7 @@ from mfu_jax.errors import UserError, nearest
 # Importing a module registers its families.
 from mfu_jax.flops.huggingface import deepseek_v4 as deepseek_v4
 from mfu_jax.flops.huggingface import dense as dense
+from mfu_jax.flops.huggingface import encoders as encoders
 from mfu_jax.flops.huggingface import gemma as gemma
 from mfu_jax.flops.huggingface import hybrids as hybrids
 from mfu_jax.flops.huggingface import mixtures as mixtures

@@ -44,7 +44,7 @@ class Fields:
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a field as it stands, else its default in transformers, else `default`."""
         other = self._other_names
-        names = (name, other.get(name), *(k for k, v in other.items() if v == name))
+        names = (name, other.get(name, name), *(k for k, v in other.items() if v == name))
         for source in (self._values, self._defaults):
             for key in names:
                 if key in source:
@@ -66,9 +66,7 @@ class Fields:
             UserError: absent without a default, or something else.
         """
         value = self.get(name)
-        if value is None:
-            if default is None:
-                self.fail(name, "expected a whole number")
+        if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int):
             self.fail(name, "expected a whole number")

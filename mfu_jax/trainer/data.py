@@ -147,8 +147,8 @@ def _rows(config: Config, split: str) -> TokenRows | RandomRows:
     folder = Path(config.dataset_path or sysconfig.get_paths()["stdlib"])
     documents = _read_documents(folder, config.dataset_suffixes)
     train, evaluation = split_documents(documents, config.eval_fraction)
-    documents = train if split == "train" else evaluation
-    joined = b"".join(text + bytes([SEPARATOR]) for text in documents)
+    texts = train if split == "train" else evaluation
+    joined = b"".join(text + bytes([SEPARATOR]) for text in texts)
     return TokenRows(np.frombuffer(joined, np.uint8), config.max_target_length)
 
 

@@ -18,8 +18,8 @@ _WRAPPER = re.compile(r"^(\w+)\((.*)\)$")
 _FUNCTION_WRAPPERS = {"jit", "pjit", "xla_call", "pmap", "core_call"}
 # What JAX itself adds to a path (an einsum names its formula), and the markers of attention_mask.
 _NOT_A_SCOPE = re.compile(
-    r"^(while|body|cond|scan|closed_call|core_call|eval_jaxpr|custom_jvp_call|custom_vjp_call|checkpoint"
-    r"|remat\d?|rematted_computation|shard_map|pjit|branch_\d+_fun|body_fun|cond_fun"
+    r"^(while|body|cond|scan|closed_call|core_call|eval_jaxpr|custom_jvp_call"
+    r"|custom_vjp_call|checkpoint|remat\d?|rematted_computation|shard_map|pjit|branch_\d+_fun|body_fun|cond_fun"
     r"|\S*->\S*|attention_mask\S*)$"
 )
 _OPTIMIZER = re.compile(r"(^|/)(optimizer|opt_update|apply_updates)(/|$)")

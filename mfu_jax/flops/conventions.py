@@ -163,7 +163,7 @@ def _megatron_2021(shape: ModelShape, model: Model) -> list[FlopsRow]:
     "PaLM, arXiv 2204.02311, appendix B",
 )
 def _palm(shape: ModelShape, model: Model) -> list[FlopsRow]:
-    return _formula(shape, model, parameters_of(model).active, attention=True)
+    return _formula(shape, model, parameters_of(shape, model).active, attention=True)
 
 
 @_convention(
@@ -172,13 +172,13 @@ def _palm(shape: ModelShape, model: Model) -> list[FlopsRow]:
     "nanoGPT, model.py, estimate_mfu",
 )
 def _nanogpt(shape: ModelShape, model: Model) -> list[FlopsRow]:
-    count = parameters_of(model)
+    count = parameters_of(shape, model)
     return _formula(shape, model, count.active - count.positions, attention=True)
 
 
 @_convention("6n", "6·N per token; N: all active weights", "Hoffmann et al., arXiv 2203.15556")
 def _six_n(shape: ModelShape, model: Model) -> list[FlopsRow]:
-    return _formula(shape, model, parameters_of(model).active, attention=False)
+    return _formula(shape, model, parameters_of(shape, model).active, attention=False)
 
 
 @_convention(
@@ -187,7 +187,7 @@ def _six_n(shape: ModelShape, model: Model) -> list[FlopsRow]:
     "Kaplan et al., arXiv 2001.08361",
 )
 def _six_n_non_embedding(shape: ModelShape, model: Model) -> list[FlopsRow]:
-    return _formula(shape, model, parameters_of(model).active_non_embedding, attention=False)
+    return _formula(shape, model, parameters_of(shape, model).active_non_embedding, attention=False)
 
 
 def _formula(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import stat
 from collections.abc import Mapping
@@ -233,9 +234,25 @@ def _from_maxtext(values: dict[str, Any], overrides: dict[str, Any]) -> ModelSha
             f"the config has no {', '.join(names)}; expected MaxText's fields (base_emb_dim, "
             f"vocab_size, …); give it as key=value"
         )
-    known = {field: resolved[field] for field in ModelShape.field_names() if field in resolved}
+    fields = ModelShape.field_names()
+    _refuse_misspelt(values, [field for field in fields if field not in resolved])
+    known = {field: resolved[field] for field in fields if field in resolved}
     _known({k: v for k, v in overrides.items() if k not in _EXTRA_KEYS}, ModelShape)
     return ModelShape.from_mapping(known)
+
+
+# How alike a key must be to an absent field to be taken for that field, misspelt.
+_MISSPELT = 0.9
+
+
+def _refuse_misspelt(values: Mapping[str, Any], absent: list[str]) -> None:
+    """Most keys of a config are of no use here; one that almost names an absent field is a slip."""
+    for key in values:
+        if key in ModelShape.field_names() or key in _EXTRA_KEYS:
+            continue
+        slips = difflib.get_close_matches(key.removeprefix("base_"), absent, n=1, cutoff=_MISSPELT)
+        if slips:
+            raise UserError(f"unknown key {key!r}; did you mean {slips[0]!r}?")
 
 
 _EXTRA_KEYS = frozenset({*_SCALED, "global_parameter_scale", "override_model_config"})

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from mfu_jax.flops.architectures import build
 from mfu_jax.flops.components import Model
 from mfu_jax.flops.shape import ModelShape
+from mfu_jax.flops.towers import require_towers
 
 
 class ParameterCount(NamedTuple):
@@ -43,11 +44,19 @@ def count_parameters(config: Any) -> ParameterCount:
     >>> count_parameters(shape).total  # table, q k v o, wi wo, three norms
     180
     """
-    return parameters_of(build(ModelShape.of(config)))
+    shape = ModelShape.of(config)
+    return parameters_of(shape, build(shape))
 
 
-def parameters_of(model: Model) -> ParameterCount:
-    """Counts the weights of a model that is already built."""
+def parameters_of(shape: ModelShape, model: Model) -> ParameterCount:
+    """Counts the weights of the model that was built from `shape`.
+
+    Raises:
+        UserError: sizes are missing that only the weights, not the FLOPs, depend on.
+    """
+    if shape.engram_layers:
+        shape.require("engram_vocab_bases")
+    require_towers(shape)
     total = active = embedding = head = positions = 0
     for layer in model.layers:
         for part in layer.components:

@@ -177,7 +177,8 @@ class ModelShape:
     def of(cls, config: Any) -> ModelShape:
         """`config` as a shape: a `ModelShape`, a mapping, or an object with MaxText's field names.
 
-        Fields that are not about the architecture or the step are ignored in objects.
+        A mapping is what `load_shape` takes: resolved or ``base_*`` names, or a ``config.json``.
+        Fields that are not about the architecture or the step are ignored.
 
         Raises:
             UserError: a field is missing, of the wrong type, or out of range.
@@ -185,7 +186,9 @@ class ModelShape:
         if isinstance(config, ModelShape):
             return config
         if isinstance(config, Mapping):
-            return cls.from_mapping(config)
+            from mfu_jax.flops.inputs import load_shape
+
+            return load_shape(config)
         values = {
             name: value
             for name in _kinds(cls)

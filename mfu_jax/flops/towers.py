@@ -95,14 +95,31 @@ def _without(layer: Layer, *, left: bool, right: bool) -> Layer:
 
 
 Tower = Callable[[ModelShape], tuple[Layer, ...]]
-_TOWERS: dict[str, Tower] = {}
+# decoder_block → the fields that its tower needs, and its layers
+_TOWERS: dict[str, tuple[tuple[str, ...], Tower]] = {}
+
+_VIT = (
+    "patch_size_for_vit",
+    "hidden_size_for_vit",
+    "intermediate_size_for_vit",
+    "num_hidden_layers_for_vit",
+)
+_AUDIO = (
+    "d_model_for_audio",
+    "encoder_layers_for_audio",
+    "encoder_ffn_dim_for_audio",
+    "num_mel_bins_for_audio",
+    "downsample_hidden_size_for_audio",
+    "output_dim_for_audio",
+    "n_window_for_audio",
+)
 
 
-def _tower(*blocks: str) -> Callable[[Tower], Tower]:
+def _tower(*blocks: str, needs: tuple[str, ...]) -> Callable[[Tower], Tower]:
     """Registers a tower under the `decoder_block`s that come with it."""
 
     def register(tower: Tower) -> Tower:
-        _TOWERS.update(dict.fromkeys(blocks, tower))
+        _TOWERS.update(dict.fromkeys(blocks, ((*_VIT, *needs), tower)))
         return tower
 
     return register
@@ -111,10 +128,24 @@ def _tower(*blocks: str) -> Callable[[Tower], Tower]:
 def towers(shape: ModelShape) -> tuple[Layer, ...]:
     """The layers of the shape's vision and audio towers; none for a text model.
 
+    A step without images needs no sizes of the tower: where they are absent, the text model is all.
+
     Raises:
-        UserError: the family has no tower that is known.
+        UserError: there are images, but the family has no known tower, or a size of it is absent.
     """
     layers: tuple[Layer, ...] = ()
+    if shape.images_per_sequence or (shape.use_multimodal and not _missing_vision(shape)):
+        require_towers(shape)
+        tower = _TOWERS[shape.decoder_block][1](shape)
+        layers += frozen_tower(tower, frozen=shape.freeze_vision_encoder_params)
+    if shape.audio_frames_per_sequence or (shape.use_audio and not _missing(shape, _AUDIO)):
+        require_towers(shape)
+        layers += frozen_tower(audio_tower(shape), frozen=shape.freeze_audio_encoder_params)
+    return layers
+
+
+def require_towers(shape: ModelShape) -> None:
+    """Raises a `UserError` where a tower is used that is unknown or lacks a size."""
     if shape.use_multimodal or shape.images_per_sequence:
         if shape.decoder_block not in _TOWERS:
             raise UserError(
@@ -122,12 +153,18 @@ def towers(shape: ModelShape) -> tuple[Layer, ...]:
                 f"tower{nearest(shape.decoder_block, _TOWERS)}; known are "
                 f"{', '.join(sorted(_TOWERS))}; use_multimodal=false counts the text model"
             )
-        tower = _TOWERS[shape.decoder_block](shape)
-        layers += frozen_tower(tower, frozen=shape.freeze_vision_encoder_params)
+        shape.require(*_TOWERS[shape.decoder_block][0])
     if shape.use_audio or shape.audio_frames_per_sequence:
-        frozen = shape.freeze_audio_encoder_params
-        layers += frozen_tower(audio_tower(shape), frozen=frozen)
-    return layers
+        shape.require(*_AUDIO)
+
+
+def _missing_vision(shape: ModelShape) -> bool:
+    block = _TOWERS.get(shape.decoder_block)
+    return block is None or _missing(shape, block[0])
+
+
+def _missing(shape: ModelShape, names: tuple[str, ...]) -> bool:
+    return any(not getattr(shape, name) for name in names)
 
 
 def _image_side(shape: ModelShape) -> tuple[int, int]:
@@ -146,18 +183,9 @@ def _patches(shape: ModelShape, tokens: int, *, bias: bool) -> Component:
     )
 
 
-_VIT = (
-    "patch_size_for_vit",
-    "hidden_size_for_vit",
-    "intermediate_size_for_vit",
-    "num_hidden_layers_for_vit",
-)
-
-
-@_tower("gemma3")
+@_tower("gemma3", needs=("image_size_for_vit",))
 def siglip(shape: ModelShape) -> tuple[Layer, ...]:
     """Gemma 3: SigLIP, its tokens averaged 4 × 4, one projection."""
-    shape.require(*_VIT, "image_size_for_vit")
     width, images = shape.hidden_size_for_vit, shape.images_per_sequence
     rows, columns = _image_side(shape)
     tokens = rows * columns
@@ -189,15 +217,12 @@ def siglip(shape: ModelShape) -> tuple[Layer, ...]:
     )
 
 
-@_tower("llama4")
+@_tower(
+    "llama4",
+    needs=("tile_size_for_vit", "projector_input_dim_for_vit", "projector_output_dim_for_vit"),
+)
 def llama4_vision(shape: ModelShape) -> tuple[Layer, ...]:
     """Llama 4: tiles with a class token, pixel shuffle, an MLP, one projection."""
-    shape.require(
-        *_VIT,
-        "tile_size_for_vit",
-        "projector_input_dim_for_vit",
-        "projector_output_dim_for_vit",
-    )
     width, side = shape.hidden_size_for_vit, shape.tile_size_for_vit // shape.patch_size_for_vit
     tiles = shape.images_per_sequence * max(shape.tiles_per_image, 1)
     patches = side * side
@@ -236,15 +261,18 @@ def llama4_vision(shape: ModelShape) -> tuple[Layer, ...]:
     )
 
 
-@_tower("qwen3", "qwen3_moe", "qwen3_5")
-def qwen3_vision(shape: ModelShape) -> tuple[Layer, ...]:
-    """Qwen3-VL and Omni: patches of two frames, 2 × 2 merged; mergers of inner layers too."""
-    shape.require(
-        *_VIT,
+@_tower(
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_5",
+    needs=(
         "image_size_for_vit",
         "spatial_merge_size_for_vit",
         "num_position_embeddings_for_vit",
-    )
+    ),
+)
+def qwen3_vision(shape: ModelShape) -> tuple[Layer, ...]:
+    """Qwen3-VL and Omni: patches of two frames, 2 × 2 merged; mergers of inner layers too."""
     width, images = shape.hidden_size_for_vit, shape.images_per_sequence
     tokens = math.prod(_image_side(shape))
     joined = width * shape.spatial_merge_size_for_vit**2
@@ -291,15 +319,6 @@ def audio_tower(shape: ModelShape) -> tuple[Layer, ...]:
 
     A 3 × 3 convolution from c to d channels costs 9·c·d multiply-adds at each output position.
     """
-    shape.require(
-        "d_model_for_audio",
-        "encoder_layers_for_audio",
-        "encoder_ffn_dim_for_audio",
-        "num_mel_bins_for_audio",
-        "downsample_hidden_size_for_audio",
-        "output_dim_for_audio",
-        "n_window_for_audio",
-    )
     width, channels = shape.d_model_for_audio, shape.downsample_hidden_size_for_audio
     bins, frames = shape.num_mel_bins_for_audio, 2 * shape.n_window_for_audio
     chunks = shape.audio_frames_per_sequence // frames

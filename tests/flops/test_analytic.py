@@ -80,7 +80,7 @@ def test_gradient_accumulation_multiplies_tokens_and_flops():
         ({"num_query_heads": -4}, "num_query_heads"),
         ({"head_dim": "16"}, "head_dim"),
         ({"per_device_batch_size": float("nan")}, "per_device_batch_size"),
-        ({"embdim": 64}, "emb_dim"),
+        ({"sliding_windw_size": 64}, "sliding_window_size"),
         ({"decoder_block": "lama2"}, "llama2"),
     ],
 )

@@ -107,7 +107,17 @@ def test_a_tower_equals_the_traced_count(frozen):
 
 def test_a_text_family_has_no_tower():
     with pytest.raises(UserError, match="use_multimodal"):
-        flops_breakdown(load_shape("llama3-8b", {"use_multimodal": True}))
+        flops_breakdown(load_shape("llama3-8b", {"images_per_sequence": 1}))
+    with pytest.raises(UserError, match="use_multimodal"):
+        count_parameters(load_shape("llama3-8b", {"use_multimodal": True}))
+
+
+def test_a_text_step_needs_no_sizes_of_the_tower():
+    sizes = {"vocab_size": 64, "num_decoder_layers": 1, "emb_dim": 8, "num_query_heads": 2}
+    text = {**sizes, "head_dim": 4, "mlp_dim": 8, "decoder_block": "qwen3"}
+    assert flops_breakdown({**text, "use_multimodal": True}) == flops_breakdown(text)
+    with pytest.raises(UserError, match="spatial_merge_size_for_vit"):
+        count_parameters({**text, "use_multimodal": True})
 
 
 def test_text_only_rows_of_a_multimodal_model_are_the_text_model():

@@ -75,13 +75,17 @@ def _forward(shape: ModelShape, *, dense: bool) -> Components:
 def _engram(shape: ModelShape, index: int) -> Components:
     """n-gram memory of the `index`-th engram layer: hashed tables, projections, convolution."""
     shape.require(
-        "engram_num_heads",
-        "engram_head_dim",
-        "engram_max_ngram_size",
-        "engram_kernel_size",
-        "engram_vocab_bases",
+        "engram_num_heads", "engram_head_dim", "engram_max_ngram_size", "engram_kernel_size"
     )
     orders = shape.engram_max_ngram_size - 1
+    mixing = matmuls.engram(
+        shape.emb_dim,
+        streams=shape.mhc_expansion_rate,
+        memory=shape.engram_num_heads * shape.engram_head_dim * orders,
+        kernel=shape.engram_kernel_size,
+    )
+    if not shape.engram_vocab_bases:
+        return mixing  # FLOPs need no table sizes; count_parameters asks for them
     if len(shape.engram_vocab_bases) != orders:
         raise UserError(
             f"engram_vocab_bases has {len(shape.engram_vocab_bases)} entries; expected {orders}, "
@@ -90,15 +94,7 @@ def _engram(shape: ModelShape, index: int) -> Components:
     rows = _engram_rows(shape.engram_vocab_bases, shape.engram_num_heads, len(shape.engram_layers))[
         index
     ]
-    return (
-        matmuls.table("engram/tables", rows, shape.engram_head_dim),
-        *matmuls.engram(
-            shape.emb_dim,
-            streams=shape.mhc_expansion_rate,
-            memory=shape.engram_num_heads * shape.engram_head_dim * orders,
-            kernel=shape.engram_kernel_size,
-        ),
-    )
+    return (matmuls.table("engram/tables", rows, shape.engram_head_dim), *mixing)
 
 
 @functools.lru_cache

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.flops.shape import ModelShape, parse_value
+from mfu_jax.flops.shape import ModelShape, parse_value, shown
 from mfu_jax.yaml_files import model_file, model_names, read_mapping
 
 # Configs are a few kilobytes; what is larger is something else.
@@ -197,8 +197,8 @@ def _with_named_model(values: dict[str, Any]) -> dict[str, Any]:
         if resolved in model and model[resolved] != value:
             if not values.get("override_model_config"):
                 raise UserError(
-                    f"{key}={value!r} contradicts model_name {name!r} ({resolved}="
-                    f"{model[resolved]!r}); set override_model_config: true to let the file win"
+                    f"{key}={shown(value)} contradicts model_name {name!r}, which has "
+                    f"{shown(model[resolved])}; set override_model_config: true to let it win"
                 )
             del model[resolved]
     return {**model, **own}
@@ -220,12 +220,12 @@ def _from_maxtext(values: dict[str, Any], overrides: dict[str, Any]) -> ModelSha
                 continue
             field, value = key.removeprefix("base_"), base[key]
             if not isinstance(value, int) or isinstance(value, bool):
-                raise UserError(f"{key}={value!r}: expected a whole number")
+                raise UserError(f"{key}={shown(value)}: expected a whole number")
             scaled = value << exponents[kind] if value > 0 else value
             if resolved.setdefault(field, scaled) != scaled:
                 raise UserError(
                     f"{key} gives {field}={scaled}, but the file also says {field}="
-                    f"{resolved[field]!r}; leave one of the two out"
+                    f"{shown(resolved[field])}; leave one of the two out"
                 )
         resolved = {**_MAXTEXT_DEFAULTS, **resolved}
     if missing := [f for f in ("vocab_size", "num_decoder_layers", "emb_dim") if f not in resolved]:
@@ -294,6 +294,8 @@ def _scale_exponents(scale: Any) -> dict[str, int]:
     """
     whole = isinstance(scale, int) and not isinstance(scale, bool)
     if not whole or scale < 1 or scale & (scale - 1) or scale > 2**30:
-        raise UserError(f"global_parameter_scale={scale!r}: expected a power of two (1, 2, 4, …)")
+        raise UserError(
+            f"global_parameter_scale={shown(scale)}: expected a power of two (1, 2, 4, …)"
+        )
     cycles, rest = divmod(scale.bit_length() - 1, 3)
     return {"width": cycles + (rest > 1), "heads": cycles + (rest > 0), "layers": cycles}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -53,6 +54,7 @@ class ModelShape:
     attention_output_dim: int = 0
     causal_block_size: int = 0
     prefix_length: int = 0
+    logits_positions: int = 0
     packed_document_lengths: tuple[int, ...] = ()
     packed_document_length: int = 0
 
@@ -150,7 +152,7 @@ class ModelShape:
             object.__setattr__(self, name, _checked(name, kind, getattr(self, name)))
         for name in _POSITIVE:
             if getattr(self, name) <= 0:
-                raise UserError(f"{name}={getattr(self, name)!r}: expected a positive number")
+                raise UserError(f"{name}={shown(getattr(self, name))}: expected a positive number")
         if self.num_decoder_layers > _MOST_LAYERS:
             raise UserError(
                 f"num_decoder_layers={self.num_decoder_layers}: expected at most {_MOST_LAYERS}"
@@ -301,27 +303,37 @@ def _number(text: str) -> int | float | str:
     return text
 
 
+# Nested aliases of a YAML file can stand for billions of items.
+_SHORT = reprlib.Repr(maxlevel=2)
+
+
+def shown(value: Any) -> str:
+    """`value` for an error message: short, however large or nested it is."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def _checked(name: str, kind: str, value: Any) -> Any:
     """`value` in the field's type."""
     if kind == "int":
         if isinstance(value, bool) or not isinstance(value, int):
-            raise UserError(f"{name}={value!r}: expected a whole number")
+            raise UserError(f"{name}={shown(value)}: expected a whole number")
         return max(value, 0) if value == -1 else _not_negative(name, value)
     if kind == "Number":
         if isinstance(value, bool) or not isinstance(value, int | float | Fraction):
-            raise UserError(f"{name}={value!r}: expected a number")
+            raise UserError(f"{name}={shown(value)}: expected a number")
         try:
             return integral(Fraction(value).limit_denominator(2**20))
         except (ValueError, OverflowError):
-            raise UserError(f"{name}={value!r}: expected a finite number") from None
+            raise UserError(f"{name}={shown(value)}: expected a finite number") from None
     if kind == "bool":
         if not isinstance(value, bool):
-            raise UserError(f"{name}={value!r}: expected true or false")
+            raise UserError(f"{name}={shown(value)}: expected true or false")
         return value
     if kind == "str":
         value = getattr(value, "value", value)  # MaxText's enums
         if not isinstance(value, str):
-            raise UserError(f"{name}={value!r}: expected text")
+            raise UserError(f"{name}={shown(value)}: expected text")
         return value
     if kind.startswith("int | tuple") and isinstance(value, int) and not isinstance(value, bool):
         return _not_negative(name, value)
@@ -332,11 +344,11 @@ def _checked_tuple(name: str, kind: str, value: Any) -> tuple[Any, ...]:
     if isinstance(value, str) and "str" in kind:
         value = [part for part in value.split(",") if part]
     if not isinstance(value, list | tuple):
-        raise UserError(f"{name}={value!r}: expected a list")
+        raise UserError(f"{name}={shown(value)}: expected a list")
     expected = str if "str" in kind else int
     for item in value:
         if not isinstance(item, expected) or isinstance(item, bool):
-            raise UserError(f"{name}={value!r}: expected a list of {expected.__name__}")
+            raise UserError(f"{name}={shown(value)}: expected a list of {expected.__name__}")
     return tuple(value)
 
 

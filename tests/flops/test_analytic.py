@@ -61,6 +61,13 @@ def test_breakdown_sums_to_the_total():
     assert calculate_tflops_per_device(SMALL, "maxtext").total == total / 1e12
 
 
+def test_logits_can_be_made_at_some_positions_only():
+    # 452,984,832 with the head at all 128 positions, which is 2 · 256 · 64 · 512 of it forward
+    one = model_flops_per_device({**SMALL, "logits_positions": 1}).training
+    head = 3 * 2 * 256 * 64 * 512
+    assert one == 452_984_832 - head + head // 128
+
+
 def test_a_fractional_batch_stays_exact():
     half = {**SMALL, "per_device_batch_size": 0.5}
     assert model_flops_per_device(half).training * 4 == model_flops_per_device(SMALL).training

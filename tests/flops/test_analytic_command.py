@@ -162,6 +162,12 @@ HOSTILE = {
     "text.yml": LLAMA2_7B_YAML.replace("base_emb_dim: 4096", "base_emb_dim: wide"),
     "scale.yml": LLAMA2_7B_YAML + "global_parameter_scale: 3\n",
     "huge.yml": LLAMA2_7B_YAML + "#" * (5 * 2**20),
+    "bomb.yml": "a: &a [1, 1, 1, 1, 1, 1, 1, 1]\n"
+    + "".join(
+        f"{name}: &{name} [{', '.join(['*' + last] * 8)}]\n"
+        for last, name in zip("abcdefghijk", "bcdefghijkl", strict=True)
+    )
+    + "emb_dim: *l\nvocab_size: 8\nnum_decoder_layers: 2\n",
     "block.yml": LLAMA2_7B_YAML.replace('"llama2"', '"llama9"'),
 }
 

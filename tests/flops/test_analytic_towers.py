@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import architecture_models as models
+import architecture_parts as parts
 import jax
 import jax.numpy as jnp
 import pytest
@@ -85,9 +85,9 @@ def test_a_tower_equals_the_traced_count(frozen):
         x = (images @ w("patch", 12, 8)).reshape(6, 32, 8)
         for i in range(2):
             q, k, v = (x @ w(f"v{i}/{name}", 8, 8) for name in "qkv")
-            y = models.softmax_attention(*(t[:, :, None] for t in (q, k, v)))[:, :, 0]
+            y = parts.softmax_attention(*(t[:, :, None] for t in (q, k, v)))[:, :, 0]
             x = x + y @ w(f"v{i}/o", 8, 8)
-            x = x + models.dense_mlp(w, f"v{i}", x, hidden=9, gated=False)
+            x = x + parts.dense_mlp(w, f"v{i}", x, hidden=9, gated=False)
         pooled = jnp.sum(x.reshape(2, 3, 2, 4, 4, 8), axis=(3, 4))
         return pooled @ w("projector", 8, 6)
 

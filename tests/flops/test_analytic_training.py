@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import architecture_models as models
+import architecture_parts as parts
 import jax.numpy as jnp
 import pytest
 
@@ -40,15 +41,15 @@ def with_adapters(s, w, tokens, *, targets, rank):
         return base + down @ w(f"{name}/lora_b", rank, outputs)
 
     def block(x, i):
-        y = models.rms(x, w(f"{i}/n0", s.emb_dim))
+        y = parts.rms(x, w(f"{i}/n0", s.emb_dim))
         heads = {"q_proj": s.num_query_heads, "k_proj": s.num_kv_heads, "v_proj": s.num_kv_heads}
         q, k, v = (
             adapted(y, f"{i}/{name}", name, count * s.head_dim).reshape(*y.shape[:2], count, -1)
             for name, count in heads.items()
         )
-        y = models.softmax_attention(q, k, v, models.causal(y.shape[1]))
+        y = parts.softmax_attention(q, k, v, parts.causal(y.shape[1]))
         x = x + adapted(y.reshape(*y.shape[:2], -1), f"{i}/o_proj", "o_proj", s.emb_dim)
-        y = models.rms(x, w(f"{i}/n1", s.emb_dim))
+        y = parts.rms(x, w(f"{i}/n1", s.emb_dim))
         h = jnp.tanh(adapted(y, f"{i}/wi_0", "wi_0", s.mlp_dim))
         h = h * adapted(y, f"{i}/wi_1", "wi_1", s.mlp_dim)
         return x + adapted(h, f"{i}/wo", "wo", s.emb_dim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import architecture_models as models
+import architecture_parts as parts
 import jax
 import jax.numpy as jnp
 import pytest
@@ -213,10 +214,10 @@ def test_a_diffusion_transformer(side, heads, dim, hidden, layers):
             q, k, v = (
                 (y @ w(f"{i}/{name}", width, width)).reshape(2, -1, heads, dim) for name in "qkv"
             )
-            y = models.softmax_attention(q, k, v).reshape(x.shape) @ w(f"{i}/o", width, width)
+            y = parts.softmax_attention(q, k, v).reshape(x.shape) @ w(f"{i}/o", width, width)
             x = x + gate[:, None] * y
             y = x * (1 + rest[1][:, None]) + rest[0][:, None]
-            y = models.dense_mlp(w, f"{i}/m", y, hidden=hidden, gated=False)
+            y = parts.dense_mlp(w, f"{i}/m", y, hidden=hidden, gated=False)
             x = x + rest[2][:, None] * y
         shift, scale = jnp.split(c @ w("mod", width, 2 * width), 2, -1)
         x = (x * (1 + scale[:, None]) + shift[:, None]) @ w("out", width, 32)

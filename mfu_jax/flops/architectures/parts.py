@@ -173,6 +173,9 @@ def decoder(
         positions = shape.trainable_position_size or shape.max_target_length
         first.append(matmuls.table("positions", positions, shape.emb_dim))
     output = matmuls.head(shape.vocab_size, shape.emb_dim, tied=shape.logits_via_embedding)
+    if shape.logits_positions:
+        positions = min(shape.logits_positions, shape.max_target_length)
+        output = output.replace(tokens=positions)
     final = norms(shape, 1, "final_norm") if last_norm else ()
     return Model(
         layers=(

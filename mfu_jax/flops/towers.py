@@ -146,6 +146,8 @@ def towers(shape: ModelShape) -> tuple[Layer, ...]:
 
 def require_towers(shape: ModelShape) -> None:
     """Raises a `UserError` where a tower is used that is unknown or lacks a size."""
+    if shape.decoder_block.startswith("hf_"):
+        return  # shapes of a config.json bring their towers along, see `architectures.hf_towers`
     if shape.use_multimodal or shape.images_per_sequence:
         if shape.decoder_block not in _TOWERS:
             raise UserError(

@@ -3,96 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops import matmuls, mixers
 from mfu_jax.flops.architectures import parts
+from mfu_jax.flops.architectures.hf_shape import CHUNKED, FULL, SLIDING, HfDecoderShape
+from mfu_jax.flops.architectures.hf_towers import tower_layers
 from mfu_jax.flops.architectures.registry import architecture
 from mfu_jax.flops.components import Layer, Model, layers_of
 from mfu_jax.flops.matmuls import Components
 from mfu_jax.flops.mixers_ssm import BidirectionalWindow, gated_short_convolution, mamba
 from mfu_jax.flops.pairs import Full, Mask
 from mfu_jax.flops.shape import ModelShape
-
-FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
-
-
-@dataclass(frozen=True, kw_only=True)
-class HfDecoderShape(ModelShape):
-    """A decoder whose layers differ in the way that a ``config.json`` says.
-
-    Attributes:
-        layer_types: token mixer of each layer: ``full_attention``, ``sliding_attention``,
-            ``chunked_attention``, ``linear_attention`` (gated delta net), ``mamba`` (Mamba-1),
-            ``mamba2``, ``conv`` (gated short convolution), ``mamba2+full_attention`` (in parallel).
-        feed_forward_types: feed-forward of each layer: ``dense``, ``moe`` or ``none``.
-        norms_per_layer: norms over the model width in a layer; 0: none has weights.
-        final_norm, embedding_norm: whether a norm with weights stands there.
-        attention_output_bias: bias of the attention's output projection (q, k, v:
-            ``attention_bias``; MLP and experts: ``use_bias``).
-        head_bias: bias of the output head.
-        qk_norm: weights of the norms on queries and keys: ``""`` none, ``head`` (``[h]`` each),
-            ``all_heads`` (``[H·h]`` and ``[K·h]``).
-        qk_norm_bias: whether these norms have a bias too.
-        attention_sinks: one learned logit a head.
-        attention_output_gate: queries come with a gate of their size.
-        bidirectional: no causal mask.
-        activation_weights: learned scalars of the activation function, for each MLP.
-        token_width: width of the token table, where projections lead to and from the model width.
-        token_types: rows of a table of segment types.
-        shared_expert_dim: hidden width of the shared expert where it is not
-            ``shared_experts · moe_mlp_dim``.
-        shared_expert_gate: whether a ``[D, 1]`` gate scales the shared expert.
-        mamba_*: sizes of the state-space layers. `mamba_rank` is the rank of Mamba-1's time step.
-        conv_kernel, conv_bias: of the gated short convolution.
-    """
-
-    decoder_block: str = "hf_decoder"
-    layer_types: tuple[str, ...] = ()
-    feed_forward_types: tuple[str, ...] = ()
-    norms_per_layer: int = 2
-    final_norm: bool = True
-    embedding_norm: bool = False
-    attention_output_bias: bool = False
-    head_bias: bool = False
-    qk_norm: str = ""
-    qk_norm_bias: bool = False
-    attention_sinks: bool = False
-    attention_output_gate: bool = False
-    bidirectional: bool = False
-    activation_weights: int = 0
-    token_width: int = 0
-    shared_expert_dim: int = 0
-    shared_expert_gate: bool = False
-    mamba_inner: int = 0
-    mamba_heads: int = 0
-    mamba_groups: int = 0
-    mamba_state: int = 0
-    mamba_kernel: int = 0
-    mamba_rank: int = 0
-    mamba_bias: bool = False
-    mamba_output_bias: bool = False
-    mamba_conv_bias: bool = False
-    mamba_norm: bool = False
-    conv_kernel: int = 0
-    conv_bias: bool = False
-
-    def kinds_of_layers(self) -> tuple[tuple[str, str], ...]:
-        """Token mixer and feed-forward of each layer.
-
-        Raises:
-            UserError: one of the lists is shorter than the model.
-        """
-        layers = self.num_decoder_layers
-        lists = (self.layer_types, self.feed_forward_types)
-        for name, kinds in zip(("layer_types", "feed_forward_types"), lists, strict=True):
-            if len(kinds) < layers:
-                raise UserError(
-                    f"num_decoder_layers={layers}, but {name} has {len(kinds)} entries; expected "
-                    f"one for each layer; give {name} too"
-                )
-        return tuple(zip(*lists, strict=False))[:layers]
 
 
 @architecture("hf_decoder")
@@ -141,6 +63,7 @@ def frame(
     last.append(matmuls.head(shape.vocab_size, width, tied=tied, bias=shape.head_bias))
     return Model(
         layers=(
+            *tower_layers(shape),
             Layer(name="embedding", components=(*first, *embedding)),
             *layers,
             Layer(name="head", components=tuple(last)),

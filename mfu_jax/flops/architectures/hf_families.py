@@ -8,13 +8,8 @@ from dataclasses import dataclass
 from mfu_jax.errors import UserError
 from mfu_jax.flops import matmuls
 from mfu_jax.flops.architectures import gemma4, mixtures, parts
-from mfu_jax.flops.architectures.hf_decoder import (
-    FULL,
-    HfDecoderShape,
-    attention_mask,
-    frame,
-    norms,
-)
+from mfu_jax.flops.architectures.hf_decoder import attention_mask, frame, norms
+from mfu_jax.flops.architectures.hf_shape import FULL, HfDecoderShape
 from mfu_jax.flops.architectures.registry import architecture
 from mfu_jax.flops.components import Component, Model, layers_of
 from mfu_jax.flops.matmuls import Components

@@ -23,6 +23,7 @@ from mfu_jax.flops.huggingface import encoders as encoders
 from mfu_jax.flops.huggingface import gemma as gemma
 from mfu_jax.flops.huggingface import hybrids as hybrids
 from mfu_jax.flops.huggingface import mixtures as mixtures
+from mfu_jax.flops.huggingface import multimodal as multimodal
 from mfu_jax.flops.huggingface.fields import Fields
 from mfu_jax.flops.huggingface.registry import TRANSLATIONS
 from mfu_jax.flops.shape import ModelShape

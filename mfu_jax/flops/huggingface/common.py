@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from mfu_jax.flops.architectures.hf_decoder import FULL, SLIDING, HfDecoderShape
+from mfu_jax.flops.architectures.hf_shape import FULL, SLIDING, HfDecoderShape
 from mfu_jax.flops.huggingface.fields import Fields
 
 PLAIN_MLP = ("gelu",)

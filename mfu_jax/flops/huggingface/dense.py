@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mfu_jax.flops.architectures.hf_decoder import FULL, SLIDING, HfDecoderShape
+from mfu_jax.flops.architectures.hf_shape import FULL, SLIDING, HfDecoderShape
 from mfu_jax.flops.huggingface.common import (
     PLAIN_MLP,
     decoder,

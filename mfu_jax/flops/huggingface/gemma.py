@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mfu_jax.flops.architectures.hf_decoder import FULL, SLIDING, HfDecoderShape
 from mfu_jax.flops.architectures.hf_families import HfGemmaShape
+from mfu_jax.flops.architectures.hf_shape import FULL, SLIDING, HfDecoderShape
 from mfu_jax.flops.huggingface.common import (
     checked_length,
     decoder,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mfu_jax.flops.architectures.hf_decoder import FULL, HfDecoderShape
+from mfu_jax.flops.architectures.hf_shape import FULL, HfDecoderShape
 from mfu_jax.flops.huggingface.common import decoder, experts, heads, layer_types, moe_layers
 from mfu_jax.flops.huggingface.fields import Fields
 from mfu_jax.flops.huggingface.registry import model_type

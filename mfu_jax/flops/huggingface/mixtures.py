@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mfu_jax.flops.architectures.hf_decoder import CHUNKED, FULL, SLIDING, HfDecoderShape
+from mfu_jax.flops.architectures.hf_shape import CHUNKED, FULL, SLIDING, HfDecoderShape
 from mfu_jax.flops.huggingface.common import (
     decoder,
     every,

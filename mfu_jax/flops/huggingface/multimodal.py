@@ -1,0 +1,93 @@
+"""Text models with a vision tower, nested as ``text_config`` and ``vision_config``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mfu_jax.flops.architectures.hf_shape import HfDecoderShape
+from mfu_jax.flops.huggingface.fields import Fields
+from mfu_jax.flops.huggingface.gemma import gemma3_text, gemma3n_text
+from mfu_jax.flops.huggingface.mixtures import llama4_text
+from mfu_jax.flops.huggingface.registry import model_type
+
+
+@model_type("gemma3")
+def gemma3(c: Fields) -> HfDecoderShape:
+    """Gemma 3 with SigLIP; images_per_sequence says how many images there are."""
+    vision = c.nested("vision_config", "siglip_vision_model")
+    return gemma3_text(_text(c, "gemma3_text")).replace(
+        vision_tower="siglip",
+        vision_pooling_head=vision.flag("vision_use_head", default=True),
+        image_tokens=c.size("mm_tokens_per_image"),
+        **_encoder(vision),
+    )
+
+
+@model_type("llama4")
+def llama4(c: Fields) -> HfDecoderShape:
+    """Llama 4 with its vision tower; images_per_sequence and tiles_per_image say how much."""
+    vision = c.nested("vision_config", "llama4_vision_model")
+    ratio = vision.get("pixel_shuffle_ratio")
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
+        vision.fail("pixel_shuffle_ratio", "expected a number above 0, at most 1")
+    sizes = _encoder(vision)
+    return llama4_text(_text(c, "llama4_text")).replace(
+        vision_tower="llama4",
+        vision_output_dim=vision.size("vision_output_dim"),
+        projector_input_dim_for_vit=vision.size("projector_input_dim"),
+        projector_output_dim_for_vit=vision.size("projector_output_dim"),
+        pixel_shuffle_ratio_for_vit=ratio,
+        tile_size_for_vit=sizes["image_size_for_vit"],
+        **sizes,
+    )
+
+
+@model_type("gemma3n")
+def gemma3n(c: Fields) -> HfDecoderShape:
+    """Gemma 3n with the weights of its towers; their FLOPs are not counted from a config."""
+    vision = c.nested("vision_config", "gemma3n_vision")
+    audio = c.nested("audio_config", "gemma3n_audio")
+    if vision.text("architecture") != "mobilenetv5_300m_enc":
+        vision.fail("architecture", "expected 'mobilenetv5_300m_enc', the one that is known")
+    kernels = audio.get("sscp_conv_kernel_size")
+    strides = audio.get("sscp_conv_stride_size")
+    if [list(k) for k in kernels] != [[3, 3]] * 2 or [list(s) for s in strides] != [[2, 2]] * 2:
+        audio.fail("sscp_conv_kernel_size", "expected 3 x 3 kernels with strides of 2")
+    channels = audio.list_of(int, "sscp_conv_channel_size") or []
+    if len(channels) != 2:
+        audio.fail("sscp_conv_channel_size", "expected two numbers")
+    return gemma3n_text(_text(c, "gemma3n_text")).replace(
+        vision_tower="gemma3n",
+        hidden_size_for_vit=vision.size("hidden_size"),
+        vision_vocab=vision.size("vocab_size"),
+        audio_vocab=audio.size("vocab_size"),
+        audio_channels=channels,
+        audio_heads=audio.size("conf_num_attention_heads"),
+        audio_kernel=audio.size("conf_conv_kernel_size"),
+        num_mel_bins_for_audio=audio.size("input_feat_size"),
+        d_model_for_audio=audio.size("hidden_size"),
+        encoder_layers_for_audio=audio.size("conf_num_hidden_layers"),
+    )
+
+
+def _text(c: Fields, kind: str) -> Fields:
+    """The nested text config; the outer config decides whether the head is tied."""
+    text = c.nested("text_config", kind)
+    if c.has("tie_word_embeddings"):
+        return text.with_values(tie_word_embeddings=c.flag("tie_word_embeddings"))
+    return text
+
+
+def _encoder(vision: Fields) -> dict[str, Any]:
+    vision.quotient("hidden_size", "num_attention_heads")
+    image, patch = vision.size("image_size"), vision.size("patch_size")
+    if image < patch:
+        vision.fail("image_size", f"expected patch_size={patch} or more")
+    return {
+        "image_size_for_vit": image,
+        "patch_size_for_vit": patch,
+        "num_channels_for_vit": vision.size("num_channels"),
+        "hidden_size_for_vit": vision.size("hidden_size"),
+        "intermediate_size_for_vit": vision.size("intermediate_size"),
+        "num_hidden_layers_for_vit": vision.size("num_hidden_layers"),
+    }

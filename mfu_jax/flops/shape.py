@@ -304,7 +304,8 @@ def _number(text: str) -> int | float | str:
 
 
 # Nested aliases of a YAML file can stand for billions of items.
-_SHORT = reprlib.Repr(maxlevel=2)
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2
 
 
 def shown(value: Any) -> str:

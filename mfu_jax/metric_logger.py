@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import logging
 import threading
 import time
@@ -29,6 +30,7 @@ from typing import Any, Self
 from mfu_jax.compile_events import CompileEvent, CompileLog
 from mfu_jax.errors import UserError
 from mfu_jax.non_finite import NON_FINITE_EXIT_CODE, NonFiniteLossError
+from mfu_jax.phases import Phase, PhaseBook, StepScope
 from mfu_jax.record_pipeline import RecordPipeline
 from mfu_jax.sinks.base import Sink
 from mfu_jax.sinks.console import ConsoleSink
@@ -49,7 +51,8 @@ class MetricLogger:
     formatting and writing happen on one background thread.
 
     Args:
-        model_flops_per_device: matmul FLOPs that the model needs, of one step on one device.
+        model_flops_per_device: matmul FLOPs that the model needs, of one step on one device;
+            0 where each step tells its own cost, as instrumented functions do.
         tokens_per_device: tokens of one step on one device.
         peak_flops_per_sec: dense peak of one device in FLOP/s; None: no MFU and no HFU.
         executed_flops_per_device: FLOPs that the compiled step runs; None: no HFU.
@@ -79,7 +82,7 @@ class MetricLogger:
     def __init__(
         self,
         *,
-        model_flops_per_device: int | Fraction,
+        model_flops_per_device: int | Fraction = 0,
         tokens_per_device: int | float = 0,
         peak_flops_per_sec: float | None = None,
         executed_flops_per_device: int | Fraction | None = None,
@@ -158,6 +161,7 @@ class MetricLogger:
             watcher=watcher,
             writer_is_idle=self._pipeline.is_idle,
         )
+        self.phases = PhaseBook(monotonic, warmup_steps=warmup_steps)
         self._compile_log.subscribe(self._on_compile)
         atexit.register(self._close_quietly)
 
@@ -197,6 +201,9 @@ class MetricLogger:
             )
         self._last_step = step
         self._thread_id = threading.get_ident()
+        if self.phases.has_phases:
+            of_phases, cost_of_phases = self.phases.take()
+            metrics, cost = {**metrics, **of_phases}, cost or cost_of_phases
         taken = TimedStep(step, dict(metrics), cost=cost)
         if self._late_extra:
             taken.extra, self._late_extra = self._late_extra, {}
@@ -268,6 +275,30 @@ class MetricLogger:
         """
         return _Wait(self, name)
 
+    def step(self, number: int | None = None) -> StepScope:
+        """Context manager around one step, recorded at its end: ``with logger.step() as step: …``.
+
+        Functions that were instrumented with this logger tell what they cost and return; anything
+        else is told by ``step.log(loss=…)``.
+
+        Args:
+            number: the step's number; by default the one after the last.
+        """
+        return self.phases.step(self, self._last_step + 1 if number is None else number)
+
+    def phase(self, name: str, *, cost: StepCost | None = None) -> Phase:
+        """Context manager around a part of a step: ``with logger.phase("rollout"): …``.
+
+        Its time, FLOPs, MFU and HFU are shown as ``phase/<name>/…`` with the step that is recorded
+        next. It ends when the outputs of the instrumented functions in it are ready, or what
+        `Phase.wait_for` was given.
+
+        Args:
+            name: a word.
+            cost: what it costs one device, where no instrumented function tells.
+        """
+        return self.phases.phase(name, cost)
+
     def write_setup(
         self, values: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
     ) -> None:
@@ -338,6 +369,7 @@ class MetricLogger:
         last, self._held = self._held, None
         self._summary = self._pipeline.close(last, self._timer.take_spans(), self._summarize)
         self._timer.close()
+        self.phases.close()
         self._compile_log.unsubscribe(self._on_compile)
         if self._owns_compile_log:
             self._compile_log.close()
@@ -350,12 +382,13 @@ class MetricLogger:
             _log.warning("%s", self._pipeline.failure)
 
     def _summarize(self) -> Summary:
-        return self._builder.summary(
+        summary = self._builder.summary(
             total_seconds=self._timer.elapsed_seconds() + self._compiled_before_seconds,
             compile_seconds=self._compile_log.seconds,
             compile_count=self._compile_log.compile_count,
             dropped_records=self._pipeline.dropped_records,
         )
+        return dataclasses.replace(summary, phases=self.phases.totals())
 
     def _release(self) -> None:
         held, self._held = self._held, None
@@ -382,6 +415,7 @@ class MetricLogger:
 
     def _on_compile(self, event: CompileEvent) -> None:
         if event.thread_id == self._thread_id and not self._in_span:
+            self.phases.compiling()
             self._timer.compiling(event)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from fractions import Fraction
 
 from mfu_jax.errors import UserError
@@ -111,3 +112,35 @@ class StepCost:
         if self.xla_reported_flops is not None:
             scalars["perf/xla_reported_tflops"] = self.xla_reported_flops / 1e12
         return scalars
+
+
+def add_costs(costs: Iterable[StepCost]) -> StepCost:
+    """What several programs cost one device together, run one after the other.
+
+    What one of them does not know is not known of the sum.
+
+    >>> one = StepCost(model_flops_per_device=300, peak_flops_per_sec=1000.0)
+    >>> add_costs([one, one, one]).model_flops_per_device
+    900
+    """
+    parts = list(costs)
+    if len(parts) == 1:
+        return parts[0]
+
+    def total(field: str) -> float | None:
+        values = [getattr(part, field) for part in parts]
+        return None if None in values else sum(values)
+
+    first = parts[0]
+    same_peak = len({part.peak_flops_per_sec for part in parts}) == 1
+    return StepCost(
+        model_flops_per_device=sum(part.model_flops_per_device for part in parts),
+        tokens_per_device=sum(part.tokens_per_device for part in parts),
+        peak_flops_per_sec=first.peak_flops_per_sec if same_peak else None,
+        executed_flops_per_device=total("executed_flops_per_device"),  # type: ignore[arg-type]
+        optimal_model_seconds=total("model_seconds") or None,
+        optimal_executed_seconds=total("executed_seconds") or None,
+        xla_reported_flops=total("xla_reported_flops"),
+        bytes_per_device=total("bytes_per_device"),  # type: ignore[arg-type]
+        peak_bytes_per_sec=first.peak_bytes_per_sec,
+    )

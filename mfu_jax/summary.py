@@ -52,6 +52,7 @@ class Summary:
         clock_jumps: steps in which the wall clock jumped.
         dropped_records: records that no sink could be given, because writing was stuck.
         flags: what was impossible, and in how many steps.
+        phases: what each phase came to over the measured steps, as `PhaseBook.totals` has it.
     """
 
     steps: int
@@ -74,6 +75,7 @@ class Summary:
     clock_jumps: int = 0
     dropped_records: int = 0
     flags: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    phases: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -112,6 +114,7 @@ class Summary:
                 f"  utilisation  MFU {percent(self.mfu)}, HFU {percent(self.hfu)}"
                 + ("" if self.mbu is None else f", MBU {percent(self.mbu)}"),
             ]
+        lines += [_phase(name, values) for name, values in self.phases.items()]
         if self.last_loss is not None:
             lines.append(f"  last loss    {self.last_loss:.4f}")
         if self.compile_count:
@@ -132,6 +135,18 @@ class Summary:
 
 def _seconds(value: float | None) -> str:
     return "n/a" if value is None else f"{readable(value)} s"
+
+
+def _phase(name: str, values: Mapping[str, float]) -> str:
+    text = (
+        f"  phase {name}: {values['times']} times {readable(values['seconds'] / values['times'])} s"
+    )
+    if "tflops_per_sec_per_device" in values:
+        text += (
+            f", {readable(values['tflops_per_sec_per_device'])} TFLOP/s/device, "
+            f"MFU {percent(values.get('mfu'))}, HFU {percent(values.get('hfu'))}"
+        )
+    return text
 
 
 class StepStatistics:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from test_architectures import WRONG
 
 from mfu_jax.flops.analytic import calculate_tflops_per_device, compare_conventions
 from mfu_jax.flops.conventions import CONVENTIONS
@@ -57,6 +58,10 @@ def test_a_row_of_differences(row):
 
 
 def test_numbers_in_the_text_of_differences():
+    every = json.loads((ROOT / "tests" / "data" / "maxtext_all_models.json").read_text())["models"]
+    same = len(every) - len(WRONG)
+    assert f"For {same} of the {len(every)} models that MaxText bundles" in DIFFERENCES
+
     gate = []
     for model in ("qwen3-next-80b-a3b", "qwen3.5-35b-a3b", "qwen3.5-397b-a17b"):
         shape = load_shape(model, {"max_target_length": 2048})

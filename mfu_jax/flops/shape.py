@@ -145,6 +145,7 @@ class ModelShape:
     # the step
     per_device_batch_size: Number = 1
     max_target_length: int = 2048
+    encoder_length: int = 0
     gradient_accumulation_steps: int = 1
 
     def __post_init__(self) -> None:

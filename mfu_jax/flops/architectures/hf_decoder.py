@@ -56,16 +56,23 @@ def frame(
         first.append(matmuls.table("positions", shape.trainable_position_size, shape.emb_dim))
     if shape.embedding_norm:
         first.extend(norms(shape, 1, "embedding_norm"))
-    last = [*closing, *(norms(shape, 1, "final_norm") if shape.final_norm else ())]
+    last: list[matmuls.Component] = [
+        *closing,
+        *(norms(shape, 1, "final_norm") if shape.final_norm else ()),
+    ]
     if projected:
         last.append(matmuls.projection("project_out", shape.emb_dim, width))
-    tied = shape.logits_via_embedding
-    last.append(matmuls.head(shape.vocab_size, width, tied=tied, bias=shape.head_bias))
+    output = matmuls.head(
+        shape.vocab_size, width, tied=shape.logits_via_embedding, bias=shape.head_bias
+    )
+    if shape.output_head:
+        last.append(output)
     return Model(
         layers=(
             *tower_layers(shape),
             Layer(name="embedding", components=(*first, *embedding)),
             *layers,
+            *parts.mtp_modules(shape, layers[-1].components, output),
             Layer(name="head", components=tuple(last)),
         )
     )
@@ -201,7 +208,7 @@ def _feed_forward(shape: HfDecoderShape, kind: str) -> Components:
         return (*parts.mlp(shape), *scalars)
     if kind != "moe":
         raise UserError(f"feed_forward_types has {kind!r}; expected dense, moe or none")
-    experts = parts.moe(shape, shared_dim=shape.shared_expert_dim or None)
+    experts = parts.moe(shape, shared_dim=shape.shared_expert_dim or None, bias=shape.expert_bias)
     if shape.shared_expert_gate:
         return (*experts, matmuls.projection("moe/shared_gate", shape.emb_dim, 1))
     return experts

@@ -32,7 +32,6 @@ class HfEncoderShape(ModelShape):
         pooled_width: outputs of the pooler.
         projection_width: width in which CLIP compares texts and images.
         num_encoder_layers, encoder_heads, encoder_mlp_dim: of an encoder beside the decoder.
-        encoder_length: tokens of a source sequence; 0: as many as ``max_target_length``.
         position_buckets: rows of T5's table of relative positions.
         audio_bins: mel bins of the input of Whisper.
     """
@@ -46,7 +45,6 @@ class HfEncoderShape(ModelShape):
     num_encoder_layers: int = 0
     encoder_heads: int = 0
     encoder_mlp_dim: int = 0
-    encoder_length: int = 0
     position_buckets: int = 0
     audio_bins: int = 0
 
@@ -119,10 +117,13 @@ def _text_head(shape: HfEncoderShape, head: str) -> Components:
     width = shape.emb_dim
     if head == "mlm":
         tied = shape.logits_via_embedding
+        # Untied, PyTorch's model holds the bias of the logits twice.
+        second = () if tied else (matmuls.vector("logits_bias", shape.vocab_size),)
         return (
             matmuls.projection("transform", width, width, bias=True),
             _layer_norm("transform_norm", width),
             matmuls.head(shape.vocab_size, width, tied=tied, bias=True),
+            *second,
         )
     outputs, tokens = {
         "pooler": (shape.pooled_width or width, 1),
@@ -137,8 +138,9 @@ def _patches(shape: ModelShape, width: int, *, bias: bool, images: int = 1) -> C
     """The patch embedding ``[channels·p², D]`` at N patches, a class token, a position each."""
     patches = image_patches(shape)
     pixels = shape.num_channels_for_vit * shape.patch_size_for_vit**2
+    projected = matmuls.projection("patches", pixels, width, bias=bias, tokens=patches * images)
     return (
-        matmuls.projection("patches", pixels, width, bias=bias, tokens=patches * images),
+        projected.replace(left_gradient=False),  # pixels are data
         matmuls.vector("class_token", width),
         matmuls.table("positions", patches + 1, width),
     )
@@ -280,11 +282,6 @@ def hf_t5(shape: ModelShape) -> Model:
     )
     if "encoder" in shape.output_heads:
         return Model(layers=(tables, encoder, Layer(name="encoder/head", components=(final,))))
-    logits = (
-        (matmuls.head(shape.vocab_size, width, tied=shape.logits_via_embedding),)
-        if "logits" in shape.output_heads
-        else ()
-    )
     return Model(
         layers=(
             tables,
@@ -292,7 +289,7 @@ def hf_t5(shape: ModelShape) -> Model:
             Layer(name="encoder/head", components=(final,)),
             Layer(name="decoder/embedding", components=(relative,)),
             decoder,
-            Layer(name="head", components=(final, *logits)),
+            Layer(name="head", components=(final, *_logits(shape))),
         )
     )
 
@@ -316,20 +313,14 @@ def hf_whisper(shape: ModelShape) -> Model:
         *_whisper_attention(width, Full(keys=source), "cross_attention", None, source),
         *matmuls.mlp(width, shape.mlp_dim, gated=False, bias=True),
     )
+    frames = matmuls.projection("conv1", 3 * shape.audio_bins, width, bias=True, tokens=2 * source)
     final = _layer_norm("final_norm", width)
-    logits = (
-        (matmuls.head(shape.vocab_size, width, tied=shape.logits_via_embedding),)
-        if "logits" in shape.output_heads
-        else ()
-    )
     return Model(
         layers=(
             Layer(
                 name="encoder/embedding",
                 components=(
-                    matmuls.projection(
-                        "conv1", 3 * shape.audio_bins, width, bias=True, tokens=2 * source
-                    ),
+                    frames.replace(left_gradient=False),  # audio is data
                     matmuls.projection("conv2", 3 * width, width, bias=True, tokens=source),
                     matmuls.table("positions", source, width),
                 ),
@@ -344,9 +335,15 @@ def hf_whisper(shape: ModelShape) -> Model:
                 ),
             ),
             Layer(name="decoder/layers", components=decoder, repeats=shape.num_decoder_layers),
-            Layer(name="head", components=(final, *logits)),
+            Layer(name="head", components=(final, *_logits(shape))),
         )
     )
+
+
+def _logits(shape: HfEncoderShape) -> Components:
+    if "logits" not in shape.output_heads:
+        return ()
+    return (matmuls.head(shape.vocab_size, shape.emb_dim, tied=shape.logits_via_embedding),)
 
 
 def _whisper_attention(

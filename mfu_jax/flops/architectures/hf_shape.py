@@ -22,8 +22,9 @@ class HfDecoderShape(ModelShape):
         norms_per_layer: norms over the model width in a layer; 0: none has weights.
         final_norm, embedding_norm: whether a norm with weights stands there.
         attention_output_bias: bias of the attention's output projection (q, k, v:
-            ``attention_bias``; MLP and experts: ``use_bias``).
-        head_bias: bias of the output head.
+            ``attention_bias``; MLP and shared experts: ``use_bias``).
+        expert_bias: bias of the routed experts.
+        output_head: whether there are logits over the vocabulary; head_bias: with a bias.
         qk_norm: weights of the norms on queries and keys: ``""`` none, ``head`` (``[h]`` each),
             ``all_heads`` (``[H·h]`` and ``[K·h]``).
         qk_norm_bias: whether these norms have a bias too.
@@ -50,6 +51,8 @@ class HfDecoderShape(ModelShape):
     final_norm: bool = True
     embedding_norm: bool = False
     attention_output_bias: bool = False
+    expert_bias: bool = False
+    output_head: bool = True
     head_bias: bool = False
     qk_norm: str = ""
     qk_norm_bias: bool = False

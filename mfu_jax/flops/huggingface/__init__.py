@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest
+from mfu_jax.flops.architectures.hf_encoders import HfEncoderShape
+from mfu_jax.flops.architectures.hf_shape import HfDecoderShape
 
 # Importing a module registers its families.
 from mfu_jax.flops.huggingface import deepseek_v4 as deepseek_v4
@@ -34,6 +36,8 @@ _STEP_FIELDS = (
     "per_device_batch_size",
     "max_target_length",
     "gradient_accumulation_steps",
+    "encoder_length",
+    "tiles_per_image",
     "packed_document_lengths",
     "images_per_sequence",
     "freeze_vision_encoder_params",
@@ -68,9 +72,22 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelShape:
             f"mfu_jax.count_model_flops(fn, *args), or give its sizes in MaxText's names "
             f"(decoder_block=…, emb_dim=…)"
         )
-    shape = TRANSLATIONS[model_type](Fields(config, model_type))
+    fields = Fields(config, model_type)
+    shape = _with_head(fields, TRANSLATIONS[model_type](fields))
     step = {name: config[name] for name in _STEP_FIELDS if config.get(name) is not None}
     return shape.replace(**step)
+
+
+def _with_head(c: Fields, shape: ModelShape) -> ModelShape:
+    """The head of the class that ``architectures`` names; encoders have looked at it themselves."""
+    names = c.list_of(str, "architectures")
+    if not names or isinstance(shape, HfEncoderShape):
+        return shape
+    if names[0].endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+        return shape
+    if names[0].endswith("Model") and isinstance(shape, HfDecoderShape):
+        return shape.replace(output_head=False)
+    return c.fail("architectures", "expected a class with logits over the vocabulary, or none")
 
 
 # Fields that most configs share: what is told of a config whose model_type is not known.

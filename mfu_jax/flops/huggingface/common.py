@@ -26,7 +26,7 @@ def decoder_of(kind: type[Shape], c: Fields, **changes: Any) -> Shape:
         UserError: naming the field that is missing or wrong.
     """
     layers = c.size("num_hidden_layers")
-    attention_bias = c.flag("attention_bias")
+    attention_bias = c.knows("attention_bias") and c.flag("attention_bias")
     values: dict[str, Any] = {
         "vocab_size": c.size("vocab_size"),
         "num_decoder_layers": layers,
@@ -36,7 +36,7 @@ def decoder_of(kind: type[Shape], c: Fields, **changes: Any) -> Shape:
         "position_embedding": "rope",
         "attention_bias": attention_bias,
         "attention_output_bias": changes.get("attention_bias", attention_bias),
-        "use_bias": c.flag("mlp_bias"),
+        "use_bias": c.knows("mlp_bias") and c.flag("mlp_bias"),
         "feed_forward_types": ("dense",) * layers,
         **changes,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mfu_jax.flops.huggingface.common import checked_length, experts
+from mfu_jax.flops.huggingface.common import checked_length, experts, refuse
 from mfu_jax.flops.huggingface.fields import Fields
 from mfu_jax.flops.huggingface.registry import model_type
 from mfu_jax.flops.shape import ModelShape
@@ -21,6 +21,7 @@ _SPARSE_RATIO = 4
 @model_type("deepseek_v4")
 def deepseek_v4(c: Fields) -> ModelShape:
     """Window, compressed and sparse compressed attention by layer; experts everywhere."""
+    refuse(c, "mlp_bias")
     layers = c.size("num_hidden_layers")
     query_heads = c.size("num_attention_heads")
     head_dim = c.size("head_dim")

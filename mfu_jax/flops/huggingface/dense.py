@@ -28,10 +28,19 @@ def arcee(c: Fields) -> HfDecoderShape:
     return decoder(c, mlp_activations=PLAIN_MLP)
 
 
-@model_type("helium", "glm")
-def helium(c: Fields) -> HfDecoderShape:
+@model_type("glm")
+def glm(c: Fields) -> HfDecoderShape:
     """The output projection has no bias."""
     return decoder(c, attention_output_bias=False)
+
+
+@model_type("helium")
+def helium(c: Fields) -> HfDecoderShape:
+    """As glm; the output projection is square."""
+    sizes = heads(c)
+    if sizes["num_query_heads"] * sizes["head_dim"] != c.size("hidden_size"):
+        c.fail("head_dim", "expected hidden_size / num_attention_heads")
+    return decoder(c, attention_output_bias=False, **sizes)
 
 
 @model_type("seed_oss")
@@ -111,22 +120,20 @@ def exaone4(c: Fields) -> HfDecoderShape:
     windowed = c.optional_size("sliding_window")
     interval = c.size("sliding_window_pattern", 0, zero=True) if windowed else 0
     kinds = layer_types(c, every(interval, FULL, SLIDING) if interval else lambda _: FULL)
-    return decoder(c, qk_norm="head", attention_bias=False, use_bias=False, layer_types=kinds)
+    return decoder(c, qk_norm="head", layer_types=kinds)
 
 
 @model_type("apertus")
 def apertus(c: Fields) -> HfDecoderShape:
     """A plain MLP whose activation (xIELU) has two learned scalars."""
-    return decoder(
-        c, mlp_activations=PLAIN_MLP, use_bias=False, qk_norm="head", activation_weights=2
-    )
+    return decoder(c, mlp_activations=PLAIN_MLP, qk_norm="head", activation_weights=2)
 
 
 @model_type("cohere")
 def cohere(c: Fields) -> HfDecoderShape:
     """Attention and MLP in parallel behind one norm."""
     qk_norm = "all_heads" if c.flag("use_qk_norm") else ""
-    return decoder(c, use_bias=False, norms_per_layer=1, qk_norm=qk_norm)
+    return decoder(c, norms_per_layer=1, qk_norm=qk_norm)
 
 
 @model_type("cohere2")
@@ -134,7 +141,7 @@ def cohere2(c: Fields) -> HfDecoderShape:
     """As cohere; three layers with a window, then a full one."""
     interval = c.size("sliding_window_pattern", 4)
     kinds = layer_types(c, every(interval, FULL, SLIDING))
-    return decoder(c, use_bias=False, norms_per_layer=1, layer_types=kinds)
+    return decoder(c, norms_per_layer=1, layer_types=kinds)
 
 
 @model_type("gpt2")
@@ -213,7 +220,6 @@ def mpt(c: Fields) -> HfDecoderShape:
         c,
         mlp_activations=PLAIN_MLP,
         attention_bias=False,
-        use_bias=False,
         mlp_dim=4 * c.size("hidden_size"),
         **equal_heads(c),
     )
@@ -283,7 +289,6 @@ def stablelm(c: Fields) -> HfDecoderShape:
         normalization="layernorm",
         attention_bias=c.flag("use_qkv_bias"),
         attention_output_bias=False,
-        use_bias=False,
         norms_per_layer=1 if c.flag("use_parallel_residual") else 2,
         qk_norm="all_heads" if c.flag("qk_layernorm") else "",
     )

@@ -85,16 +85,18 @@ _VIT_CLASSES = {
 @model_type("vit")
 def vit(c: Fields) -> HfEncoderShape:
     """Image classifier where ``architectures`` names no class; a sequence is one image."""
-    labels = _num_labels(c)
+    labels, image = _num_labels(c), _image(c)
+    side = image["image_size_for_vit"] // image["patch_size_for_vit"]
     return _encoder(
         c,
         "hf_vit",
         vocab_size=labels,
+        max_target_length=side * side + 1,
         attention_bias=c.flag("qkv_bias", default=True),
         output_heads=_class_heads(c, _VIT_CLASSES, "ViTForImageClassification"),
         num_labels=labels,
         pooled_width=c.size("pooler_output_size", c.size("hidden_size")),
-        **_image(c),
+        **image,
     )
 
 
@@ -161,7 +163,6 @@ def t5(c: Fields) -> HfEncoderShape:
         logits_via_embedding=True,
         position_buckets=c.size("relative_attention_num_buckets"),
         output_heads=_class_heads(c, _T5_CLASSES, "T5ForConditionalGeneration"),
-        encoder_length=c.optional_size("encoder_length"),
     )
 
 

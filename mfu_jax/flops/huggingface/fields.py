@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mfu_jax.errors import UserError
 from mfu_jax.yaml_files import read_mapping
@@ -50,6 +50,10 @@ class Fields:
                 if key in source:
                     return source[key]
         return default
+
+    def knows(self, name: str) -> bool:
+        """Whether the model type has the field; transformers ignores others."""
+        return name in self._defaults
 
     def has(self, name: str) -> bool:
         """Whether the file itself gives the field a value."""
@@ -137,7 +141,7 @@ class Fields:
             self.fail(name, f"expected a multiple of {divisor}={by}, or head_dim given")
         return value // by
 
-    def fail(self, name: str, expected: str) -> Any:
+    def fail(self, name: str, expected: str) -> NoReturn:
         """Raises the `UserError` that names the field."""
         value = repr(self.get(name))
         shown = value if len(value) <= 60 else f"{value[:57]}…"

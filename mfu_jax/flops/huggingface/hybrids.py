@@ -97,7 +97,6 @@ def jamba(c: Fields) -> HfDecoderShape:
     return decoder(
         c,
         attention_bias=False,
-        use_bias=False,
         layer_types=["mamba" if (i - offset) % period else FULL for i in range(layers)],
         feed_forward_types=moe_layers(layers, lambda i: number > 1 and (i - first) % sparse == 0),
         mamba_inner=c.size("mamba_expand") * width,
@@ -122,7 +121,6 @@ def lfm2(c: Fields) -> HfDecoderShape:
     return decoder(
         c,
         attention_bias=False,
-        use_bias=False,
         qk_norm="head",
         layer_types=layer_types(c, lambda i: FULL if attended is None or i in attended else "conv"),
         mlp_dim=hidden,

@@ -43,7 +43,7 @@ def gpt_oss(c: Fields) -> HfDecoderShape:
     return _all_experts(
         c,
         "num_local_experts",
-        use_bias=True,
+        expert_bias=True,
         routed_bias=True,
         attention_sinks=True,
         layer_types=layer_types(c, every(2, FULL, SLIDING)),
@@ -53,7 +53,7 @@ def gpt_oss(c: Fields) -> HfDecoderShape:
 def _all_experts(c: Fields, count: str, **changes: Any) -> HfDecoderShape:
     """Experts of width intermediate_size in every layer."""
     kinds = ("moe",) * c.size("num_hidden_layers")
-    values = {"use_bias": False, **experts(c, count, "intermediate_size"), **changes}
+    values = {**experts(c, count, "intermediate_size"), **changes}
     return decoder(c, feed_forward_types=kinds, **values)
 
 
@@ -185,7 +185,6 @@ def llama4_text(c: Fields) -> HfDecoderShape:
 
     return decoder(
         c,
-        use_bias=False,
         layer_types=layer_types(c, kind),
         chunk_attn_window_size=c.optional_size("attention_chunk_size"),
         mlp_dim=c.size("intermediate_size_mlp"),

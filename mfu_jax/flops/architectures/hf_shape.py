@@ -38,9 +38,9 @@ class HfDecoderShape(ModelShape):
         shared_expert_gate: whether a ``[D, 1]`` gate scales the shared expert.
         mamba_*: sizes of the state-space layers. `mamba_rank` is the rank of Mamba-1's time step.
         conv_kernel, conv_bias: of the gated short convolution.
-        vision_tower: ``siglip``, ``llama4`` or ``gemma3n``, with its sizes in the ``…_for_vit``
-            fields; `image_tokens` an image becomes, `vision_pooling_head` SigLIP's own,
-            `vision_output_dim` what Llama 4's projector reads, and gemma 3n's hard tokens
+        vision_tower: ``siglip``, ``llama4``, ``qwen3_5`` or ``gemma3n``, with its sizes in the
+            ``…_for_vit`` fields; `image_tokens` an image becomes; `vision_pooling_head`, SigLIP's
+            own; `vision_output_dim`, what Llama 4's projector reads; gemma 3n's hard tokens
             (`vision_vocab`, `audio_vocab`) and conformer (`audio_*`).
     """
 

@@ -74,6 +74,13 @@ def _llama4(shape: HfDecoderShape) -> tuple[Layer, ...]:
     )
 
 
+def _qwen3_5(shape: HfDecoderShape) -> tuple[Layer, ...]:
+    """Qwen 3.5: as Qwen3-VL's, without mergers of inner layers."""
+    if shape.images_per_sequence:
+        shape.require("image_size_for_vit")
+    return towers.qwen3_vision(shape)
+
+
 def _gemma3n(shape: HfDecoderShape) -> tuple[Layer, ...]:
     """Gemma 3n: MobileNet-V5 and a conformer for audio, each with a table of 128 hard tokens.
 
@@ -145,5 +152,6 @@ def _conformer(shape: HfDecoderShape) -> tuple[Layer, ...]:
 _TOWERS: dict[str, Callable[[HfDecoderShape], tuple[Layer, ...]]] = {
     "siglip": _siglip,
     "llama4": _llama4,
+    "qwen3_5": _qwen3_5,
     "gemma3n": _gemma3n,
 }

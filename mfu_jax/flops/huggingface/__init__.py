@@ -40,6 +40,7 @@ _STEP_FIELDS = (
     "tiles_per_image",
     "packed_document_lengths",
     "images_per_sequence",
+    "image_size_for_vit",
     "freeze_vision_encoder_params",
     "lora_rank",
     "lora_targets",

@@ -14,6 +14,8 @@ DEFAULTS_FILE = Path(__file__).parent.with_name("huggingface_defaults.yml")
 
 # No model has a size beyond this; what is larger is a damaged file.
 _LARGEST_SIZE = 2**40
+# Layers are listed one by one.
+_MOST_LAYERS = 100_000
 
 
 @functools.cache
@@ -74,9 +76,11 @@ class Fields:
             return default
         if isinstance(value, bool) or not isinstance(value, int):
             self.fail(name, "expected a whole number")
-        least = 0 if zero else 1
-        if not least <= value <= _LARGEST_SIZE:
-            self.fail(name, f"expected a whole number from {least} to 2**40")
+        least, most = (0 if zero else 1), _LARGEST_SIZE
+        if name.endswith(("layers", "n_layer")):
+            most = _MOST_LAYERS
+        if not least <= value <= most:
+            self.fail(name, f"expected a whole number from {least} to {most}")
         return value
 
     def optional_size(self, name: str) -> int:

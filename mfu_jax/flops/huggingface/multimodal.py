@@ -7,7 +7,7 @@ from typing import Any
 from mfu_jax.flops.architectures.hf_shape import HfDecoderShape
 from mfu_jax.flops.huggingface.fields import Fields
 from mfu_jax.flops.huggingface.gemma import gemma3_text, gemma3n_text
-from mfu_jax.flops.huggingface.mixtures import llama4_text
+from mfu_jax.flops.huggingface.mixtures import llama4_text, qwen3_5_text
 from mfu_jax.flops.huggingface.registry import model_type
 
 
@@ -42,6 +42,32 @@ def llama4(c: Fields) -> HfDecoderShape:
     )
 
 
+@model_type("qwen3_5")
+def qwen3_5(c: Fields) -> HfDecoderShape:
+    """The text model, as AutoModelForCausalLM builds it; with its vision tower where
+    ``architectures`` says Qwen3_5ForConditionalGeneration.
+
+    Images come in any size: image_size_for_vit says which, images_per_sequence how many.
+    """
+    shape = qwen3_5_text(_text(c, "qwen3_5_text"))
+    if "Qwen3_5ForConditionalGeneration" not in (c.list_of(str, "architectures") or ()):
+        return shape
+    vision = c.nested("vision_config", "qwen3_5_vision")
+    vision.quotient("hidden_size", "num_heads")
+    return shape.replace(
+        vision_tower="qwen3_5",
+        patch_size_for_vit=vision.size("patch_size"),
+        temporal_patch_size_for_vit=vision.size("temporal_patch_size"),
+        num_channels_for_vit=vision.size("in_channels"),
+        hidden_size_for_vit=vision.size("hidden_size"),
+        intermediate_size_for_vit=vision.size("intermediate_size"),
+        num_hidden_layers_for_vit=vision.size("depth"),
+        num_position_embeddings_for_vit=vision.size("num_position_embeddings"),
+        spatial_merge_size_for_vit=vision.size("spatial_merge_size"),
+        out_hidden_size_for_vit=vision.size("out_hidden_size"),
+    )
+
+
 @model_type("gemma3n")
 def gemma3n(c: Fields) -> HfDecoderShape:
     """Gemma 3n with the weights of its towers; their FLOPs are not counted from a config."""
@@ -49,10 +75,9 @@ def gemma3n(c: Fields) -> HfDecoderShape:
     audio = c.nested("audio_config", "gemma3n_audio")
     if vision.text("architecture") != "mobilenetv5_300m_enc":
         vision.fail("architecture", "expected 'mobilenetv5_300m_enc', the one that is known")
-    kernels = audio.get("sscp_conv_kernel_size")
-    strides = audio.get("sscp_conv_stride_size")
-    if [list(k) for k in kernels] != [[3, 3]] * 2 or [list(s) for s in strides] != [[2, 2]] * 2:
-        audio.fail("sscp_conv_kernel_size", "expected 3 x 3 kernels with strides of 2")
+    for name, sizes in (("sscp_conv_kernel_size", 3), ("sscp_conv_stride_size", 2)):
+        if audio.get(name) != [[sizes, sizes]] * 2:
+            audio.fail(name, f"expected {[[sizes, sizes]] * 2}")
     channels = audio.list_of(int, "sscp_conv_channel_size") or []
     if len(channels) != 2:
         audio.fail("sscp_conv_channel_size", "expected two numbers")

@@ -71,6 +71,28 @@ def test_a_field_may_have_another_name_of_the_model_type() -> None:
     assert from_hf_config({"model_type": "gpt2", **long}) == short
 
 
+def test_gemma4_global_heads_by_their_own_field_or_layer_by_layer() -> None:
+    config = {"model_type": "gemma4_text", "num_hidden_layers": 12}
+    by_field = from_hf_config({**config, "global_head_dim": 128})
+    listed = {"05": {"head_dim": 128}, "11": {"head_dim": 128}}
+    assert from_hf_config({**config, "per_layer_config": listed}) == by_field
+    with pytest.raises(UserError, match="per_layer_config"):
+        from_hf_config({**config, "per_layer_config": {"4": {"head_dim": 128}}})
+
+
+def test_older_spellings() -> None:
+    bloom = {"model_type": "bloom", "n_layer": 2, "num_attention_heads": 4}
+    assert from_hf_config({**bloom, "n_embed": 32}) == from_hf_config({**bloom, "hidden_size": 32})
+    sizes = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40}
+    older = {"text_config": {}, "text_config_dict": sizes}
+    assert from_hf_config({"model_type": "clip", **older}) == from_hf_config(
+        {"model_type": "clip", "text_config": sizes}
+    )
+    kinds = ["sliding_attention", "full_attention"]
+    exaone = {"model_type": "exaone4", "num_hidden_layers": 2, "layer_types": kinds}
+    assert from_hf_config({**exaone, "sliding_window_pattern": "LLLG"}) == from_hf_config(exaone)
+
+
 def test_null_is_not_absent() -> None:
     # Absent, Mistral has 8 key/value heads; null, as many as query heads.
     absent = from_hf_config({"model_type": "mistral"})

@@ -117,7 +117,8 @@ def smollm3(c: Fields) -> HfDecoderShape:
 @model_type("exaone4")
 def exaone4(c: Fields) -> HfDecoderShape:
     """Norms on queries and keys; windows but for every n-th layer; no bias."""
-    windowed = c.optional_size("sliding_window")
+    # Where layers are listed, the pattern is not read: some files spell it "LLLG".
+    windowed = c.optional_size("sliding_window") and not c.has("layer_types")
     interval = c.size("sliding_window_pattern", 0, zero=True) if windowed else 0
     kinds = layer_types(c, every(interval, FULL, SLIDING) if interval else lambda _: FULL)
     return decoder(c, qk_norm="head", layer_types=kinds)

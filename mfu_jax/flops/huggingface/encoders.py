@@ -114,8 +114,8 @@ def _image(c: Fields) -> dict[str, Any]:
 @model_type("clip")
 def clip(c: Fields) -> HfEncoderShape:
     """Text and vision encoder with their projections; one image a text."""
-    text = c.nested("text_config", "clip_text_model")
-    vision = c.nested("vision_config", "clip_vision_model")
+    text = _clip_part(c, "text")
+    vision = _clip_part(c, "vision")
     vision.quotient("hidden_size", "num_attention_heads")
     return _encoder(
         text,
@@ -129,6 +129,12 @@ def clip(c: Fields) -> HfEncoderShape:
         num_hidden_layers_for_vit=vision.size("num_hidden_layers"),
         **_image(vision),
     )
+
+
+def _clip_part(c: Fields, name: str) -> Fields:
+    """Older files have ``text_config_dict`` too, which then replaces ``text_config``."""
+    older = f"{name}_config_dict"
+    return c.nested(older if c.has(older) else f"{name}_config", f"clip_{name}_model")
 
 
 _T5_CLASSES = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mfu_jax.flops.architectures.hf_families import HfGemmaShape
 from mfu_jax.flops.architectures.hf_shape import FULL, SLIDING, HfDecoderShape
 from mfu_jax.flops.huggingface.common import (
@@ -81,13 +83,41 @@ def gemma4_text(c: Fields) -> HfGemmaShape:
         bidirectional=both_ways,
         sliding_window_size=window // 2 + 1 if both_ways and window else window,
         share_kv_projections=equal,
-        global_head_dim=c.size("global_head_dim", 512),
-        global_num_kv_heads=c.optional_size("num_global_key_value_heads") if equal else 0,
+        **_global_heads(c, kinds, equal=equal),
         use_double_wide_mlp=c.flag("use_double_wide_mlp"),
         moe_beside_mlp=beside,
         **(experts(c, "num_experts", used="top_k_experts") if beside else {}),
         **_per_layer(c),
     )
+
+
+def _global_heads(c: Fields, kinds: list[str], *, equal: bool) -> dict[str, int]:
+    """Width and number of the global layers' heads: fields of their own, or per_layer_config."""
+    given = c.get("per_layer_config")
+    if given is None:
+        return {
+            "global_head_dim": c.size("global_head_dim", 512),
+            "global_num_kv_heads": c.optional_size("num_global_key_value_heads") if equal else 0,
+        }
+    if not isinstance(given, Mapping):
+        c.fail("per_layer_config", "expected an object")
+    named = {str(key): value for key, value in given.items()}
+    numbers = {int(key) if key.isdecimal() and len(key) < 7 else -1 for key in named}
+    if numbers and numbers != {i for i, kind in enumerate(kinds) if kind == FULL}:
+        c.fail("per_layer_config", "expected the layers with full attention, or none")
+    layers = c.with_values(per_layer_config=named).nested("per_layer_config", c.model_type)
+    changed = [layers.nested(key, c.model_type) for key in named]
+    sizes = {
+        (
+            one.size("head_dim") if one.has("head_dim") else 0,
+            one.size("num_key_value_heads") if one.has("num_key_value_heads") else 0,
+        )
+        for one in changed
+    }
+    if len(sizes) > 1:
+        c.fail("per_layer_config", "expected the same sizes in each layer")
+    head_dim, kv_heads = sizes.pop() if sizes else (0, 0)
+    return {"global_head_dim": head_dim, "global_num_kv_heads": kv_heads}
 
 
 def _per_layer(c: Fields) -> dict[str, int]:

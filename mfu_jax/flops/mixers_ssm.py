@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mfu_jax.flops.components import Component
+from mfu_jax.flops.components import Cache, Component
 from mfu_jax.flops.matmuls import Components, norm, projection, short_convolution, vector
 from mfu_jax.flops.pairs import Number, PairCounting, integral
 
@@ -63,7 +63,12 @@ def mamba(
         projection(f"{name}/dt_proj", rank, inner, bias=True),
         vector(f"{name}/decay", inner * (state + 1)),
         *norms,
-        Component(name=f"{name}/core", kind="attention", macs=inner * state),
+        Component(
+            name=f"{name}/core",
+            kind="attention",
+            macs=inner * state,
+            cache=Cache(state=inner * state),
+        ),
         projection(f"{name}/out_proj", inner, width, bias=bias),
     )
 

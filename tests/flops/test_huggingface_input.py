@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from mfu_jax.commands.flops import main
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic import calculate_tflops_per_device, model_flops_per_device
 from mfu_jax.flops.huggingface import from_hf_config
+from mfu_jax.flops.huggingface.registry import TRANSLATIONS
 from mfu_jax.flops.inputs import load_shape
 from mfu_jax.flops.parameters import count_parameters
 
@@ -139,6 +141,17 @@ def test_prediction_modules_can_be_added() -> None:
     base = model_flops_per_device(load_shape(TINY, {"max_target_length": 16}))
     layer = 16 * (2 * 64 + 2 * 32 + 3 * 96) + 2 * 8 * 16**2
     assert more.forward - base.forward == 2 * (layer + 16 * (2 * 8 * 8 + 800))
+
+
+def test_the_docs_list_every_model_type() -> None:
+    page = Path(__file__).parents[2] / "docs" / "huggingface.md"
+    rows = page.read_text(encoding="utf-8").split("## Known model types")[1].split("Any other")[0]
+    listed = [
+        name
+        for row in re.findall(r"^\| \w.*\|$", rows, re.M)
+        for name in row.split("|")[2].split(",")
+    ]
+    assert sorted(name.strip() for name in listed) == sorted(TRANSLATIONS)
 
 
 def test_unknown_model_type_tells_what_was_recognised_and_the_way_out() -> None:

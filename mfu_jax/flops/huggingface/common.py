@@ -51,17 +51,18 @@ def decoder_of(kind: type[Shape], c: Fields, **changes: Any) -> Shape:
     return kind(**values)
 
 
-def heads(c: Fields, *, floor: bool = False) -> dict[str, int]:
+def heads(c: Fields, *, floor: bool = False, derived: bool = False) -> dict[str, int]:
     """Query heads, key/value heads and head width.
 
     Args:
         floor: the model's own code rounds ``hidden_size / num_attention_heads`` down.
+        derived: it takes that for the head width whatever ``head_dim`` says.
     """
     query_heads = c.size("num_attention_heads")
     kv_heads = c.size("num_key_value_heads", query_heads)
     if query_heads % kv_heads:
         c.fail("num_key_value_heads", f"expected a divisor of num_attention_heads={query_heads}")
-    if c.get("head_dim") is None:
+    if derived or c.get("head_dim") is None:
         head_dim = c.quotient("hidden_size", "num_attention_heads", floor=floor)
     else:
         head_dim = c.size("head_dim")

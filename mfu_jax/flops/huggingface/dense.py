@@ -292,6 +292,7 @@ def stablelm(c: Fields) -> HfDecoderShape:
         attention_output_bias=False,
         norms_per_layer=1 if c.flag("use_parallel_residual") else 2,
         qk_norm="all_heads" if c.flag("qk_layernorm") else "",
+        **heads(c, derived=True),
     )
 
 

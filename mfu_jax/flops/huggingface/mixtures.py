@@ -25,7 +25,9 @@ def mixtral(c: Fields) -> HfDecoderShape:
 
 @model_type("phimoe")
 def phimoe(c: Fields) -> HfDecoderShape:
-    """LayerNorm; the head may have a bias."""
+    """LayerNorm; the head may have a bias; the router (SparseMixer) always picks two experts."""
+    if c.size("num_experts_per_tok") != 2:
+        c.fail("num_experts_per_tok", "expected 2, which the model's router always picks")
     return _all_experts(
         c, "num_local_experts", normalization="layernorm", head_bias=c.flag("lm_head_bias")
     )

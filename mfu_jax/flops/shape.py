@@ -80,6 +80,7 @@ class ModelShape:
     gdn_key_head_dim: int = 0
     gdn_value_head_dim: int = 0
     gdn_conv_kernel_dim: int = 0
+    scan_chunk_size: int = 0  # 0: the recurrence, which is the model's count; else a program's
 
     # mixture of experts
     num_experts: int = 1

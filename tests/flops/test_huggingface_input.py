@@ -11,7 +11,11 @@ import pytest
 
 from mfu_jax.commands.flops import main
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic import calculate_tflops_per_device, model_flops_per_device
+from mfu_jax.flops.analytic import (
+    calculate_tflops_per_device,
+    flops_breakdown,
+    model_flops_per_device,
+)
 from mfu_jax.flops.huggingface import from_hf_config
 from mfu_jax.flops.huggingface.registry import TRANSLATIONS
 from mfu_jax.flops.inputs import load_shape
@@ -141,6 +145,15 @@ def test_prediction_modules_can_be_added() -> None:
     base = model_flops_per_device(load_shape(TINY, {"max_target_length": 16}))
     layer = 16 * (2 * 64 + 2 * 32 + 3 * 96) + 2 * 8 * 16**2
     assert more.forward - base.forward == 2 * (layer + 16 * (2 * 8 * 8 + 800))
+
+
+def test_the_chunked_scan_is_a_component_of_its_own() -> None:
+    config = {"model_type": "qwen3_next", "num_hidden_layers": 1, "scan_chunk_size": 64}
+    rows = {r.component: r for r in flops_breakdown({**config, "max_target_length": 128})}
+    # A token and head: 64 · (3 · 128 + 2 · 128) inside the chunk, three passes over 128 × 128.
+    macs = 32 * (64 * 5 * 128 + 3 * 128 * 128)
+    assert rows["delta_net/core_chunked"].forward_flops == 2 * 128 * macs
+    assert "delta_net/core" not in rows
 
 
 def test_the_docs_list_every_model_type() -> None:

@@ -147,6 +147,7 @@ def _delta_net(shape: HfDecoderShape, _: str) -> Components:
         key_dim=shape.gdn_key_head_dim,
         value_dim=shape.gdn_value_head_dim,
         kernel=shape.gdn_conv_kernel_dim,
+        chunk=shape.scan_chunk_size,
     )
 
 
@@ -171,6 +172,7 @@ def _mamba2(shape: HfDecoderShape, _: str) -> Components:
         groups=shape.mamba_groups,
         state=shape.mamba_state,
         kernel=shape.mamba_kernel,
+        chunk=shape.scan_chunk_size,
         bias=shape.mamba_bias,
         conv_bias=shape.mamba_conv_bias,
     )

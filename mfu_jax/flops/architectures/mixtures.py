@@ -278,6 +278,7 @@ def qwen3_next(shape: ModelShape) -> Model:
             key_dim=shape.gdn_key_head_dim,
             value_dim=shape.gdn_value_head_dim,
             kernel=shape.gdn_conv_kernel_dim,
+            chunk=shape.scan_chunk_size,
         ),
     }
     interval = shape.inhomogeneous_layer_cycle_interval

@@ -39,6 +39,8 @@ _STEP_FIELDS = (
     "encoder_length",
     "tiles_per_image",
     "packed_document_lengths",
+    "packed_document_length",
+    "scan_chunk_size",
     "images_per_sequence",
     "image_size_for_vit",
     "freeze_vision_encoder_params",

@@ -21,6 +21,8 @@ _PUBLIC = {
     "compare_flops": "mfu_jax.flops.comparison",
     "tabulate": "mfu_jax.module_table",
     "MetricLogger": "mfu_jax.metric_logger",
+    "StepCost": "mfu_jax.step_cost",
+    "instrument": "mfu_jax.instrumented_step",
 }
 
 __all__ = [*_PUBLIC, "hardware"]
@@ -36,8 +38,10 @@ if TYPE_CHECKING:
     from mfu_jax.flops.executed import executed_flops
     from mfu_jax.flops.masks import attention_mask
     from mfu_jax.flops.traced import count_model_flops
+    from mfu_jax.instrumented_step import instrument
     from mfu_jax.metric_logger import MetricLogger
     from mfu_jax.module_table import tabulate
+    from mfu_jax.step_cost import StepCost
 
 
 def __getattr__(name: str) -> Any:

@@ -165,6 +165,11 @@ class MetricLogger:
         self._compile_log.subscribe(self._on_compile)
         atexit.register(self._close_quietly)
 
+    @property
+    def next_step(self) -> int:
+        """The number after the last recorded step's."""
+        return self._last_step + 1
+
     def record(
         self,
         step: int,
@@ -284,7 +289,7 @@ class MetricLogger:
         Args:
             number: the step's number; by default the one after the last.
         """
-        return self.phases.step(self, self._last_step + 1 if number is None else number)
+        return self.phases.step(self, self.next_step if number is None else number)
 
     def phase(self, name: str, *, cost: StepCost | None = None) -> Phase:
         """Context manager around a part of a step: ``with logger.phase("rollout"): …``.

@@ -1,0 +1,418 @@
+"""`instrument`: a training step that counts, times and logs itself.
+
+::
+
+    train_step = mfu_jax.instrument(train_step)
+    for batch in batches:
+        state, loss = train_step(state, batch)
+    train_step.close()
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, overload
+
+import jax
+
+from mfu_jax.compile_events import CompileEvent, CompileLog
+from mfu_jax.errors import UserError
+from mfu_jax.flops.comparison import Ledger
+from mfu_jax.metric_logger import MetricLogger
+from mfu_jax.program_analysis import ProgramAnalysis
+from mfu_jax.settings import Settings
+from mfu_jax.signatures import Signature, SignatureTable
+from mfu_jax.sinks import Sink, make_sink
+from mfu_jax.step_flops import StepFlops
+from mfu_jax.step_outputs import Selection, select_metrics
+from mfu_jax.summary import Summary
+
+_log = logging.getLogger("mfu_jax")
+
+# What a logger is made with, and so cannot be set beside a given one.
+_OF_LOGGER = (
+    "metrics_file",
+    "tensorboard_dir",
+    "log_period",
+    "warmup_steps",
+    "start_step",
+    "abort_on_nan_loss",
+    "abort_on_inf_loss",
+)
+_COUNT_SECONDS = 30.0  # longest wait for a count at the end of a run
+
+
+@overload
+def instrument(step_fn: Callable[..., Any], **options: Any) -> InstrumentedStep: ...
+@overload
+def instrument(
+    step_fn: None = None, **options: Any
+) -> Callable[[Callable[..., Any]], InstrumentedStep]: ...
+def instrument(step_fn: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Wraps a training step so that every call of it is counted, timed and logged.
+
+    The step runs as before, with its donation, shardings, static arguments and outputs: JAX
+    compiles it at its first call, and that executable is counted in the background.
+
+    Args:
+        step_fn: what `jax.jit`, `jax.pmap`, ``nnx.jit`` or ``eqx.filter_jit`` returned. A plain
+            function is jitted here. Left out, `instrument` is a decorator with options.
+        metrics: a function from the step's output to a mapping of scalars, or to the loss; by
+            default they are found (see `mfu_jax.step_outputs.select_metrics`).
+        flops_source: ``"traced"``; or a number: model FLOPs of one device; or a config, as
+            `mfu_jax.calculate_tflops_per_device` takes it.
+        logger: a `MetricLogger` to share. Inside of its ``step()`` or ``phase()`` a call is a part
+            of that step; outside it is a step of its own.
+        sinks: where records go, instead of the console and what the settings name.
+        settings: a `Settings`, as `mfu_jax.flags.settings` makes it of the flags.
+        jit: keyword arguments of `jax.jit`, for a plain function.
+        **options: any key of `mfu_jax.settings.Settings`, such as ``tokens_per_step=…``,
+            ``metrics_file=…``, ``peak_tflops_per_device=…``, ``enable_mfu=…``.
+
+    Returns:
+        An `InstrumentedStep`, called like `step_fn`; with ``enable_mfu=False`` one that does
+        nothing more than call it.
+
+    Raises:
+        UserError: `step_fn` is not a function, or an option is unknown or wrong.
+
+    >>> import jax, jax.numpy as jnp
+    >>> @instrument(peak_tflops_per_device=1.0, sinks=[])
+    ... @jax.jit
+    ... def train_step(w, x):
+    ...     loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+    ...     return w - 0.1 * gradient, loss
+    >>> w, x = jnp.ones((8, 4)), jnp.ones((2, 8))
+    >>> for _ in range(3):
+    ...     w, loss = train_step(w, x)
+    >>> train_step.close().compile_steps
+    1
+    >>> train_step.flops.model.per_device == train_step.flops.executed.total == 2 * (2 * 2 * 8 * 4)
+    True
+    """
+    if step_fn is None:
+        return functools.partial(instrument, **options)
+    return InstrumentedStep(step_fn, **options)
+
+
+class InstrumentedStep:
+    """A step that logs itself; made by `instrument`, which documents the arguments.
+
+    Whatever else is asked of it (``lower``, ``trace``, …) is asked of the wrapped step.
+
+    Attributes:
+        settings: what was asked for.
+    """
+
+    def __init__(
+        self,
+        step_fn: Callable[..., Any],
+        *,
+        metrics: Callable[[Any], Any] | None = None,
+        flops_source: Any = None,
+        logger: MetricLogger | None = None,
+        sinks: Sequence[Sink] | None = None,
+        settings: Settings | None = None,
+        jit: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.settings, self._config = _resolve(settings, options, flops_source)
+        self.__wrapped__ = step_fn
+        self.__name__ = getattr(step_fn, "__name__", type(step_fn).__name__)
+        self.__doc__ = getattr(step_fn, "__doc__", None)
+        self._is_plain = not hasattr(step_fn, "lower")
+        self._call = _jitted(step_fn, self.__name__, jit)
+        self._select = metrics
+        self._sinks = sinks
+        self._logger = logger
+        self._shares_logger = logger is not None
+        if logger is not None:
+            _refuse_logger_settings(self.settings, sinks)
+        self._closed = False
+        if not self.settings.enable_mfu:
+            self._run = step_fn
+            return
+        self._run = self._measured
+        self._programs: SignatureTable[tuple[ProgramAnalysis, Selection]] = SignatureTable(
+            whole=_programs_of(self._call) != 0
+        )
+        self._current: tuple[ProgramAnalysis, Selection] | None = None
+        self._signature: Signature | None = None
+        self._compiled_programs = 0
+        self._thread_id = threading.get_ident()
+        self._counting: list[threading.Thread] = []
+        self._compile_log = CompileLog()
+        self._compile_log.subscribe(self._on_compile)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the step and logs it."""
+        return self._run(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None or self._shares_logger:
+            self.close()
+        elif self._logger is not None:
+            self._finish()
+            self._logger.__exit__(kind, error, traceback)
+
+    @property
+    def logger(self) -> MetricLogger:
+        """The logger, for ``pause("eval")``, ``waiting("data")``, ``record_eval`` and so on."""
+        if self._logger is None:
+            self._logger = MetricLogger(
+                sinks=make_sinks(self.settings) if self._sinks is None else self._sinks,
+                start_step=self.settings.start_step,
+                warmup_steps=self.settings.warmup_steps,
+                log_period=self.settings.log_period,
+                abort_on_nan_loss=self.settings.abort_on_nan_loss,
+                abort_on_inf_loss=self.settings.abort_on_inf_loss,
+                compile_log=self._compile_log,
+            )
+        return self._logger
+
+    @property
+    def flops(self) -> StepFlops:
+        """Every count of the program that ran last; waits for it.
+
+        Raises:
+            UserError: the step has not been called, or its program could not be counted.
+        """
+        program = self._known_program("flops")
+        program.wait(_COUNT_SECONDS)
+        if program.flops is None:
+            raise UserError(
+                f"the program of {self.__name__} has no count; expected one within "
+                f"{_COUNT_SECONDS:.0f} s of its compilation; usually its HLO could not be read, as "
+                f"the log says; ask again later, or report it"
+            )
+        return program.flops
+
+    @property
+    def ledger(self) -> Ledger:
+        """From model FLOPs to executed FLOPs, line by line, of the program that ran last."""
+        return self.flops.ledger
+
+    def summary(self) -> Summary:
+        """The run so far.
+
+        Raises:
+            UserError: the step has not been called.
+        """
+        self._known_program("summary()")
+        return self.logger.summary()
+
+    def close(self) -> Summary | None:
+        """Ends the logging: writes what is left and the summary. A shared logger stays open.
+
+        Returns:
+            The summary; None where nothing was logged.
+        """
+        if self._closed or not self.settings.enable_mfu:
+            return None
+        if self._current is None and not self._shares_logger:
+            _log.warning("%s", self._not_called("close()"))
+        self._finish()
+        if self._shares_logger or self._logger is None:
+            return None
+        return self._logger.close()
+
+    def _measured(self, *args: Any, **kwargs: Any) -> Any:
+        if self._closed:
+            raise UserError(
+                f"{self.__name__} was called after close(); expected all calls before; usually "
+                f"close() stands inside of the loop, or `with` ends early; close it after the "
+                f"loop, or call {self.__name__}.__wrapped__ to go on without logging"
+            )
+        logger = self._logger or self.logger
+        compiled_programs = self._compiled_programs
+        self._thread_id = threading.get_ident()
+        output = self._call(*args, **kwargs) if self._current else self._first(args, kwargs)
+        if self._compiled_programs != compiled_programs or self._current is None:
+            self._analyse(args, kwargs, output)
+        elif self._programs.is_ambiguous:
+            self._look_up(args, kwargs, output)
+        program, selection = self._current  # type: ignore[misc]  # one of the two has set it
+        metrics = selection.read(output)
+        if logger.phases.takes_calls:
+            logger.phases.add_call(self.__name__, program.cost, metrics, output)
+        else:
+            logger.record(logger.next_step, metrics, cost=program.cost)
+        return output
+
+    def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._is_plain:
+            return self._call(*args, **kwargs)
+        try:
+            return self._call(*args, **kwargs)
+        except (jax.errors.JAXTypeError, TypeError) as error:
+            first_line = (str(error).strip().splitlines() or [""])[0]
+            raise UserError(
+                f"{self.__name__} cannot be jitted ({type(error).__name__}: {first_line}); "
+                f"expected a function of arrays that jax.jit accepts; usually it converts arrays to Python "
+                f"numbers or prints, or takes arguments that are no arrays; instrument the jitted "
+                f"function inside of it, pass jit=dict(static_argnums=…), or time the whole with "
+                f"`with logger.step():`"
+            ) from error
+
+    def _look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        known = self._programs.find(args, kwargs)
+        if known is None:  # compiled before it was instrumented
+            self._analyse(args, kwargs, output)
+        else:
+            self._current = known
+
+    def _analyse(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Finds out about the program that has just been dispatched for the first time."""
+        before, self._signature = self._signature, Signature.of(self.__wrapped__, args, kwargs)
+        selection = select_metrics(output, self._select)
+        jax.block_until_ready(selection.read(output))  # a busy CPU cannot be calibrated
+        with self.logger.pause("count", flush=False):
+            program = ProgramAnalysis(
+                self._call, args, kwargs, settings=self.settings, config=self._config
+            )
+        self._current = program, selection
+        self._programs.add(self._signature, self._current)
+        if before is None:
+            self._write_setup(program, selection)
+        else:
+            self._write_recompile(before)
+        thread = threading.Thread(
+            target=self._count, args=(program,), name=f"mfu_jax count {self.__name__}"
+        )
+        self._counting = [t for t in self._counting if t.is_alive()] + [thread]
+        thread.start()
+
+    def _count(self, program: ProgramAnalysis) -> None:
+        flops = program.count()
+        if flops is not None:
+            self.logger.write_text(f"ledger/{self.__name__}", flops.ledger.render())
+
+    def _write_setup(self, program: ProgramAnalysis, selection: Selection) -> None:
+        values = {"step function": self.__name__} | program.setup(selection.text)
+        if self._shares_logger:
+            text = "\n".join(f"{key}: {value}" for key, value in values.items())
+            self.logger.write_text(f"setup/{self.__name__}", text)
+        else:
+            self.logger.write_setup(values)
+
+    def _write_recompile(self, before: Signature) -> None:
+        assert self._signature is not None
+        changes = before.differences(self._signature) or [
+            "no argument changed; usually a global setting of JAX, or a context such as a mesh, did"
+        ]
+        self.logger.write_text(
+            f"recompiled/{self.__name__}",
+            f"{self.__name__} was recompiled at step {self.logger.next_step}: {'; '.join(changes)}",
+        )
+
+    def _finish(self) -> None:
+        self._closed = True
+        for thread in self._counting:
+            thread.join(_COUNT_SECONDS)
+        self._compile_log.unsubscribe(self._on_compile)
+        if self._shares_logger:
+            self._compile_log.close()
+
+    def _known_program(self, asked: str) -> ProgramAnalysis:
+        if not self.settings.enable_mfu or self._current is None:
+            raise UserError(self._not_called(asked))
+        return self._current[0]
+
+    def _not_called(self, asked: str) -> str:
+        return (
+            f"{self.__name__}.{asked} was asked for, but the step has logged no call; expected at "
+            f"least one before; usually the loop calls the function that was wrapped, or "
+            f"enable_mfu is false; use what instrument() returned in the loop"
+        )
+
+    def _on_compile(self, event: CompileEvent) -> None:
+        if event.stage == "compile" and event.thread_id == self._thread_id:
+            self._compiled_programs += 1
+
+
+def make_sinks(settings: Settings) -> list[Sink]:
+    """Console, and JSONL and TensorBoard where the settings name a place; process 0 alone.
+
+    Raises:
+        UserError: an output folder cannot be written.
+    """
+    if jax.process_index() != 0:
+        return []
+    resume = {"resume_from_step": settings.start_step}
+    sinks = [make_sink("console")]
+    if settings.metrics_file:
+        sinks.append(make_sink("jsonl", settings.metrics_file, **resume))
+    if settings.tensorboard_dir:
+        sinks.append(make_sink("tensorboard", settings.tensorboard_dir, **resume))
+    return sinks
+
+
+def _resolve(
+    settings: Settings | None, options: Mapping[str, Any], flops_source: Any
+) -> tuple[Settings, Any]:
+    """The settings with `options` over them, and the config if `flops_source` is one."""
+    values = {} if settings is None else vars(settings)
+    config = None
+    if isinstance(flops_source, str):
+        options = {**options, "flops_source": flops_source}
+    elif isinstance(flops_source, int | float):
+        options = {
+            **options,
+            "flops_source": "value",
+            "model_flops_per_device": flops_source,
+        }
+    elif flops_source is not None:
+        config, options = flops_source, {**options, "flops_source": "analytic"}
+    return Settings.of({**values, **options}), config
+
+
+def _refuse_logger_settings(settings: Settings, sinks: Sequence[Sink] | None) -> None:
+    defaults = Settings()
+    changed = [key for key in _OF_LOGGER if getattr(settings, key) != getattr(defaults, key)]
+    if sinks is not None:
+        changed.append("sinks")
+    if changed:
+        raise UserError(
+            f"{', '.join(changed)} and logger=… were both given; expected one of the two; usually "
+            f"the option belongs to the logger that is shared; pass it to MetricLogger(…)"
+        )
+
+
+def _jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
+    if not callable(step_fn) or isinstance(step_fn, jax.stages.Compiled):
+        raise UserError(
+            f"instrument was given {type(step_fn).__name__} {name!r}; expected the function that "
+            f"the loop calls; usually its result or its compiled form; pass the jitted function "
+            f"itself, as in instrument(train_step)"
+        )
+    if hasattr(step_fn, "lower"):
+        if options:
+            raise UserError(
+                f"{name} is jitted, and jit={dict(options)!r} was given too; expected one of the "
+                f"two; usually the options stand at jax.jit already; leave jit=… out"
+            )
+        return step_fn
+    return jax.jit(step_fn, **(options or {}))
+
+
+def _programs_of(jitted: Any) -> int:
+    """How many programs a jitted function has already; JAX's and Flax's tell."""
+    size = getattr(getattr(jitted, "jitted_fn", jitted), "_cache_size", None)
+    return size() if size is not None else 0

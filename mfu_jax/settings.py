@@ -1,0 +1,188 @@
+"""The switches of metrics logging, one list for flags, mappings and keyword arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mfu_jax.errors import UserError, nearest
+
+_WORDS_FOR = {True: ("true", "1", "yes", "on"), False: ("false", "0", "no", "off")}
+
+
+def _key(default: Any, text: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a trainer switches on: `instrument`, `MetricLogger.from_flags` and the flags take it.
+
+    ``python -m mfu_jax.settings`` lists the keys with their defaults.
+
+    Raises:
+        UserError: an unknown value, of the wrong type, or two that contradict each other.
+    """
+
+    enable_mfu: bool = _key(True, "count, time and log; false: everything does nothing")
+    metrics_file: str = _key("", "JSONL file, one object a step; empty: none")
+    tensorboard_dir: str = _key("", "folder for TensorBoard events; empty: none")
+    log_period: int = _key(1, "a console line every so many steps (every step is recorded)")
+    warmup_steps: int = _key(2, "first steps that are shown, but kept out of summaries")
+    start_step: int = _key(0, "number of the first step, as after a resume")
+    hardware: str = _key(
+        "", "chip whose peak to take, such as h100; 'calibrate' measures; empty: the attached one"
+    )
+    peak_tflops_per_device: float = _key(
+        0.0, "dense TFLOP/s of one JAX device; 0: from the table, or measured on CPUs"
+    )
+    flops_source: Literal["traced", "analytic", "value"] = _key(
+        "traced",
+        "model FLOPs from the step's jaxpr (traced), from model_config (analytic), or from "
+        "model_flops_per_device (value)",
+    )
+    model_flops_per_device: int = _key(0, "model FLOPs of a step on a device, for 'value'")
+    model_config: str = _key(
+        "", "name or file of a model and key=value …, as mfu-jax flops takes them, for 'analytic'"
+    )
+    convention: str = _key("maxtext", "how attention pairs are counted: maxtext, exact, dense")
+    hfu_source: Literal["executed", "cost_analysis"] = _key(
+        "executed", "what HFU divides: the program's own FLOPs, or XLA's cost analysis as it is"
+    )
+    tokens_per_step: int = _key(0, "tokens of a step over all devices, for tokens/s; 0: not shown")
+    abort_on_nan_loss: bool = _key(True, "raise NonFiniteLossError when the loss is NaN")
+    abort_on_inf_loss: bool = _key(True, "raise NonFiniteLossError when the loss is infinite")
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = _typed(field.name, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+        for name, lowest in (("log_period", 1), ("warmup_steps", 0), ("start_step", 0)):
+            if getattr(self, name) < lowest:
+                raise UserError(
+                    f"{name}={getattr(self, name)}: expected at least {lowest}; usually 0 was "
+                    f"meant to switch logging off; that is enable_mfu=false"
+                )
+        for name in ("peak_tflops_per_device", "model_flops_per_device", "tokens_per_step"):
+            if not getattr(self, name) >= 0:
+                raise UserError(
+                    f"{name}={getattr(self, name)}: expected a number of at least 0; usually a "
+                    f"unit slipped; leave it out where it is not known"
+                )
+        for source, key in (("value", "model_flops_per_device"), ("analytic", "model_config")):
+            if getattr(self, key) and self.flops_source != source:
+                raise UserError(
+                    f"{key}={getattr(self, key)!r} is given, but flops_source is "
+                    f"{self.flops_source!r}, which does not read it; expected "
+                    f"flops_source={source}; set that, or leave {key} out"
+                )
+        if self.flops_source == "value" and not self.model_flops_per_device:
+            raise UserError(
+                "flops_source=value has no number; expected model_flops_per_device above 0; "
+                "usually the second flag was forgotten; pass it, or flops_source=traced"
+            )
+        if self.flops_source == "traced" and self.convention not in ("maxtext", "exact", "dense"):
+            raise UserError(
+                f"convention={self.convention!r} cannot be counted on a traced function; expected "
+                f"maxtext, exact or dense; the others need a config; pass flops_source=analytic "
+                f"with model_config=…"
+            )
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], *, strict: bool = True) -> Settings:
+        """Settings from a mapping, such as ``vars(args)`` of argparse or an ml_collections dict.
+
+        Args:
+            values: key → value; text is converted, None stands for the default.
+            strict: unknown keys are errors; else they are the trainer's own and left alone.
+
+        Raises:
+            UserError: an unknown key or value.
+
+        >>> Settings.of({"log_period": "10", "learning_rate": 0.1}, strict=False).log_period
+        10
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = [key for key in values if key not in known]
+        if unknown and strict:
+            raise UserError(
+                f"{unknown[0]!r} is no setting of metrics logging{nearest(unknown[0], known)}; "
+                f"expected {', '.join(sorted(known))}; usually a spelling, or a key of the trainer "
+                f"itself; pass strict=False where both stand in one mapping"
+            )
+        return cls(**{k: values[k] for k in values if k in known and values[k] is not None})
+
+    def parsed_model_config(self) -> Any:
+        """`model_config` as `calculate_tflops_per_device` takes it.
+
+        Raises:
+            UserError: it is empty, or not readable.
+        """
+        from mfu_jax.flops.inputs import load_shape, parse_override
+
+        words = self.model_config.split()
+        if not words or "=" in words[0] or not all("=" in word for word in words[1:]):
+            raise UserError(
+                f"model_config={self.model_config!r} names no model; expected a name or file and "
+                f"then key=value …; flops_source=analytic needs it; pass model_config='llama3-8b "
+                f"per_device_batch_size=4 max_target_length=8192', say"
+            )
+        pairs = (word.split("=", 1) for word in words[1:])
+        return load_shape(words[0], {key: parse_override(key, text) for key, text in pairs})
+
+
+@functools.cache
+def setting_types() -> Mapping[str, Any]:
+    """Key → type; a `Literal` where only some words are allowed."""
+    return typing.get_type_hints(Settings)
+
+
+def _typed(name: str, value: Any) -> Any:
+    kind = setting_types()[name]
+    choices = typing.get_args(kind)
+    try:
+        if choices:
+            if value in choices:
+                return value
+        elif kind is bool:
+            return _bool(value)
+        elif kind is int and not isinstance(value, bool):
+            if int(value) == float(value):
+                return int(value)
+        elif kind is float and not isinstance(value, bool):
+            return float(value)
+        elif kind is str and not isinstance(value, bool | int | float):
+            return str(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    expected = f"one of {', '.join(choices)}" if choices else f"a value of type {kind.__name__}"
+    hint = nearest(str(value), choices) if choices else ""
+    field = next(f for f in dataclasses.fields(Settings) if f.name == name)
+    raise UserError(
+        f"{name}={value!r}: expected {expected}{hint}; usually a spelling; {name} is: "
+        f"{field.metadata['help']}"
+    )
+
+
+def _bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    for result, words in _WORDS_FOR.items():
+        if str(value).lower() in words:
+            return result
+    raise ValueError(value)
+
+
+def _list() -> str:
+    return "\n".join(
+        f"{field.name:<23} {field.default!r:<11} {field.metadata['help']}"
+        for field in dataclasses.fields(Settings)
+    )
+
+
+if __name__ == "__main__":
+    print(_list())

@@ -1,0 +1,172 @@
+"""What a step was called with: shapes, dtypes, shardings; and how two calls differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import jax
+from jax.sharding import NamedSharding
+
+_MOST_DIFFERENCES = 8  # of a model whose every weight changed, nobody wants to read each
+_NUMBERS = (bool, int, float, complex)
+
+LeafKey = tuple[Any, ...]
+_Entry = TypeVar("_Entry")
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """The arguments of one call, without their values.
+
+    Attributes:
+        structure: the tree that the arguments form, static fields included.
+        paths: where each leaf stands, as ``batch['tokens']``.
+        keys: what a compiled program depends on of each leaf.
+    """
+
+    structure: Any
+    paths: tuple[str, ...]
+    keys: tuple[LeafKey, ...]
+
+    @classmethod
+    def of(
+        cls, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Signature:
+        """The signature of ``fn(*args, **kwargs)``; arrays may have been donated already."""
+        named = _by_name(fn, args, kwargs)
+        found = [
+            (name + jax.tree_util.keystr(path), leaf_key(leaf))
+            for name, value in named.items()
+            for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
+        ]
+        paths, keys = zip(*found, strict=True) if found else ((), ())
+        return cls(jax.tree.structure((tuple(args), dict(kwargs))), paths, keys)
+
+    def differences(self, later: Signature) -> list[str]:
+        """What changed from this call to a `later` one, a line each.
+
+        >>> before = Signature.of(lambda x: x, (jax.ShapeDtypeStruct((8, 4), "float32"),), {})
+        >>> after = Signature.of(lambda x: x, (jax.ShapeDtypeStruct((6, 4), "float32"),), {})
+        >>> before.differences(after)
+        ['x: float32[8,4] → float32[6,4]']
+        """
+        old, new = dict(zip(self.paths, self.keys)), dict(zip(later.paths, later.keys))  # noqa: B905
+        lines = [
+            f"{path}: {_shown(old[path], new[path])}"
+            for path in new
+            if path in old and old[path] != new[path]
+        ]
+        lines += [f"{path}: new, {describe(new[path])}" for path in new if path not in old]
+        lines += [f"{path}: gone, was {describe(old[path])}" for path in old if path not in new]
+        if not lines and self.structure != later.structure:
+            lines = ["a static field of an argument, or the kind of a container"]
+        if len(lines) > _MOST_DIFFERENCES:
+            more = len(lines) - _MOST_DIFFERENCES
+            lines = [*lines[:_MOST_DIFFERENCES], f"and {more} more"]
+        return lines
+
+
+def leaf_key(leaf: Any) -> LeafKey:
+    """What of a leaf decides which program runs: an array's shape …, anything else's value."""
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        committed = getattr(leaf, "committed", None) is not False
+        sharding = getattr(leaf, "sharding", None) if committed else None
+        weak = getattr(leaf, "weak_type", False)
+        return ("array", tuple(leaf.shape), str(leaf.dtype), weak, sharding)
+    try:
+        hash(leaf)
+    except TypeError:
+        return ("object", type(leaf), id(leaf))
+    return ("value", type(leaf), leaf)
+
+
+def loosened(key: LeafKey) -> LeafKey:
+    """The key of a Python number without its value, as it is where the number is traced."""
+    return key[:2] if key[0] == "value" and key[1] in _NUMBERS else key
+
+
+def describe(key: LeafKey) -> str:
+    """``float32[8,128]`` of an array, the value of a static argument."""
+    if key[0] != "array":
+        return f"{key[2]!r}" if key[0] == "value" else f"a {key[1].__name__}"
+    return f"{key[2]}[{','.join(map(str, key[1]))}]"
+
+
+def _shown(old: LeafKey, new: LeafKey) -> str:
+    before, after = describe(old), describe(new)
+    if before == after and old[0] == new[0] == "array":
+        if old[3] != new[3]:
+            before, after = (f"{before} {'weak' if k[3] else 'strong'} type" for k in (old, new))
+        else:
+            before, after = _placed(old[4]), _placed(new[4])
+    return f"{before} → {after}"
+
+
+def _placed(sharding: Any) -> str:
+    if sharding is None:
+        return "not committed to a device"
+    if isinstance(sharding, NamedSharding):
+        return f"{sharding.spec} over {dict(sharding.mesh.shape)}"
+    return str(sharding)
+
+
+def _by_name(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    try:
+        return dict(inspect.signature(fn).bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):  # no signature, as of some C functions
+        return {f"argument {i}": arg for i, arg in enumerate(args)} | dict(kwargs)
+
+
+class SignatureTable(Generic[_Entry]):
+    """Entries by signature, found fast: only what differs between the known ones is looked at.
+
+    That is sound where every unknown signature is told by a compilation.
+
+    Args:
+        whole: look at all leaves instead, where programs may exist that nobody told of.
+    """
+
+    def __init__(self, *, whole: bool = False) -> None:
+        self._whole = whole
+        self._known: dict[Signature, _Entry] = {}
+        self._probes: dict[Any, tuple[list[int], dict[tuple[LeafKey, ...], _Entry]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether a call's arguments have to be looked at to know its program."""
+        return len(self._known) > 1 or self._whole
+
+    def add(self, signature: Signature, entry: _Entry) -> None:
+        """Adds one, or replaces what is known under the same signature."""
+        self._known.pop(signature, None)
+        self._known[signature] = entry
+        of_tree = [s for s in self._known if s.structure == signature.structure]
+        places = [
+            i
+            for i in range(len(signature.keys))
+            if self._whole or len({s.keys[i] for s in of_tree}) > 1
+        ]
+        found: dict[tuple[LeafKey, ...], _Entry] = {}
+        for known in of_tree:  # the latest one wins where only a traced number differs
+            exact = tuple(known.keys[i] for i in places)
+            found[tuple(map(loosened, exact))] = self._known[known]
+        for known in of_tree:
+            found[tuple(known.keys[i] for i in places)] = self._known[known]
+        self._probes[signature.structure] = places, found
+
+    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Entry | None:
+        """The entry of a call, None if its signature is not known."""
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        if structure not in self._probes:
+            return None
+        places, found = self._probes[structure]
+        probe = tuple(leaf_key(leaves[i]) for i in places)
+        return found.get(probe) or found.get(tuple(map(loosened, probe)))

@@ -25,10 +25,13 @@ _PUBLIC = {
     "instrument": "mfu_jax.instrumented_step",
 }
 
-__all__ = [*_PUBLIC, "hardware"]
+# modules that are public as they are
+_MODULES = ("flags", "hardware")
+
+__all__ = [*_PUBLIC, *_MODULES]
 
 if TYPE_CHECKING:
-    from mfu_jax import hardware
+    from mfu_jax import flags, hardware
     from mfu_jax.flops.analytic import (
         calculate_tflops_per_device,
         calculate_tokens_per_device,
@@ -45,8 +48,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "hardware":
-        return importlib.import_module("mfu_jax.hardware")
+    if name in _MODULES:
+        return importlib.import_module(f"mfu_jax.{name}")
     if name in _PUBLIC:
         return getattr(importlib.import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

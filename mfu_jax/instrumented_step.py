@@ -20,6 +20,7 @@ from typing import Any, Self, overload
 import jax
 
 from mfu_jax.compile_events import CompileEvent, CompileLog
+from mfu_jax.disabled import DisabledLogger
 from mfu_jax.errors import UserError
 from mfu_jax.flops.comparison import Ledger
 from mfu_jax.metric_logger import MetricLogger
@@ -34,15 +35,8 @@ from mfu_jax.summary import Summary
 _log = logging.getLogger("mfu_jax")
 
 # What a logger is made with, and so cannot be set beside a given one.
-_OF_LOGGER = (
-    "metrics_file",
-    "tensorboard_dir",
-    "log_period",
-    "warmup_steps",
-    "start_step",
-    "abort_on_nan_loss",
-    "abort_on_inf_loss",
-)
+_OF_LOGGER = ("start_step", "warmup_steps", "log_period", "abort_on_nan_loss", "abort_on_inf_loss")
+_OF_SINKS = ("metrics_file", "tensorboard_dir")
 _COUNT_SECONDS = 30.0  # longest wait for a count at the end of a run
 
 
@@ -125,7 +119,7 @@ class InstrumentedStep:
         self.__name__ = getattr(step_fn, "__name__", type(step_fn).__name__)
         self.__doc__ = getattr(step_fn, "__doc__", None)
         self._is_plain = not hasattr(step_fn, "lower")
-        self._call = _jitted(step_fn, self.__name__, jit)
+        self._call = jitted(step_fn, self.__name__, jit)
         self._select = metrics
         self._sinks = sinks
         self._logger = logger
@@ -173,17 +167,14 @@ class InstrumentedStep:
             self._logger.__exit__(kind, error, traceback)
 
     @property
-    def logger(self) -> MetricLogger:
-        """The logger, for ``pause("eval")``, ``waiting("data")``, ``record_eval`` and so on."""
+    def logger(self) -> Any:
+        """The `MetricLogger`, for ``pause("eval")``, ``waiting("data")``, ``record_eval`` …."""
+        if not self.settings.enable_mfu:
+            return DisabledLogger()
         if self._logger is None:
+            sinks = make_sinks(self.settings) if self._sinks is None else self._sinks
             self._logger = MetricLogger(
-                sinks=make_sinks(self.settings) if self._sinks is None else self._sinks,
-                start_step=self.settings.start_step,
-                warmup_steps=self.settings.warmup_steps,
-                log_period=self.settings.log_period,
-                abort_on_nan_loss=self.settings.abort_on_nan_loss,
-                abort_on_inf_loss=self.settings.abort_on_inf_loss,
-                compile_log=self._compile_log,
+                sinks=sinks, compile_log=self._compile_log, **logger_options(self.settings)
             )
         return self._logger
 
@@ -265,10 +256,10 @@ class InstrumentedStep:
             first_line = (str(error).strip().splitlines() or [""])[0]
             raise UserError(
                 f"{self.__name__} cannot be jitted ({type(error).__name__}: {first_line}); "
-                f"expected a function of arrays that jax.jit accepts; usually it converts arrays to Python "
-                f"numbers or prints, or takes arguments that are no arrays; instrument the jitted "
-                f"function inside of it, pass jit=dict(static_argnums=…), or time the whole with "
-                f"`with logger.step():`"
+                f"expected a function of arrays that jax.jit accepts; usually it converts arrays "
+                f"to Python numbers or prints, or takes arguments that are no arrays; instrument "
+                f"the jitted function inside of it, pass jit=dict(static_argnums=…), or time the "
+                f"whole with `with logger.step():`"
             ) from error
 
     def _look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -280,8 +271,8 @@ class InstrumentedStep:
 
     def _analyse(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Finds out about the program that has just been dispatched for the first time."""
-        before, self._signature = self._signature, Signature.of(self.__wrapped__, args, kwargs)
         selection = select_metrics(output, self._select)
+        before, self._signature = self._signature, Signature.of(self.__wrapped__, args, kwargs)
         jax.block_until_ready(selection.read(output))  # a busy CPU cannot be calibrated
         with self.logger.pause("count", flush=False):
             program = ProgramAnalysis(
@@ -364,6 +355,11 @@ def make_sinks(settings: Settings) -> list[Sink]:
     return sinks
 
 
+def logger_options(settings: Settings) -> dict[str, Any]:
+    """The arguments of `MetricLogger` that are settings."""
+    return {key: getattr(settings, key) for key in _OF_LOGGER}
+
+
 def _resolve(
     settings: Settings | None, options: Mapping[str, Any], flops_source: Any
 ) -> tuple[Settings, Any]:
@@ -385,7 +381,7 @@ def _resolve(
 
 def _refuse_logger_settings(settings: Settings, sinks: Sequence[Sink] | None) -> None:
     defaults = Settings()
-    changed = [key for key in _OF_LOGGER if getattr(settings, key) != getattr(defaults, key)]
+    changed = [k for k in (*_OF_SINKS, *_OF_LOGGER) if getattr(settings, k) != getattr(defaults, k)]
     if sinks is not None:
         changed.append("sinks")
     if changed:
@@ -395,7 +391,8 @@ def _refuse_logger_settings(settings: Settings, sinks: Sequence[Sink] | None) ->
         )
 
 
-def _jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
+def jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
+    """`step_fn` if it is jitted, else the jitted function."""
     if not callable(step_fn) or isinstance(step_fn, jax.stages.Compiled):
         raise UserError(
             f"instrument was given {type(step_fn).__name__} {name!r}; expected the function that "

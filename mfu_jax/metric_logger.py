@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mfu_jax.compile_events import CompileEvent, CompileLog
+from mfu_jax.disabled import DisabledLogger
 from mfu_jax.errors import UserError
 from mfu_jax.non_finite import NON_FINITE_EXIT_CODE, NonFiniteLossError
 from mfu_jax.phases import Phase, PhaseBook, StepScope
@@ -164,6 +165,15 @@ class MetricLogger:
         self.phases = PhaseBook(monotonic, warmup_steps=warmup_steps)
         self._compile_log.subscribe(self._on_compile)
         atexit.register(self._close_quietly)
+
+    @staticmethod
+    def from_flags(
+        step: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> MetricLogger | DisabledLogger:
+        """A logger as the command line's flags want it; see `mfu_jax.flags.make_logger`."""
+        from mfu_jax.flags import logger_from_flags
+
+        return logger_from_flags(step, *args, **kwargs)
 
     @property
     def next_step(self) -> int:

@@ -1,0 +1,61 @@
+"""What stands in for a logger where metrics are switched off: every call does nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Self
+
+_NOTHING = contextlib.nullcontext()
+
+
+class DisabledLogger:
+    """Has the methods of `MetricLogger`; none does anything, none costs more than its call."""
+
+    next_step = 0
+
+    def record(self, step: int, metrics: Any, **options: Any) -> None: ...
+
+    def record_eval(self, step: int, metrics: Any) -> None: ...
+
+    def pause(self, name: str, **options: Any) -> contextlib.AbstractContextManager[Any]:
+        return _NOTHING
+
+    def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[Any]:
+        return _NOTHING
+
+    def step(self, number: int | None = None) -> contextlib.AbstractContextManager[Any]:
+        return _DISABLED_SCOPE
+
+    def phase(self, name: str, **options: Any) -> contextlib.AbstractContextManager[Any]:
+        return _DISABLED_SCOPE
+
+    def write_setup(self, values: Any = None, texts: Any = None) -> None: ...
+
+    def write_text(self, tag: str, text: str) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def summary(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+class _DisabledScope:
+    """A step or phase of a `DisabledLogger`."""
+
+    def log(self, metrics: Any = None, /, **more: Any) -> None: ...
+
+    def wait_for(self, outputs: Any) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+_DISABLED_SCOPE = _DisabledScope()

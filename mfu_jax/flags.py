@@ -1,0 +1,167 @@
+"""Command-line flags that switch the metrics on in any trainer.
+
+::
+
+    mfu_jax.flags.define()                                   # beside the trainer's own flags
+    …
+    train_step = mfu_jax.instrument(train_step, settings=mfu_jax.flags.settings())
+
+or, for a loop that calls ``logger.record(step, metrics)`` itself::
+
+    logger = mfu_jax.MetricLogger.from_flags(train_step, state, batch)
+
+argparse has `add_arguments`; ml_collections and everything else that is a mapping, `from_mapping`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from absl import flags as absl_flags
+
+from mfu_jax.compile_events import CompileLog
+from mfu_jax.disabled import DisabledLogger
+from mfu_jax.errors import UserError
+from mfu_jax.instrumented_step import jitted, logger_options, make_sinks
+from mfu_jax.metric_logger import MetricLogger
+from mfu_jax.program_analysis import ProgramAnalysis
+from mfu_jax.settings import Settings, setting_types
+
+from_mapping = Settings.of
+
+
+def define(flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
+    """Defines an absl flag for every key of `Settings`; call it before ``app.run``.
+
+    Args:
+        flag_values: where to; the program's flags by default.
+
+    Raises:
+        UserError: the trainer has a flag of one of these names already.
+    """
+    for field in dataclasses.fields(Settings):
+        kind = setting_types()[field.name]
+        choices = typing.get_args(kind)
+        options: dict[str, Any] = {"help": field.metadata["help"], "flag_values": flag_values}
+        try:
+            if choices:
+                absl_flags.DEFINE_enum(field.name, str(field.default), choices, **options)
+            else:
+                _DEFINE[kind](field.name, field.default, **options)
+        except absl_flags.DuplicateFlagError as error:
+            raise UserError(
+                f"flag --{field.name} is defined twice ({error}); expected one definition; usually "
+                f"the trainer has a flag of that name; pass the values as a mapping instead: "
+                f"instrument(step, {field.name}=…)"
+            ) from error
+
+
+_DEFINE: Mapping[type, Callable[..., Any]] = {
+    bool: absl_flags.DEFINE_boolean,
+    int: absl_flags.DEFINE_integer,
+    float: absl_flags.DEFINE_float,
+    str: absl_flags.DEFINE_string,
+}
+
+
+def settings(flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> Settings:
+    """What the parsed flags say.
+
+    Raises:
+        UserError: a wrong value, `define` was not called, or the flags are not parsed yet.
+    """
+    names = [field.name for field in dataclasses.fields(Settings)]
+    if missing := [name for name in names if name not in flag_values]:
+        raise UserError(
+            f"there is no flag --{missing[0]}; expected mfu_jax.flags.define() before app.run; "
+            f"usually that line is missing, or stands under `if __name__`; call it at import"
+        )
+    try:
+        return Settings.of({name: flag_values[name].value for name in names})
+    except absl_flags.UnparsedFlagAccessError as error:
+        raise UserError(
+            f"the flags are not parsed yet ({error}); expected a call from main(); usually "
+            f"settings() stands at the top of a module; call it after app.run has started"
+        ) from error
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--metrics_file`` and all other keys of `Settings` to an argparse parser.
+
+    Their values come back by ``from_mapping(vars(args), strict=False)``.
+    """
+    group = parser.add_argument_group("metrics (mfu_jax)")
+    for field in dataclasses.fields(Settings):
+        choices = typing.get_args(setting_types()[field.name])
+        group.add_argument(
+            f"--{field.name}",
+            help=field.metadata["help"].replace("%", "%%"),
+            choices=choices or None,
+            metavar=None if choices else setting_types()[field.name].__name__.upper(),
+        )
+
+
+def make_logger(
+    settings: Settings, step: Callable[..., Any], *args: Any, config: Any = None, **kwargs: Any
+) -> MetricLogger | DisabledLogger:
+    """A logger that knows what ``step(*args, **kwargs)`` costs, for loops that call ``record``.
+
+    The step is compiled here, and JAX's cache hands the same executable to the loop.
+
+    Args:
+        settings: from `settings` or `from_mapping`.
+        step: the jitted step; a plain function is jitted to be counted.
+        *args: arguments like those of the loop; `jax.ShapeDtypeStruct`s do.
+        config: for ``flops_source=analytic``, instead of `Settings.model_config`.
+        **kwargs: arguments by name.
+
+    Raises:
+        UserError: the step does not take these arguments, or no peak is known.
+    """
+    if not settings.enable_mfu:
+        return DisabledLogger()
+    sinks, compile_log = make_sinks(settings), CompileLog()
+    function = jitted(step, getattr(step, "__name__", "step"), None)
+    try:
+        program = ProgramAnalysis(function, args, kwargs, settings=settings, config=config)
+    except (jax.errors.JAXTypeError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        raise UserError(
+            f"{getattr(step, '__name__', 'the step')} cannot be compiled for the example arguments "
+            f"({type(error).__name__}: {first_line}); expected those of a call in the loop; "
+            f"usually one is missing, or a shape is another; pass them as from_flags(step, *args)"
+        ) from error
+    flops = program.count()
+    logger = MetricLogger(
+        **_cost_fields(program),
+        sinks=sinks,
+        compile_log=compile_log,
+        **logger_options(settings),
+    )
+    texts = {} if flops is None else {"ledger": flops.ledger.render()}
+    logger.write_setup(program.setup("what record() is given"), texts)
+    return logger
+
+
+def logger_from_flags(
+    step: Callable[..., Any],
+    *args: Any,
+    flag_values: absl_flags.FlagValues = absl_flags.FLAGS,
+    config: Any = None,
+    **kwargs: Any,
+) -> MetricLogger | DisabledLogger:
+    """`make_logger` with the settings of the parsed flags."""
+    return make_logger(settings(flag_values), step, *args, config=config, **kwargs)
+
+
+def _cost_fields(program: ProgramAnalysis) -> dict[str, Any]:
+    cost = program.cost
+    assert not callable(cost)  # it has been counted
+    return {f.name: getattr(cost, f.name) for f in dataclasses.fields(cost)}

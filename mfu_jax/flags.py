@@ -82,7 +82,7 @@ def settings(flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> Settings:
             f"usually that line is missing, or stands under `if __name__`; call it at import"
         )
     try:
-        return Settings.of({name: flag_values[name].value for name in names})
+        return Settings.of({name: getattr(flag_values, name) for name in names})
     except absl_flags.UnparsedFlagAccessError as error:
         raise UserError(
             f"the flags are not parsed yet ({error}); expected a call from main(); usually "

@@ -293,7 +293,8 @@ class InstrumentedStep:
     def _count(self, program: ProgramAnalysis) -> None:
         flops = program.count()
         if flops is not None:
-            self.logger.write_text(f"ledger/{self.__name__}", flops.ledger.render())
+            text = f"{self.__name__}:\n{flops.ledger.render()}"
+            self.logger.write_text(f"ledger/{self.__name__}", text)
 
     def _write_setup(self, program: ProgramAnalysis, selection: Selection) -> None:
         values = {"step function": self.__name__} | program.setup(selection.text)

@@ -339,5 +339,7 @@ class StepScope:
 
     def _of_parts(self) -> dict[str, Any]:
         """The metrics of instrumented calls; by function if more than one has any."""
-        shown = {part.name: part.metrics for part in self.parts if part.metrics}
-        return dict(next(iter(shown.values()))) if len(shown) == 1 else shown
+        of_name = {part.name: part.metrics for part in self.parts}
+        shown = [n for n, metrics in of_name.items() if any(m[0] != "_" for m in metrics)]
+        waited_for = {f"_{name}": of_name.pop(name) for name in set(of_name) - set(shown)}
+        return (of_name[shown[0]] if len(shown) == 1 else of_name) | waited_for

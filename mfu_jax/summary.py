@@ -104,13 +104,14 @@ class Summary:
             if count
         ]
         aside = f" ({' and '.join(left_out)} steps kept out)" if left_out else ""
+        tokens = self.tokens_per_sec_per_device
         lines = [f"summary: {self.steps} measured steps{aside}"]
         if self.steps:
             lines += [
                 f"  step time    median {_seconds(self.median_seconds)}, "
                 f"p90 {_seconds(self.p90_seconds)}, p99 {_seconds(self.p99_seconds)}",
-                f"  rates        {readable(self.tflops_per_sec_per_device or 0.0)} TFLOP/s/device, "
-                f"{self.tokens_per_sec_per_device or 0.0:.1f} tokens/s/device",
+                f"  rates        {readable(self.tflops_per_sec_per_device or 0.0)} TFLOP/s/device"
+                + (f", {tokens:.1f} tokens/s/device" if tokens else ""),
                 f"  utilisation  MFU {percent(self.mfu)}, HFU {percent(self.hfu)}"
                 + ("" if self.mbu is None else f", MBU {percent(self.mbu)}"),
             ]

@@ -132,7 +132,7 @@ def format_step(record: StepRecord) -> str:
     ):
         if name in scalars:
             parts.append(f"{label}: {readable(scalars[name])}")
-    if "perf/per_device_tokens_per_sec" in scalars:
+    if scalars.get("perf/per_device_tokens_per_sec"):  # 0: nobody told the number of tokens
         parts.append(f"Tokens/s/device: {scalars['perf/per_device_tokens_per_sec']:.1f}")
     if "learning/total_weights" in scalars:
         parts.append(f"total_weights: {scalars['learning/total_weights']:.0f}")

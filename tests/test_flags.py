@@ -1,0 +1,185 @@
+"""Metrics switched on by flags, argparse and mappings, and off at no cost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from absl import flags as absl_flags
+
+import mfu_jax
+from mfu_jax import flags
+from mfu_jax.disabled import DisabledLogger
+from mfu_jax.errors import UserError
+from mfu_jax.settings import Settings
+
+
+@jax.jit
+def train_step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+    return w - 0.1 * gradient, {"loss": loss}
+
+
+# x[4, 8] @ w[8, 2], and the gradient of w alone.
+STEP_FLOPS = 2 * (2 * 4 * 8 * 2)
+W, X = jnp.ones((8, 2)), jnp.ones((4, 8))
+
+
+def parsed(*arguments: str) -> absl_flags.FlagValues:
+    values = absl_flags.FlagValues()
+    flags.define(values)
+    values(["trainer", *arguments])
+    return values
+
+
+def test_every_setting_is_a_flag_with_its_default() -> None:
+    assert flags.settings(parsed()) == Settings()
+
+
+def test_logger_from_flags_logs_what_the_flags_say(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    values = parsed(
+        f"--metrics_file={path}",
+        "--peak_tflops_per_device=0.001",
+        "--tokens_per_step=32",
+        "--warmup_steps=0",
+        "--noabort_on_nan_loss",
+    )
+    compiled: list[str] = []
+
+    def listen(event: str, seconds: float, **details: Any) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(str(details.get("fun_name")))
+
+    jax.clear_caches()
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        logger = mfu_jax.MetricLogger.from_flags(train_step, W, X, flag_values=values)
+        w = W
+        for step in range(3):
+            w, metrics = train_step(w, X)
+            logger.record(step, metrics)
+        logger.close()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert compiled.count("jit(train_step)") == 1
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [record["step"] for record in records] == [0, 1, 2]
+    for record in records:
+        seconds = record["perf/step_time_seconds"]
+        assert record["perf/per_device_tflops"] == STEP_FLOPS / 1e12
+        assert record["perf/mfu"] == pytest.approx(STEP_FLOPS / (1e9 * seconds))
+        assert record["perf/hfu"] == record["perf/mfu"]
+        assert record["perf/per_device_tokens"] == 32
+
+
+def test_shapes_are_enough_for_the_example_arguments(tmp_path: Path) -> None:
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (W, X)]
+    values = parsed("--peak_tflops_per_device=1")
+    logger = mfu_jax.MetricLogger.from_flags(train_step, *shapes, flag_values=values)
+    assert logger.cost.model_flops_per_device == STEP_FLOPS
+    assert logger.cost.executed_flops_per_device == STEP_FLOPS
+    logger.close()
+
+
+def test_hfu_from_cost_analysis() -> None:
+    values = parsed("--peak_tflops_per_device=1", "--hfu_source=cost_analysis")
+    logger = mfu_jax.MetricLogger.from_flags(train_step, W, X, flag_values=values)
+    reported = train_step.lower(W, X).compile().cost_analysis()["flops"]
+    assert logger.cost.executed_flops_per_device == reported
+    logger.close()
+
+
+def test_flops_by_value_and_by_config() -> None:
+    values = parsed(
+        "--flops_source=value", "--model_flops_per_device=77", "--peak_tflops_per_device=1"
+    )
+    with mfu_jax.MetricLogger.from_flags(train_step, W, X, flag_values=values) as logger:
+        assert logger.cost.model_flops_per_device == 77
+    analytic = Settings.of(
+        {
+            "flops_source": "analytic",
+            "model_config": "llama3-8b per_device_batch_size=1 max_target_length=128",
+            "peak_tflops_per_device": 1,
+        }
+    )
+    with flags.make_logger(analytic, train_step, W, X) as logger:
+        expected = mfu_jax.calculate_tflops_per_device(analytic.parsed_model_config()).total
+        assert logger.cost.model_flops_per_device / 1e12 == pytest.approx(expected)
+        assert logger.cost.tokens_per_device == 128
+
+
+def test_instrument_takes_the_settings_of_the_flags(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    values = parsed(f"--metrics_file={path}", "--peak_tflops_per_device=1", "--start_step=5")
+    step = mfu_jax.instrument(train_step, settings=flags.settings(values))
+    step(W, X)
+    step.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [5]
+
+
+def test_disabled_everything_does_nothing() -> None:
+    values = parsed("--noenable_mfu")
+    logger = mfu_jax.MetricLogger.from_flags(train_step, "no", "arguments", flag_values=values)
+    assert isinstance(logger, DisabledLogger)
+    logger.record(0, {"loss": 1.0})
+    assert logger.close() is None
+
+
+def test_the_disabled_logger_has_every_method_of_the_real_one() -> None:
+    methods = {name for name in vars(mfu_jax.MetricLogger) if not name.startswith("_")}
+    assert methods - {"from_flags"} <= set(dir(DisabledLogger))
+
+
+def test_argparse_and_mappings_give_the_same() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--learning_rate", type=float, default=0.1)
+    flags.add_arguments(parser)
+    args = parser.parse_args(["--log_period", "10", "--enable_mfu=false"])
+    expected = Settings(log_period=10, enable_mfu=False)
+    assert flags.from_mapping(vars(args), strict=False) == expected
+    assert flags.from_mapping({"log_period": 10, "enable_mfu": False}) == expected
+    assert flags.settings(parsed("--log_period=10", "--noenable_mfu")) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ({"log_perod": 1}, ["'log_perod'", "did you mean 'log_period'", "usually", "strict"]),
+        ({"log_period": 0}, ["log_period=0", "at least 1", "usually", "enable_mfu=false"]),
+        ({"log_period": "ten"}, ["log_period='ten'", "type int", "usually"]),
+        ({"log_period": 1.5}, ["log_period=1.5", "type int"]),
+        ({"enable_mfu": "maybe"}, ["enable_mfu='maybe'", "type bool"]),
+        ({"flops_source": "hlo"}, ["flops_source='hlo'", "traced, analytic, value"]),
+        ({"flops_source": "value"}, ["no number", "expected", "usually", "pass it"]),
+        ({"model_flops_per_device": 3}, ["does not read it", "flops_source=value"]),
+        ({"peak_tflops_per_device": -1}, ["-1", "at least 0", "usually"]),
+        ({"convention": "palm"}, ["palm", "expected", "flops_source=analytic"]),
+    ],
+)
+def test_wrong_values_say_what_to_do(values: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(UserError, match=".*".join(parts)):
+        flags.from_mapping(values)
+
+
+def test_wrong_use_of_flags_says_what_to_do() -> None:
+    with pytest.raises(UserError, match=r"no flag --enable_mfu.*define\(\) before app.run"):
+        flags.settings(absl_flags.FlagValues())
+    unparsed = absl_flags.FlagValues()
+    flags.define(unparsed)
+    with pytest.raises(UserError, match=r"not parsed yet.*from main\(\)"):
+        flags.settings(unparsed)
+    with pytest.raises(UserError, match=r"defined twice.*instrument\(step, "):
+        flags.define(unparsed)
+
+
+@pytest.mark.parametrize("arguments", [(W,), (W, jnp.ones((4, 9))), (W, "text")])
+def test_wrong_example_arguments_say_what_to_do(arguments: tuple[Any, ...]) -> None:
+    settings = Settings(peak_tflops_per_device=1.0)
+    with pytest.raises(UserError, match=r"train_step cannot be .*expected.*usually.*pass them"):
+        flags.make_logger(settings, train_step, *arguments)

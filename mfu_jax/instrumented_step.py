@@ -278,6 +278,8 @@ class InstrumentedStep:
             program = ProgramAnalysis(
                 self._call, args, kwargs, settings=self.settings, config=self._config
             )
+        first = self.logger.next_step
+        program.backlog = lambda: self.logger.next_step - first
         self._current = program, selection
         self._programs.add(self._signature, self._current)
         if before is None:

@@ -147,11 +147,17 @@ class PhaseBook:
     Args:
         clock: monotonic clock in seconds.
         warmup_steps: first steps whose phases are no part of the totals.
+
+    Attributes:
+        takes_calls: True inside of a step or phase: an instrumented call is a part of it then.
+        has_phases: True if phases wait for the record of their step.
     """
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, *, warmup_steps: int = 0
     ) -> None:
+        self.takes_calls = False
+        self.has_phases = False
         self._clock = clock
         self._warmup_steps = warmup_steps
         self._open: Phase | None = None
@@ -161,16 +167,6 @@ class PhaseBook:
         self._watcher: ThreadPoolExecutor | None = None
         self._totals: dict[str, _Total] = {}
         self._lock = threading.Lock()
-
-    @property
-    def takes_calls(self) -> bool:
-        """True inside of a step or phase: an instrumented call is a part of it then."""
-        return self._step is not None or self._open is not None
-
-    @property
-    def has_phases(self) -> bool:
-        """True if phases wait for the record of their step."""
-        return bool(self._closed)
 
     def phase(self, name: str, cost: StepCost | None) -> Phase:
         """A new phase."""
@@ -194,10 +190,13 @@ class PhaseBook:
                 f"`with logger.step():`"
             )
         self._open = phase
+        self.takes_calls = True
 
     def closed(self, phase: Phase) -> None:
         """Called by a phase that is left."""
         self._open = None
+        self.takes_calls = self._step is not None
+        self.has_phases = True
         phase._before, self._last = self._last, phase
         self._closed.append(phase)
 
@@ -209,10 +208,12 @@ class PhaseBook:
                 f"after the other; usually a part of the step was meant; use logger.phase(name)"
             )
         self._step = step
+        self.takes_calls = True
 
     def close_step(self) -> None:
         """Called by a step that is left."""
         self._step = None
+        self.takes_calls = self._open is not None
 
     def add_call(self, name: str, cost: LateCost, metrics: dict[str, Any], output: Any) -> None:
         """Adds a call of an instrumented function to the phase and step it is in."""
@@ -237,6 +238,7 @@ class PhaseBook:
     def take(self) -> tuple[dict[str, Any], Callable[[], StepCost] | None]:
         """Metrics of the phases since the last step, and what they cost together if known."""
         phases, self._closed = self._closed, []
+        self.has_phases = False
         is_warm, self._warmup_steps = self._warmup_steps <= 0, self._warmup_steps - 1
         by_name: dict[str, list[Phase]] = {}
         for phase in phases:

@@ -75,6 +75,9 @@ class ProgramAnalysis:
         model: model FLOPs.
         peaks: what utilisation is relative to.
         flops: all counts; None until `count` is done.
+        cost: for `MetricLogger.record`: what a step costs; before `count` is done, a function that
+            waits for it on the writer's thread.
+        backlog: how many records wait for `cost`.
     """
 
     def __init__(
@@ -103,30 +106,24 @@ class ProgramAnalysis:
         self._hfu_source = settings.hfu_source
         self._tokens = settings.tokens_per_step / self.devices or self.model.tokens_per_device
         self._kernel_flops = kernel_flops_of(step, args, kwargs, self.device)
-        self._cost = model_cost(self.model, self.peaks, tokens_per_device=self._tokens)
+        self._known = model_cost(self.model, self.peaks, tokens_per_device=self._tokens)
         self._done = threading.Event()
-        self._asked = 0
-
-    @property
-    def cost(self) -> StepCost | Callable[[], StepCost]:
-        """For `MetricLogger.record`: the cost, or what waits for it on the writer's thread."""
-        if self._done.is_set():
-            return self._cost
-        self._asked += 1
-        return self._wait
+        self.cost: StepCost | Callable[[], StepCost] = self._wait
+        self.backlog: Callable[[], int] = lambda: 0
 
     def count(self) -> StepFlops | None:
         """Counts the executable; a failure is logged, and HFU stays unknown."""
         assert self.compiled is not None
         try:
             self.flops = count_program(self.compiled, self.model, kernel_flops=self._kernel_flops)
-            self._cost = self.flops.cost(
+            self._known = self.flops.cost(
                 self.peaks, tokens_per_device=self._tokens, hfu_source=self._hfu_source
             )
         except Exception as error:
             _log.warning("executed FLOPs are not known, HFU is left out: %s", error)
         finally:
             self.compiled = None
+            self.cost = self._known
             self._done.set()
         return self.flops
 
@@ -136,9 +133,9 @@ class ProgramAnalysis:
 
     def _wait(self) -> StepCost:
         # Rather a line without HFU than a training thread that waits for the writer's queue.
-        while self._asked < _MOST_WAITING and not self._done.wait(0.02):
+        while self.backlog() < _MOST_WAITING and not self._done.wait(0.02):
             pass
-        return self._cost
+        return self._known
 
     def setup(self, outputs: str) -> dict[str, Any]:
         """What a human should know before the first line, name → value.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 from jax.sharding import NamedSharding
@@ -83,9 +83,11 @@ def leaf_key(leaf: Any) -> LeafKey:
     return ("value", type(leaf), leaf)
 
 
-def loosened(key: LeafKey) -> LeafKey:
+def loosened(key: Any) -> Any:
     """The key of a Python number without its value, as it is where the number is traced."""
-    return key[:2] if key[0] == "value" and key[1] in _NUMBERS else key
+    if isinstance(key, tuple) and key[0] == "value" and key[1] in _NUMBERS:
+        return key[:2]
+    return key
 
 
 def describe(key: LeafKey) -> str:
@@ -134,7 +136,8 @@ class SignatureTable(Generic[_Entry]):
     def __init__(self, *, whole: bool = False) -> None:
         self._whole = whole
         self._known: dict[Signature, _Entry] = {}
-        self._probes: dict[Any, tuple[list[int], dict[tuple[LeafKey, ...], _Entry]]] = {}
+        self._places: list[_Place] | None = None
+        self._found: dict[Any, _Entry] = {}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -148,25 +151,61 @@ class SignatureTable(Generic[_Entry]):
         """Adds one, or replaces what is known under the same signature."""
         self._known.pop(signature, None)
         self._known[signature] = entry
-        of_tree = [s for s in self._known if s.structure == signature.structure]
-        places = [
-            i
-            for i in range(len(signature.keys))
-            if self._whole or len({s.keys[i] for s in of_tree}) > 1
-        ]
-        found: dict[tuple[LeafKey, ...], _Entry] = {}
-        for known in of_tree:  # the latest one wins where only a traced number differs
-            exact = tuple(known.keys[i] for i in places)
-            found[tuple(map(loosened, exact))] = self._known[known]
-        for known in of_tree:
-            found[tuple(known.keys[i] for i in places)] = self._known[known]
-        self._probes[signature.structure] = places, found
+        one_structure = len({known.structure for known in self._known}) == 1
+        self._places = None
+        if one_structure and not self._whole:
+            differing = [
+                i
+                for i in range(len(signature.keys))
+                if len({known.keys[i] for known in self._known}) > 1
+            ]
+            self._places = _places(signature.structure, differing)
+            probes = {s: tuple(s.keys[i] for i in differing) for s in self._known}
+        else:
+            probes = {s: (s.structure, *s.keys) for s in self._known}
+        self._found = {}
+        for known, probe in probes.items():  # the latest wins where only a traced number differs
+            self._found[tuple(map(loosened, probe))] = self._known[known]
+        for known, probe in probes.items():
+            self._found[probe] = self._known[known]
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Entry | None:
         """The entry of a call, None if its signature is not known."""
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        if structure not in self._probes:
-            return None
-        places, found = self._probes[structure]
-        probe = tuple(leaf_key(leaves[i]) for i in places)
-        return found.get(probe) or found.get(tuple(map(loosened, probe)))
+        probe: tuple[Any, ...]
+        if self._places is None:
+            leaves, structure = jax.tree.flatten((args, kwargs))
+            probe = (structure, *map(leaf_key, leaves))
+        else:
+            try:
+                probe = tuple([leaf_key(place.leaf(args, kwargs)) for place in self._places])
+            except LookupError:  # given by position instead of by name, say
+                return None
+        return self._found.get(probe) or self._found.get(tuple(map(loosened, probe)))
+
+
+class _Place(NamedTuple):
+    """Where a leaf is found without flattening the other arguments.
+
+    Attributes:
+        argument: its position, or its name.
+        leaf_number: among the leaves of that argument.
+    """
+
+    argument: int | str
+    leaf_number: int
+
+    def leaf(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The leaf of a call."""
+        value = kwargs[self.argument] if isinstance(self.argument, str) else args[self.argument]
+        return value if hasattr(value, "dtype") else jax.tree.leaves(value)[self.leaf_number]
+
+
+def _places(structure: Any, indices: Sequence[int]) -> list[_Place]:
+    """The places of leaves that are given by their index among all leaves of (args, kwargs)."""
+    args, kwargs = jax.tree.unflatten(structure, range(structure.num_leaves))
+    found = {
+        leaf: _Place(argument, index)
+        for argument, value in (*enumerate(args), *kwargs.items())
+        for index, leaf in enumerate(jax.tree.leaves(value))
+    }
+    return [found[i] for i in indices]

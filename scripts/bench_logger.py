@@ -184,10 +184,10 @@ def machine() -> str:
     )
 
 
-def replace_section(path: Path, text: str) -> None:
+def replace_section(path: Path, text: str, heading: str = HEADING) -> None:
     """Puts `text` where the section of that heading is, or at the end of the file."""
     old = path.read_text() if path.exists() else "# Benchmark records\n"
-    section = re.compile(rf"^{re.escape(HEADING)}\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+    section = re.compile(rf"^{re.escape(heading)}\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
     if section.search(old):
         new = section.sub(lambda _: text + "\n", old)
     else:

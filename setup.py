@@ -4,6 +4,9 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
+# Trainers of others that tests/clients/ instruments.
+CLIENTS = ["equinox>=0.13", "flowjax>=19"]
+
 setup(
     name="mfu_jax",
     version="0.1.0",
@@ -12,7 +15,11 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=[*find_packages(include=["mfu_jax", "mfu_jax.*"]), "mfu_jax.layers", "mfu_jax.configs"],
+    packages=[
+        *find_packages(include=["mfu_jax", "mfu_jax.*"]),
+        "mfu_jax.layers",
+        "mfu_jax.configs",
+    ],
     package_dir={"mfu_jax.layers": "layers", "mfu_jax.configs": "configs"},
     package_data={
         "mfu_jax": ["*.yml", "*/*.yml", "py.typed"],
@@ -34,7 +41,9 @@ setup(
         "tpu": ["jax[tpu]>=0.10"],
         "cuda": ["jax[cuda13]>=0.10"],
         "tensorboard": ["tensorboard>=2.19"],
+        "clients": CLIENTS,
         "test": [
+            *CLIENTS,
             "hypothesis>=6.100",
             "mypy>=1.15",
             "pytest>=8",

@@ -9,19 +9,19 @@ from typing import Any
 
 import jax
 
-from mfu_jax import hardware
+from mfu_jax import step_flops
 from mfu_jax.compile_events import CompileLog
 from mfu_jax.flops.analytic import (
     calculate_tflops_per_device,
     calculate_tokens_per_device,
     model_flops_per_device,
 )
-from mfu_jax.flops.comparison import Ledger, compare_flops
-from mfu_jax.flops.executed import ExecutedCount, executed_flops
+from mfu_jax.flops.comparison import Ledger
 from mfu_jax.hardware import Peak
 from mfu_jax.metric_logger import MetricLogger
 from mfu_jax.pyconfig import Config
 from mfu_jax.sinks import Sink, make_sink
+from mfu_jax.step_flops import StepFlops
 from mfu_jax.trainer.state import TrainState, parameter_count
 
 
@@ -31,14 +31,11 @@ def find_peak(config: Config) -> Peak:
     Raises:
         UserError: the chip is in no table and no override is given.
     """
-    device = jax.local_devices()[0]
-    return hardware.resolve_peak(
-        device.device_kind,
+    return step_flops.find_peak(
+        jax.local_devices()[0],
         config.dtype,
-        peak_tflops_per_device=config.peak_tflops_per_device or None,
-        hardware=config.hardware or None,
-        precision=jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
-        compute_capability=getattr(device, "compute_capability", None),
+        peak_tflops_per_device=config.peak_tflops_per_device,
+        hardware_name=config.hardware,
     )
 
 
@@ -59,29 +56,10 @@ def make_sinks(config: Config, start_step: int) -> list[Sink]:
     return sinks
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StepFlops:
-    """The FLOPs of one step on one device: counted, reported by XLA, and set against each other."""
-
-    executed: ExecutedCount
-    xla_reported: float | None
-    ledger: Ledger
-
-
 def count_step(config: Config, train_step: jax.stages.Compiled) -> StepFlops:
     """Counts the compiled step and explains the count, from the model's FLOPs on."""
-    executed = executed_flops(train_step)
-    analysis: Any = train_step.cost_analysis()
-    reported = analysis.get("flops") if analysis else None
-    # Half a sequence on a device, or half a diagonal, may make these end in a fraction of a FLOP.
-    ledger = compare_flops(
-        model=round(model_flops_per_device(config, config.convention).training),
-        dense=round(model_flops_per_device(config, "dense").training),
-        convention=config.convention,
-        executed=executed,
-        xla_reported=reported,
-    )
-    return StepFlops(executed=executed, xla_reported=reported, ledger=ledger)
+    model = step_flops.analytic_model(config, convention=config.convention)
+    return step_flops.count_program(train_step, model)
 
 
 def make_logger(

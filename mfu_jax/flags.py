@@ -27,10 +27,10 @@ from absl import flags as absl_flags
 from mfu_jax.compile_events import CompileLog
 from mfu_jax.disabled import DisabledLogger
 from mfu_jax.errors import UserError
-from mfu_jax.instrumented_step import jitted, logger_options, make_sinks
 from mfu_jax.metric_logger import MetricLogger
 from mfu_jax.program_analysis import ProgramAnalysis
 from mfu_jax.settings import Settings, setting_types
+from mfu_jax.step_setup import jitted, logger_options, make_sinks
 
 from_mapping = Settings.of
 

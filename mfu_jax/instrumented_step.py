@@ -27,16 +27,23 @@ from mfu_jax.metric_logger import MetricLogger
 from mfu_jax.program_analysis import ProgramAnalysis
 from mfu_jax.settings import Settings
 from mfu_jax.signatures import Signature, SignatureTable
-from mfu_jax.sinks import Sink, make_sink
+from mfu_jax.sinks import Sink
 from mfu_jax.step_flops import StepFlops
 from mfu_jax.step_outputs import Selection, select_metrics
+from mfu_jax.step_setup import (
+    BoundJitted,
+    jitted,
+    logger_options,
+    make_sinks,
+    name_of,
+    programs_of,
+    refuse_logger_settings,
+    resolve,
+)
 from mfu_jax.summary import Summary
 
 _log = logging.getLogger("mfu_jax")
 
-# What a logger is made with, and so cannot be set beside a given one.
-_OF_LOGGER = ("start_step", "warmup_steps", "log_period", "abort_on_nan_loss", "abort_on_inf_loss")
-_OF_SINKS = ("metrics_file", "tensorboard_dir")
 _COUNT_SECONDS = 30.0  # longest wait for a count at the end of a run
 
 
@@ -114,25 +121,25 @@ class InstrumentedStep:
         jit: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        self.settings, self._config = _resolve(settings, options, flops_source)
+        self.settings, self._config = resolve(settings, options, flops_source)
         self.__wrapped__ = step_fn
-        self.__name__ = getattr(step_fn, "__name__", type(step_fn).__name__)
+        self.__name__ = name_of(step_fn)
         self.__doc__ = getattr(step_fn, "__doc__", None)
-        self._is_plain = not hasattr(step_fn, "lower")
         self._call = jitted(step_fn, self.__name__, jit)
+        self._is_plain = self._call is not step_fn and not isinstance(self._call, BoundJitted)
         self._select = metrics
         self._sinks = sinks
         self._logger = logger
         self._shares_logger = logger is not None
         if logger is not None:
-            _refuse_logger_settings(self.settings, sinks)
+            refuse_logger_settings(self.settings, sinks)
         self._closed = False
         if not self.settings.enable_mfu:
             self._run = step_fn
             return
         self._run = self._measured
         self._programs: SignatureTable[tuple[ProgramAnalysis, Selection]] = SignatureTable(
-            whole=_programs_of(self._call) != 0
+            whole=programs_of(self._call) != 0
         )
         self._current: tuple[ProgramAnalysis, Selection] | None = None
         self._signature: Signature | None = None
@@ -339,80 +346,3 @@ class InstrumentedStep:
     def _on_compile(self, event: CompileEvent) -> None:
         if event.stage == "compile" and event.thread_id == self._thread_id:
             self._compiled_programs += 1
-
-
-def make_sinks(settings: Settings) -> list[Sink]:
-    """Console, and JSONL and TensorBoard where the settings name a place; process 0 alone.
-
-    Raises:
-        UserError: an output folder cannot be written.
-    """
-    if jax.process_index() != 0:
-        return []
-    resume = {"resume_from_step": settings.start_step}
-    sinks = [make_sink("console")]
-    if settings.metrics_file:
-        sinks.append(make_sink("jsonl", settings.metrics_file, **resume))
-    if settings.tensorboard_dir:
-        sinks.append(make_sink("tensorboard", settings.tensorboard_dir, **resume))
-    return sinks
-
-
-def logger_options(settings: Settings) -> dict[str, Any]:
-    """The arguments of `MetricLogger` that are settings."""
-    return {key: getattr(settings, key) for key in _OF_LOGGER}
-
-
-def _resolve(
-    settings: Settings | None, options: Mapping[str, Any], flops_source: Any
-) -> tuple[Settings, Any]:
-    """The settings with `options` over them, and the config if `flops_source` is one."""
-    values = {} if settings is None else vars(settings)
-    config = None
-    if isinstance(flops_source, str):
-        options = {**options, "flops_source": flops_source}
-    elif isinstance(flops_source, int | float):
-        options = {
-            **options,
-            "flops_source": "value",
-            "model_flops_per_device": flops_source,
-        }
-    elif flops_source is not None:
-        config, options = flops_source, {**options, "flops_source": "analytic"}
-    return Settings.of({**values, **options}), config
-
-
-def _refuse_logger_settings(settings: Settings, sinks: Sequence[Sink] | None) -> None:
-    defaults = Settings()
-    changed = [k for k in (*_OF_SINKS, *_OF_LOGGER) if getattr(settings, k) != getattr(defaults, k)]
-    if sinks is not None:
-        changed.append("sinks")
-    if changed:
-        raise UserError(
-            f"{', '.join(changed)} and logger=… were both given; expected one of the two; usually "
-            f"the option belongs to the logger that is shared; pass it to MetricLogger(…)"
-        )
-
-
-def jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
-    """`step_fn` if it is jitted, else the jitted function."""
-    if not callable(step_fn) or isinstance(step_fn, jax.stages.Compiled):
-        raise UserError(
-            f"instrument was given {type(step_fn).__name__} {name!r}; expected the function that "
-            f"the loop calls; usually its result or its compiled form; pass the jitted function "
-            f"itself, as in instrument(train_step)"
-        )
-    if hasattr(step_fn, "lower"):
-        if options:
-            raise UserError(
-                f"{name} is jitted, and jit={dict(options)!r} was given too; expected one of the "
-                f"two; usually the options stand at jax.jit already; leave jit=… out"
-            )
-        return step_fn
-    return jax.jit(step_fn, **(options or {}))
-
-
-def _programs_of(jitted: Any) -> int:
-    """How many programs a jitted function has already; JAX's and Flax's tell."""
-    size = getattr(getattr(jitted, "jitted_fn", jitted), "_cache_size", None)
-    return size() if size is not None else 0

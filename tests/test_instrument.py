@@ -276,6 +276,32 @@ def test_plain_functions_are_jitted(compilations: Compilations) -> None:
     assert first["w1"].is_deleted()
 
 
+class Trainer:
+    """Has its step as a method, jitted, as many trainers do."""
+
+    @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+    def train_step(self, state: Any, x: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        return train_step(state, x)
+
+
+@pytest.mark.parametrize("bind", ["method", "partial"])
+def test_methods_and_partials_of_jitted_functions(bind: str, compilations: Compilations) -> None:
+    memory = Memory()
+    trainer = Trainer()
+    bound = trainer.train_step
+    if bind == "partial":
+        bound = functools.partial(Trainer.train_step, trainer)
+    step = mfu_jax.instrument(bound, sinks=[memory], **PEAK)
+    state = make_state()
+    for rows in (4, 4, 6):
+        first, (state, _) = state, step(state, batch(rows))
+        assert first["w1"].is_deleted()
+    step.close()
+    assert compilations.of("train_step") == 2
+    assert step.flops.executed.total == step.flops.model.per_device == STEP_FLOPS * 6 // 4
+    assert memory.texts["recompiled/train_step"].endswith("x: float32[4,8] → float32[6,8]")
+
+
 def test_switched_off_it_only_calls_the_step() -> None:
     calls = []
     step = mfu_jax.instrument(lambda x: calls.append(x) or x, enable_mfu=False)

@@ -134,10 +134,9 @@ class InstrumentedStep:
         if logger is not None:
             refuse_logger_settings(self.settings, sinks)
         self._closed = False
-        if not self.settings.enable_mfu:
-            self._run = step_fn
+        self._is_on = self.settings.enable_mfu
+        if not self._is_on:
             return
-        self._run = self._measured
         self._programs: SignatureTable[tuple[ProgramAnalysis, Selection]] = SignatureTable(
             whole=programs_of(self._call) != 0
         )
@@ -150,8 +149,36 @@ class InstrumentedStep:
         self._compile_log.subscribe(self._on_compile)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the step and logs it."""
-        return self._run(*args, **kwargs)
+        """Calls the step and logs it.
+
+        Raises:
+            UserError: after `close`, inside of another function's trace, or what the analysis of a
+                new program finds wrong.
+            NonFiniteLossError: an earlier step's loss is NaN or infinite.
+        """
+        if not self._is_on:
+            return self.__wrapped__(*args, **kwargs)
+        if self._closed:
+            raise UserError(
+                f"{self.__name__} was called after close(); expected all calls before; usually "
+                f"close() stands inside of the loop, or `with` ends early; close it after the "
+                f"loop, or call {self.__name__}.__wrapped__ to go on without logging"
+            )
+        logger = self._logger or self.logger
+        compiled_programs = self._compiled_programs
+        self._thread_id = threading.get_ident()
+        output = self._call(*args, **kwargs) if self._current else self._first(args, kwargs)
+        if self._compiled_programs != compiled_programs or self._current is None:
+            self._analyse(args, kwargs, output)
+        elif self._programs.is_ambiguous:
+            self._look_up(args, kwargs, output)
+        program, selection = self._current  # type: ignore[misc]  # one of the two has set it
+        metrics = selection.read(output)
+        if logger.phases.takes_calls:
+            logger.phases.add_call(self.__name__, program.cost, metrics, output)
+        else:
+            logger.record(logger.next_step, metrics, cost=program.cost)
+        return output
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -230,29 +257,6 @@ class InstrumentedStep:
         if self._shares_logger or self._logger is None:
             return None
         return self._logger.close()
-
-    def _measured(self, *args: Any, **kwargs: Any) -> Any:
-        if self._closed:
-            raise UserError(
-                f"{self.__name__} was called after close(); expected all calls before; usually "
-                f"close() stands inside of the loop, or `with` ends early; close it after the "
-                f"loop, or call {self.__name__}.__wrapped__ to go on without logging"
-            )
-        logger = self._logger or self.logger
-        compiled_programs = self._compiled_programs
-        self._thread_id = threading.get_ident()
-        output = self._call(*args, **kwargs) if self._current else self._first(args, kwargs)
-        if self._compiled_programs != compiled_programs or self._current is None:
-            self._analyse(args, kwargs, output)
-        elif self._programs.is_ambiguous:
-            self._look_up(args, kwargs, output)
-        program, selection = self._current  # type: ignore[misc]  # one of the two has set it
-        metrics = selection.read(output)
-        if logger.phases.takes_calls:
-            logger.phases.add_call(self.__name__, program.cost, metrics, output)
-        else:
-            logger.record(logger.next_step, metrics, cost=program.cost)
-        return output
 
     def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._is_plain:

@@ -131,9 +131,13 @@ class SignatureTable(Generic[_Entry]):
 
     Args:
         whole: look at all leaves instead, where programs may exist that nobody told of.
+
+    Attributes:
+        is_ambiguous: whether a call's arguments have to be looked at to know its program.
     """
 
     def __init__(self, *, whole: bool = False) -> None:
+        self.is_ambiguous = whole
         self._whole = whole
         self._known: dict[Signature, _Entry] = {}
         self._places: list[_Place] | None = None
@@ -142,15 +146,11 @@ class SignatureTable(Generic[_Entry]):
     def __len__(self) -> int:
         return len(self._known)
 
-    @property
-    def is_ambiguous(self) -> bool:
-        """Whether a call's arguments have to be looked at to know its program."""
-        return len(self._known) > 1 or self._whole
-
     def add(self, signature: Signature, entry: _Entry) -> None:
         """Adds one, or replaces what is known under the same signature."""
         self._known.pop(signature, None)
         self._known[signature] = entry
+        self.is_ambiguous = self._whole or len(self._known) > 1
         one_structure = len({known.structure for known in self._known}) == 1
         self._places = None
         if one_structure and not self._whole:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -62,6 +63,10 @@ def _group_size(module: HloModule, instruction: HloInstruction) -> int:
         return int(match[2])
     if match := re.match(r"\{\{([\d,]*)\}", text):
         return len(match[1].split(","))
+    if text.startswith("mesh["):  # mesh['a'=4,'b'=8] {'a'}: axes with their sizes, then the chosen
+        sizes, _, chosen = text.partition("]")
+        axes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", sizes)}
+        return math.prod(axes.get(name, 1) for name in re.findall(r"'(\w+)'", chosen))
     if text == "{}":
         return module.header_int("num_partitions") * module.header_int("replica_count")
     return 0

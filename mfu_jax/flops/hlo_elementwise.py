@@ -55,9 +55,10 @@ def _reduce(computation: HloComputation, instruction: HloInstruction, cost_of: _
 def _reduce_window(computation: HloComputation, instruction: HloInstruction, cost_of: _Cost) -> int:
     dimensions = parse_window(instruction)
     result = next(instruction.shape.leaves()).size
-    if any(d.pad_low >= d.size - 1 > 0 or d.pad_high >= d.size - 1 > 0 for d in dimensions):
+    source = computation.operand(instruction, 0).shape
+    if any(w.size >= n > 1 for w, n in zip(dimensions, source.dims, strict=False)):
         # A cumulative sum, or a reduction that is broadcast back: each element is met once.
-        return computation.operand(instruction, 0).shape.size * _applied(instruction, cost_of)
+        return source.size * _applied(instruction, cost_of)
     window = math.prod(max(0, dimension.size) for dimension in dimensions)
     return max(0, window - 1) * result * _applied(instruction, cost_of)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from mfu_jax.flops.hlo_matmuls import result_shape
+from mfu_jax.flops.hlo_matmuls import operand_dtype, result_shape
 from mfu_jax.flops.hlo_text import HloComputation, HloInstruction, Shape, dtype_bits
 
 
@@ -139,7 +139,7 @@ _FREE = re.compile(
     r"|MoveToHost|MoveToDevice|annotate_device_placement|xla\.sdy\.\w+|LayoutConstraint"
     r"|__cub\$\w+|__gpu\$TopK|ResizeNearest\w*|NopCustomCall|BarrierStart|BarrierDone"
     r"|xla_ffi_(partitioned_)?python_\w+callback|xla_python_\w+callback|SetBound|GetBound"
-    r"|cu_threefry2x32(_ffi)?|threefry2x32\w*|ragged-dot-metadata|X64\w+|CreateBuffer|Pin|Unpin"
+    r"|AsyncCollective(Start|Done)|PrepareAsyncCall(Start|Done)|cu_threefry2x32(_ffi)?|threefry2x32\w*|ragged-dot-metadata|X64\w+|CreateBuffer|Pin|Unpin"
 )
 
 
@@ -188,4 +188,5 @@ def _cublas(call: KernelCall) -> KernelCost:
     if any(not 0 <= d < len(lhs.dims) for d in dims):
         raise call.instruction.error(f"contracted dimension out of range of {lhs}")
     flops = 2 * result_shape(call.instruction).size * math.prod(lhs.dims[d] for d in dims)
-    return KernelCost(flops=flops, seen_by_xla=flops)
+    dtype = operand_dtype(call.computation, call.instruction)  # FP8 calls carry f32 scales, too
+    return KernelCost(flops=flops, dtype=dtype, seen_by_xla=flops)

@@ -54,7 +54,8 @@ def _attention_forward(call: KernelCall) -> KernelCost | UnknownCost:
     """Two matmuls, Q·Kᵀ over the head width of K and P·V over that of V."""
     pairs, note = _pairs(call)
     key, value = _head_width(call, 1), _head_width(call, 2)
-    return KernelCost(flops=2 * pairs * (key + value), note=note)
+    dtype = call.operand(0).dtype
+    return KernelCost(flops=2 * pairs * (key + value), dtype=dtype, note=note)
 
 
 @register_kernel(*_BACKWARD)
@@ -66,6 +67,7 @@ def _attention_backward(call: KernelCall) -> KernelCost | UnknownCost:
     return KernelCost(
         flops=again + 2 * (2 * pairs * key) + 2 * (2 * pairs * value),
         rematerialized=again,
+        dtype=call.operand(0).dtype,
         note=note,
     )
 

@@ -288,13 +288,12 @@ def test_llama_70b_on_512_chips_to_the_last_flop() -> None:
 def test_collectives_of_a_sharded_step() -> None:
     executed = count("v5p_llama70b")
     shape = kernels.LLAMA_70B
-    # The MLP's wi is split over 512 chips and gathered in each layer, forward and backward.
-    gathered = 2 * shape.D * shape.F
-    times = sum(
-        c.times for c in executed.collectives if c.kind == "all-gather" and c.bytes >= gathered
-    )
-    assert times >= 2 * shape.L
-    assert {c.group_size for c in executed.collectives if c.bytes >= gathered} == {512}
+    # The MLP's weights are split over 512 chips; each layer puts them together (XLA writes these
+    # all-gathers as all-reduces) for forward, forward again and backward, and sums a gradient.
+    whole = 2 * shape.D * shape.F
+    large = [c for c in executed.collectives if c.bytes == whole]
+    assert sum(c.times for c in large) == 2 * 3 * shape.L
+    assert {c.group_size for c in large} == {512}
     weights = shape.L * 2 * shape.D * shape.F
     assert executed.hbm_bytes > 3 * 2 * weights  # read at least forward, again, and backward
 
@@ -306,4 +305,4 @@ def test_collectives_of_every_mesh_know_their_group() -> None:
         devices = 1
         for size in name.rpartition("_")[2].split("x"):
             devices *= int(size)
-        assert all(1 < c.group_size <= devices for c in executed.collectives)
+        assert all(1 <= c.group_size <= devices for c in executed.collectives)

@@ -28,7 +28,21 @@ _PUBLIC = {
 # modules that are public as they are
 _MODULES = ("flags", "hardware")
 
-__all__ = [*_PUBLIC, *_MODULES]
+__all__ = [
+    "MetricLogger",
+    "StepCost",
+    "attention_mask",
+    "calculate_tflops_per_device",
+    "calculate_tokens_per_device",
+    "compare_flops",
+    "count_model_flops",
+    "executed_flops",
+    "flags",
+    "flops_breakdown",
+    "hardware",
+    "instrument",
+    "tabulate",
+]
 
 if TYPE_CHECKING:
     from mfu_jax import flags, hardware

@@ -1,4 +1,4 @@
-"""`mfu-jax COMMAND …`: each command is a module of `mfu_jax.commands`, imported only when it is run."""
+"""`mfu-jax COMMAND …`: each command is a module of `mfu_jax.commands`, imported when it is run."""
 
 from __future__ import annotations
 

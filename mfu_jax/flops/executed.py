@@ -7,10 +7,12 @@ is looked at once, however often it is executed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -108,14 +110,27 @@ def executed_flops(
     text = program if isinstance(program, str) else program.as_text()
     if not text:
         raise HloParseError("the compiled program has no text")
-    module = parse_hlo(text)
-    reader = CostReader(
-        module,
-        kernel_flops=kernel_flops,
-        trip_counts=trip_counts or {},
-        constants=_Constants(program).module,
-    )
-    return _Counter(module, reader).count()
+    with _no_garbage_collection():
+        module = parse_hlo(text)
+        reader = CostReader(
+            module,
+            kernel_flops=kernel_flops,
+            trip_counts=trip_counts or {},
+            constants=_Constants(program).module,
+        )
+        return _Counter(module, reader).count()
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Millions of small objects and no cycles among them: collections took a third of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Constants:

@@ -6,6 +6,7 @@ of their operand, and what lies in faster memory (TPU memory space S(1) and othe
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 
@@ -16,6 +17,7 @@ _FREE = frozenset(
     "opt-barrier optimization-barrier partition-id replica-id domain add-dependency".split()
 )
 _SLICES = {"dynamic-slice", "slice", "gather"}
+_PARTIAL = {*_SLICES, "dynamic-update-slice"}
 _FAST_MEMORY = re.compile(r"S\([1-9]\d*\)")
 
 
@@ -26,6 +28,8 @@ def hbm_bytes(module: HloModule, computation: HloComputation, instruction: HloIn
         return 0
     operands = [computation[name].shape for name in instruction.operands]
     result = instruction.shape
+    if not operands:
+        return _bytes(result)
     if opcode.endswith("-start") and len(result.elements) > 1:
         result = result.elements[1]
     if opcode in _SLICES:
@@ -43,6 +47,8 @@ def hbm_bytes(module: HloModule, computation: HloComputation, instruction: HloIn
 
 
 def _fusion(fused: HloComputation, operands: list[Shape], result: Shape) -> int:
+    if not any(i.opcode in _PARTIAL for i in fused.instructions.values()):
+        return sum(map(_bytes, operands)) + _bytes(result)
     users = fused.users
     total = 0
     for number, shape in enumerate(operands):
@@ -92,6 +98,7 @@ def _written(fused: HloComputation, part: HloInstruction) -> Shape | None:
     return None
 
 
+@functools.lru_cache(maxsize=65536)
 def _bytes(shape: Shape) -> int:
     return sum(leaf.bytes for leaf in shape.leaves() if not _FAST_MEMORY.search(leaf.layout))
 

@@ -9,134 +9,30 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from mfu_jax.errors import UserError
+from mfu_jax.flops.hlo_shapes import (
+    COMMENT,
+    SPECIAL,
+    HloParseError,
+    Shape,
+    dtype_bits,
+    parse_shape,
+    split_top_level,
+)
 
-
-class HloParseError(UserError):
-    """The text is not the HLO that was expected. The message holds the line and its number."""
-
-    def __init__(self, reason: str, line: str = "", number: int = 0) -> None:
-        where = f"HLO line {number}" if number else "HLO text"
-        shown = f": {line.strip()[:200]!r}" if line else ""
-        super().__init__(
-            f"{where}: {reason}{shown}; expected the text of compiled.as_text(), usually this is "
-            "text cut short, edited, or of another format; dump it again"
-        )
-        self.reason, self.line, self.number = reason, line, number
-
-
-# Bits of an element. `pred` takes a whole byte; tokens and opaque handles have no size.
-_BITS = {"pred": 8, "token": 0, "opaque": 0, "bf16": 16, "c64": 64, "c128": 128}
-
-
-def dtype_bits(dtype: str) -> int:
-    """Bits of one element: ``bf16`` → 16, ``s4`` → 4, ``f8e4m3fn`` → 8."""
-    if dtype in _BITS:
-        return _BITS[dtype]
-    match = re.match(r"[a-z]+(\d+)", dtype)
-    return int(match[1]) if match else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """An array's dtype and dimensions, or a tuple's elements (dtype ``tuple``)."""
-
-    dtype: str
-    dims: tuple[int, ...] = ()
-    elements: tuple[Shape, ...] = ()
-    layout: str = ""
-
-    @property
-    def size(self) -> int:
-        """Number of elements; of a tuple, of all its arrays together."""
-        if self.dtype == "tuple":
-            return sum(element.size for element in self.elements)
-        return math.prod(self.dims)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the array (layout padding left out), or of all arrays of the tuple."""
-        if self.dtype == "tuple":
-            return sum(element.bytes for element in self.elements)
-        return (math.prod(self.dims) * dtype_bits(self.dtype) + 7) // 8
-
-    def leaves(self) -> Iterator[Shape]:
-        """The arrays, in order, however deep the tuples nest."""
-        if self.dtype != "tuple":
-            yield self
-        for element in self.elements:
-            yield from element.leaves()
-
-    def __str__(self) -> str:
-        if self.dtype == "tuple":
-            return f"({', '.join(map(str, self.elements))})"
-        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
-
-
-_ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\](?:\{([^{}]*)\})?$")
-_COMMENT = re.compile(r"/\*.*?\*/")
-_MAX_TUPLE_DEPTH = 64
-
-
-@functools.lru_cache(maxsize=65536)
-def parse_shape(text: str) -> Shape:
-    """Parses ``f32[2,3]{1,0:T(8,128)}`` or ``(s32[], (bf16[4], pred[]))``.
-
-    >>> parse_shape("(s32[], bf16[4,<=8]{1,0})").elements[1].dims
-    (4, 8)
-    """
-    return _parse_shape(_COMMENT.sub("", text).strip(), 0)
-
-
-def _parse_shape(text: str, depth: int) -> Shape:
-    if depth > _MAX_TUPLE_DEPTH:
-        raise HloParseError("tuple shape nested too deeply", text)
-    if text.startswith("("):
-        if not text.endswith(")"):
-            raise HloParseError("tuple shape without its closing parenthesis", text)
-        parts = split_top_level(text[1:-1])
-        return Shape("tuple", elements=tuple(_parse_shape(p, depth + 1) for p in parts))
-    match = _ARRAY.match(text)
-    if not match:
-        raise HloParseError("not a shape", text)
-    dtype, dims, layout = match.groups()
-    try:
-        sizes = tuple(int(d.replace("<=", "")) for d in dims.split(",")) if dims else ()
-    except ValueError:
-        raise HloParseError("dimensions that are not numbers", text) from None
-    if any(size < 0 for size in sizes):
-        raise HloParseError("negative dimension", text)
-    return Shape(dtype, sizes, layout=layout or "")
-
-
-_SPECIAL = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}()\[\],]', re.DOTALL)
-
-
-def split_top_level(text: str) -> list[str]:
-    """Splits at the commas outside brackets and strings.
-
-    >>> split_top_level('a={1,2}, b="x,y", c=3')
-    ['a={1,2}', 'b="x,y"', 'c=3']
-    """
-    parts, depth, start = [], 0, 0
-    for match in _SPECIAL.finditer(text):
-        token = match[0]
-        if token == ",":
-            if depth == 0:
-                parts.append(text[start : match.start()].strip())
-                start = match.end()
-        elif token in "{([":
-            depth += 1
-        elif token in "})]":
-            depth -= 1
-    parts.append(text[start:].strip())
-    return [part for part in parts if part]
+__all__ = [
+    "HloComputation",
+    "HloInstruction",
+    "HloModule",
+    "HloParseError",
+    "Shape",
+    "dtype_bits",
+    "parse_hlo",
+    "parse_shape",
+]
 
 
 def _closing(text: str, start: int) -> int:
@@ -145,7 +41,7 @@ def _closing(text: str, start: int) -> int:
     if end < 0 or (text.find("(", start, end) < 0 and text.find('"', start, end) < 0):
         return end
     depth = 1
-    for match in _SPECIAL.finditer(text, start):
+    for match in SPECIAL.finditer(text, start):
         token = match[0]
         if token == "(":
             depth += 1
@@ -159,7 +55,7 @@ def _closing(text: str, start: int) -> int:
 def _balanced(text: str) -> bool:
     """Whether an instruction is complete: some attributes go over several lines."""
     depth = 0
-    for match in _SPECIAL.finditer(text):
+    for match in SPECIAL.finditer(text):
         depth += (match[0] in "{([") - (match[0] in "})]")
     return depth <= 0
 
@@ -182,6 +78,7 @@ class HloInstruction:
 
     __slots__ = (
         "_attributes",
+        "_lines",
         "_operand_text",
         "_operands",
         "_tail",
@@ -200,14 +97,31 @@ class HloInstruction:
         self.opcode = opcode
         self.is_root = is_root
         self.number = number
-        self._tail = tail  # what follows the opcode's opening parenthesis
+        self._tail = tail
+        self._lines: list[str] = []
         self._operand_text: str | None = None
         self._operands: tuple[str, ...] | None = None
         self._attributes: dict[str, str] | None = None
 
+    def extend(self, line: str) -> None:
+        """Takes a further line of an instruction that goes over several."""
+        self._lines.append(line)
+
+    def is_complete(self) -> bool:
+        """Whether all brackets are closed: some attributes go over several lines."""
+        return not self._lines or _balanced(self.tail)
+
+    @property
+    def tail(self) -> str:
+        """What follows the opcode's opening parenthesis."""
+        if self._lines:
+            self._tail = "\n".join((self._tail, *self._lines))
+            self._lines = []
+        return self._tail
+
     def error(self, reason: str) -> HloParseError:
         """An error that shows this instruction."""
-        line = f"%{self.name} = {self.shape_text} {self.opcode}({self._tail}"
+        line = f"%{self.name} = {self.shape_text} {self.opcode}({self.tail}"
         return HloParseError(reason, line, self.number)
 
     @property
@@ -222,7 +136,7 @@ class HloInstruction:
     def operand_text(self) -> str:
         """What stands between the opcode's parentheses: operands, or a constant's value."""
         if self._operand_text is None:
-            end = _closing(self._tail, 0)
+            end = _closing(self.tail, 0)
             if end < 0:
                 raise self.error("operands without their closing parenthesis")
             self._operand_text = self._tail[:end]
@@ -238,7 +152,7 @@ class HloInstruction:
             elif "%" in text:
                 self._operands = tuple(_PERCENT_NAME.findall(text))
             else:
-                parts = split_top_level(_COMMENT.sub("", text))
+                parts = split_top_level(COMMENT.sub("", text))
                 self._operands = tuple(part.split()[-1] for part in parts)
         return self._operands
 
@@ -254,7 +168,7 @@ class HloInstruction:
         if self._attributes is None:
             end = len(self.operand_text) + 1
             self._attributes = {}
-            for part in split_top_level(self._tail[end:]):
+            for part in split_top_level(self.tail[end:]):
                 key, equals, value = part.partition("=")
                 if equals:
                     self._attributes[key.strip()] = value.strip()
@@ -284,7 +198,7 @@ class HloInstruction:
         start = metadata.find('op_name="')
         if start < 0:
             return ""
-        match = _SPECIAL.match(metadata, start + len("op_name="))
+        match = SPECIAL.match(metadata, start + len("op_name="))
         return match[0][1:-1].replace("\\'", "'").replace('\\"', '"') if match else ""
 
     @property
@@ -425,36 +339,20 @@ def parse_hlo(text: str) -> HloModule:
     name = header = entry = ""
     computations: dict[str, HloComputation] = {}
     computation: HloComputation | None = None
-    pending: list[str] = []  # the lines of one instruction
-    pending_number = 0
-
-    def finish() -> None:
-        assert computation is not None
-        line = "\n".join(pending) if len(pending) > 1 else pending[0]
-        pending.clear()
-        match = _INSTRUCTION.match(line)
-        if not match:
-            raise HloParseError("not an instruction", line, pending_number)
-        root, instruction, shape, opcode, tail = match.groups()
-        computation.instructions[instruction] = HloInstruction(
-            instruction, shape, opcode, tail, root is not None, pending_number
-        )
-
+    last: HloInstruction | None = None
     for number, line in enumerate(text.split("\n"), 1):
         if computation is not None:
-            if line.startswith("}") and (not pending or _balanced("\n".join(pending))):
-                if pending:
-                    finish()
-                computation = None
-            elif _INSTRUCTION_START.match(line):
-                if pending:
-                    finish()
-                pending.append(line)
-                pending_number = number
+            match = _INSTRUCTION.match(line)
+            if match:
+                root, instruction, shape, opcode, tail = match.groups()
+                last = HloInstruction(instruction, shape, opcode, tail, root is not None, number)
+                computation.instructions[instruction] = last
+            elif line.startswith("}") and (last is None or last.is_complete()):
+                computation = last = None
             elif line.strip():
-                if not pending:
+                if last is None or _INSTRUCTION_START.match(line):
                     raise HloParseError("not an instruction", line, number)
-                pending.append(line)
+                last.extend(line)
         elif line.endswith("{") and (match := _COMPUTATION.match(line)):
             computation = HloComputation(match[2], number)
             computations[match[2]] = computation

@@ -1,0 +1,133 @@
+"""Shapes of HLO text, and how its lists are split."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mfu_jax.errors import UserError
+
+
+class HloParseError(UserError):
+    """The text is not the HLO that was expected. The message holds the line and its number."""
+
+    def __init__(self, reason: str, line: str = "", number: int = 0) -> None:
+        where = f"HLO line {number}" if number else "HLO text"
+        shown = f": {line.strip()[:200]!r}" if line else ""
+        super().__init__(
+            f"{where}: {reason}{shown}; expected the text of compiled.as_text(), usually this is "
+            "text cut short, edited, or of another format; dump it again"
+        )
+        self.reason, self.line, self.number = reason, line, number
+
+
+# Bits of an element. `pred` takes a whole byte; tokens and opaque handles have no size.
+_BITS = {"pred": 8, "token": 0, "opaque": 0, "bf16": 16, "c64": 64, "c128": 128}
+
+
+@functools.lru_cache(maxsize=256)
+def dtype_bits(dtype: str) -> int:
+    """Bits of one element: ``bf16`` → 16, ``s4`` → 4, ``f8e4m3fn`` → 8."""
+    if dtype in _BITS:
+        return _BITS[dtype]
+    match = re.match(r"[a-z]+(\d+)", dtype)
+    return int(match[1]) if match else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An array's dtype and dimensions, or a tuple's elements (dtype ``tuple``)."""
+
+    dtype: str
+    dims: tuple[int, ...] = ()
+    elements: tuple[Shape, ...] = ()
+    layout: str = ""
+
+    @property
+    def size(self) -> int:
+        """Number of elements; of a tuple, of all its arrays together."""
+        if self.dtype == "tuple":
+            return sum(element.size for element in self.elements)
+        return math.prod(self.dims)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the array (layout padding left out), or of all arrays of the tuple."""
+        if self.dtype == "tuple":
+            return sum(element.bytes for element in self.elements)
+        return (math.prod(self.dims) * dtype_bits(self.dtype) + 7) // 8
+
+    def leaves(self) -> Iterator[Shape]:
+        """The arrays, in order, however deep the tuples nest."""
+        if self.dtype != "tuple":
+            yield self
+        for element in self.elements:
+            yield from element.leaves()
+
+    def __str__(self) -> str:
+        if self.dtype == "tuple":
+            return f"({', '.join(map(str, self.elements))})"
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+
+
+_ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\](?:\{([^{}]*)\})?$")
+COMMENT = re.compile(r"/\*.*?\*/")
+_MAX_TUPLE_DEPTH = 64
+
+
+@functools.lru_cache(maxsize=65536)
+def parse_shape(text: str) -> Shape:
+    """Parses ``f32[2,3]{1,0:T(8,128)}`` or ``(s32[], (bf16[4], pred[]))``.
+
+    >>> parse_shape("(s32[], bf16[4,<=8]{1,0})").elements[1].dims
+    (4, 8)
+    """
+    return _parse_shape(COMMENT.sub("", text).strip(), 0)
+
+
+def _parse_shape(text: str, depth: int) -> Shape:
+    if depth > _MAX_TUPLE_DEPTH:
+        raise HloParseError("tuple shape nested too deeply", text)
+    if text.startswith("("):
+        if not text.endswith(")"):
+            raise HloParseError("tuple shape without its closing parenthesis", text)
+        parts = split_top_level(text[1:-1])
+        return Shape("tuple", elements=tuple(_parse_shape(p, depth + 1) for p in parts))
+    match = _ARRAY.match(text)
+    if not match:
+        raise HloParseError("not a shape", text)
+    dtype, dims, layout = match.groups()
+    try:
+        sizes = tuple(int(d.replace("<=", "")) for d in dims.split(",")) if dims else ()
+    except ValueError:
+        raise HloParseError("dimensions that are not numbers", text) from None
+    if any(size < 0 for size in sizes):
+        raise HloParseError("negative dimension", text)
+    return Shape(dtype, sizes, layout=layout or "")
+
+
+SPECIAL = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}()\[\],]', re.DOTALL)
+
+
+def split_top_level(text: str) -> list[str]:
+    """Splits at the commas outside brackets and strings.
+
+    >>> split_top_level('a={1,2}, b="x,y", c=3')
+    ['a={1,2}', 'b="x,y"', 'c=3']
+    """
+    parts, depth, start = [], 0, 0
+    for match in SPECIAL.finditer(text):
+        token = match[0]
+        if token == ",":
+            if depth == 0:
+                parts.append(text[start : match.start()].strip())
+                start = match.end()
+        elif token in "{([":
+            depth += 1
+        elif token in "})]":
+            depth -= 1
+    parts.append(text[start:].strip())
+    return [part for part in parts if part]

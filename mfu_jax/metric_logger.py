@@ -22,25 +22,24 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from types import TracebackType
 from typing import Any, Self
+
+import jax
 
 from mfu_jax.compile_events import CompileEvent, CompileLog
 from mfu_jax.disabled import DisabledLogger
 from mfu_jax.errors import UserError
-from mfu_jax.non_finite import NON_FINITE_EXIT_CODE, NonFiniteLossError
+from mfu_jax.loop_spans import LoopSpans
 from mfu_jax.phases import Phase, PhaseBook, StepScope
 from mfu_jax.record_pipeline import RecordPipeline
 from mfu_jax.sinks.base import Sink
 from mfu_jax.sinks.console import ConsoleSink
 from mfu_jax.step_cost import StepCost
 from mfu_jax.step_records import RecordBuilder
-from mfu_jax.step_timer import Reading, StepTimer, TimedStep, Watcher
+from mfu_jax.step_timer import StepTimer, TimedStep, Watcher
 from mfu_jax.summary import Summary
-
-__all__ = ["NON_FINITE_EXIT_CODE", "MetricLogger", "NonFiniteLossError"]
 
 _log = logging.getLogger("mfu_jax")
 
@@ -122,11 +121,8 @@ class MetricLogger:
                 f"least 0; usually 0 was meant to switch logging off; leave sinks out instead"
             )
         if is_main_process is None:
-            is_main_process = _is_first_process()
+            is_main_process = jax.process_index() == 0
         sinks = ([ConsoleSink()] if sinks is None else sinks) if is_main_process else []
-        for sink in sinks:
-            for warning in sink.warnings:
-                _log.warning("%s", warning)
         self._monotonic = monotonic
         self._owns_compile_log = compile_log is None
         self._compile_log = compile_log or CompileLog()
@@ -138,13 +134,9 @@ class MetricLogger:
             log_period=log_period,
             compile_is_seen=self._compile_log.available,
         )
-        self._builder.add_spans(
-            {"compile": self._compiled_before_seconds} if self._compiled_before_seconds else {}
-        )
+        if self._compiled_before_seconds:
+            self._builder.add_spans({"compile": self._compiled_before_seconds})
         self._last_step = start_step - 1
-        self._held: TimedStep | None = None
-        self._late_extra: dict[str, Any] = {}
-        self._in_span = False
         self._failure_was_raised = False
         self._summary: Summary | None = None
         self._thread_id = threading.get_ident()
@@ -162,6 +154,7 @@ class MetricLogger:
             watcher=watcher,
             writer_is_idle=self._pipeline.is_idle,
         )
+        self._spans = LoopSpans(self._timer, self._pipeline)
         self.phases = PhaseBook(monotonic, warmup_steps=warmup_steps)
         self._compile_log.subscribe(self._on_compile)
         atexit.register(self._close_quietly)
@@ -220,18 +213,18 @@ class MetricLogger:
             of_phases, cost_of_phases = self.phases.take()
             metrics, cost = {**metrics, **of_phases}, cost or cost_of_phases
         taken = TimedStep(step, dict(metrics), cost=cost)
-        if self._late_extra:
-            taken.extra, self._late_extra = self._late_extra, {}
+        if self._spans.late:
+            taken.extra = self._spans.take_late()
         if step_time_seconds is None:
             finished = self._timer.dispatched(taken)
         else:
             finished = self._timer.timed_elsewhere(taken, step_time_seconds)
-        if self._held is not None:
-            self._release()
+        if self._spans.held is not None:
+            self._spans.release()
         if finished is not None:
             self._pipeline.put(finished)
         if step_time_seconds is not None:
-            self._held = taken  # an eval after it may still add to it
+            self._spans.held = taken  # an eval after it may still add to it
         taken.overhead_seconds = self._monotonic() - begin - self._timer.waited_seconds
 
     def record_eval(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -240,13 +233,11 @@ class MetricLogger:
         Called inside of ``pause("eval")`` they are part of the step's own record; later, they come
         with the next step's, and ``eval/step`` tells of which they are.
         """
-        if self._held is not None and self._held.step == step:
-            self._held.extra |= metrics
-        else:
-            self._late_extra |= {**metrics, "step": step}
+        self._spans.add(step, metrics)
 
-    @contextlib.contextmanager
-    def pause(self, name: str, *, flush: bool | None = None) -> Iterator[None]:
+    def pause(
+        self, name: str, *, flush: bool | None = None
+    ) -> contextlib.AbstractContextManager[None]:
         """Context manager for what is no training step: ``with logger.pause("eval"): …``.
 
         The step in flight is waited for first; the time inside is shown as
@@ -261,26 +252,13 @@ class MetricLogger:
         Raises:
             NonFiniteLossError: at its start, so that no checkpoint is made of a broken state.
         """
-        if self._in_span:
-            yield
-            return
-        finished = self._timer.drain()
-        start = self._timer.read()
-        if finished is not None:
-            self._release()
-            self._held = finished
-        if name == "checkpoint" if flush is None else flush:
-            self.flush()
-        self._raise_failure()
-        self._in_span = True
-        try:
-            yield
-        finally:
-            self._in_span = False
-            self._timer.cut(name, start, self._timer.read())
-            if self._held is not None:
-                for span, spent in self._timer.take_spans().items():
-                    self._held.spans[span] = self._held.spans.get(span, 0.0) + spent
+
+        def check() -> None:
+            if name == "checkpoint" if flush is None else flush:
+                self.flush()
+            self._raise_failure()
+
+        return self._spans.pause(name, check)
 
     def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[None]:
         """Context manager for waits that the device may work through: ``next(batches)``.
@@ -288,7 +266,7 @@ class MetricLogger:
         Costs nothing while the device is busy. The part of the wait in which it stands idle is
         shown as ``goodput/<name>_wait_seconds`` and is no part of any step's time.
         """
-        return _Wait(self, name)
+        return self._spans.wait(name)
 
     def step(self, number: int | None = None) -> StepScope:
         """Context manager around one step, recorded at its end: ``with logger.step() as step: …``.
@@ -331,7 +309,7 @@ class MetricLogger:
 
     def flush(self) -> None:
         """Waits until every step that is done is written and brought to disk."""
-        self._release()
+        self._spans.release()
         self._pipeline.flush()
 
     def summary(self) -> Summary:
@@ -356,16 +334,8 @@ class MetricLogger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._close()
+    def __exit__(self, kind: object, *error: object) -> None:
+        self.close() if kind is None else self._close()
 
     def _close(self) -> Summary:
         if self._summary is not None:
@@ -377,11 +347,10 @@ class MetricLogger:
                 _log.warning("the step in flight did not end: %s", error)
                 last = None
             if last is not None:
-                self._release()
-                self._held = last
-        if self._held is not None:
-            self._held.extra |= self._late_extra
-        last, self._held = self._held, None
+                self._spans.hold(last)
+        last, self._spans.held = self._spans.held, None
+        if last is not None:
+            last.extra |= self._spans.take_late()
         self._summary = self._pipeline.close(last, self._timer.take_spans(), self._summarize)
         self._timer.close()
         self.phases.close()
@@ -405,11 +374,6 @@ class MetricLogger:
         )
         return dataclasses.replace(summary, phases=self.phases.totals())
 
-    def _release(self) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            self._pipeline.put(held)
-
     def _refuse(self, step: int) -> None:
         self._raise_failure()
         if self._summary is not None:
@@ -429,39 +393,6 @@ class MetricLogger:
             raise self._pipeline.failure
 
     def _on_compile(self, event: CompileEvent) -> None:
-        if event.thread_id == self._thread_id and not self._in_span:
+        if event.thread_id == self._thread_id and not self._spans.active:
             self.phases.compiling()
             self._timer.compiling(event)
-
-
-class _Wait:
-    """See `MetricLogger.waiting`. Inside of a pause it does nothing."""
-
-    __slots__ = ("_idle_since", "_logger", "_name", "_outermost")
-
-    def __init__(self, logger: MetricLogger, name: str) -> None:
-        self._logger = logger
-        self._name = name
-        self._outermost = False
-        self._idle_since: Reading | None = None
-
-    def __enter__(self) -> None:
-        logger = self._logger
-        if not logger._in_span:
-            self._outermost = logger._in_span = True
-            self._idle_since = logger._timer.begin_wait()
-
-    def __exit__(self, *error: object) -> None:
-        logger = self._logger
-        if self._outermost:
-            logger._in_span = False
-            finished = logger._timer.end_wait(f"{self._name}_wait", self._idle_since)
-            if finished is not None:
-                logger._release()
-                logger._pipeline.put(finished)
-
-
-def _is_first_process() -> bool:
-    import jax
-
-    return jax.process_index() == 0

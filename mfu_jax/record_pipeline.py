@@ -53,6 +53,9 @@ class RecordPipeline:
         self._patience_seconds = DRAIN_SECONDS
         self._on_step = on_step
         self._sinks = [GuardedSink(sink) for sink in sinks]
+        for sink in sinks:
+            for warning in sink.warnings:
+                _log.warning("%s", warning)
         self._is_failure = functools.partial(is_bad, nan=abort_on_nan, inf=abort_on_inf)
         self._writer = BackgroundWriter(self._write, size=queue_size)
         self.put: Callable[[TimedStep], None] = self._writer.put

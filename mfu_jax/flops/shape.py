@@ -151,10 +151,11 @@ class ModelShape:
 
     def __post_init__(self) -> None:
         for name, kind in _kinds(type(self)).items():
-            object.__setattr__(self, name, _checked(name, kind, getattr(self, name)))
-        for name in _POSITIVE:
-            if getattr(self, name) <= 0:
-                raise UserError(f"{name}={shown(getattr(self, name))}: expected a positive number")
+            given = getattr(self, name)
+            checked = _checked(name, kind, given)
+            if name in _POSITIVE and checked <= 0:
+                raise UserError(f"{name}={shown(given)}: expected a positive number")
+            object.__setattr__(self, name, checked)
         if self.num_decoder_layers > _MOST_LAYERS:
             raise UserError(
                 f"num_decoder_layers={self.num_decoder_layers}: expected at most {_MOST_LAYERS}"
@@ -326,9 +327,10 @@ def _checked(name: str, kind: str, value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, int | float | Fraction):
             raise UserError(f"{name}={shown(value)}: expected a number")
         try:
-            return integral(Fraction(value).limit_denominator(2**20))
+            number = integral(Fraction(value).limit_denominator(2**20))
         except (ValueError, OverflowError):
             raise UserError(f"{name}={shown(value)}: expected a finite number") from None
+        return 0 if number == -1 else _not_negative(name, number)
     if kind == "bool":
         if not isinstance(value, bool):
             raise UserError(f"{name}={shown(value)}: expected true or false")
@@ -355,7 +357,7 @@ def _checked_tuple(name: str, kind: str, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _not_negative(name: str, value: int) -> int:
+def _not_negative(name: str, value: Any) -> Any:
     if value < 0:
-        raise UserError(f"{name}={value}: expected 0 or more")
+        raise UserError(f"{name}={shown(value)}: expected 0 or more")
     return value

@@ -92,6 +92,15 @@ def test_resolved_configs_equal_the_bundled_files(row):
         assert ours == bundled
 
 
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "llama4-17b-16e", "qwen3-30b-a3b"])
+def test_maxtext_writes_minus_one_for_what_it_does_not_use(model):
+    # base.yml: no capacity, no latent expert width, no learned positions.
+    absent = {"capacity_factor": -1.0, "moe_expert_input_dim": -1, "trainable_position_size": -1}
+    shape = load_shape(model)
+    assert load_shape(vars(shape) | absent) == shape
+    assert ModelShape.of(SimpleNamespace(**(vars(shape) | absent))) == shape
+
+
 @pytest.mark.parametrize("row", GOLDEN["traced"], ids=lambda r: r["model"])
 def test_weights_equal_the_traced_model(row):
     length = row["max_target_length"]

@@ -129,7 +129,7 @@ def _altup_projections(shape: HfGemmaShape) -> Components:
 @architecture("hf_deepseek_v4")
 def hf_deepseek_v4(shape: ModelShape) -> Model:
     """As MaxText's, but the norms of hyper-connections have no weights."""
-    model = mixtures.deepseek4(shape)
+    model = mixtures.compressed_decoder(shape, streamed=True)
     layers = tuple(
         dataclasses.replace(
             layer,

@@ -57,8 +57,10 @@ def _deepseek_attention(shape: ModelShape) -> Components:
 
 def _hyper_connections(shape: ModelShape) -> Components:
     """Around attention and around the MLP: two a layer."""
-    if shape.mhc_expansion_rate <= 1:
-        return ()
+    return _both_hyper_connections(shape) if shape.mhc_expansion_rate > 1 else ()
+
+
+def _both_hyper_connections(shape: ModelShape) -> Components:
     return (
         *matmuls.hyper_connection(
             shape.mhc_expansion_rate, shape.emb_dim, "hyper_connection/attention"
@@ -140,6 +142,15 @@ def deepseek4(shape: ModelShape) -> Model:
             f"compress_ratios has {len(shape.compress_ratios)} entries; expected one for each of "
             f"{shape.num_decoder_layers} layers"
         )
+    return compressed_decoder(shape, streamed=shape.mhc_expansion_rate > 1)
+
+
+def compressed_decoder(shape: ModelShape, *, streamed: bool) -> Model:
+    """The layers of DeepSeek V4.
+
+    Args:
+        streamed: whether there are hyper-connections; transformers builds them for one stream too.
+    """
     streams = shape.mhc_expansion_rate
 
     def block(kind: tuple[int, bool]) -> tuple[str, Components]:
@@ -147,7 +158,7 @@ def deepseek4(shape: ModelShape) -> Model:
         name = _DEEPSEEK4_LAYERS.get(ratio, "compressed_layers")
         return f"{name}_hash_routed" if hashed else name, (
             *parts.norms(shape, 2),
-            *_hyper_connections(shape),
+            *(_both_hyper_connections(shape) if streamed else ()),
             *_compressed_attention(shape, ratio),
             *(parts.moe(shape, router_bias=False) if hashed else parts.moe(shape)),
         )
@@ -160,7 +171,7 @@ def deepseek4(shape: ModelShape) -> Model:
         matmuls.vector("hyper_head/scale", 1),
     )
     layers = layers_of(kinds, block)
-    return parts.decoder(shape, layers, closing=closing if streams > 1 else ())
+    return parts.decoder(shape, layers, closing=closing if streamed else ())
 
 
 # Ratio 4 is the one that has an indexer.

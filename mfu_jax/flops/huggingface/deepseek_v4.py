@@ -20,18 +20,23 @@ _SPARSE_RATIO = 4
 
 @model_type("deepseek_v4")
 def deepseek_v4(c: Fields) -> ModelShape:
-    """Window, compressed and sparse compressed attention by layer; experts everywhere."""
+    """Window, compressed and sparse compressed attention by layer; experts everywhere.
+
+    One key/value head and one shared expert, as transformers builds it whatever the config says.
+    """
     refuse(c, "mlp_bias")
     layers = c.size("num_hidden_layers")
     query_heads = c.size("num_attention_heads")
     head_dim = c.size("head_dim")
+    if query_heads * head_dim % c.size("o_groups"):
+        c.fail("o_groups", "expected a divisor of num_attention_heads · head_dim")
     return ModelShape(
         decoder_block="hf_deepseek_v4",
         vocab_size=c.size("vocab_size"),
         num_decoder_layers=layers,
         emb_dim=c.size("hidden_size"),
         num_query_heads=query_heads,
-        num_kv_heads=c.size("num_key_value_heads", 1),
+        num_kv_heads=1,
         head_dim=head_dim,
         logits_via_embedding=c.flag("tie_word_embeddings"),
         q_lora_rank=c.size("q_lora_rank"),
@@ -44,7 +49,7 @@ def deepseek_v4(c: Fields) -> ModelShape:
         indexer_topk=c.size("index_topk"),
         first_num_hash_layers=_hash_layers(c, layers),
         mhc_expansion_rate=c.size("hc_mult"),
-        shared_experts=c.optional_size("n_shared_experts"),
+        shared_experts=1,
         **experts(c, "n_routed_experts"),
     )
 

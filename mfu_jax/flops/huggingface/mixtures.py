@@ -98,6 +98,8 @@ def qwen3_5_text(c: Fields) -> HfDecoderShape:
 
 
 def _delta_net(c: Fields) -> dict[str, Any]:
+    if c.size("linear_num_value_heads") % (key_heads := c.size("linear_num_key_heads")):
+        c.fail("linear_num_value_heads", f"expected a multiple of linear_num_key_heads={key_heads}")
     interval = c.size("full_attention_interval", 4)
     return {
         "qk_norm": "head",
@@ -147,6 +149,8 @@ def deepseek(c: Fields) -> HfDecoderShape:
     """Latent attention; dense layers first, then experts with shared ones."""
     query_heads = c.size("num_attention_heads")
     nope, rope = c.size("qk_nope_head_dim"), c.size("qk_rope_head_dim")
+    if c.has("num_key_value_heads") and query_heads // c.size("num_key_value_heads") != 1:
+        c.fail("num_key_value_heads", f"expected num_attention_heads={query_heads}")
     return decoder(
         c,
         attention_type="mla",

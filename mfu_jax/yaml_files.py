@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,33 @@ CONFIG_FOLDER = next(
     (f for f in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if (f / "base.yml").exists()),
     _PACKAGE / "configs",
 )
+_DEEPEST_NESTING = 50
+# Configs are a few kilobytes; what is larger is something else.
+_LARGEST_FILE_BYTES = 4 * 2**20
+
+
+def read_config_text(path: Path) -> str:
+    """The text of a config file.
+
+    Raises:
+        UserError: it is missing, unreadable, no regular file, or far too large for a config.
+    """
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise UserError(f"{path} is a folder; expected a file")
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(f"{path} is not a regular file; expected a YAML or JSON file")
+        if status.st_size > _LARGEST_FILE_BYTES:
+            raise UserError(
+                f"{path} has {status.st_size / 2**20:.0f} MiB; a config has a few KiB (is it a "
+                f"weights or tokenizer file?)"
+            )
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"no such file: {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -23,19 +52,13 @@ def read_mapping(path: Path) -> dict[str, Any]:
     """
     import yaml
 
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"no such file: {path}") from None
-    except IsADirectoryError:
-        raise UserError(f"{path} is a folder; expected a YAML file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
+    text = read_config_text(path)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
+        _refuse_deep_nesting(yaml.parse(text, Loader=loader), path)
         _refuse_repeated_keys(yaml.compose(text, Loader=loader), path)
         values = yaml.load(text, Loader=loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise UserError(f"{path} is not plain YAML: {_one_line(error)}") from None
     if values is None:
         return {}
@@ -65,6 +88,20 @@ def model_names() -> list[str]:
     return sorted(p.stem for p in (CONFIG_FOLDER / "models").glob("*.yml"))
 
 
+def _refuse_deep_nesting(events: Iterable[Any], path: Path) -> None:
+    """Counts in the stream of events: building nodes 50,000 deep overflows the C stack."""
+    depth = 0
+    for event in events:
+        kind = type(event).__name__
+        depth += kind in ("MappingStartEvent", "SequenceStartEvent")
+        depth -= kind in ("MappingEndEvent", "SequenceEndEvent")
+        if depth > _DEEPEST_NESTING:
+            raise UserError(
+                f"{path} nests more than {_DEEPEST_NESTING} levels; expected `key: value` lines; "
+                f"usually it is no config; pass one"
+            )
+
+
 def _refuse_repeated_keys(node: Any, path: Path) -> None:
     import yaml
 
@@ -80,5 +117,5 @@ def _refuse_repeated_keys(node: Any, path: Path) -> None:
 
 def _one_line(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    problem = getattr(error, "problem", None) or (str(error).splitlines() or [""])[0][:200]
     return f"line {mark.line + 1}: {problem}" if mark else problem

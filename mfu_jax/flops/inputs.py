@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.shape import ModelShape, parse_value, shown
-from mfu_jax.yaml_files import model_file, model_names, read_mapping
-
-# Configs are a few kilobytes; what is larger is something else.
-_LARGEST_FILE_BYTES = 4 * 2**20
-_DEEPEST_NESTING = 50
+from mfu_jax.yaml_files import model_file, model_names, read_config_text, read_mapping
 
 # MaxText's base.yml (e591f30): what its model files leave out. The sizes that every model has are
 # not here: a file without them is an error, not a model of MaxText's default size.
@@ -67,8 +62,9 @@ def load_shape(source: Any, overrides: Mapping[str, Any] | None = None) -> Model
     2
     """
     overrides = dict(overrides or {})
+    inherited: dict[str, Any] = {}
     if isinstance(source, str | Path):
-        values = _read(str(source))
+        values, inherited = _read(str(source))
         values.setdefault("model_name", _stem(str(source)))
     elif isinstance(source, Mapping):
         values = dict(source)
@@ -77,7 +73,9 @@ def load_shape(source: Any, overrides: Mapping[str, Any] | None = None) -> Model
         return shape.replace(**_known(overrides, type(shape))) if overrides else shape
     if "model_type" in values or "architectures" in values:
         return _from_hugging_face(values, overrides)
-    values = _with_named_model(values)
+    values = _under(_with_named_model(values), inherited)
+    if "global_parameter_scale" in overrides and not any(key in values for key in _SCALED):
+        values = _as_base(values)
     for key in overrides:
         values.pop(_other_spelling(key), None)
     return _from_maxtext({**values, **overrides}, overrides)
@@ -92,16 +90,66 @@ def _from_hugging_face(values: dict[str, Any], overrides: dict[str, Any]) -> Mod
     return shape.replace(**changes)
 
 
-def _read(source: str) -> dict[str, Any]:
-    """The mapping that a name or path stands for."""
+def _read(source: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The mapping that a name or path stands for, and what its ``base_config`` says beside it."""
     path = Path(source)
-    if path.is_dir():
-        path = path / "config.json"
-    looks_like_path = path.suffix in (".yml", ".yaml", ".json") or path.exists() or "/" in source
-    if not looks_like_path:
-        return read_mapping(model_file(source))
-    _check_regular(path)
-    return _read_json(path) if path.suffix == ".json" else _read_yaml(path)
+    try:
+        if path.is_dir():
+            path = path / "config.json"
+        exists = path.exists()
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {source[:80]!r}: {_first_line(error)[:80]}") from None
+    if not (path.suffix in (".yml", ".yaml", ".json") or exists or "/" in source):
+        return read_mapping(model_file(source)), {}
+    if not exists:
+        raise UserError(
+            f"no such file: {path}; expected a file, or a bundled model's name"
+            f"{nearest(path.stem, model_names())}"
+        )
+    if path.suffix == ".json":
+        return _read_json(path), {}
+    values = read_mapping(path)
+    return values, _inherited(path, values.pop("base_config", None))
+
+
+def _inherited(path: Path, parent: Any) -> dict[str, Any]:
+    """What the files that a MaxText YAML names as its ``base_config``, one after another, say.
+
+    A name is relative to the file's own folder or to one above it (MaxText: its configs folder).
+    MaxText's ``base.yml`` is often not at hand: its defaults are known.
+    """
+    seen = {path.resolve()}
+    values: dict[str, Any] = {}
+    while isinstance(parent, str):
+        found = next((f for f in (d / parent for d in path.resolve().parents) if f.is_file()), None)
+        if found is None and Path(parent).name == "base.yml":
+            break
+        if found is None:
+            raise UserError(
+                f"{path}: base_config={shown(parent)} is not found beside the file or above it"
+            )
+        path = found
+        if path.resolve() in seen:
+            raise UserError(f"{path} is its own base_config; leave one of the two out")
+        seen.add(path.resolve())
+        more = read_mapping(path)
+        parent = more.pop("base_config", None)
+        values = _under(values, more)
+    return values
+
+
+def _under(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """`values`, and those of `defaults` that they say nothing about, in either spelling."""
+    said = {key.removeprefix("base_") for key in values}
+    return {
+        **{k: v for k, v in defaults.items() if k.removeprefix("base_") not in said},
+        **values,
+    }
+
+
+def _as_base(values: dict[str, Any]) -> dict[str, Any]:
+    """Resolved sizes as the ``base_*`` sizes that a scale multiplies."""
+    return {f"base_{k}" if f"base_{k}" in _SCALED else k: v for k, v in values.items()}
 
 
 def _stem(source: str) -> str:
@@ -115,56 +163,11 @@ def _stem(source: str) -> str:
     )
 
 
-def _check_regular(path: Path) -> None:
-    try:
-        status = path.stat()
-    except OSError as error:
-        known = model_names()
-        raise UserError(
-            f"cannot read {path}: {error.strerror}; expected a file, or a bundled model's name"
-            f"{nearest(path.stem, known)}"
-        ) from None
-    if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"{path} is not a regular file; expected a YAML file or a config.json")
-    if status.st_size > _LARGEST_FILE_BYTES:
-        raise UserError(
-            f"{path} has {status.st_size / 2**20:.0f} MiB; a model config has a few KiB "
-            f"(is it a weights or tokenizer file?)"
-        )
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        _refuse_deep_yaml(path)
-        return read_mapping(path)
-    except UserError:
-        raise
-    except (OSError, ValueError, OverflowError) as error:
-        raise UserError(f"{path} is no usable YAML: {_first_line(error)}") from None
-
-
-def _refuse_deep_yaml(path: Path) -> None:
-    """Counts nesting in the stream of events: building nodes 50,000 deep overflows the stack."""
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    depth = 0
-    try:
-        for event in yaml.parse(path.read_text(encoding="utf-8"), Loader=loader):
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST_NESTING:
-                raise UserError(
-                    f"{path} nests more than {_DEEPEST_NESTING} levels; a model config is flat"
-                )
-    except yaml.YAMLError:
-        return  # read_mapping says what is wrong, and where
-
-
 def _read_json(path: Path) -> dict[str, Any]:
+    text = read_config_text(path)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no usable JSON: {_first_line(error)}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a JSON object, got a {type(values).__name__}")
@@ -186,7 +189,8 @@ def _with_named_model(values: dict[str, Any]) -> dict[str, Any]:
     A key that the file and the model file both set must agree, unless ``override_model_config``.
     """
     name = values.get("model_name")
-    if "num_decoder_layers" in values or not isinstance(name, str) or name not in model_names():
+    name = name.replace("-Instruct", "") if isinstance(name, str) else ""
+    if "num_decoder_layers" in values or name not in model_names():
         return values
     model = read_mapping(model_file(name))
     if "decoder_block" in values and "vocab_size" in values:
@@ -201,7 +205,7 @@ def _with_named_model(values: dict[str, Any]) -> dict[str, Any]:
                     f"{shown(model[resolved])}; set override_model_config: true to let it win"
                 )
             del model[resolved]
-    return {**model, **own}
+    return {**(_as_base(model) if "global_parameter_scale" in own else model), **own}
 
 
 def _other_spelling(key: str) -> str:

@@ -109,6 +109,42 @@ def test_a_training_yaml_overrides_its_model_only_if_it_says_so(tmp_path):
     assert (shape.num_decoder_layers, shape.emb_dim, shape.max_target_length) == (2, 4096, 64)
 
 
+def test_a_bundled_model_is_scaled_as_its_file_would_be(tmp_path):
+    path = tmp_path / "mine.yml"
+    path.write_text(LLAMA2_7B_YAML)
+    step = {"global_parameter_scale": 4}
+    assert calculate_tflops_per_device(load_shape(path, step)) == calculate_tflops_per_device(
+        load_shape("llama2-7b", step)
+    )
+    assert load_shape("llama2-7b", step).num_decoder_layers == 32
+    assert load_shape("llama2-7b", {**step, "num_decoder_layers": 3}).num_decoder_layers == 3
+    path.write_text("model_name: llama2-7b\nglobal_parameter_scale: 2\n")
+    assert load_shape(path).mlp_dim == 2 * 11008
+
+
+def test_base_config_is_read_beside_the_file_or_above_it(tmp_path):
+    folder = tmp_path / "tpu" / "v5e"
+    folder.mkdir(parents=True)
+    (tmp_path / "base.yml").write_text("vocab_size: 99\nbase_emb_dim: 8\nmodel_name: default\n")
+    (folder / "parent.yml").write_text(
+        f"{LLAMA2_7B_YAML}base_config: base.yml\nper_device_batch_size: 3\n"
+    )
+    mine = folder / "mine.yml"
+    mine.write_text("base_config: parent.yml\nbase_num_decoder_layers: 2\nmlp_dim: 12\n")
+    shape = load_shape(mine)
+    assert (shape.num_decoder_layers, shape.mlp_dim, shape.emb_dim) == (2, 12, 4096)
+    assert (shape.vocab_size, shape.per_device_batch_size) == (32000, 3)
+    # A named model wins over what is inherited, as in MaxText.
+    mine.write_text("base_config: base.yml\nmodel_name: llama2-7b-Instruct\n")
+    assert (load_shape(mine).emb_dim, load_shape(mine).vocab_size) == (4096, 32000)
+    mine.write_text("base_config: mine.yml\nvocab_size: 8\n")
+    with pytest.raises(UserError, match="its own base_config"):
+        load_shape(mine)
+    mine.write_text("base_config: gone.yml\nvocab_size: 8\n")
+    with pytest.raises(UserError, match=r"gone\.yml"):
+        load_shape(mine)
+
+
 def test_command_line_keys_win_in_both_spellings(tmp_path):
     path = tmp_path / "mine.yml"
     path.write_text(LLAMA2_7B_YAML)
@@ -122,7 +158,9 @@ def test_command_line_keys_win_in_both_spellings(tmp_path):
         (["llama3-8b", "max_target_lenght=4"], "max_target_length"),
         (["llama3-8b", "convention=pam"], "'palm'"),
         (["llama3-8B"], "llama3-8b"),
-        (["llama3-8b", "emb_dim=-1"], "emb_dim"),
+        (["llama3-8b", "emb_dim=-1"], "emb_dim=-1"),
+        (["mixtral-8x7b", "capacity_factor=-2"], "capacity_factor=-2"),
+        (["a" * 5000], "name too long"),
         (["llama3-8b", "emb_dim=4.5"], "whole number"),
         (["llama3-8b", "per_device_batch_size=0"], "per_device_batch_size"),
         (["llama3-8b", "per_device_batch_size=inf"], "per_device_batch_size"),

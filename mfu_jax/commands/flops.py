@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,8 +51,13 @@ def main(argv: Sequence[str]) -> int:
         got = " ".join(names) or "none"
         raise UserError(f"expected one model name or file, got {got}")
     overrides, convention, mfu = _settings([a for a in arguments if "=" in a])
-    shape = load_shape(names[0], overrides)
+    with warnings.catch_warnings(record=True) as unheard:
+        warnings.simplefilter("always")
+        shape = load_shape(names[0], overrides)
     answer = _answer(shape, convention, mfu)
+    for warning in unheard:
+        answer["notes"].append(str(warning.message))
+        print(f"mfu-jax flops: warning: {warning.message}", file=sys.stderr)
     if serving:
         answer["serving"] = _serving(shape)
     if as_json:

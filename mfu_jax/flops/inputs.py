@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,47 @@ def load_shape(source: Any, overrides: Mapping[str, Any] | None = None) -> Model
     Raises:
         UserError: the source is not found, not readable or not understood, or a field is wrong.
 
+    Warns:
+        UserWarning: an override changes nothing, because this model has no such part.
+
     >>> load_shape("llama3-8b", {"num_decoder_layers": 2}).num_decoder_layers
     2
     """
     overrides = dict(overrides or {})
+    shape = _loaded(source, overrides)
+    for key in overrides:
+        if key not in _OF_THE_STEP and not _changes(key, source, overrides, shape):
+            warnings.warn(
+                f"{key}={shown(overrides[key])} changes nothing: a model with decoder_block="
+                f"{shape.decoder_block!r} and its other fields has no such part",
+                stacklevel=2,
+            )
+    return shape
+
+
+_OF_THE_STEP = frozenset(
+    {
+        *("model_name", "override_model_config", "per_device_batch_size", "max_target_length"),
+        *("gradient_accumulation_steps", "use_multimodal", "use_audio"),
+    }
+)
+
+
+def _changes(key: str, source: Any, overrides: dict[str, Any], shape: ModelShape) -> bool:
+    """Whether the model would be another one, or none, without this override.
+
+    An override that says what is so anyway is none that goes unheard.
+    """
+    from mfu_jax.flops.training import training_model
+
+    try:
+        without = _loaded(source, {k: v for k, v in overrides.items() if k != key})
+        return without == shape or training_model(without) != training_model(shape)
+    except UserError:
+        return True
+
+
+def _loaded(source: Any, overrides: dict[str, Any]) -> ModelShape:
     inherited: dict[str, Any] = {}
     if isinstance(source, str | Path):
         values, inherited = _read(str(source))

@@ -70,6 +70,14 @@ def test_an_mfu_is_converted_by_the_ratio_of_the_counts(capsys):
     assert converted == counted["maxtext"]["mfu"]
 
 
+def test_an_override_without_effect_is_a_warning_and_a_note(capsys):
+    assert main(["flops", "llama2-7b", "capacity_factor=2", "num_kv_heads=32", "--json"]) == 0
+    captured = capsys.readouterr()
+    (note,) = json.loads(captured.out)["notes"]
+    assert note.startswith("capacity_factor=2 changes nothing")
+    assert captured.err == f"mfu-jax flops: warning: {note}\n"
+
+
 def test_the_table_names_components_and_conventions(capsys):
     assert main(["flops", "mixtral-8x7b"]) == 0
     table = capsys.readouterr().out

@@ -65,6 +65,20 @@ def test_overrides_change_the_count() -> None:
     assert count_parameters(one).total == TINY_PARAMETERS - (2 * 64 + 2 * 32 + 3 * 96 + 16)
 
 
+@pytest.mark.parametrize("key", ["use_qk_norm", "capacity_factor", "encoder_length"])
+def test_an_override_that_nothing_reads_is_told(key: str) -> None:
+    value = {"use_qk_norm": True, "capacity_factor": 1.25, "encoder_length": 7}[key]
+    with pytest.warns(UserWarning, match=f"{key}={value} changes nothing"):
+        load_shape(TINY, {key: value, "max_target_length": 16, "mlp_dim": 12})
+
+
+def test_logits_at_some_positions_only() -> None:
+    some = load_shape(TINY, {"logits_positions": 3, "max_target_length": 16})
+    all_of_them = load_shape(TINY, {"max_target_length": 16})
+    missing = model_flops_per_device(all_of_them).forward - model_flops_per_device(some).forward
+    assert missing == 2 * 13 * 8 * 100
+
+
 def test_a_layer_more_than_is_listed_is_an_error() -> None:
     shape = load_shape(TINY, {"num_decoder_layers": 3})
     with pytest.raises(UserError, match="layer_types has 2 entries"):

@@ -62,9 +62,7 @@ def frame(
     ]
     if projected:
         last.append(matmuls.projection("project_out", shape.emb_dim, width))
-    output = matmuls.head(
-        shape.vocab_size, width, tied=shape.logits_via_embedding, bias=shape.head_bias
-    )
+    output = parts.head(shape, width, bias=shape.head_bias)
     if shape.output_head:
         last.append(output)
     return Model(

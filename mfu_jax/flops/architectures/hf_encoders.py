@@ -343,7 +343,7 @@ def hf_whisper(shape: ModelShape) -> Model:
 def _logits(shape: HfEncoderShape) -> Components:
     if "logits" not in shape.output_heads:
         return ()
-    return (matmuls.head(shape.vocab_size, shape.emb_dim, tied=shape.logits_via_embedding),)
+    return (parts.head(shape, shape.emb_dim),)
 
 
 def _whisper_attention(

@@ -154,6 +154,14 @@ def feed_forward(shape: ModelShape) -> Components:
     return moe(shape) if shape.num_experts > 1 else mlp(shape)
 
 
+def head(shape: ModelShape, width: int, *, bias: bool = False) -> matmuls.Component:
+    """The output head, at every position or at `logits_positions` of them."""
+    output = matmuls.head(shape.vocab_size, width, tied=shape.logits_via_embedding, bias=bias)
+    if not shape.logits_positions:
+        return output
+    return output.replace(tokens=min(shape.logits_positions, shape.max_target_length))
+
+
 def decoder(
     shape: ModelShape,
     layers: tuple[Layer, ...],
@@ -172,10 +180,7 @@ def decoder(
     if learned_positions(shape):
         positions = shape.trainable_position_size or shape.max_target_length
         first.append(matmuls.table("positions", positions, shape.emb_dim))
-    output = matmuls.head(shape.vocab_size, shape.emb_dim, tied=shape.logits_via_embedding)
-    if shape.logits_positions:
-        positions = min(shape.logits_positions, shape.max_target_length)
-        output = output.replace(tokens=positions)
+    output = head(shape, shape.emb_dim)
     final = norms(shape, 1, "final_norm") if last_norm else ()
     return Model(
         layers=(

@@ -41,6 +41,9 @@ setup(
         "tpu": ["jax[tpu]>=0.10"],
         "cuda": ["jax[cuda13]>=0.10"],
         "tensorboard": ["tensorboard>=2.19"],
+        "wandb": ["wandb>=0.18"],
+        "mlflow": ["mlflow-skinny>=2.16"],
+        "prometheus": ["prometheus-client>=0.20"],
         "clients": CLIENTS,
         "test": [
             *CLIENTS,

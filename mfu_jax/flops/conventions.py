@@ -99,6 +99,8 @@ def matmul_rows(
             if not part.macs or part.tokens == 0:
                 continue
             counted = change(part) if change else part
+            if not counted.macs:
+                continue
             forward = integral(counted.forward_flops(length, counting) * times)
             rows.append(
                 FlopsRow(
@@ -128,14 +130,30 @@ def _dense(shape: ModelShape, model: Model) -> list[FlopsRow]:
     return matmul_rows(shape, model, "dense")
 
 
-@_convention("megatron", "every matmul; S²/2 in every layer, windows or not", "Megatron-LM, 2025")
+@_convention(
+    "megatron",
+    "every matmul but the router; S²/2 in every layer, windows or not",
+    "Megatron-LM, 2025, num_floating_point_operations",
+)
 def _megatron(shape: ModelShape, model: Model) -> list[FlopsRow]:
+    padded = _padded_vocabulary(shape)
+
     def causal(part: Component) -> Component:
+        if part.name.endswith("logits"):
+            return part.replace(macs=part.macs * padded // shape.vocab_size)
+        if part.name.endswith(("moe/router", "moe/shared_gate")):
+            return part.replace(macs=0)
         if part.mask is None or isinstance(part.mask, Full):
             return part
         return part.replace(mask=Causal())
 
     return matmul_rows(shape, model, "maxtext", causal)
+
+
+def _padded_vocabulary(shape: ModelShape) -> int:
+    """Megatron pads the vocabulary to a multiple (128 × its tensor parallelism) and counts that."""
+    multiple = shape.make_vocab_size_divisible_by or 1
+    return -(-shape.vocab_size // multiple) * multiple
 
 
 @_convention(
@@ -152,7 +170,7 @@ def _megatron_2021(shape: ModelShape, model: Model) -> list[FlopsRow]:
     tokens, width = _tokens(shape), shape.emb_dim
     return [
         _row("72·B·S·L·h²", "weight", 72 * tokens * layers * width**2, layers),
-        _row("6·B·S·h·V", "weight", 6 * tokens * width * shape.vocab_size),
+        _row("6·B·S·h·V", "weight", 6 * tokens * width * _padded_vocabulary(shape)),
         _row("12·B·S²·L·h", "attention", 12 * tokens * shape.max_target_length * layers * width),
     ]
 

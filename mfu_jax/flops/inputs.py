@@ -81,6 +81,7 @@ _OF_THE_STEP = frozenset(
     {
         *("model_name", "override_model_config", "per_device_batch_size", "max_target_length"),
         *("gradient_accumulation_steps", "use_multimodal", "use_audio"),
+        "make_vocab_size_divisible_by",
     }
 )
 

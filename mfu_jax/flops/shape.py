@@ -7,6 +7,7 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import PurePath
 from typing import Any, Self
 
 from mfu_jax.errors import UserError, nearest
@@ -148,6 +149,7 @@ class ModelShape:
     max_target_length: int = 2048
     encoder_length: int = 0
     gradient_accumulation_steps: int = 1
+    make_vocab_size_divisible_by: int = 0  # Megatron's padding, in its conventions only
 
     def __post_init__(self) -> None:
         for name, kind in _kinds(type(self)).items():
@@ -180,9 +182,10 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: Any) -> ModelShape:
-        """`config` as a shape: a `ModelShape`, a mapping, or an object with MaxText's field names.
+        """`config` as a shape: a `ModelShape`, a mapping, a bundled model's name or a file, or an
+        object with MaxText's field names.
 
-        A mapping is what `load_shape` takes: resolved or ``base_*`` names, or a ``config.json``.
+        A mapping, name or file is what `load_shape` takes: resolved or ``base_*`` names, or a ``config.json``.
         Fields that are not about the architecture or the step are ignored.
 
         Raises:
@@ -190,7 +193,7 @@ class ModelShape:
         """
         if isinstance(config, ModelShape):
             return config
-        if isinstance(config, Mapping):
+        if isinstance(config, Mapping | str | PurePath):
             from mfu_jax.flops.inputs import load_shape
 
             return load_shape(config)

@@ -61,6 +61,36 @@ def test_breakdown_sums_to_the_total():
     assert calculate_tflops_per_device(SMALL, "maxtext").total == total / 1e12
 
 
+def test_a_bundled_name_or_a_file_is_a_config_too(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "gpt2", "n_layer": 2}')
+    for source in (path, str(path)):
+        assert calculate_tflops_per_device(source) == calculate_tflops_per_device(
+            {"model_type": "gpt2", "n_layer": 2}
+        )
+    theirs = next(r for r in GOLDEN["rows"] if r["model"] == "llama2-7b")
+    assert (theirs["per_device_batch_size"], theirs["max_target_length"]) == (1, 2048)
+    ours = calculate_tflops_per_device("llama2-7b").total
+    assert ours == pytest.approx(theirs["total_tflops"], rel=1e-12)
+
+
+def test_megatron_counts_the_padded_vocabulary():
+    step = {"per_device_batch_size": 1, "max_target_length": 16}
+    plain = {**SMALL, "vocab_size": 250, **step}
+    padded = {**plain, "make_vocab_size_divisible_by": 128}
+    for name, changes in (("megatron", True), ("megatron_2021", True), ("maxtext", False)):
+        more = model_flops_per_device(padded, name).training
+        more -= model_flops_per_device(plain, name).training
+        assert more == changes * 6 * 16 * SMALL["emb_dim"] * (256 - 250)
+
+
+def test_megatron_counts_no_router():
+    moe = {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "moe_mlp_dim": 32}
+    fewer = model_flops_per_device(moe, "maxtext").forward
+    fewer -= model_flops_per_device(moe, "megatron").forward
+    assert fewer == 2 * 2 * 128 * 4 * (64 * 4)  # FMA, batch, length, layers, D × E
+
+
 def test_logits_can_be_made_at_some_positions_only():
     # 452,984,832 with the head at all 128 positions, which is 2 · 256 · 64 · 512 of it forward
     one = model_flops_per_device({**SMALL, "logits_positions": 1}).training

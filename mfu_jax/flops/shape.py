@@ -185,7 +185,8 @@ class ModelShape:
         """`config` as a shape: a `ModelShape`, a mapping, a bundled model's name or a file, or an
         object with MaxText's field names.
 
-        A mapping, name or file is what `load_shape` takes: resolved or ``base_*`` names, or a ``config.json``.
+        A mapping, name or file is what `load_shape` takes: resolved or ``base_*`` names, or a
+        ``config.json``.
         Fields that are not about the architecture or the step are ignored.
 
         Raises:

@@ -208,3 +208,31 @@ class Strided:
         if limit == keys:
             return ramp + keys * (rest + 1) if keys else 0
         return ramp + limit * (self.ratio * (keys - 1 - limit) + rest + 1)
+
+
+@dataclass(frozen=True)
+class LocalBlocks:
+    """Attention inside overlapping blocks (audio encoders).
+
+    Attributes:
+        queries: queries of the sequence, whatever the text's length is.
+        chunk: queries of a block, the last of which is padded; each is multiplied with `keys`.
+        past, future: how many keys before and after itself a query sees.
+
+    >>> mask = LocalBlocks(5, 4, 6, past=1, future=0)
+    >>> [mask.pairs(99, counting) for counting in ("exact", "dense")]
+    [9, 48]
+    """
+
+    queries: int
+    chunk: int
+    keys: int
+    past: int
+    future: int
+
+    def pairs(self, length: int, counting: PairCounting) -> Number:
+        if counting == "dense":
+            return -(-self.queries // self.chunk) * self.chunk * self.keys
+        before, after = (min(reach, max(self.queries - 1, 0)) for reach in (self.past, self.future))
+        cut_off = before * (before + 1) // 2 + after * (after + 1) // 2
+        return self.queries * (1 + before + after) - cut_off

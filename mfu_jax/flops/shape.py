@@ -127,6 +127,7 @@ class ModelShape:
     hidden_size_for_vit: int = 0
     intermediate_size_for_vit: int = 0
     num_hidden_layers_for_vit: int = 0
+    num_attention_heads_for_vit: int = 0
     num_position_embeddings_for_vit: int = 0
     spatial_merge_size_for_vit: int = 0
     out_hidden_size_for_vit: int = 0

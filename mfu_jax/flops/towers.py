@@ -15,6 +15,7 @@ from mfu_jax.flops.components import Component, Layer
 from mfu_jax.flops.matmuls import Components, attention, mlp, norm, projection, table, vector
 from mfu_jax.flops.pairs import Full
 from mfu_jax.flops.shape import ModelShape
+from mfu_jax.flops.vision_gemma4 import gated_vision_transformer
 
 
 def encoder_layers(
@@ -313,6 +314,24 @@ def qwen3_vision(shape: ModelShape) -> tuple[Layer, ...]:
         *inner,
         Layer(name="vision/projector", components=merger(width)),
     )
+
+
+@_tower(
+    "gemma4",
+    needs=(
+        "image_size_for_vit",
+        "num_attention_heads_for_vit",
+        "num_position_embeddings_for_vit",
+    ),
+)
+def gemma4_vision(shape: ModelShape) -> tuple[Layer, ...]:
+    """Gemma 4's larger models: 3 × 3 tokens averaged, then scaled and shifted by learned values."""
+    heads, width = shape.num_attention_heads_for_vit, shape.hidden_size_for_vit
+    *layers, projector = gated_vision_transformer(
+        shape, heads=heads, kv_heads=heads, head_dim=width // heads, pooling=3
+    )
+    learned = Layer(name="vision/final", components=(vector("standardize", 2 * width),))
+    return (*layers, learned, projector)
 
 
 def audio_tower(shape: ModelShape) -> tuple[Layer, ...]:

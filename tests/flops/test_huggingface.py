@@ -113,7 +113,7 @@ def test_every_model_type_has_a_translation_and_a_counted_model() -> None:
     counted = {
         row.values[0]["model_type"] for name in ("hf_defaults", "hf_variants") for row in rows(name)
     }
-    assert set(TRANSLATIONS) - counted == {"llama4", "qwen3_5"}  # counted below
+    assert set(TRANSLATIONS) - counted == {"llama4", "qwen3_5", "qwen3_5_moe"}  # below
 
 
 def default_row(model_type: str) -> dict[str, Any]:
@@ -284,6 +284,11 @@ _POOLING = 2 * 2 * (64 * 48 * 96 + 2 * 48 * 48 + 2 * 64 * 48 + 2 * 48 * 80)
             {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"]},
             0,
             9_407_453_936,
+        ),
+        (
+            {"model_type": "qwen3_5_moe", "architectures": ["Qwen3_5MoeForConditionalGeneration"]},
+            0,
+            35_114_261_360,
         ),
         ({"model_type": "llama4"}, 0, 108_225_039_360),
     ],

@@ -226,7 +226,6 @@ def test_unknown_model_type_tells_what_was_recognised_and_the_way_out() -> None:
         ({"model_type": "bert", "is_decoder": True}, "is_decoder"),
         ({"model_type": "helium", "head_dim": 5}, "head_dim=5"),
         ({"model_type": "llama4", "vision_config": {"pixel_shuffle_ratio": 0}}, "pixel_shuffle"),
-        ({"model_type": "gemma3n", "images_per_sequence": 1}, "images_per_sequence=1"),
     ],
 )
 def test_bad_input_is_one_line_that_names_the_field(changes: dict[str, Any], named: str) -> None:

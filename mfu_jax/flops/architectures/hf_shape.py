@@ -38,10 +38,15 @@ class HfDecoderShape(ModelShape):
         shared_expert_gate: whether a ``[D, 1]`` gate scales the shared expert.
         mamba_*: sizes of the state-space layers. `mamba_rank` is the rank of Mamba-1's time step.
         conv_kernel, conv_bias: of the gated short convolution.
-        vision_tower: ``siglip``, ``llama4``, ``qwen3_5`` or ``gemma3n``, with its sizes in the
-            ``…_for_vit`` fields; `image_tokens` an image becomes; `vision_pooling_head`, SigLIP's
-            own; `vision_output_dim`, what Llama 4's projector reads; gemma 3n's hard tokens
-            (`vision_vocab`, `audio_vocab`) and conformer (`audio_*`).
+        vision_tower: ``siglip``, ``llama4``, ``qwen3_5``, ``gemma3n`` or ``gemma4``, with its sizes
+            in the ``…_for_vit`` fields; `image_tokens` an image becomes; `vision_pooling_head`,
+            SigLIP's own; `vision_output_dim`, what Llama 4's projector reads; gemma 3n's hard
+            tokens (`vision_vocab`, `audio_vocab`); gemma 4's heads, and the side of the square of
+            tokens that it averages (`vision_pooling`).
+        audio_*: a conformer: channels of its convolutions, heads, width of the depthwise `kernel`;
+            queries of a block (`chunk`) and keys that they are multiplied with (`context`), of
+            which the mask keeps `past` and `future` ones; relative positions; how many of its
+            tokens become one (`reduction`).
     """
 
     decoder_block: str = "hf_decoder"
@@ -79,11 +84,21 @@ class HfDecoderShape(ModelShape):
     vision_pooling_head: bool = False
     vision_output_dim: int = 0
     vision_vocab: int = 0
+    vision_heads: int = 0
+    vision_kv_heads: int = 0
+    vision_head_dim: int = 0
+    vision_pooling: int = 0
     image_tokens: int = 0
     audio_vocab: int = 0
     audio_channels: tuple[int, ...] = ()
     audio_heads: int = 0
     audio_kernel: int = 0
+    audio_chunk: int = 0
+    audio_context: int = 0
+    audio_past: int = 0
+    audio_future: int = 0
+    audio_relative_positions: int = 0
+    audio_reduction: int = 1
 
     def kinds_of_layers(self) -> tuple[tuple[str, str], ...]:
         """Token mixer and feed-forward of each layer.

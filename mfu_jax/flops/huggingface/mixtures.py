@@ -97,6 +97,21 @@ def qwen3_5_text(c: Fields) -> HfDecoderShape:
     return decoder(c, **_delta_net(c))
 
 
+@model_type("qwen3_5_moe_text")
+def qwen3_5_moe_text(c: Fields) -> HfDecoderShape:
+    """As qwen3_next, with experts in every layer."""
+    return decoder(
+        c,
+        mlp_dim=0,
+        feed_forward_types=("moe",) * c.size("num_hidden_layers"),
+        shared_experts=1,
+        shared_expert_dim=c.size("shared_expert_intermediate_size"),
+        shared_expert_gate=True,
+        **experts(c, "num_experts"),
+        **_delta_net(c),
+    )
+
+
 def _delta_net(c: Fields) -> dict[str, Any]:
     if c.size("linear_num_value_heads") % (key_heads := c.size("linear_num_key_heads")):
         c.fail("linear_num_value_heads", f"expected a multiple of linear_num_key_heads={key_heads}")

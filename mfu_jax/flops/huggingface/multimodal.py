@@ -6,8 +6,8 @@ from typing import Any
 
 from mfu_jax.flops.architectures.hf_shape import HfDecoderShape
 from mfu_jax.flops.huggingface.fields import Fields
-from mfu_jax.flops.huggingface.gemma import gemma3_text, gemma3n_text
-from mfu_jax.flops.huggingface.mixtures import llama4_text, qwen3_5_text
+from mfu_jax.flops.huggingface.gemma import gemma3_text, gemma3n_text, gemma4_text
+from mfu_jax.flops.huggingface.mixtures import llama4_text, qwen3_5_moe_text, qwen3_5_text
 from mfu_jax.flops.huggingface.registry import model_type
 
 
@@ -49,8 +49,18 @@ def qwen3_5(c: Fields) -> HfDecoderShape:
 
     Images come in any size: image_size_for_vit says which, images_per_sequence how many.
     """
-    shape = qwen3_5_text(_text(c, "qwen3_5_text"))
-    if "Qwen3_5ForConditionalGeneration" not in (c.list_of(str, "architectures") or ()):
+    return _with_qwen_tower(c, qwen3_5_text(_text(c, "qwen3_5_text")))
+
+
+@model_type("qwen3_5_moe")
+def qwen3_5_moe(c: Fields) -> HfDecoderShape:
+    """As qwen3_5, with experts."""
+    return _with_qwen_tower(c, qwen3_5_moe_text(_text(c, "qwen3_5_moe_text")))
+
+
+def _with_qwen_tower(c: Fields, shape: HfDecoderShape) -> HfDecoderShape:
+    names = c.list_of(str, "architectures") or []
+    if not any(name.endswith("ForConditionalGeneration") for name in names):
         return shape
     vision = c.nested("vision_config", "qwen3_5_vision")
     vision.quotient("hidden_size", "num_heads")
@@ -70,7 +80,7 @@ def qwen3_5(c: Fields) -> HfDecoderShape:
 
 @model_type("gemma3n")
 def gemma3n(c: Fields) -> HfDecoderShape:
-    """Gemma 3n with the weights of its towers; their FLOPs are not counted from a config."""
+    """Gemma 3n with its towers; images_per_sequence and audio_frames_per_sequence say how much."""
     vision = c.nested("vision_config", "gemma3n_vision")
     audio = c.nested("audio_config", "gemma3n_audio")
     if vision.text("architecture") != "mobilenetv5_300m_enc":
@@ -78,21 +88,89 @@ def gemma3n(c: Fields) -> HfDecoderShape:
     for name, sizes in (("sscp_conv_kernel_size", 3), ("sscp_conv_stride_size", 2)):
         if audio.get(name) != [[sizes, sizes]] * 2:
             audio.fail(name, f"expected {[[sizes, sizes]] * 2}")
-    channels = audio.list_of(int, "sscp_conv_channel_size") or []
-    if len(channels) != 2:
-        audio.fail("sscp_conv_channel_size", "expected two numbers")
+    left = max(audio.size("conf_attention_context_left", zero=True) - 1, 0)
+    right = audio.size("conf_attention_context_right", zero=True)
+    chunk = audio.size("conf_attention_chunk_size")
     return gemma3n_text(_text(c, "gemma3n_text")).replace(
         vision_tower="gemma3n",
         hidden_size_for_vit=vision.size("hidden_size"),
         vision_vocab=vision.size("vocab_size"),
         audio_vocab=audio.size("vocab_size"),
-        audio_channels=channels,
+        audio_channels=_channels(audio, "sscp_conv_channel_size"),
         audio_heads=audio.size("conf_num_attention_heads"),
         audio_kernel=audio.size("conf_conv_kernel_size"),
+        audio_chunk=chunk,
+        audio_context=chunk + left + right,
+        audio_past=left,
+        audio_future=right,
+        audio_relative_positions=left + right + 1,
+        audio_reduction=audio.size("conf_reduction_factor"),
         num_mel_bins_for_audio=audio.size("input_feat_size"),
         d_model_for_audio=audio.size("hidden_size"),
         encoder_layers_for_audio=audio.size("conf_num_hidden_layers"),
     )
+
+
+@model_type("gemma4")
+def gemma4(c: Fields) -> HfDecoderShape:
+    """Gemma 4 with the towers that its config has; images come in any size: image_size_for_vit."""
+    shape = gemma4_text(_text(c, "gemma4_text"))
+    towers: dict[str, Any] = {}
+    if c.has("vision_config"):
+        towers |= _gemma4_vision(c.nested("vision_config", "gemma4_vision"))
+    if c.has("audio_config"):
+        towers |= _gemma4_audio(c.nested("audio_config", "gemma4_audio"))
+    return shape.replace(vision_tower="gemma4", **towers) if towers else shape
+
+
+def _gemma4_vision(vision: Fields) -> dict[str, Any]:
+    heads, kv_heads = vision.size("num_attention_heads"), vision.size("num_key_value_heads")
+    if heads % kv_heads:
+        vision.fail("num_key_value_heads", f"expected a divisor of num_attention_heads={heads}")
+    return {
+        "vision_heads": heads,
+        "vision_kv_heads": kv_heads,
+        "vision_head_dim": vision.size("head_dim"),
+        "vision_pooling": vision.size("pooling_kernel_size"),
+        "patch_size_for_vit": vision.size("patch_size"),
+        "hidden_size_for_vit": vision.size("hidden_size"),
+        "intermediate_size_for_vit": vision.size("intermediate_size"),
+        "num_hidden_layers_for_vit": vision.size("num_hidden_layers"),
+        "num_position_embeddings_for_vit": vision.size("position_embedding_size"),
+    }
+
+
+def _gemma4_audio(audio: Fields) -> dict[str, Any]:
+    channels = _channels(audio, "subsampling_conv_channels")
+    if channels[0] % 4:
+        audio.fail("subsampling_conv_channels", "expected a first number that 4 divides")
+    left = max(audio.size("attention_context_left") - 1, 0)
+    right = audio.size("attention_context_right", zero=True)
+    chunk = audio.size("attention_chunk_size")
+    audio.quotient("hidden_size", "num_attention_heads")
+    return {
+        "audio_channels": channels,
+        "audio_heads": audio.size("num_attention_heads"),
+        "audio_kernel": audio.size("conv_kernel_size"),
+        "audio_chunk": chunk,
+        "audio_context": chunk + left + right,
+        # The mask keeps one key less on either side than the blocks hold.
+        "audio_past": max(left - 1, 0),
+        "audio_future": max(right - 1, 0),
+        "audio_relative_positions": (chunk + left + right) // 2 + 1,
+        # As many mel bins as channels: the projection behind the convolutions takes it for granted.
+        "num_mel_bins_for_audio": channels[0],
+        "d_model_for_audio": audio.size("hidden_size"),
+        "encoder_layers_for_audio": audio.size("num_hidden_layers"),
+        "output_dim_for_audio": audio.size("output_proj_dims"),
+    }
+
+
+def _channels(audio: Fields, name: str) -> list[int]:
+    channels = audio.list_of(int, name) or []
+    if len(channels) != 2 or min(channels) < 1:
+        audio.fail(name, "expected two numbers")
+    return channels
 
 
 def _text(c: Fields, kind: str) -> Fields:

@@ -1,0 +1,123 @@
+"""Towers of Gemma 3n and 4 from a config.json, against counts of the real PyTorch models.
+
+The data file names its source. Gemma 4 averages tokens by a one-hot matmul, which is set apart.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic import flops_breakdown
+from mfu_jax.flops.huggingface import from_hf_config
+from mfu_jax.flops.inputs import load_shape
+from mfu_jax.flops.parameters import count_parameters
+
+READ = json.loads((Path(__file__).parents[1] / "data" / "hf_towers.json").read_text("utf-8"))
+ROWS = READ["rows"]
+STEP = {"per_device_batch_size": 2, "max_target_length": 24}
+
+
+def forward(config: dict[str, Any], layers: str = "", **step: Any) -> int:
+    rows = flops_breakdown(from_hf_config({**config, **STEP, **step}), "dense")
+    return sum(row.forward_flops for row in rows if row.layer.startswith(layers))
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if "num_params" in r])
+def test_gemma4_without_images_runs_no_tower_and_holds_its_weights(row: dict[str, Any]) -> None:
+    assert forward(row["config"]) == row["text_flops"]
+    assert count_parameters(row["config"]).total == row["num_params"]
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if "image" in r])
+def test_gemma4_vision_equals_the_counted_model(row: dict[str, Any]) -> None:
+    image = row["image"]
+    step = {"images_per_sequence": 1, "image_size_for_vit": image["size"]}
+    ours = forward(row["config"], "vision", **step)
+    assert ours == image["flops"] - image["pooling_flops"]
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if "audio" in r])
+def test_audio_equals_the_counted_model(row: dict[str, Any]) -> None:
+    config, audio = row["config"], row["audio"]
+    ours = forward(config, "audio", audio_frames_per_sequence=audio["frames"])
+    if config["model_type"] == "gemma3n":
+        ours -= forward(config, "audio/projector", audio_frames_per_sequence=audio["frames"])
+    assert ours == audio["flops"]
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if "tokens" in r.get("audio", {})])
+def test_gemma3n_projects_what_is_left_of_the_audio(row: dict[str, Any]) -> None:
+    audio = row["audio"]
+    more = forward(row["config"], "audio/projector", audio_frames_per_sequence=audio["frames"])
+    more -= forward(row["config"], "audio/projector")
+    width = row["config"]["audio_config"]["hidden_size"]
+    assert more == 2 * 2 * audio["tokens"] * width * 2048
+
+
+def test_gemma3n_images_cost_mobilenet_and_a_projection() -> None:
+    config = {"model_type": "gemma3n"}
+    more = forward(config, images_per_sequence=3) - forward(config)
+    # 256 tokens an image, 2048 wide, into a text model of width 2048; two sequences of 3 images.
+    assert more == 2 * 3 * (READ["mobilenet"]["flops"] + 2 * 256 * 2048 * 2048)
+    rows = flops_breakdown(from_hf_config({**config, **STEP, "images_per_sequence": 1}))
+    stem = next(row for row in rows if row.component == "stem")
+    assert stem.forward_flops == 2 * READ["mobilenet"]["stem_flops"]
+
+
+def test_frozen_towers_have_no_backward_and_trained_ones_do() -> None:
+    config = {**ROWS[0]["config"], **STEP, "audio_frames_per_sequence": 37}
+    config |= {"images_per_sequence": 1, "image_size_for_vit": [16, 24]}
+    for kind in ("vision", "audio"):
+        for frozen, share in ((True, 1), (False, 3)):
+            name = f"freeze_{kind}_encoder_params"
+            rows = flops_breakdown(from_hf_config({**config, name: frozen}))
+            layers = [row for row in rows if row.layer == f"{kind}/layers"]
+            assert {row.training_flops // row.forward_flops for row in layers} == {share}
+
+
+def test_maxtext_gemma4_has_the_same_tower_with_equal_heads() -> None:
+    ours = load_shape("gemma4-31b", {"images_per_sequence": 1})
+    theirs = from_hf_config(
+        {
+            "model_type": "gemma4",
+            "text_config": {"hidden_size": 5376},
+            "vision_config": {
+                "hidden_size": 1152,
+                "intermediate_size": 4304,
+                "num_hidden_layers": 27,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 16,
+                "head_dim": 72,
+            },
+            "images_per_sequence": 1,
+            "image_size_for_vit": [672, 960],
+        }
+    )
+    vision = [
+        [row for row in flops_breakdown(shape) if row.layer.startswith("vision")]
+        for shape in (ours, theirs)
+    ]
+    assert vision[0] == vision[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"vision_config": None, "images_per_sequence": 1}, "images_per_sequence=1"),
+        ({"audio_config": None, "audio_frames_per_sequence": 9}, "audio_frames_per_sequence=9"),
+        ({"images_per_sequence": 1}, "image_size_for_vit"),
+        ({"vision_config": {"num_key_value_heads": 5}}, "vision_config.num_key_value_heads=5"),
+        ({"audio_config": {"subsampling_conv_channels": [6]}}, "subsampling_conv_channels"),
+        ({"audio_config": {"subsampling_conv_channels": [6, 4]}}, "subsampling_conv_channels"),
+        ({"audio_config": {"hidden_size": 9}}, "audio_config.hidden_size=9"),
+    ],
+)
+def test_what_a_tower_lacks_is_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError) as caught:
+        flops_breakdown({**ROWS[0]["config"], **changes})
+    assert named in str(caught.value)

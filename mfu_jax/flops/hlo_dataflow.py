@@ -103,6 +103,11 @@ def follow(
                 break
             frame, loop = frame.loop
             instruction = frame.computation.operand(loop, 0)
+        elif opcode == "while" and len(path) == 1:
+            bodies = instruction.computations("body")
+            if len(bodies) != 1 or not _unchanged(module[bodies[0]], path[0]):
+                break
+            instruction = computation.operand(instruction, 0)
         else:
             break
     return frame, instruction, path

@@ -206,6 +206,7 @@ def test_unknown_model_type_tells_what_was_recognised_and_the_way_out() -> None:
         ({"num_attention_heads": 4, "num_key_value_heads": 3}, "num_key_value_heads=3"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
+        ({"architectures": ["LlamaForRewardModel"]}, "architectures"),
         ({"max_target_length": 0}, "max_target_length"),
         ({"images_per_sequence": 1}, "images_per_sequence"),
         ({"model_type": "gemma2", "layer_types": ["full_attention"]}, "layer_types"),

@@ -121,3 +121,22 @@ def test_what_a_tower_lacks_is_named(changes: dict[str, Any], named: str) -> Non
     with pytest.raises(UserError) as caught:
         flops_breakdown({**ROWS[0]["config"], **changes})
     assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "decides"),
+    [("gemma3", "outer"), ("gemma4", "outer"), ("gemma3n", "outer"), ("llama4", "inner")],
+)
+def test_which_config_says_that_the_head_is_tied(model_type: str, decides: str) -> None:
+    # As transformers 5.23 builds the models: the other config's field changes nothing.
+    text = {"num_hidden_layers": 5, "vocab_size": 128, "num_kv_shared_layers": 0}
+    text |= {"hidden_size": 64} | ({} if model_type == "gemma3n" else {"head_dim": 8})
+    untied = count_parameters({"model_type": model_type, "text_config": text})
+    changed = {
+        "outer": {"tie_word_embeddings": model_type == "llama4", "text_config": text},
+        "inner": {"text_config": {**text, "tie_word_embeddings": model_type == "llama4"}},
+    }
+    for place, config in changed.items():
+        difference = count_parameters({"model_type": model_type, **config}).total - untied.total
+        expected = (-128 * 64 if model_type == "llama4" else 128 * 64) if place == decides else 0
+        assert difference == expected

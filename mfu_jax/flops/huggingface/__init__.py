@@ -90,7 +90,7 @@ def _with_head(c: Fields, shape: ModelShape) -> ModelShape:
         return shape
     if names[0].endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
         return shape
-    if names[0].endswith("Model") and isinstance(shape, HfDecoderShape):
+    if names[0].endswith("Model") and "For" not in names[0] and isinstance(shape, HfDecoderShape):
         return shape.replace(output_head=False)
     return c.fail("architectures", "expected a class with logits over the vocabulary, or none")
 

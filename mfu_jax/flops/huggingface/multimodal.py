@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mfu_jax.flops.architectures.hf_shape import HfDecoderShape
@@ -31,7 +32,8 @@ def llama4(c: Fields) -> HfDecoderShape:
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
         vision.fail("pixel_shuffle_ratio", "expected a number above 0, at most 1")
     sizes = _encoder(vision)
-    return llama4_text(_text(c, "llama4_text")).replace(
+    # Its head belongs to the text model, whose own config says whether it is tied.
+    return llama4_text(c.nested("text_config", "llama4_text")).replace(
         vision_tower="llama4",
         vision_output_dim=vision.size("vision_output_dim"),
         projector_input_dim_for_vit=vision.size("projector_input_dim"),
@@ -49,19 +51,20 @@ def qwen3_5(c: Fields) -> HfDecoderShape:
 
     Images come in any size: image_size_for_vit says which, images_per_sequence how many.
     """
-    return _with_qwen_tower(c, qwen3_5_text(_text(c, "qwen3_5_text")))
+    return _qwen(c, "qwen3_5_text", qwen3_5_text)
 
 
 @model_type("qwen3_5_moe")
 def qwen3_5_moe(c: Fields) -> HfDecoderShape:
     """As qwen3_5, with experts."""
-    return _with_qwen_tower(c, qwen3_5_moe_text(_text(c, "qwen3_5_moe_text")))
+    return _qwen(c, "qwen3_5_moe_text", qwen3_5_moe_text)
 
 
-def _with_qwen_tower(c: Fields, shape: HfDecoderShape) -> HfDecoderShape:
+def _qwen(c: Fields, kind: str, text: Callable[[Fields], HfDecoderShape]) -> HfDecoderShape:
     names = c.list_of(str, "architectures") or []
     if not any(name.endswith("ForConditionalGeneration") for name in names):
-        return shape
+        return text(c.nested("text_config", kind))
+    shape = text(_text(c, kind))
     vision = c.nested("vision_config", "qwen3_5_vision")
     vision.quotient("hidden_size", "num_heads")
     return shape.replace(
@@ -91,6 +94,7 @@ def gemma3n(c: Fields) -> HfDecoderShape:
     left = max(audio.size("conf_attention_context_left", zero=True) - 1, 0)
     right = audio.size("conf_attention_context_right", zero=True)
     chunk = audio.size("conf_attention_chunk_size")
+    audio.quotient("hidden_size", "conf_num_attention_heads")
     return gemma3n_text(_text(c, "gemma3n_text")).replace(
         vision_tower="gemma3n",
         hidden_size_for_vit=vision.size("hidden_size"),
@@ -174,11 +178,9 @@ def _channels(audio: Fields, name: str) -> list[int]:
 
 
 def _text(c: Fields, kind: str) -> Fields:
-    """The nested text config; the outer config decides whether the head is tied."""
-    text = c.nested("text_config", kind)
-    if c.has("tie_word_embeddings"):
-        return text.with_values(tie_word_embeddings=c.flag("tie_word_embeddings"))
-    return text
+    """The nested text config of a model whose outer config decides whether the head is tied."""
+    tied = c.flag("tie_word_embeddings")
+    return c.nested("text_config", kind).with_values(tie_word_embeddings=tied)
 
 
 def _encoder(vision: Fields) -> dict[str, Any]:

@@ -58,6 +58,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
         _refuse_deep_nesting(yaml.parse(text, Loader=loader), path)
         _refuse_repeated_keys(yaml.compose(text, Loader=loader), path)
         values = yaml.load(text, Loader=loader)
+    except UserError:
+        raise
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise UserError(f"{path} is not plain YAML: {_one_line(error)}") from None
     if values is None:

@@ -205,7 +205,9 @@ def _stem(source: str) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     text = read_config_text(path)
     try:
-        values = json.loads(text)
+        values = json.loads(text, object_pairs_hook=_once_each)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no usable JSON: {_first_line(error)}") from None
     if not isinstance(values, dict):
@@ -215,6 +217,16 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"{path} has no model_type, which says what its other fields mean; every Hugging Face "
             f"config.json has one (is this the model's own config?)"
         )
+    return values
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys are all different."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise UserError(f"{shown(twice)} is given twice; leave one of the two out")
     return values
 
 

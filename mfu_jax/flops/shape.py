@@ -362,7 +362,11 @@ def _checked_tuple(name: str, kind: str, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
+# No size is beyond this; what is larger is a damaged file, and no float holds what follows from it.
+_LARGEST = 2**50
+
+
 def _not_negative(name: str, value: Any) -> Any:
-    if value < 0:
-        raise UserError(f"{name}={shown(value)}: expected 0 or more")
+    if not 0 <= value <= _LARGEST:
+        raise UserError(f"{name}={shown(value)}: expected a number from 0 to {_LARGEST}")
     return value

@@ -141,15 +141,18 @@ def analytic_model(config: Any, *, convention: str = "maxtext") -> ModelCount:
             or file of a model.
         convention: any of the conventions.
     """
-    from mfu_jax.flops.analytic import calculate_tokens_per_device, model_flops_per_device
+    from mfu_jax.flops.analytic import calculate_tokens_per_device, flops_breakdown
 
     tokens = calculate_tokens_per_device(config)
+    rows = flops_breakdown(config, convention)
+    attention = sum(row.training_flops for row in rows if row.kind == "attention")
     return ModelCount(
-        per_device=model_flops_per_device(config, convention).training,
+        per_device=integral(sum(row.training_flops for row in rows)),
         source="analytic",
         convention=convention,
         tokens_per_device=float(tokens),
-        dense=model_flops_per_device(config, "dense").training,
+        dense=integral(sum(row.training_flops for row in flops_breakdown(config, "dense"))),
+        attention=integral(attention),
         how=f"analytic: {tokens} tokens per device",
     )
 

@@ -89,7 +89,8 @@ def executed_flops(
     Args:
         program: what ``jax.jit(f).lower(…).compile()`` returned, or its ``as_text()``.
         kernel_flops: FLOPs of one run of custom kernels, by kernel name or custom-call target; or
-            a function of the `KernelCall` that returns them, or None where it does not know.
+            a function of the `KernelCall` that returns them, or None where it does not know. Asked
+            where the program does not tell; `register_kernel` replaces what it does tell.
         trip_counts: iterations of loops that depend on data, by the op_name or the name of the
             ``while``, as `unaccounted` shows it.
 

@@ -145,12 +145,12 @@ class CostReader:
         call = KernelCall(
             computation, instruction, lambda index: self._literal(computation, instruction, index)
         )
-        given = self._given_kernel(call)
-        cost = kernel_cost(call) if given is None else KernelCost(flops=given)
+        cost = kernel_cost(call)
         if isinstance(cost, UnknownCost):
-            local.unaccounted.append(
-                _unaccounted(instruction, call.target or call.name, cost.reason)
-            )
+            cost = self._told(call, cost)
+        if isinstance(cost, UnknownCost):
+            reason = f"{cost.reason}; give its cost with @register_kernel or kernel_flops="
+            local.unaccounted.append(_unaccounted(instruction, call.target or call.name, reason))
             return
         if cost.note:
             local.notes.append(cost.note)
@@ -169,13 +169,26 @@ class CostReader:
                 )
             )
 
-    def _given_kernel(self, call: KernelCall) -> int | None:
+    def _told(self, call: KernelCall, cost: UnknownCost) -> KernelCost | UnknownCost:
+        """The cost that the caller knows from elsewhere, else its author's estimate."""
         if callable(self.kernel_flops):
-            return self.kernel_flops(call)
-        if self.kernel_flops is None:
-            return None
-        by_target = self.kernel_flops.get(call.target)
-        return self.kernel_flops.get(call.name, by_target)
+            flops = self.kernel_flops(call)
+        else:
+            told = self.kernel_flops or {}
+            flops = told.get(call.name, told.get(call.target))
+        note = ""
+        if flops is None:
+            if cost.estimate is None:
+                return cost
+            flops = cost.estimate
+            note = f"{call.name}: {cost.reason}; counted by its author's cost_estimate"
+        return KernelCost(
+            flops=flops,
+            rematerialized=int(flops * cost.share_rematerialized),
+            dtype=cost.dtype,
+            seen_by_xla=cost.estimate or 0,
+            note=note,
+        )
 
     def _literal(
         self, computation: HloComputation, instruction: HloInstruction, index: int

@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -45,9 +46,19 @@ class KernelCost:
 
 @dataclass(frozen=True, kw_only=True)
 class UnknownCost:
-    """The kernel was recognised, but its cost depends on something that is not in the program."""
+    """A kernel whose cost the program does not tell.
+
+    Attributes:
+        reason: why.
+        dtype: operand dtype, where that is known.
+        share_rematerialized: the share of its FLOPs that computes something again.
+        estimate: its author's `cost_estimate`, taken where nobody knows better.
+    """
 
     reason: str
+    dtype: str = ""
+    share_rematerialized: Fraction = Fraction(0)
+    estimate: int | None = None
 
 
 @dataclass(frozen=True)
@@ -160,7 +171,7 @@ def kernel_cost(call: KernelCall) -> KernelCost | UnknownCost:
     if rule is not None:
         cost = rule(call)
         return KernelCost(flops=cost) if isinstance(cost, int) else cost
-    return UnknownCost(reason="no cost is known; give one with @register_kernel")
+    return UnknownCost(reason="no cost is known")
 
 
 def dot_dimensions(call: KernelCall, config: Any) -> tuple[int, ...]:

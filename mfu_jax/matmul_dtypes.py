@@ -21,6 +21,7 @@ _DTYPE_NAMES = {
     "int8": "int8 s8 u8 i8 ui8 uint8",
     "int4": "int4 s4 u4 i4 ui4 uint4",
 }
+DTYPES = tuple(_DTYPE_NAMES)
 _CANONICAL = {alias: name for name, aliases in _DTYPE_NAMES.items() for alias in aliases.split()}
 
 # jax_default_matmul_precision, by lax.Precision's names or by dot algorithm. What a float32 matmul

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -14,17 +15,16 @@ from mfu_jax.step_cost import StepCost
 from mfu_jax.step_flops import (
     ModelCount,
     StepFlops,
-    StepPeaks,
     analytic_model,
     compiled_devices,
     count_program,
-    find_peaks,
     given_model,
     kernel_flops_of,
     model_cost,
     traced_model,
     unwrap_compiled,
 )
+from mfu_jax.step_peaks import StepPeaks, find_peaks
 
 _log = logging.getLogger("mfu_jax")
 
@@ -50,7 +50,9 @@ def count_model(
         UserError: the step cannot be traced, or the config is not understood.
     """
     if settings.flops_source == "value":
-        return given_model(settings.model_flops_per_device)
+        given = given_model(settings.model_flops_per_device)
+        traced = traced_model(step, args, kwargs, devices=devices)  # knows what it multiplies
+        return dataclasses.replace(given, flops_by_dtype=traced.flops_by_dtype)
     if settings.flops_source == "analytic":
         config = settings.parsed_model_config() if config is None else config
         return analytic_model(config, convention=settings.convention)
@@ -119,6 +121,8 @@ class ProgramAnalysis:
             self._known = self.flops.cost(
                 self.peaks, tokens_per_device=self._tokens, hfu_source=self._hfu_source
             )
+            for note in self.peaks.notes(self.flops.executed.by_dtype):
+                _log.warning("the program runs %s", note)
         except Exception as error:
             _log.warning("executed FLOPs are not known, HFU is left out: %s", error)
         finally:
@@ -154,4 +158,5 @@ class ProgramAnalysis:
         if self._tokens:
             values["tokens per device per step"] = self._tokens
         values |= {f"not counted ({i})": text for i, text in enumerate(self.model.unaccounted, 1)}
-        return values | {f"note on peaks ({i})": t for i, t in enumerate(self.peaks.notes, 1)}
+        notes = self.peaks.notes(self.model.flops_by_dtype)
+        return values | {f"note on peaks ({i})": text for i, text in enumerate(notes, 1)}

@@ -12,17 +12,14 @@ from typing import Any, Literal
 
 import jax
 
-from mfu_jax import hardware
-from mfu_jax.errors import UserError
 from mfu_jax.flops.comparison import Ledger, compare_flops
 from mfu_jax.flops.executed import ExecutedCount, executed_flops
 from mfu_jax.flops.pairs import integral
 from mfu_jax.flops.traced import TracedCount, count_model_flops, pallas_kernel_flops
-from mfu_jax.hardware import Peak
 from mfu_jax.step_cost import StepCost
+from mfu_jax.step_peaks import Exact, StepPeaks
 
 HfuSource = Literal["executed", "cost_analysis"]
-Exact = int | Fraction
 
 
 def unwrap_compiled(compiled: Any) -> jax.stages.Compiled:
@@ -39,28 +36,6 @@ def compiled_devices(compiled: jax.stages.Compiled) -> tuple[int, jax.Device]:
         return 1, jax.local_devices()[0]
     local = sorted(shardings[0].addressable_devices, key=lambda device: device.id)
     return shardings[0].num_devices, local[0]
-
-
-def find_peak(
-    device: jax.Device,
-    dtype: object,
-    *,
-    peak_tflops_per_device: float | None = None,
-    hardware_name: str | None = None,
-) -> Peak:
-    """The dense peak of `device` for matmuls of `dtype`: flag, table, or measured on CPUs.
-
-    Raises:
-        UserError: the chip is in no table and no override is given.
-    """
-    return hardware.resolve_peak(
-        device.device_kind,
-        dtype,
-        peak_tflops_per_device=peak_tflops_per_device or None,
-        hardware=hardware_name or None,
-        precision=jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
-        compute_capability=getattr(device, "compute_capability", None),
-    )
 
 
 def xla_reported_flops(compiled: Any) -> float | None:
@@ -153,8 +128,15 @@ def analytic_model(config: Any, *, convention: str = "maxtext") -> ModelCount:
         tokens_per_device=float(tokens),
         dense=integral(sum(row.training_flops for row in flops_breakdown(config, "dense"))),
         attention=integral(attention),
+        flops_by_dtype=_config_dtype(config),
         how=f"analytic: {tokens} tokens per device",
     )
+
+
+def _config_dtype(config: Any) -> Mapping[str, int]:
+    """The dtype of a config's matmuls, where it says so."""
+    dtype = config.get("dtype") if isinstance(config, Mapping) else getattr(config, "dtype", None)
+    return {dtype: 1} if isinstance(dtype, str) and dtype else {}
 
 
 def given_model(flops_per_device: Exact) -> ModelCount:
@@ -174,69 +156,6 @@ def kernel_flops_of(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StepPeaks:
-    """Peaks of one device by the dtypes of a step's matmuls.
-
-    Attributes:
-        main: of the dtype with most FLOPs.
-        by_dtype: dtype as counted → peak in FLOP/s.
-        bytes_per_sec: memory bandwidth, None where no table has it.
-        notes: what was chosen for want of a number.
-    """
-
-    main: Peak
-    by_dtype: Mapping[str, float]
-    bytes_per_sec: float | None
-    notes: tuple[str, ...] = ()
-
-    def optimal_seconds(self, flops: Exact, flops_by_dtype: Mapping[str, int]) -> float | None:
-        """Shortest time for `flops`, mixed of dtypes as `flops_by_dtype` is; None for one dtype."""
-        whole = sum(flops_by_dtype.values())
-        if not whole or len({self.by_dtype[dtype] for dtype in flops_by_dtype}) < 2:
-            return None
-        mixed = sum(n / Fraction(self.by_dtype[dtype]) for dtype, n in flops_by_dtype.items())
-        return float(mixed * flops / whole)
-
-
-def find_peaks(
-    device: jax.Device,
-    flops_by_dtype: Mapping[str, int],
-    *,
-    peak_tflops_per_device: float | None = None,
-    hardware_name: str | None = None,
-) -> StepPeaks:
-    """The peaks that a step with these matmuls is measured against.
-
-    Raises:
-        UserError: the dtype of most FLOPs has no known peak.
-    """
-    counted = {dtype: flops for dtype, flops in flops_by_dtype.items() if flops} or {"f32": 0}
-    ordered = sorted(counted, key=lambda dtype: -counted[dtype])
-    if peak_tflops_per_device:
-        main = hardware.resolve_peak(None, "fp32", peak_tflops_per_device=peak_tflops_per_device)
-        main = dataclasses.replace(main, dtype=ordered[0])
-        return StepPeaks(
-            main=main,
-            by_dtype=dict.fromkeys(flops_by_dtype, main.flops_per_sec),
-            bytes_per_sec=_bandwidth(device, hardware_name),
-        )
-    main = find_peak(device, ordered[0], hardware_name=hardware_name)
-    by_dtype = dict.fromkeys(flops_by_dtype, main.flops_per_sec)
-    notes = []
-    for dtype in ordered[1:]:
-        try:
-            by_dtype[dtype] = find_peak(device, dtype, hardware_name=hardware_name).flops_per_sec
-        except UserError as error:
-            notes.append(f"{counted[dtype]:,} FLOPs in {dtype} are set at {main}: {error}")
-    return StepPeaks(
-        main=main,
-        by_dtype=by_dtype,
-        bytes_per_sec=_bandwidth(device, hardware_name),
-        notes=tuple(notes),
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class StepFlops:
     """The FLOPs of one step on one device: counted, reported by XLA, and set against each other."""
 
@@ -253,9 +172,7 @@ class StepFlops:
         by_dtype = self.executed.by_dtype
         if hfu_source == "cost_analysis":
             executed = None if self.xla_reported is None else round(self.xla_reported)
-        optimal = None
-        if executed is not None and set(by_dtype) <= set(peaks.by_dtype):
-            optimal = peaks.optimal_seconds(executed, by_dtype)
+        optimal = None if executed is None else peaks.optimal_seconds(executed, by_dtype)
         return dataclasses.replace(
             model_cost(self.model, peaks, tokens_per_device=tokens_per_device),
             executed_flops_per_device=executed,
@@ -298,14 +215,3 @@ def model_cost(model: ModelCount, peaks: StepPeaks, *, tokens_per_device: int | 
 
 def _share(total: int, devices: int) -> Exact:
     return integral(Fraction(total, devices))
-
-
-def _bandwidth(device: jax.Device, hardware_name: str | None) -> float | None:
-    try:
-        if hardware_name and hardware_name != hardware.CALIBRATE:
-            chip = hardware.named(hardware_name)
-        else:
-            chip = hardware.lookup(device.device_kind, getattr(device, "compute_capability", None))
-    except UserError:  # no MBU then; the peak is what has to be known
-        return None
-    return chip.memory_bandwidth_bytes_per_sec

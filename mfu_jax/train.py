@@ -25,7 +25,7 @@ from mfu_jax.trainer.mesh import (
     put_batch,
     rows_per_process,
 )
-from mfu_jax.trainer.metrics import count_step, find_peak, make_logger, make_sinks
+from mfu_jax.trainer.metrics import count_step, find_step_peaks, make_logger, make_sinks
 from mfu_jax.trainer.state import TrainState, abstract_state, create_state, resolve_attention
 from mfu_jax.trainer.step import compile_eval_step, compile_train_step
 
@@ -42,7 +42,7 @@ def train(config: Config, stop: StopRequest) -> None:
     compile_log = CompileLog()
     mesh = make_mesh(config)
     config = resolve_attention(config, mesh)
-    peak = find_peak(config)
+    peaks = find_step_peaks(config)
     data = _data(config, mesh, "train", config.gradient_accumulation_steps)
     shapes = abstract_state(config, mesh)
     with Checkpointer(config) as checkpoints:
@@ -59,7 +59,7 @@ def train(config: Config, stop: StopRequest) -> None:
             config,
             flops=flops,
             state=state,
-            peak=peak,
+            peaks=peaks,
             sinks=sinks,
             start_step=start_step,
             compile_log=compile_log,

@@ -73,7 +73,7 @@ class Walker:
 
     def __init__(self) -> None:
         self.saw_checkpoint = False
-        self.kernels: dict[str, set[int]] = {}
+        self.kernels: dict[str, set[int | None]] = {}  # None: not known to the last block
         self.masks: dict[int, KeptPairs] = {}
         self._bands: dict[int, tuple[Band, int, int]] = {}
         self.score_sizes: dict[int, tuple[int, int]] = {}
@@ -283,7 +283,7 @@ def _pallas_call(
 ) -> list[Flow]:
     """The kernel's programs; of an attention kernel all pairs, and no scores a second time."""
     cost = kernel_cost(eqn, [flow.known for flow in flows])
-    walker.kernels.setdefault(cost.name, set()).add(cost.flops.total())
+    walker.kernels.setdefault(cost.name, set()).add(None if cost.unknown else cost.flops.total())
     attention = attention_kernel(eqn)
     if attention is None:
         for reason in cost.unknown:

@@ -120,11 +120,15 @@ def count_with_scopes(
 def pallas_kernel_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, int]:
     """What one call of each Pallas kernel in ``fn(*args, **kwargs)`` executes, by kernel name.
 
-    Grid times body, without the blocks that are known to be skipped. A name that stands for
-    kernels of different cost is left out: it does not tell them apart.
+    Grid times body, without the blocks that are skipped. A name that stands for kernels of
+    different cost, or for one whose skipped blocks are not known, is left out.
     """
     walker, _ = _walk(fn, args, kwargs)
-    return {name: costs.pop() for name, costs in walker.kernels.items() if len(costs) == 1}
+    return {
+        name: flops
+        for name, costs in walker.kernels.items()
+        if len(costs) == 1 and (flops := costs.pop()) is not None
+    }
 
 
 def _walk(

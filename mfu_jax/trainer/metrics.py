@@ -14,26 +14,24 @@ from mfu_jax.compile_events import CompileLog
 from mfu_jax.flops.analytic import (
     calculate_tflops_per_device,
     calculate_tokens_per_device,
-    model_flops_per_device,
 )
-from mfu_jax.flops.comparison import Ledger
-from mfu_jax.hardware import Peak
 from mfu_jax.metric_logger import MetricLogger
 from mfu_jax.pyconfig import Config
 from mfu_jax.sinks import Sink, make_sink
 from mfu_jax.step_flops import StepFlops
+from mfu_jax.step_peaks import StepPeaks, find_peaks
 from mfu_jax.trainer.state import TrainState, parameter_count
 
 
-def find_peak(config: Config) -> Peak:
-    """The dense peak of one device in the working dtype: flag, table, or measured on CPUs.
+def find_step_peaks(config: Config) -> StepPeaks:
+    """The peaks of one device, first of all in the working dtype: flag, table, or measured on CPUs.
 
     Raises:
         UserError: the chip is in no table and no override is given.
     """
-    return step_flops.find_peak(
+    return find_peaks(
         jax.local_devices()[0],
-        config.dtype,
+        {config.dtype: 1},
         peak_tflops_per_device=config.peak_tflops_per_device,
         hardware_name=config.hardware,
     )
@@ -67,18 +65,15 @@ def make_logger(
     *,
     flops: StepFlops,
     state: TrainState,
-    peak: Peak,
+    peaks: StepPeaks,
     sinks: list[Sink],
     start_step: int,
     compile_log: CompileLog,
 ) -> MetricLogger:
     """The logger of this run, with its set-up information already written."""
+    cost = flops.cost(peaks, tokens_per_device=flops.model.tokens_per_device, hfu_source="executed")
     logger = MetricLogger(
-        model_flops_per_device=model_flops_per_device(config, config.convention).training,
-        executed_flops_per_device=flops.executed.total,
-        xla_reported_flops=flops.xla_reported,
-        tokens_per_device=float(calculate_tokens_per_device(config)),
-        peak_flops_per_sec=peak.flops_per_sec,
+        **dataclasses.asdict(cost),
         sinks=sinks,
         start_step=start_step,
         warmup_steps=config.warmup_steps,
@@ -87,20 +82,20 @@ def make_logger(
         abort_on_inf_loss=config.abort_on_inf_loss,
         compile_log=compile_log,
     )
-    values, texts = _setup(config, state, peak, flops.ledger)
+    values, texts = _setup(config, state, peaks, flops)
     logger.write_setup(values, texts)
     return logger
 
 
 def _setup(
-    config: Config, state: TrainState, peak: Peak, ledger: Ledger
+    config: Config, state: TrainState, peaks: StepPeaks, flops: StepFlops
 ) -> tuple[dict[str, Any], dict[str, str]]:
     tflops = calculate_tflops_per_device(config, config.convention)
     device = jax.local_devices()[0]
     values = {
         "run": str(config.run_directory),
         "devices": f"{jax.device_count()} × {device.device_kind} ({jax.process_count()} processes)",
-        "peak of one device": str(peak),
+        "peak of one device": str(peaks.main),
         "number of parameters": f"{parameter_count(state):,}",
         "model TFLOP per device per step": (
             f"{tflops.total:.6g} ({config.convention}: weights {tflops.learnable_weight:.6g}, "
@@ -108,8 +103,10 @@ def _setup(
         ),
         "tokens per device per step": calculate_tokens_per_device(config),
     }
+    notes = peaks.notes(flops.executed.by_dtype)
+    values |= {f"note on peaks ({i})": text for i, text in enumerate(notes, 1)}
     settings = " ".join(f"{k}={_as_argument(v)}" for k, v in dataclasses.asdict(config).items())
-    return values, {"config": textwrap.fill(settings, 100), "ledger": ledger.render()}
+    return values, {"config": textwrap.fill(settings, 100), "ledger": flops.ledger.render()}
 
 
 def _as_argument(value: object) -> str:

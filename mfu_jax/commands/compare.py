@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from mfu_jax.errors import UserError, nearest
 
 if TYPE_CHECKING:
+    import jax
+
     from mfu_jax.flops.comparison import Ledger
 
 _USAGE = """usage: mfu-jax compare [FILE.yml] [key=value …] [--json]
@@ -46,12 +48,23 @@ def main(argv: Sequence[str]) -> int:
     if arguments and Path(arguments[0]).suffix in _OPENERS:
         ledger = _of_text(Path(arguments[0]), arguments[1:])
     else:
-        ledger = _of_config(arguments)
+        ledger = ledger_of_config(arguments)
     print(json.dumps(ledger.to_json(), indent=1) if "--json" in argv else ledger.render())
     return 0
 
 
-def _of_config(arguments: Sequence[str]) -> Ledger:
+def ledger_of_config(
+    arguments: Sequence[str], devices: Sequence[jax.Device] | None = None
+) -> Ledger:
+    """Compiles the reference model's train step and explains its FLOPs.
+
+    Args:
+        arguments: a YAML file and ``key=value``, as the trainer takes them.
+        devices: those to compile for, also absent ones; by default the attached ones.
+
+    Raises:
+        UserError: the config is not understood, or does not fit the devices.
+    """
     from mfu_jax.pyconfig import load
     from mfu_jax.trainer.mesh import make_mesh
     from mfu_jax.trainer.metrics import count_step
@@ -59,7 +72,7 @@ def _of_config(arguments: Sequence[str]) -> Ledger:
     from mfu_jax.trainer.step import compile_train_step
 
     config = load(arguments)
-    mesh = make_mesh(config)
+    mesh = make_mesh(config, devices)
     config = resolve_attention(config, mesh)
     return count_step(config, compile_train_step(config, mesh, abstract_state(config, mesh))).ledger
 

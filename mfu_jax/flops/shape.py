@@ -347,7 +347,10 @@ def _checked(name: str, kind: str, value: Any) -> Any:
         return value
     if kind.startswith("int | tuple") and isinstance(value, int) and not isinstance(value, bool):
         return _not_negative(name, value)
-    return _checked_tuple(name, kind, value)
+    items = _checked_tuple(name, kind, value)
+    if kind.startswith("int | tuple") and len(items) != 2:
+        raise UserError(f"{name}={shown(value)}: expected one number or two, height and width")
+    return items
 
 
 def _checked_tuple(name: str, kind: str, value: Any) -> tuple[Any, ...]:

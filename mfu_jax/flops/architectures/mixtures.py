@@ -12,7 +12,7 @@ from mfu_jax.flops.architectures.registry import architecture
 from mfu_jax.flops.components import Layer, Model, layers_of
 from mfu_jax.flops.matmuls import Components
 from mfu_jax.flops.pairs import TopK
-from mfu_jax.flops.shape import ModelShape
+from mfu_jax.flops.shape import ModelShape, shown
 
 
 @architecture("deepseek")
@@ -93,10 +93,18 @@ def _engram(shape: ModelShape, index: int) -> Components:
             f"engram_vocab_bases has {len(shape.engram_vocab_bases)} entries; expected {orders}, "
             f"one for each n-gram order up to engram_max_ngram_size"
         )
+    if shape.engram_num_heads > _MOST_ENGRAM_HEADS or max(shape.engram_vocab_bases) > 2**40:
+        raise UserError(
+            f"engram_num_heads={shape.engram_num_heads}, engram_vocab_bases="
+            f"{shown(shape.engram_vocab_bases)}: expected at most {_MOST_ENGRAM_HEADS} and 2^40"
+        )
     rows = _engram_rows(shape.engram_vocab_bases, shape.engram_num_heads, len(shape.engram_layers))[
         index
     ]
     return (matmuls.table("engram/tables", rows, shape.engram_head_dim), *mixing)
+
+
+_MOST_ENGRAM_HEADS = 256
 
 
 @functools.lru_cache
@@ -274,6 +282,7 @@ def qwen3_next(shape: ModelShape) -> Model:
         "gdn_key_head_dim",
         "gdn_value_head_dim",
         "gdn_conv_kernel_dim",
+        "inhomogeneous_layer_cycle_interval",
     )
     experts: Components = parts.feed_forward(shape)
     if shape.num_experts > 1 and shape.shared_experts:

@@ -15,6 +15,9 @@ _PUBLIC = {
     "calculate_tflops_per_device": "mfu_jax.flops.analytic",
     "calculate_tokens_per_device": "mfu_jax.flops.analytic",
     "flops_breakdown": "mfu_jax.flops.analytic",
+    # MaxText's own names and signatures
+    "calculate_tflops_training_per_device": "mfu_jax.flops.maxtext",
+    "calculate_prefill_tflops_per_device": "mfu_jax.flops.maxtext",
     "attention_mask": "mfu_jax.flops.masks",
     "count_model_flops": "mfu_jax.flops.traced",
     "executed_flops": "mfu_jax.flops.executed",
@@ -32,7 +35,9 @@ __all__ = [
     "MetricLogger",
     "StepCost",
     "attention_mask",
+    "calculate_prefill_tflops_per_device",
     "calculate_tflops_per_device",
+    "calculate_tflops_training_per_device",
     "calculate_tokens_per_device",
     "compare_flops",
     "count_model_flops",
@@ -54,6 +59,10 @@ if TYPE_CHECKING:
     from mfu_jax.flops.comparison import compare_flops
     from mfu_jax.flops.executed import executed_flops
     from mfu_jax.flops.masks import attention_mask
+    from mfu_jax.flops.maxtext import (
+        calculate_prefill_tflops_per_device,
+        calculate_tflops_training_per_device,
+    )
     from mfu_jax.flops.traced import count_model_flops
     from mfu_jax.instrumented_step import instrument
     from mfu_jax.metric_logger import MetricLogger

@@ -200,9 +200,7 @@ class ModelShape:
 
             return load_shape(config)
         values = {
-            name: value
-            for name in _kinds(cls)
-            if (value := getattr(config, name, None)) is not None
+            name: value for name in _kinds(cls) if (value := _attribute(config, name)) is not None
         }
         return cls._made(values, f"a {type(config).__name__}")
 
@@ -258,6 +256,14 @@ class ModelShape:
     def gated_mlp(self) -> bool:
         """Whether the MLP has two input matrices: one activation each."""
         return len(self.mlp_activations) > 1
+
+
+def _attribute(config: Any, name: str) -> Any:
+    """None where there is none; configs of older MaxText raise what their mapping raises."""
+    try:
+        return getattr(config, name, None)
+    except (KeyError, ValueError):
+        return None
 
 
 _REQUIRED = ("vocab_size", "num_decoder_layers", "emb_dim")

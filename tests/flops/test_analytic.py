@@ -84,6 +84,17 @@ def test_megatron_counts_the_padded_vocabulary():
         assert more == changes * 6 * 16 * SMALL["emb_dim"] * (256 - 250)
 
 
+@pytest.mark.parametrize("error", [KeyError, ValueError, AttributeError])
+def test_a_config_object_may_say_in_its_own_way_that_it_lacks_a_field(error):
+    class Config:
+        def __getattr__(self, name):
+            if name in SMALL:
+                return SMALL[name]
+            raise error(name)
+
+    assert calculate_tflops_per_device(Config()) == calculate_tflops_per_device(SMALL)
+
+
 def test_megatron_counts_no_router():
     moe = {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "moe_mlp_dim": 32}
     fewer = model_flops_per_device(moe, "maxtext").forward

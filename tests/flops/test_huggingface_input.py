@@ -188,6 +188,11 @@ def test_unknown_model_type_tells_what_was_recognised_and_the_way_out() -> None:
         assert part in str(caught.value)
 
 
+def test_a_known_text_model_inside_an_unknown_one_is_pointed_at() -> None:
+    with pytest.raises(UserError, match="text_config has the known model_type 'llama'"):
+        from_hf_config({"model_type": "llava", "text_config": TINY})
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

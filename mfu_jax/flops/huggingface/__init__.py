@@ -73,8 +73,8 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelShape:
     if model_type not in TRANSLATIONS:
         raise UserError(
             f"model_type={model_type[:60]!r} is not known{nearest(model_type[:60], TRANSLATIONS)}"
-            f"{_recognised(config)}; no count is guessed: trace the model with "
-            f"mfu_jax.count_model_flops(fn, *args), or give its sizes in MaxText's names "
+            f"{_recognised(config)}{_known_part(config)}; no count is guessed: trace the model "
+            f"with mfu_jax.count_model_flops(fn, *args), or give its sizes in MaxText's names "
             f"(decoder_block=…, emb_dim=…)"
         )
     fields = Fields(config, model_type)
@@ -108,6 +108,14 @@ _COMMON_FIELDS = (
     "num_local_experts",
     "num_experts_per_tok",
 )
+
+
+def _known_part(config: Mapping[str, Any]) -> str:
+    nested = config.get("text_config")
+    kind = nested.get("model_type") if isinstance(nested, Mapping) else None
+    if not isinstance(kind, str) or kind not in TRANSLATIONS:
+        return ""
+    return f"; its text_config has the known model_type {kind!r}: give that part to count the text"
 
 
 def _recognised(config: Mapping[str, Any]) -> str:

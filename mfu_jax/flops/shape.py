@@ -183,8 +183,8 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: Any) -> ModelShape:
-        """`config` as a shape: a `ModelShape`, a mapping, a bundled model's name or a file, or an
-        object with MaxText's field names.
+        """`config` as a shape: a `ModelShape`, a mapping, a bundled model's name or a file, a
+        configuration object of transformers, or an object with MaxText's field names.
 
         A mapping, name or file is what `load_shape` takes: resolved or ``base_*`` names, or a
         ``config.json``.
@@ -199,6 +199,8 @@ class ModelShape:
             from mfu_jax.flops.inputs import load_shape
 
             return load_shape(config)
+        if callable(to_dict := _attribute(config, "to_dict")) and _attribute(config, "model_type"):
+            return cls.of(to_dict())  # a configuration object of transformers
         values = {
             name: value for name in _kinds(cls) if (value := _attribute(config, name)) is not None
         }

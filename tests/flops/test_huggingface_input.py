@@ -51,6 +51,16 @@ def test_mapping_file_and_folder_give_the_same_count(tmp_path: Path) -> None:
         assert calculate_tflops_per_device(source, "dense").total == 3 * forward / 1e12
 
 
+def test_a_configuration_object_of_transformers_is_a_config() -> None:
+    class LlamaConfig:
+        model_type = "llama"
+
+        def to_dict(self) -> dict[str, Any]:
+            return TINY
+
+    assert count_parameters(LlamaConfig()).total == TINY_PARAMETERS
+
+
 def test_command_counts_a_config_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(TINY))

@@ -80,6 +80,34 @@ def test_frozen_towers_have_no_backward_and_trained_ones_do() -> None:
             assert {row.training_flops // row.forward_flops for row in layers} == {share}
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+def test_training_gemma4_with_an_image_equals_the_counted_model(frozen: bool) -> None:
+    row = ROWS[0]
+    step = {"images_per_sequence": 1, "image_size_for_vit": row["image"]["size"]}
+    config = {**row["config"], **STEP, **step, "freeze_vision_encoder_params": frozen}
+    ours = sum(part.training_flops for part in flops_breakdown(config, "dense"))
+    theirs = row["image"]["training_flops"]["frozen" if frozen else "trained"]
+    # The one-hot matmul has one gradient, if any.
+    assert ours == theirs - (1 if frozen else 2) * row["image"]["pooling_flops"]
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_training_gemma4_with_audio_equals_the_counted_model(frozen: bool) -> None:
+    row = ROWS[0]
+    sizes = row["config"]["audio_config"]
+    step = {"audio_frames_per_sequence": row["audio"]["frames"]}
+    config = {**row["config"], **STEP, **step, "freeze_audio_encoder_params": frozen}
+    rows = [part for part in flops_breakdown(config, "dense") if part.layer.startswith("audio")]
+    theirs = row["audio"]["training_flops"]["frozen" if frozen else "trained"]
+    if not frozen:
+        # PyTorch's counter takes the weights' gradient of a depthwise convolution for a full one:
+        # 37 frames are 10 tokens, in each of two sequences.
+        width, kernel = sizes["hidden_size"], sizes["conv_kernel_size"]
+        depthwise = 2 * 2 * 10 * kernel * width * sizes["num_hidden_layers"]
+        theirs -= depthwise * width - depthwise
+    assert sum(part.training_flops for part in rows) == theirs
+
+
 def test_maxtext_gemma4_has_the_same_tower_with_equal_heads() -> None:
     ours = load_shape("gemma4-31b", {"images_per_sequence": 1})
     theirs = from_hf_config(

@@ -128,7 +128,10 @@ def conformer(shape: HfDecoderShape) -> tuple[Layer, ...]:
     block = (
         projection("ffw", width, 4 * width, copies=4, tokens=tokens),
         projection("attention/qkvo", width, width, copies=4, tokens=tokens),
-        shared.replace(macs=Fraction(relative * shared.macs) / shape.per_device_batch_size),
+        shared.replace(
+            macs=Fraction(relative * shared.macs) / shape.per_device_batch_size,
+            left_gradient=False,  # the positions are constants
+        ),
         vector("attention/scale", width // shape.audio_heads),
         scores("scores_qk", shape.audio_context),
         scores("scores_relative", relative),

@@ -99,13 +99,13 @@ def follow(
                 raise UnknownValueError
             frame, instruction = frame.arguments[int(text)]
         elif opcode == "parameter" and frame.loop is not None and len(path) == 1:
-            if not _unchanged(computation, path[0]):
+            if not _unchanged(module, computation, path[0]):
                 break
             frame, loop = frame.loop
             instruction = frame.computation.operand(loop, 0)
         elif opcode == "while" and len(path) == 1:
             bodies = instruction.computations("body")
-            if len(bodies) != 1 or not _unchanged(module[bodies[0]], path[0]):
+            if len(bodies) != 1 or not _unchanged(module, module[bodies[0]], path[0]):
                 break
             instruction = computation.operand(instruction, 0)
         else:
@@ -113,17 +113,15 @@ def follow(
     return frame, instruction, path
 
 
-def _unchanged(body: HloComputation, index: int) -> bool:
+def _unchanged(module: HloModule, body: HloComputation, index: int) -> bool:
     """Whether a loop's body hands element `index` of its state on as it was."""
-    instruction = body.root
-    if instruction.opcode != "tuple" or index >= len(instruction.operands):
-        return False
-    instruction = body.operand(instruction, index)
-    for _ in range(MAX_DEPTH):
-        if instruction.opcode == "get-tuple-element":
-            source = body.operand(instruction, 0)
-            return source.opcode == "parameter" and instruction.integers("index") == (index,)
-        if instruction.opcode not in ("copy", "bitcast", "copy-start", "copy-done"):
+    key = (body.name, index)
+    if key not in module.unchanged:
+        module.unchanged[key] = False  # of a loop that contains itself, which is an error elsewhere
+        try:
+            frame, source, path = follow(module, Frame(body), body.root, (index,))
+        except UnknownValueError:
             return False
-        instruction = body.operand(instruction, 0)
-    return False
+        is_state = source.opcode == "parameter" and frame.computation is body
+        module.unchanged[key] = is_state and path == (index,)
+    return module.unchanged[key]

@@ -278,7 +278,11 @@ class HloComputation:
 
 
 class HloModule:
-    """A whole program: its computations by name, and the one that runs first."""
+    """A whole program: its computations by name, and the one that runs first.
+
+    Attributes:
+        unchanged: what is known of loops: (body, index of its state) → whether it stays as it was.
+    """
 
     def __init__(
         self, name: str, header: str, computations: dict[str, HloComputation], entry: str
@@ -286,6 +290,7 @@ class HloModule:
         self.name = name
         self.header = header
         self.computations = computations
+        self.unchanged: dict[tuple[str, int], bool] = {}
         self._entry = entry
         self._callers: dict[str, list[tuple[HloComputation, HloInstruction]]] | None = None
 
@@ -360,7 +365,7 @@ def parse_hlo(text: str) -> HloModule:
                 entry = match[2]
         elif line.startswith("HloModule "):
             header = line
-            name = line.split()[1].rstrip(",")
+            name = line[len("HloModule ") :].partition(",")[0].strip()
     if computation is not None:
         raise HloParseError(f"computation %{computation.name} has no end", number=number)
     if not computations:

@@ -87,6 +87,8 @@ class KernelCall:
         >>> kernel_name("jit(f)/jvp(a)/flash_fwd/pallas_call", "flash_fwd.3")
         'flash_fwd'
         """
+        if self.target == _TRITON and (match := _TRITON_NAME.search(self.instruction.tail)):
+            return match[1]
         return kernel_name(self.instruction.op_name, self.instruction.name)
 
     @cached_property
@@ -114,6 +116,10 @@ class KernelCall:
         floats = [s.dtype for s in self.operands if s.dtype.startswith(("f", "bf"))]
         return max(floats or [s.dtype for s in self.operands[:2]], key=dtype_bits, default="")
 
+
+# Its backend_config is no JSON, but MLIR's notation.
+_TRITON = "__gpu$xla.gpu.triton"
+_TRITON_NAME = re.compile(r'backend_config=\{.*\bname = "([^"]+)"', re.DOTALL)
 
 KernelRule = Callable[[KernelCall], KernelCost | UnknownCost | int]
 
@@ -154,7 +160,7 @@ _FREE = re.compile(
 )
 
 
-_ATTENTION = re.compile(r"attention|fmha|flash|splash|\bmha\b|_mha_|_mqa_", re.IGNORECASE)
+_ATTENTION = re.compile(r"attention|fmha|flash|splash|(?<![a-z])m[hq]a(?![a-z])", re.IGNORECASE)
 
 
 def is_attention(call: KernelCall) -> bool:
@@ -189,6 +195,20 @@ def json_integers(call: KernelCall, values: Any) -> tuple[int, ...]:
         return tuple(int(value) for value in values)
     except (TypeError, ValueError):
         raise call.instruction.error("dimensions that are not numbers") from None
+
+
+@register_kernel(_TRITON)
+def _triton(call: KernelCall) -> UnknownCost:
+    """A Pallas kernel for GPUs: its body is in a binary form of MLIR that is not read here."""
+    # S and dP are computed twice by the bundled attention's backward, S once was known before.
+    again = Fraction(3, 7) if call.name == "mha_backward" else Fraction(0)
+    return UnknownCost(
+        reason="a Triton kernel tells nothing of it",
+        dtype=next(
+            (shape.dtype for shape in call.operands if shape.dtype.startswith(("f", "bf"))), ""
+        ),
+        share_rematerialized=again,
+    )
 
 
 @register_kernel("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8")

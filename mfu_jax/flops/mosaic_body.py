@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import functools
+import io
 import math
 import re
 from dataclasses import dataclass, field
@@ -74,14 +75,28 @@ def kernel_body(text: str) -> KernelBody:
         raw = base64.b64decode(text, validate=True)
         with ir.Context() as context, ir.Location.unknown():
             context.allow_unregistered_dialects = True
+            # A damaged body's messages need not be UTF-8, and the bindings abort on such a text.
+            context.emit_error_diagnostics = True
+            context.attach_diagnostic_handler(lambda diagnostic: True)
             tpu.register_dialect(context)
             module = ir.Module.parse(raw)
             # Bodies are stored in a version-stable form; this takes them back to plain dialects.
             PassManager.parse("builtin.module(mosaic-serde{serialize=false})").run(module.operation)
+            _check_names(module)
             return _read_module(module)
     except (binascii.Error, ValueError, RuntimeError, ir.MLIRError) as error:
         first = str(error).strip().splitlines()[:1]
         raise UnknownBodyError(f"its body cannot be read ({' '.join(first)[:80]})") from None
+
+
+def _check_names(module: Any) -> None:
+    """Raises a `ValueError` where a damaged name is no UTF-8: the bindings abort on it."""
+    printed = io.BytesIO()
+    module.operation.print(file=printed, binary=True)
+    unescaped = re.sub(
+        rb"\\([0-9A-F]{2})", lambda match: bytes.fromhex(match[1].decode()), printed.getvalue()
+    )
+    unescaped.decode()
 
 
 def _read_module(module: Any) -> KernelBody:

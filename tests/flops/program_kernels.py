@@ -67,6 +67,17 @@ def _cudnn(**settings: Any) -> Callable[..., Any]:
     return _gradients(attend)
 
 
+def triton(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+    """JAX's Pallas attention for GPUs: forward and backward are Triton kernels."""
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        from jax.experimental.pallas.ops.gpu import attention
+
+        return attention.mha(q, k, v, segment_ids=None, causal=True)
+
+    return _gradients(attend)(q, k, v)
+
+
 def _matmul(x: jax.Array, w: jax.Array) -> jax.Array:
     return x @ w
 
@@ -130,6 +141,7 @@ KERNELS: dict[str, dict[str, Kernel]] = {
             (_GPU_QKV[0], _GPU_ONE_HEAD, _GPU_ONE_HEAD),
             None,
         ),
+        "triton": (triton, _GPU_QKV, None),
         "cublas": (_matmul, _MATMUL, _NO_TRITON),
         "fp8": (_fp8, (*_FP8, *_SCALES), None),
         "fp8_cublas": (_fp8, (*_FP8, *_SCALES), _NO_TRITON),

@@ -136,6 +136,14 @@ def _fill() -> None:
             PROGRAMS[f"{platform}_{name}"] = Program(
                 platform=platform, build=on_one_device(function, *arguments), options=options
             )
+    # Attention kernels in a scanned, rematerialised step: masks are tables that loops carry.
+    for platform, attention, mesh in (
+        ("v5e", "splash", ()),
+        ("v5e", "flash", (2, 2, 2)),
+        ("h100", "cudnn", ()),
+    ):
+        shape = Shape(B=8, S=512, D=256, remat="full", dtype="bfloat16", attention=attention)
+        PROGRAMS[f"{platform}_layers_{attention}"] = transformer(platform, shape, mesh)
     PROGRAMS["v5p_llama70b"] = Program(
         platform="v5p", topology="v5p:8x8x8", build=program_kernels.llama70b_step
     )

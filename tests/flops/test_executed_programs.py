@@ -10,6 +10,7 @@ import functools
 import json
 import lzma
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from reference_model import Shape
 
 from mfu_jax.flops.comparison import compare_flops
 from mfu_jax.flops.executed import ExecutedCount, executed_flops
+from mfu_jax.flops.traced import pallas_kernel_flops
 
 FOLDER = Path(__file__).resolve().parent.parent / "programs"
 
@@ -172,6 +174,51 @@ def test_cudnn_attention_computes_the_pairs_that_its_mask_keeps(name: str) -> No
         matmul,
     )
     assert executed.by_dtype == {"bf16": 7 * matmul}
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "again"),
+    [
+        # Blocks of 128 of 512 tokens: 1 + … + 4 of 16; S and dP twice in the backward pass.
+        ("v5e_layers_splash", Fraction(10, 16), 3),
+        ("v5e_layers_flash", Fraction(10, 16), 3),
+        # 512 · 513 / 2 of 512² pairs; S again.
+        ("h100_layers_cudnn", Fraction(513, 1024), 1),
+    ],
+)
+def test_attention_kernels_in_scanned_layers_with_full_remat(
+    name: str, kept: Fraction, again: int
+) -> None:
+    shape = Shape(B=8, S=512, D=256)
+    layer = {**shape.layer, "attention": int(shape.layer["attention"] * kept)}
+    head = 2 * 8 * 512 * 256 * 512
+    devices = 8 if name == "v5e_layers_flash" else 1
+    executed = count(name)
+    assert executed.forward * devices == 4 * sum(layer.values()) + head
+    assert executed.backward == 2 * executed.forward
+    # A layer but for its last matmul, and the kernels' own, each half of the forward's two.
+    own = again * layer["attention"] // 2
+    assert executed.rematerialized * devices == 4 * (sum(layer.values()) - layer["wo"] + own)
+    assert executed.attention_kernels * devices == 4 * 3 * layer["attention"]
+    assert set(executed.by_dtype) == {"bf16"}
+    assert not executed.unaccounted
+
+
+@pytest.mark.filterwarnings("ignore:.*pallas.ops.gpu.attention is deprecated:DeprecationWarning")
+def test_triton_kernels_are_listed_and_counted_where_the_trace_tells_them() -> None:
+    silent = count("h100_triton")
+    assert silent.total == 0
+    assert len(silent.unaccounted) == 3  # forward, a sum over o·do, backward
+    _, arguments, _ = kernels.KERNELS["h100"]["triton"]
+    told = pallas_kernel_flops(kernels.triton, *arguments)
+    executed = executed_flops(text_of("h100_triton"), kernel_flops=told)
+    assert executed.unaccounted == ()
+    # Blocks of 128 queries by 128 keys, causal: 36 of 64; backward's blocks of 32 by 32 for each
+    # gradient: 32 · 33 / 2 of 32²; S and dP for both, dV and dK, dQ.
+    backward = 7 * DENSE // 2 * 33 // 64
+    assert (executed.forward, executed.total) == (DENSE * 36 // 64, executed.forward + backward)
+    assert executed.rematerialized == backward * 3 // 7
+    assert executed.by_dtype == {"bf16": executed.total}
 
 
 @pytest.mark.parametrize(

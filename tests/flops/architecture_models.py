@@ -27,8 +27,14 @@ from architecture_parts import (
 from mfu_jax.flops.traced import count_model_flops
 
 
-def trace_training(model, shape, *, trained=lambda name: True):
-    """The traced count of loss and gradient for one batch; `trained`: which weights to train."""
+def training_step(model, shape, *, trained=lambda name: True):
+    """Loss and gradient for one batch, and the shapes of their arguments.
+
+    Args:
+        model: as above.
+        shape: its sizes.
+        trained: which weights to train, by name.
+    """
     tokens = jax.ShapeDtypeStruct((shape.per_device_batch_size, shape.max_target_length), "int32")
     found = {}
 
@@ -46,7 +52,13 @@ def trace_training(model, shape, *, trained=lambda name: True):
     def loss(train, frozen, tokens):
         return model(shape, lambda name, *size: {**frozen, **train}[name], tokens)
 
-    return count_model_flops(jax.value_and_grad(loss), train, frozen, tokens)
+    return jax.value_and_grad(loss), (train, frozen, tokens)
+
+
+def trace_training(model, shape, *, trained=lambda name: True):
+    """The traced count of `training_step`."""
+    step, arguments = training_step(model, shape, trained=trained)
+    return count_model_flops(step, *arguments)
 
 
 def logits_loss(s, w, x, name="head"):
@@ -244,6 +256,7 @@ def gemma4_small(s, w, tokens):
     """The last layers take keys and values of the last layer of their kind that made its own."""
     first_shared = s.num_decoder_layers - s.num_kv_shared_layers
     ple, made, inputs = s.hidden_size_per_layer_input, {}, []
+    interval = 5 if s.use_double_wide_mlp else 6  # E2B has both
 
     def block(x, i):
         if i == 0:
@@ -251,8 +264,10 @@ def gemma4_small(s, w, tokens):
             own = w("ple_tokens", s.vocab_size, outputs)[tokens]
             own = own + x @ w("ple_projection", s.emb_dim, outputs)
             inputs.extend(jnp.split(own, s.num_decoder_layers, axis=-1))
-        is_global = (i + 1) % 6 == 0
+        is_global = (i + 1) % interval == 0
         borrowed = i >= first_shared
+        hidden = s.mlp_dim * (2 if borrowed and s.use_double_wide_mlp else 1)
+        forward = partial(dense_mlp, w, f"{i}/m", hidden=hidden, gated=s.gated_mlp)
         sizes = {"head_dim": s.global_head_dim} if is_global else {}
 
         def attend(y):
@@ -260,7 +275,7 @@ def gemma4_small(s, w, tokens):
             y, made[is_global] = gqa(s, w, y, f"{i}/a", kv=kv, **sizes)
             return y
 
-        x = layer(s, w, i, attend, feed_forward(s, w, f"{i}/m"))(x)
+        x = layer(s, w, i, attend, forward)(x)
         gated = jax.nn.gelu(x @ w(f"{i}/pg", s.emb_dim, ple)) * inputs[i]
         return x + gated @ w(f"{i}/pp", ple, s.emb_dim)
 

@@ -123,20 +123,40 @@ def dense_mlp(w, name, x, *, hidden, gated):
 
 
 def experts(s, w, name, x, *, shared=0, shared_gate=False):
-    """Each token gathers the weights of its experts: exactly k of them are computed."""
+    """Routed experts, k for a token on average, and perhaps a shared one."""
     width, hidden, count = x.shape[-1], s.moe_mlp_dim, s.num_experts
     scores = jax.nn.softmax(x @ w(f"{name}/router", width, count))
-    probability, chosen = jax.lax.top_k(scores, s.num_experts_per_tok)
-    h = jnp.einsum("bsd,bskdf->bskf", x, w(f"{name}/e0", count, width, hidden)[chosen])
-    h = jax.nn.silu(h) * jnp.einsum(
-        "bsd,bskdf->bskf", x, w(f"{name}/e1", count, width, hidden)[chosen]
+    weights = (
+        w(f"{name}/e0", count, width, hidden),
+        w(f"{name}/e1", count, width, hidden),
+        w(f"{name}/e2", count, hidden, width),
     )
-    y = jnp.einsum("bskf,bskfd->bskd", h, w(f"{name}/e2", count, hidden, width)[chosen])
-    y = jnp.sum(y * probability[..., None], axis=2)
+    evenly = x.shape[0] * x.shape[1] * s.num_experts_per_tok % count == 0
+    y = (expert_choice if evenly else token_choice)(x, scores, s.num_experts_per_tok, *weights)
     if shared:
         z = dense_mlp(w, f"{name}/shared", x, hidden=shared, gated=True)
         y = y + (z * jax.nn.sigmoid(x @ w(f"{name}/sg", width, 1)) if shared_gate else z)
     return y
+
+
+def token_choice(x, scores, k, wi_0, wi_1, wo):
+    """Each token gathers the weights of its experts: exactly k of them are computed."""
+    probability, chosen = jax.lax.top_k(scores, k)
+    h = jax.nn.silu(jnp.einsum("bsd,bskdf->bskf", x, wi_0[chosen]))
+    h = h * jnp.einsum("bsd,bskdf->bskf", x, wi_1[chosen])
+    return jnp.sum(jnp.einsum("bskf,bskfd->bskd", h, wo[chosen]) * probability[..., None], axis=2)
+
+
+def expert_choice(x, scores, k, wi_0, wi_1, wo):
+    """Each expert takes the B·S·k/E tokens that score highest (arXiv 2202.09368): dense matmuls."""
+    tokens, count = x.reshape(-1, x.shape[-1]), scores.shape[-1]
+    share = len(tokens) * k // count
+    probability, chosen = jax.lax.top_k(scores.reshape(-1, count).T, share)
+    taken = tokens[chosen]
+    h = jax.nn.silu(jnp.einsum("ecd,edf->ecf", taken, wi_0))
+    h = h * jnp.einsum("ecd,edf->ecf", taken, wi_1)
+    y = jnp.einsum("ecf,efd->ecd", h, wo) * probability[..., None]
+    return jnp.zeros_like(tokens).at[chosen].add(y).reshape(x.shape)
 
 
 def shifted_convolution(x, kernel):

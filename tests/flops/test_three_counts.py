@@ -1,0 +1,177 @@
+"""Every bundled model, made tiny: analytic (`dense`) = traced = executed on CPU, as ints.
+
+What the reference trainer builds is counted on its own train step, everything else on the JAX
+models of `architecture_models`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import architecture_models as models
+import jax
+import mfu_jax.configs
+import pytest
+
+from mfu_jax import pyconfig
+from mfu_jax.flops.analytic import model_flops_per_device
+from mfu_jax.flops.executed import ExecutedCount, executed_flops
+from mfu_jax.flops.inputs import load_shape
+from mfu_jax.flops.shape import ModelShape
+from mfu_jax.flops.traced import TracedCount, count_model_flops
+from mfu_jax.trainer import mesh, state, step
+
+B, S = 2, 12
+# Every size is another one where it can be, so that no two are mistaken for each other.
+TINY = {
+    "vocab_size": 24,
+    "num_decoder_layers": 2,
+    "emb_dim": 8,
+    "head_dim": 6,
+    "mlp_dim": 10,
+    "per_device_batch_size": B,
+    "max_target_length": S,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_mlp_dim": 7,
+    "sliding_window_size": 5,
+    "chunk_attn_window_size": 4,
+    "nope_layer_interval": 2,
+    "interleave_moe_layer_step": 2,
+    "inhomogeneous_layer_cycle_interval": 2,
+    "q_lora_rank": 5,
+    "kv_lora_rank": 9,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 3,
+    "v_head_dim": 5,
+    "first_num_dense_layers": 1,
+    "indexer_n_heads": 2,
+    "indexer_head_dim": 4,
+    "indexer_topk": 3,
+    "mhc_expansion_rate": 2,
+    "engram_layers": (0,),
+    "engram_num_heads": 2,
+    "engram_head_dim": 3,
+    "engram_kernel_size": 3,
+    "engram_vocab_bases": (50, 50),
+    "o_groups": 1,
+    "o_lora_rank": 5,
+    "compress_ratios": (0, 4, 6),
+    "attention_output_dim": 6,
+    "moe_expert_input_dim": 6,
+    "gdn_num_key_heads": 2,
+    "gdn_num_value_heads": 4,
+    "gdn_key_head_dim": 4,
+    "gdn_value_head_dim": 5,
+    "gdn_conv_kernel_dim": 3,
+    "global_head_dim": 9,
+    "num_kv_shared_layers": 3,
+    "hidden_size_per_layer_input": 5,
+    "vocab_size_per_layer_input": 24,
+    "trainable_position_size": 24,
+}
+# Long enough for a whole cycle of layers, and for keys that are made of several tokens.
+LONGER = {
+    "deepseek4": {"num_decoder_layers": 3, "max_target_length": 13},
+    "gemma3": {"num_decoder_layers": 7},
+    "gemma4": {"num_decoder_layers": 7},
+    "gemma4_small": {"num_decoder_layers": 13},
+}
+MODELS = {
+    "deepseek": models.deepseek,
+    "deepseek4": models.deepseek4,
+    "envy": models.interleaved_experts,
+    "gemma2": models.gemma2,
+    "gemma4": models.gemma4,
+    "gemma4_small": models.gemma4_small,
+    "llama4": models.interleaved_experts,
+    "qwen3_custom_moe": models.qwen3_custom_moe,
+    "qwen3_next": models.qwen3_next,
+    "qwen3_5": models.qwen3_next,
+}
+TRAINED = ("llama2", "mistral", "gpt2", "gpt3")
+
+
+def shrunk(name: str) -> ModelShape:
+    """The decoder of a bundled model in tiny sizes: what it has not, it does not get."""
+    shape = load_shape(name, {})
+    nothing = ModelShape(vocab_size=1, num_decoder_layers=1, emb_dim=1)
+    sizes = {k: v for k, v in TINY.items() if getattr(shape, k) != getattr(nothing, k)}
+    sizes |= {"num_query_heads": 4, "model_name": ""}
+    sizes |= {"per_device_batch_size": B, "max_target_length": S}
+    if shape.num_kv_heads:
+        all_heads = shape.num_kv_heads == shape.num_query_heads
+        sizes["num_kv_heads"] = 4 if all_heads else min(2, shape.num_kv_heads)
+    for field in dataclasses.fields(shape):  # towers, and what is no size of the decoder
+        if "_vit" in field.name or "audio" in field.name or field.name == "use_multimodal":
+            sizes[field.name] = getattr(nothing, field.name)
+    return dataclasses.replace(shape, **sizes | LONGER.get(shape.decoder_block, {}))
+
+
+def distinct_models() -> list[str]:
+    """The first name of every shrunk shape."""
+    folder = Path(mfu_jax.configs.__file__).parent / "models"
+    names: dict[ModelShape, str] = {}
+    for path in sorted(folder.glob("*.yml")):
+        names.setdefault(shrunk(path.stem), path.stem)
+    return list(names.values())
+
+
+def trainers_step(name: str, shape: ModelShape) -> tuple[Any, tuple[Any, ...]]:
+    """The reference trainer's train step, and the shapes of its arguments."""
+    sizes = {k: getattr(shape, k) for k in TINY if k in pyconfig.base_defaults()}
+    heads = {"num_query_heads": shape.num_query_heads, "num_kv_heads": shape.num_kv_heads}
+    options = {"dataset_type": "synthetic", "attention": "dot_product"}
+    config = pyconfig.from_mapping({}, overrides={"model_name": name, **sizes, **heads, **options})
+    grid = mesh.make_mesh(config, jax.devices()[:1])
+    arguments = state.abstract_state(config, grid), step.abstract_batch(config, grid, 1)
+    return step.make_train_step(config), arguments
+
+
+def multiplied(shape: ModelShape) -> int:
+    """FLOPs of products that XLA writes as multiplications: those that sum nothing, or to a number.
+
+    By hand for the models of `architecture_parts`; the gradient of a sum over one factor is such
+    an outer product, too. The analytic and the traced count hold them for matmuls.
+    """
+    tokens, width = shape.per_device_batch_size * shape.max_target_length, shape.emb_dim
+    streams, kernel = shape.mhc_expansion_rate, shape.engram_kernel_size
+    flops = 0
+    if streams > 1:  # streams → a branch's input, two a layer: gradient of the streams
+        flops += 2 * shape.num_decoder_layers * 2 * tokens * streams * width
+    if shape.engram_layers:  # memory · stream → gate, with both gradients; the short convolution's
+        flops += 3 * 2 * tokens * streams * width + 2 * tokens * kernel * streams * width
+    if shape.gdn_key_head_dim:  # one delta net, one attention layer
+        keys, values = shape.gdn_num_key_heads, shape.gdn_num_value_heads
+        state = values * shape.gdn_key_head_dim * shape.gdn_value_head_dim
+        channels = 2 * keys * shape.gdn_key_head_dim + values * shape.gdn_value_head_dim
+        # Erased and written by outer products; of two reads, the gradient of the state.
+        flops += 4 * 2 * tokens * state + 2 * tokens * shape.gdn_conv_kernel_dim * channels
+        flops += shape.num_decoder_layers * 2 * tokens * width  # the shared expert's gate
+    return flops
+
+
+def counts(step: Any, arguments: tuple[Any, ...]) -> tuple[TracedCount, ExecutedCount]:
+    """What is traced, and what the program compiled for this CPU runs."""
+    jitted = jax.jit(step)
+    # The same HLO in half the time: no machine code is run here.
+    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    compiled = jitted.lower(*arguments).compile(compiler_options=options)
+    return count_model_flops(jitted, *arguments), executed_flops(compiled)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", distinct_models())
+def test_analytic_equals_traced_equals_executed(name: str) -> None:
+    shape = shrunk(name)
+    if shape.decoder_block in TRAINED:
+        traced, executed = counts(*trainers_step(name, shape))
+    else:
+        model = MODELS.get(shape.decoder_block, models.uniform)
+        traced, executed = counts(*models.training_step(model, shape))
+    analytic = model_flops_per_device(shape, "dense").training
+    assert traced.total == analytic
+    assert executed.total == analytic - multiplied(shape)
+    assert traced.unaccounted == executed.unaccounted == ()

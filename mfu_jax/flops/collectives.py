@@ -38,6 +38,20 @@ class Collective:
     times: int = 1
 
 
+def is_further_link(computation: HloComputation, instruction: HloInstruction) -> bool:
+    """Whether a collective is a later link of a chain, and so no collective of its own.
+
+    TPU programs spread one collective over several fusions, which compute something else
+    meanwhile: it stands in the first with ``AsyncCollectiveStart``, in those between, and in the
+    last with ``AsyncCollectiveDone``.
+    """
+    if "chain_id" not in instruction.attributes.get("frontend_attributes", ""):
+        return False
+    users = computation.users.get(instruction.name, ())
+    targets = (user.attribute_string("custom_call_target") for user in users)
+    return "AsyncCollectiveStart" not in targets
+
+
 def read_collective(
     module: HloModule, computation: HloComputation, instruction: HloInstruction, op_name: str
 ) -> Collective:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from mfu_jax.flops.collectives import KINDS, Collective, read_collective
+from mfu_jax.flops.collectives import KINDS, Collective, is_further_link, read_collective
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.hlo_bytes import hbm_bytes
 from mfu_jax.flops.hlo_dataflow import UnknownValueError, follow, frame_of
@@ -105,7 +105,7 @@ class CostReader:
                 local.calls.append(Call(instruction, tuple((n, 1) for n in names), True))
             elif base == "custom-call":
                 self._kernel(computation, instruction, local)
-            elif base in KINDS:
+            elif base in KINDS and not is_further_link(computation, instruction):
                 collective = read_collective(
                     self.module, computation, instruction, instruction.op_name
                 )

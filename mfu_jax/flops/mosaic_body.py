@@ -84,7 +84,7 @@ def kernel_body(text: str) -> KernelBody:
             PassManager.parse("builtin.module(mosaic-serde{serialize=false})").run(module.operation)
             _check_names(module)
             return _read_module(module)
-    except (binascii.Error, ValueError, RuntimeError, ir.MLIRError) as error:
+    except (binascii.Error, KeyError, ValueError, RuntimeError, ir.MLIRError) as error:
         first = str(error).strip().splitlines()[:1]
         raise UnknownBodyError(f"its body cannot be read ({' '.join(first)[:80]})") from None
 

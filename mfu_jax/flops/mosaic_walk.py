@@ -38,7 +38,10 @@ def grid_flops(body: KernelBody, table: ScalarTable) -> int:
         raise UnknownBodyError("its grid is too large to be walked")
     same = math.prod(n for i, n in enumerate(body.grid) if i not in deciding)
     walk = _Walk(body, table)
-    return same * sum(walk.step(indices) for indices in itertools.product(*steps))
+    try:
+        return same * sum(walk.step(indices) for indices in itertools.product(*steps))
+    except RecursionError:  # a damaged body, in which a value depends on itself
+        raise UnknownBodyError("it skips blocks by values that are too far to follow") from None
 
 
 def _deciding_axes(body: KernelBody) -> set[int]:

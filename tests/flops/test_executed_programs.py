@@ -353,3 +353,13 @@ def test_collectives_of_every_mesh_know_their_group() -> None:
         for size in name.rpartition("_")[2].split("x"):
             devices *= int(size)
         assert all(1 <= c.group_size <= devices for c in executed.collectives)
+
+
+@pytest.mark.parametrize("platform", ["v5e", "v5p", "v6e", "h100"])
+def test_a_collective_that_is_spread_over_several_fusions_counts_once(platform: str) -> None:
+    """v5e's program holds each all-gather once, and again in all fusions that it goes on behind."""
+    gathers = [c for c in count(f"{platform}_mesh_1x8x1").collectives if c.kind == "all-gather"]
+    layer = 2 * (4 * 64 * 64 + 2 * 64 * 256)  # bytes of q, k, v, o, wi and wo
+    head, tokens = 2 * 64 * 512, 4 * 8 * 128
+    # All weights of a layer for the forward pass and again for the backward pass.
+    assert sum(c.bytes * c.times for c in gathers) == 2 * 4 * layer + head + tokens

@@ -12,6 +12,7 @@ COMMANDS = {
     "train": "train the reference model and log TFLOP/s, MFU and HFU of every step",
     "flops": "model FLOPs and parameters of a model name, MaxText YAML or config.json",
     "compare": "the ledger from model FLOPs to executed and XLA-reported FLOPs",
+    "report": "what a finished run came to: from metrics.jsonl, MaxText's metrics_file or a log",
     "hardware": "peaks of the attached or named accelerator; --calibrate measures one",
     "project": "training time, chips, MFU needed or cost, each from the others",
     "published": "published results recomputed: how far each is from what was printed",

@@ -193,5 +193,5 @@ class StepStatistics:
             "p99_seconds": percentile(ordered, 0.99),
             "mean_seconds": total / len(ordered),
             **rates,
-            **{name: optimal / spent for name, (optimal, spent) in self._optimal.items()},
+            **{name: optimal / spent for name, (optimal, spent) in self._optimal.items() if spent},
         }

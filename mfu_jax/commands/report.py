@@ -1,0 +1,230 @@
+"""`mfu-jax report FILE`: what a finished run came to, from its metrics file or its log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mfu_jax import hardware
+from mfu_jax.errors import UserError, nearest
+from mfu_jax.formatting import percent, readable
+from mfu_jax.metrics_files import MetricsRun, Step, read_metrics
+from mfu_jax.summary import Summary
+
+_USAGE = """usage: mfu-jax report FILE [key=value …] [--json]
+
+FILE            metrics.jsonl of mfu_jax, MaxText's metrics_file, or a log with lines
+                'completed step: 7, seconds: 0.123, TFLOP/s/device: …' (MaxText's, or ours)
+hardware=h100   the peak that MFU is over, in dtype=bf16; or peak_tflops_per_device=989
+warmup_steps=3  steps left out after each start, where the file does not mark them
+model=NAME_OR_FILE key=value …   the FLOPs of a step are counted from a config, as mfu-jax flops
+                takes it, by convention=maxtext, and shown by the others, too
+--json          one JSON object on stdout"""
+
+_WORDS = ("hardware", "dtype", "model", "convention")
+_NUMBERS = ("peak_tflops_per_device", "warmup_steps")
+# MaxText's seconds are those between two dispatches, true once its queue is full: in a real run of
+# ten-millisecond steps the third one took "0.001".
+_WARMUP_STEPS = 3
+_SHOWN = ("maxtext", "exact", "dense", "palm", "6n")
+_FORMS = {"jsonl": "mfu_jax metrics", "maxtext": "MaxText metrics_file", "log": "log lines"}
+_LOGGED = ("step_time_seconds", "per_device_tflops_per_sec")  # to three decimals
+_SMALLEST = 1e-9
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code.
+
+    Raises:
+        UserError: wrong arguments, or a file that holds no run.
+    """
+    if not argv or {"-h", "--help"} & set(argv):
+        print(_USAGE)
+        return 0 if argv else 2
+    path, options, fields = _parse([argument for argument in argv if argument != "--json"])
+    run = read_metrics(path)
+    peak = _peak(options)
+    reported = _tflops_of_a_step(run)
+    conventions: dict[str, float] = {}
+    if "model" in options:
+        convention = options.get("convention", "maxtext")
+        conventions = _count(run, options["model"], fields, convention)
+        run = _with_flops(run, conventions[convention])
+    if peak is not None:
+        run = _with_peak(run, peak)
+    summary = run.summary(warmup_steps=_warmup_steps(options))
+    if not summary.steps or not summary.mean_seconds:
+        raise UserError(
+            f"{path!r} holds {len(run.steps)} steps, none of them with a measured time; expected "
+            f"steps after compilation and warm-up; usually the run was short, or a log has 0.000 "
+            f"for its times; pass warmup_steps=0, or the metrics file instead of the log"
+        )
+    answer = _answer(run, summary, peak, reported, conventions)
+    print(json.dumps(answer, indent=1) if "--json" in argv else _render(answer, run, summary))
+    return 0
+
+
+def _parse(arguments: Sequence[str]) -> tuple[str, dict[str, str], dict[str, str]]:
+    """The file, the command's own options, and fields of the model."""
+    files = [argument for argument in arguments if "=" not in argument]
+    if len(files) != 1 or files[0].startswith("-"):
+        raise UserError(
+            f"got {' '.join(files) or 'no file'}; expected one file and key=value; usually a "
+            f"forgotten path, or a flag this command does not have; see mfu-jax report --help"
+        )
+    pairs = dict(a.split("=", 1) for a in arguments if "=" in a)
+    options = {key: value for key, value in pairs.items() if key in (*_WORDS, *_NUMBERS)}
+    fields = {key: value for key, value in pairs.items() if key not in options}
+    if "model" not in options and (wrong := [*fields, *(k for k in options if k == "convention")]):
+        raise UserError(
+            f"{wrong[0]}=… is not known here{nearest(wrong[0], (*_WORDS, *_NUMBERS))}; expected "
+            f"{', '.join((*_WORDS, *_NUMBERS))}; usually a field of the model, which needs "
+            f"model=NAME_OR_FILE; see mfu-jax report --help"
+        )
+    return files[0], options, fields
+
+
+def _warmup_steps(options: Mapping[str, str]) -> int:
+    text = options.get("warmup_steps", str(_WARMUP_STEPS))
+    if not text.isdecimal():
+        raise UserError(
+            f"warmup_steps={text!r}: expected a number of steps from 0 on; usually a typo; leave "
+            f"it out for {_WARMUP_STEPS}"
+        )
+    return int(text)
+
+
+def _peak(options: Mapping[str, str]) -> hardware.Peak | None:
+    flag, name = options.get("peak_tflops_per_device"), options.get("hardware")
+    if flag is None and name is None:
+        return None
+    return hardware.resolve_peak(
+        None,
+        options.get("dtype", "bf16"),
+        peak_tflops_per_device=flag,  # type: ignore[arg-type]  # text is converted and checked
+        hardware=name,
+    )
+
+
+def _tflops_of_a_step(run: MetricsRun) -> float:
+    """As the file has it; a log's is time × rate, of the step in which both are rounded least."""
+
+    def rounded(step: Step) -> float:
+        seconds, rate = (step.scalars.get(f"perf/{name}", 0.0) for name in _LOGGED)
+        return 1 / max(seconds, _SMALLEST) + 1 / max(rate, _SMALLEST)
+
+    return min(run.steps, key=rounded).scalars["perf/per_device_tflops"]
+
+
+def _count(
+    run: MetricsRun, model: str, fields: Mapping[str, str], convention: str
+) -> dict[str, float]:
+    """TFLOPs of a step on one device by every convention, from a config."""
+    from mfu_jax.flops.analytic import TERA, calculate_tokens_per_device, compare_conventions
+    from mfu_jax.flops.conventions import find_convention
+    from mfu_jax.flops.inputs import load_shape, parse_override
+
+    find_convention(convention)
+    shape = load_shape(model, {key: parse_override(key, text) for key, text in fields.items()})
+    tokens = float(calculate_tokens_per_device(shape))
+    longest = max(run.steps, key=lambda step: step.scalars["perf/step_time_seconds"])
+    logged, seconds = (
+        longest.scalars[f"perf/{name}"] for name in ("per_device_tokens", "step_time_seconds")
+    )
+    # A log has milliseconds, and tokens/s to three digits behind the point.
+    unsure = 0.001 + (0.0005 / max(seconds, _SMALLEST) if run.form == "log" else 0.0)
+    if logged and abs(logged / tokens - 1) > unsure:
+        raise UserError(
+            f"{run.path!r} has {logged:,.0f} tokens a step and device, {model} as given has "
+            f"{tokens:,.0f}; expected the same; usually per_device_batch_size or "
+            f"max_target_length is missing; pass them as key=value"
+        )
+    counted = compare_conventions(shape)
+    return {name: float(flops.training) / TERA for name, flops in counted.items()}
+
+
+def _with_flops(run: MetricsRun, tflops: float) -> MetricsRun:
+    """The run with the model FLOPs of a step replaced; MFU, where it is known, goes with them."""
+
+    def change(scalars: Mapping[str, float]) -> dict[str, float]:
+        new = dict(scalars, **{"perf/per_device_tflops": tflops})
+        if "perf/mfu" in scalars and scalars["perf/per_device_tflops"]:
+            new["perf/mfu"] *= tflops / scalars["perf/per_device_tflops"]
+        return new
+
+    return run.with_scalars(change)
+
+
+def _with_peak(run: MetricsRun, peak: hardware.Peak) -> MetricsRun:
+    """The run with MFU over another peak; HFU, where it is known, keeps its ratio to it."""
+
+    def change(scalars: Mapping[str, float]) -> dict[str, float]:
+        optimal = scalars["perf/per_device_tflops"] / peak.tflops_per_sec
+        new = dict(scalars)
+        new["perf/mfu"] = optimal / max(scalars["perf/step_time_seconds"], _SMALLEST)
+        if "perf/hfu" in scalars and scalars.get("perf/mfu"):
+            new["perf/hfu"] = scalars["perf/hfu"] * new["perf/mfu"] / scalars["perf/mfu"]
+        else:
+            new.pop("perf/hfu", None)
+        return new
+
+    return run.with_scalars(change)
+
+
+def _answer(
+    run: MetricsRun,
+    summary: Summary,
+    peak: hardware.Peak | None,
+    reported: float,
+    conventions: Mapping[str, float],
+) -> dict[str, Any]:
+    def mfu(tflops: float) -> float | None:
+        own, seconds = summary.tflops_per_sec_per_device, summary.mean_seconds
+        return summary.mfu * tflops / seconds / own if summary.mfu and own and seconds else None
+
+    return {
+        "file": run.path,
+        "form": run.form,
+        "first_step": run.steps[0].number,
+        "last_step": run.steps[-1].number,
+        "restarts": run.restarts,
+        "unreadable_lines": run.unreadable,
+        "repeated_lines": run.repeated,
+        "peak_tflops_per_device": None if peak is None else peak.tflops_per_sec,
+        "peak": None if peak is None else str(peak),
+        **summary.to_json(),
+        "reported_tflops": reported,
+        "conventions": {
+            name: {"tflops": tflops, "mfu": mfu(tflops)} for name, tflops in conventions.items()
+        },
+    }
+
+
+def _render(answer: Mapping[str, Any], run: MetricsRun, summary: Summary) -> str:
+    asides = [
+        f"{count} {text}"
+        for count, text in (
+            (run.restarts, "restarts"),
+            (run.other_records, "records that are no steps"),
+            (run.repeated, "lines that repeat a step"),
+            (run.unreadable, "lines unreadable"),
+        )
+        if count
+    ]
+    lines = [
+        f"{_FORMS[run.form]}, steps {answer['first_step']} to {answer['last_step']}"
+        + (f" ({', '.join(asides)})" if asides else ""),
+        summary.render(),
+    ]
+    if answer["peak"]:
+        lines.append(f"  peak         {answer['peak']}")
+    reported = readable(answer["reported_tflops"])
+    lines.append(f"  model        {reported} TFLOP a step and device, as reported")
+    for name in _SHOWN:
+        if name in answer["conventions"]:
+            row = answer["conventions"][name]
+            lines.append(
+                f"    {name:<10} {readable(row['tflops'])} TFLOP, MFU {percent(row['mfu'])}"
+            )
+    return "\n".join(lines)

@@ -1,37 +1,12 @@
-"""Token mixers and masks that only Hugging Face models have: Mamba-1, gated convolutions.
+"""Token mixers that only Hugging Face models have: Mamba-1, gated convolutions.
 
 Shapes as in `matmuls`: T tokens, S sequence length, D model width; I inner channels, N state.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from fractions import Fraction
-
 from mfu_jax.flops.components import Cache, Component
 from mfu_jax.flops.matmuls import Components, norm, projection, short_convolution, vector
-from mfu_jax.flops.pairs import Number, PairCounting, integral
-
-
-@dataclass(frozen=True)
-class BidirectionalWindow:
-    """A query sees the tokens less than `size` before and after it, and itself.
-
-    Exact pairs: S + 2·Σ (S − d) for the distances d from 1 to W − 1.
-
-    >>> [BidirectionalWindow(3).pairs(8, counting) for counting in ("exact", "dense")]
-    [34, 64]
-    """
-
-    size: int
-
-    def pairs(self, length: int, counting: PairCounting) -> Number:
-        if counting == "dense":
-            return length * length
-        window = min(self.size, length)
-        if counting == "exact":
-            return length + (window - 1) * (2 * length - window)
-        return integral(2 * (length * window - Fraction(window * window, 2)))
 
 
 def mamba(

@@ -91,6 +91,27 @@ class SlidingWindow:
 
 
 @dataclass(frozen=True)
+class BidirectionalWindow:
+    """A query sees the tokens less than `size` before and after it, and itself.
+
+    Exact pairs: S + 2·Σ (S − d) for the distances d from 1 to W − 1.
+
+    >>> [BidirectionalWindow(3).pairs(8, counting) for counting in ("exact", "dense")]
+    [34, 64]
+    """
+
+    size: int
+
+    def pairs(self, length: int, counting: PairCounting) -> Number:
+        if counting == "dense":
+            return length * length
+        window = min(self.size, length)
+        if counting == "exact":
+            return length + (window - 1) * (2 * length - window)
+        return integral(2 * (length * window - Fraction(window * window, 2)))
+
+
+@dataclass(frozen=True)
 class Chunked:
     """Causal attention inside consecutive chunks of `size` tokens; the last may be shorter."""
 

@@ -12,8 +12,8 @@ from mfu_jax.flops.architectures.hf_towers import tower_layers
 from mfu_jax.flops.architectures.registry import architecture
 from mfu_jax.flops.components import Layer, Model, layers_of
 from mfu_jax.flops.matmuls import Components
-from mfu_jax.flops.mixers_ssm import BidirectionalWindow, gated_short_convolution, mamba
-from mfu_jax.flops.pairs import Full, Mask
+from mfu_jax.flops.mixers_ssm import gated_short_convolution, mamba
+from mfu_jax.flops.pairs import BidirectionalWindow, Full, Mask
 from mfu_jax.flops.shape import ModelShape
 
 
@@ -110,17 +110,7 @@ def token_mixer(shape: HfDecoderShape, kind: str) -> Components:
 def _attention(shape: HfDecoderShape, kind: str) -> Components:
     mask = attention_mask(shape, kind)
     if shape.attention_type == "mla":
-        return mixers.latent_attention(
-            shape.emb_dim,
-            shape.num_query_heads,
-            q_lora_rank=shape.q_lora_rank,
-            kv_lora_rank=shape.kv_lora_rank,
-            nope_dim=shape.qk_nope_head_dim,
-            rope_dim=shape.qk_rope_head_dim,
-            v_dim=shape.v_head_dim,
-            mask=mask,
-            bias=shape.attention_bias,
-        )
+        return parts.latent_attention(shape, mask, bias=shape.attention_bias)
     attended = parts.attention(
         shape,
         mask,
@@ -138,15 +128,7 @@ def _attention(shape: HfDecoderShape, kind: str) -> Components:
 
 
 def _delta_net(shape: HfDecoderShape, _: str) -> Components:
-    return mixers.gated_delta_net(
-        shape.emb_dim,
-        key_heads=shape.gdn_num_key_heads,
-        value_heads=shape.gdn_num_value_heads,
-        key_dim=shape.gdn_key_head_dim,
-        value_dim=shape.gdn_value_head_dim,
-        kernel=shape.gdn_conv_kernel_dim,
-        chunk=shape.scan_chunk_size,
-    )
+    return parts.delta_net(shape)
 
 
 def _mamba(shape: HfDecoderShape, _: str) -> Components:

@@ -291,15 +291,7 @@ def qwen3_next(shape: ModelShape) -> Model:
         "full_attention_layers": parts.attention(
             shape, parts.global_mask(shape), output_gate=True, qk_norm=True
         ),
-        "delta_net_layers": mixers.gated_delta_net(
-            shape.emb_dim,
-            key_heads=shape.gdn_num_key_heads,
-            value_heads=shape.gdn_num_value_heads,
-            key_dim=shape.gdn_key_head_dim,
-            value_dim=shape.gdn_value_head_dim,
-            kernel=shape.gdn_conv_kernel_dim,
-            chunk=shape.scan_chunk_size,
-        ),
+        "delta_net_layers": parts.delta_net(shape),
     }
     interval = shape.inhomogeneous_layer_cycle_interval
     before = parts.norms(shape, 2)

@@ -101,7 +101,7 @@ def attention(shape: ModelShape, mask: Mask, **changes: Any) -> Components:
     return matmuls.attention(shape.emb_dim, shape.num_query_heads, mask=mask, **options)
 
 
-def latent_attention(shape: ModelShape, mask: Mask) -> Components:
+def latent_attention(shape: ModelShape, mask: Mask, *, bias: bool = False) -> Components:
     """MLA without its indexer."""
     shape.require(
         "num_query_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
@@ -115,6 +115,20 @@ def latent_attention(shape: ModelShape, mask: Mask) -> Components:
         rope_dim=shape.qk_rope_head_dim,
         v_dim=shape.v_head_dim,
         mask=mask,
+        bias=bias,
+    )
+
+
+def delta_net(shape: ModelShape) -> Components:
+    """The gated delta net of the shape."""
+    return mixers.gated_delta_net(
+        shape.emb_dim,
+        key_heads=shape.gdn_num_key_heads,
+        value_heads=shape.gdn_num_value_heads,
+        key_dim=shape.gdn_key_head_dim,
+        value_dim=shape.gdn_value_head_dim,
+        kernel=shape.gdn_conv_kernel_dim,
+        chunk=shape.scan_chunk_size,
     )
 
 

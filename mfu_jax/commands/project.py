@@ -22,7 +22,8 @@ Give three of tokens, chips, time and throughput; the fourth is solved for.
     tokens_per_sec_per_device=…, or step_time_seconds=… with tokens_per_step=…
 
   model=llama3-8b        a bundled model, MaxText YAML or config.json: the FLOPs of a token; or
-    params=8e9 (6N)
+    params=8e9 (6N); neither: the time is of every 1e9 parameters, and with tokens, chips, time
+    and mfu all given, the parameters are solved for
     max_target_length=8192  convention=maxtext
   hardware=h100          the peak, in dtype=bf16; or peak_tflops_per_device=989
   price=2.5              of one chip for one hour; with budget=… for the chips × time it buys"""
@@ -44,6 +45,7 @@ _NUMBERS = (
     "budget",
 )
 _WORDS = ("model", "convention", "hardware", "dtype")
+_EACH = "every 1e9 parameters"  # what a run without a model is of
 _SECONDS = {"days": 86400, "hours": 3600, "seconds": 1}
 _SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
@@ -60,13 +62,16 @@ def main(argv: Sequence[str]) -> int:
             f"time is given as {' and '.join(times)}; expected one; usually left over from an "
             f"earlier call; drop {times[-1]}=…"
         )
+    seconds = numbers[times[0]] * _SECONDS[times[0]] if times else None
     flops_per_token, model_text = _flops_per_token(numbers, words)
     peak, devices_per_chip, chip_text = _peak_per_chip(numbers, words)
+    if flops_per_token is None and peak is not None:
+        flops_per_token, model_text = _without_model(numbers, seconds, peak)
     rate = numbers.get("tokens_per_sec_per_device")
     run = project(
         tokens=numbers.get("tokens"),
         chips=numbers.get("chips"),
-        seconds=numbers[times[0]] * _SECONDS[times[0]] if times else None,
+        seconds=seconds,
         mfu=numbers.get("mfu"),
         tokens_per_sec_per_chip=None if rate is None else rate * devices_per_chip,
         step_time_seconds=numbers.get("step_time_seconds"),
@@ -142,6 +147,18 @@ def _flops_per_token(
     return float(flops / calculate_tokens_per_device(shape)), text
 
 
+def _without_model(
+    numbers: Mapping[str, float], seconds: float | None, peak: float
+) -> tuple[float | None, str]:
+    """FLOPs of a token of the model that the numbers are enough for, or of 10⁹ parameters."""
+    if not {"tokens", "chips", "mfu"} <= set(numbers) or min(numbers.values()) <= 0:
+        return None, ""
+    if seconds is None:
+        return 6e9, f"{_EACH}, 6N (no attention); give model=… or params=…"
+    flops = numbers["mfu"] * peak * numbers["chips"] * seconds / numbers["tokens"]
+    return flops, f"{flops / 6:.5g} parameters, 6N (no attention): solved for"
+
+
 def _peak_per_chip(
     numbers: Mapping[str, float], words: Mapping[str, str]
 ) -> tuple[float | None, int, str]:
@@ -170,7 +187,7 @@ def _render(run: Projection, model: str, chip: str) -> str:
     rows = {
         "tokens": f"{run.tokens:.5g}",
         "chips": f"{run.chips:,.0f}" if run.chips == round(run.chips) else f"{run.chips:,.1f}",
-        "training time": _duration(run.seconds),
+        "training time": _duration(run.seconds) + f" for {_EACH}" * model.startswith(_EACH),
         "MFU": mfu,
         "tokens/s/chip": f"{run.tokens_per_sec_per_chip:,.1f}",
         "FLOPs per token": per_token(),

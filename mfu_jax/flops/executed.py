@@ -111,7 +111,8 @@ def executed_flops(
     text = program if isinstance(program, str) else program.as_text()
     if not text:
         raise HloParseError("the compiled program has no text")
-    with _no_garbage_collection():
+
+    def count() -> ExecutedCount:
         module = parse_hlo(text)
         reader = CostReader(
             module,
@@ -120,6 +121,9 @@ def executed_flops(
             constants=_Constants(program).module,
         )
         return _Counter(module, reader).count()
+
+    with _no_garbage_collection():
+        return count()  # and what it made is freed before there is collection again
 
 
 @contextlib.contextmanager

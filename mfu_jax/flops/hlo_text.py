@@ -62,6 +62,7 @@ def _balanced(text: str) -> bool:
 
 _PERCENT_NAME = re.compile(r"%([^\s,(){}]+)")
 _INTEGER = re.compile(r"-?\d+")
+_PLAIN_VALUE = re.compile(r'(?:\{[^{}"]*\}|[^\s,{}()\["]+)(?=,|$)')
 
 
 _CALLEE_KEYS = {
@@ -174,13 +175,27 @@ class HloInstruction:
                     self._attributes[key.strip()] = value.strip()
         return self._attributes
 
+    def attribute(self, key: str) -> str:
+        """One attribute's text, or nothing; without parsing the others where that is safe."""
+        if self._attributes is None:
+            tail = self.tail
+            start = tail.find(f"{key}=")
+            if start < 0:
+                return ""
+            # The key may also stand in a string, or be the end of another key.
+            if tail.find('"', 0, start) < 0 and tail[start - 2 : start] == ", ":
+                match = _PLAIN_VALUE.match(tail, start + len(key) + 1)
+                if match:
+                    return match[0]
+        return self.attributes.get(key, "")
+
     def integers(self, key: str) -> tuple[int, ...]:
         """The integers of an attribute such as ``{0,1}``; none where it is absent."""
-        return tuple(map(int, _INTEGER.findall(self.attributes.get(key, ""))))
+        return tuple(map(int, _INTEGER.findall(self.attribute(key))))
 
     def computations(self, key: str) -> tuple[str, ...]:
         """Names of the computations of an attribute: ``calls``, ``body``, ``condition`` …"""
-        value = self.attributes.get(key, "")
+        value = self.attribute(key)
         if "%" in value:
             return tuple(_PERCENT_NAME.findall(value))
         return tuple(part.strip() for part in value.strip("{}").split(",") if part.strip())
@@ -194,11 +209,11 @@ class HloInstruction:
     @property
     def op_name(self) -> str:
         """JAX's name stack of the operation, from ``metadata={op_name="…"}``, or nothing."""
-        metadata = self.attributes.get("metadata", "")
-        start = metadata.find('op_name="')
+        tail = self.tail
+        start = tail.find('op_name="', tail.find("metadata={"))
         if start < 0:
             return ""
-        match = SPECIAL.match(metadata, start + len("op_name="))
+        match = SPECIAL.match(tail, start + len("op_name="))
         return match[0][1:-1].replace("\\'", "'").replace('\\"', '"') if match else ""
 
     @property
@@ -311,6 +326,8 @@ class HloModule:
             self._callers = {}
             for computation in self.computations.values():
                 for instruction in computation.instructions.values():
+                    if instruction.opcode not in _CALLEE_KEYS:
+                        continue
                     for callee in instruction.callees:
                         callers = self._callers.setdefault(callee, [])
                         if not callers or callers[-1][1] is not instruction:

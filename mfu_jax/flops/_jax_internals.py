@@ -48,8 +48,10 @@ def without_checkpoints() -> Iterator[None]:
 
 def trace(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Any, list[Any]]:
+) -> tuple[Any, dict[Any, Any]]:
     """The jaxpr of ``fn(*args, **kwargs)`` without dead code, and its constants. Nothing is run.
+
+    The constants are those of all jaxprs in it, too, by their variables.
 
     Args:
         fn: a plain function, or a jitted one with whatever static arguments it has.
@@ -82,7 +84,22 @@ def trace(
             f"jax.eval_shape({name}, …) with the same arguments and mend what it reports"
         ) from error
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, True, instantiate=True)
-    return jaxpr, closed.consts
+    constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    _add_inner_constants(jaxpr, constants, set())
+    return jaxpr, constants
+
+
+def _add_inner_constants(jaxpr: Any, constants: dict[Any, Any], seen: set[int]) -> None:
+    for eqn in jaxpr.eqns:
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                opened = open_jaxpr(inner)
+                if opened is None or id(inner) in seen:
+                    continue
+                seen.add(id(inner))
+                if isinstance(inner, ClosedJaxpr):
+                    constants.update(zip(opened.constvars, inner.consts, strict=True))
+                _add_inner_constants(opened, constants, seen)
 
 
 def _trace_jitted(

@@ -23,9 +23,9 @@ from mfu_jax.flops.jaxpr_flow import (
     operand_dtype,
 )
 from mfu_jax.flops.jaxpr_rules import RULES
+from mfu_jax.flops.jaxpr_scores import Scores
 from mfu_jax.flops.known_values import constant, evaluate, scalar, trip_count
-from mfu_jax.flops.mask_patterns import Pattern
-from mfu_jax.flops.masks import Band, KeptPairs, kept_pairs, told_mask
+from mfu_jax.flops.masks import Band, KeptPairs
 from mfu_jax.flops.pallas_jaxpr import attention_kernel, kernel_cost
 from mfu_jax.flops.scopes import read_scope
 
@@ -64,28 +64,22 @@ _FREE = {
 _FREE |= {p.name for p in vars(primitives).values() if isinstance(p, Primitive)}
 
 
-# Of a product of scores; the cotangent that comes from a plain sum is a constant.
-_NO_PARAMETERS = {Origin.CONSTANT, Origin.ACTIVATION}
-
-
 class Walker:
     """Counts jaxprs; a jaxpr that occurs again in the same role is walked once."""
 
     def __init__(self) -> None:
         self.saw_checkpoint = False
         self.kernels: dict[str, set[int | None]] = {}  # None: not known to the last block
-        self.masks: dict[int, KeptPairs] = {}
-        self._bands: dict[int, tuple[Band, int, int]] = {}
-        self.score_sizes: dict[int, tuple[int, int]] = {}
+        self.scores = Scores()
         self._constants: dict[Any, Flow] = {}
         # The jaxpr is kept in the value, so that its id cannot come to mean another one.
         self._seen: dict[Any, tuple[Any, list[Flow], Tally]] = {}
 
-    def count(self, jaxpr: Any, constants: Sequence[Any]) -> Tally:
-        """The work of one run of a whole function."""
+    def count(self, jaxpr: Any, constants: Mapping[Any, Any]) -> Tally:
+        """The work of one run of a whole function, with the constants of all jaxprs in it."""
         self._constants = {
             variable: of_constant(constant(value), Origin.INPUT)
-            for variable, value in zip(jaxpr.constvars, constants, strict=True)
+            for variable, value in constants.items()
         }
         return self.walk(jaxpr, [INPUT] * len(jaxpr.invars))[1]
 
@@ -144,33 +138,13 @@ class Walker:
         return [everything] * len(eqn.outvars)
 
     def _elementwise(self, eqn: Any, flows: list[Flow]) -> Flow:
-        """A result whose elements come from those of the operands; masks are applied here."""
-        size = eqn.outvars[0].aval.size
-        result = join(flows, size)
-        for flow, variable in zip(flows, eqn.invars, strict=True):
-            pattern = flow.pattern
-            if result.scores and pattern and pattern.terms and _masks(eqn, pattern):
-                (a, _), (b, _) = pattern.terms
-                shape = variable.aval.shape
-                for score in result.scores:
-                    self.apply_mask(score.number, pattern.band, shape[a], shape[b])
-        if eqn.primitive.name == "mul" and len(result.scores) > 1:
-            # The softmax's gradient: where a probability is 0, its cotangent is not needed.
-            for mask in [self._bands[s.number] for s in result.scores if s.number in self._bands]:
-                for score in result.scores:
-                    self.apply_mask(score.number, *mask)
+        """A result whose elements come from those of the operands."""
+        result = join(flows, eqn.outvars[0].aval.size)
+        self.scores.follow(eqn, flows, result)
         return result._replace(
             known=evaluate(eqn, [flow.known for flow in flows]),
             pattern=mask_patterns.follow(eqn, [flow.pattern for flow in flows]),
         )
-
-    def apply_mask(self, number: int, band: Band, queries: int, keys: int) -> None:
-        """Takes out of a product of scores the pairs that a band drops."""
-        if number in self.masks and self.masks[number].told:
-            return
-        before, *_ = self._bands.get(number, (Band(),))
-        self._bands[number] = (before & band, queries, keys)
-        self.masks[number] = kept_pairs(before & band, queries, keys)
 
     def _matmul(self, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
         flops = {operand_dtype(eqn): RULES[eqn.primitive.name](eqn)}
@@ -190,11 +164,8 @@ class Walker:
         everything = join(flows)
         operands = flows[:2]
         made: frozenset[Score] = frozenset()
-        if not scores and {flow.origin for flow in operands} <= _NO_PARAMETERS:
-            scores = tuple(sorted({s.number for flow in operands for s in flow.scores}))
-            if not scores:
-                scores = (self.new_score(stack, _pair_sizes(eqn)),)
-                made = frozenset({Score(scores[0], eqn.outvars[0].aval.size)})
+        if not scores:
+            scores, made = self.scores.of_matmul(eqn, operands, stack)
         if phase == "forward" and "jvp(" not in stack and everything.gradient:
             phase = "optimizer"  # it needs a gradient and is not differentiated itself
         for dtype, amount in flops.items():
@@ -212,14 +183,6 @@ class Walker:
                 tally.flops[matmul] += amount
         gradient = everything.gradient or phase in ("backward", "rematerialized")
         return [Flow(Origin.ACTIVATION, gradient, scores=made)] * len(eqn.outvars)
-
-    def new_score(self, stack: str, sizes: tuple[int, int]) -> int:
-        """The number of a new product of scores of sizes (queries, keys)."""
-        number = len(self.score_sizes)
-        self.score_sizes[number] = sizes
-        if told := told_mask(stack):
-            self.masks[number] = told.kept(*sizes)
-        return number
 
     def _unknown_call(
         self, eqn: Any, inner: dict[str, tuple[Any, ...]], flow: Flow, stack: str, tally: Tally
@@ -290,10 +253,11 @@ def _pallas_call(
             tally.unaccounted[_unaccounted(eqn, stack, f"{cost.name}: {reason}")] += 1
         return walker.add_work(eqn, cost.flops, flows, stack, tally)
     all_pairs = cost.unskipped.total()
-    number = walker.new_score(stack, attention.sequence_sizes(eqn))
-    if number not in walker.masks and cost.flops.total() < all_pairs:
+    number = walker.scores.new(stack, attention.sequence_sizes(eqn))
+    masks = walker.scores.masks
+    if number not in masks and cost.flops.total() < all_pairs:
         ran = cost.flops.total()
-        walker.masks[number] = KeptPairs("blocks skipped by a kernel", ran, 2 * ran, all_pairs)
+        masks[number] = KeptPairs("blocks skipped by a kernel", ran, 2 * ran, all_pairs)
     flops = {d: n * attention.model // attention.executed for d, n in cost.unskipped.items()}
     return walker.add_work(eqn, flops, flows, stack, tally, scores=(number,))
 
@@ -332,9 +296,9 @@ def _fused_attention(
     walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
 ) -> list[Flow]:
     attention = attention_primitives.fused_attention(eqn)
-    number = walker.new_score(stack, attention.sizes)
+    number = walker.scores.new(stack, attention.sizes)
     if attention.band != Band():
-        walker.apply_mask(number, attention.band, *attention.sizes)
+        walker.scores.mask(number, attention.band, *attention.sizes)
     flops = {operand_dtype(eqn): attention.flops}
     return walker.add_work(eqn, flops, flows, stack, tally, scores=(number,))
 
@@ -365,26 +329,6 @@ _DESCENTS: dict[str, _Descent] = {
     "shard_map": _shard_map,
     "while": _while,
 }
-
-
-def _masks(eqn: Any, pattern: Pattern) -> bool:
-    """Whether an equation takes pairs out of scores by an operand of this pattern."""
-    name = eqn.primitive.name
-    if pattern.kind == "keeps":
-        return name in ("select_n", "mul")
-    return pattern.kind == "bias" and name == "add"
-
-
-def _pair_sizes(eqn: Any) -> tuple[int, int]:
-    """Queries and keys of a product of scores: equal free sizes, else the largest ones."""
-    if eqn.primitive.name != "dot_general":
-        return 1, 1
-    lhs, rhs = (v.aval.shape for v in eqn.invars)
-    (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
-    queries = [n for d, n in enumerate(lhs) if d not in (*lhs_contracted, *lhs_batch)]
-    keys = [n for d, n in enumerate(rhs) if d not in (*rhs_contracted, *rhs_batch)]
-    candidates = [(q, k) for q in queries or [1] for k in keys or [1]]
-    return max(candidates, key=lambda pair: (pair[0] == pair[1], pair[0] * pair[1]))
 
 
 def _is_batched(eqn: Any) -> bool:

@@ -18,7 +18,7 @@ _LARGEST_TABLE = 2**24  # elements
 
 
 class Table:
-    """A constant array of integers or booleans of the traced function, by identity."""
+    """A constant array of the traced function, by identity: integers, booleans, or a float mask."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values
@@ -27,12 +27,15 @@ class Table:
 def constant(value: Any) -> Known:
     """What is known of a constant: a scalar, a `Table`, or nothing."""
     shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
-    if shape == ():
+    if dtype is None or isinstance(value, np.generic):
         return scalar(value)
-    is_integer = dtype is not None and np.dtype(dtype).kind in "iub"
-    is_small = is_integer and np.prod(shape, dtype=object) <= _LARGEST_TABLE
+    kind = np.dtype(dtype).kind if isinstance(dtype, np.dtype | type) else "V"
+    # Floats on a device are parameters; one of the host may be a mask that is added to scores.
+    is_readable = kind in "iub" or (kind == "f" and isinstance(value, np.ndarray))
+    is_small = is_readable and np.prod(shape, dtype=object) <= _LARGEST_TABLE
     if is_small and getattr(value, "is_fully_addressable", True):
-        return Table(np.asarray(value))
+        values = np.asarray(value)
+        return Table(values) if shape else scalar(values)
     return None
 
 

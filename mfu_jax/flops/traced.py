@@ -13,7 +13,7 @@ from mfu_jax.flops import _jax_internals, linalg_rules  # noqa: F401  (registers
 from mfu_jax.flops.count import FlopCount
 from mfu_jax.flops.jaxpr_flow import Matmul, Tally, sort_operands
 from mfu_jax.flops.jaxpr_walk import Walker
-from mfu_jax.flops.masks import KeptPairs, told_around
+from mfu_jax.flops.masks import KeptPairs
 
 Convention = Literal["exact", "maxtext"]
 
@@ -172,11 +172,10 @@ def _summary(walker: Walker, tally: Tally) -> TracedCount:
 
 def _kept_pairs(walker: Walker, matmul: Matmul) -> KeptPairs | None:
     """What the mask over a matmul's scores keeps, as seen or told; None if there is none."""
-    seen = [walker.masks[number] for number in matmul.scores if number in walker.masks]
+    masks = walker.scores.masks
+    seen = [masks[number] for number in matmul.scores if number in masks]
     if seen:
         return min(seen, key=lambda kept: kept.exact * max(k.of for k in seen) // kept.of)
-    if matmul.scores and (told := told_around()):
-        return told.kept(*walker.score_sizes[matmul.scores[0]])
     return None
 
 

@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any
 
 from mfu_jax.flops.kernels import KernelCall, KernelCost, UnknownCost, register_kernel
-from mfu_jax.flops.mosaic_body import KernelBody, UnknownBodyError, kernel_body
+from mfu_jax.flops.mosaic_body import KernelBody, Table, UnknownBodyError, kernel_body
 from mfu_jax.flops.mosaic_walk import grid_flops
 
 
@@ -65,7 +65,7 @@ def _estimate(config: Mapping[str, Any]) -> int | None:
     return int(flops) if flops.isdecimal() else None
 
 
-def _scalar_table(call: KernelCall, index: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _scalar_table(call: KernelCall, index: int) -> Table:
     """Dimensions and values, in row-major order, of an operand that is a constant."""
     text = call.literal(index)
     if text is None:

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+Table = tuple[tuple[int, ...], tuple[int, ...]]  # dimensions, and values in row-major order
+
 
 class UnknownBodyError(Exception):
     """The kernel's FLOPs depend on data, or on an operation that is not known here."""
@@ -48,6 +50,8 @@ class KernelBody:
         matmuls: matmul operations in the body, as they are written.
         dtype: left operand's dtype of the first of them.
         makers: the operation that makes a value, by the value's number.
+        walked: FLOPs of the whole grid as far as they were found out, with the tables that were
+            read for it: a program calls one kernel in each of its layers.
     """
 
     grid: tuple[int, ...]
@@ -56,6 +60,7 @@ class KernelBody:
     matmuls: int = 0
     dtype: str = ""
     makers: dict[int, Op] = field(default_factory=dict)
+    walked: list[tuple[dict[int, Table], int]] = field(default_factory=list)
 
 
 @functools.lru_cache(maxsize=256)

@@ -6,14 +6,13 @@ causal or sparse mask skips cost nothing.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
 
-from mfu_jax.flops.mosaic_body import Block, KernelBody, Op, UnknownBodyError
+from mfu_jax.flops.mosaic_body import Block, KernelBody, Op, Table, UnknownBodyError
 
-ScalarTable = Callable[[int], tuple[tuple[int, ...], tuple[int, ...]]]
+ScalarTable = Callable[[int], Table]
 
 _MAX_GRID_STEPS = 1 << 20
 
@@ -30,6 +29,9 @@ def grid_flops(body: KernelBody, table: ScalarTable) -> int:
     """
     if not body.matmuls:
         return 0
+    for tables, flops in body.walked:
+        if all(table(index) == values for index, values in tables.items()):
+            return flops
     if any(steps < 0 for steps in body.grid):
         raise UnknownBodyError("its grid depends on data")
     deciding = _deciding_axes(body)
@@ -39,9 +41,11 @@ def grid_flops(body: KernelBody, table: ScalarTable) -> int:
     same = math.prod(n for i, n in enumerate(body.grid) if i not in deciding)
     walk = _Walk(body, table)
     try:
-        return same * sum(walk.step(indices) for indices in itertools.product(*steps))
+        flops = same * sum(walk.step(indices) for indices in itertools.product(*steps))
     except RecursionError:  # a damaged body, in which a value depends on itself
         raise UnknownBodyError("it skips blocks by values that are too far to follow") from None
+    body.walked.append((walk.tables, flops))
+    return flops
 
 
 def _deciding_axes(body: KernelBody) -> set[int]:
@@ -132,7 +136,8 @@ class _Walk:
 
     def __init__(self, body: KernelBody, table: ScalarTable) -> None:
         self.body = body
-        self.table = functools.lru_cache(maxsize=None)(table)
+        self.table = table
+        self.tables: dict[int, Table] = {}
         self.values: dict[int, int] = {}
         self.indices: tuple[int, ...] = ()
 
@@ -213,7 +218,10 @@ class _Walk:
         tables = arguments[first : first + self.body.prefetched]
         if op.operands[0] not in tables:
             raise UnknownBodyError("it skips blocks by values in memory")
-        dims, values = self.table(tables.index(op.operands[0]))
+        number = tables.index(op.operands[0])
+        if number not in self.tables:
+            self.tables[number] = self.table(number)
+        dims, values = self.tables[number]
         position = 0
         for size, index in zip(dims, op.operands[1:], strict=False):
             position = position * size + self.value(index)

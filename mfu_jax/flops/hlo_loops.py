@@ -25,10 +25,34 @@ from mfu_jax.flops.hlo_text import HloComputation, HloInstruction, HloModule
 _MAX_SIMULATED = 10_000  # iterations of a counter that grows other than by a constant
 _MAX_STEPS = 200_000  # instructions evaluated for one loop
 
+
+def _divide(a: int, b: int) -> int:
+    """Towards zero, as XLA has it."""
+    if b == 0:
+        raise UnknownValueError
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+def _shift_right(a: int, b: int) -> int:
+    if b < 0:
+        raise UnknownValueError
+    return a >> b
+
+
+def _shift_right_logical(a: int, b: int) -> int:
+    if a < 0:  # depends on how many bits it has
+        raise UnknownValueError
+    return _shift_right(a, b)
+
+
 _BINARY: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,
     "subtract": operator.sub,
     "multiply": operator.mul,
+    "divide": _divide,
+    "remainder": lambda a, b: a - b * _divide(a, b),
+    "shift-right-arithmetic": _shift_right,
+    "shift-right-logical": _shift_right_logical,
     "minimum": min,
     "maximum": max,
     "and": operator.and_,
@@ -164,6 +188,9 @@ class _Loop:
             return _BINARY[opcode](operand(0), operand(1))
         if opcode == "negate":
             return -operand(0)
+        if opcode == "sign":
+            value = operand(0)
+            return (value > 0) - (value < 0)
         if opcode == "select":
             return operand(1) if operand(0) else operand(2)
         if opcode == "compare" and instruction.attributes.get("direction") in _COMPARE:

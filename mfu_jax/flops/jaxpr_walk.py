@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,9 +23,10 @@ from mfu_jax.flops.jaxpr_flow import (
     of_constant,
     operand_dtype,
 )
+from mfu_jax.flops.jaxpr_loops import trip_count
 from mfu_jax.flops.jaxpr_rules import RULES
 from mfu_jax.flops.jaxpr_scores import Scores
-from mfu_jax.flops.known_values import constant, evaluate, scalar, trip_count
+from mfu_jax.flops.known_values import Known, constant, evaluate, scalar
 from mfu_jax.flops.masks import Band, KeptPairs
 from mfu_jax.flops.pallas_jaxpr import attention_kernel, kernel_cost
 from mfu_jax.flops.scopes import read_scope
@@ -37,9 +39,11 @@ _CALLS = {
     "composite",
     "compute_on",
     "custom_jvp_call",
+    "custom_partitioning",
     "custom_vjp_call",
     "custom_vmap_call",
     "jit",
+    "linear_call",
     "pjit",
     "remat2",
     "run_state",
@@ -71,16 +75,18 @@ class Walker:
         self.saw_checkpoint = False
         self.kernels: dict[str, set[int | None]] = {}  # None: not known to the last block
         self.scores = Scores()
-        self._constants: dict[Any, Flow] = {}
+        self.constants: dict[Any, Flow] = {}
+        self.known_constants: dict[Any, Known] = {}
         # The jaxpr is kept in the value, so that its id cannot come to mean another one.
         self._seen: dict[Any, tuple[Any, list[Flow], Tally]] = {}
 
     def count(self, jaxpr: Any, constants: Mapping[Any, Any]) -> Tally:
         """The work of one run of a whole function, with the constants of all jaxprs in it."""
-        self._constants = {
+        self.constants = {
             variable: of_constant(constant(value), Origin.INPUT)
             for variable, value in constants.items()
         }
+        self.known_constants = {v: flow.known for v, flow in self.constants.items()}
         return self.walk(jaxpr, [INPUT] * len(jaxpr.invars))[1]
 
     def walk(self, jaxpr: Any, flows: Sequence[Flow], stack: str = "") -> tuple[list[Flow], Tally]:
@@ -96,7 +102,7 @@ class Walker:
         return out_flows, tally
 
     def _walk(self, jaxpr: Any, flows: Sequence[Flow], stack: str) -> tuple[list[Flow], Tally]:
-        env = {variable: self._constants.get(variable, INPUT) for variable in jaxpr.constvars}
+        env = {variable: self.constants.get(variable, INPUT) for variable in jaxpr.constvars}
         env.update(zip(jaxpr.invars, flows, strict=True))
 
         def read(atom: Any) -> Flow:
@@ -229,9 +235,11 @@ def _while(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
     out_flows, body = _loop(walker, body_jaxpr, flows[cond_consts:], body_consts, carries, stack)
     _, test = walker.walk(condition, [*flows[:cond_consts], *out_flows], stack)
     known = [flow.known for flow in flows]
-    trips = trip_count(condition, body_jaxpr, known, cond_consts, body_consts)
-    tally.add(body, 1 if trips is None else trips)
-    tally.add(test, 1 if trips is None else trips + 1)
+    consts = walker.known_constants
+    trips = trip_count(condition, body_jaxpr, known, cond_consts, body_consts, consts)
+    runs = 1 if trips is None else trips
+    tally.add(body, runs)
+    tally.add(test, runs + 1)
     if trips is None and (body.flops or test.flops or body.unaccounted or test.unaccounted):
         reason = (
             "a while loop whose trip count depends on data: its body was counted once; use scan "
@@ -269,7 +277,11 @@ def _cond(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally)
         branches = (branches[min(max(index.known, 0), len(branches) - 1)],)
     runs = [walker.walk(branch, operands, stack) for branch in branches]
     totals = [body.total for _, body in runs]
-    tally.add(max((body for _, body in runs), key=lambda body: body.total))
+    dearest = max((body for _, body in runs), key=lambda body: body.total)
+    unknown: Counter[Unaccounted] = Counter()
+    for _, body in runs:  # what is not known may be in any of them
+        unknown |= body.unaccounted
+    tally.add(Tally(dearest.flops, unknown))
     if len(set(totals)) > 1:
         reason = (
             f"the branches cost {', '.join(map(str, totals))} FLOPs; which one runs depends on "

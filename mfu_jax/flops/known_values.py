@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from jax.extend.core import Literal
 
 Known = Any  # or None: not known
 
@@ -101,60 +100,3 @@ def evaluate(eqn: Any, known: Sequence[Known]) -> Known:
     else:
         return None
     return result if np.ndim(result) else np.asarray(result).item()
-
-
-def trip_count(
-    condition: Any, body: Any, known: Sequence[Known], cond_consts: int, body_consts: int
-) -> Known:
-    """How often a `while` runs, where its condition compares a counter with a known bound.
-
-    Args:
-        condition: the open jaxpr (constants, carry) → bool.
-        body: the open jaxpr (constants, carry) → carry.
-        known: of the condition's constants, the body's constants, the initial carry.
-    """
-    carry = known[cond_consts + body_consts :]
-    carry_in, carry_out = body.invars[body_consts:], body.outvars
-    test = next((e for e in condition.eqns if condition.outvars[0] in e.outvars), None)
-    if test is None or test.primitive.name not in ("lt", "le", "gt", "ge"):
-        return None
-    start: Known
-    step: Known
-    starts, steps = [], []
-    for atom in test.invars:
-        if isinstance(atom, Literal):
-            start, step = scalar(atom.val), 0
-        elif atom not in condition.invars:
-            return None
-        elif (i := condition.invars.index(atom)) < cond_consts:
-            start, step = known[i], 0
-        else:
-            i -= cond_consts
-            start, step = carry[i], _step(body, carry_in[i], carry_out[i])
-        if start is None or step is None:
-            return None
-        starts.append(start)
-        steps.append(step)
-    # The distance (a − b) changes by the same amount in every iteration.
-    distance, change = starts[0] - starts[1], steps[0] - steps[1]
-    name = test.primitive.name
-    if change == 0 or (change > 0) != (name in ("lt", "le")):
-        return None  # it never gets to its bound
-    trips = -(distance // change) if name in ("lt", "gt") else -distance // change + 1
-    trips = np.maximum(trips, 0)
-    return trips.astype(np.int64) if np.ndim(trips) else int(trips)
-
-
-def _step(body: Any, carry_in: Any, carry_out: Any) -> Any | None:
-    """By how much the body changes this scalar of its carry, if by a constant."""
-    if carry_in is carry_out:
-        return 0
-    for eqn in body.eqns:
-        if carry_out in eqn.outvars and eqn.primitive.name in ("add", "sub"):
-            a, b = eqn.invars
-            if a is carry_in and isinstance(b, Literal):
-                amount = scalar(b.val)
-                return -amount if amount is not None and eqn.primitive.name == "sub" else amount
-            if b is carry_in and isinstance(a, Literal) and eqn.primitive.name == "add":
-                return scalar(a.val)
-    return None

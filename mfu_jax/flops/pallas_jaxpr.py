@@ -18,8 +18,9 @@ from jax.extend.core import Literal
 
 from mfu_jax.flops import _jax_internals
 from mfu_jax.flops.jaxpr_flow import operand_dtype
+from mfu_jax.flops.jaxpr_loops import trip_count
 from mfu_jax.flops.jaxpr_rules import RULES
-from mfu_jax.flops.known_values import Known, Table, evaluate, scalar, trip_count
+from mfu_jax.flops.known_values import Known, Table, evaluate, scalar
 
 # Matmuls of Mosaic GPU kernels, whose operands are memory references without a shape of their own.
 _OPAQUE = {"wgmma", "wgmma_ref", "tcgen05_mma"}

@@ -113,7 +113,7 @@ def test_without_a_model_the_time_is_of_each_billion_parameters(
     assert run["seconds"] == pytest.approx(9e22 / (0.4e15 * 16384))
     assert cli.main(["project", *numbers]) == 0
     assert "for every 1e9 parameters" in capsys.readouterr().out
-    # A time beside them: what model it is enough for. 86400 s · 0.4e15 · 16384 / (6 · 15e12) = 6.29e9
+    # With a time: the model it is enough for. 86400 s · 0.4e15 · 16384 / (6 · 15e12) = 6.29e9
     assert cli.main(["project", *numbers, "days=1"]) == 0
     assert "(6.2915e+09 parameters, 6N (no attention): solved for)" in capsys.readouterr().out
 

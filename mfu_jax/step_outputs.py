@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -80,13 +82,18 @@ def _places(value: Any, path: tuple[Any, ...], depth: int) -> Iterator[tuple[tup
 
 
 def _of_mapping(path: tuple[Any, ...], value: Mapping[Any, Any]) -> Selection:
-    names = [k for k, v in value.items() if isinstance(v, Mapping) or _is_scalar(v)]
+    names = {str(k): k for k, v in value.items() if isinstance(v, Mapping) or _is_scalar(v)}
+    get = _getter(path)
 
     def read(out: Any) -> Metrics:
-        found = _at(out, path)
-        return {str(name): found[name] for name in names}
+        found = get(out)
+        return {name: found[key] for name, key in names.items()}
 
-    return Selection(read, f"{_shown(path)}: {', '.join(map(str, names))}")
+    # Read in every step, with cold caches: where all of it is metrics, one copy is faster.
+    whole = type(value) is dict and list(names) == list(value)
+    return Selection(
+        (lambda out: get(out).copy()) if whole else read, f"{_shown(path)}: {', '.join(names)}"
+    )
 
 
 def _of_attributes(path: tuple[Any, ...], value: Any) -> Selection:
@@ -214,6 +221,10 @@ def _at(out: Any, path: tuple[Any, ...]) -> Any:
     for index in path:
         out = out[index]
     return out
+
+
+def _getter(path: tuple[Any, ...]) -> Callable[[Any], Any]:
+    return operator.itemgetter(path[0]) if len(path) == 1 else functools.partial(_at, path=path)
 
 
 def _shown(path: tuple[Any, ...]) -> str:

@@ -267,7 +267,8 @@ def _pallas_call(
         ran = cost.flops.total()
         masks[number] = KeptPairs("blocks skipped by a kernel", ran, 2 * ran, all_pairs)
     flops = {d: n * attention.model // attention.executed for d, n in cost.unskipped.items()}
-    return walker.add_work(eqn, flops, flows, stack, tally, scores=(number,))
+    arrays = flows[eqn.params["grid_mapping"].num_index_operands :]  # after the tables of a mask
+    return walker.add_work(eqn, flops, arrays, stack, tally, scores=(number,))
 
 
 def _cond(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
@@ -312,7 +313,7 @@ def _fused_attention(
     if attention.band != Band():
         walker.scores.mask(number, attention.band, *attention.sizes)
     flops = {operand_dtype(eqn): attention.flops}
-    return walker.add_work(eqn, flops, flows, stack, tally, scores=(number,))
+    return walker.add_work(eqn, flops, arrays, stack, tally, scores=(number,))
 
 
 def _linear_solve(

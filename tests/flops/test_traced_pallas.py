@@ -131,6 +131,7 @@ def test_splash_attention(fused):
     assert count.forward == 2 * PAIRS
     rows = 2 * B * H * S * D  # Σ o·do of every row, written as an einsum beside the kernels
     assert count.backward == 4 * PAIRS + rows
+    assert count.activations == count.total  # the mask's tables, its first operands, are no weights
     # Blocks of 256: 10 of 16 are on or below the diagonal.
     executed = pallas_kernel_flops(fn, *arguments)
     products = (2, 5) if fused else (2, 3, 4)

@@ -1,0 +1,18 @@
+"""The examples of pages that are written as doctests."""
+
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.mark.parametrize("page", ["traced.md"])
+def test_every_example_of_a_page_gives_what_it_says(page: str) -> None:
+    # A fence that closes a block would be read as the last line of its output: blank line before.
+    results = doctest.testfile(str(DOCS / page), module_relative=False)
+    assert results.attempted > 10
+    assert results.failed == 0

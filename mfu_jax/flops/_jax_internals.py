@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -105,6 +106,8 @@ def _add_inner_constants(jaxpr: Any, constants: dict[Any, Any], seen: set[int]) 
 def _trace_jitted(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any | None:
+    if isinstance(fn, types.MethodType):  # a jitted method has its function's trace, without self
+        fn, args = fn.__func__, (fn.__self__, *args)
     jax_trace = getattr(fn, "trace", None)
     if jax_trace is None or not hasattr(fn, "lower"):
         return None
@@ -124,7 +127,9 @@ def _trace_plain(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
         merged = [next(given) if _is_array_like(leaf) else leaf for leaf in leaves]
         call_args, call_kwargs = jax.tree.unflatten(tree, merged)
         out = fn(*call_args, **call_kwargs)
-        return [leaf for leaf in jax.tree.leaves(out) if _is_array_like(leaf)]
+        # The arguments, too: a Flax NNX model is changed in place by its training step.
+        results = jax.tree.leaves((out, call_args, call_kwargs))
+        return [leaf for leaf in results if _is_array_like(leaf)]
 
     return jax.make_jaxpr(call)(dynamic)
 

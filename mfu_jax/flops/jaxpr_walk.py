@@ -216,12 +216,18 @@ def _scan(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally)
 def _loop(
     walker: Walker, jaxpr: Any, flows: Sequence[Flow], consts: int, carries: int, stack: str
 ) -> tuple[list[Flow], Tally]:
-    """One run of a loop's body, with what its carry is in every iteration."""
+    """One run of a loop's body, with what its carry is in every iteration.
+
+    Weights that one iteration has updated are weights to the next one, and no gradients.
+    """
     carry = list(flows[consts : consts + carries])
     rest = list(flows[consts + carries :])
     while True:
         out_flows, body = walker.walk(jaxpr, [*flows[:consts], *carry, *rest], stack)
-        widened = [either(a, b) for a, b in zip(carry, out_flows[:carries], strict=True)]
+        widened = [
+            either(before, after)._replace(gradient=before.gradient)
+            for before, after in zip(carry, out_flows[:carries], strict=True)
+        ]
         if widened == carry:
             return out_flows, body
         carry = widened
@@ -313,7 +319,7 @@ def _fused_attention(
     if attention.band != Band():
         walker.scores.mask(number, attention.band, *attention.sizes)
     flops = {operand_dtype(eqn): attention.flops}
-    return walker.add_work(eqn, flops, arrays, stack, tally, scores=(number,))
+    return walker.add_work(eqn, flops, flows, stack, tally, scores=(number,))
 
 
 def _linear_solve(

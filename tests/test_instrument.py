@@ -4,63 +4,29 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from instrumented import (
+    PEAK,
+    STEP_FLOPS,
+    B,
+    Compilations,
+    D,
+    F,
+    Memory,
+    batch,
+    make_state,
+    run,
+    train_step,
+)
 from jax.sharding import NamedSharding, PartitionSpec
 
 import mfu_jax
-from mfu_jax.errors import UserError
-from mfu_jax.sinks import Sink, StepRecord
-from mfu_jax.summary import Summary
-
-PEAK = {"peak_tflops_per_device": 0.001}
-
-# x[B, D] @ w1[D, F] @ w2[F, E]; training needs no gradient of x, so the first layer costs 2 × and
-# the second 3 × its forward: 2·B·D·F·2 + 2·B·F·E·3.
-B, D, F, E = 4, 8, 16, 2
-STEP_FLOPS = 2 * B * D * F * 2 + 2 * B * F * E * 3
-
-
-class Memory(Sink):
-    """Keeps everything that a sink is given."""
-
-    keeps_every_step = True
-
-    def __init__(self) -> None:
-        self.records: list[StepRecord] = []
-        self.texts: dict[str, str] = {}
-        self.summary: Summary | None = None
-
-    def write(self, record: StepRecord) -> None:
-        self.records.append(record)
-
-    def write_text(self, tag: str, text: str) -> None:
-        self.texts[tag] = text
-
-    def write_summary(self, summary: Summary) -> None:
-        self.summary = summary
-
-    def column(self, name: str) -> list[float]:
-        return [record.scalars[name] for record in self.records]
-
-
-class Compilations:
-    """Names of the executables that JAX makes."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def __call__(self, event: str, seconds: float, **details: Any) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            self.names.append(str(details.get("fun_name")))
-
-    def of(self, name: str) -> int:
-        return self.names.count(f"jit({name})")
 
 
 @pytest.fixture
@@ -70,31 +36,6 @@ def compilations() -> Iterator[Compilations]:
     jax.monitoring.register_event_duration_secs_listener(seen)
     yield seen
     jax.monitoring.unregister_event_duration_listener(seen)
-
-
-def train_step(state: Any, x: jax.Array, scale: float = 1.0) -> tuple[Any, dict[str, jax.Array]]:
-    def loss(weights: Any) -> jax.Array:
-        return scale * jnp.mean((jnp.tanh(x @ weights["w1"]) @ weights["w2"]) ** 2)
-
-    value, gradient = jax.value_and_grad(loss)(state)
-    return jax.tree.map(lambda w, g: w - 0.1 * g, state, gradient), {"loss": value}
-
-
-def make_state() -> dict[str, jax.Array]:
-    one, two = jax.random.split(jax.random.key(0))
-    return {"w1": jax.random.normal(one, (D, F)), "w2": jax.random.normal(two, (F, E))}
-
-
-def batch(rows: int = B) -> jax.Array:
-    return jnp.arange(rows * D, dtype=jnp.float32).reshape(rows, D) / 100
-
-
-def run(step: Callable[..., Any], steps: int = 4) -> list[Any]:
-    state, outputs = make_state(), []
-    for _ in range(steps):
-        state, metrics = step(state, batch())
-        outputs.append(jax.tree.map(np.asarray, (state, metrics)))
-    return outputs
 
 
 def test_counts_model_and_executed_flops_of_a_step() -> None:
@@ -312,101 +253,3 @@ def test_switched_off_it_only_calls_the_step() -> None:
     assert step.close() is None
     assert calls == [3]
     assert threading.active_count() == threads
-
-
-def test_steps_with_nothing_to_log_are_timed_all_the_same() -> None:
-    memory = Memory()
-
-    def grow(state: jax.Array) -> jax.Array:
-        return state @ state * 1e-3
-
-    step = mfu_jax.instrument(jax.jit(grow, donate_argnums=0), sinks=[memory], **PEAK)
-    state = jnp.ones((8, 8))
-    for _ in range(3):
-        state = step(state)
-    step.close()
-    assert [r.scalars["perf/per_device_tflops"] * 1e12 for r in memory.records] == [2 * 8**3] * 3
-    assert not any(name.startswith("learning/") for name in memory.records[0].scalars)
-
-
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        (lambda a: {"loss": a, "grads": jnp.ones(3)}, {"loss"}),
-        (lambda a: (jnp.ones((2, 2)), {"loss": a, "accuracy": a}), {"loss", "accuracy"}),
-        (lambda a: (jnp.ones(3), jnp.int32(1), a), {"output_1", "loss"}),
-        (lambda a: ((a, {"x": a}), jnp.ones(3)), {"loss"}),
-        (lambda a: (jnp.ones(3), {"train_loss": a, "big": jnp.ones(3)}), {"train_loss"}),
-        (lambda a: a, {"loss"}),
-    ],
-)
-def test_metrics_are_found_in_the_output(output: Callable[..., Any], expected: set[str]) -> None:
-    memory = Memory()
-    step = mfu_jax.instrument(jax.jit(output), sinks=[memory], **PEAK)
-    step(jnp.float32(0.5))
-    step.close()
-    found = {n for n in memory.records[0].scalars if n.startswith("learning/")}
-    assert found == {f"learning/{name}" for name in expected}
-
-
-def test_metrics_as_told() -> None:
-    memory = Memory()
-    step = mfu_jax.instrument(
-        jax.jit(train_step), metrics=lambda out: {"mine": out[1]["loss"]}, sinks=[memory], **PEAK
-    )
-    outputs = run(step)
-    step.close()
-    assert memory.column("learning/mine") == [float(metrics["loss"]) for _, metrics in outputs]
-
-
-def test_two_functions_are_parts_of_one_step() -> None:
-    memory = Memory()
-    logger = mfu_jax.MetricLogger(sinks=[memory], warmup_steps=0)
-    critic = mfu_jax.instrument(jax.jit(train_step), logger=logger, **PEAK)
-    actor = mfu_jax.instrument(jax.jit(train_step), logger=logger, **PEAK)
-    actor.__name__ = "actor"
-    state = make_state()
-    for _ in range(2):
-        with logger.step() as step:
-            critic(state, batch())
-            critic(state, batch())
-            actor(state, batch(8))
-            step.log(loss=1.5)
-    logger.close()
-    assert memory.column("perf/per_device_tflops") == [4 * STEP_FLOPS / 1e12] * 2
-    assert memory.column("learning/loss") == [1.5, 1.5]
-    assert {"learning/train_step/loss", "learning/actor/loss"} < set(memory.records[0].scalars)
-
-
-def raises(*parts: str) -> Any:
-    return pytest.raises(UserError, match="(?s)" + ".*".join(parts))
-
-
-def test_errors_say_what_to_do() -> None:
-    step = mfu_jax.instrument(jax.jit(train_step), sinks=[], **PEAK)
-    with raises("logged no call", "expected", "usually", "use what instrument"):
-        _ = step.flops
-    run(step, 1)
-    step.close()
-    with raises("called after close", "expected", "usually", "close it after"):
-        step(make_state(), batch())
-    with raises("given int", "expected the function", "usually", "pass the jitted"):
-        mfu_jax.instrument(3)
-    with raises("'log_perod'", "did you mean 'log_period'", "expected", "usually"):
-        mfu_jax.instrument(train_step, log_perod=3)
-    with raises("flops_source='trace'", "traced, analytic, value", "did you mean 'traced'"):
-        mfu_jax.instrument(train_step, flops_source="trace")
-    with raises("both given", "expected", "usually", "pass it to MetricLogger"):
-        mfu_jax.instrument(train_step, logger=object(), log_period=3)
-
-
-def test_functions_that_cannot_be_jitted_say_so() -> None:
-    step = mfu_jax.instrument(lambda x: float(x.sum()), sinks=[], **PEAK)
-    with raises("cannot be jitted", "expected", "usually", "with logger.step"):
-        step(batch())
-
-
-def test_a_call_inside_of_another_trace_says_so() -> None:
-    step = mfu_jax.instrument(jax.jit(train_step), sinks=[], **PEAK)
-    with raises("while JAX traces", "expected", "usually", "outermost"):
-        jax.jit(step)(make_state(), batch())

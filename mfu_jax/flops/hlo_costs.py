@@ -30,6 +30,12 @@ _NO_MATMULS = {
     "cholesky": "runs as a library routine of about n³/3",
     "triangular-solve": "runs as a library routine of about n²·m",
 }
+# Instructions that neither compute nor move anything, which are most of a program.
+_NOTHING = frozenset("parameter constant get-tuple-element tuple bitcast".split())
+# In a fusion these do not, either.
+_NOTHING_IN_FUSIONS = _NOTHING | frozenset(
+    "broadcast copy transpose reshape slice pad iota".split()
+)
 _REDUCER_DEPTH = 16
 
 
@@ -88,8 +94,11 @@ class CostReader:
     def read(self, computation: HloComputation, *, fused: bool) -> LocalCost:
         """The local cost of a computation; a fused one has no HBM traffic of its own."""
         local = LocalCost()
+        nothing = _NOTHING_IN_FUSIONS if fused else _NOTHING
         for instruction in computation.instructions.values():
             opcode = instruction.opcode
+            if opcode in nothing:
+                continue
             base = opcode.removesuffix("-start")
             if base in MATMULS:
                 flops = MATMULS[base](computation, instruction)

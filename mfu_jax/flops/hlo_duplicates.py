@@ -25,15 +25,47 @@ def duplicates(module: HloModule, places: Iterable[Place]) -> list[HloInstructio
         if op_name := instruction.op_name:
             alike[op_name, instruction.shape.dims].append((computation, instruction))
     repeated = []
-    for group in alike.values():
-        seen = set()
-        for computation, instruction in group if len(group) > 1 else ():
+    for places_alike in alike.values():
+        if len(places_alike) < 2:
+            continue
+        # Unrolled layers look alike; their first operands tell most of them apart.
+        groups: dict[Hashable, list[tuple[Frame, HloInstruction]]] = defaultdict(list)
+        for computation, instruction in places_alike:
             frame = _frame_in_fusions(module, computation)
-            value = _value(module, frame, instruction, {}, 0)
-            if value in seen:
-                repeated.append(instruction)
-            seen.add(value)
+            groups[_first_leaf(module, frame, instruction)].append((frame, instruction))
+        for group in groups.values():
+            seen = set()
+            for frame, instruction in group if len(group) > 1 else ():
+                value = _value(module, frame, instruction, {}, 0)
+                if value in seen:
+                    repeated.append(instruction)
+                seen.add(value)
     return repeated
+
+
+def _first_leaf(module: HloModule, frame: Frame, instruction: HloInstruction) -> Hashable:
+    """Where the first operands of first operands end: the same for equal values."""
+    for _ in range(MAX_DEPTH):
+        if frame.arguments is None:
+            while instruction.opcode in _SAME_VALUE and instruction.operands:
+                instruction = frame.computation.operand(instruction, 0)
+            return (frame.computation.name, instruction.name)
+        if instruction.opcode == "parameter" and instruction.operand_text.isdecimal():
+            number = int(instruction.operand_text)
+            if number >= len(frame.arguments):
+                break
+            frame, instruction = frame.arguments[number]
+        elif instruction.opcode == "fusion":
+            try:
+                frame = enter(module, frame, instruction)
+            except UnknownValueError:
+                break
+            instruction = frame.computation.root
+        elif instruction.operands:
+            instruction = frame.computation.operand(instruction, 0)
+        else:
+            return (instruction.opcode, instruction.operand_text)
+    return None
 
 
 def _frame_in_fusions(module: HloModule, computation: HloComputation) -> Frame:

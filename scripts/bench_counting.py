@@ -2,12 +2,15 @@
 
     python scripts/bench_counting.py [--megabytes=100] [--layers=48]
 
-The long programs are a recorded one with its body repeated, so that every line is a real one.
+The unrolled model has layers of width 1024 over 1024 tokens; where libtpu is installed, it is
+compiled for a TPU v5e, too. The long programs are a recorded one with its body repeated, so that
+every line is a real one.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import lzma
 import os
@@ -15,9 +18,11 @@ import sys
 import time
 from pathlib import Path
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "flops"))
+import record_programs  # noqa: E402
+
+os.environ.update({**record_programs.TPU_ENVIRONMENT, **os.environ})
 
 from mfu_jax.flops.executed import executed_flops  # noqa: E402
 
@@ -32,7 +37,8 @@ def main() -> None:
     arguments = parser.parse_args()
     print("| program | text | compile | parse and count | of the compile time |")
     print("| --- | ---: | ---: | ---: | ---: |")
-    _unrolled(arguments.layers)
+    for platform in ("cpu", "v5e") if importlib.util.find_spec("libtpu") else ("cpu",):
+        _unrolled(platform, arguments.layers)
     for name in ("v5p_llama70b", "v5e_resnet50", "h100_resnet50"):
         about = json.loads((PROGRAMS / f"{name}.json").read_text())
         _row(name, _recorded(name), about["compile_seconds"])
@@ -47,16 +53,26 @@ def main() -> None:
         size *= 10
 
 
-def _unrolled(layers: int) -> None:
+def _unrolled(platform: str, layers: int) -> None:
     import jax
-    from reference_model import Shape, reference_step
+    import program_list
+    from reference_model import Shape
 
-    step, shapes = reference_step(Shape(L=layers, scan=False, remat="full"))
-    lowered = jax.jit(step).lower(*shapes)
+    shape = Shape(
+        **dict(B=8, S=1024, D=1024, F=4096, V=32768, H=16, K=16),
+        L=layers,
+        scan=False,
+        remat="full",
+        dtype="bfloat16",
+    )
+    program = program_list.transformer(platform, shape)
+    function, shapes = program.build(record_programs.devices(platform))
+    lowered = jax.jit(function).lower(*shapes)
     started = time.perf_counter()
     compiled = lowered.compile()
     seconds = time.perf_counter() - started
-    _row(f"{layers} layers unrolled, full remat, CPU", compiled.as_text() or "", seconds)
+    name = f"{layers} layers unrolled, full remat, {platform}"
+    _row(name, compiled.as_text() or "", seconds)
 
 
 def _row(name: str, text: str, compile_seconds: float) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "flops"))
 
-_TPU_ENVIRONMENT = {
+TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -118,7 +118,7 @@ def main() -> int:
 
 def _record_apart(platform: str, names: list[str], out: Path) -> list[str]:
     """Records in another process; after a crash, goes on with the next program in a new one."""
-    environment = {**os.environ, **_ENVIRONMENT.get(platform, _TPU_ENVIRONMENT)}
+    environment = {**os.environ, **_ENVIRONMENT.get(platform, TPU_ENVIRONMENT)}
     failed = []
     while names:
         command = [sys.executable, __file__, f"--out={out}", "--here", *names]

@@ -59,7 +59,13 @@ def _unrolled(platform: str, layers: int) -> None:
     from reference_model import Shape
 
     shape = Shape(
-        **dict(B=8, S=1024, D=1024, F=4096, V=32768, H=16, K=16),
+        B=8,
+        S=1024,
+        D=1024,
+        F=4096,
+        V=32768,
+        H=16,
+        K=16,
         L=layers,
         scan=False,
         remat="full",

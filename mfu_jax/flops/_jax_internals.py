@@ -107,7 +107,8 @@ def _trace_jitted(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any | None:
     if isinstance(fn, types.MethodType):  # a jitted method has its function's trace, without self
-        fn, args = fn.__func__, (fn.__self__, *args)
+        args = (fn.__self__, *args)
+        fn = fn.__func__
     jax_trace = getattr(fn, "trace", None)
     if jax_trace is None or not hasattr(fn, "lower"):
         return None

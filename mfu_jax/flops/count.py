@@ -36,7 +36,8 @@ class FlopCount:
     """Matmul FLOPs (2·m·n·k each) of one call of one program, split by what they are for.
 
     All numbers are Python ints. `rematerialized` is the forward work that is done again in the
-    backward pass because of `jax.checkpoint`. `other` is work that belongs to no known phase.
+    backward pass because of `jax.checkpoint`. `optimizer` is work on gradients (Muon's matmuls),
+    `other` work that belongs to no known phase.
     `by_scope` maps `jax.named_scope` paths to FLOPs, `by_dtype` operand dtypes (``bf16``) to FLOPs;
     each of the two sums to everything counted.
     """

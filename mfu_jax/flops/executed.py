@@ -23,9 +23,10 @@ from mfu_jax.flops.collectives import Collective
 from mfu_jax.flops.count import FlopCount, Unaccounted
 from mfu_jax.flops.hlo_costs import Call, CostReader, KernelFlops, LocalCost, Matmul
 from mfu_jax.flops.hlo_duplicates import duplicates
+from mfu_jax.flops.hlo_gradients import gradient_users
 from mfu_jax.flops.hlo_names import inferred_op_name
 from mfu_jax.flops.hlo_text import HloModule, HloParseError, parse_hlo
-from mfu_jax.flops.scopes import read_scope
+from mfu_jax.flops.scopes import Scope, read_scope
 
 
 class HasText(Protocol):
@@ -169,8 +170,7 @@ class _Sums:
     kernels_once: int = 0
     kernels_xla: int = 0
 
-    def add(self, matmul: Matmul, op_name: str, runs: int, once: int) -> None:
-        scope = read_scope(op_name)
+    def add(self, matmul: Matmul, scope: Scope, runs: int, once: int) -> None:
         if matmul.attention and scope.phase != "rematerialized":
             self.attention_kernels += runs * (matmul.flops - matmul.rematerialized)
         self.phases[scope.phase] += runs * (matmul.flops - matmul.rematerialized)
@@ -205,18 +205,24 @@ class _Counter:
         context: dict[str, str] = defaultdict(str)  # op_name of a computation's caller
         entry = self.module.entry.name
         times[entry] = once[entry] = 1
-        sums = _Sums()
+        found: list[tuple[Matmul, str, int, int]] = []
+        untaken: dict[str, int] = defaultdict(int)  # runs, at most, of branches not counted
         unaccounted: list[Unaccounted] = []
         collectives: list[Collective] = []
         flags: list[Flag] = []
         elementwise = elementwise_once = hbm_bytes = 0
         for name in reversed(order):
-            if not once[name]:
-                continue  # only in branches that are not taken
             runs, local = times[name], self.locals[name]
+            most = runs + untaken[name]
+            unaccounted += [dataclasses.replace(u, times=most * u.times) for u in local.unaccounted]
+            for call in local.calls:
+                for callee, factor in set(call.callees) - set(self._taken(call) if runs else ()):
+                    untaken[callee] += most * factor
+            if not once[name]:
+                continue
             for matmul in local.matmuls:
                 op_name = self._op_name(name, matmul, context[name])
-                sums.add(matmul, op_name, runs, once[name])
+                found.append((matmul, op_name, runs, once[name]))
             for call in local.calls:
                 op_name = call.instruction.op_name or context[name]
                 for callee, factor in self._taken(call):
@@ -226,11 +232,11 @@ class _Counter:
                 if text := self._branches(call):
                     flags.append(Flag(text=text, times=runs))
             flags += [Flag(text=note, times=runs) for note in local.notes]
-            unaccounted += [dataclasses.replace(u, times=runs * u.times) for u in local.unaccounted]
             collectives += [dataclasses.replace(c, times=runs * c.times) for c in local.collectives]
             elementwise += runs * local.elementwise
             elementwise_once += once[name] * local.elementwise
             hbm_bytes += runs * local.hbm_bytes
+        sums = self._sums(found)
         return ExecutedCount(
             forward=sums.phases["forward"],
             backward=sums.phases["backward"],
@@ -252,6 +258,28 @@ class _Counter:
             elementwise_once=elementwise_once,
             flags=tuple(flags),
         )
+
+    def _sums(self, found: list[tuple[Matmul, str, int, int]]) -> _Sums:
+        """The matmuls (each with its op_name, runs, and runs with loops counted once), by sort."""
+        scopes = [read_scope(op_name) for _, op_name, _, _ in found]
+        backward = {
+            id(matmul.instruction)
+            for (matmul, *_), scope in zip(found, scopes, strict=True)
+            if scope.phase in ("backward", "rematerialized")
+        }
+        undifferentiated = [
+            scope.phase == "forward" and "jvp(" not in op_name
+            for (_, op_name, _, _), scope in zip(found, scopes, strict=True)
+        ]
+        users = gradient_users(self.module, backward) if backward and any(undifferentiated) else ()
+        sums = _Sums()
+        for (matmul, _, runs, once), scope, is_plain in zip(
+            found, scopes, undifferentiated, strict=True
+        ):
+            if is_plain and id(matmul.instruction) in users:
+                scope = scope._replace(phase="optimizer")
+            sums.add(matmul, scope, runs, once)
+        return sums
 
     def _bottom_up_order(self) -> list[str]:
         """Names of the reachable computations, callees before callers."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from mfu_jax.flops.executed import executed_flops
 from mfu_jax.flops.traced import count_model_flops
 
 B, D, F = 4, 8, 16
@@ -29,6 +30,10 @@ def loss(w, x):
 
 def phases(count):
     return count.forward, count.backward, count.rematerialized, count.optimizer
+
+
+def compiled(fn, *args):
+    return executed_flops(jax.jit(fn).lower(*args).compile())
 
 
 class Mlp(nnx.Module):
@@ -83,8 +88,9 @@ def test_training_loops_whose_rollouts_are_not_differentiated():
 
         return jax.lax.scan(update, w, xs)
 
-    count = count_model_flops(train, W, shape(5, B, D))
-    assert phases(count) == (5 * (3 + 2 * 2) * ONE, 5 * 2 * 3 * ONE, 0, 0)
+    for counted in (count_model_flops, compiled):
+        count = counted(train, W, shape(5, B, D))
+        assert phases(count) == (5 * (3 + 2 * 2) * ONE, 5 * 2 * 3 * ONE, 0, 0)
 
 
 def orthogonalised(gradient):
@@ -97,8 +103,9 @@ def test_orthogonalised_momentum_in_steps_of_a_scan():
         momentum = 0.9 * momentum + jax.grad(loss)(w, x)
         return (w - orthogonalised(momentum), momentum), None
 
-    count = count_model_flops(lambda c, xs: jax.lax.scan(step, c, xs), (W, W), shape(4, B, D))
-    assert phases(count) == (4 * 2 * ONE, 4 * 3 * ONE, 0, 4 * 5 * 2 * SQUARE)
+    for counted in (count_model_flops, compiled):
+        count = counted(lambda c, xs: jax.lax.scan(step, c, xs), (W, W), shape(4, B, D))
+        assert phases(count) == (4 * 2 * ONE, 4 * 3 * ONE, 0, 4 * 5 * 2 * SQUARE)
 
 
 def test_accumulated_gradients_belong_to_the_optimizer():
@@ -109,5 +116,45 @@ def test_accumulated_gradients_belong_to_the_optimizer():
         total, _ = jax.lax.scan(microbatch, jnp.zeros((D, D)), xs)
         return w - orthogonalised(total)
 
-    count = count_model_flops(step, W, shape(3, B, D))
-    assert phases(count) == (3 * 2 * ONE, 3 * 3 * ONE, 0, 5 * 2 * SQUARE)
+    for counted in (count_model_flops, compiled):
+        count = counted(step, W, shape(3, B, D))
+        assert phases(count) == (3 * 2 * ONE, 3 * 3 * ONE, 0, 5 * 2 * SQUARE)
+
+
+def test_muon_of_optax():
+    """Five steps of three products each, on the smaller side's Gram matrix."""
+    weights = {"square": W, "wide": shape(D, F)}
+    optimizer = optax.contrib.muon(1e-2)
+
+    def step(weights, state, x):
+        gradient = jax.grad(lambda w: jnp.sum((jnp.tanh(x @ w["square"]) @ w["wide"]) ** 2))(
+            weights
+        )
+        updates, state = optimizer.update(gradient, state, weights)
+        return optax.apply_updates(weights, updates), state
+
+    state = jax.eval_shape(optimizer.init, weights)
+    wide, of_wide = 2 * B * D * F, 2 * (2 * D * D * F) + SQUARE
+    for counted in (count_model_flops, compiled):
+        count = counted(step, weights, state, X)
+        assert phases(count) == (ONE + wide, ONE + 2 * wide, 0, 5 * (3 * SQUARE + of_wide))
+
+
+def test_a_state_that_rotates_gradients():
+    def step(w, rotation, momentum, x):
+        momentum = 0.9 * momentum + jax.grad(loss)(w, x)
+        return w - rotation @ (rotation.T @ momentum), momentum
+
+    for counted in (count_model_flops, compiled):
+        assert phases(counted(step, W, W, W, X)) == (2 * ONE, 3 * ONE, 0, 2 * SQUARE)
+
+
+def test_a_kernel_in_a_branch_that_is_not_counted_is_listed():
+    def step(index, x, w):
+        branches = [lambda: jax.scipy.linalg.solve(w, w), lambda: x.T @ x @ w @ w]
+        return jax.lax.switch(index, branches)
+
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    count = compiled(step, index, X, W)
+    assert count.total == 2 * B * D * D + 2 * SQUARE
+    assert any("lapack" in item.name for item in count.unaccounted)

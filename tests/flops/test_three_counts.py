@@ -7,6 +7,8 @@ models of `architecture_models`.
 from __future__ import annotations
 
 import dataclasses
+import resource
+import time
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +177,19 @@ def test_analytic_equals_traced_equals_executed(name: str) -> None:
     assert traced.total == analytic
     assert executed.total == analytic - multiplied(shape)
     assert traced.unaccounted == executed.unaccounted == ()
+
+
+def test_a_step_of_405e9_parameters_is_traced_in_seconds() -> None:
+    keys = {"model_name": "llama3.1-405b", "per_device_batch_size": 1, "max_target_length": 8192}
+    options = {"remat_policy": "full", "attention": "dot_product"}
+    config = pyconfig.from_mapping({}, overrides={**keys, **options})
+    grid = mesh.make_mesh(config, jax.devices()[:1])
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    weights = state.abstract_state(config, grid)
+    batch = step.abstract_batch(config, grid, 1)
+    count = count_model_flops(step.make_train_step(config), weights, batch)
+    assert time.monotonic() - began < 10  # half a second where nothing else runs
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 * 2**20  # KiB
+    assert state.parameter_count(weights) == 405_853_388_800
+    assert count.total == model_flops_per_device(config, "dense").training
+    assert count.rematerialized > 0

@@ -125,6 +125,12 @@ def make_logger(
     """
     if not settings.enable_mfu:
         return DisabledLogger()
+    if settings.profile_steps:
+        raise UserError(
+            f"profile_steps={settings.profile_steps!r} and a loop that calls record(); expected a "
+            f"step that is called through instrument(step, settings=…); usually the flag came with "
+            f"the others; leave it out, or profile by jax.profiler.trace around these steps"
+        )
     sinks, compile_log = make_sinks(settings), CompileLog()
     function = jitted(step, getattr(step, "__name__", "step"), None)
     try:

@@ -30,6 +30,7 @@ from mfu_jax.signatures import Signature, SignatureTable
 from mfu_jax.sinks import Sink
 from mfu_jax.step_flops import StepFlops
 from mfu_jax.step_outputs import Selection, select_metrics
+from mfu_jax.step_profile import StepProfile
 from mfu_jax.step_setup import (
     BoundJitted,
     jitted,
@@ -133,6 +134,10 @@ class InstrumentedStep:
         self._shares_logger = logger is not None
         if logger is not None:
             refuse_logger_settings(self.settings, sinks)
+        self._profile: StepProfile | None = None
+        if self.settings.profile_steps:
+            folder = self.settings.profile_dir or self.settings.tensorboard_dir
+            self._profile = StepProfile(self.settings.profile_steps, folder)
         self._closed = False
         self._is_on = self.settings.enable_mfu
         if not self._is_on:
@@ -167,7 +172,11 @@ class InstrumentedStep:
         logger = self._logger or self.logger
         compiled_programs = self._compiled_programs
         self._thread_id = threading.get_ident()
-        output = self._call(*args, **kwargs) if self._current else self._first(args, kwargs)
+        if self._profile is None:
+            output = self._call(*args, **kwargs) if self._current else self._first(args, kwargs)
+        else:
+            with self._profile.step(logger.next_step, logger):
+                output = self._call(*args, **kwargs) if self._current else self._first(args, kwargs)
         if self._compiled_programs != compiled_programs or self._current is None:
             self._analyse(args, kwargs, output)
         elif self._programs.is_ambiguous:
@@ -178,6 +187,8 @@ class InstrumentedStep:
             logger.phases.add_call(self.__name__, program.cost, metrics, output)
         else:
             logger.record(logger.next_step, metrics, cost=program.cost)
+            if self._profile is not None:
+                self._profile.after(logger.next_step - 1, logger)
         return output
 
     def __getattr__(self, name: str) -> Any:
@@ -329,6 +340,8 @@ class InstrumentedStep:
 
     def _finish(self) -> None:
         self._closed = True
+        if self._profile is not None:
+            self._profile.close()
         for thread in self._counting:
             thread.join(_COUNT_SECONDS)
         self._compile_log.unsubscribe(self._on_compile)

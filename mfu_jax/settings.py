@@ -54,6 +54,8 @@ class Settings:
         "executed", "what HFU divides: the program's own FLOPs, or XLA's cost analysis as it is"
     )
     tokens_per_step: int = _key(0, "tokens of a step over all devices, for tokens/s; 0: not shown")
+    profile_steps: str = _key("", "steps whose device trace is written, as 10-12; empty: none")
+    profile_dir: str = _key("", "folder for device traces; empty: tensorboard_dir")
     abort_on_nan_loss: bool = _key(True, "raise NonFiniteLossError when the loss is NaN")
     abort_on_inf_loss: bool = _key(True, "raise NonFiniteLossError when the loss is infinite")
 
@@ -80,6 +82,11 @@ class Settings:
                     f"{self.flops_source!r}, which does not read it; expected "
                     f"flops_source={source}; set that, or leave {key} out"
                 )
+        if self.profile_steps and not (self.profile_dir or self.tensorboard_dir):
+            raise UserError(
+                f"profile_steps={self.profile_steps!r} has no place to go; expected profile_dir or "
+                f"tensorboard_dir; usually the second flag was forgotten; pass profile_dir=profile"
+            )
         if self.flops_source == "value" and not self.model_flops_per_device:
             raise UserError(
                 "flops_source=value has no number; expected model_flops_per_device above 0; "

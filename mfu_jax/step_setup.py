@@ -17,6 +17,7 @@ from mfu_jax.sinks import Sink, make_sink
 # What a logger is made with, and so cannot be set beside a given one.
 _OF_LOGGER = ("start_step", "warmup_steps", "log_period", "abort_on_nan_loss", "abort_on_inf_loss")
 _OF_SINKS = ("metrics_file", "tensorboard_dir")
+_OF_LOOP = ("profile_steps",)
 
 
 def make_sinks(settings: Settings) -> list[Sink]:
@@ -63,7 +64,8 @@ def resolve(
 def refuse_logger_settings(settings: Settings, sinks: Sequence[Sink] | None) -> None:
     """Raises a `UserError` where options of a logger are given beside a logger."""
     defaults = Settings()
-    changed = [k for k in (*_OF_SINKS, *_OF_LOGGER) if getattr(settings, k) != getattr(defaults, k)]
+    keys = (*_OF_SINKS, *_OF_LOGGER, *_OF_LOOP)
+    changed = [k for k in keys if getattr(settings, k) != getattr(defaults, k)]
     if sinks is not None:
         changed.append("sinks")
     if changed:

@@ -1,0 +1,78 @@
+"""Device traces of chosen steps of an instrumented step, for TensorBoard's or XProf's viewer."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from typing import Any
+
+import jax
+
+from mfu_jax.errors import UserError
+
+_log = logging.getLogger("mfu_jax")
+
+
+def parse_steps(text: str) -> tuple[int, int]:
+    """First and last step of ``10-12`` or ``10``.
+
+    Raises:
+        UserError: it is neither.
+
+    >>> parse_steps("10-12"), parse_steps("10")
+    ((10, 12), (10, 10))
+    """
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+    if first > last:
+        raise UserError(
+            f"profile_steps={text!r}: expected the first and the last step, as 10-12, or one step; "
+            f"usually they are the wrong way round; leave it out for no trace"
+        )
+    return first, last
+
+
+class StepProfile:
+    """Traces the devices from the start of one step to the end of another.
+
+    Args:
+        steps: as `parse_steps` reads it.
+        folder: the trace goes to its ``plugins/profile/``.
+    """
+
+    def __init__(self, steps: str, folder: str) -> None:
+        self._first, self._last = parse_steps(steps)
+        self._folder = folder
+        self._is_on = False
+        self._is_done = False
+
+    def step(self, number: int, logger: Any) -> contextlib.AbstractContextManager[Any]:
+        """Around the call of a step: marks it in the trace, which starts here with the first."""
+        if not self._is_on and not self._is_done and self._first <= number <= self._last:
+            with logger.pause("profile"):
+                jax.profiler.start_trace(self._folder)
+            self._is_on = True
+        if not self._is_on:
+            return contextlib.nullcontext()
+        return jax.profiler.StepTraceAnnotation("train", step_num=number)
+
+    def after(self, number: int, logger: Any) -> None:
+        """After the call of a step was recorded: ends the trace with the last one."""
+        if self._is_on and number >= self._last:
+            with logger.pause("profile"):
+                self._stop()
+
+    def close(self) -> None:
+        """The run ends, perhaps before the last step did."""
+        if self._is_on:
+            self._stop()
+        elif not self._is_done:
+            _log.warning(
+                "profile_steps=%d-%d: the run had none of these steps", self._first, self._last
+            )
+
+    def _stop(self) -> None:
+        self._is_on, self._is_done = False, True
+        jax.profiler.stop_trace()
+        _log.info("device trace of steps %d to %d: %s", self._first, self._last, self._folder)

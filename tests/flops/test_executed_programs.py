@@ -248,6 +248,30 @@ def test_mixture_of_experts() -> None:
         assert count(f"{platform}_moe_ragged").total == router + models.EXPERTS * rows
 
 
+def test_the_ledger_of_a_mixture_names_what_its_dispatch_adds() -> None:
+    model = models.MOE_RAGGED_FLOPS  # each token in its two experts
+    for platform in ("cpu", "v5e", "h100"):
+        executed = count(f"{platform}_moe_capacity")
+        slots = {scope: executed.by_scope[scope] for scope in ("dispatch", "combine")}
+        ledger = compare_flops(
+            model=model,
+            executed=executed,
+            overheads={"MoE one-hot and dispatch matmuls": sum(slots.values())},
+        )
+        assert [line.flops for line in ledger.lines if "MoE" in line.label] == [
+            models.MOE_DISPATCH_FLOPS
+        ]
+        assert ledger.residual == 0
+        # Of eight experts that all compute every token, six compute it for nothing.
+        idle = models.TOKENS * (models.EXPERTS - models.TOP) * models.EXPERT_FLOPS
+        ledger = compare_flops(
+            model=model,
+            executed=count(f"{platform}_moe_dense"),
+            overheads={"experts that were not chosen": idle},
+        )
+        assert ledger.residual == 0
+
+
 def test_resnet50_by_its_table() -> None:
     """Only kernel positions on real pixels count; the first layer needs no input gradient."""
     forward = []

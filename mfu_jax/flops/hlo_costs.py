@@ -106,12 +106,11 @@ class CostReader:
                 local.matmuls.append(Matmul(instruction, flops, dtype, seen_by_xla=flops))
             elif base in _CALLS:
                 names = instruction.computations(_CALLS[base])
-                local.calls.append(Call(instruction, tuple((name, 1) for name in names)))
+                local.calls.append(_call(instruction, names))
             elif opcode == "while":
                 local.calls.append(self._while(computation, instruction, local))
             elif opcode == "conditional":
-                names = instruction.callees
-                local.calls.append(Call(instruction, tuple((n, 1) for n in names), True))
+                local.calls.append(_call(instruction, instruction.callees, alternatives=True))
             elif base == "custom-call":
                 self._kernel(computation, instruction, local)
             elif base in KINDS and not is_further_link(computation, instruction):
@@ -230,6 +229,14 @@ class CostReader:
                     for i in computation.instructions.values()
                 )
         return self.reducers[name]
+
+
+def _call(
+    instruction: HloInstruction, names: tuple[str, ...], *, alternatives: bool = False
+) -> Call:
+    if not names:
+        raise instruction.error(f"{instruction.opcode} without its computation")
+    return Call(instruction, tuple((name, 1) for name in names), alternatives)
 
 
 def _unaccounted(instruction: HloInstruction, name: str, reason: str) -> Unaccounted:

@@ -28,6 +28,8 @@ def _sizes(instruction: HloInstruction, shape: Shape, dims: tuple[int, ...]) -> 
 
 def dot_flops(computation: HloComputation, instruction: HloInstruction) -> int:
     """``dot``: 2 · result elements · contracted elements."""
+    if not instruction.attribute("lhs_contracting_dims"):  # "{}" where nothing is contracted
+        raise instruction.error(f"{instruction.opcode} without lhs_contracting_dims")
     lhs = computation.operand(instruction, 0).shape
     contracted = _sizes(instruction, lhs, instruction.integers("lhs_contracting_dims"))
     return 2 * result_shape(instruction).size * contracted

@@ -60,11 +60,11 @@ def _users(
     for user in computation.users.get(instruction.name, []):
         yield computation, user
         if user.opcode == "fusion" and not user.op_name:
-            fused = module[user.computations("calls")[0]]
-            for number, operand in enumerate(user.operands):
-                if operand == instruction.name and number in fused.parameters:
-                    parameter = fused.parameters[number]
-                    yield from ((fused, inner) for inner in fused.users.get(parameter.name, []))
+            for fused in map(module.__getitem__, user.computations("calls")):
+                for number, operand in enumerate(user.operands):
+                    if operand == instruction.name and number in fused.parameters:
+                        parameter = fused.parameters[number]
+                        yield from ((fused, inner) for inner in fused.users.get(parameter.name, []))
     if instruction is computation.root:
         caller = module.caller(computation.name)
         if caller and caller[1].opcode in ("fusion", "call"):

@@ -367,6 +367,8 @@ def parse_hlo(text: str) -> HloModule:
             match = _INSTRUCTION.match(line)
             if match:
                 root, instruction, shape, opcode, tail = match.groups()
+                if instruction in computation.instructions:
+                    raise HloParseError("a second instruction of this name", line, number)
                 last = HloInstruction(instruction, shape, opcode, tail, root is not None, number)
                 computation.instructions[instruction] = last
             elif line.startswith("}") and (last is None or last.is_complete()):

@@ -166,6 +166,96 @@ def test_linen_resnet_with_batch_norm() -> None:
     assert {"learning/loss", "learning/accuracy"} < set(memory.records[0].scalars)
 
 
+class Vit(nnx.Module):
+    """Patches of 4×4, a class token, one pre-norm block, a head; images [B, 8, 8, 3]."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.patches = nnx.Conv(3, 16, (4, 4), strides=(4, 4), padding="VALID", rngs=rngs)
+        self.token = nnx.Param(jnp.zeros((1, 1, 16)))
+        self.norms = nnx.List([nnx.LayerNorm(16, rngs=rngs) for _ in range(2)])
+        self.attention = nnx.MultiHeadAttention(2, 16, decode=False, rngs=rngs)
+        self.up, self.down = nnx.Linear(16, 32, rngs=rngs), nnx.Linear(32, 16, rngs=rngs)
+        self.dropout = nnx.Dropout(0.1, rngs=rngs)
+        self.head = nnx.Linear(16, 10, rngs=rngs)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        x = self.patches(images).reshape(len(images), -1, 16)
+        x = jnp.concatenate([jnp.broadcast_to(self.token[...], (len(x), 1, 16)), x], axis=1)
+        x = x + self.dropout(self.attention(self.norms[0](x)))
+        x = x + self.down(nnx.gelu(self.up(self.norms[1](x))))
+        return self.head(x[:, 0])
+
+
+@ignore_unused_donations
+def test_nnx_vision_transformer() -> None:
+    model = Vit(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
+    metrics = nnx.MultiMetric(loss=nnx.metrics.Average("loss"), accuracy=nnx.metrics.Accuracy())
+
+    @nnx.jit
+    def train_step(model: Vit, optimizer: Any, metrics: Any, images: Any, labels: Any) -> Any:
+        def loss_fn(model: Vit) -> Any:
+            logits = model(images)
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            return losses.mean(), logits
+
+        (loss, logits), grads = nnx.value_and_grad(loss_fn, has_aux=True)(model)
+        metrics.update(loss=loss, logits=logits, labels=labels)
+        optimizer.update(model, grads)
+        return {"loss": loss}
+
+    train_step, memory = instrumented(train_step)
+    for _ in range(3):
+        out = train_step(model, optimizer, metrics, jnp.ones((2, 8, 8, 3)), jnp.arange(2))
+    train_step.close()
+    images, tokens = 2, 2 * (1 + 4)
+    patches = 2 * (images * 4) * (4 * 4 * 3) * 16
+    block = 2 * tokens * (4 * 16 * 16 + 2 * (1 + 4) * 16 + 2 * 16 * 32)
+    head = 2 * images * 16 * 10
+    assert train_step.flops.model.per_device == 2 * patches + 3 * (block + head)
+    assert train_step.flops.executed.total == 2 * patches + 3 * (block + head)
+    assert memory.records[-1].scalars["learning/loss"] == float(out["loss"])
+
+
+class Cnn(nn.Module):
+    """What Flax's MNIST example is; images [B, 28, 28, 1]."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for features in (4, 8):
+            x = nn.relu(nn.Conv(features, (3, 3))(x))
+            x = nn.avg_pool(x, (2, 2), strides=(2, 2))
+        x = nn.relu(nn.Dense(16)(x.reshape(len(x), -1)))
+        return nn.Dense(10)(x)
+
+
+def test_linen_cnn() -> None:
+    images = jnp.ones((4, 28, 28, 1))
+    state = TrainState.create(
+        apply_fn=Cnn().apply,
+        params=Cnn().init(jax.random.key(0), images)["params"],
+        tx=optax.sgd(0.1, 0.9),
+    )
+
+    @jax.jit
+    def train_step(state: TrainState, images: jax.Array, labels: jax.Array) -> Any:
+        def loss_fn(params: Any) -> jax.Array:
+            logits = state.apply_fn({"params": params}, images)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+        loss, grads = jax.value_and_grad(loss_fn)(state.params)
+        return state.apply_gradients(grads=grads), loss
+
+    train_step, _ = instrumented(train_step)
+    for _ in range(2):
+        state, _ = train_step(state, images, jnp.arange(4))
+    train_step.close()
+    # Of a 3×3 window, 3·28 − 2 rows and columns are real, and 3·14 − 2 after the first pool.
+    first, second = 2 * 4 * (82 * 82) * 1 * 4, 2 * 4 * (40 * 40) * 4 * 8
+    dense = 2 * 4 * (7 * 7 * 8 * 16 + 16 * 10)
+    assert train_step.flops.model.per_device == 2 * first + 3 * (second + dense)
+
+
 def test_pmap_trainer() -> None:
     devices = jax.local_device_count()
 

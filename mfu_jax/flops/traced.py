@@ -147,6 +147,8 @@ def _summary(walker: Walker, tally: Tally) -> TracedCount:
     by_mask: Counter[str] = Counter()
     skipped: Counter[Convention] = Counter()
     for matmul, flops in model.items():
+        if operands[matmul] == "weights" and not matmul.has_input:
+            continue  # a parameter's gradient is a product of activations, too, but of no pairs
         if kept := _kept_pairs(walker, matmul):
             by_mask[kept.label] += flops
             skipped["exact"] += flops * (kept.of - kept.exact) // kept.of

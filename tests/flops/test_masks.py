@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -242,6 +244,36 @@ def test_cudnn_attention(monkeypatch, window):
     kept = sum(min(i + 1, window or S) for i in range(S))
     assert count.by_mask == {f"window {window}" if window else "causal": 3 * dense}
     assert count.total_in("exact") == 3 * 2 * 2 * B * N * kept * width
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_told_mask_is_no_mask_of_weights_gradients(inside):
+    """dW = xᵀ·dy multiplies activations, too, from the second layer on and in the head."""
+    layers, vocabulary = 3, 16
+
+    def layer(x, w):
+        with attention_mask("causal") if inside else contextlib.nullcontext():
+            q, k, v = x @ w["q"], x @ w["k"], x @ w["v"]
+            scores = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, k))
+            return jnp.tanh(scores @ v @ w["o"])
+
+    def loss(weights, head, x):
+        for w in weights:
+            x = layer(x, w)
+        return jnp.mean(jax.nn.log_softmax(x @ head)[..., 0])
+
+    def shape(*sizes):
+        return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+    weights = [{name: shape(8, 8) for name in "qkvo"}] * layers
+    with contextlib.nullcontext() if inside else attention_mask("causal"):
+        count = count_model_flops(
+            jax.value_and_grad(loss, (0, 1)), weights, shape(8, vocabulary), shape(B, S, 8)
+        )
+    pairs = 3 * layers * 2 * (2 * B * S * S * 8)
+    assert count.by_mask == {"causal": pairs}
+    assert count.total - count.total_in("maxtext") == pairs // 2
+    assert count.activations == pairs
 
 
 def test_packed_documents():

@@ -64,7 +64,14 @@ def test_a_wheel_works_outside_of_the_checkout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["mfu_jax", "mfu_jax.flops.analytic", "mfu_jax.hardware", "mfu_jax.pyconfig"]
+    "module",
+    [
+        "mfu_jax",
+        "mfu_jax.commands.report",
+        "mfu_jax.flops.analytic",
+        "mfu_jax.hardware",
+        "mfu_jax.pyconfig",
+    ],
 )
 def test_light_modules_import_nothing_heavy(module: str) -> None:
     code = (

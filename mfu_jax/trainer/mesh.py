@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -9,11 +10,15 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mfu_jax.errors import UserError
 from mfu_jax.layers.sharding import BATCH_AXES, partition_spec
 from mfu_jax.pyconfig import Config
+
+_log = logging.getLogger("mfu_jax")
+_AXES = ("data", "fsdp", "tensor")
 
 
 def initialize_distributed(config: Config) -> None:
@@ -60,12 +65,18 @@ def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Me
             f"{config.per_device_batch_size:g} × {count} devices) is not divisible by the mesh's "
             f"data × fsdp = {batch_shards}"
         )
-    return jax.make_mesh(
-        (data, config.fsdp, config.tensor),
-        ("data", "fsdp", "tensor"),
-        axis_types=(AxisType.Auto,) * 3,
-        devices=devices,
-    )
+    shape = (data, config.fsdp, config.tensor)
+    axis_types = (AxisType.Auto,) * 3
+    try:
+        return jax.make_mesh(shape, _AXES, axis_types=axis_types, devices=devices)
+    except NotImplementedError:  # no axis of a TPU's torus has the size of one of ours
+        _log.warning(
+            "the mesh data=%d fsdp=%d tensor=%d splits axes of the TPU's torus: some collectives "
+            "take longer ways than with sizes that are products of whole axes",
+            *shape,
+        )
+        grid = create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        return Mesh(grid, _AXES, axis_types=axis_types)
 
 
 def micro_batch_size(config: Config, device_count: int) -> int:

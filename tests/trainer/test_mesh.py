@@ -1,0 +1,43 @@
+"""Meshes over a TPU pod's torus, by devices that only say where they stand."""
+
+import itertools
+import logging
+from typing import Any
+
+import pytest
+
+from mfu_jax import pyconfig
+from mfu_jax.trainer.mesh import make_mesh
+
+
+class TorusDevice:
+    """What JAX asks of a TPU v5p device to lay a mesh over it."""
+
+    platform = "tpu"
+    device_kind = "TPU v5"
+    slice_index = process_index = core_on_chip = 0
+    num_cores = 1
+
+    def __init__(self, number: int, coords: tuple[int, int, int]) -> None:
+        self.id = number
+        self.coords = coords
+
+
+@pytest.mark.parametrize(("data", "fsdp", "tensor", "splits"), [(1, 64, 8, 0), (2, 64, 4, 1)])
+def test_a_mesh_that_splits_an_axis_of_the_torus_is_laid_with_a_warning(
+    data: int, fsdp: int, tensor: int, splits: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = pyconfig.load(
+        [
+            *("configs/base.yml", f"data={data}", f"fsdp={fsdp}", f"tensor={tensor}"),
+            *("emb_dim=512", "num_query_heads=8", "num_kv_heads=8", "per_device_batch_size=1"),
+        ]
+    )
+    devices: Any = [
+        TorusDevice(i, coords) for i, coords in enumerate(itertools.product(range(8), repeat=3))
+    ]
+    with caplog.at_level(logging.WARNING):
+        mesh = make_mesh(config, devices)
+    assert dict(mesh.shape) == {"data": data, "fsdp": fsdp, "tensor": tensor}
+    assert {device.id for device in mesh.devices.flat} == set(range(512))
+    assert sum("splits axes" in record.message for record in caplog.records) == splits

@@ -24,6 +24,7 @@ from mfu_jax.disabled import DisabledLogger
 from mfu_jax.errors import UserError
 from mfu_jax.flops.comparison import Ledger
 from mfu_jax.metric_logger import MetricLogger
+from mfu_jax.packed_documents import PackedDocuments
 from mfu_jax.program_analysis import ProgramAnalysis
 from mfu_jax.settings import Settings
 from mfu_jax.signatures import Signature, SignatureTable
@@ -65,6 +66,9 @@ def instrument(step_fn: Callable[..., Any] | None = None, **options: Any) -> Any
             function is jitted here. Left out, `instrument` is a decorator with options.
         metrics: a function from the step's output to a mapping of scalars, or to the loss; by
             default they are found (see `mfu_jax.step_outputs.select_metrics`).
+        segment_ids: for batches of packed documents, a function from the step's arguments to their
+            segment ids; each step then has the FLOPs of its own documents where the model's
+            attention stands in ``attention_mask("documents")`` or ``"causal_documents"``.
         flops_source: ``"traced"``; or a number: model FLOPs of one device; or a config, as
             `mfu_jax.calculate_tflops_per_device` takes it.
         logger: a `MetricLogger` to share. Inside of its ``step()`` or ``phase()`` a call is a part
@@ -115,6 +119,7 @@ class InstrumentedStep:
         step_fn: Callable[..., Any],
         *,
         metrics: Callable[[Any], Any] | None = None,
+        segment_ids: Callable[..., Any] | None = None,
         flops_source: Any = None,
         logger: MetricLogger | None = None,
         sinks: Sequence[Sink] | None = None,
@@ -129,6 +134,7 @@ class InstrumentedStep:
         self._call = jitted(step_fn, self.__name__, jit)
         self._is_plain = self._call is not step_fn and not isinstance(self._call, BoundJitted)
         self._select = metrics
+        self._documents = PackedDocuments(segment_ids) if segment_ids else None
         self._sinks = sinks
         self._logger = logger
         self._shares_logger = logger is not None
@@ -170,6 +176,7 @@ class InstrumentedStep:
                 f"loop, or call {self.__name__}.__wrapped__ to go on without logging"
             )
         logger = self._logger or self.logger
+        packed = self._documents.of(args, kwargs) if self._documents else None
         compiled_programs = self._compiled_programs
         self._thread_id = threading.get_ident()
         if self._profile is None:
@@ -183,10 +190,11 @@ class InstrumentedStep:
             self._look_up(args, kwargs, output)
         program, selection = self._current  # type: ignore[misc]  # one of the two has set it
         metrics = selection.read(output)
+        cost = program.cost if packed is None else packed.cost(program.model.packed, program.cost)
         if logger.phases.takes_calls:
-            logger.phases.add_call(self.__name__, program.cost, metrics, output)
+            logger.phases.add_call(self.__name__, cost, metrics, output)
         else:
-            logger.record(logger.next_step, metrics, cost=program.cost)
+            logger.record(logger.next_step, metrics, cost=cost)
             if self._profile is not None:
                 self._profile.after(logger.next_step - 1, logger)
         return output

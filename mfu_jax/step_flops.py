@@ -14,6 +14,7 @@ import jax
 
 from mfu_jax.flops.comparison import Ledger, compare_flops
 from mfu_jax.flops.executed import ExecutedCount, executed_flops
+from mfu_jax.flops.masks import PACKED
 from mfu_jax.flops.pairs import integral
 from mfu_jax.flops.traced import TracedCount, count_model_flops, pallas_kernel_flops
 from mfu_jax.step_cost import StepCost
@@ -55,6 +56,8 @@ class ModelCount:
         tokens_per_device: tokens of one step on one device, where the source knows them.
         dense: the same FLOPs with all attention pairs, None where not known.
         attention: the part of `per_device` between activations, None where not known.
+        packed: the part of `per_device` that attention within packed documents would take with all
+            pairs, by kind of mask as `attention_mask` told it.
         flops_by_dtype: what the step's matmuls are, to find the peak; any scale.
         unaccounted: what the count does not know, in words.
         how: the number's derivation in words, for the log.
@@ -66,6 +69,7 @@ class ModelCount:
     tokens_per_device: int | float = 0
     dense: Exact | None = None
     attention: Exact | None = None
+    packed: Mapping[str, Exact] = dataclasses.field(default_factory=dict)
     flops_by_dtype: Mapping[str, int] = dataclasses.field(default_factory=dict)
     unaccounted: tuple[str, ...] = ()
     how: str = ""
@@ -100,6 +104,7 @@ def traced_model(
         convention=convention,
         dense=_share(count.total, devices),
         attention=_share(count.activations - skipped, devices),
+        packed={k: _share(count.by_mask[k], devices) for k in PACKED if k in count.by_mask},
         flops_by_dtype=count.by_dtype,
         unaccounted=tuple(
             f"{item.name} {item.where} {item.shapes}: {item.reason}" for item in count.unaccounted

@@ -79,3 +79,45 @@ def test_other_masks_are_left_as_they_are() -> None:
 
     count = mfu_jax.count_model_flops(attend, jax.ShapeDtypeStruct((B, S, D), "float32"))
     assert count.total_for_documents(1, of=B * S * S) == count.total == 2 * (2 * B * S * S * D)
+
+
+def test_an_instrumented_step_has_the_flops_of_its_own_documents() -> None:
+    memory = Memory()
+    step = mfu_jax.instrument(
+        train_step,
+        segment_ids=lambda w, x, ids: ids,
+        peak_tflops_per_device=1.0,
+        sinks=[memory],
+    )
+    w, x = jnp.eye(D), jnp.ones((B, S, D))
+    for lengths in LENGTHS:
+        w, _ = step(w, x, ids_of(lengths))
+    step.close()
+    weights, pair = 2 * (2 * B * S * D * D), 5 * 2 * D  # as above
+    expected = [weights + pair * B * sum(n * n for n in lengths) for lengths in LENGTHS]
+    assert memory.flops == pytest.approx(expected, rel=1e-12)
+
+
+def test_causal_documents_have_the_pairs_up_to_each_query() -> None:
+    @jax.jit
+    @mfu_jax.attention_mask("causal_documents")
+    def step(x: jax.Array, ids: jax.Array) -> jax.Array:
+        return jnp.sum(x @ x.swapaxes(1, 2) @ x)
+
+    memory = Memory()
+    instrumented = mfu_jax.instrument(
+        step, segment_ids=lambda x, ids: ids, peak_tflops_per_device=1.0, sinks=[memory]
+    )
+    for lengths in LENGTHS:
+        instrumented(jnp.ones((B, S, D)), ids_of(lengths))
+    instrumented.close()
+    causal = [sum(n * (n + 1) // 2 for n in lengths) for lengths in LENGTHS]
+    assert memory.flops == pytest.approx([2 * 2 * B * D * pairs for pairs in causal], rel=1e-12)
+
+
+def test_what_are_no_segment_ids_is_said() -> None:
+    step = mfu_jax.instrument(
+        train_step, segment_ids=lambda w, x, ids: x, peak_tflops_per_device=1.0, sinks=[]
+    )
+    with pytest.raises(mfu_jax.errors.UserError, match="expected an array of ints"):
+        step(jnp.eye(D), jnp.ones((B, S, D)), ids_of([S]))

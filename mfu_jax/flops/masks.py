@@ -10,7 +10,7 @@ import contextlib
 import re
 import threading
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,12 @@ import numpy as np
 from mfu_jax.errors import UserError
 from mfu_jax.flops.pairs import Causal, Mask, SlidingWindow
 
-MaskKind = Literal["causal", "full", "documents"]
+MaskKind = Literal["causal", "full", "documents", "causal_documents"]
+PACKED = ("documents", "causal_documents")
 
 # Scope names in here survive differentiation, scan and jit, and reach the traced function's jaxpr.
-_MARKER = re.compile(r"attention_mask\.(causal|full|documents)(?:\.(\d+))?")
+_KINDS = "|".join(sorted(get_args(MaskKind), reverse=True))  # a longer name before its beginning
+_MARKER = re.compile(rf"attention_mask\.({_KINDS})(?:\.(\d+))?")
 _this_thread = threading.local()
 
 
@@ -89,7 +91,8 @@ def attention_mask(kind: MaskKind, *, window: int | None = None) -> Iterator[Non
 
     Args:
         kind: ``causal``, ``full``, or ``documents``: several of them packed in a row, whose pairs
-            each batch has others of; see `document_pairs`.
+            each batch has others of; see `document_pairs`. ``causal_documents``: and in each of
+            them a query sees the keys up to its own.
         window: how many keys a query sees, itself included.
 
     Raises:
@@ -98,10 +101,11 @@ def attention_mask(kind: MaskKind, *, window: int | None = None) -> Iterator[Non
     >>> with attention_mask("causal", window=128):
     ...     pass  # y = my_attention(q, k, v)
     """
-    if kind not in ("causal", "full", "documents"):
+    if kind not in get_args(MaskKind):
         raise UserError(
-            f"attention_mask got {kind!r}; expected 'causal', 'full' or 'documents'; a window is "
-            "given apart: attention_mask('causal', window=128)"
+            f"attention_mask got {kind!r}; expected 'causal', 'full', 'documents' or "
+            "'causal_documents'; usually a window, which is given apart: "
+            "attention_mask('causal', window=128)"
         )
     if window is not None and (not isinstance(window, int) or window < 1):
         raise UserError(
@@ -156,7 +160,7 @@ class Told(NamedTuple):
     def kept(self, queries: int, keys: int) -> KeptPairs:
         """The pairs of queries × keys that are needed by what was said."""
         kept = kept_pairs(self.band, queries, keys)._replace(told=True)
-        is_plain = self.kind == "documents" or self.band == Band()
+        is_plain = self.kind in PACKED or self.band == Band()
         return kept._replace(label=self.kind) if is_plain else kept
 
 
@@ -168,7 +172,7 @@ def told_mask(name_stack: str) -> Told | None:
     kind, window = matches[-1]
     if not window:
         return Told(kind, Band(0) if kind == "causal" else Band())
-    return Told(kind, Band(0 if kind == "causal" else 1 - int(window), int(window) - 1))
+    return Told(kind, Band(0 if kind.startswith("causal") else 1 - int(window), int(window) - 1))
 
 
 def told_around() -> Told | None:
@@ -179,31 +183,42 @@ def told_around() -> Told | None:
 _LIMB = 4096
 
 
-def document_pairs(segment_ids: Any, *, padding_id: int | None = 0) -> jax.Array:
-    """The attention pairs ΣL² of the documents packed into a batch, computed on the device.
+def document_pairs(
+    segment_ids: Any, *, padding_id: int | None = 0, causal: bool = False
+) -> jax.Array:
+    """The attention pairs of the documents packed into a batch, computed on the device.
+
+    ΣL² over their lengths L; ΣL(L + 1)/2 where attention is causal in each of them.
 
     Nothing waits for the result: read it with `read_pairs` one step later.
 
     Args:
         segment_ids: [..., S] ints, equal for the positions of one document, which lie side by side.
         padding_id: the id of positions that hold no token, None if there are none.
+        causal: a query sees the keys of its document up to its own.
 
     Returns:
         A small int32 array for `read_pairs`; the sum itself may not fit 32 bits.
 
     >>> read_pairs(document_pairs(np.array([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1]])))
     49
+    >>> read_pairs(document_pairs(np.array([[1, 1, 1, 2, 2, 0]]), causal=True))
+    9
     """
     ids = jnp.asarray(segment_ids).reshape(-1, np.shape(segment_ids)[-1])
 
     def of_row(row: jax.Array) -> jax.Array:
         starts = jnp.concatenate([jnp.zeros(1, bool), row[1:] != row[:-1]])
-        document = jnp.cumsum(starts)
-        lengths = jnp.bincount(document, length=row.size)[document]
+        if causal:
+            positions = jnp.arange(row.size)
+            keys = positions - jax.lax.cummax(jnp.where(starts, positions, 0)) + 1
+        else:
+            document = jnp.cumsum(starts)
+            keys = jnp.bincount(document, length=row.size)[document]
         if padding_id is not None:
-            lengths = jnp.where(row == padding_id, 0, lengths)
-        # Σ over positions of their document's length, in two parts that cannot overflow.
-        return jnp.stack([jnp.sum(lengths // _LIMB), jnp.sum(lengths % _LIMB)])
+            keys = jnp.where(row == padding_id, 0, keys)
+        # Σ over queries of the keys that they see, in two parts that cannot overflow.
+        return jnp.stack([jnp.sum(keys // _LIMB), jnp.sum(keys % _LIMB)])
 
     return jax.vmap(of_row)(ids)
 

@@ -13,7 +13,7 @@ from mfu_jax.flops import _jax_internals, linalg_rules  # noqa: F401  (registers
 from mfu_jax.flops.count import FlopCount
 from mfu_jax.flops.jaxpr_flow import Matmul, Tally, sort_operands
 from mfu_jax.flops.jaxpr_walk import Walker
-from mfu_jax.flops.masks import KeptPairs
+from mfu_jax.flops.masks import PACKED, KeptPairs
 
 Convention = Literal["exact", "maxtext"]
 
@@ -64,13 +64,18 @@ class TracedCount(FlopCount):
         return self.total - self.skipped.get(convention, 0)
 
     def total_for_documents(self, pairs: int, of: int) -> int:
-        """Model FLOPs of a batch of packed documents, told as ``attention_mask("documents")``.
+        """Model FLOPs of a batch of packed documents, told by `attention_mask` as such.
 
         Args:
             pairs: the batch's real pairs, from `mfu_jax.flops.masks.read_pairs`.
             of: all pairs of the batch: B·S².
         """
-        return self.total - self.by_mask.get("documents", 0) * (of - pairs) // of
+        return self.total - self.packed * (of - pairs) // of
+
+    @property
+    def packed(self) -> int:
+        """FLOPs of attention that was told to be within packed documents, all pairs counted."""
+        return sum(self.by_mask.get(kind, 0) for kind in PACKED)
 
 
 def count_model_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> TracedCount:

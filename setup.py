@@ -5,7 +5,11 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 # Trainers of others that tests/clients/ instruments.
-CLIENTS = ["equinox>=0.13", "flowjax>=19"]
+CLIENTS = [
+    "equinox>=0.13",
+    "flowjax>=19",
+    "transformers>=4.46,<5",  # version 5 has no Flax models any more
+]
 
 setup(
     name="mfu_jax",

@@ -151,10 +151,18 @@ def _summary(walker: Walker, tally: Tally) -> TracedCount:
     by_operands = _split(model, lambda matmul: operands[matmul])
     by_mask: Counter[str] = Counter()
     skipped: Counter[Convention] = Counter()
+    made_by: dict[int, Matmul] = {}
+    for matmul in model:
+        for number in matmul.scores:
+            made_by.setdefault(number, matmul)
+    # A parameter's gradient is a product of activations, too, but makes no pairs to be masked.
+    masks = {
+        number: kept
+        for number, kept in walker.scores.masks.items()
+        if (maker := made_by.get(number)) and (maker.has_input or operands[maker] == "activations")
+    }
     for matmul, flops in model.items():
-        if operands[matmul] == "weights" and not matmul.has_input:
-            continue  # a parameter's gradient is a product of activations, too, but of no pairs
-        if kept := _kept_pairs(walker, matmul):
+        if kept := _kept_pairs(masks, matmul):
             by_mask[kept.label] += flops
             skipped["exact"] += flops * (kept.of - kept.exact) // kept.of
             skipped["maxtext"] += flops * (2 * kept.of - kept.twice_maxtext) // (2 * kept.of)
@@ -177,9 +185,8 @@ def _summary(walker: Walker, tally: Tally) -> TracedCount:
     )
 
 
-def _kept_pairs(walker: Walker, matmul: Matmul) -> KeptPairs | None:
+def _kept_pairs(masks: Mapping[int, KeptPairs], matmul: Matmul) -> KeptPairs | None:
     """What the mask over a matmul's scores keeps, as seen or told; None if there is none."""
-    masks = walker.scores.masks
     seen = [masks[number] for number in matmul.scores if number in masks]
     if seen:
         return min(seen, key=lambda kept: kept.exact * max(k.of for k in seen) // kept.of)

@@ -50,11 +50,16 @@ class Checkpointer:
         items = ocp.args.Composite(
             state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()
         )
+        folder = self._folder / str(steps_done)
         try:
+            # Looked at first: a restore that fails leaves threads that print tracebacks.
+            stored = ocp.StandardCheckpointHandler().metadata(folder / "state").tree
+            if difference := _difference(_shapes(stored), _shapes(abstract_state)):
+                raise ValueError(difference)
             restored = self._manager.restore(steps_done, args=items)
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise UserError(
-                f"the checkpoint {self._folder / str(steps_done)} does not fit this config "
+                f"the checkpoint {folder} does not fit this config "
                 f"({str(error).splitlines()[0][:200]}); take the config that it was made with, or "
                 "another run_name"
             ) from error
@@ -86,6 +91,23 @@ class Checkpointer:
             self._manager.wait_until_finished()
             self._manager.close()
             self._manager = None
+
+
+def _shapes(state: Any) -> dict[str, str]:
+    """Path of each array -> its dtype and shape."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): f"{leaf.dtype}{list(leaf.shape)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
+
+
+def _difference(stored: dict[str, str], wanted: dict[str, str]) -> str:
+    """The first array that is another one, in words; empty where there is none."""
+    for name in sorted(set(stored) | set(wanted)):
+        there, here = stored.get(name, "nothing"), wanted.get(name, "nothing")
+        if there != here:
+            return f"{name} is {there} in it and {here} here"
+    return ""
 
 
 class StopRequest:

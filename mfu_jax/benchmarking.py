@@ -145,8 +145,9 @@ def probe(platform: str) -> Device:
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise UserError(
-            f"JAX finds no {platform} ({last[0]}); expected an attached one; usually the driver or "
-            f"the jax extra is missing; run scripts/benchmark_{platform}.sh, which installs it"
+            f"JAX finds no {platform} ({last[0]}); expected an attached one; usually this machine "
+            f"has none, or its driver or the jax extra is missing; scripts/benchmark_{platform}.sh "
+            f"installs the extra, and --platform=cpu --configs=tiny runs without"
         )
     kind, count, limit, version = json.loads(done.stdout.strip().splitlines()[-1])
     return Device(
@@ -349,10 +350,21 @@ def _main(options: argparse.Namespace) -> int:
                 f"unknown config {name!r}{nearest(name, BENCHMARKS)}; expected some of "
                 f"{', '.join(BENCHMARKS)}; usually a spelling; pass --configs=gpt2-124m, say"
             )
+    if options.steps < 1 or not options.timeout > 0:
+        raise UserError(
+            f"--steps={options.steps} --timeout={options.timeout:g}: expected at least one step "
+            f"and a time above 0; leave them out for 30 steps and half an hour"
+        )
     device = probe(options.platform)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     folder = (options.output or Path("output") / f"benchmark-{options.platform}-{stamp}").resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--output={str(folder)!r} cannot be made ({error.strerror}); expected a folder that "
+            f"this user may write to; give another"
+        ) from None
     print(f"{device.count} × {device.kind}, jax {device.jax_version}", flush=True)
     results = []
     for name in names:

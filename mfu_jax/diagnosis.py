@@ -68,6 +68,9 @@ def diagnose(cost: StepCost, scalars: Mapping[str, float]) -> list[Finding]:
     return findings
 
 
+_SHORT_STEP_SECONDS = 0.01
+
+
 def _too_fast(
     name: str, value: float, optimal_seconds: float | None, seconds: float, cost: StepCost
 ) -> Finding:
@@ -87,6 +90,10 @@ def _too_fast(
         ]
     elif value > 2:  # few peaks are wrong by that much
         causes = [causes[1], causes[2], causes[0]]
+    if seconds < _SHORT_STEP_SECONDS:
+        causes.append(
+            "the end of the step before was seen late, which takes from a step as short as this one"
+        )
     return Finding(
         flag=f"{name.lower()}_over_1",
         text=f"{name} {value:.1%} is over 100%: {seconds:.6g} s is shorter than the "

@@ -208,7 +208,7 @@ def _typed(key: str, value: Any) -> Any:
     kind = _types()[key]
     try:
         return _convert(value, kind)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UserError(f"{key}={value!r}: expected {_type_name(kind)}") from None
 
 
@@ -277,6 +277,8 @@ def _validate(config: Config) -> None:
         value = getattr(config, field.name)
         if isinstance(value, float) and not abs(value) < float("inf"):
             raise UserError(f"{field.name}={value}: expected a finite number")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise UserError(f"{field.name}={value}: expected a number below 2^63")
     for key in _POSITIVE:
         if getattr(config, key) <= 0:
             raise UserError(f"{key}={getattr(config, key)}: expected more than 0")
@@ -324,7 +326,8 @@ def _validate(config: Config) -> None:
     if bool(config.remat_save_names) != (config.remat_policy == "names"):
         raise UserError(
             f"remat_policy={config.remat_policy} with remat_save_names="
-            f"{list(config.remat_save_names)}: names to save belong to remat_policy=names"
+            f"{list(config.remat_save_names)}: the policy names wants at least one name to save, "
+            f"the other policies none; pass remat_policy=names remat_save_names=[context], say"
         )
     if not config.run_name or "/" in config.run_name:
         raise UserError(f"run_name={config.run_name!r}: expected a folder name without '/'")

@@ -31,7 +31,9 @@ class Settings:
     enable_mfu: bool = _key(True, "count, time and log; false: everything does nothing")
     metrics_file: str = _key("", "JSONL file, one object a step; empty: none")
     tensorboard_dir: str = _key("", "folder for TensorBoard events; empty: none")
-    log_period: int = _key(1, "a console line every so many steps (every step is recorded)")
+    log_period: int = _key(
+        1, "console line and TensorBoard point every so many steps (the JSONL has all)"
+    )
     warmup_steps: int = _key(2, "first steps that are shown, but kept out of summaries")
     start_step: int = _key(0, "number of the first step, as after a resume")
     hardware: str = _key(
@@ -65,9 +67,13 @@ class Settings:
             object.__setattr__(self, field.name, value)
         for name, lowest in (("log_period", 1), ("warmup_steps", 0), ("start_step", 0)):
             if getattr(self, name) < lowest:
+                usually = (
+                    "0 was meant to switch logging off; that is enable_mfu=false"
+                    if name == "log_period"
+                    else f"a subtraction slipped; pass {name}=0 or leave it out"
+                )
                 raise UserError(
-                    f"{name}={getattr(self, name)}: expected at least {lowest}; usually 0 was "
-                    f"meant to switch logging off; that is enable_mfu=false"
+                    f"{name}={getattr(self, name)}: expected at least {lowest}; usually {usually}"
                 )
         for name in ("peak_tflops_per_device", "model_flops_per_device", "tokens_per_step"):
             if not getattr(self, name) >= 0:
@@ -113,6 +119,12 @@ class Settings:
         >>> Settings.of({"log_period": "10", "learning_rate": 0.1}, strict=False).log_period
         10
         """
+        if not hasattr(values, "keys"):  # not every mapping is a Mapping: ml_collections' are none
+            raise UserError(
+                f"settings of metrics logging are {values!r}; expected a mapping from key to "
+                f"value; usually a config's section that is empty, or an argparse namespace; pass "
+                f"{{}}, or vars(args)"
+            )
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = [key for key in values if key not in known]
         if unknown and strict:

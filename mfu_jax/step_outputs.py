@@ -91,9 +91,12 @@ def _of_mapping(path: tuple[Any, ...], value: Mapping[Any, Any]) -> Selection:
 
     # Read in every step, with cold caches: where all of it is metrics, one copy is faster.
     whole = type(value) is dict and list(names) == list(value)
-    return Selection(
-        (lambda out: get(out).copy()) if whole else read, f"{_shown(path)}: {', '.join(names)}"
-    )
+    text = f"{_shown(path)}: {', '.join(names) or 'no scalar'}"
+    if lost := [str(k) for k, v in value.items() if str(k) not in names and "loss" in str(k)]:
+        text += (
+            f"; {', '.join(lost)} is left out, being no scalar: take its mean inside of the step"
+        )
+    return Selection((lambda out: get(out).copy()) if whole else read, text)
 
 
 def _of_attributes(path: tuple[Any, ...], value: Any) -> Selection:

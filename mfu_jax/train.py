@@ -49,7 +49,8 @@ def train(config: Config, stop: StopRequest) -> None:
         state = checkpoints.restore(shapes, data) or create_state(config, mesh)
         start_step = int(state.step)
         if start_step >= config.steps:
-            print(f"nothing to do: the checkpoint of {config.run_name!r} has {start_step} steps")
+            why = f"the checkpoint of {config.run_name!r} has {start_step} steps"
+            print(f"nothing to do: {why if start_step else 'steps=0'}")
             return
         sinks = make_sinks(config, start_step)
         evaluate = _evaluator(config, mesh, shapes)

@@ -115,8 +115,9 @@ def _number(key: str, text: str) -> float:
     try:
         return float(match[1]) * _SUFFIXES[match[2]] if match else float("")
     except ValueError:
+        example = "0.4, not percent" if key == "mfu" else "15e12 or 15T"
         raise UserError(
-            f"{key}={text!r} is not a number; expected one such as 15e12 or 15T; usually a typo; "
+            f"{key}={text!r} is not a number; expected one such as {example}; usually a typo; "
             f"pass {key}=… again"
         ) from None
 

@@ -192,6 +192,6 @@ def _read_documents(folder: Path, suffixes: tuple[str, ...]) -> dict[str, bytes]
     if not documents:
         raise UserError(
             f"dataset_path={str(folder)!r} holds no text files that end in "
-            f"{' '.join(suffixes)} (dataset_suffixes)"
+            f"{' '.join(suffixes)}; give another folder, or other dataset_suffixes=[.txt,…]"
         )
     return documents

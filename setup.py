@@ -26,7 +26,7 @@ setup(
     ],
     package_dir={"mfu_jax.layers": "layers", "mfu_jax.configs": "configs"},
     package_data={
-        "mfu_jax": ["*.yml", "*/*.yml", "py.typed"],
+        "mfu_jax": ["**/*.yml", "py.typed"],
         "mfu_jax.configs": ["*.yml", "models/*.yml"],
     },
     install_requires=[

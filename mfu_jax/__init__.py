@@ -12,20 +12,20 @@ __version__ = "0.1.0"
 
 # public name -> the module that defines it
 _PUBLIC = {
-    "calculate_tflops_per_device": "mfu_jax.flops.analytic",
-    "calculate_tokens_per_device": "mfu_jax.flops.analytic",
-    "flops_breakdown": "mfu_jax.flops.analytic",
+    "calculate_tflops_per_device": "mfu_jax.flops.analytic.totals",
+    "calculate_tokens_per_device": "mfu_jax.flops.analytic.totals",
+    "flops_breakdown": "mfu_jax.flops.analytic.totals",
     # MaxText's own names and signatures
-    "calculate_tflops_training_per_device": "mfu_jax.flops.maxtext",
-    "calculate_prefill_tflops_per_device": "mfu_jax.flops.maxtext",
-    "attention_mask": "mfu_jax.flops.masks",
-    "count_model_flops": "mfu_jax.flops.traced",
-    "executed_flops": "mfu_jax.flops.executed",
-    "compare_flops": "mfu_jax.flops.comparison",
-    "tabulate": "mfu_jax.module_table",
-    "MetricLogger": "mfu_jax.metric_logger",
-    "StepCost": "mfu_jax.step_cost",
-    "instrument": "mfu_jax.instrumented_step",
+    "calculate_tflops_training_per_device": "mfu_jax.flops.analytic.maxtext",
+    "calculate_prefill_tflops_per_device": "mfu_jax.flops.analytic.maxtext",
+    "attention_mask": "mfu_jax.flops.traced.masks",
+    "count_model_flops": "mfu_jax.flops.traced.counting",
+    "executed_flops": "mfu_jax.flops.executed.counting",
+    "compare_flops": "mfu_jax.flops.ledger",
+    "tabulate": "mfu_jax.flops.traced.module_table",
+    "MetricLogger": "mfu_jax.logger.metric_logger",
+    "StepCost": "mfu_jax.logger.step_cost",
+    "instrument": "mfu_jax.instrumentation.instrumented_step",
 }
 
 # modules that are public as they are
@@ -51,23 +51,23 @@ __all__ = [
 
 if TYPE_CHECKING:
     from mfu_jax import flags, hardware
-    from mfu_jax.flops.analytic import (
+    from mfu_jax.flops.analytic.maxtext import (
+        calculate_prefill_tflops_per_device,
+        calculate_tflops_training_per_device,
+    )
+    from mfu_jax.flops.analytic.totals import (
         calculate_tflops_per_device,
         calculate_tokens_per_device,
         flops_breakdown,
     )
-    from mfu_jax.flops.comparison import compare_flops
-    from mfu_jax.flops.executed import executed_flops
-    from mfu_jax.flops.masks import attention_mask
-    from mfu_jax.flops.maxtext import (
-        calculate_prefill_tflops_per_device,
-        calculate_tflops_training_per_device,
-    )
-    from mfu_jax.flops.traced import count_model_flops
-    from mfu_jax.instrumented_step import instrument
-    from mfu_jax.metric_logger import MetricLogger
-    from mfu_jax.module_table import tabulate
-    from mfu_jax.step_cost import StepCost
+    from mfu_jax.flops.executed.counting import executed_flops
+    from mfu_jax.flops.ledger import compare_flops
+    from mfu_jax.flops.traced.counting import count_model_flops
+    from mfu_jax.flops.traced.masks import attention_mask
+    from mfu_jax.flops.traced.module_table import tabulate
+    from mfu_jax.instrumentation.instrumented_step import instrument
+    from mfu_jax.logger.metric_logger import MetricLogger
+    from mfu_jax.logger.step_cost import StepCost
 
 
 def __getattr__(name: str) -> Any:

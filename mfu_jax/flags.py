@@ -24,13 +24,14 @@ from typing import Any
 import jax
 from absl import flags as absl_flags
 
-from mfu_jax.compile_events import CompileLog
-from mfu_jax.disabled import DisabledLogger
 from mfu_jax.errors import UserError
-from mfu_jax.metric_logger import MetricLogger
-from mfu_jax.program_analysis import ProgramAnalysis
+from mfu_jax.instrumentation.jitting import jitted
+from mfu_jax.instrumentation.options import logger_options, make_sinks
+from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
+from mfu_jax.logger.compile_events import CompileLog
+from mfu_jax.logger.disabled import DisabledLogger
+from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.settings import Settings, setting_types
-from mfu_jax.step_setup import jitted, logger_options, make_sinks
 
 from_mapping = Settings.of
 

@@ -141,7 +141,7 @@ class Settings:
         Raises:
             UserError: it is empty, or not readable.
         """
-        from mfu_jax.flops.inputs import load_shape, parse_override
+        from mfu_jax.flops.analytic.inputs import load_shape, parse_override
 
         words = self.model_config.split()
         if not words or "=" in words[0] or not all("=" in word for word in words[1:]):

@@ -13,10 +13,9 @@ from typing import Any
 
 import jax
 
-from mfu_jax.compile_events import CompileLog
 from mfu_jax.errors import UserError
-from mfu_jax.non_finite import NON_FINITE_EXIT_CODE, NonFiniteLossError
-from mfu_jax.pyconfig import Config, load
+from mfu_jax.logger.compile_events import CompileLog
+from mfu_jax.logger.non_finite import NON_FINITE_EXIT_CODE, NonFiniteLossError
 from mfu_jax.trainer.checkpoint import Checkpointer, StopRequest
 from mfu_jax.trainer.data import make_iterator
 from mfu_jax.trainer.mesh import (
@@ -26,6 +25,7 @@ from mfu_jax.trainer.mesh import (
     rows_per_process,
 )
 from mfu_jax.trainer.metrics import count_step, find_step_peaks, make_logger, make_sinks
+from mfu_jax.trainer.pyconfig import Config, load
 from mfu_jax.trainer.state import TrainState, abstract_state, create_state, resolve_attention
 from mfu_jax.trainer.step import compile_eval_step, compile_train_step
 

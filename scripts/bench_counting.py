@@ -19,12 +19,12 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "flops"))
+sys.path.insert(0, str(ROOT))
 import record_programs  # noqa: E402
 
 os.environ.update({**record_programs.TPU_ENVIRONMENT, **os.environ})
 
-from mfu_jax.flops.executed import executed_flops  # noqa: E402
+from mfu_jax.flops.executed.counting import executed_flops  # noqa: E402
 
 PROGRAMS = ROOT / "tests" / "programs"
 
@@ -55,8 +55,9 @@ def main() -> None:
 
 def _unrolled(platform: str, layers: int) -> None:
     import jax
-    import program_list
-    from reference_model import Shape
+
+    from tests.support import program_list
+    from tests.support.reference_model import Shape
 
     shape = Shape(
         B=8,

@@ -24,8 +24,8 @@ import jax.numpy as jnp
 from bench_logger import machine, replace_section
 
 import mfu_jax
-from mfu_jax.sinks import ConsoleSink, JsonlSink, TensorBoardSink
-from mfu_jax.summary import percentile
+from mfu_jax.logger.sinks import ConsoleSink, JsonlSink, TensorBoardSink
+from mfu_jax.logger.summary import percentile
 
 WARMUP = 100
 # Leaves of the state, shapes of the batch, seconds between steps.

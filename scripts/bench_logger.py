@@ -24,9 +24,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mfu_jax.metric_logger import MetricLogger
-from mfu_jax.sinks import ConsoleSink, JsonlSink, TensorBoardSink
-from mfu_jax.summary import percentile
+from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.sinks import ConsoleSink, JsonlSink, TensorBoardSink
+from mfu_jax.logger.summary import percentile
 
 WARMUP = 20
 HEADING = "## Logger cost"
@@ -107,9 +107,9 @@ def seconds_a_step(steps: int, run: Callable[[], object]) -> float:
 
 def demo_blocks(block: int) -> Iterator[tuple[float, float]]:
     """Seconds a step of the demo without the logger, and with it, in blocks that take turns."""
-    from mfu_jax.pyconfig import load
     from mfu_jax.trainer.data import make_iterator
     from mfu_jax.trainer.mesh import make_mesh, put_batch, rows_per_process
+    from mfu_jax.trainer.pyconfig import load
     from mfu_jax.trainer.state import abstract_state, create_state
     from mfu_jax.trainer.step import compile_train_step
 

@@ -4,4 +4,4 @@
 #   scripts/benchmark_gpu.sh --configs=gpt2-124m --steps=50
 set -euo pipefail
 . "$(dirname "$0")/venv.sh" cuda
-exec python -m mfu_jax.benchmarking --platform=gpu "$@"
+exec python -m mfu_jax.runs.benchmarking --platform=gpu "$@"

@@ -4,4 +4,4 @@
 #   scripts/benchmark_tpu.sh --configs=gpt2-124m --steps=50
 set -euo pipefail
 . "$(dirname "$0")/venv.sh" tpu
-exec python -m mfu_jax.benchmarking --platform=tpu "$@"
+exec python -m mfu_jax.runs.benchmarking --platform=tpu "$@"

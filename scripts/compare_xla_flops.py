@@ -18,7 +18,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mfu_jax.flops.comparison import Ledger
+    from mfu_jax.flops.ledger import Ledger
 
 _VARIANTS = [
     f"scan_layers={scan} remat_policy={remat}"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import mfu_jax
-from mfu_jax.instrumented_step import InstrumentedStep
-from mfu_jax.phases import Phase, StepScope
+from mfu_jax.instrumentation.instrumented_step import InstrumentedStep
+from mfu_jax.logger.phases import Phase, StepScope
 from mfu_jax.settings import Settings
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
@@ -34,8 +34,8 @@ def make_page() -> str:
     for module in MODULES:
         parts.append(f"## `{module.__name__}`\n\n{text_of(module)}\n")
         for name, value in vars(module).items():
-            is_own = getattr(value, "__module__", None) == module.__name__
-            if is_own and not name.startswith("_") and callable(value):
+            where = f"{getattr(value, '__module__', '')}."
+            if where.startswith(f"{module.__name__}.") and not name.startswith("_") and callable(value):
                 parts += describe(f"{module.__name__}.{name}", value, level=3)
     for kind in RETURNED:
         parts += describe(f"{kind.__module__}.{kind.__name__}", kind)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "flops"))
+sys.path.insert(0, str(ROOT))
 
 TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -66,7 +66,7 @@ def devices(platform: str, topology: str = "") -> Any:
 
 def record(name: str, out: Path) -> None:
     """Compiles one program in this process and writes it."""
-    import program_list
+    from tests.support import program_list
 
     program = program_list.PROGRAMS[name]
     started = time.perf_counter()
@@ -104,7 +104,7 @@ def main() -> int:
         for name in arguments.here:
             record(name, arguments.out)
         return 0
-    import program_list
+    from tests.support import program_list
 
     failed: list[str] = []
     by_platform: dict[str, list[str]] = {}

@@ -20,7 +20,7 @@ import optax
 
 import mfu_jax
 from mfu_jax.flags import add_arguments, from_mapping
-from mfu_jax.step_setup import logger_options, make_sinks
+from mfu_jax.instrumentation.options import logger_options, make_sinks
 
 ENVIRONMENTS = 256
 STEPS = 64

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 from typing import Any
 
 import mfu_jax
+from tests.support.paths import SCRIPTS
 
 
 def generator() -> Any:
-    path = Path(__file__).parents[1] / "scripts" / "make_api_page.py"
+    path = SCRIPTS / "make_api_page.py"
     spec = importlib.util.spec_from_file_location("make_api_page", path)
     assert spec is not None
     assert spec.loader is not None

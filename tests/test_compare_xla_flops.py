@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from mfu_jax.flops.comparison import compare_flops
-from mfu_jax.flops.executed import ExecutedCount
+from mfu_jax.flops.executed.counting import ExecutedCount
+from mfu_jax.flops.ledger import compare_flops
+from tests.support.paths import SCRIPTS
 
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "compare_xla_flops.py"
+SCRIPT = SCRIPTS / "compare_xla_flops.py"
 TINY = [
     "num_decoder_layers=2",
     "emb_dim=32",

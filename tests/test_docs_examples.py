@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import doctest
-from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[1] / "docs"
+from tests.support.paths import DOCS
 
 
 @pytest.mark.parametrize("page", ["traced.md"])

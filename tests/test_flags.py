@@ -14,8 +14,8 @@ from absl import flags as absl_flags
 
 import mfu_jax
 from mfu_jax import flags
-from mfu_jax.disabled import DisabledLogger
 from mfu_jax.errors import UserError
+from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.settings import Settings
 
 

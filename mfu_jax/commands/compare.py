@@ -14,7 +14,7 @@ from mfu_jax.errors import UserError, nearest
 if TYPE_CHECKING:
     import jax
 
-    from mfu_jax.flops.comparison import Ledger
+    from mfu_jax.flops.ledger import Ledger
 
 _USAGE = """usage: mfu-jax compare [FILE.yml] [key=value …] [--json]
        mfu-jax compare PROGRAM.hlo[.gz|.xz] [model=N] [dense=N] [attention=N] [xla=N] [--json]
@@ -65,9 +65,9 @@ def ledger_of_config(
     Raises:
         UserError: the config is not understood, or does not fit the devices.
     """
-    from mfu_jax.pyconfig import load
     from mfu_jax.trainer.mesh import make_mesh
     from mfu_jax.trainer.metrics import count_step
+    from mfu_jax.trainer.pyconfig import load
     from mfu_jax.trainer.state import abstract_state, resolve_attention
     from mfu_jax.trainer.step import compile_train_step
 
@@ -78,8 +78,8 @@ def ledger_of_config(
 
 
 def _of_text(path: Path, arguments: Sequence[str]) -> Ledger:
-    from mfu_jax.flops.comparison import compare_flops
-    from mfu_jax.flops.executed import executed_flops
+    from mfu_jax.flops.executed.counting import executed_flops
+    from mfu_jax.flops.ledger import compare_flops
 
     numbers: dict[str, int] = {}
     convention = "maxtext"

@@ -8,13 +8,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.flops.analytic import TERA, calculate_tokens_per_device, compare_conventions, tflops_of
-from mfu_jax.flops.conventions import CONVENTIONS, FlopsRow, find_convention
-from mfu_jax.flops.inputs import load_shape, override_keys, parse_override
-from mfu_jax.flops.pairs import Number
-from mfu_jax.flops.parameters import ParameterCount, count_parameters
-from mfu_jax.flops.shape import ModelShape
-from mfu_jax.flops.training import training_model
+from mfu_jax.flops.analytic.conventions import CONVENTIONS, FlopsRow, find_convention
+from mfu_jax.flops.analytic.inputs import load_shape, override_keys, parse_override
+from mfu_jax.flops.analytic.parameters import ParameterCount, count_parameters
+from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.totals import (
+    TERA,
+    calculate_tokens_per_device,
+    compare_conventions,
+    tflops_of,
+)
+from mfu_jax.flops.analytic.training import training_model
+from mfu_jax.flops.exact import Number
 
 USAGE = """\
 usage: mfu-jax flops NAME_OR_FILE [key=value …] [--json]
@@ -135,7 +140,7 @@ def _answer(shape: ModelShape, convention: str, mfu: float | None) -> dict[str, 
 
 def _serving(shape: ModelShape) -> dict[str, Any]:
     """One sequence: its prompt of max_target_length tokens, and the token after it."""
-    from mfu_jax.flops.inference import decode_cost, prefill_cost
+    from mfu_jax.flops.analytic.serving import decode_cost, prefill_cost
 
     length = shape.max_target_length
     costs = {"prefill": prefill_cost(shape, length), "decode": decode_cost(shape, length)}

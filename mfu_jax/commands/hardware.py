@@ -8,7 +8,8 @@ from typing import Any
 
 from mfu_jax import hardware
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.hardware import Chip, Peak
+from mfu_jax.hardware.chips import Chip
+from mfu_jax.hardware.peak import Peak
 
 _USAGE = """usage: mfu-jax hardware [NAME] [options]
 
@@ -71,7 +72,7 @@ def _attached(dtype: str, measure: bool) -> tuple[dict[str, Any], str]:
     head = f"{jax.device_count()} × {device.device_kind} ({device.platform}, jax {jax.__version__})"
     answer: dict[str, Any] = {"device_kind": device.device_kind, "devices": jax.device_count()}
     if measure or device.device_kind == "cpu":
-        from mfu_jax.calibration import calibrate
+        from mfu_jax.hardware.calibration import calibrate
 
         peak = calibrate(dtype, device, refresh=measure)
         return {**answer, "peak": _peak_json(peak)}, f"{head}\n  peak  {peak}"

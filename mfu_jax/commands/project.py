@@ -9,7 +9,7 @@ from typing import Any
 
 from mfu_jax import hardware
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.projection import Projection, as_json, project
+from mfu_jax.runs.projection import Projection, as_json, project
 
 _USAGE = """usage: mfu-jax project key=value … [--json]
 
@@ -135,8 +135,8 @@ def _flops_per_token(
         return 6 * numbers["params"], f"{numbers['params']:g} parameters, 6N (no attention)"
     if "model" not in words:
         return None, ""
-    from mfu_jax.flops.analytic import calculate_tokens_per_device, model_flops_per_device
-    from mfu_jax.flops.inputs import load_shape
+    from mfu_jax.flops.analytic.inputs import load_shape
+    from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, model_flops_per_device
 
     overrides: dict[str, Any] = {"per_device_batch_size": 1}
     if "max_target_length" in numbers:

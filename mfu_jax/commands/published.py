@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.published import Check, Run, find_run, published_runs, recompute
+from mfu_jax.runs.published import Check, Run, find_run, published_runs, recompute
 
 _USAGE = """usage: mfu-jax published [ID …] [--json]
 

@@ -9,8 +9,8 @@ from typing import Any
 from mfu_jax import hardware
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.formatting import percent, readable
-from mfu_jax.metrics_files import MetricsRun, Step, read_metrics
-from mfu_jax.summary import Summary
+from mfu_jax.logger.summary import Summary
+from mfu_jax.runs.metrics_files import MetricsRun, Step, read_metrics
 
 _USAGE = """usage: mfu-jax report FILE [key=value …] [--json]
 
@@ -121,9 +121,9 @@ def _count(
     run: MetricsRun, model: str, fields: Mapping[str, str], convention: str
 ) -> dict[str, float]:
     """TFLOPs of a step on one device by every convention, from a config."""
-    from mfu_jax.flops.analytic import TERA, calculate_tokens_per_device, compare_conventions
-    from mfu_jax.flops.conventions import find_convention
-    from mfu_jax.flops.inputs import load_shape, parse_override
+    from mfu_jax.flops.analytic.conventions import find_convention
+    from mfu_jax.flops.analytic.inputs import load_shape, parse_override
+    from mfu_jax.flops.analytic.totals import TERA, calculate_tokens_per_device, compare_conventions
 
     find_convention(convention)
     shape = load_shape(model, {key: parse_override(key, text) for key, text in fields.items()})

@@ -12,21 +12,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, Protocol
 
-Number = int | Fraction
+from mfu_jax.flops.exact import Number, integral
+
 """Exact: an int where the value is integral, a Fraction where half a pair is left."""
 
 PairCounting = Literal["maxtext", "exact", "dense"]
-
-
-def integral(value: Number) -> Number:
-    """`value` as an int where it is one.
-
-    >>> integral(Fraction(6, 2)), integral(Fraction(1, 2))
-    (3, Fraction(1, 2))
-    """
-    if isinstance(value, Fraction) and value.denominator == 1:
-        return value.numerator
-    return value
 
 
 class Mask(Protocol):

@@ -11,8 +11,8 @@ import jax
 import orbax.checkpoint as ocp
 
 from mfu_jax.errors import UserError
-from mfu_jax.pyconfig import Config
 from mfu_jax.trainer.data import CheckpointableIterator
+from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.trainer.state import TrainState
 
 

@@ -16,7 +16,7 @@ import grain
 import numpy as np
 
 from mfu_jax.errors import UserError
-from mfu_jax.pyconfig import Config
+from mfu_jax.trainer.pyconfig import Config
 
 BATCH_KEYS = (
     "inputs",

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mfu_jax.errors import UserError
 from mfu_jax.layers.sharding import BATCH_AXES, partition_spec
-from mfu_jax.pyconfig import Config
+from mfu_jax.trainer.pyconfig import Config
 
 _log = logging.getLogger("mfu_jax")
 _AXES = ("data", "fsdp", "tensor")

@@ -9,17 +9,14 @@ from typing import Any
 
 import jax
 
-from mfu_jax import step_flops
-from mfu_jax.compile_events import CompileLog
-from mfu_jax.flops.analytic import (
-    calculate_tflops_per_device,
-    calculate_tokens_per_device,
-)
-from mfu_jax.metric_logger import MetricLogger
-from mfu_jax.pyconfig import Config
-from mfu_jax.sinks import Sink, make_sink
-from mfu_jax.step_flops import StepFlops
-from mfu_jax.step_peaks import StepPeaks, find_peaks
+from mfu_jax.flops.analytic.totals import calculate_tflops_per_device, calculate_tokens_per_device
+from mfu_jax.hardware.step_peaks import StepPeaks, find_peaks
+from mfu_jax.instrumentation import step_flops
+from mfu_jax.instrumentation.step_flops import StepFlops
+from mfu_jax.logger.compile_events import CompileLog
+from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.sinks import Sink, make_sink
+from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.trainer.state import TrainState, parameter_count
 
 

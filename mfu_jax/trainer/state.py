@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 from mfu_jax.errors import UserError
 from mfu_jax.layers.attention_ops import choose_attention
 from mfu_jax.layers.decoder import Decoder
-from mfu_jax.pyconfig import Config
 from mfu_jax.trainer.mesh import state_shardings
+from mfu_jax.trainer.pyconfig import Config
 
 
 @jax.tree_util.register_dataclass

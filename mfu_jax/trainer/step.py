@@ -11,9 +11,9 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from mfu_jax.pyconfig import Config
 from mfu_jax.trainer.data import BATCH_KEYS
 from mfu_jax.trainer.mesh import batch_sharding, micro_batch_size
+from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.trainer.state import (
     TrainState,
     learning_rate_schedule,

@@ -13,7 +13,7 @@ import pytest
 from absl import flags as absl_flags
 
 import mfu_jax
-from mfu_jax.sinks import Sink, StepRecord
+from mfu_jax.logger.sinks import Sink, StepRecord
 
 eqx = pytest.importorskip("equinox")
 optax = pytest.importorskip("optax")

@@ -16,7 +16,7 @@ from flax import nnx
 from flax.training.train_state import TrainState
 
 import mfu_jax
-from mfu_jax.sinks import Sink, StepRecord
+from mfu_jax.logger.sinks import Sink, StepRecord
 
 ignore_unused_donations = pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 

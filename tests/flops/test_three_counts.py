@@ -12,18 +12,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-import architecture_models as models
 import jax
 import mfu_jax.configs
 import pytest
 
-from mfu_jax import pyconfig
-from mfu_jax.flops.analytic import model_flops_per_device
-from mfu_jax.flops.executed import ExecutedCount, executed_flops
-from mfu_jax.flops.inputs import load_shape
-from mfu_jax.flops.shape import ModelShape
-from mfu_jax.flops.traced import TracedCount, count_model_flops
-from mfu_jax.trainer import mesh, state, step
+from mfu_jax.flops.analytic.inputs import load_shape
+from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.totals import model_flops_per_device
+from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.flops.traced.counting import TracedCount, count_model_flops
+from mfu_jax.trainer import mesh, pyconfig, state, step
+from tests.support import architecture_models as models
 
 B, S = 2, 12
 # Every size is another one where it can be, so that no two are mistaken for each other.

@@ -12,7 +12,7 @@ from mfu_jax.layers.embeddings import apply_rope
 from mfu_jax.layers.linears import Dense, Mlp
 from mfu_jax.layers.normalizations import LayerNorm, RMSNorm
 
-from mfu_jax import pyconfig
+from mfu_jax.trainer import pyconfig
 
 S = 16
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mfu_jax import pyconfig
 from mfu_jax.errors import UserError
-from mfu_jax.pyconfig import Config
+from mfu_jax.trainer import pyconfig
 from mfu_jax.trainer.data import TokenRows, make_iterator, split_documents, split_row
+from mfu_jax.trainer.pyconfig import Config
 
 
 def config(**keys: object) -> Config:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mfu_jax import pyconfig
+from mfu_jax.trainer import pyconfig
 from mfu_jax.trainer.mesh import make_mesh
 
 

@@ -10,13 +10,12 @@ import jax
 import numpy as np
 import pytest
 
-from mfu_jax import pyconfig
-from mfu_jax.flops.analytic import calculate_tflops_per_device, model_flops_per_device
-from mfu_jax.flops.executed import ExecutedCount, executed_flops
-from mfu_jax.flops.parameters import count_parameters
-from mfu_jax.pyconfig import Config
-from mfu_jax.trainer import mesh, state, step
+from mfu_jax.flops.analytic.parameters import count_parameters
+from mfu_jax.flops.analytic.totals import calculate_tflops_per_device, model_flops_per_device
+from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.trainer import mesh, pyconfig, state, step
 from mfu_jax.trainer.data import make_iterator
+from mfu_jax.trainer.pyconfig import Config
 
 L, B, S, V, D, F, N, h = 3, 2, 64, 256, 64, 192, 4, 16
 

@@ -1,0 +1,74 @@
+"""Diffusion transformers: an image's patches through encoder blocks that a condition modulates."""
+
+from __future__ import annotations
+
+import math
+
+from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic import matmuls
+from mfu_jax.flops.analytic.architectures.registry import architecture
+from mfu_jax.flops.analytic.components import Layer, Model
+from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.pairs import Full
+
+_TIMESTEP_FREQUENCIES = 256
+
+
+@architecture("dit")
+def dit(shape: ModelShape) -> Model:
+    """DiT (arXiv 2212.09748): patches of a latent ``[side, side, channels]``, adaLN-Zero blocks.
+
+    The condition (timestep and class, one row of `vocab_size` classes) makes six vectors a block,
+    ``[C, 6·C]`` once for each image; two more before the output, which predicts noise and variance.
+    Positions are a fixed table, which is counted as parameters, as its authors do.
+    """
+    shape.require("num_query_heads", "mlp_dim", "image_size_for_vit", "patch_size_for_vit")
+    size = shape.image_size_for_vit
+    sides = size if isinstance(size, tuple) else (size, size)
+    tokens = math.prod(side // shape.patch_size_for_vit for side in sides)
+    if shape.max_target_length != tokens:
+        raise UserError(
+            f"max_target_length={shape.max_target_length}: expected {tokens}, the patches of "
+            f"image_size_for_vit={size!r} at patch_size_for_vit={shape.patch_size_for_vit}"
+        )
+    width = shape.emb_dim
+    pixels = shape.num_channels_for_vit * shape.patch_size_for_vit**2
+    # Noise and timesteps are data: their gradient is not needed.
+    patches = matmuls.projection("patches", pixels, width, bias=True).replace(left_gradient=False)
+    frequencies = matmuls.projection(
+        "timestep/mlp_0", _TIMESTEP_FREQUENCIES, width, bias=True, tokens=1
+    ).replace(left_gradient=False)
+    block = (
+        matmuls.projection("modulation", width, 6 * width, bias=True, tokens=1),
+        *matmuls.attention(
+            width,
+            shape.num_query_heads,
+            shape.num_query_heads,
+            shape.head_dim or width // shape.num_query_heads,
+            Full(),
+            bias=True,
+        ),
+        *matmuls.mlp(width, shape.mlp_dim, gated=False, bias=True),
+    )
+    return Model(
+        layers=(
+            Layer(
+                name="embedding",
+                components=(
+                    patches,
+                    matmuls.table("positions", tokens, width),
+                    frequencies,
+                    matmuls.projection("timestep/mlp_2", width, width, bias=True, tokens=1),
+                    matmuls.table("classes", shape.vocab_size, width),
+                ),
+            ),
+            Layer(name="layers", components=block, repeats=shape.num_decoder_layers),
+            Layer(
+                name="head",
+                components=(
+                    matmuls.projection("modulation", width, 2 * width, bias=True, tokens=1),
+                    matmuls.projection("output", width, 2 * pixels, bias=True),
+                ),
+            ),
+        )
+    )

@@ -1,0 +1,122 @@
+"""What a model is made of, as the counts see it: components in layers in a model.
+
+A component holds its multiply-adds (per token, or per attended pair) and its weights, and says what
+its backward pass needs. FLOPs, parameters and breakdown all come from the same components.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Self, TypeVar
+
+from mfu_jax.flops.exact import Number
+from mfu_jax.flops.pairs import Mask, PairCounting
+
+Kind = Literal["weight", "attention"]
+KindOfLayer = TypeVar("KindOfLayer", bound=Hashable)
+
+
+class Cache(NamedTuple):
+    """What serving keeps of a sequence for one component.
+
+    Attributes:
+        width: values of each key that a token sees (its key and value, or a latent of both).
+        state: values of the whole sequence (a recurrent state, the last inputs of a convolution).
+        borrowed: whether another layer keeps them: they are read here, not written.
+        decode_macs: multiply-adds of a pair in decoding, where they differ from training.
+    """
+
+    width: int = 0
+    state: int = 0
+    borrowed: bool = False
+    decode_macs: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Component:
+    """One matrix multiplication of one layer, or a few that always come together.
+
+    Attributes:
+        name: what it is, for the breakdown.
+        kind: ``weight`` where one operand is a weight, ``attention`` where both are activations.
+        macs: multiply-adds of one token; of one (query, key) pair where there is a mask.
+        mask: which pairs an attention component computes; None: it works token by token.
+        tokens: tokens of one sequence that it works on; None: all of them.
+        parameters: weights it holds (also those that multiply nothing: biases, norms, tables).
+        active_parameters: the weights that one token uses; None: all of them.
+        table: whether the parameters are a lookup table (token, position) that no matmul reads.
+        left_gradient: whether the gradient of the left operand, its input, is needed (False:
+            nothing below it trains).
+        right_gradient: whether the gradient of the right operand is needed: of the weights (False:
+            frozen), or of keys and values.
+        cache: what serving keeps for it from one token to the next.
+        inputs, outputs: of a dense layer, ``[inputs, outputs]``; 0 for anything else.
+    """
+
+    name: str
+    kind: Kind = "weight"
+    macs: Number = 0
+    mask: Mask | None = None
+    tokens: int | None = None
+    parameters: int = 0
+    active_parameters: int | None = None
+    table: bool = False
+    left_gradient: bool = True
+    right_gradient: bool = True
+    cache: Cache | None = None
+    inputs: int = 0
+    outputs: int = 0
+
+    def forward_flops(self, length: int, counting: PairCounting) -> Number:
+        """FLOPs of one forward pass over one sequence of `length` tokens: 2 per multiply-add."""
+        if self.mask is not None:
+            return 2 * self.macs * self.mask.pairs(length, counting)
+        return 2 * self.macs * (length if self.tokens is None else self.tokens)
+
+    @property
+    def backward_multiple(self) -> int:
+        """Backward FLOPs in units of the forward: one matmul for each operand's gradient."""
+        return self.left_gradient + self.right_gradient
+
+    def replace(self, **changes: object) -> Self:
+        """A copy with some attributes changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """Components that stand together, and how often the model repeats them."""
+
+    name: str
+    components: tuple[Component, ...]
+    repeats: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """Every layer of a model, in order."""
+
+    layers: tuple[Layer, ...]
+
+
+def layers_of(
+    kinds: Iterable[KindOfLayer], block: Callable[[KindOfLayer], tuple[str, tuple[Component, ...]]]
+) -> tuple[Layer, ...]:
+    """Builds each kind of layer once and counts its repeats, in order of first appearance.
+
+    Args:
+        kinds: the kind of every layer of the model, from first to last.
+        block: kind → the layer's name and components.
+
+    >>> layers = layers_of("aab", lambda kind: (f"layers_{kind}", (Component(name="x"),)))
+    >>> [(layer.name, layer.repeats) for layer in layers]
+    [('layers_a', 2), ('layers_b', 1)]
+    """
+    layers = []
+    for kind, repeats in Counter(kinds).items():
+        name, components = block(kind)
+        layers.append(Layer(name=name, components=components, repeats=repeats))
+    return tuple(layers)

@@ -1,0 +1,240 @@
+"""How people count model FLOPs differently, and what one count becomes in another.
+
+Three conventions count every matmul and differ in the attention pairs (`maxtext`, `exact`,
+`dense`); `megatron` counts every matmul, with half of all pairs everywhere; the others are formulas
+over a parameter count N. All are training FLOPs without recomputation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+from mfu_jax.errors import UserError, nearest
+from mfu_jax.flops.analytic.components import Component, Kind, Model
+from mfu_jax.flops.analytic.parameters import parameters_of
+from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.exact import Number, integral
+from mfu_jax.flops.pairs import Causal, Full, PairCounting
+
+
+class FlopsRow(NamedTuple):
+    """One component of one kind of layer, all its repeats together.
+
+    Attributes:
+        layer: the layer's name.
+        component: the component's name.
+        kind: ``weight`` (an operand is a weight) or ``attention`` (both are activations).
+        repeats: layers of this kind.
+        forward_flops: of one device in one optimizer step, all repeats.
+        training_flops: forward and backward, likewise.
+    """
+
+    layer: str
+    component: str
+    kind: Kind
+    repeats: int
+    forward_flops: Number
+    training_flops: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convention:
+    """One way to count.
+
+    Attributes:
+        name: the key.
+        summary: what it counts, in one line.
+        source: where it is from.
+        rows: (shape, model) → what it counts, row by row.
+    """
+
+    name: str
+    summary: str
+    source: str
+    rows: Callable[[ModelShape, Model], list[FlopsRow]]
+
+
+CONVENTIONS: dict[str, Convention] = {}
+
+
+def _convention(
+    name: str, summary: str, source: str
+) -> Callable[[Callable[[ModelShape, Model], list[FlopsRow]]], None]:
+    """Registers the function that counts `name`."""
+
+    def register(rows: Callable[[ModelShape, Model], list[FlopsRow]]) -> None:
+        CONVENTIONS[name] = Convention(name=name, summary=summary, source=source, rows=rows)
+
+    return register
+
+
+def find_convention(name: str) -> Convention:
+    """The convention of that name.
+
+    Raises:
+        UserError: there is none; the nearest name is given.
+    """
+    if name not in CONVENTIONS:
+        raise UserError(
+            f"convention={name!r} is not known{nearest(name, CONVENTIONS)}; expected one of "
+            f"{', '.join(CONVENTIONS)}"
+        )
+    return CONVENTIONS[name]
+
+
+def matmul_rows(
+    shape: ModelShape,
+    model: Model,
+    counting: PairCounting,
+    change: Callable[[Component], Component] | None = None,
+) -> list[FlopsRow]:
+    """Every component that multiplies, with its attention pairs counted as `counting` says."""
+    rows = []
+    sequences, length = shape.sequences_per_step, shape.max_target_length
+    for layer in model.layers:
+        times = layer.repeats * sequences
+        for part in layer.components:
+            if not part.macs or part.tokens == 0:
+                continue
+            counted = change(part) if change else part
+            if not counted.macs:
+                continue
+            forward = integral(counted.forward_flops(length, counting) * times)
+            rows.append(
+                FlopsRow(
+                    layer.name,
+                    part.name,
+                    part.kind,
+                    layer.repeats,
+                    forward,
+                    forward * (1 + part.backward_multiple),
+                )
+            )
+    return rows
+
+
+@_convention("maxtext", "every matmul; causal S²/2, window S·W − W²/2", "MaxText")
+def _maxtext(shape: ModelShape, model: Model) -> list[FlopsRow]:
+    return matmul_rows(shape, model, "maxtext")
+
+
+@_convention("exact", "every matmul; the pairs a mask keeps, one by one", "this project")
+def _exact(shape: ModelShape, model: Model) -> list[FlopsRow]:
+    return matmul_rows(shape, model, "exact")
+
+
+@_convention("dense", "every matmul; all S² pairs whatever the mask", "PyTorch's FLOP counter")
+def _dense(shape: ModelShape, model: Model) -> list[FlopsRow]:
+    return matmul_rows(shape, model, "dense")
+
+
+@_convention(
+    "megatron",
+    "every matmul but the router; S²/2 in every layer, windows or not",
+    "Megatron-LM, 2025, num_floating_point_operations",
+)
+def _megatron(shape: ModelShape, model: Model) -> list[FlopsRow]:
+    padded = _padded_vocabulary(shape)
+
+    def causal(part: Component) -> Component:
+        if part.name.endswith("logits"):
+            return part.replace(macs=part.macs * padded // shape.vocab_size)
+        if part.name.endswith(("moe/router", "moe/shared_gate")):
+            return part.replace(macs=0)
+        if part.mask is None or isinstance(part.mask, Full):
+            return part
+        return part.replace(mask=Causal())
+
+    return matmul_rows(shape, model, "maxtext", causal)
+
+
+def _padded_vocabulary(shape: ModelShape) -> int:
+    """Megatron pads the vocabulary to a multiple (128 × its tensor parallelism) and counts that."""
+    multiple = shape.make_vocab_size_divisible_by or 1
+    return -(-shape.vocab_size // multiple) * multiple
+
+
+@_convention(
+    "megatron_2021",
+    "72·B·S·L·h²·(1 + S/6h + V/12Lh): MLP of 4h, all S² pairs, no recomputation",
+    "Narayanan et al., arXiv 2104.04473, with 72 for 96 (no recomputation)",
+)
+def _megatron_2021(shape: ModelShape, model: Model) -> list[FlopsRow]:
+    layers = sum(
+        layer.repeats
+        for layer in model.layers
+        if any(part.mask is not None for part in layer.components)
+    )
+    tokens, width = _tokens(shape), shape.emb_dim
+    return [
+        _row("72·B·S·L·h²", "weight", 72 * tokens * layers * width**2, layers),
+        _row("6·B·S·h·V", "weight", 6 * tokens * width * _padded_vocabulary(shape)),
+        _row("12·B·S²·L·h", "attention", 12 * tokens * shape.max_target_length * layers * width),
+    ]
+
+
+@_convention(
+    "palm",
+    "6·N + 12·L·H·Q·S per token; N: all active weights",
+    "PaLM, arXiv 2204.02311, appendix B",
+)
+def _palm(shape: ModelShape, model: Model) -> list[FlopsRow]:
+    return _formula(shape, model, parameters_of(shape, model).active, attention=True)
+
+
+@_convention(
+    "nanogpt",
+    "6·N + 12·L·H·Q·S per token; N: all active weights but the position table",
+    "nanoGPT, model.py, estimate_mfu",
+)
+def _nanogpt(shape: ModelShape, model: Model) -> list[FlopsRow]:
+    count = parameters_of(shape, model)
+    return _formula(shape, model, count.active - count.positions, attention=True)
+
+
+@_convention("6n", "6·N per token; N: all active weights", "Hoffmann et al., arXiv 2203.15556")
+def _six_n(shape: ModelShape, model: Model) -> list[FlopsRow]:
+    return _formula(shape, model, parameters_of(shape, model).active, attention=False)
+
+
+@_convention(
+    "6n_non_embedding",
+    "6·N per token; N: active weights without tables and output head",
+    "Kaplan et al., arXiv 2001.08361",
+)
+def _six_n_non_embedding(shape: ModelShape, model: Model) -> list[FlopsRow]:
+    return _formula(shape, model, parameters_of(shape, model).active_non_embedding, attention=False)
+
+
+def _formula(
+    shape: ModelShape, model: Model, parameters: int, *, attention: bool
+) -> list[FlopsRow]:
+    """6·N a token, and 12·L·H·Q·S, which is 3 × the dense count of QKᵀ and PV."""
+    rows = [_row("6·N", "weight", 6 * parameters * _tokens(shape))]
+    if attention:
+        pairs = shape.max_target_length * _tokens(shape)
+        macs = sum(
+            layer.repeats * part.macs
+            for layer in model.layers
+            for part in layer.components
+            if part.mask is not None
+        )
+        rows.append(_row("12·L·H·Q·S", "attention", 6 * macs * pairs))
+    return rows
+
+
+def _tokens(shape: ModelShape) -> Number:
+    return shape.sequences_per_step * shape.max_target_length
+
+
+# A formula's backward is twice its forward.
+_FORWARD_SHARE = Fraction(1, 3)
+
+
+def _row(component: str, kind: Kind, training: Number, repeats: int = 1) -> FlopsRow:
+    return FlopsRow(
+        "model", component, kind, repeats, integral(training * _FORWARD_SHARE), integral(training)
+    )

@@ -1,0 +1,128 @@
+"""What the translations share: the fields that nearly every decoder has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from mfu_jax.flops.analytic.huggingface.fields import Fields
+from mfu_jax.flops.analytic.shapes.hf_decoder import FULL, SLIDING, HfDecoderShape
+
+PLAIN_MLP = ("gelu",)
+
+
+Shape = TypeVar("Shape", bound=HfDecoderShape)
+
+
+def decoder(c: Fields, **changes: Any) -> HfDecoderShape:
+    """A decoder with the common fields, see `decoder_of`."""
+    return decoder_of(HfDecoderShape, c, **changes)
+
+
+def decoder_of(kind: type[Shape], c: Fields, **changes: Any) -> Shape:
+    """A decoder with RMSNorm, rotary positions and a gated MLP, as far as `changes` leave it so.
+
+    Raises:
+        UserError: naming the field that is missing or wrong.
+    """
+    layers = c.size("num_hidden_layers")
+    attention_bias = c.knows("attention_bias") and c.flag("attention_bias")
+    values: dict[str, Any] = {
+        "vocab_size": c.size("vocab_size"),
+        "num_decoder_layers": layers,
+        "emb_dim": c.size("hidden_size"),
+        "logits_via_embedding": c.flag("tie_word_embeddings", default=True),
+        "normalization": "rmsnorm",
+        "position_embedding": "rope",
+        "attention_bias": attention_bias,
+        "attention_output_bias": changes.get("attention_bias", attention_bias),
+        "use_bias": c.knows("mlp_bias") and c.flag("mlp_bias"),
+        "feed_forward_types": ("dense",) * layers,
+        **changes,
+    }
+    if "num_query_heads" not in values:
+        values.update(heads(c))
+    if "mlp_dim" not in values:
+        values["mlp_dim"] = c.size("intermediate_size")
+    if "sliding_window_size" not in values:
+        values["sliding_window_size"] = c.optional_size("sliding_window")
+    if "layer_types" not in values:
+        values["layer_types"] = (SLIDING if values["sliding_window_size"] else FULL,) * layers
+    return kind(**values)
+
+
+def heads(c: Fields, *, floor: bool = False, derived: bool = False) -> dict[str, int]:
+    """Query heads, key/value heads and head width.
+
+    Args:
+        floor: the model's own code rounds ``hidden_size / num_attention_heads`` down.
+        derived: it takes that for the head width whatever ``head_dim`` says.
+    """
+    query_heads = c.size("num_attention_heads")
+    kv_heads = c.size("num_key_value_heads", query_heads)
+    if query_heads % kv_heads:
+        c.fail("num_key_value_heads", f"expected a divisor of num_attention_heads={query_heads}")
+    if derived or c.get("head_dim") is None:
+        head_dim = c.quotient("hidden_size", "num_attention_heads", floor=floor)
+    else:
+        head_dim = c.size("head_dim")
+    return {"num_query_heads": query_heads, "num_kv_heads": kv_heads, "head_dim": head_dim}
+
+
+def equal_heads(c: Fields) -> dict[str, int]:
+    """As many key/value heads as query heads, of width ``hidden_size / num_attention_heads``."""
+    query_heads = c.size("num_attention_heads")
+    width = c.quotient("hidden_size", "num_attention_heads")
+    return {"num_query_heads": query_heads, "num_kv_heads": query_heads, "head_dim": width}
+
+
+def layer_types(c: Fields, default: Callable[[int], str], name: str = "layer_types") -> list[str]:
+    """The list in the file, else ``default(i)`` for each layer i.
+
+    Raises:
+        UserError: it has another length than the model.
+    """
+    layers = c.size("num_hidden_layers")
+    given = c.list_of(str, name)
+    if given is None:
+        return [default(i) for i in range(layers)]
+    return checked_length(c, name, given)
+
+
+def checked_length(c: Fields, name: str, given: list[Any]) -> list[Any]:
+    """`given`, which must have one entry for each layer."""
+    layers = c.size("num_hidden_layers")
+    if len(given) != layers:
+        c.fail(name, f"has {len(given)} entries, expected num_hidden_layers={layers}")
+    return given
+
+
+def every(interval: int, last: str, others: str) -> Callable[[int], str]:
+    """`last` for every `interval`-th layer (none where it is 0), `others` for the rest."""
+    return lambda i: last if interval and (i + 1) % interval == 0 else others
+
+
+def experts(
+    c: Fields,
+    count: str,
+    hidden: str = "moe_intermediate_size",
+    used: str = "num_experts_per_tok",
+) -> dict[str, Any]:
+    """Number of experts, of those a token uses, and their hidden width."""
+    number, chosen = c.size(count), c.size(used)
+    if chosen > number:
+        c.fail(used, f"expected at most {count}={number}")
+    return {"num_experts": number, "num_experts_per_tok": chosen, "moe_mlp_dim": c.size(hidden)}
+
+
+def moe_layers(layers: int, is_moe: Callable[[int], bool]) -> Sequence[str]:
+    """``moe`` where `is_moe(i)`, else ``dense``."""
+    return ["moe" if is_moe(i) else "dense" for i in range(layers)]
+
+
+def refuse(c: Fields, name: str) -> None:
+    """An error where a field switches on a part that is not counted here."""
+    if c.flag(name):
+        c.fail(
+            name, "is not counted from a config; count_model_flops(fn, *args) counts any function"
+        )

@@ -1,0 +1,202 @@
+"""Encoders and encoder-decoders: BERT, ViT, CLIP, T5, Whisper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mfu_jax.flops.analytic.huggingface.common import PLAIN_MLP
+from mfu_jax.flops.analytic.huggingface.fields import Fields
+from mfu_jax.flops.analytic.huggingface.registry import model_type
+from mfu_jax.flops.analytic.shapes.hf_encoder import HfEncoderShape
+
+
+def _class_heads(c: Fields, heads: Mapping[str, tuple[str, ...]], default: str) -> tuple[str, ...]:
+    """The heads of the class that ``architectures`` names; `default` where it names none."""
+    given = c.list_of(str, "architectures")
+    name = given[0] if given else default
+    if name not in heads:
+        c.fail("architectures", f"expected one of {', '.join(heads)}")
+    return heads[name]
+
+
+def _num_labels(c: Fields) -> int:
+    """Classes: as many as id2label has, else num_labels, else transformers' 2."""
+    labels = c.get("id2label")
+    return len(labels) if isinstance(labels, Mapping) and labels else c.size("num_labels", 2)
+
+
+def _encoder(c: Fields, block: str, **changes: Any) -> HfEncoderShape:
+    heads = c.size("num_attention_heads")
+    values: dict[str, Any] = {
+        "decoder_block": block,
+        "num_decoder_layers": c.size("num_hidden_layers"),
+        "emb_dim": c.size("hidden_size"),
+        "num_query_heads": heads,
+        "num_kv_heads": heads,
+        "mlp_activations": PLAIN_MLP,
+        "normalization": "layernorm",
+        "position_embedding": "learned",
+        **changes,
+    }
+    if "head_dim" not in values:
+        values["head_dim"] = c.quotient("hidden_size", "num_attention_heads")
+    if "mlp_dim" not in values:
+        values["mlp_dim"] = c.size("intermediate_size")
+    return HfEncoderShape(**values)
+
+
+_BERT_CLASSES = {
+    "BertForMaskedLM": ("mlm",),
+    "BertLMHeadModel": ("mlm",),
+    "BertModel": ("pooler",),
+    "BertForPreTraining": ("pooler", "mlm", "next_sentence"),
+    "BertForNextSentencePrediction": ("pooler", "next_sentence"),
+    "BertForSequenceClassification": ("pooler", "classifier"),
+    "BertForTokenClassification": ("token_classifier",),
+    "BertForQuestionAnswering": ("token_classifier",),
+}
+
+
+@model_type("bert")
+def bert(c: Fields) -> HfEncoderShape:
+    """Post-norm encoder; masked-language-model head where ``architectures`` names no class."""
+    for unsupported in ("add_cross_attention", "is_decoder"):
+        if c.flag(unsupported):
+            c.fail(unsupported, "only BERT as an encoder is counted from a config")
+    return _encoder(
+        c,
+        "hf_bert",
+        vocab_size=c.size("vocab_size"),
+        logits_via_embedding=c.flag("tie_word_embeddings", default=True),
+        trainable_position_size=c.size("max_position_embeddings"),
+        token_types=c.size("type_vocab_size"),
+        output_heads=_class_heads(c, _BERT_CLASSES, "BertForMaskedLM"),
+        num_labels=_num_labels(c),
+    )
+
+
+_VIT_CLASSES = {
+    "ViTForImageClassification": ("classifier",),
+    "ViTModel": ("pooler",),
+}
+
+
+@model_type("vit")
+def vit(c: Fields) -> HfEncoderShape:
+    """Image classifier where ``architectures`` names no class; a sequence is one image."""
+    labels, image = _num_labels(c), _image(c)
+    side = image["image_size_for_vit"] // image["patch_size_for_vit"]
+    return _encoder(
+        c,
+        "hf_vit",
+        vocab_size=labels,
+        max_target_length=side * side + 1,
+        attention_bias=c.flag("qkv_bias", default=True),
+        output_heads=_class_heads(c, _VIT_CLASSES, "ViTForImageClassification"),
+        num_labels=labels,
+        pooled_width=c.size("pooler_output_size", c.size("hidden_size")),
+        **image,
+    )
+
+
+def _image(c: Fields) -> dict[str, Any]:
+    image, patch = c.size("image_size"), c.size("patch_size")
+    if image < patch:
+        c.fail("image_size", f"expected patch_size={patch} or more")
+    return {
+        "image_size_for_vit": image,
+        "patch_size_for_vit": patch,
+        "num_channels_for_vit": c.size("num_channels"),
+    }
+
+
+@model_type("clip")
+def clip(c: Fields) -> HfEncoderShape:
+    """Text and vision encoder with their projections; one image a text."""
+    text = _clip_part(c, "text")
+    vision = _clip_part(c, "vision")
+    vision.quotient("hidden_size", "num_attention_heads")
+    return _encoder(
+        text,
+        "hf_clip",
+        vocab_size=text.size("vocab_size"),
+        trainable_position_size=text.size("max_position_embeddings"),
+        projection_width=c.size("projection_dim"),
+        images_per_sequence=1,
+        hidden_size_for_vit=vision.size("hidden_size"),
+        intermediate_size_for_vit=vision.size("intermediate_size"),
+        num_hidden_layers_for_vit=vision.size("num_hidden_layers"),
+        **_image(vision),
+    )
+
+
+def _clip_part(c: Fields, name: str) -> Fields:
+    """Older files have ``text_config_dict`` too, which then replaces ``text_config``."""
+    older = f"{name}_config_dict"
+    return c.nested(older if c.has(older) else f"{name}_config", f"clip_{name}_model")
+
+
+_T5_CLASSES = {
+    "T5ForConditionalGeneration": ("logits",),
+    "T5WithLMHeadModel": ("logits",),
+    "T5Model": ("none",),
+    "T5EncoderModel": ("encoder",),
+}
+
+
+@model_type("t5")
+def t5(c: Fields) -> HfEncoderShape:
+    """Encoder and decoder, equally long where encoder_length is not given.
+
+    transformers ties the head to the embedding, whatever ``tie_word_embeddings`` says (there it
+    decides a scale).
+    """
+    heads = c.size("num_heads")
+    gated = c.text("feed_forward_proj").startswith("gated")
+    return _encoder(
+        c,
+        "hf_t5",
+        vocab_size=c.size("vocab_size"),
+        num_encoder_layers=c.size("num_layers"),
+        num_decoder_layers=c.size("num_decoder_layers", c.size("num_layers")),
+        num_query_heads=heads,
+        num_kv_heads=heads,
+        head_dim=c.size("d_kv"),
+        mlp_dim=c.size("d_ff"),
+        mlp_activations=("gelu", "linear") if gated else PLAIN_MLP,
+        normalization="rmsnorm",
+        logits_via_embedding=True,
+        position_buckets=c.size("relative_attention_num_buckets"),
+        output_heads=_class_heads(c, _T5_CLASSES, "T5ForConditionalGeneration"),
+    )
+
+
+_WHISPER_CLASSES = {
+    "WhisperForConditionalGeneration": ("logits",),
+    "WhisperModel": ("none",),
+}
+
+
+@model_type("whisper")
+def whisper(c: Fields) -> HfEncoderShape:
+    """Audio encoder of fixed length (max_source_positions) and text decoder."""
+    heads = c.size("decoder_attention_heads")
+    c.quotient("d_model", "encoder_attention_heads")
+    return _encoder(
+        c,
+        "hf_whisper",
+        vocab_size=c.size("vocab_size"),
+        num_encoder_layers=c.size("encoder_layers"),
+        num_decoder_layers=c.size("decoder_layers"),
+        num_query_heads=heads,
+        num_kv_heads=heads,
+        head_dim=c.quotient("d_model", "decoder_attention_heads"),
+        mlp_dim=c.size("decoder_ffn_dim"),
+        encoder_mlp_dim=c.size("encoder_ffn_dim"),
+        encoder_length=c.size("max_source_positions"),
+        trainable_position_size=c.size("max_target_positions"),
+        audio_bins=c.size("num_mel_bins"),
+        logits_via_embedding=c.flag("tie_word_embeddings", default=True),
+        output_heads=_class_heads(c, _WHISPER_CLASSES, "WhisperForConditionalGeneration"),
+    )

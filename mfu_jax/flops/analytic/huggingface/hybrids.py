@@ -1,0 +1,148 @@
+"""State-space models, convolutions, and their mixtures with attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mfu_jax.flops.analytic.huggingface.common import (
+    decoder,
+    experts,
+    heads,
+    layer_types,
+    moe_layers,
+)
+from mfu_jax.flops.analytic.huggingface.fields import Fields
+from mfu_jax.flops.analytic.huggingface.registry import model_type
+from mfu_jax.flops.analytic.shapes.hf_decoder import FULL, HfDecoderShape
+
+
+@model_type("mamba2")
+def mamba2(c: Fields) -> HfDecoderShape:
+    """Mamba-2 layers only: one norm, no feed-forward."""
+    layers, width = c.size("num_hidden_layers"), c.size("hidden_size")
+    state_heads, head_dim = c.size("num_heads"), c.size("head_dim")
+    inner = c.size("expand") * width
+    if state_heads * head_dim != inner:
+        c.fail("num_heads", f"expected num_heads · head_dim = expand · hidden_size = {inner}")
+    bias = c.flag("use_bias")
+    return decoder(
+        c,
+        num_query_heads=0,
+        mlp_dim=0,
+        norms_per_layer=1,
+        layer_types=("mamba2",) * layers,
+        feed_forward_types=("none",) * layers,
+        mamba_inner=inner,
+        mamba_heads=state_heads,
+        mamba_groups=c.size("n_groups"),
+        mamba_state=c.size("state_size"),
+        mamba_kernel=c.size("conv_kernel"),
+        mamba_bias=bias,
+        mamba_output_bias=bias,
+        mamba_conv_bias=c.flag("use_conv_bias", default=True),
+        mamba_norm=True,
+    )
+
+
+@model_type("bamba")
+def bamba(c: Fields) -> HfDecoderShape:
+    """Mamba-2 layers, attention in those of attn_layer_indices; an MLP in each."""
+    attended = c.list_of(int, "attn_layer_indices") or []
+    bias = c.flag("mamba_proj_bias")
+    kinds = layer_types(c, lambda i: FULL if i in attended else "mamba2", "layers_block_type")
+    renamed = {"attention": FULL, "mamba": "mamba2"}
+    return decoder(
+        c,
+        layer_types=[renamed.get(kind, kind) for kind in kinds],
+        mamba_output_bias=bias,
+        mamba_norm=True,
+        **_state_space(c, c.size("mamba_expand") * c.size("hidden_size")),
+    )
+
+
+@model_type("falcon_h1")
+def falcon_h1(c: Fields) -> HfDecoderShape:
+    """Mamba-2 and attention side by side in every layer."""
+    inner = c.size("mamba_d_ssm", c.size("mamba_expand") * c.size("hidden_size"))
+    return decoder(
+        c,
+        layer_types=(f"mamba2+{FULL}",) * c.size("num_hidden_layers"),
+        mamba_output_bias=c.flag("projectors_bias"),
+        mamba_norm=c.flag("mamba_rms_norm"),
+        **_state_space(c, inner),
+    )
+
+
+def _state_space(c: Fields, inner: int) -> dict[str, Any]:
+    state_heads = c.size("mamba_n_heads")
+    head_dim = c.get("mamba_d_head")
+    wanted = inner if head_dim == "auto" else state_heads * c.size("mamba_d_head")
+    if inner % state_heads or wanted != inner:
+        c.fail("mamba_n_heads", f"expected mamba_n_heads · mamba_d_head = {inner}")
+    return {
+        "mamba_inner": inner,
+        "mamba_heads": state_heads,
+        "mamba_groups": c.size("mamba_n_groups"),
+        "mamba_state": c.size("mamba_d_state"),
+        "mamba_kernel": c.size("mamba_d_conv"),
+        "mamba_bias": c.flag("mamba_proj_bias"),
+        "mamba_conv_bias": c.flag("mamba_conv_bias", default=True),
+    }
+
+
+@model_type("jamba")
+def jamba(c: Fields) -> HfDecoderShape:
+    """Mamba-1 with attention in every n-th layer, experts in every m-th."""
+    layers, width = c.size("num_hidden_layers"), c.size("hidden_size")
+    period, offset = c.size("attn_layer_period"), c.size("attn_layer_offset", zero=True)
+    sparse, first = c.size("expert_layer_period"), c.size("expert_layer_offset", zero=True)
+    # With a single expert the layer is a plain MLP.
+    number = c.size("num_experts")
+    bias = c.flag("mamba_proj_bias")
+    rank = c.get("mamba_dt_rank")
+    return decoder(
+        c,
+        attention_bias=False,
+        layer_types=["mamba" if (i - offset) % period else FULL for i in range(layers)],
+        feed_forward_types=moe_layers(layers, lambda i: number > 1 and (i - first) % sparse == 0),
+        mamba_inner=c.size("mamba_expand") * width,
+        mamba_state=c.size("mamba_d_state"),
+        mamba_kernel=c.size("mamba_d_conv"),
+        mamba_rank=-(-width // 16) if rank == "auto" else c.size("mamba_dt_rank"),
+        mamba_bias=bias,
+        mamba_conv_bias=c.flag("mamba_conv_bias", default=True),
+        mamba_norm=True,
+        **(experts(c, "num_experts", "intermediate_size") if number > 1 else {}),
+        **heads(c),
+    )
+
+
+@model_type("lfm2")
+def lfm2(c: Fields) -> HfDecoderShape:
+    """Gated short convolutions, attention in the layers of full_attn_idxs."""
+    attended = c.list_of(int, "full_attn_idxs")
+    hidden = c.size("block_ff_dim", c.size("intermediate_size"))
+    if c.flag("block_auto_adjust_ff_dim", default=True):
+        hidden = _adjusted(c, hidden)
+    return decoder(
+        c,
+        attention_bias=False,
+        qk_norm="head",
+        layer_types=layer_types(c, lambda i: FULL if attended is None or i in attended else "conv"),
+        mlp_dim=hidden,
+        conv_kernel=c.size("conv_L_cache"),
+        conv_bias=c.flag("conv_bias"),
+        logits_via_embedding=c.flag("tie_embedding", default=c.flag("tie_word_embeddings")),
+    )
+
+
+def _adjusted(c: Fields, hidden: int) -> int:
+    """Two thirds of the width, as a gated MLP has, times a factor and rounded up to a multiple."""
+    hidden = 2 * hidden // 3
+    factor = c.get("block_ffn_dim_multiplier", 1.0)
+    if factor is None:
+        return hidden
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < 2**20:
+        c.fail("block_ffn_dim_multiplier", "expected a positive number")
+    multiple = c.size("block_multiple_of")
+    return -(-int(factor * hidden) // multiple) * multiple

@@ -1,0 +1,217 @@
+"""Decoders with experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mfu_jax.flops.analytic.huggingface.common import (
+    decoder,
+    every,
+    experts,
+    heads,
+    layer_types,
+    moe_layers,
+)
+from mfu_jax.flops.analytic.huggingface.fields import Fields
+from mfu_jax.flops.analytic.huggingface.registry import model_type
+from mfu_jax.flops.analytic.shapes.hf_decoder import CHUNKED, FULL, SLIDING, HfDecoderShape
+
+
+@model_type("mixtral", "granitemoe")
+def mixtral(c: Fields) -> HfDecoderShape:
+    """As llama, with experts in every layer."""
+    return _all_experts(c, "num_local_experts")
+
+
+@model_type("phimoe")
+def phimoe(c: Fields) -> HfDecoderShape:
+    """LayerNorm; the head may have a bias; the router (SparseMixer) always picks two experts."""
+    if c.size("num_experts_per_tok") != 2:
+        c.fail("num_experts_per_tok", "expected 2, which the model's router always picks")
+    return _all_experts(
+        c, "num_local_experts", normalization="layernorm", head_bias=c.flag("lm_head_bias")
+    )
+
+
+@model_type("olmoe")
+def olmoe(c: Fields) -> HfDecoderShape:
+    """Norms over all heads' queries and keys."""
+    return _all_experts(c, "num_experts", qk_norm="all_heads")
+
+
+@model_type("gpt_oss")
+def gpt_oss(c: Fields) -> HfDecoderShape:
+    """A local and a global layer in turn; a bias in router and experts; a sink for each head."""
+    return _all_experts(
+        c,
+        "num_local_experts",
+        expert_bias=True,
+        routed_bias=True,
+        attention_sinks=True,
+        layer_types=layer_types(c, every(2, FULL, SLIDING)),
+    )
+
+
+def _all_experts(c: Fields, count: str, **changes: Any) -> HfDecoderShape:
+    """Experts of width intermediate_size in every layer."""
+    kinds = ("moe",) * c.size("num_hidden_layers")
+    values = {**experts(c, count, "intermediate_size"), **changes}
+    return decoder(c, feed_forward_types=kinds, **values)
+
+
+@model_type("qwen2_moe")
+def qwen2_moe(c: Fields) -> HfDecoderShape:
+    """A bias on q, k and v; experts with a gated shared one."""
+    windowed = c.flag("use_sliding_window") and c.optional_size("sliding_window")
+    first = c.size("max_window_layers", zero=True) if windowed else 0
+    return decoder(
+        c,
+        attention_bias=c.flag("qkv_bias", default=True),
+        attention_output_bias=False,
+        layer_types=layer_types(c, lambda i: SLIDING if i % 2 == 0 and i < first else FULL),
+        **_qwen_experts(c, shared=True),
+    )
+
+
+@model_type("qwen3_moe")
+def qwen3_moe(c: Fields) -> HfDecoderShape:
+    """Norms on queries and keys; no shared expert."""
+    windowed = c.flag("use_sliding_window")
+    return decoder(
+        c,
+        qk_norm="head",
+        sliding_window_size=c.optional_size("sliding_window") if windowed else 0,
+        **_qwen_experts(c, shared=False),
+    )
+
+
+@model_type("qwen3_next")
+def qwen3_next(c: Fields) -> HfDecoderShape:
+    """Gated delta nets and gated attention; experts with a gated shared one."""
+    return decoder(c, **_delta_net(c), **_qwen_experts(c, shared=True))
+
+
+@model_type("qwen3_5_text")
+def qwen3_5_text(c: Fields) -> HfDecoderShape:
+    """As qwen3_next, with a dense MLP."""
+    return decoder(c, **_delta_net(c))
+
+
+@model_type("qwen3_5_moe_text")
+def qwen3_5_moe_text(c: Fields) -> HfDecoderShape:
+    """As qwen3_next, with experts in every layer."""
+    return decoder(
+        c,
+        mlp_dim=0,
+        feed_forward_types=("moe",) * c.size("num_hidden_layers"),
+        shared_experts=1,
+        shared_expert_dim=c.size("shared_expert_intermediate_size"),
+        shared_expert_gate=True,
+        **experts(c, "num_experts"),
+        **_delta_net(c),
+    )
+
+
+def _delta_net(c: Fields) -> dict[str, Any]:
+    if c.size("linear_num_value_heads") % (key_heads := c.size("linear_num_key_heads")):
+        c.fail("linear_num_value_heads", f"expected a multiple of linear_num_key_heads={key_heads}")
+    interval = c.size("full_attention_interval", 4)
+    return {
+        "qk_norm": "head",
+        "attention_output_gate": True,
+        "layer_types": layer_types(c, every(interval, FULL, "linear_attention")),
+        "gdn_num_key_heads": c.size("linear_num_key_heads"),
+        "gdn_num_value_heads": c.size("linear_num_value_heads"),
+        "gdn_key_head_dim": c.size("linear_key_head_dim"),
+        "gdn_value_head_dim": c.size("linear_value_head_dim"),
+        "gdn_conv_kernel_dim": c.size("linear_conv_kernel_dim"),
+    }
+
+
+def _qwen_experts(c: Fields, *, shared: bool) -> dict[str, Any]:
+    """Experts in every n-th layer, as far as mlp_only_layers leaves them."""
+    dense = c.list_of(int, "mlp_only_layers") or []
+    step = c.size("decoder_sparse_step")
+    number = c.optional_size("num_experts")
+    values: dict[str, Any] = {
+        "feed_forward_types": moe_layers(
+            c.size("num_hidden_layers"),
+            lambda i: number > 0 and i not in dense and (i + 1) % step == 0,
+        ),
+        **(experts(c, "num_experts") if number else {}),
+    }
+    if shared and number:
+        values["shared_experts"] = 1
+        values["shared_expert_dim"] = c.size("shared_expert_intermediate_size")
+        values["shared_expert_gate"] = True
+    return values
+
+
+@model_type("glm4_moe")
+def glm4_moe(c: Fields) -> HfDecoderShape:
+    """Dense layers first, then experts with shared ones."""
+    return decoder(
+        c,
+        attention_output_bias=False,
+        qk_norm="head" if c.flag("use_qk_norm") else "",
+        **heads(c, floor=True),
+        **_routed_and_shared(c),
+    )
+
+
+@model_type("deepseek_v2", "deepseek_v3")
+def deepseek(c: Fields) -> HfDecoderShape:
+    """Latent attention; dense layers first, then experts with shared ones."""
+    query_heads = c.size("num_attention_heads")
+    nope, rope = c.size("qk_nope_head_dim"), c.size("qk_rope_head_dim")
+    if c.has("num_key_value_heads") and query_heads // c.size("num_key_value_heads") != 1:
+        c.fail("num_key_value_heads", f"expected num_attention_heads={query_heads}")
+    return decoder(
+        c,
+        attention_type="mla",
+        num_query_heads=query_heads,
+        num_kv_heads=query_heads,
+        head_dim=nope + rope,
+        q_lora_rank=c.optional_size("q_lora_rank"),
+        kv_lora_rank=c.size("kv_lora_rank"),
+        qk_nope_head_dim=nope,
+        qk_rope_head_dim=rope,
+        v_head_dim=c.size("v_head_dim"),
+        **_routed_and_shared(c),
+    )
+
+
+def _routed_and_shared(c: Fields) -> dict[str, Any]:
+    layers = c.size("num_hidden_layers")
+    first = c.size("first_k_dense_replace", zero=True)
+    return {
+        "first_num_dense_layers": min(first, layers),
+        "feed_forward_types": moe_layers(layers, lambda i: i >= first),
+        "shared_experts": c.optional_size("n_shared_experts"),
+        **experts(c, "n_routed_experts"),
+    }
+
+
+@model_type("llama4_text")
+def llama4_text(c: Fields) -> HfDecoderShape:
+    """Chunked attention but for every n-th layer; experts with a shared one where listed."""
+    layers = c.size("num_hidden_layers")
+    interval, step = c.size("no_rope_layer_interval", 4), c.size("interleave_moe_layer_step")
+    rotary = c.list_of(int, "no_rope_layers")
+    sparse = c.list_of(int, "moe_layers")
+
+    def kind(i: int) -> str:
+        has_rope = rotary[i] if rotary and i < len(rotary) else (i + 1) % interval != 0
+        return CHUNKED if has_rope else FULL
+
+    return decoder(
+        c,
+        layer_types=layer_types(c, kind),
+        chunk_attn_window_size=c.optional_size("attention_chunk_size"),
+        mlp_dim=c.size("intermediate_size_mlp"),
+        feed_forward_types=moe_layers(
+            layers, lambda i: i in sparse if sparse is not None else (i + 1) % step == 0
+        ),
+        shared_experts=1,
+        **experts(c, "num_local_experts", "intermediate_size"),
+    )

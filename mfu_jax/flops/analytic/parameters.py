@@ -1,0 +1,70 @@
+"""Exact parameter counts from the config, summed over the same components as the FLOPs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from mfu_jax.flops.analytic.architectures import build
+from mfu_jax.flops.analytic.components import Model
+from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.towers.maxtext import require_towers
+
+
+class ParameterCount(NamedTuple):
+    """Weights of a model.
+
+    Attributes:
+        total: every weight, a tied one once.
+        active: the weights that one token uses: all but the experts it is not routed to.
+        embedding: lookup tables (tokens, positions, per-layer inputs).
+        head: weights of the output head; 0 where it is the embedding table.
+        positions: the part of `embedding` that is a table of positions.
+    """
+
+    total: int
+    active: int
+    embedding: int
+    head: int
+    positions: int
+
+    @property
+    def active_non_embedding(self) -> int:
+        """Active weights without tables and without the output head (Kaplan et al., 2020)."""
+        return self.active - self.embedding - self.head
+
+
+def count_parameters(config: Any) -> ParameterCount:
+    """Counts the weights of `config`.
+
+    Args:
+        config: a `ModelShape`, a mapping, or any object with MaxText's field names.
+
+    >>> shape = dict(vocab_size=10, num_decoder_layers=1, emb_dim=4, num_query_heads=2,
+    ...     head_dim=2, mlp_dim=8, mlp_activations=["gelu"], logits_via_embedding=True)
+    >>> count_parameters(shape).total  # table, q k v o, wi wo, three norms
+    180
+    """
+    shape = ModelShape.of(config)
+    return parameters_of(shape, build(shape))
+
+
+def parameters_of(shape: ModelShape, model: Model) -> ParameterCount:
+    """Counts the weights of the model that was built from `shape`.
+
+    Raises:
+        UserError: sizes are missing that only the weights, not the FLOPs, depend on.
+    """
+    if shape.engram_layers:
+        shape.require("engram_vocab_bases")
+    require_towers(shape)
+    total = active = embedding = head = positions = 0
+    for layer in model.layers:
+        for part in layer.components:
+            held = layer.repeats * part.parameters
+            total += held
+            used = part.parameters if part.active_parameters is None else part.active_parameters
+            active += layer.repeats * used
+            embedding += held if part.table else 0
+            head += held if part.name == "logits" else 0
+            positions += held if part.table and part.name == "positions" else 0
+    return ParameterCount(total, active, embedding, head, positions)

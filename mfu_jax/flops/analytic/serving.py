@@ -1,0 +1,190 @@
+"""FLOPs and bytes of serving: a prompt's prefill, and decoding one token after a context.
+
+MFU of serving is FLOPs / (time × peak), MBU is bytes / (time × peak bandwidth). Bytes are what has
+to move once: the weights, and the keys, values and states that the masks let a token see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic.architectures import build
+from mfu_jax.flops.analytic.components import Cache, Component, Model
+from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.exact import Number, integral
+from mfu_jax.flops.pairs import SlidingWindow, Strided
+
+_NOTHING_KEPT = Cache()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingCost:
+    """One forward pass over a batch, all its devices together.
+
+    Attributes:
+        tokens: text tokens that pass through the model.
+        flops: matmul FLOPs, of the pairs that the masks keep (convention ``exact``).
+        weight_bytes: weights that are read; of the experts, those that are expected to be used if
+            tokens choose evenly.
+        cache_read_bytes: keys, values and states that are read.
+        cache_write_bytes: those that are written.
+    """
+
+    tokens: int
+    flops: Number
+    weight_bytes: Number | float
+    cache_read_bytes: Number
+    cache_write_bytes: Number
+
+    @property
+    def total_bytes(self) -> Number | float:
+        """Everything that moves."""
+        return self.weight_bytes + self.cache_read_bytes + self.cache_write_bytes
+
+
+def prefill_cost(
+    config: Any,
+    prompt_length: int,
+    *,
+    batch: int = 1,
+    bytes_per_weight: Number = 2,
+    bytes_per_cached_value: Number = 2,
+    all_logits: bool = False,
+) -> ServingCost:
+    """A prompt of `prompt_length` tokens for each of `batch` sequences.
+
+    Args:
+        config: a `ModelShape`, a mapping, or any object with MaxText's field names.
+        all_logits: whether the output head runs at every position, not only at the last.
+
+    Raises:
+        UserError: a field or argument is wrong.
+    """
+    _check(prompt_length=prompt_length, batch=batch)
+    shape = ModelShape.of(config).replace(max_target_length=prompt_length)
+    model = build(shape)
+    flops: Number = 0
+    written: Number = 0
+    for repeats, part in _serving_parts(model):
+        if part.name == "logits" and not all_logits:
+            part = part.replace(tokens=1)
+        flops += repeats * part.forward_flops(prompt_length, "exact")
+        written += repeats * _kept(part, _keys_kept(part, prompt_length))
+    return ServingCost(
+        tokens=batch * prompt_length,
+        flops=integral(batch * flops),
+        weight_bytes=_weights_read(_serving_parts(model), batch * prompt_length, bytes_per_weight),
+        cache_read_bytes=0,
+        cache_write_bytes=integral(batch * written * bytes_per_cached_value),
+    )
+
+
+def decode_cost(
+    config: Any,
+    context_length: int,
+    *,
+    batch: int = 1,
+    bytes_per_weight: Number = 2,
+    bytes_per_cached_value: Number = 2,
+) -> ServingCost:
+    """One token for each of `batch` sequences: the `context_length`-th of its sequence.
+
+    What it sees is what a mask's pairs grow by from one token to the next. Latent attention (MLA)
+    attends to the cached latent directly. Towers and encoders have run in the prefill.
+
+    Raises:
+        UserError: a field or argument is wrong.
+
+    >>> from mfu_jax.flops.analytic.inputs import load_shape
+    >>> cost = decode_cost(load_shape("llama3-8b"), 8192)
+    >>> cost.cache_read_bytes == 32 * 2 * 8 * 128 * 8192 * 2  # layers, k and v, heads, bytes
+    True
+    """
+    _check(context_length=context_length, batch=batch)
+    shape = ModelShape.of(config).replace(max_target_length=context_length)
+    text = [(repeats, p) for repeats, p in _serving_parts(build(shape)) if p.tokens is None]
+    flops: Number = 0
+    read: Number = 0
+    written: Number = 0
+    for repeats, part in text:
+        cache = part.cache or _NOTHING_KEPT
+        seen = 1 if part.mask is None else _seen_by_last(part, context_length)
+        macs = part.macs if cache.decode_macs is None else cache.decode_macs
+        flops += repeats * 2 * macs * seen
+        read += repeats * (seen * cache.width + cache.state)
+        written += repeats * _kept(part, _key_of_one_token(part))
+    return ServingCost(
+        tokens=batch,
+        flops=integral(batch * flops),
+        weight_bytes=_weights_read(text, batch, bytes_per_weight),
+        cache_read_bytes=integral(batch * read * bytes_per_cached_value),
+        cache_write_bytes=integral(batch * written * bytes_per_cached_value),
+    )
+
+
+def _serving_parts(model: Model) -> Iterator[tuple[int, Component]]:
+    """Every component and its repeats; multi-token-prediction modules only train."""
+    for layer in model.layers:
+        if layer.name != "multi_token_prediction":
+            yield from ((layer.repeats, part) for part in layer.components)
+
+
+def _seen_by_last(part: Component, length: int) -> Number:
+    """Keys that the last of `length` tokens sees."""
+    if part.mask is None:
+        return 0
+    before = part.mask.pairs(length - 1, "exact") if length > 1 else 0
+    return part.mask.pairs(length, "exact") - before
+
+
+def _keys_kept(part: Component, length: int) -> Number:
+    """Keys that `length` tokens leave behind: a window forgets the older ones."""
+    if isinstance(part.mask, SlidingWindow):
+        return min(part.mask.size, length)
+    if isinstance(part.mask, Strided):
+        return length // part.mask.ratio
+    return length
+
+
+def _key_of_one_token(part: Component) -> Number:
+    """A key a token; a compressed key once in `ratio` tokens."""
+    return Fraction(1, part.mask.ratio) if isinstance(part.mask, Strided) else 1
+
+
+def _kept(part: Component, keys: Number) -> Number:
+    cache = part.cache or _NOTHING_KEPT
+    return 0 if cache.borrowed else keys * cache.width + cache.state
+
+
+def _weights_read(
+    parts: Iterable[tuple[int, Component]], tokens: int, bytes_per_weight: Number
+) -> Number | float:
+    """Bytes of the weights that `tokens` tokens use; of lookup tables nothing (a row a token).
+
+    Of E experts of which a token takes k, T tokens use E·(1 − (1 − k/E)ᵀ), if they choose evenly.
+    """
+    weights: Number | float = 0
+    for repeats, part in parts:
+        if part.table:
+            continue
+        held = part.parameters
+        if part.name == "logits" and not held:
+            held = int(part.macs)  # tied: the embedding table is read as a matrix
+        if part.active_parameters is None or not held:
+            weights += repeats * held
+        elif tokens == 1:
+            weights += repeats * part.active_parameters
+        else:
+            unused = (1 - part.active_parameters / held) ** tokens
+            weights += repeats * held * (1 - unused)
+    return weights * bytes_per_weight
+
+
+def _check(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UserError(f"{name}={value!r}: expected a positive whole number")

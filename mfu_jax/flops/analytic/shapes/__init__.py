@@ -1,0 +1,1 @@
+"""The sizes that FLOPs and parameters are counted from."""

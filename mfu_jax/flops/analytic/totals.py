@@ -1,0 +1,110 @@
+"""Model FLOPs of one optimizer step on one device, from the config alone.
+
+Everything is the sum over `flops_breakdown`: one row a component of a layer, in exact ints.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from mfu_jax.flops.analytic.conventions import CONVENTIONS, FlopsRow, find_convention
+from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.training import training_model
+from mfu_jax.flops.exact import Number, integral
+
+TERA = 10**12
+
+
+class ModelFlops(NamedTuple):
+    """Exact FLOPs of one device in one optimizer step: ints, unless a fraction is left."""
+
+    forward: Number
+    training: Number
+
+
+class TflopsPerDevice(NamedTuple):
+    """TFLOPs (10¹²) of one device in one optimizer step."""
+
+    total: float
+    learnable_weight: float
+    attention: float
+
+
+def flops_breakdown(config: Any, convention: str = "dense") -> list[FlopsRow]:
+    """FLOPs of every component of every layer, per device and optimizer step.
+
+    Args:
+        config: a `ModelShape`, a mapping, or any object with MaxText's field names.
+        convention: how to count, a key of `CONVENTIONS`.
+
+    Raises:
+        UserError: a field is missing or wrong, or the convention unknown.
+    """
+    counted = find_convention(convention)
+    shape = ModelShape.of(config)
+    return counted.rows(shape, training_model(shape))
+
+
+def model_flops_per_device(config: Any, convention: str = "dense") -> ModelFlops:
+    """The exact sums of `flops_breakdown`."""
+    rows = flops_breakdown(config, convention)
+    return ModelFlops(
+        integral(sum(row.forward_flops for row in rows)),
+        integral(sum(row.training_flops for row in rows)),
+    )
+
+
+def calculate_tflops_per_device(config: Any, convention: str = "maxtext") -> TflopsPerDevice:
+    """TFLOPs of forward and backward of one optimizer step on one device, without remat.
+
+    >>> shape = dict(vocab_size=512, num_decoder_layers=4, emb_dim=64, num_query_heads=4,
+    ...     num_kv_heads=4, head_dim=16, mlp_dim=256, mlp_activations=["gelu"],
+    ...     per_device_batch_size=2, max_target_length=128)
+    >>> calculate_tflops_per_device(shape, "dense").total * 1e12
+    452984832.0
+    """
+    return tflops_of(flops_breakdown(config, convention))
+
+
+def tflops_of(rows: list[FlopsRow]) -> TflopsPerDevice:
+    """The sums of a breakdown, in TFLOPs."""
+    weight = sum(row.training_flops for row in rows if row.kind == "weight")
+    attention = sum(row.training_flops for row in rows if row.kind == "attention")
+    return TflopsPerDevice(
+        float(weight + attention) / TERA, float(weight) / TERA, float(attention) / TERA
+    )
+
+
+def calculate_tokens_per_device(config: Any) -> Number:
+    """Tokens that one device takes in one optimizer step."""
+    shape = ModelShape.of(config)
+    return integral(shape.sequences_per_step * shape.max_target_length)
+
+
+def compare_conventions(config: Any) -> dict[str, ModelFlops]:
+    """The same step under every convention."""
+    shape = ModelShape.of(config)
+    model = training_model(shape)
+    return {
+        name: ModelFlops(
+            integral(sum(row.forward_flops for row in rows)),
+            integral(sum(row.training_flops for row in rows)),
+        )
+        for name, convention in CONVENTIONS.items()
+        for rows in (convention.rows(shape, model),)
+    }
+
+
+def convert_mfu(mfu: float, config: Any, *, from_convention: str, to_convention: str) -> float:
+    """An MFU that was stated in one convention, in another: the step and its time are the same.
+
+    Args:
+        mfu: model FLOPs by `from_convention` / (step time × peak).
+        config: the model and step it was measured on.
+
+    Raises:
+        UserError: as `flops_breakdown`.
+    """
+    stated = model_flops_per_device(config, from_convention).training
+    wanted = model_flops_per_device(config, to_convention).training
+    return mfu * float(wanted / stated)

@@ -1,0 +1,1 @@
+"""Vision and audio encoders that stand beside a decoder."""

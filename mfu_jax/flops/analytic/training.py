@@ -1,0 +1,209 @@
+"""Which gradients a training step needs: frozen weights, LoRA, a reference model.
+
+A weight matmul has two gradients, of its weights and of its input. Frozen weights need no gradient
+of their own; an input needs one only if something below it trains. What no gradient needs is not
+counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+from mfu_jax.errors import UserError, nearest
+from mfu_jax.flops.analytic.architectures import build
+from mfu_jax.flops.analytic.components import Component, Layer, Model
+from mfu_jax.flops.analytic.shapes.model import ModelShape
+
+# Parts that read the residual stream itself, through a norm; the others read what stands before
+# them in the same block.
+_READS_STREAM = frozenset(
+    {
+        *("q_proj", "k_proj", "v_proj", "q_a", "kv_a", "kv_proj", "in_proj", "in_proj_qkvz"),
+        *("in_proj_ba", "wi", "wi_0", "wi_1", "router", "shared_gate", "logits"),
+    }
+)
+# Parts that end a block: what they make is added to the stream.
+_ENDS_BLOCK = frozenset({"o_proj", "o_b", "out_proj", "wo"})
+
+
+def training_model(shape: ModelShape) -> Model:
+    """The layers of `shape` with the gradients that its training step needs.
+
+    Raises:
+        UserError: `frozen` or `lora_targets` name nothing in the model.
+    """
+    model = build(shape)
+    if shape.lora_rank:
+        model = _with_adapters(model, shape.lora_rank, shape.lora_targets)
+    elif shape.frozen:
+        model = _frozen(model, shape.frozen)
+    if shape.lora_rank or shape.frozen:
+        model = _without_unneeded_gradients(model)
+    return _with_reference(model) if shape.use_dpo else model
+
+
+def _with_reference(model: Model) -> Model:
+    """DPO's reference model beside the policy: a forward pass of its own, no gradient."""
+    reference = tuple(
+        dataclasses.replace(
+            layer,
+            name=f"reference/{layer.name}",
+            components=tuple(
+                part.replace(left_gradient=False, right_gradient=False, parameters=0)
+                for part in layer.components
+            ),
+        )
+        for layer in model.layers
+    )
+    return Model(layers=(*model.layers, *reference))
+
+
+def _with_adapters(model: Model, rank: int, targets: tuple[str, ...]) -> Model:
+    """LoRA: freezes everything; targets get ``A [inputs, r]`` and ``B [r, outputs]`` beside it."""
+    if not targets:
+        raise UserError(
+            f"lora_rank={rank} needs lora_targets, the projections that get adapters; for example "
+            f"lora_targets=q_proj,v_proj"
+        )
+    names = {_last(part) for part in _parts(model) if part.inputs}
+    _check_names("lora_targets", targets, names)
+
+    def adapted(part: Component) -> tuple[Component, ...]:
+        frozen = part.replace(right_gradient=part.kind == "attention")
+        if _last(part) not in targets or not part.inputs:
+            return (frozen,)
+        copies = part.parameters // (part.inputs * part.outputs) or 1
+        times = part.macs // (part.inputs * part.outputs)
+        down = part.replace(
+            name=f"{part.name}/lora_a",
+            macs=times * part.inputs * rank,
+            parameters=copies * part.inputs * rank,
+            active_parameters=None,
+        )
+        up = part.replace(
+            name=f"{part.name}/lora_b",
+            macs=times * rank * part.outputs,
+            parameters=copies * rank * part.outputs,
+            active_parameters=None,
+        )
+        return (frozen, down, up)
+
+    return _changed(model, adapted)
+
+
+def _frozen(model: Model, frozen: tuple[str, ...]) -> Model:
+    """Freezes the weights of the layers and components that `frozen` names."""
+    words = {word for part in _parts(model) for word in part.name.split("/")}
+    _check_names("frozen", frozen, {*words, *(layer.name for layer in model.layers)})
+    chosen = set(frozen)
+
+    def freeze(layer: Layer, part: Component) -> Component:
+        named = chosen & {layer.name, *part.name.split("/")}
+        if part.kind == "attention" or not named:
+            return part
+        return part.replace(right_gradient=False)
+
+    return Model(
+        layers=tuple(
+            dataclasses.replace(
+                layer, components=tuple(freeze(layer, part) for part in layer.components)
+            )
+            for layer in model.layers
+        )
+    )
+
+
+def _without_unneeded_gradients(model: Model) -> Model:
+    """Follows the stream from the first layer up; inputs above nothing trained need no gradient.
+
+    Layers of several kinds are taken in order of their first appearance.
+    """
+    layers: list[Layer] = []
+    flows = False
+    for layer in model.layers:
+        first, flows_after = _through(layer, flows)
+        if flows_after == flows or layer.repeats == 1:
+            layers.append(first)
+        else:
+            rest, _ = _through(layer, flows_after)
+            layers.append(dataclasses.replace(first, name=f"{layer.name}/first", repeats=1))
+            layers.append(dataclasses.replace(rest, repeats=layer.repeats - 1))
+        flows = flows_after
+    return Model(layers=tuple(layers))
+
+
+def _through(layer: Layer, flows: bool) -> tuple[Layer, bool]:
+    """The layer with the gradients it needs if its input's is (not) needed; and its output's."""
+    block = flows  # whether anything in the block so far has a gradient
+    trains: dict[str, bool] = {}  # projection → whether its result has one
+    parts = []
+    for part in layer.components:
+        changed = part
+        if part.table:
+            flows = block = flows or part.right_gradient
+        elif part.kind == "attention":
+            changed = _scores(part, trains, block)
+        elif part.macs:
+            base, last = part.name.removesuffix("/" + _last(part)), _last(part)
+            if last in ("lora_a", "lora_b"):
+                below = trains[base] if last == "lora_b" else _reads(base, flows, block)
+                trains[base] = True
+            else:
+                below = _reads(part.name, flows, block)
+                trains[part.name] = below or part.right_gradient
+            changed = part.replace(left_gradient=below and part.left_gradient)
+            block = block or any((below, part.right_gradient))
+        parts.append(changed)
+        if _last(part) in _ENDS_BLOCK or _is_adapter_of(part, _ENDS_BLOCK):
+            flows = block = flows or block
+    return dataclasses.replace(layer, components=tuple(parts)), flows or block
+
+
+def _scores(part: Component, trains: dict[str, bool], block: bool) -> Component:
+    """Queries and keys, or probabilities and values: each side's gradient if that side trains."""
+    prefix = part.name.rsplit("/", 1)[0]
+    sides = [trains.get(f"{prefix}/{name}") for name in ("q_proj", "k_proj", "v_proj")]
+    if any(side is None for side in sides):
+        return part.replace(left_gradient=block, right_gradient=block)
+    query, key, value = map(bool, sides)
+    if part.name.endswith("_qk"):
+        return part.replace(left_gradient=query, right_gradient=key)
+    return part.replace(left_gradient=query or key, right_gradient=value)
+
+
+def _reads(name: str, flows: bool, block: bool) -> bool:
+    return flows if name.rsplit("/", 1)[-1] in _READS_STREAM else block
+
+
+def _is_adapter_of(part: Component, names: frozenset[str]) -> bool:
+    path = part.name.split("/")
+    return path[-1] == "lora_b" and path[-2] in names
+
+
+def _last(part: Component) -> str:
+    return part.name.rsplit("/", 1)[-1]
+
+
+def _parts(model: Model) -> Iterable[Component]:
+    return (part for layer in model.layers for part in layer.components)
+
+
+def _changed(model: Model, change: Callable[[Component], tuple[Component, ...]]) -> Model:
+    return Model(
+        layers=tuple(
+            dataclasses.replace(
+                layer, components=tuple(new for part in layer.components for new in change(part))
+            )
+            for layer in model.layers
+        )
+    )
+
+
+def _check_names(key: str, given: tuple[str, ...], known: set[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise UserError(
+                f"{key} names {name!r}, which this model does not have{nearest(name, known)}; it "
+                f"has {', '.join(sorted(known))}"
+            )

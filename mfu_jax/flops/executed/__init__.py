@@ -1,0 +1,1 @@
+"""Executed count: what the optimised HLO of a compiled program runs."""

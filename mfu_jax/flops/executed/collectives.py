@@ -1,0 +1,86 @@
+"""Collectives of a program: kind, bytes, group size, and how often they run."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
+
+KINDS = {
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """One collective of the program.
+
+    Attributes:
+        kind: its opcode, such as ``all-gather``.
+        bytes: bytes of its whole buffer on one device: the gathered or the not yet reduced side.
+        group_size: devices that take part together; 0 where the text does not say.
+        op_name: where it comes from.
+        times: how often it runs in one step.
+    """
+
+    kind: str
+    bytes: int
+    group_size: int
+    op_name: str = ""
+    times: int = 1
+
+
+def is_further_link(computation: HloComputation, instruction: HloInstruction) -> bool:
+    """Whether a collective is a later link of a chain, and so no collective of its own.
+
+    TPU programs spread one collective over several fusions, which compute something else
+    meanwhile: it stands in the first with ``AsyncCollectiveStart``, in those between, and in the
+    last with ``AsyncCollectiveDone``.
+    """
+    if "chain_id" not in instruction.attributes.get("frontend_attributes", ""):
+        return False
+    users = computation.users.get(instruction.name, ())
+    targets = (user.attribute_string("custom_call_target") for user in users)
+    return "AsyncCollectiveStart" not in targets
+
+
+def read_collective(
+    module: HloModule, computation: HloComputation, instruction: HloInstruction, op_name: str
+) -> Collective:
+    """The collective that an instruction starts."""
+    shape = instruction.shape
+    kind = instruction.opcode.removesuffix("-start")
+    if instruction.opcode.endswith("-start") and kind != "all-reduce" and len(shape.elements) > 1:
+        shape = shape.elements[1]  # (operands, results, …)
+    sent = sum(operand.bytes for operand in computation.operand_shapes(instruction))
+    return Collective(
+        kind=kind,
+        bytes=max(sent, shape.bytes),
+        group_size=_group_size(module, instruction),
+        op_name=op_name,
+    )
+
+
+def _group_size(module: HloModule, instruction: HloInstruction) -> int:
+    if "source_target_pairs" in instruction.attributes:
+        return 2
+    text = instruction.attributes.get("replica_groups", "")
+    if match := re.match(r"\[(\d+),(\d+)\]<=", text):
+        return int(match[2])
+    if match := re.match(r"\{\{([\d,]*)\}", text):
+        return len(match[1].split(","))
+    if text.startswith("mesh["):  # mesh['a'=4,'b'=8] {'a'}: axes with their sizes, then the chosen
+        sizes, _, chosen = text.partition("]")
+        axes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", sizes)}
+        return math.prod(axes.get(name, 1) for name in re.findall(r"'(\w+)'", chosen))
+    if text == "{}":
+        return module.header_int("num_partitions") * module.header_int("replica_count")
+    return 0

@@ -1,0 +1,102 @@
+"""FLOPs of instructions that are no matmul, by the rules of XLA's HloCostAnalysis.
+
+One FLOP for each element of an elementwise result, none for transcendental functions (XLA counts
+those apart), reductions by the elements that they take away. Used to explain XLA's own report.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
+from mfu_jax.flops.executed.matmuls import parse_window
+
+_ELEMENTWISE = frozenset(
+    "abs add and ceil clamp clz compare complex convert count-leading-zeros divide floor imag "
+    "is-finite maximum minimum multiply negate not or popcnt real reduce-precision remainder "
+    "round-nearest-afz round-nearest-even select shift-left shift-right-arithmetic "
+    "shift-right-logical sign stochastic-convert subtract xor".split()
+)
+
+
+def elementwise_flops(
+    computation: HloComputation,
+    instruction: HloInstruction,
+    cost_of: Callable[[str], int],
+) -> int:
+    """FLOPs of one instruction that is no matmul and calls no computation but a reducer.
+
+    Args:
+        computation: where it stands.
+        instruction: any instruction.
+        cost_of: FLOPs of one application of a named computation, such as a reducer.
+    """
+    opcode = instruction.opcode
+    if opcode in _ELEMENTWISE:
+        return instruction.shape.size
+    rule = _RULES.get(opcode.removesuffix("-start"))
+    return rule(computation, instruction, cost_of) if rule else 0
+
+
+_Cost = Callable[[str], int]
+
+
+def _applied(instruction: HloInstruction, cost_of: _Cost) -> int:
+    return sum(cost_of(name) for name in instruction.computations("to_apply"))
+
+
+def _reduce(computation: HloComputation, instruction: HloInstruction, cost_of: _Cost) -> int:
+    source = computation.operand(instruction, 0).shape.size
+    result = next(instruction.shape.leaves()).size
+    return max(0, source - result) * _applied(instruction, cost_of)
+
+
+def _reduce_window(computation: HloComputation, instruction: HloInstruction, cost_of: _Cost) -> int:
+    dimensions = parse_window(instruction)
+    result = next(instruction.shape.leaves()).size
+    source = computation.operand(instruction, 0).shape
+    if any(w.size >= n > 1 for w, n in zip(dimensions, source.dims, strict=False)):
+        # A cumulative sum, or a reduction that is broadcast back: each element is met once.
+        return source.size * _applied(instruction, cost_of)
+    window = math.prod(max(0, dimension.size) for dimension in dimensions)
+    return max(0, window - 1) * result * _applied(instruction, cost_of)
+
+
+def _select_and_scatter(
+    computation: HloComputation, instruction: HloInstruction, cost_of: _Cost
+) -> int:
+    window = math.prod(max(0, dimension.size) for dimension in parse_window(instruction))
+    select = sum(cost_of(name) for name in instruction.computations("select"))
+    scatter = sum(cost_of(name) for name in instruction.computations("scatter"))
+    source = computation.operand(instruction, 1).shape.size
+    return source * (max(0, window - 1) * select + scatter)
+
+
+def _map(computation: HloComputation, instruction: HloInstruction, cost_of: _Cost) -> int:
+    return instruction.shape.size * _applied(instruction, cost_of)
+
+
+def _scatter(computation: HloComputation, instruction: HloInstruction, cost_of: _Cost) -> int:
+    updates = computation.operand(instruction, 2).shape.size
+    return updates * _applied(instruction, cost_of)
+
+
+def _sort(computation: HloComputation, instruction: HloInstruction, cost_of: _Cost) -> int:
+    elements = computation.operand(instruction, 0).shape.size
+    return elements * max(0, elements - 1).bit_length()
+
+
+def _all_reduce(computation: HloComputation, instruction: HloInstruction, cost_of: _Cost) -> int:
+    return sum(shape.size for shape in instruction.shape.leaves())
+
+
+_RULES: dict[str, Callable[[HloComputation, HloInstruction, _Cost], int]] = {
+    "reduce": _reduce,
+    "reduce-window": _reduce_window,
+    "select-and-scatter": _select_and_scatter,
+    "map": _map,
+    "scatter": _scatter,
+    "sort": _sort,
+    "all-reduce": _all_reduce,
+}

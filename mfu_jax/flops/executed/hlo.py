@@ -1,0 +1,394 @@
+"""Parser of XLA's HLO text: computations, instructions, shapes, attributes, backend_config.
+
+One pass splits the text into computations and instructions; what an instruction holds (its shape,
+operands and attributes) is parsed when it is asked for, because most of a program's text is never
+needed for a count. Linear in the length of the text.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mfu_jax.flops.executed.hlo_shapes import (
+    COMMENT,
+    SPECIAL,
+    HloParseError,
+    Shape,
+    dtype_bits,
+    parse_shape,
+    split_top_level,
+)
+
+__all__ = [
+    "HloComputation",
+    "HloInstruction",
+    "HloModule",
+    "HloParseError",
+    "Shape",
+    "dtype_bits",
+    "parse_hlo",
+    "parse_shape",
+]
+
+
+def _closing(text: str, start: int) -> int:
+    """Index of the parenthesis that closes the one just before `start`, or −1."""
+    end = text.find(")", start)
+    if end < 0 or (text.find("(", start, end) < 0 and text.find('"', start, end) < 0):
+        return end
+    depth = 1
+    for match in SPECIAL.finditer(text, start):
+        token = match[0]
+        if token == "(":
+            depth += 1
+        elif token == ")":
+            depth -= 1
+            if depth == 0:
+                return match.start()
+    return -1
+
+
+def _balanced(text: str) -> bool:
+    """Whether an instruction is complete: some attributes go over several lines."""
+    depth = 0
+    for match in SPECIAL.finditer(text):
+        depth += (match[0] in "{([") - (match[0] in "})]")
+    return depth <= 0
+
+
+_PERCENT_NAME = re.compile(r"%([^\s,(){}]+)")
+_INTEGER = re.compile(r"-?\d+")
+_PLAIN_VALUE = re.compile(r'(?:\{[^{}"]*\}|[^\s,{}()\["]+)(?=,|$)')
+
+
+_CALLEE_KEYS = {
+    "fusion": ("calls",),
+    "call": ("to_apply",),
+    "async-start": ("calls",),
+    "while": ("body", "condition"),
+    "conditional": ("branch_computations", "true_computation", "false_computation"),
+}
+
+
+class HloInstruction:
+    """One instruction. What the line holds beyond name and opcode is parsed on first use."""
+
+    __slots__ = (
+        "_attributes",
+        "_lines",
+        "_operand_text",
+        "_operands",
+        "_tail",
+        "is_root",
+        "name",
+        "number",
+        "opcode",
+        "shape_text",
+    )
+
+    def __init__(
+        self, name: str, shape_text: str, opcode: str, tail: str, is_root: bool, number: int
+    ) -> None:
+        self.name = name
+        self.shape_text = shape_text
+        self.opcode = opcode
+        self.is_root = is_root
+        self.number = number
+        self._tail = tail
+        self._lines: list[str] = []
+        self._operand_text: str | None = None
+        self._operands: tuple[str, ...] | None = None
+        self._attributes: dict[str, str] | None = None
+
+    def extend(self, line: str) -> None:
+        """Takes a further line of an instruction that goes over several."""
+        self._lines.append(line)
+
+    def is_complete(self) -> bool:
+        """Whether all brackets are closed: some attributes go over several lines."""
+        return not self._lines or _balanced(self.tail)
+
+    @property
+    def tail(self) -> str:
+        """What follows the opcode's opening parenthesis."""
+        if self._lines:
+            self._tail = "\n".join((self._tail, *self._lines))
+            self._lines = []
+        return self._tail
+
+    def error(self, reason: str) -> HloParseError:
+        """An error that shows this instruction."""
+        line = f"%{self.name} = {self.shape_text} {self.opcode}({self.tail}"
+        return HloParseError(reason, line, self.number)
+
+    @property
+    def shape(self) -> Shape:
+        """The result's shape."""
+        try:
+            return parse_shape(self.shape_text)
+        except HloParseError as error:
+            raise self.error(error.reason) from None
+
+    @property
+    def operand_text(self) -> str:
+        """What stands between the opcode's parentheses: operands, or a constant's value."""
+        if self._operand_text is None:
+            end = _closing(self.tail, 0)
+            if end < 0:
+                raise self.error("operands without their closing parenthesis")
+            self._operand_text = self._tail[:end]
+        return self._operand_text
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Names of the operands."""
+        if self._operands is None:
+            text = self.operand_text
+            if self.opcode in ("parameter", "constant"):
+                self._operands = ()
+            elif "%" in text:
+                self._operands = tuple(_PERCENT_NAME.findall(text))
+            else:
+                parts = split_top_level(COMMENT.sub("", text))
+                self._operands = tuple(part.split()[-1] for part in parts)
+        return self._operands
+
+    def operand(self, index: int) -> str:
+        """The name of one operand."""
+        if index >= len(self.operands):
+            raise self.error(f"operand {index} is missing")
+        return self.operands[index]
+
+    @property
+    def attributes(self) -> Mapping[str, str]:
+        """What follows the operands: ``lhs_contracting_dims`` → ``{1}``, values as text."""
+        if self._attributes is None:
+            end = len(self.operand_text) + 1
+            self._attributes = {}
+            for part in split_top_level(self.tail[end:]):
+                key, equals, value = part.partition("=")
+                if equals:
+                    self._attributes[key.strip()] = value.strip()
+        return self._attributes
+
+    def attribute(self, key: str) -> str:
+        """One attribute's text, or nothing; without parsing the others where that is safe."""
+        if self._attributes is None:
+            tail = self.tail
+            start = tail.find(f"{key}=")
+            if start < 0:
+                return ""
+            # The key may also stand in a string, or be the end of another key.
+            if tail.find('"', 0, start) < 0 and tail[start - 2 : start] == ", ":
+                match = _PLAIN_VALUE.match(tail, start + len(key) + 1)
+                if match:
+                    return match[0]
+        return self.attributes.get(key, "")
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """The integers of an attribute such as ``{0,1}``; none where it is absent."""
+        return tuple(map(int, _INTEGER.findall(self.attribute(key))))
+
+    def computations(self, key: str) -> tuple[str, ...]:
+        """Names of the computations of an attribute: ``calls``, ``body``, ``condition`` …"""
+        value = self.attribute(key)
+        if "%" in value:
+            return tuple(_PERCENT_NAME.findall(value))
+        return tuple(part.strip() for part in value.strip("{}").split(",") if part.strip())
+
+    @property
+    def callees(self) -> tuple[str, ...]:
+        """Names of all computations that the instruction calls."""
+        keys = _CALLEE_KEYS.get(self.opcode, ())
+        return tuple(name for key in keys for name in self.computations(key))
+
+    @property
+    def op_name(self) -> str:
+        """JAX's name stack of the operation, from ``metadata={op_name="…"}``, or nothing."""
+        tail = self.tail
+        start = tail.find('op_name="', tail.find("metadata={"))
+        if start < 0:
+            return ""
+        match = SPECIAL.match(tail, start + len("op_name="))
+        return match[0][1:-1].replace("\\'", "'").replace('\\"', '"') if match else ""
+
+    @property
+    def backend_config(self) -> Mapping[str, Any]:
+        """``backend_config`` as JSON, or an empty mapping where it is absent or another format."""
+        text = self.attributes.get("backend_config", "")
+        try:
+            value = json.loads(text) if text else {}
+            if isinstance(value, str):  # older XLA: JSON inside of a quoted string
+                value = json.loads(value)
+        except (ValueError, RecursionError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def attribute_string(self, key: str) -> str:
+        """A quoted attribute without its quotes, such as ``custom_call_target``."""
+        return self.attributes.get(key, "").strip('"')
+
+    def __repr__(self) -> str:
+        return f"HloInstruction(%{self.name} = {self.shape_text} {self.opcode}(…))"
+
+
+class HloComputation:
+    """A named list of instructions, callable by instructions of other computations."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name = name
+        self.number = number
+        self.instructions: dict[str, HloInstruction] = {}
+        self._parameters: dict[int, HloInstruction] | None = None
+
+    def __getitem__(self, name: str) -> HloInstruction:
+        try:
+            return self.instructions[name]
+        except KeyError:
+            raise HloParseError(f"%{self.name} has no instruction %{name}") from None
+
+    def operand(self, instruction: HloInstruction, index: int) -> HloInstruction:
+        """The instruction that makes operand `index` of `instruction`."""
+        return self[instruction.operand(index)]
+
+    def operand_shapes(self, instruction: HloInstruction) -> list[Shape]:
+        """Shapes of all operands."""
+        return [self[name].shape for name in instruction.operands]
+
+    @property
+    def root(self) -> HloInstruction:
+        """The instruction whose value the computation returns."""
+        for instruction in reversed(self.instructions.values()):
+            if instruction.is_root:
+                return instruction
+        for instruction in reversed(self.instructions.values()):
+            return instruction
+        raise HloParseError(f"computation %{self.name} is empty", number=self.number)
+
+    @functools.cached_property
+    def users(self) -> Mapping[str, list[HloInstruction]]:
+        """The instructions that use each instruction's result, by its name."""
+        users: dict[str, list[HloInstruction]] = {}
+        for instruction in self.instructions.values():
+            for name in instruction.operands:
+                users.setdefault(name, []).append(instruction)
+        return users
+
+    @property
+    def parameters(self) -> Mapping[int, HloInstruction]:
+        """Parameters by their number."""
+        if self._parameters is None:
+            self._parameters = {}
+            for instruction in self.instructions.values():
+                if instruction.opcode == "parameter":
+                    text = instruction.operand_text.strip()
+                    if not text.isdecimal():
+                        raise instruction.error("parameter without a number")
+                    self._parameters[int(text)] = instruction
+        return self._parameters
+
+
+class HloModule:
+    """A whole program: its computations by name, and the one that runs first.
+
+    Attributes:
+        unchanged: what is known of loops: (body, index of its state) → whether it stays as it was.
+    """
+
+    def __init__(
+        self, name: str, header: str, computations: dict[str, HloComputation], entry: str
+    ) -> None:
+        self.name = name
+        self.header = header
+        self.computations = computations
+        self.unchanged: dict[tuple[str, int], bool] = {}
+        self._entry = entry
+        self._callers: dict[str, list[tuple[HloComputation, HloInstruction]]] | None = None
+
+    @property
+    def entry(self) -> HloComputation:
+        """The ENTRY computation."""
+        return self[self._entry]
+
+    def __getitem__(self, name: str) -> HloComputation:
+        try:
+            return self.computations[name]
+        except KeyError:
+            raise HloParseError(f"there is no computation %{name}") from None
+
+    def caller(self, name: str) -> tuple[HloComputation, HloInstruction] | None:
+        """The computation and instruction that call a computation, where there is just one."""
+        if self._callers is None:
+            self._callers = {}
+            for computation in self.computations.values():
+                for instruction in computation.instructions.values():
+                    if instruction.opcode not in _CALLEE_KEYS:
+                        continue
+                    for callee in instruction.callees:
+                        callers = self._callers.setdefault(callee, [])
+                        if not callers or callers[-1][1] is not instruction:
+                            callers.append((computation, instruction))
+        callers = self._callers.get(name, [])
+        return callers[0] if len(callers) == 1 else None
+
+    def header_int(self, key: str, default: int = 1) -> int:
+        """A number of the first line, such as ``num_partitions``."""
+        match = re.search(rf"\b{key}=(\d+)", self.header)
+        return int(match[1]) if match else default
+
+
+# A tuple's shape ends where ` opcode(` begins: nothing inside of a shape looks like that.
+_INSTRUCTION = re.compile(
+    r"\s*(ROOT )?%?([^\s=%]+) = (\(.*?\)|[^\s(]\S*) ([a-z][\w\-]*)\((.*)$", re.DOTALL
+)
+_INSTRUCTION_START = re.compile(r"\s*(?:ROOT )?%?[^\s=%\"{}(),]+ = \S")
+_COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(]+) (?:\(.*\) -> .* )?\{\s*$", re.DOTALL)
+
+
+def parse_hlo(text: str) -> HloModule:
+    """Parses the text of ``compiled.as_text()``.
+
+    Args:
+        text: one HLO module.
+
+    Raises:
+        HloParseError: with the line that cannot be read.
+    """
+    name = header = entry = ""
+    computations: dict[str, HloComputation] = {}
+    computation: HloComputation | None = None
+    last: HloInstruction | None = None
+    for number, line in enumerate(text.split("\n"), 1):
+        if computation is not None:
+            match = _INSTRUCTION.match(line)
+            if match:
+                root, instruction, shape, opcode, tail = match.groups()
+                if instruction in computation.instructions:
+                    raise HloParseError("a second instruction of this name", line, number)
+                last = HloInstruction(instruction, shape, opcode, tail, root is not None, number)
+                computation.instructions[instruction] = last
+            elif line.startswith("}") and (last is None or last.is_complete()):
+                computation = last = None
+            elif line.strip():
+                if last is None or _INSTRUCTION_START.match(line):
+                    raise HloParseError("not an instruction", line, number)
+                last.extend(line)
+        elif line.endswith("{") and (match := _COMPUTATION.match(line)):
+            computation = HloComputation(match[2], number)
+            computations[match[2]] = computation
+            if match[1]:
+                entry = match[2]
+        elif line.startswith("HloModule "):
+            header = line
+            name = line[len("HloModule ") :].partition(",")[0].strip()
+    if computation is not None:
+        raise HloParseError(f"computation %{computation.name} has no end", number=number)
+    if not computations:
+        raise HloParseError("no computation in it", text[:200], 1)
+    if not entry:
+        raise HloParseError("no ENTRY computation", text[:200], 1)
+    return HloModule(name, header, computations, entry)

@@ -1,0 +1,132 @@
+"""Costs of cuDNN's custom calls: flash attention forward and backward, and convolutions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mfu_jax.flops.executed.kernels.registry import (
+    KernelCall,
+    KernelCost,
+    UnknownCost,
+    json_integers,
+    register_kernel,
+)
+from mfu_jax.flops.executed.matmuls import convolution_flops_of, result_shape
+
+
+def attention_pairs(queries: int, keys: int, *, causal: bool, window: int = 0) -> int:
+    """Pairs of query and key that a mask keeps.
+
+    Args:
+        queries: number of queries.
+        keys: number of keys.
+        causal: whether query i meets keys 0 … i only (aligned at the top left, as cuDNN's CAUSAL).
+        window: if positive, query i meets its last `window` keys only, itself included.
+
+    >>> attention_pairs(4, 4, causal=True), attention_pairs(4, 4, causal=True, window=2)
+    (10, 7)
+    """
+    if not causal:
+        return queries * keys
+    full = min(queries, keys)  # query i < full meets i + 1 keys, a later one all keys
+    pairs = full * (full + 1) // 2 + (queries - full) * keys
+    if 0 < window < queries:
+        # Query i loses keys 0 … i − window, as far as they exist.
+        pairs -= attention_pairs(queries - window, keys, causal=True)
+    return pairs
+
+
+_FORWARD = [
+    f"__cudnn$fmha{kind}"
+    for kind in (
+        "Softmax",
+        "SoftmaxF8",
+        "SoftmaxDropout",
+        "ScaleBiasSoftmax",
+        "ScaleBiasSoftmaxDropout",
+    )
+]
+_BACKWARD = [f"{name}Backward" for name in _FORWARD]
+
+
+@register_kernel(*_FORWARD)
+def _attention_forward(call: KernelCall) -> KernelCost | UnknownCost:
+    """Two matmuls, Q·Kᵀ over the head width of K and P·V over that of V."""
+    pairs, note = _pairs(call)
+    key, value = _head_width(call, 1), _head_width(call, 2)
+    dtype = call.operand(0).dtype
+    return KernelCost(flops=2 * pairs * (key + value), dtype=dtype, note=note)
+
+
+@register_kernel(*_BACKWARD)
+def _attention_backward(call: KernelCall) -> KernelCost | UnknownCost:
+    """Five matmuls: Q·Kᵀ again, dP = dO·Vᵀ and dV = Pᵀ·dO, dQ = dS·K and dK = dSᵀ·Q."""
+    pairs, note = _pairs(call)
+    key, value = _head_width(call, 1), _head_width(call, 2)
+    again = 2 * pairs * key
+    return KernelCost(
+        flops=again + 2 * (2 * pairs * key) + 2 * (2 * pairs * value),
+        rematerialized=again,
+        dtype=call.operand(0).dtype,
+        note=note,
+    )
+
+
+def _fmha_config(call: KernelCall) -> dict[str, Any]:
+    config = call.config.get("cudnn_fmha_backend_config")
+    if not isinstance(config, dict):
+        raise call.instruction.error("attention call without cudnn_fmha_backend_config")
+    return config
+
+
+def _pairs(call: KernelCall) -> tuple[int, str]:
+    """Pairs that the mask keeps in all heads of the batch, and a note where lengths are data."""
+    config = _fmha_config(call)
+    scores = config.get("intermediate_tensor_shape")
+    dims = json_integers(call, scores.get("dimensions") if isinstance(scores, dict) else None)
+    if len(dims) != 4:
+        raise call.instruction.error("attention scores that are not [batch, heads, query, key]")
+    batch, heads, queries, keys = dims
+    mask = str(config.get("mask_type", "NO_MASK"))
+    window = config.get("sliding_window_length", 0)
+    if not isinstance(window, int):
+        raise call.instruction.error("sliding_window_length that is not a number")
+    note = ""
+    if "PADDING" in mask or config.get("max_seg_per_batch", 1) not in (0, 1):
+        note = (
+            f"{call.target}: sequence lengths are data; counted as if every sequence were "
+            f"{queries} × {keys} long"
+        )
+    pairs = attention_pairs(queries, keys, causal="CAUSAL" in mask, window=window)
+    return batch * heads * pairs, note
+
+
+def _head_width(call: KernelCall, operand: int) -> int:
+    """The last dimension of ``[batch, sequence, heads, width]``."""
+    shape = call.operand(operand)
+    if len(shape.dims) != 4:
+        raise call.instruction.error(f"attention operand {shape} that has not 4 dimensions")
+    return shape.dims[-1]
+
+
+@register_kernel(
+    "__cudnn$convForward", "__cudnn$convBiasActivationForward", "__cudnn$convForwardGraph"
+)
+def _convolution(call: KernelCall) -> KernelCost:
+    output = result_shape(call.instruction)
+    flops = convolution_flops_of(call.instruction, call.operand(0), call.operand(1), output)
+    return KernelCost(flops=flops, seen_by_xla=flops)
+
+
+@register_kernel("__cudnn$convBackwardInput")
+def _convolution_by_input(call: KernelCall) -> KernelCost:
+    base = result_shape(call.instruction)
+    flops = convolution_flops_of(call.instruction, base, call.operand(1), call.operand(0))
+    return KernelCost(flops=flops, seen_by_xla=flops)
+
+
+@register_kernel("__cudnn$convBackwardFilter")
+def _convolution_by_kernel(call: KernelCall) -> KernelCost:
+    kernel = result_shape(call.instruction)
+    flops = convolution_flops_of(call.instruction, call.operand(0), kernel, call.operand(1))
+    return KernelCost(flops=flops, seen_by_xla=flops)

@@ -1,0 +1,236 @@
+"""Runs the scalar part of a Pallas kernel's body, and adds up the matmuls that it reaches.
+
+For every step of the grid, with the branches that the step's indices choose, so that blocks that a
+causal or sparse mask skips cost nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+from mfu_jax.flops.executed.kernels.mosaic_body import (
+    Block,
+    KernelBody,
+    Op,
+    Table,
+    UnknownBodyError,
+)
+
+ScalarTable = Callable[[int], Table]
+
+_MAX_GRID_STEPS = 1 << 20
+
+
+def grid_flops(body: KernelBody, table: ScalarTable) -> int:
+    """Matmul FLOPs of all steps of a kernel's grid.
+
+    Args:
+        body: the kernel.
+        table: dimensions and values of a scalar-prefetch operand, by its index.
+
+    Raises:
+        UnknownBodyError: what runs depends on data, or on an operation that is not known here.
+    """
+    if not body.matmuls:
+        return 0
+    for tables, flops in body.walked:
+        if all(table(index) == values for index, values in tables.items()):
+            return flops
+    if any(steps < 0 for steps in body.grid):
+        raise UnknownBodyError("its grid depends on data")
+    deciding = _deciding_axes(body)
+    steps = [range(n) if i in deciding else range(min(n, 1)) for i, n in enumerate(body.grid)]
+    if math.prod(map(len, steps)) > _MAX_GRID_STEPS:
+        raise UnknownBodyError("its grid is too large to be walked")
+    same = math.prod(n for i, n in enumerate(body.grid) if i not in deciding)
+    walk = _Walk(body, table)
+    try:
+        flops = same * sum(walk.step(indices) for indices in itertools.product(*steps))
+    except RecursionError:  # a damaged body, in which a value depends on itself
+        raise UnknownBodyError("it skips blocks by values that are too far to follow") from None
+    body.walked.append((walk.tables, flops))
+    return flops
+
+
+def _deciding_axes(body: KernelBody) -> set[int]:
+    """Grid axes on which a branch or bound around a matmul depends."""
+    seen: set[int] = set()
+    stack = [v for op in _walk_ops(body.block) if op.has_matmul for v in op.operands]
+    while stack:
+        value = stack.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if maker := body.makers.get(value):
+            stack += maker.operands
+            stack += [v for op in _ops_inside(maker) for v in op.operands]
+    axes = {i for i in range(len(body.grid)) if body.block.arguments[i] in seen}
+    ids = {body.makers[v].attribute for v in seen if _is_program_id(body, v)}
+    return axes | ids
+
+
+def _is_program_id(body: KernelBody, value: int) -> bool:
+    maker = body.makers.get(value)
+    return maker is not None and maker.name == "tpu.program_id"
+
+
+def _walk_ops(block: Block) -> Iterator[Op]:
+    """Operations with regions, which decide what runs, however deep they nest."""
+    for op in block.ops:
+        if op.regions:
+            yield op
+            for region in op.regions:
+                yield from _walk_ops(region)
+
+
+def _ops_inside(op: Op) -> Iterator[Op]:
+    for region in op.regions:
+        for inner in region.ops:
+            yield inner
+            yield from _ops_inside(inner)
+
+
+def _truncated(a: int, b: int) -> int:
+    """Division that rounds towards 0."""
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+_BINARY: dict[str, Callable[[int, int], int]] = {
+    "arith.addi": lambda a, b: a + b,
+    "arith.subi": lambda a, b: a - b,
+    "arith.muli": lambda a, b: a * b,
+    "arith.andi": lambda a, b: a & b,
+    "arith.ori": lambda a, b: a | b,
+    "arith.xori": lambda a, b: a ^ b,
+    "arith.minsi": min,
+    "arith.maxsi": max,
+    "arith.divsi": lambda a, b: _truncated(a, b),
+    "arith.divui": lambda a, b: a // b,
+    "arith.floordivsi": lambda a, b: a // b,
+    "arith.ceildivsi": lambda a, b: -(-a // b),
+    "arith.remsi": lambda a, b: a - b * _truncated(a, b),
+    "arith.remui": lambda a, b: a % b,
+    "arith.shli": lambda a, b: a << min(b, 64),
+    "arith.shrsi": lambda a, b: a >> b,
+}
+_PREDICATES: list[Callable[[int, int], bool]] = [
+    lambda a, b: a == b,
+    lambda a, b: a != b,
+    lambda a, b: a < b,
+    lambda a, b: a <= b,
+    lambda a, b: a > b,
+    lambda a, b: a >= b,
+    lambda a, b: a < b,
+    lambda a, b: a <= b,
+    lambda a, b: a > b,
+    lambda a, b: a >= b,
+]
+_SAME = {
+    "arith.extui",
+    "arith.extsi",
+    "arith.trunci",
+    "arith.index_cast",
+    "arith.index_castui",
+    "tpu.assume_multiple",
+}
+
+
+class _Walk:
+    """Runs the scalar part of a body, one step of the grid at a time."""
+
+    def __init__(self, body: KernelBody, table: ScalarTable) -> None:
+        self.body = body
+        self.table = table
+        self.tables: dict[int, Table] = {}
+        self.values: dict[int, int] = {}
+        self.indices: tuple[int, ...] = ()
+
+    def step(self, indices: tuple[int, ...]) -> int:
+        self.indices = indices
+        self.values = dict(zip(self.body.block.arguments, indices, strict=False))
+        return self.block(self.body.block)
+
+    def block(self, block: Block) -> int:
+        total = 0
+        for op in block.ops:
+            if not op.has_matmul:
+                continue
+            if op.name == "scf.if":
+                taken = 0 if self.value(op.operands[0]) else 1
+                total += self.block(op.regions[taken]) if taken < len(op.regions) else 0
+            elif op.name == "scf.for":
+                total += self.loop(op)
+            elif op.regions:
+                if op.name not in ("tpu.region", "scf.execute_region"):
+                    raise UnknownBodyError(f"it multiplies inside of {op.name}")
+                total += sum(self.block(region) for region in op.regions)
+            else:
+                total += op.flops
+        return total
+
+    def loop(self, op: Op) -> int:
+        start, end, by = (self.value(v) for v in op.operands[:3])
+        inner = op.regions[0]
+        steps = range(start, end, max(1, by))
+        if not any(o.regions and o.has_matmul for o in inner.ops):
+            return len(steps) * self.block(inner)
+        total = 0
+        for index in steps:
+            outside = dict(self.values)
+            self.values[inner.arguments[0]] = index
+            total += self.block(inner)
+            self.values = outside
+        return total
+
+    def value(self, number: int) -> int:
+        if number not in self.values:
+            maker = self.body.makers.get(number)
+            if maker is None:
+                raise UnknownBodyError("it skips blocks by values that are not known")
+            self.values[number] = self.evaluate(maker, number)
+        return self.values[number]
+
+    def evaluate(self, op: Op, number: int) -> int:
+        if op.name == "arith.constant":
+            return op.attribute
+        if op.name in _BINARY:
+            a, b = (self.value(v) for v in op.operands)
+            try:
+                return _BINARY[op.name](a, b)
+            except (ZeroDivisionError, ValueError):
+                raise UnknownBodyError(f"{op.name} of {a} and {b}") from None
+        if op.name == "arith.cmpi" and 0 <= op.attribute < len(_PREDICATES):
+            return int(_PREDICATES[op.attribute](*(self.value(v) for v in op.operands)))
+        if op.name in _SAME:
+            return self.value(op.operands[0])
+        if op.name == "arith.select":
+            return self.value(op.operands[1 if self.value(op.operands[0]) else 2])
+        if op.name == "tpu.program_id" and op.attribute < len(self.indices):
+            return self.indices[op.attribute]
+        if op.name == "tpu.iteration_bound" and op.attribute < len(self.body.grid):
+            return self.body.grid[op.attribute]
+        if op.name == "memref.load":
+            return self.load(op)
+        if op.name == "scf.if":
+            region = op.regions[0 if self.value(op.operands[0]) else 1]
+            return self.value(region.ops[-1].operands[op.results.index(number)])
+        raise UnknownBodyError(f"it skips blocks by {op.name}")
+
+    def load(self, op: Op) -> int:
+        arguments = self.body.block.arguments
+        first = len(self.body.grid)
+        tables = arguments[first : first + self.body.prefetched]
+        if op.operands[0] not in tables:
+            raise UnknownBodyError("it skips blocks by values in memory")
+        number = tables.index(op.operands[0])
+        if number not in self.tables:
+            self.tables[number] = self.table(number)
+        dims, values = self.tables[number]
+        position = 0
+        for size, index in zip(dims, op.operands[1:], strict=False):
+            position = position * size + self.value(index)
+        if not 0 <= position < len(values):
+            raise UnknownBodyError("it reads outside of its table")
+        return values[position]

@@ -1,0 +1,223 @@
+"""Costs of custom calls: library matmuls, attention kernels, Pallas kernels, and yours.
+
+A kernel's cost is registered by the custom call's target, or by the kernel's own name:
+
+    @register_kernel("my_fused_mlp")
+    def _(call: KernelCall) -> int:
+        rows, width = call.operands[0].dims
+        return 2 * rows * width * call.operands[1].dims[1]
+
+What has no cost is listed in the count's `unaccounted`, never taken as 0.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, Shape, dtype_bits
+from mfu_jax.flops.executed.matmuls import operand_dtype, result_shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelCost:
+    """FLOPs of one run of a kernel.
+
+    Attributes:
+        flops: its matmul FLOPs, all of them.
+        rematerialized: the part that computes something again which the forward pass had already
+            (a flash attention's backward recomputes the scores).
+        dtype: operand dtype; by default the widest of the first two operands.
+        seen_by_xla: what XLA's own cost analysis says of this kernel.
+        note: a choice that the reader should know, shown as a flag.
+    """
+
+    flops: int
+    rematerialized: int = 0
+    dtype: str = ""
+    seen_by_xla: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownCost:
+    """A kernel whose cost the program does not tell.
+
+    Attributes:
+        reason: why.
+        dtype: operand dtype, where that is known.
+        share_rematerialized: the share of its FLOPs that computes something again.
+        estimate: its author's `cost_estimate`, taken where nobody knows better.
+    """
+
+    reason: str
+    dtype: str = ""
+    share_rematerialized: Fraction = Fraction(0)
+    estimate: int | None = None
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One custom call, as a cost function sees it.
+
+    Attributes:
+        computation: where it stands.
+        instruction: the ``custom-call``.
+        literal: the value of an operand, as HLO text, where it is a constant; else None.
+    """
+
+    computation: HloComputation
+    instruction: HloInstruction
+    literal: Callable[[int], str | None] = lambda index: None
+
+    @property
+    def target(self) -> str:
+        """``custom_call_target``."""
+        return self.instruction.attribute_string("custom_call_target")
+
+    @cached_property
+    def name(self) -> str:
+        """The kernel's own name: the part of op_name before ``pallas_call``, or the instruction's.
+
+        >>> kernel_name("jit(f)/jvp(a)/flash_fwd/pallas_call", "flash_fwd.3")
+        'flash_fwd'
+        """
+        if self.target == _TRITON and (match := _TRITON_NAME.search(self.instruction.tail)):
+            return match[1]
+        return kernel_name(self.instruction.op_name, self.instruction.name)
+
+    @cached_property
+    def operands(self) -> list[Shape]:
+        """Shapes of the operands."""
+        return self.computation.operand_shapes(self.instruction)
+
+    def operand(self, index: int) -> Shape:
+        """Shape of one operand."""
+        return self.computation.operand(self.instruction, index).shape
+
+    @cached_property
+    def results(self) -> list[Shape]:
+        """Shapes of the result's arrays."""
+        return list(self.instruction.shape.leaves())
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """``backend_config`` as JSON."""
+        return dict(self.instruction.backend_config)
+
+    @property
+    def dtype(self) -> str:
+        """The widest floating-point dtype of the operands, else the widest of the first two."""
+        floats = [s.dtype for s in self.operands if s.dtype.startswith(("f", "bf"))]
+        return max(floats or [s.dtype for s in self.operands[:2]], key=dtype_bits, default="")
+
+
+# Its backend_config is no JSON, but MLIR's notation.
+_TRITON = "__gpu$xla.gpu.triton"
+_TRITON_NAME = re.compile(r'backend_config=\{.*\bname = "([^"]+)"', re.DOTALL)
+
+KernelRule = Callable[[KernelCall], KernelCost | UnknownCost | int]
+
+_RULES: dict[str, KernelRule] = {}
+
+
+def register_kernel(*names: str) -> Callable[[KernelRule], KernelRule]:
+    """Registers a kernel's cost under custom-call targets or kernel names.
+
+    The decorated function takes a `KernelCall` and returns its matmul FLOPs, or a `KernelCost`.
+    A later registration replaces an earlier one; a kernel's own name goes before its target.
+    """
+
+    def register(rule: KernelRule) -> KernelRule:
+        for name in names:
+            _RULES[name] = rule
+        return rule
+
+    return register
+
+
+def kernel_name(op_name: str, instruction_name: str) -> str:
+    """The name that a kernel's author gave it, or the instruction's without its number."""
+    parts = op_name.split("/")
+    if len(parts) > 1 and parts[-1] == "pallas_call" and "(" not in parts[-2]:
+        return parts[-2]
+    return re.sub(r"(\.\d+)+$", "", instruction_name)
+
+
+# Targets that move, mark or sort data, but multiply no matrices.
+_FREE = re.compile(
+    r"Sharding|SPMD\w*|AllocateBuffer|ConcatBitcast|AssumeGatherIndicesInBound"
+    r"|GatherScatterIndicesBitpacked|TopK|PartialReduce|ApproxTopK|PadToStatic|SliceToDynamic"
+    r"|MoveToHost|MoveToDevice|annotate_device_placement|xla\.sdy\.\w+|LayoutConstraint"
+    r"|__cub\$\w+|__gpu\$TopK|ResizeNearest\w*|NopCustomCall|BarrierStart|BarrierDone"
+    r"|xla_ffi_(partitioned_)?python_\w+callback|xla_python_\w+callback|SetBound|GetBound"
+    r"|AsyncCollective(Start|Done)|PrepareAsyncCall(Start|Done)|cu_threefry2x32(_ffi)?|threefry2x32\w*|ragged-dot-metadata|X64\w+|CreateBuffer|Pin|Unpin"
+)
+
+
+_ATTENTION = re.compile(r"attention|fmha|flash|splash|(?<![a-z])m[hq]a(?![a-z])", re.IGNORECASE)
+
+
+def is_attention(call: KernelCall) -> bool:
+    """Whether a kernel does attention, by its names."""
+    return any(_ATTENTION.search(text) for text in (call.target, call.name))
+
+
+def kernel_cost(call: KernelCall) -> KernelCost | UnknownCost:
+    """The cost of a custom call, by the rule of its name or its target."""
+    rule = _RULES.get(call.name)
+    if rule is None and (_FREE.fullmatch(call.name) or _FREE.fullmatch(call.target)):
+        return KernelCost(flops=0)
+    rule = rule or _RULES.get(call.target)
+    if rule is not None:
+        cost = rule(call)
+        return KernelCost(flops=cost) if isinstance(cost, int) else cost
+    return UnknownCost(reason="no cost is known")
+
+
+def dot_dimensions(call: KernelCall, config: Any) -> tuple[int, ...]:
+    """Contracted dimensions of the left operand, from a ``dot_dimension_numbers`` object."""
+    numbers = config.get("dot_dimension_numbers") if isinstance(config, dict) else None
+    dims = numbers.get("lhs_contracting_dimensions") if isinstance(numbers, dict) else None
+    return json_integers(call, dims)
+
+
+def json_integers(call: KernelCall, values: Any) -> tuple[int, ...]:
+    """A JSON list of integers, which protobuf writes as strings."""
+    if not isinstance(values, Iterable):
+        raise call.instruction.error("backend_config without the dimensions")
+    try:
+        return tuple(int(value) for value in values)
+    except (TypeError, ValueError):
+        raise call.instruction.error("dimensions that are not numbers") from None
+
+
+@register_kernel(_TRITON)
+def _triton(call: KernelCall) -> UnknownCost:
+    """A Pallas kernel for GPUs: its body is in a binary form of MLIR that is not read here."""
+    # S and dP are computed twice by the bundled attention's backward, S once was known before.
+    again = Fraction(3, 7) if call.name == "mha_backward" else Fraction(0)
+    return UnknownCost(
+        reason="a Triton kernel tells nothing of it",
+        dtype=next(
+            (shape.dtype for shape in call.operands if shape.dtype.startswith(("f", "bf"))), ""
+        ),
+        share_rematerialized=again,
+    )
+
+
+@register_kernel("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8")
+def _cublas(call: KernelCall) -> KernelCost:
+    """cuBLAS and cuBLASLt matmuls, FP8 included: 2 · result elements · contracted elements."""
+    lhs = call.operand(0)
+    dims = dot_dimensions(call, call.config.get("gemm_backend_config"))
+    if any(not 0 <= d < len(lhs.dims) for d in dims):
+        raise call.instruction.error(f"contracted dimension out of range of {lhs}")
+    flops = 2 * result_shape(call.instruction).size * math.prod(lhs.dims[d] for d in dims)
+    dtype = operand_dtype(call.computation, call.instruction)  # FP8 calls carry f32 scales, too
+    return KernelCost(flops=flops, dtype=dtype, seen_by_xla=flops)

@@ -1,0 +1,192 @@
+"""FLOPs of the HLO instructions that multiply matrices: 2 for each multiply-add that is needed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, Shape, dtype_bits
+
+
+def result_shape(instruction: HloInstruction) -> Shape:
+    """The result's array; of an asynchronous start, ``((operands), result, …)``, the result."""
+    shape = instruction.shape
+    if instruction.opcode.endswith("-start") and len(shape.elements) >= 2:
+        shape = shape.elements[1]
+    while shape.dtype == "tuple" and shape.elements:
+        shape = shape.elements[0]
+    return shape
+
+
+def _sizes(instruction: HloInstruction, shape: Shape, dims: tuple[int, ...]) -> int:
+    if any(d >= len(shape.dims) for d in dims):
+        raise instruction.error(f"dimension out of range of the operand {shape}")
+    return math.prod(shape.dims[d] for d in dims)
+
+
+def dot_flops(computation: HloComputation, instruction: HloInstruction) -> int:
+    """``dot``: 2 · result elements · contracted elements."""
+    if not instruction.attribute("lhs_contracting_dims"):  # "{}" where nothing is contracted
+        raise instruction.error(f"{instruction.opcode} without lhs_contracting_dims")
+    lhs = computation.operand(instruction, 0).shape
+    contracted = _sizes(instruction, lhs, instruction.integers("lhs_contracting_dims"))
+    return 2 * result_shape(instruction).size * contracted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowDimension:
+    """One spatial dimension of a convolution's window, with XLA's defaults."""
+
+    size: int = 1
+    stride: int = 1
+    pad_low: int = 0
+    pad_high: int = 0
+    base_dilation: int = 1
+    window_dilation: int = 1
+
+    def real_positions(self, base: int, output: int) -> int:
+        """Pairs of (output, kernel) position whose input is a real element, not padding or a hole.
+
+        The kernel's k-th element meets input position ``o·stride + k·window_dilation − pad_low``
+        of the dilated base, whose real elements are the multiples of `base_dilation` below
+        ``(base − 1)·base_dilation + 1``. Counted in O(size), with one congruence for each k.
+        """
+        if base <= 0 or output <= 0:
+            return 0
+        last = (base - 1) * self.base_dilation
+        stride, dilation = self.stride, self.base_dilation
+        common = math.gcd(stride, dilation)
+        period = dilation // common  # in o
+        inverse = pow(stride // common, -1, period) if period > 1 else 0
+        total = 0
+        for k in range(self.size):
+            offset = k * self.window_dilation - self.pad_low
+            if offset % common:
+                continue  # this kernel element only ever meets holes
+            first = max(0, -(offset // stride))  # the first o with o·stride + offset ≥ 0
+            end = min(output - 1, (last - offset) // stride)
+            if end < first:
+                continue
+            phase = (-offset // common) * inverse % period if period > 1 else 0
+            start = first + (phase - first) % period
+            if start <= end:
+                total += (end - start) // period + 1
+        return total
+
+
+_WINDOW_PART = re.compile(r"(size|stride|pad|lhs_dilate|rhs_dilate)=([\dx_\-]+)")
+
+
+def parse_window(instruction: HloInstruction) -> list[WindowDimension]:
+    """``{size=3x3 stride=2x2 pad=1_1x1_1 lhs_dilate=… rhs_dilate=…}``, one entry a dimension."""
+    parts = dict(_WINDOW_PART.findall(instruction.attributes.get("window", "")))
+    try:
+        sizes = [int(v) for v in parts["size"].split("x")] if "size" in parts else []
+        pads = (
+            [tuple(map(int, p.split("_"))) for p in parts["pad"].split("x")]
+            if ("pad" in parts)
+            else [(0, 0)] * len(sizes)
+        )
+        strides, base, window = (
+            [int(v) for v in parts[key].split("x")] if key in parts else [1] * len(sizes)
+            for key in ("stride", "lhs_dilate", "rhs_dilate")
+        )
+        return [
+            WindowDimension(
+                size=size,
+                stride=stride,
+                pad_low=low,
+                pad_high=high,
+                base_dilation=lhs,
+                window_dilation=rhs,
+            )
+            for size, stride, (low, high), lhs, rhs in zip(
+                sizes, strides, pads, base, window, strict=True
+            )
+        ]
+    except ValueError:
+        raise instruction.error("window that cannot be read") from None
+
+
+def convolution_flops(computation: HloComputation, instruction: HloInstruction) -> int:
+    """``convolution``: only positions that meet real elements, not padding and holes, count.
+
+    TPU programs write their matmuls this way, batch dimensions as dilated windows.
+    """
+    base, kernel = (computation.operand(instruction, i).shape for i in (0, 1))
+    return convolution_flops_of(instruction, base, kernel, result_shape(instruction))
+
+
+def convolution_flops_of(
+    instruction: HloInstruction, base: Shape, kernel: Shape, output: Shape
+) -> int:
+    """2 · batch · output features · input features a group · real positions.
+
+    Positions are counted one dimension at a time, as in XLA's HloCostAnalysis. The three passes of
+    a convolution (forward, by input, by kernel) multiply the same pairs, so one formula serves all.
+
+    Args:
+        instruction: where `window` and `dim_labels` of the forward convolution stand.
+        base: the input's shape.
+        kernel: the kernel's shape.
+        output: the result's shape.
+    """
+    labels = instruction.attributes.get("dim_labels", "")
+    match = re.fullmatch(r"([\w?]+)_([\w?]+)->([\w?]+)", labels)
+    if not match:
+        raise instruction.error("convolution without dim_labels")
+    base_labels, kernel_labels, output_labels = match.groups()
+    for text, shape in ((base_labels, base), (kernel_labels, kernel), (output_labels, output)):
+        if len(text) != len(shape.dims):
+            raise instruction.error(f"dim_labels do not fit the shape {shape}")
+    positions = 1
+    for i, window in enumerate(parse_window(instruction)):
+        label = str(i)
+        if not all(label in t for t in (base_labels, kernel_labels, output_labels)):
+            raise instruction.error(f"dim_labels without spatial dimension {label}")
+        if window.stride <= 0 or window.base_dilation <= 0 or window.window_dilation <= 0:
+            raise instruction.error("window stride or dilation below 1")
+        if window.size > max(1, kernel.size):
+            raise instruction.error("window larger than the kernel")
+        positions *= window.real_positions(
+            base.dims[base_labels.index(label)], output.dims[output_labels.index(label)]
+        )
+    if not ("b" in output_labels and "f" in output_labels and "i" in kernel_labels):
+        raise instruction.error("dim_labels without batch or feature dimension")
+    # The kernel's i dimension is input features / feature groups, the output's batch is the
+    # input's batch / batch groups.
+    batch = output.dims[output_labels.index("b")]
+    features = output.dims[output_labels.index("f")]
+    inputs = kernel.dims[kernel_labels.index("i")]
+    return 2 * batch * features * inputs * positions
+
+
+def ragged_dot_flops(computation: HloComputation, instruction: HloInstruction) -> int:
+    """``ragged-dot``: every row of the ragged dimension meets the weights of one group.
+
+    Where the contracted dimension is the ragged one, the result has one matrix a group, and each
+    is contracted over the rows of its group only.
+    """
+    dense = dot_flops(computation, instruction)
+    ragged = set(instruction.integers("lhs_ragged_dims"))
+    if not ragged & set(instruction.integers("lhs_contracting_dims")):
+        return dense
+    sizes = computation.operand(instruction, 2).shape
+    groups = sizes.dims[-1] if sizes.dims else 1
+    return dense // max(1, groups)
+
+
+MATMULS: dict[str, Callable[[HloComputation, HloInstruction], int]] = {
+    "dot": dot_flops,
+    "scaled-dot": dot_flops,
+    "ragged-dot": ragged_dot_flops,
+    "convolution": convolution_flops,
+}
+
+
+def operand_dtype(computation: HloComputation, instruction: HloInstruction) -> str:
+    """The wider dtype of the two that are multiplied."""
+    shapes = [computation.operand(instruction, i).shape for i in (0, 1)]
+    return max((shape.dtype for shape in shapes), key=dtype_bits)

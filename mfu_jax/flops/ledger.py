@@ -1,0 +1,177 @@
+"""The ledger: from model FLOPs to executed FLOPs, and on to what XLA reports, line by line.
+
+Every line is measured by itself (the analytic count's conventions, the phases of the executed
+count), so that the residual is a finding and not an arithmetic remainder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any
+
+from mfu_jax.flops.executed.counting import ExecutedCount
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerLine:
+    """One line of the ledger: FLOPs per step per device that it adds (or takes away)."""
+
+    label: str
+    flops: int
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """FLOPs per step per device, from the model to the program to XLA's report.
+
+    Attributes:
+        model: model FLOPs by `convention`, the first line.
+        lines: what takes `model` to `executed`, the model line included.
+        executed: matmul FLOPs that the program runs.
+        xla_reported: ``compiled.cost_analysis()["flops"]``, or None where there is none.
+        causes: what takes `executed` to `xla_reported`; empty where there is none.
+        notes: what the count could not see or had to choose.
+    """
+
+    model: int
+    convention: str
+    lines: tuple[LedgerLine, ...]
+    executed: int
+    xla_reported: int | None
+    causes: tuple[LedgerLine, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def residual(self) -> int:
+        """Executed FLOPs that no line explains."""
+        return self.executed - sum(line.flops for line in self.lines)
+
+    @property
+    def xla_factor(self) -> float | None:
+        """XLA-reported / executed: 1 where XLA is right."""
+        if self.xla_reported is None or not self.executed:
+            return None
+        return self.xla_reported / self.executed
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain JSON values, `residual` and `xla_factor` included."""
+        return {**asdict(self), "residual": self.residual, "xla_factor": self.xla_factor}
+
+    def render(self) -> str:
+        """The ledger as a table for the console."""
+        rows: list[tuple[str, int | None, str]] = []
+        for i, line in enumerate(self.lines):
+            rows.append((line.label if i == 0 else f"+ {line.label}", line.flops, line.note))
+        rows.append(("+ residual", self.residual, "" if self.residual == 0 else "not explained"))
+        rows.append(("= executed", self.executed, "what the compiled program runs"))
+        rows += [(f"+ {line.label}", line.flops, line.note) for line in self.causes]
+        if self.xla_reported is None:
+            rows.append(("XLA-reported", None, "cost_analysis() gives no number here"))
+        else:
+            factor = self.xla_factor
+            off = "" if factor is None else f"{factor:.3g} × executed"
+            rows.append(("= XLA-reported", self.xla_reported, off))
+        return "\n".join([*_table(rows, self.executed), *(f"  note: {n}" for n in self.notes)])
+
+
+def _table(rows: list[tuple[str, int | None, str]], whole: int) -> list[str]:
+    label_width = max(len(label) for label, _, _ in rows)
+    numbers = ["-" if flops is None else f"{flops:,}" for _, flops, _ in rows]
+    number_width = max(map(len, numbers))
+    out = [
+        f"  {'FLOPs per step per device':<{label_width}}  {'FLOPs':>{number_width}}  of executed"
+    ]
+    for (label, flops, note), number in zip(rows, numbers, strict=True):
+        share = f"{flops / whole:>11.2%}" if whole and flops is not None else " " * 11
+        line = f"  {label:<{label_width}}  {number:>{number_width}}  {share}  {note}"
+        out.append(line.rstrip())
+    return out
+
+
+def compare_flops(
+    *,
+    model: int | Fraction,
+    executed: ExecutedCount,
+    convention: str = "maxtext",
+    dense: int | Fraction | None = None,
+    attention: int | Fraction | None = None,
+    xla_reported: float | None = None,
+    overheads: Mapping[str, int] | None = None,
+) -> Ledger:
+    """Explains executed FLOPs by model FLOPs, and XLA's number by executed FLOPs.
+
+    Args:
+        model: model FLOPs per step per device by `convention`.
+        executed: ``executed_flops(compiled)`` of the same step.
+        convention: the name of the convention of `model`.
+        dense: model FLOPs with every attention pair computed, also those that the mask throws
+            away; None where the program computes just the pairs of `model`.
+        attention: attention FLOPs that are in `model`; where the program does attention in kernels,
+            the masked pairs are those that the kernels' blocks compute beyond it, and not those
+            of `dense`.
+        xla_reported: ``compiled.cost_analysis()["flops"]``, None or a negative number if unknown.
+        overheads: further work that the program is known to do beyond the model, by label, such
+            as ``{"MoE one-hot and dispatch matmuls": …}``.
+
+    Returns:
+        The ledger; `residual` is what stays unexplained.
+    """
+    model = round(model)
+    lines = [LedgerLine(label="model", flops=model, note=f"convention {convention}")]
+    kernels = executed.attention_kernels
+    if attention is not None and kernels:
+        note = "attention pairs that the kernels' blocks compute beyond it"
+        lines.append(LedgerLine(label="masked pairs", flops=kernels - round(attention), note=note))
+    elif dense is not None:
+        note = "attention pairs that the mask throws away but the program computes"
+        lines.append(LedgerLine(label="masked pairs", flops=round(dense) - model, note=note))
+    note = "forward work done again by jax.checkpoint"
+    lines.append(LedgerLine(label="rematerialised", flops=executed.rematerialized, note=note))
+    note = "matmuls that XLA runs again in another fusion instead of keeping their result"
+    lines.append(LedgerLine(label="duplicated by XLA", flops=executed.duplicated, note=note))
+    for label, flops in (overheads or {}).items():
+        lines.append(LedgerLine(label=label, flops=flops))
+    outside = executed.optimizer + executed.other
+    lines.append(LedgerLine(label="other", flops=outside, note="optimizer, or no phase"))
+    reported = None if xla_reported is None or xla_reported < 0 else round(xla_reported)
+    return Ledger(
+        model=model,
+        convention=convention,
+        lines=tuple(lines),
+        executed=executed.total,
+        xla_reported=reported,
+        causes=() if reported is None else _causes(executed, reported),
+        notes=_notes(executed),
+    )
+
+
+def _causes(executed: ExecutedCount, reported: int) -> tuple[LedgerLine, ...]:
+    causes = [
+        LedgerLine(
+            label="loops counted once",
+            flops=executed.loops_once - executed.total,
+            note="XLA counts one iteration of every loop",
+        ),
+        LedgerLine(
+            label="kernels not seen",
+            flops=executed.kernels_xla - executed.kernels_once,
+            note=", ".join(executed.kernels) or "no custom kernels",
+        ),
+        LedgerLine(
+            label="elementwise",
+            flops=executed.elementwise_once,
+            note="additions, multiplications, reductions … that are no matmul",
+        ),
+    ]
+    rest = reported - executed.total - sum(cause.flops for cause in causes)
+    return (*causes, LedgerLine(label="XLA's other differences", flops=rest))
+
+
+def _notes(executed: ExecutedCount) -> tuple[str, ...]:
+    notes = [flag.text for flag in executed.flags]
+    for item in executed.unaccounted:
+        notes.append(f"not counted: {item.name} {item.where} {item.shapes}: {item.reason}")
+    return tuple(notes)

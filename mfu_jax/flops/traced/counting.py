@@ -1,0 +1,200 @@
+"""The model FLOPs of any JAX function, counted on its jaxpr. Nothing is run, nothing compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mfu_jax.errors import UserError
+from mfu_jax.flops.count import FlopCount
+from mfu_jax.flops.traced import jax_internals, linalg  # noqa: F401  (registers its rules)
+from mfu_jax.flops.traced.flow import Matmul, Tally, sort_operands
+from mfu_jax.flops.traced.masks import PACKED, KeptPairs
+from mfu_jax.flops.traced.walk import Walker
+
+Convention = Literal["exact", "maxtext"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedCount(FlopCount):
+    """Matmul FLOPs (2·m·n·k each) of one call of a JAX function, over all devices.
+
+    `total` is the model: `forward` + `backward`, what runs without any `jax.checkpoint` and without
+    dead code, every attention pair counted (convention ``dense``). The splits sum to it.
+    Apart from it stand `rematerialized`, what the function's checkpoints add to that, and
+    `optimizer`, matmuls on gradients (of Muon, say).
+
+    Attributes:
+        weights: the part of `total` where an operand is a parameter, and their gradients.
+        activations: the part where both operands are activations: attention scores and values.
+        by_primitive: `total` by JAX primitive (``dot_general``).
+        by_mask: the part of `total` whose pairs of query and key are under a mask that was seen in
+            the function or told by `attention_mask`, by what the mask is (``causal``).
+        skipped: what these masks save of `total`, by convention (``exact``, ``maxtext``).
+    """
+
+    weights: int = 0
+    activations: int = 0
+    by_primitive: Mapping[str, int] = field(default_factory=dict)
+    by_mask: Mapping[str, int] = field(default_factory=dict)
+    skipped: Mapping[Convention, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """Model FLOPs: forward + backward, all pairs."""
+        return self.forward + self.backward
+
+    def total_in(self, convention: Literal["dense", "exact", "maxtext"]) -> int:
+        """Model FLOPs with only the pairs that the known masks keep, counted by a convention.
+
+        Args:
+            convention: ``dense`` for all pairs, ``exact`` for those kept, one by one, ``maxtext``
+                for S²/2 under a causal mask and S·W − W²/2 in a window.
+        """
+        if convention == "dense":
+            return self.total
+        if convention not in ("exact", "maxtext"):
+            raise UserError(
+                f"a traced count got the convention {convention!r}; expected 'dense', 'exact' or "
+                "'maxtext'; the others need a config: see mfu_jax.calculate_tflops_per_device"
+            )
+        return self.total - self.skipped.get(convention, 0)
+
+    def total_for_documents(self, pairs: int, of: int) -> int:
+        """Model FLOPs of a batch of packed documents, told by `attention_mask` as such.
+
+        Args:
+            pairs: the batch's real pairs, from `mfu_jax.flops.traced.masks.read_pairs`.
+            of: all pairs of the batch: B·S².
+        """
+        return self.total - self.packed * (of - pairs) // of
+
+    @property
+    def packed(self) -> int:
+        """FLOPs of attention that was told to be within packed documents, all pairs counted."""
+        return sum(self.by_mask.get(kind, 0) for kind in PACKED)
+
+
+def count_model_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> TracedCount:
+    """Counts the matmul FLOPs of ``fn(*args, **kwargs)`` from its jaxpr.
+
+    Args:
+        fn: a function, plain or jitted: a whole training step, a loss, its gradient.
+        *args: its arguments; `jax.ShapeDtypeStruct`s (and trees of them) are enough.
+        **kwargs: the same, by name.
+
+    Returns:
+        A `TracedCount` for one call, over all devices, in exact ints. What has no known count is
+        in its `unaccounted`.
+
+    Raises:
+        mfu_jax.errors.UserError: `fn` cannot be traced with these arguments.
+
+    >>> import jax, jax.numpy as jnp
+    >>> def loss(w, x):
+    ...     return jnp.sum(jax.checkpoint(jnp.tanh)(x @ w) ** 2)
+    >>> w, x = jax.ShapeDtypeStruct((8, 4), "float32"), jax.ShapeDtypeStruct((2, 8), "float32")
+    >>> count = count_model_flops(jax.value_and_grad(loss), w, x)
+    >>> count.forward, count.backward, count.total == 2 * (2 * 2 * 8 * 4)
+    (128, 128, True)
+    """
+    return count_with_scopes(fn, args, kwargs)[0]
+
+
+def count_with_scopes(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[TracedCount, dict[tuple[str, str], int]]:
+    """The count, and its model FLOPs by (phase, scope)."""
+    walker, as_written = _walk(fn, args, kwargs)
+    model, extra = as_written, 0
+    if walker.saw_checkpoint:
+        with jax_internals.without_checkpoints():
+            walker, model = _walk(fn, args, kwargs)
+        extra = as_written.total - model.total
+    count = _summary(walker, model)
+    by_phase_and_scope: Counter[tuple[str, str]] = Counter()
+    for matmul, flops in model.flops.items():
+        by_phase_and_scope[matmul.phase, matmul.scope] += flops
+    count = dataclasses.replace(count, rematerialized=count.rematerialized + extra)
+    return count, dict(by_phase_and_scope)
+
+
+def pallas_kernel_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, int]:
+    """What one call of each Pallas kernel in ``fn(*args, **kwargs)`` executes, by kernel name.
+
+    Grid times body, without the blocks that are skipped. A name that stands for kernels of
+    different cost, or for one whose skipped blocks are not known, is left out.
+    """
+    walker, _ = _walk(fn, args, kwargs)
+    return {
+        name: flops
+        for name, costs in walker.kernels.items()
+        if len(costs) == 1 and (flops := costs.pop()) is not None
+    }
+
+
+def _walk(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Walker, Tally]:
+    """The work of one call, and the walk that found it."""
+    walker = Walker()
+    return walker, walker.count(*jax_internals.trace(fn, args, kwargs))
+
+
+def _summary(walker: Walker, tally: Tally) -> TracedCount:
+    phases = _split(tally.flops, lambda matmul: matmul.phase)
+    model = {m: flops for m, flops in tally.flops.items() if m.phase in ("forward", "backward")}
+    operands = sort_operands(model)
+    by_operands = _split(model, lambda matmul: operands[matmul])
+    by_mask: Counter[str] = Counter()
+    skipped: Counter[Convention] = Counter()
+    made_by: dict[int, Matmul] = {}
+    for matmul in model:
+        for number in matmul.scores:
+            made_by.setdefault(number, matmul)
+    # A parameter's gradient is a product of activations, too, but makes no pairs to be masked.
+    masks = {
+        number: kept
+        for number, kept in walker.scores.masks.items()
+        if (maker := made_by.get(number)) and (maker.has_input or operands[maker] == "activations")
+    }
+    for matmul, flops in model.items():
+        if kept := _kept_pairs(masks, matmul):
+            by_mask[kept.label] += flops
+            skipped["exact"] += flops * (kept.of - kept.exact) // kept.of
+            skipped["maxtext"] += flops * (2 * kept.of - kept.twice_maxtext) // (2 * kept.of)
+    return TracedCount(
+        forward=phases.get("forward", 0),
+        backward=phases.get("backward", 0),
+        rematerialized=phases.get("rematerialized", 0),
+        optimizer=phases.get("optimizer", 0),
+        other=phases.get("other", 0),
+        weights=by_operands.get("weights", 0),
+        activations=by_operands.get("activations", 0),
+        by_scope=_split(model, lambda matmul: matmul.scope),
+        by_dtype=_split(model, lambda matmul: matmul.dtype),
+        by_primitive=_split(model, lambda matmul: matmul.primitive),
+        by_mask=dict(by_mask),
+        skipped=dict(skipped),
+        unaccounted=tuple(
+            dataclasses.replace(item, times=times) for item, times in tally.unaccounted.items()
+        ),
+    )
+
+
+def _kept_pairs(masks: Mapping[int, KeptPairs], matmul: Matmul) -> KeptPairs | None:
+    """What the mask over a matmul's scores keeps, as seen or told; None if there is none."""
+    seen = [masks[number] for number in matmul.scores if number in masks]
+    if seen:
+        return min(seen, key=lambda kept: kept.exact * max(k.of for k in seen) // kept.of)
+    return None
+
+
+def _split(flops: Mapping[Matmul, int], key: Callable[[Matmul], str]) -> dict[str, int]:
+    sums: Counter[str] = Counter()
+    for matmul, amount in flops.items():
+        sums[key(matmul)] += amount
+    return dict(sums)

@@ -1,0 +1,175 @@
+"""What the walk over a jaxpr knows of a value, and what it adds up."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from mfu_jax.flops.count import Unaccounted
+from mfu_jax.flops.scopes import Phase
+from mfu_jax.flops.traced import jax_internals, mask_patterns
+from mfu_jax.flops.traced.known_values import Known
+from mfu_jax.flops.traced.mask_patterns import Pattern
+
+_SHORT_DTYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "s", "complex": "c"}
+
+
+def short_dtype(dtype: Any) -> str:
+    """HLO's name of a dtype.
+
+    >>> import jax.numpy as jnp
+    >>> [short_dtype(d) for d in (jnp.bfloat16, jnp.float8_e4m3fn, jnp.int8, jnp.complex64)]
+    ['bf16', 'f8e4m3fn', 's8', 'c64']
+    """
+    name = getattr(dtype, "name", None) or dtype.__name__
+    if name == "bool":
+        return "pred"
+    for long, short in _SHORT_DTYPES.items():
+        if name.startswith(long):
+            return short + name.removeprefix(long).replace("_", "")
+    return str(name)
+
+
+def operand_dtype(eqn: Any) -> str:
+    """The wider operand's dtype, the left one's where both are as wide."""
+    dtypes = [v.aval.dtype for v in eqn.invars[:2] if hasattr(v.aval, "dtype")]
+    return short_dtype(max(dtypes, key=lambda dtype: dtype.itemsize))
+
+
+class Origin(enum.IntEnum):
+    """What a value was computed from; of several, the greatest counts."""
+
+    CONSTANT = 0
+    INPUT = 1  # parameters and inputs of the model, cast, reshaped, scaled
+    ACTIVATION = 2  # the result of some matmul
+
+
+class Score(NamedTuple):
+    """The product of two activations, whose elements may be pairs of an attention mask."""
+
+    number: int
+    size: int
+
+
+class Flow(NamedTuple):
+    """What is known of a value from where it came.
+
+    Attributes:
+        origin: what it was computed from.
+        gradient: it was computed from the result of a backward pass.
+        known: its value, where that is an integer known while tracing (see `known_values`).
+        pattern: what its elements are by their position (see `mask_patterns`).
+        scores: it has one element for each of theirs.
+    """
+
+    origin: Origin = Origin.CONSTANT
+    gradient: bool = False
+    known: Known = None
+    pattern: Pattern | None = None
+    scores: frozenset[Score] = frozenset()
+
+    def stacked(self, times: int, dims: int) -> Flow:
+        """Of `times` such values along `dims` (1 or −1: of one out of them) new leading dims."""
+        pattern = self.pattern and self.pattern.moved(
+            lambda dim: dim + dims if dim + dims >= 0 else None
+        )
+        scores = (
+            Score(score.number, score.size * times if dims > 0 else score.size // times)
+            for score in self.scores
+        )
+        return self._replace(known=None, pattern=pattern, scores=frozenset(scores))
+
+
+INPUT = Flow(Origin.INPUT)
+
+
+def of_constant(value: Known, origin: Origin = Origin.CONSTANT) -> Flow:
+    """The flow of a literal, or of a constant array of the traced function."""
+    return Flow(origin, known=value, pattern=mask_patterns.of_constant(value))
+
+
+def join(flows: Iterable[Flow], size: int | None = None) -> Flow:
+    """What is known of a value of `size` elements, computed from values of these flows."""
+    flows = tuple(flows)
+    return Flow(
+        origin=max((flow.origin for flow in flows), default=Origin.CONSTANT),
+        gradient=any(flow.gradient for flow in flows),
+        scores=frozenset(s for flow in flows for s in flow.scores if s.size == size),
+    )
+
+
+def either(a: Flow, b: Flow) -> Flow:
+    """What is known of a value that is one of the two."""
+    if a == b:
+        return a
+    return join((a, b))._replace(known=a.known if a.known == b.known else None)
+
+
+class Matmul(NamedTuple):
+    """One sort of work; a `Tally` says how many FLOPs of each sort there are.
+
+    Attributes:
+        site: the line of the user's code that it came from, its gradients included.
+        has_input: one operand is a parameter (or an input of the model).
+        is_batched: it is a stack of products, with a batch dimension in both operands.
+        scores: numbers of the `Score`s that it computes or uses.
+    """
+
+    phase: Phase
+    scope: str
+    dtype: str
+    primitive: str
+    site: Any
+    has_input: bool
+    is_batched: bool
+    scores: tuple[int, ...] = ()
+
+
+@dataclass
+class Tally:
+    """FLOPs by sort of work, and what has no known count with how often it runs."""
+
+    flops: Counter[Matmul] = field(default_factory=Counter)
+    unaccounted: Counter[Unaccounted] = field(default_factory=Counter)
+
+    def add(self, other: Tally, times: int = 1) -> None:
+        for matmul, flops in other.flops.items():
+            self.flops[matmul] += flops * times
+        for item, count in other.unaccounted.items():
+            self.unaccounted[item] += count * times
+
+    @property
+    def total(self) -> int:
+        return sum(self.flops.values())
+
+
+Operands = Literal["weights", "activations"]
+
+
+def sort_operands(matmuls: Iterable[Matmul]) -> dict[Matmul, Operands]:
+    """Whether each matmul meets a parameter (or is the gradient of one that does).
+
+    A forward matmul does if one operand is no activation. Of the two matmuls that a forward one
+    has as its gradient, that of the activation still meets the parameter; that of the parameter
+    meets activations only, but came from the same line of code.
+    """
+    matmuls = list(matmuls)
+    input_sites = {m.site for m in matmuls if m.has_input and m.site is not None}
+    by_frames: dict[Any, set[bool]] = {}
+    for m in matmuls:
+        if m.phase == "forward":
+            frames = jax_internals.user_frames(m.site)
+            by_frames.setdefault(frames, set()).add(m.site in input_sites or m.has_input)
+
+    def is_weights(m: Matmul) -> bool:
+        if m.has_input or m.site in input_sites:
+            return True
+        if m.phase == "forward":
+            return False
+        forward = by_frames.get(jax_internals.user_frames(m.site), set())
+        return forward == {True} or (forward != {False} and not m.is_batched)
+
+    return {m: "weights" if is_weights(m) else "activations" for m in matmuls}

@@ -1,0 +1,153 @@
+"""Textbook FLOPs of factorisations, triangular solves and Fourier transforms.
+
+n³-order counts are from Golub and Van Loan, Matrix Computations (4th ed.), and LAPACK Working Note
+41; lower orders are dropped. A library may do more or less. Each is an int: the counts with a third
+of a power are rounded down once a matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mfu_jax.flops.traced.rules import batch_of, register_rule
+
+
+def _matrices(eqn: Any) -> tuple[int, int, int]:
+    """How many matrices the first operand holds, their long and their short side."""
+    shape = eqn.invars[0].aval.shape
+    return batch_of(shape), max(shape[-2:]), min(shape[-2:])
+
+
+@register_rule("cholesky")
+def cholesky(eqn: Any) -> int:
+    """n³/3."""
+    batch, n, _ = _matrices(eqn)
+    return batch * (n**3 // 3)
+
+
+@register_rule("triangular_solve")
+def triangular_solve(eqn: Any) -> int:
+    """n² for each right-hand side."""
+    n = eqn.invars[0].aval.shape[-1]
+    return n * math.prod(eqn.invars[1].aval.shape)
+
+
+@register_rule("lu")
+def lu(eqn: Any) -> int:
+    """m·n² − n³/3, which is 2n³/3 for a square matrix."""
+    batch, m, n = _matrices(eqn)
+    return batch * (m * n**2 - -(-(n**3) // 3))
+
+
+@register_rule("geqrf", "geqp3")
+def geqrf(eqn: Any) -> int:
+    """2·m·n² − 2n³/3: R, and the reflectors that Q is made of."""
+    batch, m, n = _matrices(eqn)
+    return batch * (2 * m * n**2 - -(-2 * n**3 // 3))
+
+
+@register_rule("qr")
+def qr_with_q(eqn: Any) -> int:
+    """R and, as `householder_product` counts it, the thin or the full Q."""
+    batch, _, n = _matrices(eqn)
+    rows = eqn.invars[0].aval.shape[-2]
+    columns = rows if eqn.params["full_matrices"] else min(rows, n)
+    return geqrf(eqn) + batch * _form_q(rows, columns, n)
+
+
+@register_rule("householder_product")
+def householder_product(eqn: Any) -> int:
+    """4·m·n·k − 2·(m + n)·k² + 4k³/3: Q [m, n] from k reflectors."""
+    shape = eqn.invars[0].aval.shape
+    m, n = shape[-2:]
+    k = eqn.invars[1].aval.shape[-1]
+    return batch_of(shape) * _form_q(m, n, k)
+
+
+def _form_q(m: int, n: int, k: int) -> int:
+    return 4 * m * n * k - 2 * (m + n) * k**2 + 4 * k**3 // 3
+
+
+@register_rule("ormqr")
+def multiply_by_q(eqn: Any) -> int:
+    """4·m·n·k − 2·n·k²: k reflectors of length m applied to the n columns of a matrix."""
+    k = eqn.invars[1].aval.shape[-1]
+    shape = eqn.invars[2].aval.shape
+    m, n = shape[-2:] if eqn.params.get("left", True) else shape[:-3:-1]
+    return batch_of(shape) * (4 * m * n * k - 2 * n * k**2)
+
+
+@register_rule("eigh")
+def eigh(eqn: Any) -> int:
+    """9n³: the symmetric QR algorithm with eigenvectors."""
+    batch, n, _ = _matrices(eqn)
+    return batch * 9 * n**3
+
+
+@register_rule("eig")
+def eig(eqn: Any) -> int:
+    """25n³ with eigenvectors, 10n³ for the eigenvalues alone."""
+    batch, n, _ = _matrices(eqn)
+    return batch * (25 if len(eqn.outvars) > 1 else 10) * n**3
+
+
+@register_rule("schur")
+def schur(eqn: Any) -> int:
+    """25n³ with the Schur vectors."""
+    batch, n, _ = _matrices(eqn)
+    return batch * 25 * n**3
+
+
+@register_rule("hessenberg")
+def hessenberg(eqn: Any) -> int:
+    """10n³/3."""
+    batch, n, _ = _matrices(eqn)
+    return batch * (10 * n**3 // 3)
+
+
+@register_rule("tridiagonal")
+def tridiagonal(eqn: Any) -> int:
+    """4n³/3."""
+    batch, n, _ = _matrices(eqn)
+    return batch * (4 * n**3 // 3)
+
+
+@register_rule("tridiagonal_solve")
+def tridiagonal_solve(eqn: Any) -> int:
+    """8 for each element of the right-hand sides (Thomas)."""
+    return 8 * math.prod(eqn.invars[3].aval.shape)
+
+
+@register_rule("svd")
+def svd(eqn: Any) -> int:
+    """Golub and Reinsch: 4mn² − 4n³/3 for the values, 14mn² + 8n³ with the thin factors,
+    4m²n + 8mn² + 9n³ with the full ones."""
+    batch, m, n = _matrices(eqn)
+    if not eqn.params["compute_uv"]:
+        return batch * (4 * m * n**2 - -(-4 * n**3 // 3))
+    if eqn.params["full_matrices"]:
+        return batch * (4 * m**2 * n + 8 * m * n**2 + 9 * n**3)
+    return batch * (14 * m * n**2 + 8 * n**3)
+
+
+@register_rule("symmetric_product")
+def symmetric_product(eqn: Any) -> int:
+    """alpha·A·Aᵀ + beta·C, all of its entries: 2·n²·k."""
+    shape = eqn.invars[0].aval.shape
+    return 2 * math.prod(shape) * shape[-2]
+
+
+@register_rule("fft")
+def fft(eqn: Any) -> int:
+    """5·N·log₂N for a complex transform of N points, half of it for a real one (rounded)."""
+    sizes = [int(size) for size in eqn.params["fft_lengths"]]
+    points = math.prod(sizes)
+    signal = (eqn.invars[0] if _is_complex(eqn.outvars[0]) else eqn.outvars[0]).aval
+    transforms = math.prod(signal.shape) // points
+    is_real = not (_is_complex(eqn.invars[0]) and _is_complex(eqn.outvars[0]))
+    return transforms * round((2.5 if is_real else 5) * points * math.log2(points))
+
+
+def _is_complex(variable: Any) -> bool:
+    return bool(variable.aval.dtype.kind == "c")

@@ -1,0 +1,175 @@
+"""How often a `while` of a jaxpr runs, where its condition compares a counter with a bound."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend.core import Literal
+
+from mfu_jax.flops.traced import jax_internals
+from mfu_jax.flops.traced.known_values import Known, Table, evaluate, scalar
+
+_MAX_SIMULATED = 10_000  # iterations of a counter that grows other than by a constant
+_MAX_DEPTH = 100
+_COMPARE = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "ne", "eq")}
+_CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
+
+
+def trip_count(
+    condition: Any,
+    body: Any,
+    known: Sequence[Known],
+    cond_consts: int,
+    body_consts: int,
+    constants: Mapping[Any, Known] | None = None,
+) -> Known:
+    """Iterations of a `while`: a number, an array of them (one a program of a grid), or None.
+
+    The few integers that the condition depends on are followed through three iterations; if they
+    do not grow evenly, through all of them.
+
+    Args:
+        condition: the open jaxpr (constants, carry) → bool.
+        body: the open jaxpr (constants, carry) → carry.
+        known: of the condition's constants, the body's constants, the initial carry.
+        constants: what is known of the constants inside of the two.
+    """
+    start = known[cond_consts + body_consts :]
+    needed: set[int] = set()
+
+    def reader(jaxpr: Any, fixed: Sequence[Known], carry: Mapping[int, Known]) -> _Scalars:
+        def read(index: int) -> Known:
+            if index < len(fixed):
+                return fixed[index]
+            needed.add(index - len(fixed))
+            return carry.get(index - len(fixed))
+
+        return _Scalars(jaxpr, read, constants or {})
+
+    def difference(carry: Mapping[int, Known]) -> tuple[str, Known]:
+        scalars = reader(condition, known[:cond_consts], carry)
+        return scalars.comparison(condition.outvars[0])
+
+    def after(carry: Mapping[int, Known]) -> dict[int, Known]:
+        fixed = known[cond_consts : cond_consts + body_consts]
+        scalars = reader(body, fixed, carry)
+        return {i: scalars.value(body.outvars[i]) for i in list(carry)}
+
+    carry: dict[int, Known] = {}
+    while True:  # until all that the condition depends on is in the carry
+        name, distance = difference(carry)
+        after(carry)
+        if needed <= carry.keys():
+            break
+        carry = {i: start[i] for i in needed}
+    distances = []
+    trips: Any = 0
+    runs: Any = True
+    for _ in range(_MAX_SIMULATED):
+        if distance is None:
+            return None
+        distances.append(distance)
+        if len(distances) == 4 and _is_even(distances):
+            return _closed_form(name, distances[0], distances[1] - distances[0])
+        runs = runs & _COMPARE[name](distance, 0)
+        if not np.any(runs):
+            return trips if np.ndim(trips) else int(trips)
+        trips = trips + np.asarray(runs, np.int64)
+        carry = after(carry)
+        distance = difference(carry)[1]
+    return None
+
+
+class _Scalars:
+    """Evaluates integers of a jaxpr, those that are asked for."""
+
+    def __init__(
+        self,
+        jaxpr: Any,
+        read: Callable[[int], Known],
+        constants: Mapping[Any, Known],
+        depth: int = 0,
+    ) -> None:
+        self.read = read
+        self.constants = constants
+        self.depth = depth
+        self.makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+        self.inputs = {v: i for i, v in enumerate(jaxpr.invars)}
+
+    def value(self, atom: Any) -> Known:
+        """The value of a scalar integer, None if it is not known (or no such thing)."""
+        if isinstance(atom, Literal):
+            return scalar(atom.val)
+        if atom.aval.shape != () or atom.aval.dtype.kind not in "iub" or self.depth > _MAX_DEPTH:
+            return None
+        if atom in self.inputs:
+            found = self.read(self.inputs[atom])
+        elif atom not in self.makers:
+            found = self.constants.get(atom)
+        else:
+            eqn = self.makers[atom]
+            called = self._called(eqn)
+            if called:
+                return called[0].value(called[1].outvars[eqn.outvars.index(atom)])
+            self.depth += 1
+            found = evaluate(eqn, [self.value(operand) for operand in eqn.invars])
+            self.depth -= 1
+        return None if isinstance(found, Table | float) else found
+
+    def comparison(self, atom: Any) -> tuple[str, Known]:
+        """By what a boolean was compared, and left − right."""
+        eqn = self.makers.get(atom) if not isinstance(atom, Literal) else None
+        if eqn is None or self.depth > _MAX_DEPTH:
+            return "", None
+        called = self._called(eqn)
+        if called:
+            return called[0].comparison(called[1].outvars[eqn.outvars.index(atom)])
+        if eqn.primitive.name not in _COMPARE:
+            return "", None
+        left, right = (self.value(operand) for operand in eqn.invars)
+        if left is None or right is None or isinstance(left, float) or isinstance(right, float):
+            return "", None
+        # As integers: numpy subtracts no booleans.
+        return eqn.primitive.name, left * 1 - right * 1
+
+    def _called(self, eqn: Any) -> tuple[_Scalars, Any] | None:
+        inner = jax_internals.inner_jaxprs(eqn.params) if eqn.primitive.name in _CALLS else {}
+        if len(inner) != 1:
+            return None
+        ((jaxpr, *_),) = inner.values()
+        called = _Scalars(
+            jaxpr, lambda i: self.value(eqn.invars[i]), self.constants, self.depth + 1
+        )
+        return called, jaxpr
+
+
+def _is_even(values: Sequence[Any]) -> bool:
+    first, *others = (b - a for a, b in itertools.pairwise(values))
+    return all(np.array_equal(first, other) for other in others)
+
+
+def _closed_form(name: str, distance: Any, change: Any) -> Known:
+    """How often ``distance + k·change`` compares with 0 as it should, for k = 0, 1, 2, …"""
+    if np.ndim(change):
+        if not np.all(change == change.flat[0]):
+            return None
+        change = change.flat[0]
+    if name == "ne" and change:
+        is_met = (distance % change == 0) & (-distance // change >= 0)
+        trips = -distance // change if np.all(is_met) else None
+    elif change and name in ("lt", "gt") and (change > 0) == (name == "lt"):
+        trips = -(distance // change)
+    elif change and name in ("le", "ge") and (change > 0) == (name == "le"):
+        trips = -distance // change + 1
+    elif not np.any(_COMPARE[name](distance, 0)):
+        trips = distance * 0  # it does not run at all
+    else:
+        return None  # it never gets to its bound
+    if trips is None:
+        return None
+    trips = np.maximum(trips, 0)
+    return trips.astype(np.int64) if np.ndim(trips) else int(trips)

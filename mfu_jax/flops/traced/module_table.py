@@ -1,0 +1,308 @@
+"""`tabulate`: the parameters and FLOPs of every module of a Flax model.
+
+For the time of tracing each call of a module stands in a named scope of its own, so that models
+that never named anything are attributed too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import re
+import threading
+import types
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+
+from mfu_jax.errors import UserError
+from mfu_jax.flops.traced.counting import TracedCount, count_with_scopes
+
+Path = tuple[str, ...]
+
+_MARKER = re.compile(r"mfu_jax_module\.(\d+)")
+_NUMBER = "_mfu_jax_module"
+_this_thread = threading.local()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleRow:
+    """One module, what is inside it included.
+
+    Attributes:
+        path: attribute names from the model down, joined by ``/``; empty for the model itself.
+        kind: its class, empty for a named scope.
+        parameters: elements of its parameters, None where they cannot be told (named scopes).
+        forward: FLOPs of its forward pass, all pairs of attention counted.
+        backward: FLOPs of its gradient.
+        share: of the whole model's forward and backward.
+    """
+
+    path: str
+    kind: str
+    parameters: int | None
+    forward: int
+    backward: int
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleTable:
+    """The rows in the order of the modules, and the count that they are shares of."""
+
+    rows: tuple[ModuleRow, ...]
+    count: TracedCount
+
+    def to_json(self) -> dict[str, Any]:
+        """Rows and count as plain JSON values."""
+        return {"rows": [asdict(row) for row in self.rows], "count": self.count.to_json()}
+
+    def __str__(self) -> str:
+        header = ("path", "module", "parameters", "forward FLOPs", "backward FLOPs", "share")
+        lines = [header, *(_cells(row) for row in self.rows)]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+        text = [
+            "  ".join(
+                cell.ljust(width) if column < 2 else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        ]
+        text.insert(1, "-" * max(map(len, text)))
+        text += [f"not counted: {item.name} × {item.times}: {item.reason}"
+                 for item in self.count.unaccounted]  # fmt: skip
+        return "\n".join(text)
+
+
+def _cells(row: ModuleRow) -> tuple[str, ...]:
+    parameters = "" if row.parameters is None else f"{row.parameters:,}"
+    flops = (f"{row.forward:,}", f"{row.backward:,}", f"{row.share:.1%}")
+    return (row.path or "(model)", row.kind, parameters, *flops)
+
+
+def tabulate(model: Any, *args: Any, **kwargs: Any) -> ModuleTable:
+    """Parameters and training FLOPs of every module of a model; nothing is run.
+
+    Args:
+        model: a Flax NNX or Linen module; or any function (a loss, a step), whose named scopes
+            are the rows then, with the phases it has itself.
+        *args: what the model is called with; `jax.ShapeDtypeStruct`s are enough.
+        **kwargs: the same, by name.
+
+    Returns:
+        A `ModuleTable`; ``print`` it. FLOPs are those of one forward and backward pass for every
+        parameter, by `count_model_flops`.
+
+    Raises:
+        UserError: the model cannot be traced with these arguments.
+
+    >>> import jax
+    >>> from flax import nnx
+    >>> model = nnx.Sequential(nnx.Linear(8, 4, rngs=nnx.Rngs(0)), jax.nn.relu)
+    >>> table = tabulate(model, jax.ShapeDtypeStruct((2, 8), "float32"))
+    >>> [(row.path, row.parameters, row.forward, row.backward) for row in table.rows]
+    [('', 36, 128, 128), ('layers/0', 36, 128, 128)]
+    """
+    if isinstance(model, nnx.Module):
+        return _tabulate_nnx(model, args, kwargs)
+    if isinstance(model, linen.Module):
+        return _tabulate_linen(model, args, kwargs)
+    if not callable(model):
+        raise UserError(
+            f"tabulate got {type(model).__name__!r}; expected a Flax module or a function; "
+            "pass the model first and then what it is called with: tabulate(model, batch)"
+        )
+    count, flops = count_with_scopes(model, args, kwargs)
+    by_path = {
+        (phase, tuple(part for part in scope.split("/") if part)): amount
+        for (phase, scope), amount in flops.items()
+    }
+    paths = {path[:end] for _, path in by_path for end in range(len(path) + 1)} or {()}
+    return _table({path: _Module("", None) for path in sorted(paths)}, by_path, count)
+
+
+@dataclass(frozen=True)
+class _Module:
+    kind: str
+    parameters: int | None
+
+
+def _tabulate_nnx(
+    model: nnx.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> ModuleTable:
+    parts: Any = nnx.split(model, nnx.Param, ...)
+    graph, parameters, rest = parts
+    modules = {
+        tuple(map(str, path)): _Module(type(module).__name__, _size(nnx.state(module, nnx.Param)))
+        for path, module in nnx.iter_modules(model)
+        if not isinstance(module, nnx.List | nnx.Dict)
+    }
+    numbers = {path: number for number, path in enumerate(modules)}
+
+    def loss(parameters: Any, rest: Any, args: tuple[Any, ...], kwargs: Any) -> jax.Array:
+        clone = nnx.merge(graph, parameters, rest, copy=True)
+        for path, module in nnx.iter_modules(clone):
+            number = numbers.get(tuple(map(str, path)))
+            if number is not None:
+                # A static attribute: it stays with the module through nnx's own transformations.
+                setattr(module, _NUMBER, number)
+        return _sum_of_floats(clone(*args, **kwargs))
+
+    classes = {type(module) for _, module in nnx.iter_modules(model)}
+    with _methods_in_scopes(classes):
+        count, by_path = _count_modules(loss, (parameters, rest, args, kwargs), list(modules))
+    return _table(modules, by_path, count)
+
+
+def _tabulate_linen(
+    model: linen.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> ModuleTable:
+    rngs = {name: jax.random.key(0) for name in ("params", "dropout", "default")}
+    kinds: dict[Path, str] = {}
+
+    def enter(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        path = context.module.path
+        kinds.setdefault(path, type(context.module).__name__)
+        with jax.named_scope(f"mfu_jax_module.{list(kinds).index(path)}"):
+            return call(*args, **kwargs)
+
+    arrays, merge = _split_arrays((args, dict(kwargs)))
+
+    def init(arrays: list[Any]) -> Any:
+        args, kwargs = merge(arrays)
+        return model.init(rngs, *args, **kwargs)
+
+    def loss(parameters: Any, rest: Any, arrays: list[Any]) -> jax.Array:
+        args, kwargs = merge(arrays)
+        variables = {"params": parameters, **rest}
+        out, _ = model.apply(variables, *args, mutable=list(rest), rngs=rngs, **kwargs)
+        return _sum_of_floats(out)
+
+    try:
+        rest = dict(jax.eval_shape(init, arrays))
+    except Exception as error:
+        raise UserError(
+            f"{type(model).__name__} could not be initialised with the given arguments "
+            f"({type(error).__name__}: {str(error).splitlines()[0]}); expected what the model is "
+            "called with in training; usual cause: a wrong example argument"
+        ) from error
+    parameters = rest.pop("params", {})
+    with linen.intercept_methods(enter):
+        count, by_path = _count_modules(loss, (parameters, rest, arrays), kinds)
+    modules = {path: _Module(kind, _size(_at(parameters, path))) for path, kind in kinds.items()}
+    return _table(modules, by_path, count)
+
+
+def _count_modules(
+    loss: Callable[..., Any], arguments: tuple[Any, ...], paths: Iterable[Path]
+) -> tuple[TracedCount, dict[tuple[str, Path], int]]:
+    """Counts a loss and its gradient by (phase, path); `paths` may grow while it is traced."""
+    count, flops = count_with_scopes(jax.value_and_grad(loss), arguments, {})
+    numbered = list(paths)
+    by_path: Counter[tuple[str, Path]] = Counter()
+    for (phase, scope), amount in flops.items():
+        markers = _MARKER.findall(scope)
+        by_path[phase, numbered[int(markers[-1])] if markers else ()] += amount
+    return count, dict(by_path)
+
+
+def _table(
+    modules: Mapping[Path, _Module], by_path: Mapping[tuple[str, Path], int], count: TracedCount
+) -> ModuleTable:
+    """One row a module, with what is inside it."""
+
+    def inside(path: Path, phase: str) -> int:
+        return sum(n for (p, at), n in by_path.items() if p == phase and at[: len(path)] == path)
+
+    rows = []
+    for path in sorted(modules, key=_natural_order):
+        forward, backward = inside(path, "forward"), inside(path, "backward")
+        rows.append(
+            ModuleRow(
+                path="/".join(path),
+                kind=modules[path].kind,
+                parameters=modules[path].parameters,
+                forward=forward,
+                backward=backward,
+                share=(forward + backward) / count.total if count.total else 0.0,
+            )
+        )
+    return ModuleTable(rows=tuple(rows), count=count)
+
+
+def _natural_order(path: Path) -> list[tuple[bool, int, str]]:
+    """Layer 2 before layer 10."""
+    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in path]
+
+
+@contextlib.contextmanager
+def _methods_in_scopes(classes: set[type]) -> Iterator[None]:
+    """While tracing in here (on this thread), methods of numbered modules run in a named scope."""
+    owners = {base for c in classes for base in c.__mro__ if _is_below_module(base)}
+    originals = [
+        (owner, name, method)
+        for owner in owners
+        for name, method in vars(owner).items()
+        if isinstance(method, types.FunctionType) and (name == "__call__" or name[0] != "_")
+    ]
+    _this_thread.names_modules = True
+    try:
+        for owner, name, method in originals:
+            setattr(owner, name, _in_scope(method))
+        yield
+    finally:
+        _this_thread.names_modules = False
+        for owner, name, method in originals:
+            setattr(owner, name, method)
+
+
+def _is_below_module(cls: type) -> bool:
+    return issubclass(cls, nnx.Module) and cls is not nnx.Module
+
+
+def _in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        number = getattr(self, _NUMBER, None)
+        if number is None or not getattr(_this_thread, "names_modules", False):
+            return method(self, *args, **kwargs)
+        with jax.named_scope(f"mfu_jax_module.{number}"):
+            return method(self, *args, **kwargs)
+
+    return call
+
+
+def _split_arrays(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """The arrays of a tree, and what puts others in their place beside its static leaves."""
+    leaves, structure = jax.tree.flatten(tree)
+    places = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape")]
+
+    def merge(arrays: list[Any]) -> Any:
+        merged = list(leaves)
+        for place, array in zip(places, arrays, strict=True):
+            merged[place] = array
+        return jax.tree.unflatten(structure, merged)
+
+    return [leaves[i] for i in places], merge
+
+
+def _sum_of_floats(tree: Any) -> jax.Array:
+    """Something to differentiate: every float result, added up."""
+    arrays = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
+    return sum((jnp.sum(x.astype(jnp.float32)) for x in arrays), jnp.float32(0))
+
+
+def _size(tree: Any) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def _at(tree: Any, path: Path) -> Any:
+    for name in path:
+        tree = tree.get(name, {})
+    return tree

@@ -1,0 +1,261 @@
+"""The FLOPs inside a Pallas kernel: its body for each program of its grid.
+
+Conditions on the position in the grid (the blocks that a causal kernel skips) and on constant
+tables (the block mask of splash attention) are worked out for every program at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend.core import Literal
+
+from mfu_jax.flops.traced import jax_internals
+from mfu_jax.flops.traced.flow import operand_dtype
+from mfu_jax.flops.traced.known_values import Known, Table, evaluate, scalar
+from mfu_jax.flops.traced.loops import trip_count
+from mfu_jax.flops.traced.rules import RULES
+
+# Matmuls of Mosaic GPU kernels, whose operands are memory references without a shape of their own.
+_OPAQUE = {"wgmma", "wgmma_ref", "tcgen05_mma"}
+
+# Loops are walked one iteration at a time where their counter decides something, up to this length.
+_LONGEST_UNROLLED = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelCost:
+    """Matmul FLOPs of one call of a kernel.
+
+    Attributes:
+        name: the kernel's name, as a custom call in HLO carries it.
+        flops: what its programs run, skipped blocks left out, by dtype.
+        unskipped: the same if no condition skipped anything.
+        unknown: what could not be worked out.
+    """
+
+    name: str
+    flops: Counter[str]
+    unskipped: Counter[str]
+    unknown: tuple[str, ...] = ()
+
+
+class AttentionKernel(NamedTuple):
+    """Matmuls over all pairs: those of the mathematics, and those that the kernel does.
+
+    Its operands begin with Q and K, whose positions lie along `sequence_dim`.
+    """
+
+    model: int
+    executed: int
+    sequence_dim: int = -2
+
+    def sequence_sizes(self, eqn: Any) -> tuple[int, int]:
+        """Queries and keys of a `pallas_call`."""
+        first = eqn.params["grid_mapping"].num_index_operands
+        q, k = (v.aval.shape for v in eqn.invars[first : first + 2])
+        return q[self.sequence_dim], k[self.sequence_dim]
+
+
+# Flash attention's backward computes the scores again: of its matmuls only dV, dP, dK and dQ are
+# the gradient. By kernel name: those bundled with JAX.
+ATTENTION_KERNELS: dict[str, AttentionKernel] = {
+    r"_?flash_attention_kernel.*|splash_\w*_fwd\w*": AttentionKernel(2, 2),
+    r"_?flash_attention_dkv_kernel|flash_mha_bwd_dkv\w*": AttentionKernel(2, 4),
+    r"_?flash_attention_dq_kernel|flash_mha_bwd_dq\w*|splash_\w*_dq\w*": AttentionKernel(2, 3),
+    r"mha_forward": AttentionKernel(2, 2, sequence_dim=-3),
+    r"mha_backward": AttentionKernel(4, 7, sequence_dim=-3),
+}
+
+
+def attention_kernel(eqn: Any) -> AttentionKernel | None:
+    """What is known of a `pallas_call` by its name; None if it is no attention kernel."""
+    name = kernel_name(eqn)
+    if re.fullmatch(r"splash_\w*_dkv\w*", name):
+        # dK and dV come last; what else is of the size of Q is dQ, the rest is scratch space.
+        query_size = max(v.aval.size for v in eqn.invars)
+        is_fused = any(v.aval.size >= query_size for v in eqn.outvars[:-2])
+        return AttentionKernel(4, 5) if is_fused else AttentionKernel(2, 4)
+    for pattern, kernel in ATTENTION_KERNELS.items():
+        if re.fullmatch(pattern, name):
+            return kernel
+    return None
+
+
+def kernel_name(eqn: Any) -> str:
+    """The name under which a `pallas_call` appears in HLO."""
+    return str(eqn.params.get("name") or eqn.params["jaxpr"].debug_info.func_name)
+
+
+def kernel_cost(eqn: Any, operands: Sequence[Known]) -> KernelCost:
+    """Counts a `pallas_call`.
+
+    Args:
+        eqn: the equation.
+        operands: what is known of its operands; a `Table` where one is a constant.
+    """
+    mapping = eqn.params["grid_mapping"]
+    grid = tuple(size if isinstance(size, int) else 1 for size in mapping.grid)
+    jaxpr = eqn.params["jaxpr"]
+    tables: list[Known] = list(operands[: mapping.num_index_operands])
+    refs = [*tables, *[None] * (len(jaxpr.invars) - len(tables))]
+    programs = np.ones(grid, np.int64)
+    # Dimensions that vmap added are no axes to the kernel.
+    axes = tuple(d for d in range(len(grid)) if d not in mapping.vmapped_dims)
+    exact, unskipped = _Programs(grid, axes), _Programs(grid, axes, skips=False)
+    for run in (exact, unskipped):
+        run.walk(jaxpr, refs, programs)
+        if grid != tuple(mapping.grid):
+            run.unknown.add("the grid's size depends on data: one program was counted")
+    return KernelCost(
+        name=kernel_name(eqn),
+        flops=exact.flops,
+        unskipped=unskipped.flops,
+        unknown=tuple(sorted(exact.unknown)),
+    )
+
+
+@dataclass
+class _Programs:
+    """All programs of a grid, run side by side on what is known of their integers."""
+
+    grid: tuple[int, ...]
+    axes: tuple[int, ...]
+    skips: bool = True
+    flops: Counter[str] = field(default_factory=Counter)
+    unknown: set[str] = field(default_factory=set)
+
+    def walk(self, jaxpr: Any, known: Sequence[Known], times: np.ndarray) -> list[Known]:
+        """Runs a jaxpr `times` (an array over the grid); returns what is known of its results."""
+        env: dict[Any, Known] = dict.fromkeys(jaxpr.constvars)
+        env.update(zip(jaxpr.invars, known, strict=True))
+
+        def read(atom: Any) -> Known:
+            return scalar(atom.val) if isinstance(atom, Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            results = self._equation(eqn, [read(v) for v in eqn.invars], times)
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def _equation(self, eqn: Any, known: list[Known], times: np.ndarray) -> Sequence[Known]:
+        name = eqn.primitive.name
+        nothing = [None] * len(eqn.outvars)
+        if name in RULES:
+            self.flops[operand_dtype(eqn)] += RULES[name](eqn) * int(times.sum())
+            return nothing
+        if name in _OPAQUE:
+            self.unknown.add(f"the FLOPs of {name}")
+            return nothing
+        if name == "program_id":
+            axis = self.axes[eqn.params["axis"]]
+            shape = [-1 if d == axis else 1 for d in range(len(self.grid))]
+            return [np.arange(self.grid[axis]).reshape(shape)]
+        if name == "num_programs":
+            return [self.grid[self.axes[eqn.params["axis"]]]]
+        if name == "get" and isinstance(known[0], Table):
+            return [_look_up(eqn, known)]
+        if name == "cond":
+            return self._cond(eqn, known, times)
+        if name == "scan":
+            return self._scan(eqn, known, times)
+        if name == "while":
+            return self._while(eqn, known, times)
+        inner = [j for jaxprs in jax_internals.inner_jaxprs(eqn.params).values() for j in jaxprs]
+        if not inner:
+            return [evaluate(eqn, known)] if len(nothing) == 1 else nothing
+        results: Sequence[Known] = nothing
+        for jaxpr in inner:
+            # run_scoped and its like give their body references of its own.
+            padded = [*known, *[None] * len(jaxpr.invars)][: len(jaxpr.invars)]
+            results = self.walk(jaxpr, padded, times)
+        return results if len(results) == len(nothing) else nothing
+
+    def _cond(self, eqn: Any, known: list[Known], times: np.ndarray) -> Sequence[Known]:
+        branches = jax_internals.inner_jaxprs(eqn.params)["branches"]
+        index, *operands = known
+        nothing = [None] * len(eqn.outvars)
+        if index is None or not self.skips:
+            tried = []
+            for branch in branches:
+                attempt = _Programs(self.grid, self.axes, self.skips)
+                attempt.walk(branch, operands, times)
+                tried.append(attempt)
+            dearest = max(tried, key=lambda attempt: attempt.flops.total())
+            self.flops += dearest.flops
+            self.unknown |= dearest.unknown
+            if self.skips and len({attempt.flops.total() for attempt in tried}) > 1:
+                self.unknown.add("which blocks a condition skips: none were")
+            return nothing
+        chosen = np.clip(np.asarray(index).astype(np.int64), 0, len(branches) - 1)
+        results = [
+            self.walk(branch, operands, times * (chosen == number))
+            for number, branch in enumerate(branches)
+        ]
+        return [
+            None if any(case is None or isinstance(case, Table) for case in cases)
+            else np.choose(chosen, np.broadcast_arrays(*cases))
+            for cases in zip(*results, strict=True)
+        ] if eqn.outvars else nothing  # fmt: skip
+
+    def _scan(self, eqn: Any, known: list[Known], times: np.ndarray) -> Sequence[Known]:
+        (jaxpr,) = jax_internals.inner_jaxprs(eqn.params)["jaxpr"]
+        consts, carries = jax_internals.scan_groups(eqn)
+        length = eqn.params["length"]
+        results: Sequence[Known] = [None] * len(eqn.outvars)
+        fixed = known[:consts]
+        if _decides(jaxpr) and length <= _LONGEST_UNROLLED:
+            carry = known[consts : consts + carries]
+            slices: list[Known] = [None] * (len(jaxpr.invars) - consts - carries)
+            for _ in range(length):
+                carry = self.walk(jaxpr, [*fixed, *carry, *slices], times)[:carries]
+            return [*carry, *results[carries:]]
+        self.walk(jaxpr, [*fixed, *[None] * (len(jaxpr.invars) - consts)], times * length)
+        return results
+
+    def _while(self, eqn: Any, known: list[Known], times: np.ndarray) -> Sequence[Known]:
+        inner = jax_internals.inner_jaxprs(eqn.params)
+        (condition,), (body,) = inner["cond_jaxpr"], inner["body_jaxpr"]
+        cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        trips = trip_count(condition, body, known, cond_consts, body_consts)
+        if trips is not None and not self.skips:
+            trips = np.max(trips)  # of the program that skips nothing
+        before = self.flops.total()
+        carry = [None] * (len(body.invars) - body_consts)
+        fixed = known[cond_consts : cond_consts + body_consts]
+        self.walk(body, [*fixed, *carry], times * (1 if trips is None else trips))
+        if trips is None and self.flops.total() > before:
+            self.unknown.add("how often a loop runs: its body was counted once")
+        return [None] * len(eqn.outvars)
+
+
+def _decides(jaxpr: Any) -> bool:
+    """Whether there is a condition or a loop in here, which may depend on a counter."""
+    return any(
+        eqn.primitive.name in ("cond", "while")
+        or any(_decides(j) for js in jax_internals.inner_jaxprs(eqn.params).values() for j in js)
+        for eqn in jaxpr.eqns
+    )
+
+
+def _look_up(eqn: Any, known: list[Known]) -> Known:
+    """Elements of a constant table at known positions, if single elements are read."""
+    table, *indices = known
+    structure = eqn.params["tree"]
+    if eqn.outvars[0].aval.shape != () or any(i is None for i in indices):
+        return None
+    indexers = jax.tree.unflatten(structure, indices)
+    positions = [i for indexer in indexers for i in getattr(indexer, "indices", ())]
+    if len(positions) != table.values.ndim or any(hasattr(p, "start") for p in positions):
+        return None
+    inside = [
+        np.clip(position, 0, size - 1)
+        for position, size in zip(positions, table.values.shape, strict=True)
+    ]
+    return table.values[tuple(np.broadcast_arrays(*inside))].astype(np.int64)

@@ -1,0 +1,92 @@
+"""The peak to divide by: given, named, of the attached device, or measured."""
+
+from __future__ import annotations
+
+import math
+
+from mfu_jax.errors import UserError
+from mfu_jax.hardware.chips import lookup, named
+from mfu_jax.hardware.dtypes import canonical_dtype
+from mfu_jax.hardware.peak import Peak
+
+CALIBRATE = (
+    "calibrate"  # hardware=calibrate: measure the attached device instead of reading the table
+)
+
+
+# No chip is within a factor of five of this: a larger flag is FLOP/s, not TFLOP/s.
+_LARGEST_PLAUSIBLE_TFLOPS = 100_000
+
+
+def resolve_peak(
+    device_kind: str | None,
+    dtype: object,
+    *,
+    peak_tflops_per_device: float | None = None,
+    hardware: str | None = None,
+    precision: str | None = None,
+    compute_capability: str | None = None,
+) -> Peak:
+    """The peak to divide by: the flag, else the named chip, else the attached device's row.
+
+    A CPU has no row: it is measured (`hardware.calibration.calibrate`, which needs jax), and so is
+    anything with `hardware="calibrate"`. An unknown accelerator is an error, never a guess.
+
+    Args:
+      device_kind: `jax.devices()[0].device_kind`; may be None where a flag or `hardware` is given.
+      dtype: dtype of the matmul operands, by any name that numpy, JAX or HLO has for it.
+      peak_tflops_per_device: dense TFLOP/s of one JAX device, from the user.
+      hardware: a chip's name (see `named`), or 'calibrate'.
+      precision: `jax_default_matmul_precision`; matters for float32 alone.
+      compute_capability: `device.compute_capability`, where the device has one.
+
+    Raises:
+      UserError: no peak is known, or the override makes no sense.
+    """
+    name = canonical_dtype(dtype)
+    if peak_tflops_per_device is not None:
+        value = _checked_override(peak_tflops_per_device)
+        return Peak(
+            flops_per_sec=value * 1e12,
+            dtype=name,
+            kind="flag",
+            source=f"flag: peak_tflops_per_device={value:g}",
+        )
+    if hardware == CALIBRATE or (not hardware and device_kind == "cpu"):
+        from mfu_jax.hardware.calibration import calibrate
+
+        return calibrate(name)
+    if hardware:
+        chip, how = named(hardware), f" (hardware={hardware})"
+    elif device_kind:
+        chip, how = lookup(device_kind, compute_capability), ""
+    else:
+        raise UserError(
+            "no device and no hardware is given; expected a device kind, hardware=… or "
+            "peak_tflops_per_device=…; usually an empty key; pass hardware=h100, say"
+        )
+    return Peak(
+        flops_per_sec=chip.peak_flops_per_sec(name, precision),
+        dtype=name,
+        kind="table",
+        source=f"table: {chip._describe(name, precision)}{how}",
+    )
+
+
+def _checked_override(value: object) -> float:
+    """A TFLOP/s flag as a float, or a UserError: zero, negative, NaN and FLOP/s make no peak."""
+    try:
+        number = float(value) if not isinstance(value, bool) else math.nan  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise UserError(
+            f"peak_tflops_per_device={value!r} is no peak; expected a positive number of TFLOP/s; "
+            "usually a wrong unit or an empty value; give the dense TFLOP/s of one JAX device"
+        )
+    if number > _LARGEST_PLAUSIBLE_TFLOPS:
+        raise UserError(
+            f"peak_tflops_per_device={value!r} is more than any chip has; expected TFLOP/s (10¹²); "
+            f"usually FLOP/s; if so pass peak_tflops_per_device={number / 1e12:g}"
+        )
+    return number

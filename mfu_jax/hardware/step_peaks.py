@@ -1,0 +1,136 @@
+"""The peaks that a step is measured against: by the dtypes of its matmuls, and of its memory.
+
+A step that mixes dtypes has no one peak. Its optimal time is the sum over dtypes of FLOPs / peak,
+and utilisation is that time over the measured one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from fractions import Fraction
+
+import jax
+
+from mfu_jax import hardware
+from mfu_jax.errors import UserError
+from mfu_jax.hardware.dtypes import DTYPES, canonical_dtype
+from mfu_jax.hardware.peak import Peak
+
+Exact = int | Fraction
+
+
+def find_peak(
+    device: jax.Device,
+    dtype: object,
+    *,
+    peak_tflops_per_device: float | None = None,
+    hardware_name: str | None = None,
+) -> Peak:
+    """The dense peak of `device` for matmuls of `dtype`: flag, table, or measured on CPUs.
+
+    Raises:
+        UserError: the chip is in no table and no override is given.
+    """
+    return hardware.resolve_peak(
+        device.device_kind,
+        dtype,
+        peak_tflops_per_device=peak_tflops_per_device or None,
+        hardware=hardware_name or None,
+        precision=jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
+        compute_capability=getattr(device, "compute_capability", None),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepPeaks:
+    """Peaks of one device for the matmuls of a step.
+
+    Attributes:
+        main: of the dtype with most model FLOPs.
+        by_dtype: name of a dtype (`canonical_dtype`) → peak in FLOP/s, as far as known.
+        bytes_per_sec: memory bandwidth, None where no table has it.
+    """
+
+    main: Peak
+    by_dtype: Mapping[str, float]
+    bytes_per_sec: float | None
+
+    def optimal_seconds(self, flops: Exact, flops_by_dtype: Mapping[str, int]) -> float | None:
+        """Shortest time for `flops`, mixed of dtypes as `flops_by_dtype` is.
+
+        None where all of them run at the main peak: then it is `flops` / peak. FLOPs in a dtype
+        without a known peak are set at the main one; `notes` says so.
+        """
+        whole = sum(flops_by_dtype.values())
+        peaks = {dtype: self._of(dtype) or self.main.flops_per_sec for dtype in flops_by_dtype}
+        if not whole or set(peaks.values()) == {self.main.flops_per_sec}:
+            return None
+        mixed = sum(n / Fraction(peaks[dtype]) for dtype, n in flops_by_dtype.items())
+        return float(mixed * flops / whole)
+
+    def notes(self, flops_by_dtype: Mapping[str, int]) -> tuple[str, ...]:
+        """What `optimal_seconds` chooses for want of a number."""
+        return tuple(
+            f"{flops:,} FLOPs in {dtype}, which has no known peak here, are set at {self.main}"
+            for dtype, flops in flops_by_dtype.items()
+            if flops and self._of(dtype) is None
+        )
+
+    def _of(self, dtype: str) -> float | None:
+        try:
+            return self.by_dtype.get(canonical_dtype(dtype))
+        except UserError:  # complex numbers, say
+            return None
+
+
+def find_peaks(
+    device: jax.Device,
+    flops_by_dtype: Mapping[str, int],
+    *,
+    peak_tflops_per_device: float | None = None,
+    hardware_name: str | None = None,
+) -> StepPeaks:
+    """The peaks that a step with these matmuls is measured against.
+
+    Args:
+        device: what it runs on.
+        flops_by_dtype: FLOPs of its matmuls by dtype, at any scale; float32 where empty.
+        peak_tflops_per_device: the user's own number, taken for every dtype.
+        hardware_name: a chip of the table, or 'calibrate'.
+
+    Raises:
+        UserError: the dtype of most FLOPs has no known peak.
+    """
+    counted = {dtype: flops for dtype, flops in flops_by_dtype.items() if flops} or {"f32": 0}
+    main_dtype = max(counted, key=lambda dtype: counted[dtype])
+    bandwidth = _bandwidth(device, hardware_name)
+    main = find_peak(
+        device,
+        main_dtype,
+        peak_tflops_per_device=peak_tflops_per_device,
+        hardware_name=hardware_name,
+    )
+    if main.kind == "flag":
+        by_dtype = dict.fromkeys(DTYPES, main.flops_per_sec)
+        return StepPeaks(main=main, by_dtype=by_dtype, bytes_per_sec=bandwidth)
+    by_dtype = {main.dtype: main.flops_per_sec}
+    # A peak that has to be measured takes seconds: of the model's own dtypes only.
+    for dtype in DTYPES if main.kind == "table" else counted:
+        try:
+            peak = find_peak(device, dtype, hardware_name=hardware_name)
+        except UserError:
+            continue
+        by_dtype[peak.dtype] = peak.flops_per_sec
+    return StepPeaks(main=main, by_dtype=by_dtype, bytes_per_sec=bandwidth)
+
+
+def _bandwidth(device: jax.Device, hardware_name: str | None) -> float | None:
+    try:
+        if hardware_name and hardware_name != hardware.CALIBRATE:
+            chip = hardware.named(hardware_name)
+        else:
+            chip = hardware.lookup(device.device_kind, getattr(device, "compute_capability", None))
+    except UserError:  # no MBU then; the peak is what has to be known
+        return None
+    return chip.memory_bandwidth_bytes_per_sec

@@ -1,0 +1,1 @@
+"""`instrument`: one step function watched, its program analysed, its outputs read."""

@@ -1,0 +1,99 @@
+"""Packed documents in an instrumented step: each step has the attention pairs of its own batch.
+
+The pairs are summed on the device from the step's segment ids, before the step is dispatched; the
+writer's thread reads them when the step has ended, so that nothing waits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import jax
+
+from mfu_jax.errors import UserError
+from mfu_jax.flops.traced.masks import document_pairs, read_pairs
+from mfu_jax.logger.step_cost import StepCost
+
+
+@jax.jit
+def _pairs_by_kind(segment_ids: Any) -> dict[str, jax.Array]:
+    return {
+        "documents": document_pairs(segment_ids),
+        "causal_documents": document_pairs(segment_ids, causal=True),
+    }
+
+
+class PackedDocuments:
+    """Sums the pairs of each step's batch.
+
+    Args:
+        segment_ids: a function from the step's arguments to its segment ids, [..., S] ints, 0 for
+            positions without a token.
+    """
+
+    def __init__(self, segment_ids: Callable[..., Any]) -> None:
+        self._segment_ids = segment_ids
+
+    def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PackedBatch:
+        """The pairs of one call, still being computed.
+
+        Raises:
+            UserError: what `segment_ids` returned are no segment ids, or those of other processes.
+        """
+        ids = self._segment_ids(*args, **kwargs)
+        shape = getattr(ids, "shape", ())
+        if not shape or jax.numpy.dtype(ids.dtype).kind not in "iu":
+            raise UserError(
+                f"segment_ids=… returned {type(ids).__name__} {shape}; expected an array of ints, "
+                f"[batch, sequence]; usually the whole batch was returned; return its segment ids"
+            )
+        if not getattr(ids, "is_fully_addressable", True):
+            raise UserError(
+                "segment_ids=… returned an array that spans processes; expected one that this "
+                "process can read; usually the global batch; use logger.record(step, metrics, "
+                "cost=…) with pairs that you have summed over processes"
+            )
+        return PackedBatch(_pairs_by_kind(ids), math.prod(shape) * shape[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedBatch:
+    """The pairs of one batch.
+
+    Attributes:
+        pairs: by kind of mask, for `read_pairs`.
+        of: all pairs, B·S².
+    """
+
+    pairs: Mapping[str, jax.Array]
+    of: int
+
+    def cost(
+        self, packed: Mapping[str, int | Fraction], cost: StepCost | Callable[[], StepCost]
+    ) -> Callable[[], StepCost]:
+        """The step's cost less the pairs that this batch has not, for the writer's thread.
+
+        Args:
+            packed: FLOPs of one device with all pairs, by kind of mask.
+            cost: the step's cost with all pairs.
+        """
+
+        def of_batch() -> StepCost:
+            whole = cost() if callable(cost) else cost
+            saved = sum(
+                flops * Fraction(self.of - read_pairs(self.pairs[kind]), self.of)
+                for kind, flops in packed.items()
+            )
+            model = whole.model_flops_per_device - saved
+            seconds = whole.optimal_model_seconds
+            if seconds is not None and whole.model_flops_per_device:
+                seconds *= float(model / Fraction(whole.model_flops_per_device))
+            return dataclasses.replace(
+                whole, model_flops_per_device=model, optimal_model_seconds=seconds
+            )
+
+        return of_batch

@@ -1,0 +1,162 @@
+"""One program of an instrumented step: found after its compilation, counted in the background."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from mfu_jax.hardware.step_peaks import StepPeaks, find_peaks
+from mfu_jax.instrumentation.step_flops import (
+    ModelCount,
+    StepFlops,
+    analytic_model,
+    compiled_devices,
+    count_program,
+    given_model,
+    kernel_flops_of,
+    model_cost,
+    traced_model,
+    unwrap_compiled,
+)
+from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.settings import Settings
+
+_log = logging.getLogger("mfu_jax")
+
+# So many records may wait for a count; the writer's queue has room for more.
+_MOST_WAITING = 100
+
+
+def count_model(
+    step: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    settings: Settings,
+    config: Any,
+    devices: int,
+) -> ModelCount:
+    """The model FLOPs of a step from the source that was asked for.
+
+    Args:
+        config: for ``flops_source=analytic``; None: `Settings.model_config` names it.
+
+    Raises:
+        UserError: the step cannot be traced, or the config is not understood.
+    """
+    if settings.flops_source == "value":
+        given = given_model(settings.model_flops_per_device)
+        traced = traced_model(step, args, kwargs, devices=devices)  # knows what it multiplies
+        return dataclasses.replace(given, flops_by_dtype=traced.flops_by_dtype)
+    if settings.flops_source == "analytic":
+        config = settings.parsed_model_config() if config is None else config
+        return analytic_model(config, convention=settings.convention)
+    return traced_model(step, args, kwargs, devices=devices, convention=settings.convention)
+
+
+class ProgramAnalysis:
+    """What is known of one executable of a step, and what it costs.
+
+    Made on the training thread, in the context that the step is called in; `count` may run on any.
+
+    Args:
+        step: the jitted function; its executable for these arguments exists already, and JAX's
+            cache hands it out again.
+        args: the call's arguments; donated ones have lost their values, not their shapes.
+        kwargs: the same by name.
+        settings: the sources of the counts and peaks.
+        config: see `count_model`.
+
+    Attributes:
+        compiled: the executable, until it is counted.
+        model: model FLOPs.
+        peaks: what utilisation is relative to.
+        flops: all counts; None until `count` is done.
+        cost: for `MetricLogger.record`: what a step costs; before `count` is done, a function that
+            waits for it on the writer's thread.
+        backlog: how many records wait for `cost`.
+    """
+
+    def __init__(
+        self,
+        step: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        settings: Settings,
+        config: Any = None,
+    ) -> None:
+        self.compiled: jax.stages.Compiled | None = unwrap_compiled(
+            step.lower(*args, **kwargs).compile()
+        )
+        self.devices, self.device = compiled_devices(self.compiled)
+        self.model = count_model(
+            step, args, kwargs, settings=settings, config=config, devices=self.devices
+        )
+        self.peaks: StepPeaks = find_peaks(
+            self.device,
+            self.model.flops_by_dtype,
+            peak_tflops_per_device=settings.peak_tflops_per_device,
+            hardware_name=settings.hardware,
+        )
+        self.flops: StepFlops | None = None
+        self._hfu_source = settings.hfu_source
+        self._tokens = settings.tokens_per_step / self.devices or self.model.tokens_per_device
+        self._kernel_flops = kernel_flops_of(step, args, kwargs, self.device)
+        self._known = model_cost(self.model, self.peaks, tokens_per_device=self._tokens)
+        self._done = threading.Event()
+        self.cost: StepCost | Callable[[], StepCost] = self._wait
+        self.backlog: Callable[[], int] = lambda: 0
+
+    def count(self) -> StepFlops | None:
+        """Counts the executable; a failure is logged, and HFU stays unknown."""
+        assert self.compiled is not None
+        try:
+            self.flops = count_program(self.compiled, self.model, kernel_flops=self._kernel_flops)
+            self._known = self.flops.cost(
+                self.peaks, tokens_per_device=self._tokens, hfu_source=self._hfu_source
+            )
+            for note in self.peaks.notes(self.flops.executed.by_dtype):
+                _log.warning("the program runs %s", note)
+        except Exception as error:
+            _log.warning("executed FLOPs are not known, HFU is left out: %s", error)
+        finally:
+            self.compiled = None
+            self.cost = self._known
+            self._done.set()
+        return self.flops
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until `count` is done; False if that takes longer."""
+        return self._done.wait(seconds)
+
+    def _wait(self) -> StepCost:
+        # Rather a line without HFU than a training thread that waits for the writer's queue.
+        while self.backlog() < _MOST_WAITING and not self._done.wait(0.02):
+            pass
+        return self._known
+
+    def setup(self, outputs: str) -> dict[str, Any]:
+        """What a human should know before the first line, name → value.
+
+        Args:
+            outputs: which outputs are logged.
+        """
+        tflop = float(self.model.per_device) / 1e12
+        values: dict[str, Any] = {
+            "devices": f"{self.devices} × {self.device.device_kind}",
+            "peak of one device": str(self.peaks.main),
+            "model TFLOP per device per step": f"{tflop:.6g} ({self.model.convention}; "
+            f"{self.model.how})",
+            "metrics": outputs,
+        }
+        if self._tokens:
+            values["tokens per device per step"] = self._tokens
+        values |= {f"not counted ({i})": text for i, text in enumerate(self.model.unaccounted, 1)}
+        notes = self.peaks.notes(self.model.flops_by_dtype)
+        return values | {f"note on peaks ({i})": text for i, text in enumerate(notes, 1)}

@@ -1,0 +1,222 @@
+"""What one call of a compiled step costs one device: every count of it, and the peaks to divide by.
+
+Used by whoever has a step: the reference trainer, `instrument`, and `MetricLogger.from_flags`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any, Literal
+
+import jax
+
+from mfu_jax.flops.exact import integral
+from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.flops.ledger import Ledger, compare_flops
+from mfu_jax.flops.traced.counting import TracedCount, count_model_flops, pallas_kernel_flops
+from mfu_jax.flops.traced.masks import PACKED
+from mfu_jax.hardware.step_peaks import Exact, StepPeaks
+from mfu_jax.logger.step_cost import StepCost
+
+HfuSource = Literal["executed", "cost_analysis"]
+
+
+def unwrap_compiled(compiled: Any) -> jax.stages.Compiled:
+    """JAX's own `Compiled` from what Flax's or Equinox's jit made of it."""
+    while not isinstance(compiled, jax.stages.Compiled) and hasattr(compiled, "compiled"):
+        compiled = compiled.compiled
+    return compiled
+
+
+def compiled_devices(compiled: jax.stages.Compiled) -> tuple[int, jax.Device]:
+    """How many devices of the whole job a program runs on, and one of them."""
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    if not shardings:
+        return 1, jax.local_devices()[0]
+    local = sorted(shardings[0].addressable_devices, key=lambda device: device.id)
+    return shardings[0].num_devices, local[0]
+
+
+def xla_reported_flops(compiled: Any) -> float | None:
+    """``compiled.cost_analysis()["flops"]`` as it is, or None where there is none."""
+    analysis: Any = compiled.cost_analysis()
+    return analysis.get("flops") if analysis else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelCount:
+    """Model FLOPs of one step on one device, and where they come from.
+
+    Attributes:
+        per_device: matmul FLOPs by `convention`.
+        source: ``traced``, ``analytic`` or ``value``.
+        convention: how attention pairs are counted; ``as given`` for a value.
+        tokens_per_device: tokens of one step on one device, where the source knows them.
+        dense: the same FLOPs with all attention pairs, None where not known.
+        attention: the part of `per_device` between activations, None where not known.
+        packed: the part of `per_device` that attention within packed documents would take with all
+            pairs, by kind of mask as `attention_mask` told it.
+        flops_by_dtype: what the step's matmuls are, to find the peak; any scale.
+        unaccounted: what the count does not know, in words.
+        how: the number's derivation in words, for the log.
+    """
+
+    per_device: Exact
+    source: str
+    convention: str
+    tokens_per_device: int | float = 0
+    dense: Exact | None = None
+    attention: Exact | None = None
+    packed: Mapping[str, Exact] = dataclasses.field(default_factory=dict)
+    flops_by_dtype: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    unaccounted: tuple[str, ...] = ()
+    how: str = ""
+
+
+def traced_model(
+    step: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    devices: int,
+    convention: str = "maxtext",
+) -> ModelCount:
+    """Counts ``step(*args, **kwargs)`` on its jaxpr, which is of all devices, and divides.
+
+    Args:
+        step: a jitted or plain function.
+        args: arrays, donated ones too, or `jax.ShapeDtypeStruct`s; trees of them.
+        kwargs: the same by name.
+        devices: of the whole job; every device gets an equal share, as an exact fraction.
+        convention: ``maxtext``, ``exact`` or ``dense``, for the masks that are seen or told.
+
+    Raises:
+        UserError: the function cannot be traced, or the convention needs a config.
+    """
+    count: TracedCount = count_model_flops(step, *args, **kwargs)
+    total = count.total_in(convention)  # type: ignore[arg-type]  # it says what is allowed
+    skipped = count.total - total
+    return ModelCount(
+        per_device=_share(total, devices),
+        source="traced",
+        convention=convention,
+        dense=_share(count.total, devices),
+        attention=_share(count.activations - skipped, devices),
+        packed={k: _share(count.by_mask[k], devices) for k in PACKED if k in count.by_mask},
+        flops_by_dtype=count.by_dtype,
+        unaccounted=tuple(
+            f"{item.name} {item.where} {item.shapes}: {item.reason}" for item in count.unaccounted
+        ),
+        how=f"traced: {total:,} FLOPs over {devices} device{'s' * (devices > 1)}",
+    )
+
+
+def analytic_model(config: Any, *, convention: str = "maxtext") -> ModelCount:
+    """Counts a step from its config, which says what one device gets.
+
+    Args:
+        config: what `mfu_jax.calculate_tflops_per_device` takes: a config, a mapping, or the name
+            or file of a model.
+        convention: any of the conventions.
+    """
+    from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, flops_breakdown
+
+    tokens = calculate_tokens_per_device(config)
+    rows = flops_breakdown(config, convention)
+    attention = sum(row.training_flops for row in rows if row.kind == "attention")
+    return ModelCount(
+        per_device=integral(sum(row.training_flops for row in rows)),
+        source="analytic",
+        convention=convention,
+        tokens_per_device=float(tokens),
+        dense=integral(sum(row.training_flops for row in flops_breakdown(config, "dense"))),
+        attention=integral(attention),
+        flops_by_dtype=_config_dtype(config),
+        how=f"analytic: {tokens} tokens per device",
+    )
+
+
+def _config_dtype(config: Any) -> Mapping[str, int]:
+    """The dtype of a config's matmuls, where it says so."""
+    dtype = config.get("dtype") if isinstance(config, Mapping) else getattr(config, "dtype", None)
+    return {dtype: 1} if isinstance(dtype, str) and dtype else {}
+
+
+def given_model(flops_per_device: Exact) -> ModelCount:
+    """The user's own number."""
+    return ModelCount(
+        per_device=flops_per_device, source="value", convention="as given", how="as given"
+    )
+
+
+def kernel_flops_of(
+    step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], device: jax.Device
+) -> Mapping[str, int]:
+    """FLOPs of one run of each Pallas kernel; empty on CPUs, where kernels are no custom calls."""
+    if device.platform == "cpu":
+        return {}
+    return pallas_kernel_flops(step, *args, **kwargs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepFlops:
+    """The FLOPs of one step on one device: counted, reported by XLA, and set against each other."""
+
+    model: ModelCount
+    executed: ExecutedCount
+    xla_reported: float | None
+    ledger: Ledger
+
+    def cost(
+        self, peaks: StepPeaks, *, tokens_per_device: int | float, hfu_source: HfuSource
+    ) -> StepCost:
+        """What `MetricLogger.record` takes."""
+        executed: Exact | None = self.executed.total
+        by_dtype = self.executed.by_dtype
+        if hfu_source == "cost_analysis":
+            executed = None if self.xla_reported is None else round(self.xla_reported)
+        optimal = None if executed is None else peaks.optimal_seconds(executed, by_dtype)
+        return dataclasses.replace(
+            model_cost(self.model, peaks, tokens_per_device=tokens_per_device),
+            executed_flops_per_device=executed,
+            optimal_executed_seconds=optimal,
+            xla_reported_flops=self.xla_reported,
+            bytes_per_device=self.executed.hbm_bytes,
+            peak_bytes_per_sec=peaks.bytes_per_sec,
+        )
+
+
+def count_program(
+    compiled: jax.stages.Compiled,
+    model: ModelCount,
+    *,
+    kernel_flops: Mapping[str, int] | None = None,
+) -> StepFlops:
+    """Counts a compiled step and explains the count, from the model's FLOPs on."""
+    executed = executed_flops(compiled, kernel_flops=kernel_flops or None)
+    reported = xla_reported_flops(compiled)
+    ledger = compare_flops(
+        model=model.per_device,
+        dense=model.dense,
+        attention=model.attention,
+        convention=model.convention,
+        executed=executed,
+        xla_reported=reported,
+    )
+    return StepFlops(model=model, executed=executed, xla_reported=reported, ledger=ledger)
+
+
+def model_cost(model: ModelCount, peaks: StepPeaks, *, tokens_per_device: int | float) -> StepCost:
+    """The cost of a step whose program is not counted yet."""
+    return StepCost(
+        model_flops_per_device=model.per_device,
+        tokens_per_device=tokens_per_device,
+        peak_flops_per_sec=peaks.main.flops_per_sec,
+        optimal_model_seconds=peaks.optimal_seconds(model.per_device, model.flops_by_dtype),
+    )
+
+
+def _share(total: int, devices: int) -> Exact:
+    return integral(Fraction(total, devices))

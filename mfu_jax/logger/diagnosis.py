@@ -1,0 +1,103 @@
+"""Numbers that cannot be: what is impossible about a step, and what the cause most likely is.
+
+They are shown and marked, never clipped: a clipped MFU hides the mistake that made it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from mfu_jax.logger.step_cost import StepCost
+
+# Clocks and peaks are not exact to the last digit; a step at 100.1% of peak is a good step.
+TOLERANCE = 0.005
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One impossible thing: `flag` names it in records, `text` says why it may be so."""
+
+    flag: str
+    text: str
+
+
+def diagnose(cost: StepCost, scalars: Mapping[str, float]) -> list[Finding]:
+    """What is impossible about one step.
+
+    Args:
+        cost: the step's work and the device's peaks.
+        scalars: the ``perf/`` scalars of the step.
+    """
+    findings = []
+    seconds = scalars["perf/step_time_seconds"]
+    mfu, hfu, mbu = (scalars.get(f"perf/{name}") for name in ("mfu", "hfu", "mbu"))
+    limit = 1 + TOLERANCE
+    if seconds <= 0:
+        findings.append(
+            Finding(
+                flag="step_time_not_positive",
+                text=f"the step took {seconds} s; a step takes time; usually record() was given "
+                f"the outputs of an earlier step, or a clock that stands still",
+            )
+        )
+        return findings
+    if hfu is not None and hfu > limit:
+        findings.append(_too_fast("HFU", hfu, cost.executed_seconds, seconds, cost))
+    elif mfu is not None and mfu > limit:
+        findings.append(_too_fast("MFU", mfu, cost.model_seconds, seconds, cost))
+    if mfu is not None and hfu is not None and hfu < mfu * (1 - TOLERANCE):
+        findings.append(
+            Finding(
+                flag="hfu_below_mfu",
+                text=f"HFU {hfu:.1%} is below MFU {mfu:.1%}, though the program must run at least "
+                f"the model's FLOPs; usually the model count takes attention pairs that the kernel "
+                f"skips (convention=dense, or maxtext with a kernel that skips masked blocks), a "
+                f"custom kernel has no FLOP count (see the unaccounted list), or one of the two is "
+                f"of the whole job and the other of one device",
+            )
+        )
+    if mbu is not None and mbu > limit:
+        findings.append(
+            Finding(
+                flag="mbu_over_1",
+                text=f"MBU {mbu:.1%} is over 100%; usually bytes that stay in caches or fused "
+                f"values were counted as memory traffic, or the bandwidth is of another device",
+            )
+        )
+    return findings
+
+
+_SHORT_STEP_SECONDS = 0.01
+
+
+def _too_fast(
+    name: str, value: float, optimal_seconds: float | None, seconds: float, cost: StepCost
+) -> Finding:
+    assert optimal_seconds is not None  # without it there is no utilisation
+    causes = [
+        "the peak is of a lower precision's (f32 where the matmuls run in bf16 or fp8), or of "
+        "half a chip",
+        "the FLOPs or tokens are of the whole job, not of one device",
+        "the step was not waited for (record() was given outputs that it does not compute)",
+    ]
+    if name == "MFU" and cost.executed_flops_per_device is not None:
+        # The hardware's own count is possible, so the peak and the clock are most likely right.
+        causes = [
+            "the model FLOPs are too high: of the whole job, or of attention pairs that the mask "
+            "drops (convention=dense)",
+            *causes[:1],
+        ]
+    elif value > 2:  # few peaks are wrong by that much
+        causes = [causes[1], causes[2], causes[0]]
+    if seconds < _SHORT_STEP_SECONDS:
+        causes.append(
+            "the end of the step before was seen late, which takes from a step as short as this one"
+        )
+    return Finding(
+        flag=f"{name.lower()}_over_1",
+        text=f"{name} {value:.1%} is over 100%: {seconds:.6g} s is shorter than the "
+        f"{optimal_seconds:.6g} s that the peak allows; usually "
+        f"{'; or '.join(causes)}; check the FLOPs and set "
+        f"peak_tflops_per_device, or measure it with mfu-jax hardware --calibrate",
+    )

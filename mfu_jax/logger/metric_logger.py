@@ -1,0 +1,398 @@
+"""`MetricLogger`: times the steps of a training loop and reports what they made of the hardware.
+
+::
+
+    with MetricLogger(model_flops_per_device=…, peak_flops_per_sec=…, …) as logger:
+        for step in range(steps):
+            with logger.waiting("data"):
+                batch = next(batches)
+            state, metrics = train_step(state, batch)
+            logger.record(step, metrics)
+            if step % 100 == 99:
+                with logger.pause("eval"):
+                    logger.record_eval(step, evaluate(state))
+    print(logger.summary().render())
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Self
+
+import jax
+
+from mfu_jax.errors import UserError
+from mfu_jax.logger.compile_events import CompileEvent, CompileLog
+from mfu_jax.logger.disabled import DisabledLogger
+from mfu_jax.logger.phases import Phase, PhaseBook, StepScope
+from mfu_jax.logger.pipeline import RecordPipeline
+from mfu_jax.logger.records import RecordBuilder
+from mfu_jax.logger.sinks.base import Sink
+from mfu_jax.logger.sinks.console import ConsoleSink
+from mfu_jax.logger.spans import LoopSpans
+from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.logger.summary import Summary
+from mfu_jax.logger.timer import StepTimer, TimedStep, Watcher
+
+_log = logging.getLogger("mfu_jax")
+
+
+class MetricLogger:
+    """Times steps one behind, derives TFLOP/s, MFU and HFU, and hands them to sinks.
+
+    Only reading the clocks happens on the training thread; copies to the host, arithmetic,
+    formatting and writing happen on one background thread.
+
+    Args:
+        model_flops_per_device: matmul FLOPs that the model needs, of one step on one device;
+            0 where each step tells its own cost, as instrumented functions do.
+        tokens_per_device: tokens of one step on one device.
+        peak_flops_per_sec: dense peak of one device in FLOP/s; None: no MFU and no HFU.
+        executed_flops_per_device: FLOPs that the compiled step runs; None: no HFU.
+        optimal_model_seconds: this and the next four are `StepCost`'s fields of the same name.
+        optimal_executed_seconds: for mixed dtypes.
+        xla_reported_flops: shown beside, never used.
+        bytes_per_device: for MBU.
+        peak_bytes_per_sec: for MBU.
+        sinks: where records go; the console by default. They are closed with the logger.
+        start_step: number of the first step, as after a resume.
+        warmup_steps: steps from there on that are shown, but kept out of every summary.
+        log_period: steps that it divides go to all sinks; the others to those that keep every
+            step. Above 1 it is also the window of the ``rolling/`` metrics.
+        abort_on_nan_loss: raise `NonFiniteLossError` once the metric ``loss`` is NaN.
+        abort_on_inf_loss: the same for infinities.
+        compile_log: what has listened to compilations since before the step was compiled.
+        is_main_process: whether this process writes; by default the one with index 0 does.
+        queue_size: steps that may wait to be written before `record` waits, too.
+        clock: wall clock in seconds, the measure of step time.
+        monotonic: monotonic clock in seconds, believed where the two disagree.
+        watcher: replaces the thread that sees a step end while the loop waits for data.
+
+    Raises:
+        UserError: numbers that cannot be.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_flops_per_device: int | Fraction = 0,
+        tokens_per_device: int | float = 0,
+        peak_flops_per_sec: float | None = None,
+        executed_flops_per_device: int | Fraction | None = None,
+        optimal_model_seconds: float | None = None,
+        optimal_executed_seconds: float | None = None,
+        xla_reported_flops: float | None = None,
+        bytes_per_device: int | None = None,
+        peak_bytes_per_sec: float | None = None,
+        sinks: Sequence[Sink] | None = None,
+        start_step: int = 0,
+        warmup_steps: int = 2,
+        log_period: int = 1,
+        abort_on_nan_loss: bool = True,
+        abort_on_inf_loss: bool = True,
+        compile_log: CompileLog | None = None,
+        is_main_process: bool | None = None,
+        queue_size: int = 256,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self.cost = StepCost(
+            model_flops_per_device=model_flops_per_device,
+            tokens_per_device=tokens_per_device,
+            peak_flops_per_sec=peak_flops_per_sec,
+            executed_flops_per_device=executed_flops_per_device,
+            optimal_model_seconds=optimal_model_seconds,
+            optimal_executed_seconds=optimal_executed_seconds,
+            xla_reported_flops=xla_reported_flops,
+            bytes_per_device=bytes_per_device,
+            peak_bytes_per_sec=peak_bytes_per_sec,
+        )
+        if log_period < 1 or warmup_steps < 0:
+            raise UserError(
+                f"log_period={log_period}, warmup_steps={warmup_steps}: expected at least 1 and at "
+                f"least 0; usually 0 was meant to switch logging off; leave sinks out instead"
+            )
+        if is_main_process is None:
+            is_main_process = jax.process_index() == 0
+        sinks = ([ConsoleSink()] if sinks is None else sinks) if is_main_process else []
+        self._monotonic = monotonic
+        self._owns_compile_log = compile_log is None
+        self._compile_log = compile_log or CompileLog()
+        self._compiled_before_seconds = self._compile_log.seconds
+        self._builder = RecordBuilder(
+            cost=self.cost,
+            start_step=start_step,
+            warmup_steps=warmup_steps,
+            log_period=log_period,
+            compile_is_seen=self._compile_log.available,
+        )
+        if self._compiled_before_seconds:
+            self._builder.add_spans({"compile": self._compiled_before_seconds})
+        self._last_step = start_step - 1
+        self._failure_was_raised = False
+        self._summary: Summary | None = None
+        self._thread_id = threading.get_ident()
+        self._pipeline = RecordPipeline(
+            self._builder,
+            sinks,
+            abort_on_nan=abort_on_nan_loss,
+            abort_on_inf=abort_on_inf_loss,
+            queue_size=queue_size,
+            on_step=lambda step: self._timer.pass_on(step),
+        )
+        self._timer = StepTimer(
+            clock=clock,
+            monotonic=monotonic,
+            watcher=watcher,
+            writer_is_idle=self._pipeline.is_idle,
+        )
+        self._spans = LoopSpans(self._timer, self._pipeline)
+        self.phases = PhaseBook(monotonic, warmup_steps=warmup_steps)
+        self._compile_log.subscribe(self._on_compile)
+        atexit.register(self._close_quietly)
+
+    @staticmethod
+    def from_flags(
+        step: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> MetricLogger | DisabledLogger:
+        """A logger as the command line's flags want it; see `mfu_jax.flags.make_logger`."""
+        from mfu_jax.flags import logger_from_flags
+
+        return logger_from_flags(step, *args, **kwargs)
+
+    @property
+    def next_step(self) -> int:
+        """The number after the last recorded step's."""
+        return self._last_step + 1
+
+    def record(
+        self,
+        step: int,
+        metrics: Mapping[str, Any],
+        *,
+        step_time_seconds: float | None = None,
+        cost: StepCost | Callable[[], StepCost] | None = None,
+    ) -> None:
+        """Takes the step that has just been dispatched; waits for the one before it.
+
+        Args:
+            step: its number, larger than the last one's.
+            metrics: name -> scalar: a JAX array, a number, or a function that returns one or
+                None, called later on the writer's thread. ``loss``, ``grad_norm``,
+                ``current_learning_rate``, ``total_weights`` and all other names without a slash
+                are shown under ``learning/``; an array under a name that starts with ``_`` is
+                waited for, but not shown. Nothing is copied to the host here.
+            step_time_seconds: the step's time, from those who measure it themselves; nothing is
+                waited for then.
+            cost: what this step costs, where that differs from the other steps; or a function
+                that returns it, called later on the writer's thread.
+
+        Raises:
+            NonFiniteLossError: an earlier step's loss is NaN or infinite.
+            UserError: the logger is closed, or `step` does not follow the last one.
+        """
+        begin = self._monotonic()
+        if self._pipeline.failure or self._summary or step <= self._last_step:
+            self._refuse(step)
+        if type(metrics) is not dict and not isinstance(metrics, Mapping):
+            raise UserError(
+                f"record() was given {type(metrics).__name__} as metrics; expected a mapping from "
+                f"names to scalars; usually the loss itself was passed; pass {{'loss': loss}}"
+            )
+        self._last_step = step
+        self._thread_id = threading.get_ident()
+        if self.phases.has_phases:
+            of_phases, cost_of_phases = self.phases.take()
+            metrics, cost = {**metrics, **of_phases}, cost or cost_of_phases
+        taken = TimedStep(step, dict(metrics), cost=cost)
+        if self._spans.late:
+            taken.extra = self._spans.take_late()
+        if step_time_seconds is None:
+            finished = self._timer.dispatched(taken)
+        else:
+            finished = self._timer.timed_elsewhere(taken, step_time_seconds)
+        if self._spans.held is not None:
+            self._spans.release()
+        if finished is not None:
+            self._pipeline.put(finished)
+        if step_time_seconds is not None:
+            self._spans.held = taken  # an eval after it may still add to it
+        taken.overhead_seconds = self._monotonic() - begin - self._timer.waited_seconds
+
+    def record_eval(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Takes the results of an eval after `step`, shown under ``eval/`` with that step.
+
+        Called inside of ``pause("eval")`` they are part of the step's own record; later, they come
+        with the next step's, and ``eval/step`` tells of which they are.
+        """
+        self._spans.add(step, metrics)
+
+    def pause(
+        self, name: str, *, flush: bool | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Context manager for what is no training step: ``with logger.pause("eval"): …``.
+
+        The step in flight is waited for first; the time inside is shown as
+        ``goodput/<name>_seconds``, and the next step's time starts at the end of it. A pause or a
+        wait inside of a pause is part of the outer one.
+
+        Args:
+            name: ``eval``, ``checkpoint``, ``compile``, or any other.
+            flush: bring all records to disk first, so that a checkpoint never knows more steps
+                than the metrics; by default for ``checkpoint`` only.
+
+        Raises:
+            NonFiniteLossError: at its start, so that no checkpoint is made of a broken state.
+        """
+
+        def check() -> None:
+            if name == "checkpoint" if flush is None else flush:
+                self.flush()
+            self._raise_failure()
+
+        return self._spans.pause(name, check)
+
+    def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[None]:
+        """Context manager for waits that the device may work through: ``next(batches)``.
+
+        Costs nothing while the device is busy. The part of the wait in which it stands idle is
+        shown as ``goodput/<name>_wait_seconds`` and is no part of any step's time.
+        """
+        return self._spans.wait(name)
+
+    def step(self, number: int | None = None) -> StepScope:
+        """Context manager around one step, recorded at its end: ``with logger.step() as step: …``.
+
+        Functions that were instrumented with this logger tell what they cost and return; anything
+        else is told by ``step.log(loss=…)``.
+
+        Args:
+            number: the step's number; by default the one after the last.
+        """
+        return self.phases.step(self, self.next_step if number is None else number)
+
+    def phase(self, name: str, *, cost: StepCost | None = None) -> Phase:
+        """Context manager around a part of a step: ``with logger.phase("rollout"): …``.
+
+        Its time, FLOPs, MFU and HFU are shown as ``phase/<name>/…`` with the step that is recorded
+        next. It ends when the outputs of the instrumented functions in it are ready, or what
+        `Phase.wait_for` was given.
+
+        Args:
+            name: a word.
+            cost: what it costs one device, where no instrumented function tells.
+        """
+        return self.phases.phase(name, cost)
+
+    def write_setup(
+        self, values: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
+    ) -> None:
+        """Writes what is known before the first step to every sink.
+
+        Args:
+            values: configuration and facts, name -> value.
+            texts: longer texts by tag, such as the ledger.
+        """
+        self._pipeline.tell("write_setup", dict(values or {}), dict(texts or {}))
+
+    def write_text(self, tag: str, text: str) -> None:
+        """Writes a text to every sink that takes texts, in order with the steps."""
+        self._pipeline.tell("write_text", tag, text)
+
+    def flush(self) -> None:
+        """Waits until every step that is done is written and brought to disk."""
+        self._spans.release()
+        self._pipeline.flush()
+
+    def summary(self) -> Summary:
+        """The run so far; after `close`, the whole run."""
+        if self._summary is not None:
+            return self._summary
+        self.flush()
+        return self._summarize()
+
+    def close(self) -> Summary:
+        """Waits for the step in flight, writes everything, closes the sinks.
+
+        Raises:
+            NonFiniteLossError: a loss is NaN or infinite, and `record` has not said so yet.
+        """
+        summary = self._close()
+        if self._pipeline.failure is not None and not self._failure_was_raised:
+            self._failure_was_raised = True
+            raise self._pipeline.failure
+        return summary
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        self.close() if kind is None else self._close()
+
+    def _close(self) -> Summary:
+        if self._summary is not None:
+            return self._summary
+        if self._pipeline.failure is None:
+            try:
+                last = self._timer.drain()
+            except Exception as error:  # the device failed; what was measured is still written
+                _log.warning("the step in flight did not end: %s", error)
+                last = None
+            if last is not None:
+                self._spans.hold(last)
+        last, self._spans.held = self._spans.held, None
+        if last is not None:
+            last.extra |= self._spans.take_late()
+        self._summary = self._pipeline.close(last, self._timer.take_spans(), self._summarize)
+        self._timer.close()
+        self.phases.close()
+        self._compile_log.unsubscribe(self._on_compile)
+        if self._owns_compile_log:
+            self._compile_log.close()
+        atexit.unregister(self._close_quietly)
+        return self._summary
+
+    def _close_quietly(self) -> None:
+        self._close()
+        if self._pipeline.failure is not None and not self._failure_was_raised:
+            _log.warning("%s", self._pipeline.failure)
+
+    def _summarize(self) -> Summary:
+        summary = self._builder.summary(
+            total_seconds=self._timer.elapsed_seconds() + self._compiled_before_seconds,
+            compile_seconds=self._compile_log.seconds,
+            compile_count=self._compile_log.compile_count,
+            dropped_records=self._pipeline.dropped_records,
+        )
+        return dataclasses.replace(summary, phases=self.phases.totals())
+
+    def _refuse(self, step: int) -> None:
+        self._raise_failure()
+        if self._summary is not None:
+            raise UserError(
+                f"step {step} was recorded after close(); expected all steps before; usually the "
+                f"`with` block of the logger ends before the loop does; close it after the loop"
+            )
+        raise UserError(
+            f"step {step} was recorded after step {self._last_step}; expected rising numbers from "
+            f"start_step on; usually start_step was not set on a resume; pass start_step={step}"
+        )
+
+    def _raise_failure(self) -> None:
+        if self._pipeline.failure is not None:
+            self.flush()
+            self._failure_was_raised = True
+            raise self._pipeline.failure
+
+    def _on_compile(self, event: CompileEvent) -> None:
+        if event.thread_id == self._thread_id and not self._spans.active:
+            self.phases.compiling()
+            self._timer.compiling(event)

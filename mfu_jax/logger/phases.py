@@ -1,0 +1,347 @@
+"""Steps that consist of several parts: what each phase took, and what it made of the hardware.
+
+::
+
+    with logger.step():
+        with logger.phase("rollout"):
+            trajectory = rollout(state)
+        with logger.phase("update"):
+            state, metrics = update(state, trajectory)
+
+JAX returns before the device is done, so a phase ends when its last output is ready; a thread looks
+at that, and the training thread waits for nothing. A phase begins when it is entered and the one
+before it has ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import jax
+
+from mfu_jax.errors import UserError
+from mfu_jax.logger.readiness import end_marker
+from mfu_jax.logger.step_cost import StepCost, add_costs
+
+LateCost = StepCost | Callable[[], StepCost]
+
+
+class Recorder(Protocol):
+    """What the scopes need of `MetricLogger`."""
+
+    def record(
+        self, step: int, metrics: Mapping[str, Any], *, cost: LateCost | None = None
+    ) -> None: ...
+
+
+def _now(cost: LateCost) -> StepCost:
+    return cost() if callable(cost) else cost
+
+
+@dataclasses.dataclass(slots=True)
+class _Part:
+    """One call of an instrumented function inside of a step; a phase around it has the cost."""
+
+    name: str
+    cost: LateCost | None
+    metrics: dict[str, Any]
+
+
+class Phase:
+    """One part of a step; made by `MetricLogger.phase`.
+
+    Attributes:
+        name: shown as ``phase/<name>/…``.
+        has_compiled: something was compiled inside, so its time tells nothing.
+    """
+
+    def __init__(
+        self, book: PhaseBook, name: str, cost: StepCost | None, clock: Callable[[], float]
+    ) -> None:
+        self.name = name
+        self.has_compiled = False
+        self._book = book
+        self._clock = clock
+        self._given = cost
+        self._costs: list[LateCost] = []
+        self._marker: Any = None
+        self._entered = self._left = 0.0
+        self._ended: Future[float] | None = None
+        self._before: Phase | None = None
+        self._span: float | None = None
+
+    def wait_for(self, outputs: Any) -> None:
+        """Says what the phase computes, where no instrumented function tells.
+
+        Args:
+            outputs: arrays, or a tree of them; the phase ends when they are ready.
+        """
+        self._marker = end_marker(outputs)
+
+    def __enter__(self) -> Self:
+        self._book.open(self)
+        self._entered = self._clock()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._left = self._clock()
+        marker, self._marker = self._marker, None
+        self._ended = self._book.watch(marker) if marker is not None else None
+        self._book.closed(self)
+
+    def add(self, cost: LateCost, marker: Any) -> None:
+        """Adds a call of an instrumented function."""
+        self._costs.append(cost)
+        self._marker = marker
+
+    def cost(self) -> StepCost | None:
+        """What the phase cost one device; None if nobody told. May wait for a count."""
+        if self._given is not None:
+            return self._given
+        return add_costs(map(_now, self._costs)) if self._costs else None
+
+    def end(self) -> float:
+        """Clock at its end, in seconds; waits for the device."""
+        return self._left if self._ended is None else max(self._left, self._ended.result())
+
+    def seconds(self) -> float:
+        """How long it took; waits for the device."""
+        if self._span is None:
+            begin = self._entered
+            if self._before is not None:
+                begin, self._before = max(begin, self._before.end()), None
+            self._span = max(0.0, self.end() - begin)
+        return self._span
+
+
+@dataclasses.dataclass(slots=True)
+class _Total:
+    times: int = 0
+    seconds: float = 0.0
+    cost: StepCost | None = None
+
+    def add(self, times: int, seconds: float, cost: StepCost | None) -> None:
+        self.times += times
+        self.seconds += seconds
+        if cost is not None:
+            self.cost = cost if self.cost is None else add_costs((self.cost, cost))
+
+    def values(self) -> dict[str, float]:
+        values = {"times": self.times, "seconds": self.seconds}
+        if self.cost is not None and self.seconds > 0:
+            rates = self.cost.rates(self.seconds)
+            values["tflops_per_sec_per_device"] = rates["perf/per_device_tflops_per_sec"]
+            values |= {n: rates[f"perf/{n}"] for n in ("mfu", "hfu") if f"perf/{n}" in rates}
+        return values
+
+
+class PhaseBook:
+    """The phases of one logger: those of the step under way, and what all came to.
+
+    Args:
+        clock: monotonic clock in seconds.
+        warmup_steps: first steps whose phases are no part of the totals.
+
+    Attributes:
+        takes_calls: True inside of a step or phase: an instrumented call is a part of it then.
+        has_phases: True if phases wait for the record of their step.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, *, warmup_steps: int = 0
+    ) -> None:
+        self.takes_calls = False
+        self.has_phases = False
+        self._clock = clock
+        self._warmup_steps = warmup_steps
+        self._open: Phase | None = None
+        self._closed: list[Phase] = []
+        self._last: Phase | None = None
+        self._step: StepScope | None = None
+        self._watcher: ThreadPoolExecutor | None = None
+        self._totals: dict[str, _Total] = {}
+        self._lock = threading.Lock()
+
+    def phase(self, name: str, cost: StepCost | None) -> Phase:
+        """A new phase."""
+        if not name or "/" in name:
+            raise UserError(
+                f"phase {name!r} has no usable name; expected a word without a slash; usually an "
+                f"empty string or a path; the metrics are called phase/<name>/seconds and so on"
+            )
+        return Phase(self, name, cost, self._clock)
+
+    def step(self, logger: Recorder, number: int) -> StepScope:
+        """A new step."""
+        return StepScope(self, logger, number)
+
+    def open(self, phase: Phase) -> None:
+        """Called by a phase that is entered."""
+        if self._open is not None:
+            raise UserError(
+                f"phase {phase.name!r} was entered inside of phase {self._open.name!r}; expected "
+                f"one after the other; usually a phase around the whole step; that is "
+                f"`with logger.step():`"
+            )
+        self._open = phase
+        self.takes_calls = True
+
+    def closed(self, phase: Phase) -> None:
+        """Called by a phase that is left."""
+        self._open = None
+        self.takes_calls = self._step is not None
+        self.has_phases = True
+        phase._before, self._last = self._last, phase
+        self._closed.append(phase)
+
+    def open_step(self, step: StepScope) -> None:
+        """Called by a step that is entered."""
+        if self._step is not None:
+            raise UserError(
+                f"step {step.number} was entered inside of step {self._step.number}; expected one "
+                f"after the other; usually a part of the step was meant; use logger.phase(name)"
+            )
+        self._step = step
+        self.takes_calls = True
+
+    def close_step(self) -> None:
+        """Called by a step that is left."""
+        self._step = None
+        self.takes_calls = self._open is not None
+
+    def add_call(self, name: str, cost: LateCost, metrics: dict[str, Any], output: Any) -> None:
+        """Adds a call of an instrumented function to the phase and step it is in."""
+        if self._open is not None:
+            arrays = [v for v in metrics.values() if isinstance(v, jax.Array)]
+            self._open.add(cost, arrays[-1] if arrays else end_marker(output))
+        if self._step is not None:
+            own = cost if self._open is None else None
+            self._step.parts.append(_Part(name, own, metrics))
+
+    def compiling(self) -> None:
+        """Called when the training thread compiles."""
+        if self._open is not None:
+            self._open.has_compiled = True
+
+    def watch(self, marker: Any) -> Future[float]:
+        """The clock when `marker` is ready."""
+        if self._watcher is None:
+            self._watcher = ThreadPoolExecutor(1, thread_name_prefix="mfu_jax phases")
+        return self._watcher.submit(self._stamp, marker)
+
+    def take(self) -> tuple[dict[str, Any], Callable[[], StepCost] | None]:
+        """Metrics of the phases since the last step, and what they cost together if known."""
+        phases, self._closed = self._closed, []
+        self.has_phases = False
+        is_warm, self._warmup_steps = self._warmup_steps <= 0, self._warmup_steps - 1
+        by_name: dict[str, list[Phase]] = {}
+        for phase in phases:
+            by_name.setdefault(phase.name, []).append(phase)
+        metrics: dict[str, Any] = {}
+        for name, same in by_name.items():
+            metrics |= self._metrics(name, same, is_warm)
+        known = [phase for phase in phases if phase._given or phase._costs]
+        if not known:
+            return metrics, None
+        return metrics, lambda: add_costs(c for p in known if (c := p.cost()) is not None)
+
+    def _metrics(self, name: str, phases: list[Phase], is_warm: bool) -> dict[str, Any]:
+        found: dict[str, float] = {}
+
+        def value(metric: str) -> Callable[[], float | None]:
+            def read() -> float | None:
+                if not found:
+                    found.update(self._measure(name, phases, is_warm))
+                return found.get(metric)
+
+            return read
+
+        metrics = ("seconds", "per_device_tflops", "per_device_tflops_per_sec", "mfu", "hfu")
+        return {f"phase/{name}/{metric}": value(metric) for metric in metrics}
+
+    def _measure(self, name: str, phases: list[Phase], is_warm: bool) -> dict[str, float]:
+        seconds = sum(phase.seconds() for phase in phases)
+        costs = [cost for phase in phases if (cost := phase.cost()) is not None]
+        cost = add_costs(costs) if costs else None
+        if is_warm and not any(phase.has_compiled for phase in phases):
+            with self._lock:
+                self._totals.setdefault(name, _Total()).add(len(phases), seconds, cost)
+        if cost is None:
+            return {"seconds": seconds}
+        rates = {k.removeprefix("perf/"): v for k, v in cost.rates(seconds).items()}
+        return rates | {"seconds": seconds}
+
+    def totals(self) -> dict[str, dict[str, float]]:
+        """What each phase came to, over the measured steps that were written.
+
+        Returns:
+            Phase → ``times``, ``seconds`` altogether, and where known
+            ``tflops_per_sec_per_device``, ``mfu`` and ``hfu``.
+        """
+        with self._lock:
+            return {name: total.values() for name, total in self._totals.items()}
+
+    def close(self) -> None:
+        """Ends the thread."""
+        if self._watcher is not None:
+            self._watcher.shutdown()
+
+    def _stamp(self, marker: Any) -> float:
+        try:
+            jax.block_until_ready(marker)
+        except Exception:  # the training thread meets the same error, where it can be handled
+            return self._clock()
+        return self._clock()
+
+
+class StepScope:
+    """One step, timed as a block; made by `MetricLogger.step`.
+
+    Attributes:
+        number: the step's number.
+        metrics: what will be logged with it; see `log`.
+    """
+
+    def __init__(self, book: PhaseBook, logger: Recorder, number: int) -> None:
+        self.number = number
+        self.metrics: dict[str, Any] = {}
+        self.parts: list[_Part] = []
+        self._book = book
+        self._logger = logger
+
+    def log(self, metrics: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Adds metrics to the step's record: ``step.log(loss=loss)``."""
+        self.metrics |= {**(metrics or {}), **more}
+
+    def __enter__(self) -> Self:
+        self._book.open_step(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._book.close_step()
+        metrics, of_phases = self._book.take()
+        if kind is not None:
+            return
+        costs = [part.cost for part in self.parts if part.cost is not None]
+        if of_phases is not None:
+            costs.append(of_phases)
+        cost = (lambda: add_costs(map(_now, costs))) if costs else None
+        self._logger.record(self.number, self._of_parts() | metrics | self.metrics, cost=cost)
+
+    def _of_parts(self) -> dict[str, Any]:
+        """The metrics of instrumented calls; by function if more than one has any."""
+        of_name = {part.name: part.metrics for part in self.parts}
+        shown = [n for n, metrics in of_name.items() if any(m[0] != "_" for m in metrics)]
+        waited_for = {f"_{name}": of_name.pop(name) for name in set(of_name) - set(shown)}
+        return (of_name[shown[0]] if len(shown) == 1 else of_name) | waited_for

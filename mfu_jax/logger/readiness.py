@@ -1,0 +1,60 @@
+"""When a step's outputs are ready, and what is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mfu_jax.errors import UserError
+
+
+def block_until_ready(metrics: Mapping[str, Any]) -> None:
+    """Waits for every array of `metrics`, without copying any to the host.
+
+    Raises:
+        UserError: an array was donated to a later step.
+    """
+    for name, value in metrics.items():
+        block = getattr(value, "block_until_ready", None)
+        if block is not None:
+            try:
+                block()
+            except RuntimeError as error:
+                if not value.is_deleted():
+                    raise
+                raise UserError(
+                    f"metric {name!r} was deleted before it could be read; expected outputs that "
+                    f"live for one more step; usually it is part of the donated state; return a "
+                    f"copy of it as a metric of its own"
+                ) from error
+        elif isinstance(value, Mapping):
+            block_until_ready(value)
+
+
+def is_ready(metrics: Mapping[str, Any]) -> bool:
+    """True if every array of `metrics` has been computed."""
+    for value in metrics.values():
+        ready = getattr(value, "is_ready", None)
+        if ready is not None:
+            if not ready():
+                return False
+        elif isinstance(value, Mapping) and not is_ready(value):
+            return False
+    return True
+
+
+def end_marker(output: Any) -> Any:
+    """A small array that is ready when `output` is; not one that a later call could be given.
+
+    Args:
+        output: what a step returned.
+    """
+    arrays = [leaf for leaf in jax.tree.leaves(output) if isinstance(leaf, jax.Array)]
+    if not arrays:
+        return None
+    smallest = min(arrays, key=lambda array: array.size)
+    # Outputs that are given back to the next call are often donated there, and so deleted.
+    return jnp.copy(smallest)

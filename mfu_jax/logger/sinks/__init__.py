@@ -1,0 +1,31 @@
+"""Where a step's record goes: console, JSONL, TensorBoard, CSV, or a sink of your own.
+
+Weights & Biases, MLflow and Prometheus need their own packages, imported when they are first used.
+A sink is a class of a few methods (`Sink`), registered by one decorator::
+
+    @register_sink("mine")
+    class MySink(Sink):
+        def write(self, record: StepRecord) -> None: ...
+"""
+
+from mfu_jax.logger.sinks.base import SINKS, Sink, StepRecord, make_sink, register_sink
+from mfu_jax.logger.sinks.console import ConsoleSink
+from mfu_jax.logger.sinks.csv import CsvSink
+from mfu_jax.logger.sinks.extras import MlflowSink, PrometheusSink, WandbSink
+from mfu_jax.logger.sinks.jsonl import JsonlSink
+from mfu_jax.logger.sinks.tensorboard import TensorBoardSink
+
+__all__ = [
+    "SINKS",
+    "ConsoleSink",
+    "CsvSink",
+    "JsonlSink",
+    "MlflowSink",
+    "PrometheusSink",
+    "Sink",
+    "StepRecord",
+    "TensorBoardSink",
+    "WandbSink",
+    "make_sink",
+    "register_sink",
+]

@@ -1,0 +1,150 @@
+"""MaxText's log line with MFU and HFU at its end, and a progress bar where there is a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from mfu_jax.formatting import percent, readable
+from mfu_jax.logger.sinks.base import Sink, StepRecord, format_values, register_sink
+
+
+@register_sink("console")
+class ConsoleSink(Sink):
+    """Prints one line a step to standard output.
+
+    Args:
+        stream: where lines go; standard output by default.
+        total_steps: number of steps of the run, for the progress bar.
+        progress: show a bar on standard error; by default only if that is a terminal.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        *,
+        total_steps: int | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        self._stream = stream
+        wants_bar = sys.stderr.isatty() if progress is None else progress
+        self._bar = _ProgressBar(total_steps) if wants_bar else None
+
+    def write(self, record: StepRecord) -> None:
+        if self._bar is not None:
+            self._bar.update(record)
+        if record.is_logged:
+            self._print(format_step(record))
+            if "rolling/steps" in record.scalars:
+                self._print(format_window(record.scalars))
+        for note in record.notes:
+            self._print(f"note, step {record.step}: {note}")
+
+    def write_text(self, tag: str, text: str) -> None:
+        self._print(text)
+
+    def write_setup(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
+        if values:
+            self._print(format_values(values))
+        for text in texts.values():
+            self._print(text)
+
+    def flush(self) -> None:
+        (self._stream or sys.stdout).flush()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        self.flush()
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._stream or sys.stdout, flush=True)
+
+
+class _ProgressBar:
+    """A `rich` bar on standard error; drawn by whoever updates it, so it needs no thread."""
+
+    def __init__(self, total_steps: int | None) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        self._progress = progress.Progress(
+            progress.TextColumn("step {task.fields[step]}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[loss]}"),
+            console=Console(stderr=True),
+            auto_refresh=False,
+            transient=True,
+            # Lines that go to a file must not be drawn above the bar instead.
+            redirect_stdout=sys.stdout.isatty(),
+        )
+        self._task = self._progress.add_task("", total=total_steps, step="", loss="")
+        self._drawn_at = 0.0
+        self._progress.start()
+
+    def update(self, record: StepRecord) -> None:
+        loss = record.scalars.get("learning/loss")
+        self._progress.update(
+            self._task,
+            completed=record.step + 1,
+            step=record.step,
+            loss="" if loss is None else f"loss {loss:.3f}",
+        )
+        if time.monotonic() - self._drawn_at > 0.2:  # nobody reads faster
+            self._drawn_at = time.monotonic()
+            self._progress.refresh()
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def format_window(scalars: Mapping[str, float]) -> str:
+    """The line of a full rolling window."""
+    seconds = ", ".join(
+        f"{name} {readable(scalars[f'rolling/step_time_seconds_{name}'])} s"
+        for name in ("median", "p90", "p99")
+    )
+    return (
+        f"last {scalars['rolling/steps']} measured steps: {seconds}, "
+        f"TFLOP/s/device: {readable(scalars.get('rolling/per_device_tflops_per_sec', 0.0))}, "
+        f"MFU: {percent(scalars.get('rolling/mfu'))}, HFU: {percent(scalars.get('rolling/hfu'))}"
+    )
+
+
+def format_step(record: StepRecord) -> str:
+    """The line of one step.
+
+    >>> format_step(StepRecord(step=7, unix_seconds=0.0, scalars={
+    ...     "perf/step_time_seconds": 0.123, "perf/per_device_tflops_per_sec": 0.021,
+    ...     "perf/per_device_tokens_per_sec": 8123.4, "learning/total_weights": 2048.0,
+    ...     "learning/loss": 4.211, "perf/mfu": 0.412, "perf/hfu": 0.549}))[:75]
+    'completed step: 7, seconds: 0.123, TFLOP/s/device: 0.0210, Tokens/s/device:'
+    """
+    scalars = record.scalars
+    parts = [f"completed step: {record.step}"]
+    for label, name in (
+        ("seconds", "perf/step_time_seconds"),
+        ("TFLOP/s/device", "perf/per_device_tflops_per_sec"),
+    ):
+        if name in scalars:
+            parts.append(f"{label}: {readable(scalars[name])}")
+    if scalars.get("perf/per_device_tokens_per_sec"):  # 0: nobody told the number of tokens
+        parts.append(f"Tokens/s/device: {scalars['perf/per_device_tokens_per_sec']:.1f}")
+    if "learning/total_weights" in scalars:
+        parts.append(f"total_weights: {scalars['learning/total_weights']:.0f}")
+    if "learning/loss" in scalars:
+        parts.append(f"loss: {scalars['learning/loss']:.3f}")
+    parts.append(f"MFU: {percent(scalars.get('perf/mfu'))}")
+    parts.append(f"HFU: {percent(scalars.get('perf/hfu'))}")
+    for name, value in scalars.items():
+        if name.startswith("goodput/") and name.endswith("_seconds") and value >= 0.001:
+            parts.append(f"{name.removeprefix('goodput/')}: {readable(value)}")
+    parts += [f"{name}: {value:.4g}" for name, value in scalars.items() if name.startswith("eval/")]
+    if record.kind != "step":
+        parts.append(f"[{record.kind}]")
+    parts += [f"[! {flag}]" for flag in record.flags]
+    return ", ".join(parts)

@@ -1,0 +1,131 @@
+"""One JSON object a step in a text file that survives a kill and a resume."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.errors import UserError
+from mfu_jax.logger.sinks.base import Sink, StepRecord, register_sink
+from mfu_jax.logger.sinks.files import (
+    AppendOnlyFile,
+    local_path,
+    replace_file,
+    set_aside,
+    unwritable,
+)
+from mfu_jax.logger.summary import Summary
+
+
+@register_sink("jsonl")
+class JsonlSink(Sink):
+    """Appends ``{"step": 7, "kind": "step", …}`` for every step, in one write each.
+
+    A killed run loses at most the line it was writing. A resumed one drops that torn line and
+    every step that it will run again, so the file has each step once, without gap.
+    NaN and Inf, which JSON does not know, are the strings ``"NaN"``, ``"Infinity"``,
+    ``"-Infinity"``. The set-up goes to ``<path>.setup.json`` and the totals of the whole run to
+    ``<path>.summary.json``, so that every line is a step.
+
+    Args:
+        path: the file; folders are made.
+        resume_from_step: first step that this run will write. Steps from there on are dropped
+            from the file; at 0 an existing file is kept beside it (``<path>.previous1``).
+
+    Raises:
+        UserError: the path cannot be written, or holds something that is not a metrics file.
+    """
+
+    keeps_every_step = True
+
+    def __init__(self, path: str | os.PathLike[str], *, resume_from_step: int = 0) -> None:
+        self.path = local_path(path, "metrics_file")
+        try:
+            self.warnings = _prepare(self.path, resume_from_step)
+        except OSError as error:
+            raise unwritable(path, "metrics_file", error) from error
+        self._file = AppendOnlyFile(self.path, "metrics_file")
+
+    def write(self, record: StepRecord) -> None:
+        self._file.append(json.dumps(as_json(record), allow_nan=False).encode() + b"\n")
+
+    def write_setup(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
+        text = json.dumps({"values": values, "texts": texts}, indent=2, default=str)
+        replace_file(self.path.with_name(self.path.name + ".setup.json"), [text.encode(), b"\n"])
+
+    def write_summary(self, summary: Summary) -> None:
+        text = json.dumps(summary.to_json(), indent=2)
+        replace_file(self.path.with_name(self.path.name + ".summary.json"), [text.encode(), b"\n"])
+
+    def flush(self) -> None:
+        self._file.sync()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def as_json(record: StepRecord) -> dict[str, Any]:
+    """A record as one flat object that every JSON parser reads."""
+    result: dict[str, Any] = {
+        "step": record.step,
+        "kind": record.kind,
+        "unix_seconds": record.unix_seconds,
+    }
+    result |= {name: _json_number(value) for name, value in record.scalars.items()}
+    if record.flags:
+        result["flags"] = record.flags
+    if record.notes:
+        result["notes"] = record.notes
+    return result
+
+
+def _json_number(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _prepare(path: Path, resume_from_step: int) -> list[str]:
+    """Makes the file end just before `resume_from_step`; returns what a human should know."""
+    if not path.exists() or path.stat().st_size == 0:
+        return []
+    if resume_from_step == 0:
+        return [set_aside(path)]
+    counts = {"kept": 0, "dropped": 0, "broken": 0, "last": -1}
+    replace_file(path, _lines_before(path, resume_from_step, counts))
+    warnings = []
+    if counts["broken"] > 1:
+        warnings.append(f"metrics_file {path}: {counts['broken']} broken lines were dropped")
+    if counts["last"] + 1 < resume_from_step and counts["kept"]:
+        warnings.append(
+            f"metrics_file {path} ends at step {counts['last']}, but the run resumes at "
+            f"{resume_from_step}: the steps between are missing"
+        )
+    return warnings
+
+
+def _lines_before(path: Path, stop: int, counts: dict[str, int]) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        for number, line in enumerate(file):
+            try:
+                step = int(json.loads(line)["step"]) if line.endswith(b"\n") else None
+            except (ValueError, TypeError, KeyError):
+                step = None
+                if number == 0:
+                    raise UserError(
+                        f"metrics_file {str(path)!r} does not start with a step's JSON object; "
+                        f"expected the file of the run that is resumed; usually another file's "
+                        f"path; give another metrics_file or move this one away"
+                    ) from None
+            if step is None:
+                counts["broken"] += 1
+            elif step < stop and step > counts["last"]:
+                counts["kept"] += 1
+                counts["last"] = step
+                yield line
+            else:
+                counts["dropped"] += 1

@@ -1,0 +1,293 @@
+"""Times steps one behind: the device never idles because somebody looks at the clock.
+
+Step N is dispatched first; then the timer waits for step N−1's outputs and reads the clocks, and
+the difference between two such readings is the time of step N−1. Where the host is the slower of
+the two, a thread watches the device and tells when a step ended. Spans that are no part of training
+(eval, checkpoints, exposed waits for data) are cut out of the interval in which they lie.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+from mfu_jax.logger.compile_events import CompileEvent
+from mfu_jax.logger.readiness import block_until_ready, is_ready
+from mfu_jax.logger.step_cost import StepCost
+
+# Slewing clocks drift by 500 ppm at most (NTP); more than this is a jump, and not the step's time.
+JUMP_SECONDS = 1e-3
+JUMP_FRACTION = 1e-3
+# What it takes to find that an array is ready, on a slow host.
+HOST_BOUND_SECONDS = 1e-4
+
+_JOIN_SECONDS = 30.0
+
+
+Reading: TypeAlias = tuple[float, float]
+"""Both clocks read at one moment, in seconds: wall, monotonic. A bare tuple, as it is made in
+every step, when the caches are full of the device's data and each Python call costs microseconds.
+"""
+
+
+@dataclasses.dataclass(slots=True)
+class TimedStep:
+    """One step on its way through the timer; its metrics are still device arrays.
+
+    Attributes:
+        step: its number.
+        metrics: what `record` was given.
+        seconds: measured step time.
+        ended_at: wall clock at its end, seconds since 1970.
+        spans: seconds set apart next to it, by name (``eval``, ``data_wait``, …).
+        compile_events: what was compiled to dispatch it.
+        is_compile: its time cannot be told apart from a compilation's.
+        clock_jump_seconds: how far the wall clock jumped inside its interval, else None.
+        overhead_seconds: what the logger itself took of the training thread for it.
+        completed: both clocks when its outputs became ready, if somebody looked.
+        watched: the watcher was asked to look.
+        successor: the step to be watched by whoever is handed this one.
+        extra: scalars of the same step that came later, such as an eval's.
+        cost: what `record` was told that this step costs, if it differs from the run's.
+    """
+
+    step: int
+    metrics: Mapping[str, Any]
+    seconds: float = 0.0
+    ended_at: float = 0.0
+    spans: dict[str, float] = dataclasses.field(default_factory=dict)
+    compile_events: list[CompileEvent] = dataclasses.field(default_factory=list)
+    is_compile: bool = False
+    clock_jump_seconds: float | None = None
+    overhead_seconds: float = 0.0
+    completed: Reading | None = None
+    watched: bool = False
+    successor: TimedStep | None = None
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+    cost: StepCost | Callable[[], StepCost] | None = None
+
+
+class Watcher(Protocol):
+    """Stamps `TimedStep.completed` when the step's outputs are ready, off the training thread."""
+
+    def watch(self, step: TimedStep, *, after: TimedStep | None = None) -> None:
+        """Looks at `step`; `after` is the step before it if that is on its way to be written."""
+
+    def close(self) -> None: ...
+
+
+class ThreadWatcher:
+    """A `Watcher` on one daemon thread, started when it is first needed.
+
+    Args:
+        read: reads the clocks.
+        writer_is_idle: tells if the writer's thread will take the next step at once. To wake a
+            thread costs the training thread tens of microseconds; the writer is woken anyway, so
+            it passes the request on (`TimedStep.successor`).
+    """
+
+    def __init__(
+        self, read: Callable[[], Reading], writer_is_idle: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._read = read
+        self._writer_is_idle = writer_is_idle
+        self._queue: queue.SimpleQueue[TimedStep | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, step: TimedStep, *, after: TimedStep | None = None) -> None:
+        if after is not None and self._writer_is_idle():
+            after.successor = step
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="mfu_jax watcher", daemon=True)
+            self._thread.start()
+        self._queue.put(step)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+            # A thread that waits for the device while Python ends would abort the process.
+            self._thread.join(timeout=_JOIN_SECONDS)
+            self._thread = None
+
+    def _run(self) -> None:
+        while (step := self._queue.get()) is not None:
+            try:
+                block_until_ready(step.metrics)
+            except Exception:  # the training thread meets the same error, where it can be handled
+                continue
+            step.completed = step.completed or self._read()
+
+
+class StepTimer:
+    """The arithmetic of step times on the training thread; knows nothing of rates and sinks.
+
+    Args:
+        clock: wall clock in seconds; the measure.
+        monotonic: monotonic clock in seconds, believed where the two disagree.
+        watcher: who looks at the device while the training thread does something else.
+        writer_is_idle: see `ThreadWatcher`.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        watcher: Watcher | None = None,
+        writer_is_idle: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._clock = clock
+        self._monotonic = monotonic
+        self._watcher = watcher or ThreadWatcher(self.read, writer_is_idle)
+        self._has_waits = False
+        self._pending: TimedStep | None = None
+        self._spans: dict[str, float] = {}
+        self._compile_events: list[CompileEvent] = []
+        self._started = self._mark = self.read()
+        self.waited_seconds = 0.0
+
+    def read(self) -> Reading:
+        """Both clocks, now."""
+        return self._clock(), self._monotonic()
+
+    def elapsed_seconds(self) -> float:
+        """Seconds since the timer was made."""
+        return self._monotonic() - self._started[1]
+
+    def dispatched(self, step: TimedStep) -> TimedStep | None:
+        """Takes the step just dispatched and returns the one before it, timed.
+
+        Blocks until the step before it is done; `waited_seconds` tells for how long.
+        """
+        previous = self._pending
+        self.waited_seconds = 0.0
+        if previous is not None:
+            self._pending = None  # an error of the device is raised once
+            before = self._monotonic()
+            block_until_ready(previous.metrics)
+            now = self._clock(), self._monotonic()
+            self.waited_seconds = now[1] - before
+            self._finish(previous, previous.completed or now)
+        self._take(step)
+        self._pending = step
+        # Nothing to wait for: the device waits for the host, and such readings come too late to
+        # tell when a step ended.
+        if self._has_waits or self.waited_seconds < HOST_BOUND_SECONDS:
+            self._watch(step, after=previous)
+        return previous
+
+    def timed_elsewhere(self, step: TimedStep, seconds: float) -> TimedStep | None:
+        """Takes a step whose time somebody else measured; returns the one in flight, timed."""
+        previous = self.drain()
+        self.waited_seconds = 0.0
+        self._take(step)
+        self._finish(step, self.read())
+        step.seconds = seconds
+        step.clock_jump_seconds = None
+        return previous
+
+    def drain(self) -> TimedStep | None:
+        """Waits for the step in flight and returns it timed; None if there is none."""
+        step, self._pending = self._pending, None
+        if step is None:
+            return None
+        block_until_ready(step.metrics)
+        now = self.read()
+        self._finish(step, step.completed or now)
+        return step
+
+    def cut(self, name: str, start: Reading, end: Reading) -> None:
+        """Sets a span apart: its seconds are no part of the step in whose interval it lies."""
+        seconds = end[1] - start[1]
+        # Each clock is moved by its own difference, so that a jump inside the span stays in it.
+        self._mark = (self._mark[0] + end[0] - start[0], self._mark[1] + seconds)
+        self._spans[name] = self._spans.get(name, 0.0) + seconds
+
+    def take_spans(self) -> dict[str, float]:
+        """The spans that no step has been given yet; they are forgotten here."""
+        spans, self._spans = self._spans, {}
+        return spans
+
+    def begin_wait(self) -> Reading | None:
+        """A wait for the host begins. Returns its start if the device is idle already."""
+        self._has_waits = True
+        step = self._pending
+        if step is None:
+            return self.read()
+        if is_ready(step.metrics):
+            now = self.read()
+            step.watched = True
+            step.completed = step.completed or now
+            return now
+        self._watch(step)
+        return None
+
+    def end_wait(self, name: str, idle_since: Reading | None) -> TimedStep | None:
+        """A wait for the host ends. Returns the step in flight, timed, if it ended before this.
+
+        Only the part of the wait in which the device stood idle is set apart: what the device
+        worked through costs nothing.
+        """
+        step = self._pending
+        if idle_since is None and step is not None:
+            if not is_ready(step.metrics):
+                self._spans.setdefault(name, 0.0)
+                return None
+            idle_since = step.completed
+        now = self.read()
+        # Ready but not stamped yet: the watcher is a moment late, so the idle time is about nil.
+        start = idle_since or now
+        if step is not None:
+            self._pending = None
+            self._finish(step, step.completed or start)
+        self.cut(name, start, now)
+        return step
+
+    def compiling(self, event: CompileEvent) -> None:
+        """The training thread compiles, to dispatch the step that comes next."""
+        step = self._pending
+        if step is not None and not step.watched:
+            if is_ready(step.metrics):
+                # It ended before or inside of this compilation: nobody can tell.
+                step.is_compile = True
+                step.completed = self.read()
+            self._watch(step)
+        self._compile_events.append(event)
+
+    def close(self) -> None:
+        """Ends the watcher's thread."""
+        self._watcher.close()
+
+    def pass_on(self, step: TimedStep) -> None:
+        """Asks for the successor of a step to be watched; called on the writer's thread."""
+        successor, step.successor = step.successor, None
+        if successor is not None:
+            self._watcher.watch(successor)
+
+    def _watch(self, step: TimedStep, *, after: TimedStep | None = None) -> None:
+        if not step.watched:
+            step.watched = True
+            self._watcher.watch(step, after=after)
+
+    def _take(self, step: TimedStep) -> None:
+        if self._spans:
+            step.spans, self._spans = self._spans, {}
+        if self._compile_events:
+            step.compile_events, self._compile_events = self._compile_events, []
+            step.is_compile = any(event.stage == "compile" for event in step.compile_events)
+
+    def _finish(self, step: TimedStep, end: Reading) -> None:
+        seconds = end[0] - self._mark[0]
+        monotonic_seconds = end[1] - self._mark[1]
+        jump = seconds - monotonic_seconds
+        if abs(jump) > JUMP_SECONDS + JUMP_FRACTION * monotonic_seconds:
+            step.clock_jump_seconds = jump
+            seconds = monotonic_seconds
+        step.seconds = seconds
+        step.ended_at = end[0]
+        self._mark = end

@@ -1,0 +1,1 @@
+"""What finished runs came to: metrics files read, benchmarks, projections, published results."""

@@ -1,0 +1,404 @@
+"""`python -m mfu_jax.runs.benchmarking --platform gpu`: standard configs on the attached machine.
+
+Each config trains for a few steps in a process of its own (a TPU belongs to one process, and an
+out-of-memory ends one); the metrics file of that run is read back. Called by
+``scripts/benchmark_gpu.sh`` and ``scripts/benchmark_tpu.sh``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.errors import UserError, nearest
+from mfu_jax.logger.summary import StepStatistics
+
+GIB = 2**30
+TRAINER = (sys.executable, "-m", "mfu_jax.train", "configs/base.yml")
+
+# Weights, gradients and AdamW's two moments: four numbers a parameter, all in `weight_dtype`.
+_STATE_BYTES_PER_PARAMETER = {"float32": 16, "bfloat16": 8}
+_STATE_SHARE = 0.85  # of the memory; the rest is for activations
+_MEMORY_FRACTION = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}  # of a GPU; JAX takes 0.75 unasked
+_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """One standard config.
+
+    Attributes:
+        parameters: as published, for the question whether the training state fits.
+        batches: per-device batch sizes, tried in this order until one fits.
+        settings: the trainer's keys.
+    """
+
+    parameters: float
+    batches: tuple[int, ...]
+    settings: Mapping[str, Any]
+
+
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "tiny": Benchmark(
+        parameters=1e6, batches=(2,), settings={"max_target_length": 64, "remat_policy": "full"}
+    ),
+    "gpt2-124m": Benchmark(
+        parameters=124e6,
+        batches=(32, 16, 8, 4),
+        settings={"model_name": "gpt2-124m", "max_target_length": 1024, "remat_policy": "minimal"},
+    ),
+    "llama3.2-1b": Benchmark(
+        parameters=1.24e9,
+        batches=(8, 4, 2, 1),
+        settings={"model_name": "llama3.2-1b", "max_target_length": 4096, "remat_policy": "full"},
+    ),
+    "llama3-8b": Benchmark(
+        parameters=8.03e9,
+        batches=(4, 2, 1),
+        settings={"model_name": "llama3-8b", "max_target_length": 4096, "remat_policy": "full"},
+    ),
+}
+STANDARD = ("gpt2-124m", "llama3.2-1b", "llama3-8b")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What the probe found."""
+
+    platform: str
+    kind: str
+    count: int
+    memory_bytes: int | None
+    jax_version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One line of the table. `status` is ``ok``, or says why there are no numbers."""
+
+    name: str
+    status: str
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    peak: str = ""
+    log: str = ""
+
+
+def performance_flags(platform: str, kind: str, count: int) -> dict[str, str]:
+    """Environment variables that matter for speed on that platform.
+
+    GPU: XLA's latency-hiding scheduler, and for several devices collectives that are combined and
+    pipelined so that it has something to hide (docs.jax.dev, GPU performance tips). TPU: collective
+    fusion, and the larger scoped VMEM that v6e wants (the flags of Google's public recipes).
+    """
+    if platform == "gpu":
+        flags = ["--xla_gpu_enable_latency_hiding_scheduler=true"]
+        if count > 1:
+            gib = str(GIB)
+            for collective in ("all_gather", "reduce_scatter", "all_reduce"):
+                flags += [
+                    f"--xla_gpu_{collective}_combine_threshold_bytes={gib}",
+                    f"--xla_gpu_enable_pipelined_{collective}=true",
+                ]
+        return {"XLA_FLAGS": " ".join(flags), **_MEMORY_FRACTION}
+    if platform == "tpu":
+        flags = []
+        if count > 1:
+            flags = [
+                "--xla_tpu_enable_async_collective_fusion=true",
+                "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
+                "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",
+                "--xla_tpu_overlap_compute_collective_tc=true",
+                "--xla_enable_async_all_gather=true",
+            ]
+        if kind in ("TPU v6 lite", "TPU v6e"):
+            flags.append("--xla_tpu_scoped_vmem_limit_kib=98304")
+        return {"LIBTPU_INIT_ARGS": " ".join(flags)} if flags else {}
+    return {}
+
+
+def probe(platform: str) -> Device:
+    """Asks a process of its own what is attached, so that this one never holds the device.
+
+    Raises:
+        UserError: there is no such device.
+    """
+    code = (
+        "import json, jax; d = jax.local_devices(); s = d[0].memory_stats() or {};"
+        "print(json.dumps([d[0].device_kind, len(d), s.get('bytes_limit'), jax.__version__]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**_MEMORY_FRACTION, **os.environ, **_platform_environment(platform)},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise UserError(
+            f"JAX finds no {platform} ({last[0]}); expected an attached one; usually this machine "
+            f"has none, or its driver or the jax extra is missing; scripts/benchmark_{platform}.sh "
+            f"installs the extra, and --platform=cpu --configs=tiny runs without"
+        )
+    kind, count, limit, version = json.loads(done.stdout.strip().splitlines()[-1])
+    return Device(
+        platform=platform, kind=kind, count=count, memory_bytes=limit, jax_version=version
+    )
+
+
+def plan(name: str, device: Device, steps: int) -> list[dict[str, Any]]:
+    """The trainer's settings to try in turn, largest batch first.
+
+    Weights, gradients and moments are split over all devices (fsdp). They are float32 where they
+    fit, else bfloat16.
+
+    Raises:
+        UserError: the training state fits in neither.
+    """
+    benchmark = BENCHMARKS[name]
+    share = benchmark.parameters / device.count
+    room = _STATE_SHARE * device.memory_bytes if device.memory_bytes else float("inf")
+    fitting = [d for d, size in _STATE_BYTES_PER_PARAMETER.items() if share * size <= room]
+    if not fitting:
+        need = share * _STATE_BYTES_PER_PARAMETER["bfloat16"] / GIB
+        raise UserError(
+            f"does not fit: weights, gradients and AdamW in bfloat16 need {need:.1f} GiB a device "
+            f"on {device.count}; the limit is {room / GIB:.1f} GiB, {_STATE_SHARE:.0%} of memory"
+        )
+    common = {
+        "steps": steps,
+        "dataset_type": "synthetic",
+        "dtype": "float32" if device.platform == "cpu" else "bfloat16",
+        "weight_dtype": fitting[0],
+        "fsdp": device.count,
+        "enable_checkpointing": "false",
+        "progress_bar": "false",
+        "tensorboard_dir": "",
+        **benchmark.settings,
+    }
+    # a CPU is no faster for a larger batch, and its memory is not known here
+    batches = benchmark.batches[-1:] if device.platform == "cpu" else benchmark.batches
+    return [{**common, "per_device_batch_size": batch} for batch in batches]
+
+
+def run_benchmark(
+    name: str,
+    device: Device,
+    folder: Path,
+    *,
+    steps: int,
+    timeout: float,
+    trainer: Sequence[str] = TRAINER,
+) -> Result:
+    """Runs one config, with smaller batches until it fits, and reads its metrics back."""
+    try:
+        attempts = plan(name, device, steps)
+    except UserError as reason:
+        return Result(name=name, status=str(reason))
+    environment = _environment(device)
+    log = folder / f"{name}.log"
+    for settings in attempts:
+        run_name = f"{name}-b{settings['per_device_batch_size']}"
+        metrics_file = folder / f"{run_name}.jsonl"
+        keys = {
+            **settings,
+            "run_name": run_name,
+            "base_output_directory": folder,
+            "metrics_file": metrics_file,
+        }
+        command = [*trainer, *(f"{key}={value}" for key, value in keys.items())]
+        with log.open("w", encoding="utf-8") as stream:
+            print("$", *command, file=stream, flush=True)
+            try:
+                code = subprocess.run(
+                    command, env=environment, stdout=stream, stderr=stream, timeout=timeout
+                ).returncode
+            except subprocess.TimeoutExpired:
+                return Result(
+                    name=name,
+                    status=f"no end after {timeout:.0f} s",
+                    settings=settings,
+                    log=str(log),
+                )
+        if code == 0:
+            return _result_of(name, settings, metrics_file, log)
+        text = log.read_text(encoding="utf-8", errors="replace")
+        if not any(sign in text for sign in _OUT_OF_MEMORY):
+            status = f"failed with exit code {code}: {text.strip().splitlines()[-1][:200]}"
+            return Result(name=name, status=status, settings=settings, log=str(log))
+    status = f"out of memory even with batch {attempts[-1]['per_device_batch_size']}"
+    return Result(name=name, status=status, settings=attempts[-1], log=str(log))
+
+
+def _result_of(name: str, settings: Mapping[str, Any], metrics_file: Path, log: Path) -> Result:
+    try:
+        metrics = read_metrics(metrics_file)
+    except UserError as error:
+        return Result(name=name, status=f"failed: {error}", settings=settings, log=str(log))
+    return Result(
+        name=name,
+        status="ok",
+        settings=settings,
+        metrics=metrics,
+        peak=_peak_of(metrics_file),
+        log=str(log),
+    )
+
+
+def read_metrics(path: Path) -> dict[str, float]:
+    """The summary of a metrics file: compile and warm-up steps left out, rates over the total time.
+
+    Raises:
+        UserError: no measured step is in it.
+    """
+    statistics = StepStatistics()
+    compile_seconds = peak_memory = 0.0
+    for line in path.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        compile_seconds += record.get("compile/seconds", 0.0)
+        peak_memory = max(peak_memory, record.get("memory/peak_bytes_in_use", 0.0))
+        if record["kind"] == "step":
+            statistics.add(record)
+    if not len(statistics):
+        raise UserError(
+            f"{path} has no measured step; expected some after compilation and warm-up; usually "
+            f"too few steps; pass a larger --steps"
+        )
+    fields = {name: value for name, value in statistics.fields().items() if value is not None}
+    return {**fields, "compile_seconds": compile_seconds, "peak_memory_bytes": peak_memory}
+
+
+def _peak_of(path: Path) -> str:
+    """What MFU and HFU are shares of, as the run's set-up beside its metrics file says."""
+    setup = path.with_name(path.name + ".setup.json")
+    if not setup.exists():
+        return ""
+    return str(json.loads(setup.read_text(encoding="utf-8"))["values"].get("peak of one device"))
+
+
+_COLUMNS: Mapping[str, Callable[[Result], str]] = {
+    "config": lambda r: r.name,
+    "batch": lambda r: str(r.settings.get("per_device_batch_size", "")),
+    "tokens": lambda r: str(r.settings.get("max_target_length", "")),
+    "weights": lambda r: str(r.settings.get("weight_dtype", "")),
+    "remat": lambda r: str(r.settings.get("remat_policy", "")),
+    "step s": lambda r: _number(r, "median_seconds", ".4f"),
+    "p90 s": lambda r: _number(r, "p90_seconds", ".4f"),
+    "TFLOP/s/device": lambda r: _number(r, "tflops_per_sec_per_device", ".4g"),
+    "tokens/s/device": lambda r: _number(r, "tokens_per_sec_per_device", ".1f"),
+    "MFU": lambda r: _number(r, "mfu", ".2%"),
+    "HFU": lambda r: _number(r, "hfu", ".2%"),
+    "peak GiB": lambda r: _number(r, "peak_memory_bytes", ".1f", 1 / GIB),
+}
+
+
+def _number(result: Result, name: str, form: str, scale: float = 1.0) -> str:
+    value = result.metrics.get(name)
+    return format(value * scale, form) if value else "-"
+
+
+def render(results: Sequence[Result]) -> str:
+    """The table; a config without numbers is a line that says why."""
+    done = [r for r in results if r.status == "ok"]
+    cells = [list(_COLUMNS)] * bool(done)
+    cells += [[column(r) for column in _COLUMNS.values()] for r in done]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(f"{c:>{w}}" for c, w in zip(row, widths, strict=True)) for row in cells]
+    lines += [f"peak: {peak}" for peak in dict.fromkeys(r.peak for r in done if r.peak)]
+    lines += [
+        f"{r.name}: {r.status}" + (f" (log: {r.log})" if r.log else "")
+        for r in results
+        if r.status != "ok"
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the configs in turn, prints the table, writes ``results.json``.
+
+    Returns:
+        0; 1 where a config failed or none gave numbers; 2 for wrong input.
+    """
+    parser = argparse.ArgumentParser(prog="mfu_jax.runs.benchmarking", description=__doc__)
+    parser.add_argument("--platform", choices=("gpu", "tpu", "cpu"), required=True)
+    parser.add_argument("--configs", default=",".join(STANDARD), help=", ".join(BENCHMARKS))
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds for one run")
+    parser.add_argument("--output", type=Path, help="folder; default: output/benchmark-…")
+    options = parser.parse_args(argv)
+    try:
+        return _main(options)
+    except UserError as error:
+        print(f"benchmark: {error}", file=sys.stderr)
+        return 2
+
+
+def _main(options: argparse.Namespace) -> int:
+    names = [name for name in options.configs.split(",") if name]
+    for name in names:
+        if name not in BENCHMARKS:
+            raise UserError(
+                f"unknown config {name!r}{nearest(name, BENCHMARKS)}; expected some of "
+                f"{', '.join(BENCHMARKS)}; usually a spelling; pass --configs=gpt2-124m, say"
+            )
+    if options.steps < 1 or not options.timeout > 0:
+        raise UserError(
+            f"--steps={options.steps} --timeout={options.timeout:g}: expected at least one step "
+            f"and a time above 0; leave them out for 30 steps and half an hour"
+        )
+    device = probe(options.platform)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    folder = (options.output or Path("output") / f"benchmark-{options.platform}-{stamp}").resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--output={str(folder)!r} cannot be made ({error.strerror}); expected a folder that "
+            f"this user may write to; give another"
+        ) from None
+    print(f"{device.count} × {device.kind}, jax {device.jax_version}", flush=True)
+    results = []
+    for name in names:
+        print(f"{name} …", flush=True)
+        results.append(
+            run_benchmark(name, device, folder, steps=options.steps, timeout=options.timeout)
+        )
+    report = {
+        "device": dataclasses.asdict(device),
+        "environment": performance_flags(device.platform, device.kind, device.count),
+        "results": [dataclasses.asdict(result) for result in results],
+    }
+    path = folder / "results.json"
+    path.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+    print(render(results))
+    print(f"results: {path}")
+    wrong = any(r.status.startswith(("failed", "no end")) for r in results)
+    return 1 if wrong or not any(r.status == "ok" for r in results) else 0
+
+
+def _environment(device: Device) -> dict[str, str]:
+    """This process's environment and the performance flags; what the user has set wins."""
+    result = {**os.environ, **_platform_environment(device.platform)}
+    for name, value in performance_flags(device.platform, device.kind, device.count).items():
+        own = os.environ.get(name, "")
+        # of a flag given twice the later one counts
+        result[name] = f"{value} {own}".strip() if value.startswith("--") else own or value
+    return result
+
+
+def _platform_environment(platform: str) -> dict[str, str]:
+    # named outright, so that a missing driver is an error and never a silent run on the CPU
+    return {"JAX_PLATFORMS": {"gpu": "cuda", "tpu": "tpu", "cpu": "cpu"}[platform]}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,205 @@
+"""Metrics of a finished run, read back: our JSONL, MaxText's ``metrics_file``, or a log.
+
+Imports neither jax nor numpy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.errors import UserError
+from mfu_jax.logger.summary import StepStatistics, Summary
+
+_TIME = "perf/step_time_seconds"
+# What the log line of MaxText (common/metric_logger.py, 0.2.5) and ours call a metric.
+_LOG_NAMES = {
+    "seconds": _TIME,
+    "TFLOP/s/device": "perf/per_device_tflops_per_sec",
+    "Tokens/s/device": "perf/per_device_tokens_per_sec",
+    "total_weights": "learning/total_weights",
+    "loss": "learning/loss",
+    "MFU": "perf/mfu",
+    "HFU": "perf/hfu",
+}
+_LOG_LINE = re.compile(r"completed step: (?P<step>\d+)(?P<rest>[^\"\x1b\n]*)")
+_LOG_VALUE = re.compile(r", (?P<name>[A-Za-z/_ ]+): (?P<value>[-+.\w]+)(?P<percent>%?)")
+_KIND = re.compile(r"\[(compile|warmup)\]")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One training step of a file.
+
+    Attributes:
+        number: as the file counts.
+        kind: ``step``, ``compile`` or ``warmup``; None where the file does not tell.
+        scalars: by our names: ``perf/step_time_seconds``, ….
+    """
+
+    number: int
+    kind: str | None
+    scalars: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MetricsRun:
+    """All training steps of a file.
+
+    Attributes:
+        path: the file.
+        form: ``jsonl`` (ours), ``maxtext`` (its metrics_file) or ``log``.
+        steps: in the file's order.
+        other_records: records without a step time: MaxText writes evaluations among the steps.
+        repeated: lines left out because they repeat the step before, as every host's log does.
+        unreadable: lines that look like a record and are none; a killed run leaves one.
+    """
+
+    path: str
+    form: str
+    steps: tuple[Step, ...]
+    other_records: int = 0
+    repeated: int = 0
+    unreadable: int = 0
+
+    @property
+    def restarts(self) -> int:
+        """How often the step number went back: the run was resumed."""
+        return sum(b.number < a.number for a, b in zip(self.steps, self.steps[1:], strict=False))
+
+    def summary(self, *, warmup_steps: int) -> Summary:
+        """What the measured steps come to.
+
+        Args:
+            warmup_steps: steps left out after each start, where the file does not mark them.
+        """
+        statistics, left_out, loss = StepStatistics(), Counter[str](), None
+        since_start, last = 0, -1
+        for step in self.steps:
+            since_start = 0 if step.number < last else since_start
+            kind = step.kind or ("warmup" if since_start < warmup_steps else "step")
+            since_start, last = since_start + 1, step.number
+            loss = step.scalars.get("learning/loss", loss)
+            if kind == "step":
+                statistics.add(step.scalars)
+            else:
+                left_out[kind] += 1
+        return Summary(
+            **statistics.fields(),
+            warmup_steps=left_out["warmup"],
+            compile_steps=left_out["compile"],
+            last_loss=loss,
+        )
+
+    def with_scalars(
+        self, change: Callable[[Mapping[str, float]], Mapping[str, float]]
+    ) -> MetricsRun:
+        """The same run with every step's scalars given through `change`."""
+        steps = (dataclasses.replace(s, scalars=change(s.scalars)) for s in self.steps)
+        return dataclasses.replace(self, steps=tuple(steps))
+
+
+def read_metrics(path: str | Path) -> MetricsRun:
+    """Reads a metrics file or a log; which of them it is, its lines tell.
+
+    Args:
+        path: JSON lines of this package or of MaxText, or text that holds lines
+            ``completed step: 7, seconds: 0.123, TFLOP/s/device: …``.
+
+    Raises:
+        UserError: it cannot be read, or holds no training step.
+    """
+    path = Path(path)
+    steps: list[Step] = []
+    forms, others, repeated, unreadable = set(), 0, 0, 0
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for form, found in filter(None, map(_read_line, lines)):
+                if found is None:
+                    unreadable += 1
+                elif _TIME not in found.scalars:
+                    others += 1
+                elif steps and steps[-1].number == found.number:
+                    repeated += 1
+                else:
+                    forms.add(form)
+                    steps.append(found)
+    except OSError as error:
+        raise UserError(
+            f"{str(path)!r} cannot be read ({error.strerror}); expected a metrics file or a log; "
+            f"usually a wrong path or a folder; pass the file that metrics_file named"
+        ) from None
+    if not steps:
+        raise UserError(
+            f"{str(path)!r} holds no training step; expected JSON lines with {_TIME!r}, or lines "
+            f"'completed step: 7, seconds: …'; usually another file of the run, or one that ends "
+            f"before its first step; pass metrics.jsonl, MaxText's metrics_file, or its log"
+        )
+    if len(forms) > 1:
+        raise UserError(
+            f"{str(path)!r} holds the steps as {' and as '.join(sorted(forms))}; expected one of "
+            f"them; usually two outputs of a run were joined; pass each as a file of its own"
+        )
+    return MetricsRun(
+        path=str(path),
+        form=forms.pop(),
+        steps=tuple(steps),
+        other_records=others,
+        repeated=repeated,
+        unreadable=unreadable,
+    )
+
+
+def _read_line(line: str) -> tuple[str, Step | None] | None:
+    """The form of a line and its step; None if it is none of ours, no step if it is broken."""
+    if line.startswith("{") and '"step"' in line:
+        try:
+            return _read_json(json.loads(line))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return "jsonl", None
+    if match := _LOG_LINE.search(line):
+        return _read_log(int(match["step"]), match["rest"])
+    return None
+
+
+def _read_json(values: Mapping[str, Any]) -> tuple[str, Step]:
+    kind = values.get("kind")
+    scalars = {k: float(v) for k, v in values.items() if "/" in k}  # "NaN" is one, too
+    form = "maxtext" if kind is None else "jsonl"
+    return form, Step(number=int(values["step"]), kind=kind, scalars=_complete(scalars))
+
+
+def _read_log(number: int, text: str) -> tuple[str, Step | None]:
+    try:
+        scalars = {
+            _LOG_NAMES[found["name"]]: float(found["value"]) / (100 if found["percent"] else 1)
+            for found in _LOG_VALUE.finditer(text)
+            if found["name"] in _LOG_NAMES and found["value"] != "n"  # n/a
+        }
+        scalars = _complete(scalars)
+    except ValueError:
+        return "log", None
+    kind = _KIND.search(text)
+    # Our own lines say which steps are no measurements, so the others are.
+    known = kind[1] if kind else "step" if "perf/mfu" in scalars else None
+    return "log", Step(number=number, kind=known, scalars=scalars)
+
+
+def _complete(scalars: dict[str, float]) -> dict[str, float]:
+    """Amounts from rates, which is all that a log line has.
+
+    Raises:
+        ValueError: the step's time is no time.
+    """
+    seconds = scalars.get(_TIME, 0.0)
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise ValueError(seconds)
+    for amount in ("perf/per_device_tflops", "perf/per_device_tokens"):
+        scalars.setdefault(amount, scalars.get(f"{amount}_per_sec", 0.0) * seconds)
+    return scalars

@@ -1,0 +1,203 @@
+"""`mfu-jax report` on files that MaxText 0.2.5 wrote (20 steps on a CPU), and on our own."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mfu_jax
+from mfu_jax.cli import main
+from mfu_jax.logger.sinks import ConsoleSink, JsonlSink
+from mfu_jax.runs.metrics_files import read_metrics
+from tests.support.paths import DATA
+
+METRICS, LOG = DATA / "maxtext_0.2.5_metrics.jsonl", DATA / "maxtext_0.2.5.log"
+WITH_EVAL = DATA / "maxtext_0.2.5_with_eval.jsonl"
+# What these runs were given.
+MODEL = {
+    "base_emb_dim": 64,
+    "base_num_query_heads": 4,
+    "base_num_kv_heads": 4,
+    "base_mlp_dim": 128,
+    "base_num_decoder_layers": 2,
+    "head_dim": 16,
+    "vocab_size": 256,
+    "max_target_length": 128,
+}
+
+Report = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def report(capsys: pytest.CaptureFixture[str]) -> Report:
+    def run(*arguments: object) -> dict[str, Any]:
+        assert main(["report", *map(str, arguments), "--json"]) == 0
+        answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return answer
+
+    return run
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yml"
+    path.write_text("".join(f"{key}: {value}\n" for key, value in MODEL.items()))
+    return path
+
+
+def test_maxtexts_metrics_file(report: Report) -> None:
+    answer = report(METRICS, "peak_tflops_per_device=0.5")
+    measured = [json.loads(line) for line in METRICS.read_text().splitlines()][3:]
+    seconds = [step["perf/step_time_seconds"] for step in measured]
+    rates = np.array([step["perf/per_device_tflops_per_sec"] for step in measured])
+    assert (answer["form"], answer["steps"], answer["warmup_steps"]) == ("maxtext", 9, 3)
+    for name, fraction in (("median", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        assert answer[f"{name}_seconds"] == pytest.approx(np.quantile(seconds, fraction))
+    assert answer["mfu"] == pytest.approx(np.average(rates, weights=seconds) / 0.5)
+    assert answer["tokens_per_sec_per_device"] == pytest.approx(9 * 256 / sum(seconds))
+    assert answer["last_loss"] == measured[-1]["learning/loss"]
+
+
+def test_the_config_gives_what_maxtext_reports_and_the_exact_number(
+    report: Report, model: Path
+) -> None:
+    flags = (f"model={model}", "per_device_batch_size=2", "peak_tflops_per_device=0.5")
+    answer, plain = report(METRICS, *flags), report(METRICS, flags[-1])
+    tflops = {name: row["tflops"] for name, row in answer["conventions"].items()}
+    assert answer["reported_tflops"] == tflops["maxtext"] == 0.000176160768
+    # Two layers, two sequences of 128 tokens: S(S+1)/2 pairs, not S²/2, cost 64 pairs more in each.
+    more = 3 * 2 * 2 * (2 * 2 * 64 * 64)
+    assert round(tflops["exact"] * 1e12) == 176160768 + more
+    assert answer["mfu"] == pytest.approx(plain["mfu"], rel=1e-12)
+    exact = report(METRICS, *flags, "convention=exact")
+    assert exact["mfu"] / plain["mfu"] == pytest.approx((176160768 + more) / 176160768, rel=1e-12)
+    assert answer["conventions"]["exact"]["mfu"] == pytest.approx(exact["mfu"], rel=1e-12)
+
+
+def test_maxtexts_log(report: Report, model: Path) -> None:
+    answer = report(LOG, "peak_tflops_per_device=0.5")
+    assert (answer["form"], answer["first_step"], answer["last_step"]) == ("log", 0, 19)
+    seconds = [21, 11, 4, 8, 7, 10, 22, 1, 8, 17, 12, 8, 8, 6, 21, 1, 8]  # read off the file
+    assert answer["median_seconds"] == sorted(seconds)[8] / 1000
+    assert answer["last_loss"] == 5.965
+    exact = report(LOG, f"model={model}", "per_device_batch_size=2", "peak_tflops_per_device=0.5")
+    assert exact["mfu"] == pytest.approx(17 * 0.000176160768 / (sum(seconds) / 1000) / 0.5)
+
+
+def test_evaluations_are_no_steps(report: Report) -> None:
+    """MaxText empties the file when evaluation step 0 is written: what is left starts there."""
+    answer = report(WITH_EVAL, "warmup_steps=0")
+    assert (answer["first_step"], answer["last_step"], answer["steps"]) == (16, 19, 4)
+    assert read_metrics(WITH_EVAL).other_records == 3
+
+
+def test_our_own_file_and_log_say_what_the_run_said(report: Report, tmp_path: Path) -> None:
+    path, log = tmp_path / "metrics.jsonl", tmp_path / "log.txt"
+    with (
+        log.open("w") as stream,
+        mfu_jax.MetricLogger(
+            model_flops_per_device=40_000_000_000,
+            tokens_per_device=8,
+            peak_flops_per_sec=1e12,
+            sinks=[JsonlSink(path), ConsoleSink(stream, progress=False)],
+        ) as logger,
+    ):
+        for step in range(9):
+            logger.record(step, {"loss": 1 / (1 + step)}, step_time_seconds=0.25 + step / 100)
+    summary = json.loads(path.with_name("metrics.jsonl.summary.json").read_text())
+    answer = report(path)
+    for name in ("steps", "warmup_steps", "compile_steps", "median_seconds", "mfu", "last_loss"):
+        assert answer[name] == pytest.approx(summary[name], rel=1e-12), name
+    assert answer["tokens_per_sec_per_device"] == summary["tokens_per_sec_per_device"]
+    of_log = report(log)
+    assert (of_log["steps"], of_log["warmup_steps"]) == (summary["steps"], summary["warmup_steps"])
+    assert of_log["mean_seconds"] == pytest.approx(summary["mean_seconds"])
+    doubled = report(path, "peak_tflops_per_device=2")
+    assert doubled["mfu"] == pytest.approx(summary["mfu"] / 2)
+
+
+def line(step: int, seconds: float = 1.0, **more: Any) -> str:
+    scalars = {"perf/step_time_seconds": seconds, "perf/per_device_tflops": 2.0, **more}
+    return json.dumps({"step": float(step), **scalars}) + "\n"
+
+
+def test_a_resumed_run_warms_up_again(report: Report, tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    steps = [*range(6), *range(4, 8)]
+    path.write_text("".join(line(n, 9.0 if n in (0, 4) else 1.0) for n in steps))
+    answer = report(path, "warmup_steps=1")
+    assert (answer["restarts"], answer["steps"], answer["warmup_steps"]) == (1, 8, 2)
+    assert answer["p99_seconds"] == pytest.approx(np.quantile([1.0] * 7 + [9.0], 0.99))
+
+
+def test_other_hosts_lines_torn_lines_and_nan_losses(report: Report, tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    text = "".join(2 * line(n) for n in range(5)) + line(5, **{"learning/loss": math.nan})
+    path.write_text(text + '{"step": 6, "perf/step_ti')
+    answer = report(path)
+    assert (answer["repeated_lines"], answer["unreadable_lines"], answer["steps"]) == (5, 1, 3)
+    assert answer["last_loss"] == "nan"
+    assert answer["mfu"] is None
+
+
+def test_the_text_names_file_peak_and_conventions(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(METRICS), "hardware=v5p", f"model={model}", "num_experts=1"]) == 2
+    assert "has 256 tokens a step and device" in capsys.readouterr().err
+    assert (
+        main(["report", str(METRICS), "hardware=v5p", f"model={model}", "per_device_batch_size=2"])
+        == 0
+    )
+    text = capsys.readouterr().out
+    for words in ("MaxText metrics_file, steps 0 to 11", "median", "TPU v5p", "exact", "dense"):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "usage: mfu-jax report"),
+        (("missing.jsonl",), "cannot be read (No such file or directory)"),
+        (("folder",), "cannot be read (Is a directory)"),
+        (("empty.txt",), "holds no training step"),
+        (("noise.txt",), "holds no training step"),
+        (("both.txt",), "holds the steps as log and as maxtext"),
+        (("short.jsonl",), "none of them with a measured time"),
+        (("zero.log",), "none of them with a measured time"),
+        (("short.jsonl", "warmup_steps=-1"), "warmup_steps='-1'"),
+        (("short.jsonl", "peak_tflops_per_device=x"), "is no peak"),
+        (("short.jsonl", "hardware=abacus"), "hardware 'abacus' is not known"),
+        (("short.jsonl", "hardwear=h100"), "did you mean"),
+        (("short.jsonl", "emb_dim=4"), "needs model=NAME_OR_FILE"),
+        (("short.jsonl", "convention=exact"), "needs model=NAME_OR_FILE"),
+        (("short.jsonl", "model=llama9"), "llama9"),
+        (("short.jsonl", "model=llama2-7b", "convention=mine"), "mine"),
+        (("short.jsonl", "empty.txt"), "expected one file"),
+        (("--yaml",), "expected one file"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: tuple[str, ...],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("empty.txt").touch()
+    Path("noise.txt").write_bytes(b"\xff\x00 completed step: soon\n" + b"{" * 5000)
+    Path("both.txt").write_text(line(0) + "completed step: 1, seconds: 0.1, loss: 2.0\n")
+    Path("short.jsonl").write_text(line(0) + line(1))
+    Path("zero.log").write_text("".join(f"completed step: {n}, seconds: 0.000\n" for n in range(9)))
+    assert main(["report", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err + captured.out
+    assert captured.err.count("\n") == (1 if arguments else 0)

@@ -1,0 +1,95 @@
+"""Every number in docs/conventions.md and docs/differences_from_maxtext.md comes from the code."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mfu_jax.flops.analytic.conventions import CONVENTIONS
+from mfu_jax.flops.analytic.inputs import load_shape, parse_override
+from mfu_jax.flops.analytic.mixers import gated_delta_net
+from mfu_jax.flops.analytic.totals import calculate_tflops_per_device, compare_conventions
+from tests.flops.analytic.test_architectures import WRONG
+from tests.support.paths import ROOT
+
+DIFFERENCES = (ROOT / "docs" / "differences_from_maxtext.md").read_text()
+MAXTEXT = json.loads((ROOT / "tests" / "data" / "maxtext_differences.json").read_text())["rows"]
+
+
+def table(text: str) -> list[list[str]]:
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
+
+
+def maxtext_row(model: str, length: int, **changes):
+    return next(
+        row
+        for row in MAXTEXT
+        if (row["model"], row["max_target_length"], row["changes"]) == (model, length, changes)
+    )
+
+
+def test_the_table_of_conventions():
+    rows = table((ROOT / "docs" / "conventions.md").read_text())
+    assert [row[0].strip("`") for row in rows] == list(CONVENTIONS)
+    for column, model in ((2, "llama3-8b"), (4, "mixtral-8x7b")):
+        counted = compare_conventions(load_shape(model, {"max_target_length": 8192}))
+        for row in rows:
+            training = counted[row[0].strip("`")].training
+            assert row[column] == f"{training / 1e12:.2f}", row
+            assert row[column + 1] == f"{training / counted['maxtext'].training:.4f}", row
+
+
+@pytest.mark.parametrize("row", table(DIFFERENCES), ids=lambda row: f"{row[0]}-{row[1]}")
+def test_a_row_of_differences(row):
+    model, length, changes, theirs, ours, ratio, _ = row
+    ours_changes = {
+        key: parse_override(key, value)
+        for key, value in (change.split("=") for change in changes.split())
+    }
+    # MaxText assumes one image wherever it counts any; the others it does not count.
+    their_changes = {k: v for k, v in ours_changes.items() if k != "images_per_sequence"}
+    maxtext = maxtext_row(model, int(length), **their_changes)["total_tflops"]
+    shape = load_shape(model, {**ours_changes, "max_target_length": int(length)})
+    total = calculate_tflops_per_device(shape, "maxtext").total
+    assert (theirs, ours, ratio) == (f"{maxtext:.2f}", f"{total:.2f}", f"{maxtext / total:.4f}")
+
+
+def test_numbers_in_the_text_of_differences():
+    every = json.loads((ROOT / "tests" / "data" / "maxtext_all_models.json").read_text())["models"]
+    same = len(every) - len(WRONG)
+    assert f"For {same} of the {len(every)} models that MaxText bundles" in DIFFERENCES
+
+    gate = []
+    for model in ("qwen3-next-80b-a3b", "qwen3.5-35b-a3b", "qwen3.5-397b-a17b"):
+        shape = load_shape(model, {"max_target_length": 2048})
+        ours = calculate_tflops_per_device(shape).learnable_weight
+        gate.append(1 - maxtext_row(model, 2048)["learnable_weight_tflops"] / ours)
+    assert f"Weights {100 * min(gate):.1f} to {100 * max(gate):.1f}% low" in DIFFERENCES
+
+    window = []
+    for length in (8192, 131072):
+        ours = calculate_tflops_per_device(load_shape("olmo3-7b", {"max_target_length": length}))
+        window.append(maxtext_row("olmo3-7b", length)["attention_tflops"] / ours.attention)
+    assert f"attention {window[0]:.2f} times\n" in DIFFERENCES
+    assert f"{window[1]:.2f} times at 131072" in DIFFERENCES
+
+    plain, mtp = (
+        calculate_tflops_per_device(
+            load_shape("deepseek3-671b", {"max_target_length": 2048, "mtp_num_layers": n})
+        ).total
+        for n in (0, 1)
+    )
+    counted = (
+        maxtext_row("deepseek3-671b", 2048, mtp_num_layers=1)["total_tflops"]
+        - maxtext_row("deepseek3-671b", 2048)["total_tflops"]
+    )
+    assert f"{(mtp - plain) / counted:.2f} times what is counted" in DIFFERENCES
+
+    sizes = {"key_heads": 16, "value_heads": 32, "key_dim": 128, "value_dim": 128, "kernel": 4}
+    recurrent, chunked = (
+        next(p for p in gated_delta_net(2048, **sizes, chunk=chunk) if "/core" in p.name).macs
+        for chunk in (0, 64)
+    )
+    assert f"{chunked / recurrent} times that with chunks of\n   64" in DIFFERENCES

@@ -1,0 +1,139 @@
+"""Vision and audio towers against MaxText's formulas, its real models, and a traced encoder."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic.inputs import load_shape
+from mfu_jax.flops.analytic.maxtext import (
+    calculate_prefill_tflops_per_device,
+    calculate_tflops_training_per_device,
+)
+from mfu_jax.flops.analytic.parameters import count_parameters
+from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.totals import calculate_tflops_per_device, flops_breakdown
+from mfu_jax.flops.traced.counting import count_model_flops
+from tests.support import architecture_parts as parts
+
+# MaxText e591f30's own functions, one image of one tile, in FLOPs: (weights, attention).
+MAXTEXT_TOWERS = {
+    ("gemma3-4b", True): (3_377_568_153_600, 2_087_354_105_856),
+    ("gemma3-4b", False): (10_123_644_764_160, 6_262_062_317_568),
+    ("llama4-17b-16e", True): (963_956_244_480, 63_751_908_352),
+    ("llama4-17b-16e", False): (2_855_629_946_880, 191_255_725_056),
+}
+
+
+@pytest.mark.parametrize(("model", "frozen"), MAXTEXT_TOWERS)
+def test_a_tower_equals_maxtext_but_for_gradients_that_nothing_needs(model, frozen):
+    shape = load_shape(model, {"images_per_sequence": 1, "freeze_vision_encoder_params": frozen})
+    rows = [row for row in flops_breakdown(shape, "maxtext") if row.layer.startswith("vision/")]
+    weights = sum(row.training_flops for row in rows if row.kind == "weight")
+    attention = sum(row.training_flops for row in rows if row.kind == "attention")
+    # MaxText bills the gradient of the projector's frozen input, or else of the pixels.
+    entry = "vision/projector" if frozen else "vision/patches"
+    not_needed = sum(row.forward_flops for row in rows if row.layer == entry)
+    assert (weights + not_needed, attention) == MAXTEXT_TOWERS[model, frozen]
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    # traced from the models that maxtext 0.2.5 builds
+    [("qwen3-vl-30b-a3b", 31_070_754_032), ("qwen3-omni-30b-a3b", 31_719_205_488)],
+)
+def test_parameters_of_towers_equal_the_real_models(model, parameters):
+    assert count_parameters(load_shape(model)).total == parameters
+
+
+def test_gemma3_with_its_tower_has_the_published_number_of_parameters():
+    # google/gemma-3-4b-pt: 4,300,079,472, with 64 more rows in its vocabulary.
+    shape = load_shape("gemma3-4b", {"use_multimodal": True, "vocab_size": 262208})
+    assert count_parameters(shape).total == 4_300_079_472
+
+
+def tiny(**changes):
+    return ModelShape(
+        decoder_block="gemma3",
+        vocab_size=11,
+        num_decoder_layers=1,
+        emb_dim=6,
+        num_query_heads=2,
+        num_kv_heads=1,
+        head_dim=3,
+        mlp_dim=7,
+        max_target_length=5,
+        per_device_batch_size=2,
+        images_per_sequence=3,
+        image_size_for_vit=(16, 8),
+        patch_size_for_vit=2,
+        hidden_size_for_vit=8,
+        intermediate_size_for_vit=9,
+        num_hidden_layers_for_vit=2,
+        **changes,
+    )
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_tower_equals_the_traced_count(frozen):
+    shape = tiny(freeze_vision_encoder_params=frozen)
+    images = jax.ShapeDtypeStruct((2, 3, 32, 12), "float32")  # patches of 2 · 2 pixels, 3 channels
+
+    def embedded(w, images):
+        x = (images @ w("patch", 12, 8)).reshape(6, 32, 8)
+        for i in range(2):
+            q, k, v = (x @ w(f"v{i}/{name}", 8, 8) for name in "qkv")
+            y = parts.softmax_attention(*(t[:, :, None] for t in (q, k, v)))[:, :, 0]
+            x = x + y @ w(f"v{i}/o", 8, 8)
+            x = x + parts.dense_mlp(w, f"v{i}", x, hidden=9, gated=False)
+        pooled = jnp.sum(x.reshape(2, 3, 2, 4, 4, 8), axis=(3, 4))
+        return pooled @ w("projector", 8, 6)
+
+    def loss(train, frozen, images):
+        return jnp.sum(embedded(lambda name, *_: {**frozen, **train}[name], images) ** 2)
+
+    sizes = {}
+    jax.eval_shape(lambda x: embedded(lambda n, *s: sizes.setdefault(n, jnp.zeros(s)), x), images)
+    weights = {name: jax.ShapeDtypeStruct(value.shape, "float32") for name, value in sizes.items()}
+    train = {n: v for n, v in weights.items() if n == "projector" or not frozen}
+    still = {n: v for n, v in weights.items() if n not in train}
+    traced = count_model_flops(jax.value_and_grad(loss), train, still, images)
+    rows = [row for row in flops_breakdown(shape) if row.layer.startswith("vision/")]
+    assert sum(row.forward_flops for row in rows) == traced.forward
+    assert sum(row.training_flops for row in rows) == traced.total
+
+
+def test_a_text_family_has_no_tower():
+    with pytest.raises(UserError, match="use_multimodal"):
+        flops_breakdown(load_shape("llama3-8b", {"images_per_sequence": 1}))
+    with pytest.raises(UserError, match="use_multimodal"):
+        count_parameters(load_shape("llama3-8b", {"use_multimodal": True}))
+
+
+def test_a_text_step_needs_no_sizes_of_the_tower():
+    sizes = {"vocab_size": 64, "num_decoder_layers": 1, "emb_dim": 8, "num_query_heads": 2}
+    text = {**sizes, "head_dim": 4, "mlp_dim": 8, "decoder_block": "qwen3"}
+    assert flops_breakdown({**text, "use_multimodal": True}) == flops_breakdown(text)
+    with pytest.raises(UserError, match="spatial_merge_size_for_vit"):
+        count_parameters({**text, "use_multimodal": True})
+
+
+def test_text_only_rows_of_a_multimodal_model_are_the_text_model():
+    shape = load_shape("qwen3-vl-2b")
+    text = load_shape("qwen3-vl-2b", {"use_multimodal": False})
+    assert flops_breakdown(shape) == flops_breakdown(text)
+
+
+def test_maxtext_names_return_what_maxtext_returns(capsys):
+    shape = load_shape("llama2-7b", {"per_device_batch_size": 4, "max_target_length": 8192})
+    total, weight, attention = calculate_tflops_training_per_device(shape)
+    assert total == pytest.approx(1510.1105012736, rel=1e-12)  # MaxText's number
+    assert (total, weight, attention) == calculate_tflops_per_device(shape)
+    assert "1510.11" in capsys.readouterr().out
+    prefill = calculate_prefill_tflops_per_device(6_738_415_616, 1024, shape, log=False)
+    # MaxText: 2·N·T, and half of 4·H·L·h·T², over the devices
+    devices = jax.device_count()
+    assert prefill.learnable_weight == 2 * 6_738_415_616 * 1024 / 1e12 / devices
+    assert prefill.attention == 2 * 32 * 32 * 128 * 1024**2 / 1e12 / devices

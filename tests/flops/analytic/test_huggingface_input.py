@@ -1,0 +1,274 @@
+"""config.json as a user gives it: files, mappings, overrides, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mfu_jax.commands.flops import main
+from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic.huggingface import from_hf_config
+from mfu_jax.flops.analytic.huggingface.registry import TRANSLATIONS
+from mfu_jax.flops.analytic.inputs import load_shape
+from mfu_jax.flops.analytic.parameters import count_parameters
+from mfu_jax.flops.analytic.totals import (
+    calculate_tflops_per_device,
+    flops_breakdown,
+    model_flops_per_device,
+)
+from tests.support.paths import DOCS
+
+TINY = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+# By hand, each token: q and o 8 × 8, k and v 8 × 4, three 8 × 12, twice; logits 8 × 100.
+TINY_WEIGHT_MACS = 2 * (2 * 64 + 2 * 32 + 3 * 96) + 800
+# Table and head, and two norms a layer, one at the end.
+TINY_PARAMETERS = TINY_WEIGHT_MACS + 800 + 5 * 8
+
+
+def test_mapping_file_and_folder_give_the_same_count(tmp_path: Path) -> None:
+    step = {"per_device_batch_size": 2, "max_target_length": 16}
+    # Scores: 8 multiply-adds for each of QKᵀ and PV over 16² pairs, 2 layers, 2 sequences.
+    forward = 2 * (2 * 16 * TINY_WEIGHT_MACS + 2 * 2 * 2 * 8 * 16**2)
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    sources = [
+        {**TINY, **step},
+        *(load_shape(p, step) for p in (tmp_path, tmp_path / "config.json")),
+    ]
+    for source in sources:
+        assert model_flops_per_device(source, "dense").forward == forward
+        assert count_parameters(source).total == TINY_PARAMETERS
+        assert calculate_tflops_per_device(source, "dense").total == 3 * forward / 1e12
+
+
+def test_a_configuration_object_of_transformers_is_a_config() -> None:
+    class LlamaConfig:
+        model_type = "llama"
+
+        def to_dict(self) -> dict[str, Any]:
+            return TINY
+
+    assert count_parameters(LlamaConfig()).total == TINY_PARAMETERS
+
+
+def test_command_counts_a_config_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY))
+    assert main([str(path), "max_target_length=16", "convention=dense", "--json"]) in (0, None)
+    answer = json.loads(capsys.readouterr().out)
+    forward = 2 * (16 * TINY_WEIGHT_MACS + 2 * 2 * 8 * 16**2)
+    assert answer["total_tflops"] == 3 * forward / 1e12
+
+
+def test_overrides_change_the_count() -> None:
+    one = load_shape(TINY, {"num_decoder_layers": 1})
+    assert count_parameters(one).total == TINY_PARAMETERS - (2 * 64 + 2 * 32 + 3 * 96 + 16)
+
+
+@pytest.mark.parametrize("key", ["use_qk_norm", "capacity_factor", "encoder_length"])
+def test_an_override_that_nothing_reads_is_told(key: str) -> None:
+    value = {"use_qk_norm": True, "capacity_factor": 1.25, "encoder_length": 7}[key]
+    with pytest.warns(UserWarning, match=f"{key}={value} changes nothing"):
+        load_shape(TINY, {key: value, "max_target_length": 16, "mlp_dim": 12})
+
+
+def test_logits_at_some_positions_only() -> None:
+    some = load_shape(TINY, {"logits_positions": 3, "max_target_length": 16})
+    all_of_them = load_shape(TINY, {"max_target_length": 16})
+    missing = model_flops_per_device(all_of_them).forward - model_flops_per_device(some).forward
+    assert missing == 2 * 13 * 8 * 100
+
+
+def test_a_layer_more_than_is_listed_is_an_error() -> None:
+    shape = load_shape(TINY, {"num_decoder_layers": 3})
+    with pytest.raises(UserError, match="layer_types has 2 entries"):
+        model_flops_per_device(shape)
+
+
+def test_a_field_may_have_another_name_of_the_model_type() -> None:
+    short = from_hf_config({"model_type": "gpt2", "n_embd": 24, "n_layer": 2, "n_head": 3})
+    long = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+    assert from_hf_config({"model_type": "gpt2", **long}) == short
+
+
+def test_gemma4_global_heads_by_their_own_field_or_layer_by_layer() -> None:
+    config = {"model_type": "gemma4_text", "num_hidden_layers": 12}
+    by_field = from_hf_config({**config, "global_head_dim": 128})
+    listed = {"05": {"head_dim": 128}, "11": {"head_dim": 128}}
+    assert from_hf_config({**config, "per_layer_config": listed}) == by_field
+    with pytest.raises(UserError, match="per_layer_config"):
+        from_hf_config({**config, "per_layer_config": {"4": {"head_dim": 128}}})
+
+
+def test_older_spellings() -> None:
+    bloom = {"model_type": "bloom", "n_layer": 2, "num_attention_heads": 4}
+    assert from_hf_config({**bloom, "n_embed": 32}) == from_hf_config({**bloom, "hidden_size": 32})
+    sizes = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40}
+    older = {"text_config": {}, "text_config_dict": sizes}
+    assert from_hf_config({"model_type": "clip", **older}) == from_hf_config(
+        {"model_type": "clip", "text_config": sizes}
+    )
+    kinds = ["sliding_attention", "full_attention"]
+    exaone = {"model_type": "exaone4", "num_hidden_layers": 2, "layer_types": kinds}
+    assert from_hf_config({**exaone, "sliding_window_pattern": "LLLG"}) == from_hf_config(exaone)
+
+
+def test_null_is_not_absent() -> None:
+    # Absent, Mistral has 8 key/value heads; null, as many as query heads.
+    absent = from_hf_config({"model_type": "mistral"})
+    null = from_hf_config({"model_type": "mistral", "num_key_value_heads": None})
+    assert (absent.num_kv_heads, null.num_kv_heads) == (8, 32)
+
+
+def test_windows_and_chunks_shorten_exact_attention() -> None:
+    config = {**TINY, "model_type": "mistral", "sliding_window": 4, "max_target_length": 16}
+    full = {**config, "sliding_window": None}
+    # Pairs: 16·17/2 = 136, and in a window of 4 tokens 1 + 2 + 3 + 13·4 = 58.
+    missing = model_flops_per_device(full, "exact").forward
+    missing -= model_flops_per_device(config, "exact").forward
+    assert missing == 2 * 2 * 2 * 8 * (136 - 58)
+    both = [model_flops_per_device(c, "dense").forward for c in (full, config)]
+    assert both[0] == both[1]
+
+
+def test_bidirectional_windows_reach_to_both_sides() -> None:
+    config = {
+        **TINY,
+        "model_type": "gemma3_text",
+        "head_dim": 4,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 6,
+        "use_bidirectional_attention": True,
+        "max_target_length": 8,
+    }
+    causal = {**config, "use_bidirectional_attention": False}
+    # 6 // 2 + 1 = 4: |i − j| < 4, that is 8 + 2·(7 + 6 + 5) pairs, and all 64.
+    wide = model_flops_per_device(config, "exact").forward
+    wide -= model_flops_per_device(causal, "exact").forward
+    # Causal: a window of 6 has 1 + … + 5 + 3·6 = 33 pairs, the full layer 36.
+    assert wide == 2 * 2 * 8 * (44 + 64 - 33 - 36)
+
+
+def test_the_bare_model_has_no_output_head() -> None:
+    bare = count_parameters({**TINY, "architectures": ["LlamaModel"]})
+    assert bare.total == TINY_PARAMETERS - 800
+
+
+def test_prediction_modules_can_be_added() -> None:
+    more = model_flops_per_device(load_shape(TINY, {"mtp_num_layers": 1, "max_target_length": 16}))
+    base = model_flops_per_device(load_shape(TINY, {"max_target_length": 16}))
+    layer = 16 * (2 * 64 + 2 * 32 + 3 * 96) + 2 * 8 * 16**2
+    assert more.forward - base.forward == 2 * (layer + 16 * (2 * 8 * 8 + 800))
+
+
+def test_the_chunked_scan_is_a_component_of_its_own() -> None:
+    config = {"model_type": "qwen3_next", "num_hidden_layers": 1, "scan_chunk_size": 64}
+    rows = {r.component: r for r in flops_breakdown({**config, "max_target_length": 128})}
+    # A token and head: 64 · (3 · 128 + 2 · 128) inside the chunk, three passes over 128 × 128.
+    macs = 32 * (64 * 5 * 128 + 3 * 128 * 128)
+    assert rows["delta_net/core_chunked"].forward_flops == 2 * 128 * macs
+    assert "delta_net/core" not in rows
+
+
+def test_the_docs_list_every_model_type() -> None:
+    page = DOCS / "huggingface.md"
+    rows = page.read_text(encoding="utf-8").split("## Known model types")[1].split("Any other")[0]
+    listed = [
+        name
+        for row in re.findall(r"^\| \w.*\|$", rows, re.M)
+        for name in row.split("|")[2].split(",")
+    ]
+    assert sorted(name.strip() for name in listed) == sorted(TRANSLATIONS)
+
+
+def test_unknown_model_type_tells_what_was_recognised_and_the_way_out() -> None:
+    with pytest.raises(UserError) as caught:
+        from_hf_config({**TINY, "model_type": "lama"})
+    for part in ("'lama'", "did you mean 'llama'", "hidden_size=8", "count_model_flops"):
+        assert part in str(caught.value)
+
+
+def test_a_known_text_model_inside_an_unknown_one_is_pointed_at() -> None:
+    with pytest.raises(UserError, match="text_config has the known model_type 'llama'"):
+        from_hf_config({"model_type": "llava", "text_config": TINY})
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": None}, "model_type"),
+        ({"model_type": ["llama"]}, "model_type"),
+        ({"hidden_size": 0}, "hidden_size=0"),
+        ({"hidden_size": -8}, "hidden_size=-8"),
+        ({"hidden_size": "8"}, "hidden_size='8'"),
+        ({"hidden_size": 8.0}, "hidden_size=8.0"),
+        ({"hidden_size": float("nan")}, "hidden_size=nan"),
+        ({"hidden_size": True}, "hidden_size=True"),
+        ({"hidden_size": None}, "hidden_size=None"),
+        ({"hidden_size": 10**400}, "hidden_size=1000"),
+        ({"num_hidden_layers": 2**39}, "num_hidden_layers"),
+        ({"num_attention_heads": 3}, "num_attention_heads=3"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 3}, "num_key_value_heads=3"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
+        ({"architectures": ["LlamaForRewardModel"]}, "architectures"),
+        ({"max_target_length": 0}, "max_target_length"),
+        ({"images_per_sequence": 1}, "images_per_sequence"),
+        ({"model_type": "gemma2", "layer_types": ["full_attention"]}, "layer_types"),
+        ({"model_type": "gemma2", "layer_types": [1, 2]}, "layer_types"),
+        ({"model_type": "gemma2", "layer_types": ["full_attention", "x"]}, "layer_types"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts_per_tok=9"),
+        ({"model_type": "deepseek_v2"}, "num_key_value_heads=1"),
+        ({"model_type": "deepseek_v2", "num_key_value_heads": 2}, "num_experts_per_tok=None"),
+        ({"model_type": "qwen3_5_text", "linear_num_value_heads": 5}, "linear_num_value_heads=5"),
+        ({"model_type": "deepseek_v4", "num_key_value_heads": 1, "o_groups": 7}, "o_groups=7"),
+        ({"model_type": "gemma3", "text_config": 3}, "text_config=3"),
+        ({"model_type": "gemma3", "text_config": {"head_dim": -1}}, "text_config.head_dim=-1"),
+        ({"model_type": "clip", "vision_config": {"patch_size": 999}}, "vision_config.image_size"),
+        ({"model_type": "jamba", "attn_layer_period": 0}, "attn_layer_period=0"),
+        ({"model_type": "mamba2", "num_heads": 3}, "num_heads=3"),
+        ({"model_type": "deepseek_v4", "compress_rates": [4]}, "compress_rates"),
+        ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention"),
+        ({"model_type": "bert", "is_decoder": True}, "is_decoder"),
+        ({"model_type": "helium", "head_dim": 5}, "head_dim=5"),
+        ({"model_type": "llama4", "vision_config": {"pixel_shuffle_ratio": 0}}, "pixel_shuffle"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_the_field(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError) as caught:
+        calculate_tflops_per_device({**TINY, **changes})
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 900
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"hidden_size": 8}',
+        '{"model_type": "llama", "hidden_size": NaN}',
+        '{"model_type": "llama", "hidden_size": 1e999}',
+        '{"model_type": "llama", "hidden_size": ' + "9" * 10_000 + "}",
+        '{"model_type": "llama", "layers": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    ],
+)
+def test_hostile_files_are_user_errors(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_shape(path)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,387 @@
+"""The executed count on recorded programs of real compiles: TPU v4 to 7x, H100, CPU.
+
+Expected numbers are hand arithmetic on the shapes (`program_list`, `reference_model`), written out
+here where XLA merged or repeated work. `scripts/record_programs.py` makes the recordings again.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import lzma
+import re
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.flops.ledger import compare_flops
+from mfu_jax.flops.traced.counting import pallas_kernel_flops
+from tests.support import program_kernels as kernels
+from tests.support import program_models as models
+from tests.support.paths import RECORDED
+from tests.support.program_list import PROGRAMS
+from tests.support.reference_model import Shape
+
+
+@functools.lru_cache(maxsize=8)
+def text_of(name: str) -> str:
+    """The HLO text of a recorded program."""
+    return lzma.decompress((RECORDED / f"{name}.hlo.xz").read_bytes()).decode()
+
+
+def about(name: str) -> dict[str, Any]:
+    """What was recorded beside a program."""
+    value: dict[str, Any] = json.loads((RECORDED / f"{name}.json").read_text())
+    return value
+
+
+def count(name: str) -> ExecutedCount:
+    """The executed count of a recorded program."""
+    return executed_flops(text_of(name))
+
+
+def names(pattern: str) -> list[str]:
+    """Names of the programs that match."""
+    found = [name for name in PROGRAMS if re.fullmatch(pattern, name)]
+    assert found
+    return found
+
+
+# XLA's CPU compiler drops the barriers that keep rematerialised work apart and then merges equal
+# matmuls. In the unrolled float32 step the attention part of every layer but the last merges with
+# the forward pass.
+_LAYER = Shape().layer
+MERGED = {"cpu_unrolled_full": 3 * (_LAYER["qo"] + _LAYER["kv"] + _LAYER["attention"])}
+
+# Compiling these two crashes libtpu 0.0.42.1.
+CRASHES = {"tpu7x_scan_full_mixed", "tpu7x_unrolled_full_mixed"}
+
+MATRIX = [name for name in names(r"\w+?_(scan|unrolled|mesh)_.*") if name not in CRASHES]
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_the_matrix_runs_what_its_shapes_say(name: str) -> None:
+    program = PROGRAMS[name]
+    executed = count(name)
+    assert program.flops is not None
+    assert executed.total - executed.duplicated == program.flops - MERGED.get(name, 0)
+    assert sum(executed.by_scope.values()) == sum(executed.by_dtype.values()) == executed.total
+    assert not executed.unaccounted
+    assert executed.optimizer == executed.other == 0
+
+
+# Where XLA dropped the op_names of attention matmuls of two layers alike, their phase is a guess.
+GUESSED = {"cpu_scan_minimal_mixed", "cpu_unrolled_minimal_mixed"}
+
+
+@pytest.mark.parametrize("name", [n for n in MATRIX if n not in GUESSED | set(MERGED)])
+def test_the_matrix_is_split_into_phases(name: str) -> None:
+    program = PROGRAMS[name]
+    executed = count(name)
+    assert program.flops is not None
+    model = program.flops - program.rematerialized
+    phases = (executed.forward, executed.backward, executed.rematerialized)
+    if not executed.duplicated:
+        assert phases == (model // 3, 2 * model // 3, program.rematerialized)
+    else:  # work that XLA repeats counts for the phase that it repeats
+        assert executed.backward == 2 * model // 3
+        assert executed.forward >= model // 3
+        assert executed.rematerialized >= program.rematerialized
+
+
+def test_v6e_computes_logits_and_scores_again_instead_of_storing_them() -> None:
+    head = 2 * 2 * 128 * 64 * 512
+    scores = 4 * _LAYER["attention"] // 2
+    assert count("v6e_scan_none").duplicated == head
+    # In bf16 with minimal remat the scores of each layer are computed three times.
+    assert count("v6e_scan_minimal_mixed").duplicated == head + 2 * scores
+
+
+def test_reference_numbers_on_all_platforms() -> None:
+    for platform in ("cpu", "v5e", "h100"):
+        assert count(f"{platform}_scan_none").total == 452_984_832
+        assert count(f"{platform}_scan_full").total == 553_648_128
+    assert count("v4_scan_full").total == 553_648_128
+
+
+@pytest.mark.parametrize("name", ["v5e_mesh_8x1x1", "v5p_llama70b", "cpu_scan_full"])
+def test_xla_reported_is_explained_but_for_a_ten_thousandth(name: str) -> None:
+    executed = count(name)
+    reported = about(name)["xla_reported_flops"]
+    ledger = compare_flops(model=executed.total, executed=executed, xla_reported=reported)
+    assert ledger.xla_reported == ledger.executed + sum(cause.flops for cause in ledger.causes)
+    assert abs(ledger.causes[-1].flops) < reported / 10_000
+
+
+# Attention kernels. One forward matmul over all pairs, both of the forward pass twice that.
+PAIRS = kernels.BATCH * kernels.HEADS * kernels.LENGTH**2
+DENSE = 2 * (2 * PAIRS * kernels.HEAD_DIM)
+
+# (blocks that run, of all blocks): causal in blocks of 128: 1 + … + 8 of 64; in blocks of 256:
+# 1 + … + 4 of 16; a window of 256 keys in blocks of 256: two blocks a row, but one in the first.
+BLOCKS = {
+    "v5e_flash_causal": (36, 64),
+    "v5e_flash_full": (64, 64),
+    "v5e_splash_causal": (10, 16),
+    "v5e_splash_fused": (10, 16),
+    "v5e_splash_mqa": (10, 16),
+    "v5e_splash_window": (7, 16),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_tpu_attention_kernels_run_the_blocks_that_their_mask_keeps(name: str) -> None:
+    run, of = BLOCKS[name]
+    forward = DENSE * run // of
+    executed = count(name)
+    # Backward in one kernel: S again, dP, dV, dK, dQ. In two: S and dP are computed by each.
+    again = forward // 2 if name.endswith("fused") else 3 * forward // 2
+    assert executed.forward == forward
+    assert executed.backward == 2 * forward
+    assert executed.rematerialized == again
+    assert executed.attention_kernels == 3 * forward
+    assert not executed.unaccounted
+
+
+def test_xla_sees_only_an_estimate_of_flash_and_nothing_of_splash_attention() -> None:
+    flash, splash = count("v5e_flash_causal"), count("v5e_splash_causal")
+    assert flash.kernels_xla == 4_328_521_728  # the author's estimate: forward only, not masked
+    assert splash.kernels_xla == 0
+    reported = about("v5e_splash_causal")["xla_reported_flops"]
+    assert reported == splash.elementwise_once
+
+
+L = kernels.LENGTH
+KEPT = {
+    "h100_cudnn_full": L * L,
+    "h100_cudnn_causal": L * (L + 1) // 2,
+    "h100_cudnn_mqa": L * (L + 1) // 2,
+    "h100_cudnn_window": sum(min(i + 1, kernels.WINDOW) for i in range(L)),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_cudnn_attention_computes_the_pairs_that_its_mask_keeps(name: str) -> None:
+    matmul = 2 * kernels.BATCH * kernels.HEADS * KEPT[name] * kernels.HEAD_DIM
+    executed = count(name)
+    assert (executed.forward, executed.backward, executed.rematerialized) == (
+        2 * matmul,
+        4 * matmul,
+        matmul,
+    )
+    assert executed.by_dtype == {"bf16": 7 * matmul}
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "again"),
+    [
+        # Blocks of 128 of 512 tokens: 1 + … + 4 of 16; S and dP twice in the backward pass.
+        ("v5e_layers_splash", Fraction(10, 16), 3),
+        ("v5e_layers_flash", Fraction(10, 16), 3),
+        # 512 · 513 / 2 of 512² pairs; S again.
+        ("h100_layers_cudnn", Fraction(513, 1024), 1),
+    ],
+)
+def test_attention_kernels_in_scanned_layers_with_full_remat(
+    name: str, kept: Fraction, again: int
+) -> None:
+    shape = Shape(B=8, S=512, D=256)
+    layer = {**shape.layer, "attention": int(shape.layer["attention"] * kept)}
+    head = 2 * 8 * 512 * 256 * 512
+    devices = 8 if name == "v5e_layers_flash" else 1
+    executed = count(name)
+    assert executed.forward * devices == 4 * sum(layer.values()) + head
+    assert executed.backward == 2 * executed.forward
+    # A layer but for its last matmul, and the kernels' own, each half of the forward's two.
+    own = again * layer["attention"] // 2
+    assert executed.rematerialized * devices == 4 * (sum(layer.values()) - layer["wo"] + own)
+    assert executed.attention_kernels * devices == 4 * 3 * layer["attention"]
+    assert set(executed.by_dtype) == {"bf16"}
+    assert not executed.unaccounted
+
+
+@pytest.mark.filterwarnings("ignore:.*pallas.ops.gpu.attention is deprecated:DeprecationWarning")
+def test_triton_kernels_are_listed_and_counted_where_the_trace_tells_them() -> None:
+    silent = count("h100_triton")
+    assert silent.total == 0
+    assert len(silent.unaccounted) == 3  # forward, a sum over o·do, backward
+    _, arguments, _ = kernels.KERNELS["h100"]["triton"]
+    told = pallas_kernel_flops(kernels.triton, *arguments)
+    executed = executed_flops(text_of("h100_triton"), kernel_flops=told)
+    assert executed.unaccounted == ()
+    # Blocks of 128 queries by 128 keys, causal: 36 of 64; backward's blocks of 32 by 32 for each
+    # gradient: 32 · 33 / 2 of 32²; S and dP for both, dV and dK, dQ.
+    backward = 7 * DENSE // 2 * 33 // 64
+    assert (executed.forward, executed.total) == (DENSE * 36 // 64, executed.forward + backward)
+    assert executed.rematerialized == backward * 3 // 7
+    assert executed.by_dtype == {"bf16": executed.total}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("h100_cublas", "bf16"),
+        ("h100_fp8_cublas", "f8e4m3fn"),
+        ("h100_fp8", "bf16"),  # Triton's fusion widens the operands before it multiplies
+        ("tpu7x_fp8", "f8e4m3fn"),
+    ],
+)
+def test_library_matmuls_by_dtype(name: str, dtype: str) -> None:
+    assert count(name).by_dtype == {dtype: 2 * 256 * 512 * 1024}
+
+
+def test_mixture_of_experts() -> None:
+    for platform in ("cpu", "v5e", "v5p", "v6e", "tpu7x", "h100"):
+        dense, capacity = count(f"{platform}_moe_dense"), count(f"{platform}_moe_capacity")
+        assert dense.total == models.MOE_DENSE_FLOPS
+        assert capacity.total == models.MOE_CAPACITY_FLOPS
+        slots = capacity.by_scope["dispatch"] + capacity.by_scope["combine"]
+        assert slots == models.MOE_DISPATCH_FLOPS
+    # TPU kernels multiply each row with its expert; CPU and GPU programs with all eight.
+    router, rows = models.ROUTER_FLOPS, models.MOE_RAGGED_FLOPS - models.ROUTER_FLOPS
+    assert count("v5e_moe_ragged").total == router + rows
+    for platform in ("cpu", "h100"):
+        assert count(f"{platform}_moe_ragged").total == router + models.EXPERTS * rows
+
+
+def test_the_ledger_of_a_mixture_names_what_its_dispatch_adds() -> None:
+    model = models.MOE_RAGGED_FLOPS  # each token in its two experts
+    for platform in ("cpu", "v5e", "h100"):
+        executed = count(f"{platform}_moe_capacity")
+        slots = {scope: executed.by_scope[scope] for scope in ("dispatch", "combine")}
+        ledger = compare_flops(
+            model=model,
+            executed=executed,
+            overheads={"MoE one-hot and dispatch matmuls": sum(slots.values())},
+        )
+        assert [line.flops for line in ledger.lines if "MoE" in line.label] == [
+            models.MOE_DISPATCH_FLOPS
+        ]
+        assert ledger.residual == 0
+        # Of eight experts that all compute every token, six compute it for nothing.
+        idle = models.TOKENS * (models.EXPERTS - models.TOP) * models.EXPERT_FLOPS
+        ledger = compare_flops(
+            model=model,
+            executed=count(f"{platform}_moe_dense"),
+            overheads={"experts that were not chosen": idle},
+        )
+        assert ledger.residual == 0
+
+
+def test_resnet50_by_its_table() -> None:
+    """Only kernel positions on real pixels count; the first layer needs no input gradient."""
+    forward = []
+    for size, stride, inputs, outputs, pixels in models.resnet_layers():
+        pad = size // 2
+        steps = (pixels + 2 * pad - size) // stride + 1
+        real = sum(
+            0 <= step * stride + k - pad < pixels for step in range(steps) for k in range(size)
+        )
+        forward.append(2 * models.IMAGES * real * real * inputs * outputs)
+    forward.append(2 * models.IMAGES * 2048 * 1000)
+    assert len(forward) == 53 + 1
+    executed = count("cpu_resnet50")
+    assert executed.forward == sum(forward)
+    assert executed.backward == 2 * sum(forward) - forward[0]
+    # cuDNN's forward pass is the same; its backward pass and TPUs compute on padded arrays.
+    assert count("h100_resnet50").forward == sum(forward)
+    assert count("v5e_resnet50").total > executed.total
+
+
+PLATFORMS = "cpu|v5e|v5p|v6e|tpu7x|h100"
+EXACT = names(rf"({PLATFORMS})_(lstm|loops_(nested|reversed|down|doubling)|branches)")
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_loops_and_branches(name: str) -> None:
+    executed = count(name)
+    assert executed.total == PROGRAMS[name].flops
+    assert not executed.unaccounted
+    assert len(executed.flags) == name.endswith("branches")
+
+
+def test_a_loop_over_data_is_listed_and_can_be_told_its_count() -> None:
+    for platform in PLATFORMS.split("|"):
+        name = f"{platform}_loops_data"
+        executed = count(name)
+        assert [item.name for item in executed.unaccounted] == ["while"]
+        assert executed.total == models.ONE
+        known = executed_flops(text_of(name), trip_counts={executed.unaccounted[0].where: 9})
+        assert (known.total, known.unaccounted) == (9 * models.ONE, ())
+
+
+def test_ffts_and_factorisations_are_counted_where_they_are_matmuls_else_listed() -> None:
+    for platform in ("cpu", "h100"):
+        assert [item.name for item in count(f"{platform}_fft").unaccounted] == ["fft"]
+    # A TPU's FFT of 64 complex rows is matmuls: three of 64 × 64 × 64 (Gauss), and then ours.
+    assert count("v5e_fft").total == 4 * models.ONE
+    for platform, routine in {"cpu": "lapack", "v5e": "Cholesky", "h100": "cusolver"}.items():
+        (item,) = count(f"{platform}_cholesky").unaccounted
+        assert item.name.startswith(routine)
+        assert "register_kernel" in item.reason
+
+
+def test_llama_70b_on_512_chips_to_the_last_flop() -> None:
+    shape, chips = kernels.LLAMA_70B, 512
+    executed = count("v5p_llama70b")
+    layer = dict(shape.layer)
+    blocks = shape.S // 128
+    # Causal flash attention in blocks of 128: 1 + … + 64 of 64² blocks.
+    layer["attention"] = layer["attention"] * (blocks + 1) // (2 * blocks)
+    head = 2 * shape.B * shape.S * shape.D * shape.V
+    forward = (shape.L * sum(layer.values()) + head) // chips
+    assert executed.forward == forward
+    assert executed.backward == 2 * forward
+    # Again: every layer but for its last matmul, and in the attention's backward pass three of
+    # seven matmuls, each half of the forward's two.
+    again = shape.L * (sum(layer.values()) - layer["wo"] + 3 * layer["attention"] // 2) // chips
+    assert executed.rematerialized == again
+    reported = about("v5p_llama70b")["xla_reported_flops"]
+    exact_pairs = 3 * shape.L * shape.layer["attention"] * (shape.S + 1) // (2 * shape.S) // chips
+    dense = 3 * shape.forward // chips
+    masked = 3 * shape.L * shape.layer["attention"] // chips - exact_pairs
+    ledger = compare_flops(
+        model=dense - masked,
+        convention="exact",
+        attention=exact_pairs,
+        executed=executed,
+        xla_reported=reported,
+    )
+    assert ledger.residual == 0
+    assert executed.total == 9_134_399_006_179_328
+    assert reported < executed.total / 40
+
+
+def test_collectives_of_a_sharded_step() -> None:
+    executed = count("v5p_llama70b")
+    shape = kernels.LLAMA_70B
+    # The MLP's weights are split over 512 chips; each layer puts them together (XLA writes these
+    # all-gathers as all-reduces) for forward, forward again and backward, and sums a gradient.
+    whole = 2 * shape.D * shape.F
+    large = [c for c in executed.collectives if c.bytes == whole]
+    assert sum(c.times for c in large) == 2 * 3 * shape.L
+    assert {c.group_size for c in large} == {512}
+    weights = shape.L * 2 * shape.D * shape.F
+    assert executed.hbm_bytes > 3 * 2 * weights  # read at least forward, again, and backward
+
+
+def test_collectives_of_every_mesh_know_their_group() -> None:
+    for name in names(r"\w+_mesh_.*"):
+        executed = count(name)
+        assert executed.collectives
+        devices = 1
+        for size in name.rpartition("_")[2].split("x"):
+            devices *= int(size)
+        assert all(1 <= c.group_size <= devices for c in executed.collectives)
+
+
+@pytest.mark.parametrize("platform", ["v5e", "v5p", "v6e", "h100"])
+def test_a_collective_that_is_spread_over_several_fusions_counts_once(platform: str) -> None:
+    """v5e's program holds each all-gather once, and again in all fusions that it goes on behind."""
+    gathers = [c for c in count(f"{platform}_mesh_1x8x1").collectives if c.kind == "all-gather"]
+    layer = 2 * (4 * 64 * 64 + 2 * 64 * 256)  # bytes of q, k, v, o, wi and wo
+    head, tokens = 2 * 64 * 512, 4 * 8 * 128
+    # All weights of a layer for the forward pass and again for the backward pass.
+    assert sum(c.bytes * c.times for c in gathers) == 2 * 4 * layer + head + tokens

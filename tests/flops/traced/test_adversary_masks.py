@@ -1,0 +1,167 @@
+"""Masks written in unusual ways: the pairs kept are those of the mask as a numpy array."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mfu_jax.flops.traced.counting import count_model_flops
+from mfu_jax.flops.traced.masks import attention_mask
+
+B, S, T, H, D = 2, 12, 20, 3, 4
+NEVER = -1e30
+
+
+def shape(*sizes: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+def positions(keys=S):
+    return (jax.lax.broadcasted_iota(jnp.int32, (S, keys), d) for d in (0, 1))
+
+
+def kept_pairs(keep, keys=S) -> int:
+    """Counted one by one."""
+    return int(np.sum(keep(*np.indices((S, keys)))))
+
+
+def attention(mask):
+    def fn(x, y, wq, wk, wv):
+        q, k, v = ((a @ w).reshape(B, -1, H, D) for a, w in ((x, wq), (y, wk), (y, wv)))
+        scores = mask(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
+
+    return fn
+
+
+def causal(i, j):
+    return i >= j
+
+
+def window(i, j):
+    return (i >= j) & (i - j < 4)
+
+
+def both_sides(i, j):
+    return abs(i - j) < 4
+
+
+def lower(dtype=bool):
+    return np.tril(np.ones((S, S), dtype))
+
+
+# What is done to the scores, and what it keeps of them.
+MASKS = {
+    "where not": (lambda s, i, j: jnp.where(j > i, NEVER, s), causal),
+    "where not, negated": (lambda s, i, j: jnp.where(~(j <= i), NEVER, s), causal),
+    "where not, constant": (lambda s, i, j: jnp.where(~lower(), NEVER, s), causal),
+    "triu": (lambda s, i, j: jnp.where(jnp.triu(jnp.ones((S, S)), 1) == 1, NEVER, s), causal),
+    "outside a window": (lambda s, i, j: jnp.where((j > i) | (i - j >= 4), NEVER, s), window),
+    "window, twice": (
+        lambda s, i, j: jnp.where(i - j < 4, jnp.where(j > i, NEVER, s), NEVER),
+        window,
+    ),
+    "distance": (lambda s, i, j: jnp.where(abs(i - j) < 4, s, NEVER), both_sides),
+    "too far": (lambda s, i, j: jnp.where(abs(j - i) >= 4, NEVER, s), both_sides),
+    "floats": (lambda s, i, j: jnp.where(i.astype(float) - j + 0.5 > 0, s, NEVER), causal),
+    "floats below": (
+        lambda s, i, j: jnp.where(i.astype(float) - j - 0.5 < 0, s, NEVER),
+        lambda i, j: i <= j,
+    ),
+    "bias, constant": (
+        lambda s, i, j: s + np.where(lower(), 0, -1e9).astype(np.float32),
+        causal,
+    ),
+    "bias, product": (lambda s, i, j: s + (1 - jnp.tril(jnp.ones((S, S)))) * -1e9, causal),
+    "bias of ones": (lambda s, i, j: s + jnp.where(jnp.tril(jnp.ones((S, S))), 0.0, -1e9), causal),
+    "numpy positions": (
+        lambda s, i, j: jnp.where(np.arange(S)[:, None] >= jnp.arange(S), s, NEVER),
+        causal,
+    ),
+    "constant in a jitted layer": (
+        lambda s, i, j: jax.jit(lambda s: jnp.where(lower(), s, NEVER))(s),
+        causal,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_pairs_kept(name):
+    mask, keep = MASKS[name]
+    fn = attention(lambda s: mask(s, *positions()))
+
+    def loss(*args):
+        return jnp.sum(fn(*args) ** 2)
+
+    width = H * D
+    args = (shape(B, S, width), shape(B, S, width), *[shape(width, width)] * 3)
+    forward = 2 * 2 * B * H * S * S * D
+    for count, dense in (
+        (count_model_flops(fn, *args), forward),
+        (count_model_flops(jax.grad(loss, (0, 1, 2, 3, 4)), *args), 3 * forward),
+    ):
+        assert count.activations == dense
+        assert count.total - count.total_in("exact") == dense * (S * S - kept_pairs(keep)) // S**2
+
+
+NO_MASKS = {
+    "a choice of two scores": lambda s, i, j: jnp.where(i >= j, s * 2, s),
+    "a small bias": lambda s, i, j: s + jnp.where(i >= j, 0.0, -1.0),
+    "a prefix beside the triangle": lambda s, i, j: jnp.where((i >= j) | (s[0, 0] > 0), s, NEVER),
+    "not all of the triangle is dropped": lambda s, i, j: jnp.where(
+        (i >= j) & (s[0, 0] > 0), NEVER, s
+    ),
+    "everything": lambda s, i, j: jnp.where(np.ones((S, S), bool), s, NEVER),
+}
+
+
+@pytest.mark.parametrize("name", NO_MASKS)
+def test_what_may_keep_every_pair_saves_nothing(name):
+    fn = attention(lambda s: NO_MASKS[name](s, *positions()))
+    width = H * D
+    args = (shape(B, S, width), shape(B, S, width), *[shape(width, width)] * 3)
+    assert count_model_flops(fn, *args).skipped == {}
+
+
+def attend(q, k, v, **how):
+    return jax.nn.dot_product_attention(q, k, v, **how)
+
+
+def test_attention_whose_operands_are_arguments():
+    """No projections around it: queries, keys and values are what the function is given."""
+    q, kv = shape(B, S, H, D), shape(B, T, H, D)
+    dense = 2 * 2 * B * H * S * T * D
+
+    def loss(q, k, v, **how):
+        return jnp.sum(attend(q, k, v, **how) ** 2)
+
+    for how, keep in (
+        ({"is_causal": True}, causal),
+        ({"local_window_size": (3, 2)}, lambda i, j: (i - j <= 3) & (j - i <= 2)),
+        ({"local_window_size": 3, "is_causal": True}, window),
+    ):
+        skipped = 2 * 2 * B * H * D * (S * T - kept_pairs(keep, T))
+        count = count_model_flops(lambda *a, how=how: attend(*a, **how), q, kv, kv)
+        assert (count.total, count.skipped["exact"]) == (dense, skipped)
+        gradient = jax.grad(lambda *a, how=how: loss(*a, **how), (0, 1, 2))
+        count = count_model_flops(gradient, q, kv, kv)
+        assert (count.total, count.skipped["exact"]) == (3 * dense, 3 * skipped)
+
+
+def test_a_told_mask_over_arguments():
+    q = shape(B, S, H, D)
+    dense, kept = 2 * 2 * B * H * S * S * D, 2 * 2 * B * H * D * (S * (S + 1) // 2)
+
+    def loss(q, k, v):
+        return jnp.sum(attend(q, k, v) ** 2)
+
+    def told_inside(q, k, v):
+        with attention_mask("causal"):
+            return loss(q, k, v)
+
+    with attention_mask("causal"):
+        around = count_model_flops(jax.grad(loss, (0, 1, 2)), q, q, q)
+    for count in (around, count_model_flops(jax.grad(told_inside, (0, 1, 2)), q, q, q)):
+        assert (count.total, count.total_in("exact")) == (3 * dense, 3 * kept)

@@ -1,0 +1,159 @@
+"""Pallas kernels: the grid times the body, without the blocks that are skipped."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+from mfu_jax.flops.traced.counting import count_model_flops, pallas_kernel_flops
+
+
+def shape(*sizes: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+M, N, K, BLOCK = 64, 32, 48, 16
+
+
+def matmul(body, x, y):
+    def kernel(x_ref, y_ref, o_ref):
+        body(x_ref, y_ref, o_ref)
+
+    return pl.pallas_call(
+        kernel,
+        name="blocked_matmul",
+        grid=(M // BLOCK, N // BLOCK, K // BLOCK),
+        in_specs=[
+            pl.BlockSpec((BLOCK, BLOCK), lambda i, j, k: (i, k)),
+            pl.BlockSpec((BLOCK, BLOCK), lambda i, j, k: (k, j)),
+        ],
+        out_specs=pl.BlockSpec((BLOCK, BLOCK), lambda i, j, k: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((M, N), x.dtype),
+    )(x, y)
+
+
+def test_grid_times_body():
+    def body(x_ref, y_ref, o_ref):
+        o_ref[...] += x_ref[...] @ y_ref[...]
+
+    fn = lambda x, y: matmul(body, x, y)  # noqa: E731
+    count = count_model_flops(fn, shape(M, K), shape(K, N))
+    assert count.total == 2 * M * N * K
+    assert count.by_primitive == {"pallas_call": count.total}
+    assert pallas_kernel_flops(fn, shape(M, K), shape(K, N)) == {"blocked_matmul": count.total}
+
+
+def test_blocks_skipped_by_position_cost_nothing():
+    def body(x_ref, y_ref, o_ref):
+        @pl.when((pl.program_id(0) + 1) * BLOCK > pl.program_id(2) * BLOCK)
+        def _():
+            o_ref[...] += x_ref[...] @ y_ref[...]
+
+    count = count_model_flops(lambda x, y: matmul(body, x, y), shape(M, K), shape(K, N))
+    blocks = sum(k <= i for i in range(4) for k in range(3)) * 2
+    assert count.total == blocks * 2 * BLOCK**3
+    assert count.unaccounted == ()
+
+
+def test_loop_whose_length_depends_on_the_position():
+    def body(x_ref, y_ref, o_ref):
+        def add(_, total):
+            return total + x_ref[...] @ y_ref[...]
+
+        zeros = jnp.zeros((BLOCK, BLOCK))
+        o_ref[...] = jax.lax.fori_loop(0, pl.program_id(0), add, zeros)
+
+    count = count_model_flops(lambda x, y: matmul(body, x, y), shape(M, K), shape(K, N))
+    assert count.total == (0 + 1 + 2 + 3) * 2 * 3 * 2 * BLOCK**3
+    assert count.unaccounted == ()
+
+
+def test_condition_on_data_is_listed():
+    def body(x_ref, y_ref, o_ref):
+        @pl.when(x_ref[0, 0] > 0)
+        def _():
+            o_ref[...] += x_ref[...] @ y_ref[...]
+
+    count = count_model_flops(lambda x, y: matmul(body, x, y), shape(M, K), shape(K, N))
+    assert count.total == 2 * M * N * K
+    (item,) = count.unaccounted
+    assert "blocked_matmul" in item.reason
+
+
+B, H, S, D = 2, 4, 1024, 128
+PAIRS = 2 * B * H * S * S * D  # one product over all pairs
+
+
+def gradient(attention):
+    def loss(q, k, v):
+        return attention(q, k, v).astype(jnp.float32).sum()
+
+    return jax.value_and_grad(loss, (0, 1, 2))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_flash_attention_on_tpu(causal):
+    fn = gradient(lambda q, k, v: flash_attention(q, k, v, causal=causal))
+    arguments = [shape(B, H, S, D, dtype=jnp.bfloat16)] * 3
+    count = count_model_flops(fn, *arguments)
+    assert (count.forward, count.backward) == (2 * PAIRS, 4 * PAIRS)
+    assert count.unaccounted == ()
+    # Blocks of 128: of 8·8, a causal kernel runs the 8·9/2 on and below the diagonal. Its backward
+    # computes the scores and dP twice: 4 products for dK and dV, 3 for dQ.
+    blocks = 36 if causal else 64
+    executed = pallas_kernel_flops(fn, *arguments)
+    assert sorted(executed.values()) == [n * PAIRS * blocks // 64 for n in (2, 3, 4)]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_splash_attention(fused):
+    mask = masks.MultiHeadMask([masks.CausalMask((S, S)) for _ in range(H)])
+    sizes = splash.BlockSizes(
+        block_q=256,
+        block_kv=256,
+        block_kv_compute=128,
+        block_q_dkv=256,
+        block_kv_dkv=256,
+        block_kv_dkv_compute=128,
+        block_q_dq=None if fused else 256,
+        block_kv_dq=None if fused else 256,
+        use_fused_bwd_kernel=fused,
+    )
+    kernel = splash.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1)
+    fn = gradient(jax.vmap(kernel))
+    arguments = [shape(B, H, S, D, dtype=jnp.bfloat16)] * 3
+    count = count_model_flops(fn, *arguments)
+    assert count.forward == 2 * PAIRS
+    rows = 2 * B * H * S * D  # Σ o·do of every row, written as an einsum beside the kernels
+    assert count.backward == 4 * PAIRS + rows
+    # Blocks of 256: 10 of 16 are on or below the diagonal.
+    executed = pallas_kernel_flops(fn, *arguments)
+    products = (2, 5) if fused else (2, 3, 4)
+    assert sorted(executed.values()) == [n * PAIRS * 10 // 16 for n in products]
+
+
+def test_the_tables_of_splash_attentions_mask_are_no_weights():
+    mask = masks.MultiHeadMask([masks.CausalMask((S, S)) for _ in range(H)])
+    kernel = splash.make_splash_mha(mask, head_shards=1, q_seq_shards=1)
+
+    def fn(x, w):
+        projected = x @ w
+        return jax.vmap(kernel)(projected, projected, projected)
+
+    count = count_model_flops(fn, shape(B, H, S, D), shape(D, D))
+    assert (count.weights, count.activations) == (2 * B * H * S * D * D, 2 * PAIRS)
+
+
+@pytest.mark.filterwarnings("ignore:.*pallas.ops.gpu.attention is deprecated:DeprecationWarning")
+def test_flash_attention_on_gpu():
+    from jax.experimental.pallas.ops.gpu import attention as gpu_attention
+
+    fn = gradient(lambda q, k, v: gpu_attention.mha(q, k, v, segment_ids=None, causal=True))
+    arguments = [shape(B, S, H, D, dtype=jnp.bfloat16)] * 3
+    count = count_model_flops(fn, *arguments)
+    assert (count.forward, count.backward) == (2 * PAIRS, 4 * PAIRS)

@@ -1,0 +1,255 @@
+"""`instrument` on steps of many kinds: counted right, compiled once, and otherwise left alone."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import mfu_jax
+from tests.support.instrumented import (
+    PEAK,
+    STEP_FLOPS,
+    B,
+    Compilations,
+    D,
+    F,
+    Memory,
+    batch,
+    make_state,
+    run,
+    train_step,
+)
+
+
+@pytest.fixture
+def compilations() -> Iterator[Compilations]:
+    jax.clear_caches()  # two jits of one function share their programs
+    seen = Compilations()
+    jax.monitoring.register_event_duration_secs_listener(seen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(seen)
+
+
+def test_counts_model_and_executed_flops_of_a_step() -> None:
+    memory = Memory()
+    step = mfu_jax.instrument(jax.jit(train_step), sinks=[memory], **PEAK)
+    run(step)
+    step.close()
+    assert step.flops.model.per_device == STEP_FLOPS
+    assert step.flops.executed.total == STEP_FLOPS
+    assert step.ledger.residual == 0
+    assert memory.column("perf/per_device_tflops") == [STEP_FLOPS / 1e12] * 4
+    for record in memory.records:
+        seconds = record.scalars["perf/step_time_seconds"]
+        assert record.scalars["perf/mfu"] == pytest.approx(STEP_FLOPS / (1e9 * seconds))
+        assert record.scalars["perf/hfu"] == record.scalars["perf/mfu"]
+    assert [record.step for record in memory.records] == [0, 1, 2, 3]
+    assert memory.records[0].kind == "compile"
+
+
+def test_outputs_are_bitwise_those_of_the_bare_step() -> None:
+    bare = run(jax.jit(train_step, donate_argnums=0))
+    step = mfu_jax.instrument(jax.jit(train_step, donate_argnums=0), sinks=[], **PEAK)
+    ours = run(step)
+    step.close()
+    jax.tree.map(np.testing.assert_array_equal, bare, ours)
+
+
+def test_compiles_once_for_each_shape(compilations: Compilations) -> None:
+    memory = Memory()
+    step = mfu_jax.instrument(jax.jit(train_step, donate_argnums=0), sinks=[memory], **PEAK)
+    state = make_state()
+    for rows in (4, 4, 6, 6, 4, 6):
+        state, _ = step(state, batch(rows))
+    step.close()
+    assert compilations.of("train_step") == 2
+    text = memory.texts["recompiled/train_step"]
+    assert text == "train_step was recompiled at step 2: x: float32[4,8] → float32[6,8]"
+    four, six = STEP_FLOPS, STEP_FLOPS * 6 // 4
+    expected = [n / 1e12 for n in (four, four, six, six, four, six)]
+    assert memory.column("perf/per_device_tflops") == expected
+    assert [record.kind for record in memory.records][2] == "compile"
+
+
+def test_donated_buffers_stay_donated() -> None:
+    step = mfu_jax.instrument(jax.jit(train_step, donate_argnums=0), sinks=[], **PEAK)
+    first = make_state()
+    second, _ = step(first, batch())
+    assert all(leaf.is_deleted() for leaf in first.values())
+    step(second, batch())
+    assert all(leaf.is_deleted() for leaf in second.values())
+    step.close()
+
+
+def test_static_and_keyword_arguments(compilations: Compilations) -> None:
+    memory = Memory()
+    jitted = jax.jit(train_step, static_argnames="scale", donate_argnames="state")
+    step = mfu_jax.instrument(jitted, sinks=[memory], **PEAK)
+    state = make_state()
+    for scale in (1.0, 1.0, 2.0):
+        state, metrics = step(x=batch(), state=state, scale=scale)
+    step.close()
+    assert compilations.of("train_step") == 2
+    assert memory.texts["recompiled/train_step"].endswith("scale: 1.0 → 2.0")
+    assert memory.records[-1].scalars["learning/loss"] == float(metrics["loss"])
+
+
+def test_traced_python_numbers_are_no_new_program(compilations: Compilations) -> None:
+    memory = Memory()
+    step = mfu_jax.instrument(jax.jit(train_step), sinks=[memory], **PEAK)
+    state = make_state()
+    for rows, scale in ((4, 1.0), (6, 2.0), (4, 3.0), (6, 4.0), (4, 5.0)):
+        state, _ = step(state, batch(rows), scale)
+    step.close()
+    assert compilations.of("train_step") == 2
+    ratios = [value * 1e12 / STEP_FLOPS for value in memory.column("perf/per_device_tflops")]
+    assert ratios == pytest.approx([1, 1.5, 1, 1.5, 1])
+
+
+def test_programs_compiled_before_instrumenting_are_told_apart(compilations: Compilations) -> None:
+    memory = Memory()
+    jitted = jax.jit(train_step)
+    for rows in (4, 6):
+        jitted(make_state(), batch(rows))
+    step = mfu_jax.instrument(jitted, sinks=[memory], **PEAK)
+    for rows in (4, 6, 4):
+        step(make_state(), batch(rows))
+    step.close()
+    assert compilations.of("train_step") == 2
+    ratios = [value * 1e12 / STEP_FLOPS for value in memory.column("perf/per_device_tflops")]
+    assert ratios == pytest.approx([1, 1.5, 1])
+
+
+def test_per_device_counts_over_a_mesh_keep_shardings(compilations: Compilations) -> None:
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    jitted = jax.jit(train_step, donate_argnums=0, out_shardings=(everywhere, None))
+    step = mfu_jax.instrument(jitted, sinks=[], **PEAK)
+    state = jax.device_put(make_state(), everywhere)
+    with jax.set_mesh(mesh):
+        for _ in range(3):
+            state, _ = step(state, jax.device_put(batch(4 * B), rows))
+    step.close()
+    assert compilations.of("train_step") == 1
+    assert state["w1"].sharding.is_equivalent_to(everywhere, 2)
+    assert step.flops.model.per_device == STEP_FLOPS
+    assert step.flops.executed.total == STEP_FLOPS
+
+
+def test_remat_raises_executed_but_not_model_flops() -> None:
+    def remat_step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def layer(h: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+            return jnp.tanh(jnp.tanh(h @ w) @ w), None
+
+        def loss(w: jax.Array) -> jax.Array:
+            return jnp.mean(jax.lax.scan(jax.checkpoint(layer), x, w)[0])
+
+        value, gradient = jax.value_and_grad(loss)(w)
+        return w - gradient, value
+
+    step = mfu_jax.instrument(jax.jit(remat_step), sinks=[], **PEAK)
+    w = jnp.ones((3, D, D))
+    for _ in range(2):
+        w, _ = step(w, jnp.ones((B, D)))
+    step.close()
+    forward = 3 * 2 * (2 * B * D * D)
+    # The scan carries dL/dh of every layer, also of the first one's input.
+    assert step.flops.model.per_device == 3 * forward
+    # The last tanh of a layer needs its own output again, so both matmuls run once more.
+    assert step.flops.executed.total - step.flops.model.per_device == forward
+    assert step.ledger.residual == 0
+
+
+def test_flops_from_a_number_or_a_config() -> None:
+    given = mfu_jax.instrument(jax.jit(train_step), flops_source=123, sinks=[], **PEAK)
+    run(given, 1)
+    given.close()
+    assert given.flops.model.per_device == 123
+    config = {
+        "vocab_size": 512, "num_decoder_layers": 4, "emb_dim": 64, "num_query_heads": 4,
+        "num_kv_heads": 4, "head_dim": 16, "mlp_dim": 256, "mlp_activations": ["gelu"],
+        "per_device_batch_size": 2, "max_target_length": 128,
+    }  # fmt: skip
+    by_config = mfu_jax.instrument(
+        jax.jit(train_step), flops_source=config, convention="dense", sinks=[], **PEAK
+    )
+    run(by_config, 1)
+    by_config.close()
+    assert by_config.flops.model.per_device == 452_984_832
+    assert by_config.flops.model.tokens_per_device == 256
+
+
+def test_as_decorator_and_context_manager() -> None:
+    memory = Memory()
+
+    @mfu_jax.instrument(sinks=[memory], **PEAK)
+    @functools.partial(jax.jit, donate_argnums=0)
+    def decorated(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Doc of the step."""
+        value, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        return w - gradient, value
+
+    assert decorated.__doc__ == "Doc of the step."
+    with decorated as step:
+        w = jnp.ones((D, F))
+        for _ in range(3):
+            w, loss = step(w, batch())
+    assert memory.summary is not None
+    assert memory.records[-1].scalars["learning/loss"] == float(loss)
+    assert step.flops.model.per_device == 2 * (2 * B * D * F)
+
+
+def test_plain_functions_are_jitted(compilations: Compilations) -> None:
+    step = mfu_jax.instrument(train_step, jit={"donate_argnums": 0}, sinks=[], **PEAK)
+    first = make_state()
+    step(first, batch())
+    step.close()
+    assert compilations.of("train_step") == 1
+    assert first["w1"].is_deleted()
+
+
+class Trainer:
+    """Has its step as a method, jitted, as many trainers do."""
+
+    @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+    def train_step(self, state: Any, x: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        return train_step(state, x)
+
+
+@pytest.mark.parametrize("bind", ["method", "partial"])
+def test_methods_and_partials_of_jitted_functions(bind: str, compilations: Compilations) -> None:
+    memory = Memory()
+    trainer = Trainer()
+    bound = trainer.train_step
+    if bind == "partial":
+        bound = functools.partial(Trainer.train_step, trainer)
+    step = mfu_jax.instrument(bound, sinks=[memory], **PEAK)
+    state = make_state()
+    for rows in (4, 4, 6):
+        first, (state, _) = state, step(state, batch(rows))
+        assert first["w1"].is_deleted()
+    step.close()
+    assert compilations.of("train_step") == 2
+    assert step.flops.executed.total == step.flops.model.per_device == STEP_FLOPS * 6 // 4
+    assert memory.texts["recompiled/train_step"].endswith("x: float32[4,8] → float32[6,8]")
+
+
+def test_switched_off_it_only_calls_the_step() -> None:
+    calls = []
+    step = mfu_jax.instrument(lambda x: calls.append(x) or x, enable_mfu=False)
+    threads = threading.active_count()
+    assert step(3) == 3
+    with step.logger.pause("eval"), step.logger.step() as scope, step.logger.phase("a"):
+        scope.log(loss=1.0)
+    assert step.close() is None
+    assert calls == [3]
+    assert threading.active_count() == threads

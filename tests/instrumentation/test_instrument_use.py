@@ -1,0 +1,131 @@
+"""What `instrument` finds to log in a step's output, and what it says to wrong use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import mfu_jax
+from mfu_jax.errors import UserError
+from tests.support.instrumented import (
+    PEAK,
+    STEP_FLOPS,
+    Memory,
+    batch,
+    make_state,
+    run,
+    train_step,
+)
+
+
+def test_steps_with_nothing_to_log_are_timed_all_the_same() -> None:
+    memory = Memory()
+
+    def grow(state: jax.Array) -> jax.Array:
+        return state @ state * 1e-3
+
+    step = mfu_jax.instrument(jax.jit(grow, donate_argnums=0), sinks=[memory], **PEAK)
+    state = jnp.ones((8, 8))
+    for _ in range(3):
+        state = step(state)
+    step.close()
+    assert [r.scalars["perf/per_device_tflops"] * 1e12 for r in memory.records] == [2 * 8**3] * 3
+    assert not any(name.startswith("learning/") for name in memory.records[0].scalars)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (lambda a: {"loss": a, "grads": jnp.ones(3)}, {"loss"}),
+        (lambda a: (jnp.ones((2, 2)), {"loss": a, "accuracy": a}), {"loss", "accuracy"}),
+        (lambda a: (jnp.ones(3), jnp.int32(1), a), {"output_1", "loss"}),
+        (lambda a: ((a, {"x": a}), jnp.ones(3)), {"loss"}),
+        (lambda a: (jnp.ones(3), {"train_loss": a, "big": jnp.ones(3)}), {"train_loss"}),
+        (lambda a: a, {"loss"}),
+    ],
+)
+def test_metrics_are_found_in_the_output(output: Callable[..., Any], expected: set[str]) -> None:
+    memory = Memory()
+    step = mfu_jax.instrument(jax.jit(output), sinks=[memory], **PEAK)
+    step(jnp.float32(0.5))
+    step.close()
+    found = {n for n in memory.records[0].scalars if n.startswith("learning/")}
+    assert found == {f"learning/{name}" for name in expected}
+
+
+def test_metrics_as_told() -> None:
+    memory = Memory()
+    step = mfu_jax.instrument(
+        jax.jit(train_step), metrics=lambda out: {"mine": out[1]["loss"]}, sinks=[memory], **PEAK
+    )
+    outputs = run(step)
+    step.close()
+    assert memory.column("learning/mine") == [float(metrics["loss"]) for _, metrics in outputs]
+
+
+def test_two_functions_are_parts_of_one_step() -> None:
+    memory = Memory()
+    logger = mfu_jax.MetricLogger(sinks=[memory], warmup_steps=0)
+    critic = mfu_jax.instrument(jax.jit(train_step), logger=logger, **PEAK)
+    actor = mfu_jax.instrument(jax.jit(train_step), logger=logger, **PEAK)
+    actor.__name__ = "actor"
+    state = make_state()
+    for _ in range(2):
+        with logger.step() as step:
+            critic(state, batch())
+            critic(state, batch())
+            actor(state, batch(8))
+            step.log(loss=1.5)
+    logger.close()
+    assert memory.column("perf/per_device_tflops") == [4 * STEP_FLOPS / 1e12] * 2
+    assert memory.column("learning/loss") == [1.5, 1.5]
+    assert {"learning/train_step/loss", "learning/actor/loss"} < set(memory.records[0].scalars)
+
+
+def raises(*parts: str) -> Any:
+    return pytest.raises(UserError, match="(?s)" + ".*".join(parts))
+
+
+def test_errors_say_what_to_do() -> None:
+    step = mfu_jax.instrument(jax.jit(train_step), sinks=[], **PEAK)
+    with raises("logged no call", "expected", "usually", "use what instrument"):
+        _ = step.flops
+    run(step, 1)
+    step.close()
+    with raises("called after close", "expected", "usually", "close it after"):
+        step(make_state(), batch())
+    with raises("given int", "expected the function", "usually", "pass the jitted"):
+        mfu_jax.instrument(3)
+    with raises("'log_perod'", "did you mean 'log_period'", "expected", "usually"):
+        mfu_jax.instrument(train_step, log_perod=3)
+    with raises("flops_source='trace'", "traced, analytic, value", "did you mean 'traced'"):
+        mfu_jax.instrument(train_step, flops_source="trace")
+    with raises("both given", "expected", "usually", "pass it to MetricLogger"):
+        mfu_jax.instrument(train_step, logger=object(), log_period=3)
+
+
+def test_functions_that_cannot_be_jitted_say_so() -> None:
+    step = mfu_jax.instrument(lambda x: float(x.sum()), sinks=[], **PEAK)
+    with raises("cannot be jitted", "expected", "usually", "with logger.step"):
+        step(batch())
+
+
+def test_a_call_inside_of_another_trace_says_so() -> None:
+    step = mfu_jax.instrument(jax.jit(train_step), sinks=[], **PEAK)
+    with raises("while JAX traces", "expected", "usually", "outermost"):
+        jax.jit(step)(make_state(), batch())
+
+
+def test_a_closed_logger_takes_no_step() -> None:
+    logger = mfu_jax.MetricLogger(sinks=[])
+    step = mfu_jax.instrument(jax.jit(train_step), logger=logger, **PEAK)
+    run(step, 1)
+    logger.close()
+    with raises("after close", "expected", "usually", "close it after"):
+        run(step, 1)
+    with raises("after close", "expected", "usually"), logger.step() as scope:
+        scope.log(loss=1.0)

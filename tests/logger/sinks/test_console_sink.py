@@ -1,0 +1,108 @@
+"""The line of a step: MaxText's, with ours at its end."""
+
+import io
+import re
+import sys
+
+import pytest
+
+from mfu_jax.errors import UserError
+from mfu_jax.logger.sinks import SINKS, ConsoleSink, Sink, StepRecord, make_sink, register_sink
+
+SCALARS = {
+    "perf/step_time_seconds": 0.123,
+    "perf/per_device_tflops_per_sec": 0.1214,
+    "perf/per_device_tokens_per_sec": 8123.4,
+    "learning/total_weights": 2048,
+    "learning/loss": 4.2111,
+    "perf/mfu": 0.412,
+    "perf/hfu": 0.5492,
+}
+
+# MaxText's own line, as its users' log parsers read it.
+MAXTEXT_LINE = re.compile(
+    r"^completed step: (\d+), seconds: ([\d.]+), TFLOP/s/device: ([\d.]+), "
+    r"Tokens/s/device: ([\d.]+), total_weights: (\d+), loss: ([\d.]+)"
+)
+
+
+def line(scalars: dict[str, float] | None = None, **fields: object) -> str:
+    stream = io.StringIO()
+    values = SCALARS if scalars is None else scalars
+    ConsoleSink(stream, progress=False).write(
+        StepRecord(step=7, unix_seconds=0.0, scalars=values, **fields)  # type: ignore[arg-type]
+    )
+    return stream.getvalue()
+
+
+def test_the_line_is_maxtexts_with_mfu_and_hfu() -> None:
+    assert line() == (
+        "completed step: 7, seconds: 0.123, TFLOP/s/device: 0.121, Tokens/s/device: 8123.4, "
+        "total_weights: 2048, loss: 4.211, MFU: 41.2%, HFU: 54.9%\n"
+    )
+
+
+def test_small_numbers_keep_digits_that_say_something() -> None:
+    small = SCALARS | {"perf/per_device_tflops_per_sec": 0.00002134, "perf/mfu": 0.0003412}
+    text = line(small)
+    found = MAXTEXT_LINE.match(text)
+    assert found is not None
+    assert found.groups() == ("7", "0.123", "0.0000213", "8123.4", "2048", "4.211")
+    assert "MFU: 0.0341%" in text
+
+
+def test_labels_flags_and_time_set_apart_come_after() -> None:
+    extra = {"goodput/eval_seconds": 3.25, "goodput/data_wait_seconds": 0.0, "eval/avg_loss": 4.5}
+    assert line(SCALARS | extra, kind="compile", flags=("mfu_over_1",)).endswith(
+        "HFU: 54.9%, eval_seconds: 3.250, eval/avg_loss: 4.5, [compile], [! mfu_over_1]\n"
+    )
+
+
+def test_notes_have_lines_of_their_own() -> None:
+    assert line(notes=("why it is so",)).splitlines()[1] == "note, step 7: why it is so"
+
+
+def test_what_is_not_known_is_not_made_up() -> None:
+    assert line({"perf/step_time_seconds": 0.5}) == (
+        "completed step: 7, seconds: 0.500, MFU: n/a, HFU: n/a\n"
+    )
+
+
+def test_no_progress_bar_where_standard_error_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    plain = ConsoleSink(io.StringIO())
+    plain.write(StepRecord(step=0, unix_seconds=0.0, scalars=SCALARS))
+    plain.close()
+    assert sys.stderr.getvalue() == ""
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    lines = io.StringIO()
+    bar = ConsoleSink(lines, total_steps=10)
+    bar.write(StepRecord(step=4, unix_seconds=0.0, scalars=SCALARS))
+    bar.close()
+    assert "5/10" in sys.stderr.getvalue()
+    assert lines.getvalue().startswith("completed step: 4")
+
+
+def test_sinks_are_found_by_name_and_can_be_added() -> None:
+    @register_sink("mine")
+    class Mine(Sink):
+        def __init__(self, answer: int = 0) -> None:
+            self.answer = answer
+
+    try:
+        made = make_sink("mine", answer=42)
+        assert isinstance(made, Mine)
+        assert made.answer == 42
+        with pytest.raises(UserError, match="unknown sink 'consol'; did you mean 'console'"):
+            make_sink("consol")
+    finally:
+        del SINKS["mine"]
+    assert {"console", "jsonl", "tensorboard", "csv"} <= set(SINKS)

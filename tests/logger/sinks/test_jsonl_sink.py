@@ -1,0 +1,213 @@
+"""The JSONL file: one valid object a step, whatever kills or resumes the run."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mfu_jax.errors import UserError
+from mfu_jax.logger.sinks import JsonlSink, StepRecord
+from mfu_jax.logger.summary import Summary
+
+
+def record(step: int, **scalars: float) -> StepRecord:
+    return StepRecord(step=step, unix_seconds=1.0, scalars=scalars or {"learning/loss": 2.5})
+
+
+def write(path: Path, steps: range, **options: int) -> JsonlSink:
+    sink = JsonlSink(path, **options)
+    for step in steps:
+        sink.write(record(step))
+    sink.close()
+    return sink
+
+
+def steps_of(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_a_line_is_one_flat_object(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "new" / "folder" / "metrics.jsonl")
+    sink.write(
+        StepRecord(
+            step=7,
+            kind="compile",
+            unix_seconds=12.5,
+            scalars={"learning/loss": 2.5, "learning/total_weights": 2048},
+            flags=("mfu_over_1",),
+            notes=("why",),
+        )
+    )
+    sink.close()
+    assert json.loads(sink.path.read_text()) == {
+        "step": 7,
+        "kind": "compile",
+        "unix_seconds": 12.5,
+        "learning/loss": 2.5,
+        "learning/total_weights": 2048,
+        "flags": ["mfu_over_1"],
+        "notes": ["why"],
+    }
+
+
+def test_numbers_that_json_does_not_know_are_strings_that_float_reads(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    sink.write(record(0, a=math.nan, b=math.inf, c=-math.inf))
+    sink.close()
+
+    def refuse(constant: str) -> float:
+        raise AssertionError(f"{constant} is no JSON")
+
+    line = json.loads(sink.path.read_text(), parse_constant=refuse)
+    assert math.isnan(float(line["a"]))
+    assert float(line["b"]) == math.inf
+    assert float(line["c"]) == -math.inf
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"step": 6, "kind": "st', b"\x00\x00\x00", b"{}"])
+def test_a_resumed_file_has_every_step_once(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, range(6))
+    with open(path, "ab") as file:
+        file.write(torn)
+    sink = write(path, range(4, 9), resume_from_step=4)
+    assert steps_of(path) == list(range(9))
+    assert sink.warnings == []
+    assert [child.name for child in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_resume_with_nothing_to_drop_appends(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, range(4))
+    write(path, range(4, 6), resume_from_step=4)
+    assert steps_of(path) == list(range(6))
+
+
+def test_steps_that_stand_twice_are_kept_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, range(3))
+    path.write_bytes(2 * path.read_bytes())
+    write(path, range(3, 5), resume_from_step=3)
+    assert steps_of(path) == list(range(5))
+
+
+def test_a_gap_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, range(3))
+    (warning,) = write(path, range(5, 6), resume_from_step=5).warnings
+    assert "ends at step 2" in warning
+    assert "resumes at 5" in warning
+
+
+def test_a_new_run_keeps_the_file_of_an_earlier_one(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for count in (3, 2, 1):
+        sink = write(path, range(count))
+    assert steps_of(path) == [0]
+    assert steps_of(tmp_path / "metrics.jsonl.previous1") == [0, 1, 2]
+    assert steps_of(tmp_path / "metrics.jsonl.previous2") == [0, 1]
+    assert "previous2" in sink.warnings[0]
+
+
+def test_another_kind_of_file_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_text("# Not metrics\n")
+    with pytest.raises(UserError, match="does not start with a step's JSON object"):
+        JsonlSink(path, resume_from_step=4)
+    assert path.read_text() == "# Not metrics\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["", "file/metrics.jsonl", "gs://bucket/metrics.jsonl"])
+def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    path = name if "://" in name else str(tmp_path / name)
+    with pytest.raises(UserError, match=r"metrics_file .* (cannot be written|not a path)"):
+        JsonlSink(path)
+
+
+def test_a_failed_write_leaves_no_half_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fills up takes the first bytes of a line and refuses the rest."""
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    sink.write(record(0))
+
+    class FullDisk:
+        def __init__(self, file: object) -> None:
+            self.file = file
+            self.calls = 0
+
+        def write(self, data: bytes) -> int:
+            self.calls += 1
+            if self.calls == 2:
+                raise OSError(28, "No space left on device")
+            return self.file.write(data[:10])  # type: ignore[attr-defined, no-any-return]
+
+        def fileno(self) -> int:
+            return self.file.fileno()  # type: ignore[attr-defined, no-any-return]
+
+    real = sink._file._file
+    monkeypatch.setattr(sink._file, "_file", FullDisk(real))
+    with pytest.raises(OSError, match="No space left"):
+        sink.write(record(1))
+    monkeypatch.setattr(sink._file, "_file", real)
+    sink.write(record(1))
+    sink.close()
+    assert steps_of(sink.path) == [0, 1]
+
+
+def test_the_set_up_stands_beside_the_steps(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    sink.write_setup({"peak": 2e12, "path": Path("x")}, {"ledger": "rows"})
+    sink.write(record(0))
+    sink.close()
+    setup = json.loads((tmp_path / "metrics.jsonl.setup.json").read_text())
+    assert setup == {"values": {"peak": 2e12, "path": "x"}, "texts": {"ledger": "rows"}}
+    assert steps_of(sink.path) == [0]
+
+
+def test_the_summary_stands_beside_the_steps(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    sink.write_summary(Summary(steps=3, median_seconds=0.5, last_loss=math.nan))
+    sink.close()
+    summary = json.loads((tmp_path / "metrics.jsonl.summary.json").read_text())
+    assert (summary["steps"], summary["median_seconds"]) == (3, 0.5)
+
+
+KILLED_RUN = """
+import itertools, sys
+from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.sinks import JsonlSink
+
+start = int(sys.argv[2])
+sinks = [JsonlSink(sys.argv[1], resume_from_step=start)]
+logger = MetricLogger(model_flops_per_device=1, sinks=sinks, start_step=start)
+for step in itertools.count(start):
+    logger.record(step, {"loss": 1.0})
+    if step == start + 200:
+        with logger.pause("checkpoint"):
+            print("saved", flush=True)
+"""
+
+
+def test_a_run_killed_and_resumed_has_every_step_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for start in (0, 201):  # the second run resumes from the checkpoint of the first
+        with subprocess.Popen(
+            [sys.executable, "-c", KILLED_RUN, str(path), str(start)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "saved\n"
+            process.send_signal(signal.SIGKILL)
+            process.wait(30)
+    write(path, range(402, 410), resume_from_step=402)
+    assert steps_of(path) == list(range(410))

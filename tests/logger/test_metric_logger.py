@@ -1,0 +1,325 @@
+"""MetricLogger on a fake clock and device: what it measures, writes, keeps apart and refuses."""
+
+import logging
+import math
+import threading
+
+import numpy as np
+import pytest
+
+from mfu_jax.errors import UserError
+from mfu_jax.logger.compile_events import CompileEvent, CompileLog
+from mfu_jax.logger.non_finite import NonFiniteLossError
+from mfu_jax.logger.step_cost import StepCost
+from tests.support.fake_device import ListSink
+from tests.support.logger_run import Run
+
+
+def test_rates_are_flops_and_tokens_over_the_measured_time() -> None:
+    run = Run(xla_reported_flops=123e12, bytes_per_device=30, peak_bytes_per_sec=100.0)
+    run.steps(0.5, 1.0)
+    run.logger.close()
+    scalars = run.sink.records[1].scalars
+    assert scalars["perf/step_time_seconds"] == 1.0
+    assert scalars["perf/per_device_tflops"] == 400e-12
+    assert scalars["perf/per_device_tflops_per_sec"] == 400e-12
+    assert scalars["perf/per_device_tokens"] == 64
+    assert scalars["perf/per_device_tokens_per_sec"] == 64.0
+    assert scalars["perf/mfu"] == 0.4
+    assert scalars["perf/hfu"] == 0.5
+    assert scalars["perf/mbu"] == 0.3
+    assert scalars["perf/xla_reported_tflops"] == 123.0
+    assert run.sink.scalar("perf/mfu") == [0.8, 0.4]
+
+
+def test_without_a_peak_there_is_no_utilisation_but_all_else() -> None:
+    run = Run(peak_flops_per_sec=None)
+    run.steps(0.5)
+    summary = run.logger.close()
+    assert "perf/mfu" not in run.sink.records[0].scalars
+    assert "perf/hfu" not in run.sink.records[0].scalars
+    assert run.sink.scalar("perf/per_device_tokens_per_sec") == [128.0]
+    assert summary.mfu is None
+
+
+def test_a_step_of_mixed_dtypes_is_held_against_its_optimal_seconds() -> None:
+    run = Run(optimal_model_seconds=0.2, optimal_executed_seconds=0.3)
+    run.steps(0.5)
+    run.logger.close()
+    assert run.sink.scalar("perf/mfu") == [0.4]
+    assert run.sink.scalar("perf/hfu") == [0.6]
+
+
+def test_a_step_can_cost_something_else_than_the_others() -> None:
+    run = Run()
+    run.steps(1.0)
+    long = StepCost(model_flops_per_device=800, tokens_per_device=128, peak_flops_per_sec=1000.0)
+    run.logger.record(1, run.device.run(1.0), cost=long)
+    run.logger.close()
+    assert run.sink.scalar("perf/mfu") == [0.4, 0.8]
+    assert run.sink.scalar("perf/per_device_tokens") == [64, 128]
+
+
+def test_metrics_get_maxtexts_names_and_keep_their_own_slashes() -> None:
+    run = Run()
+    run.logger.record(
+        0,
+        {
+            "loss": np.float32(2.5),
+            "grad_norm": 0.25,
+            "total_weights": np.int32(2048),
+            "moe/balance": 3.0,
+            "scalar": {"learning/current_learning_rate": 1e-3},  # MaxText's way to nest
+            "absent": None,
+        },
+    )
+    run.logger.close()
+    scalars = run.sink.records[0].scalars
+    assert scalars["learning/loss"] == 2.5
+    assert scalars["learning/grad_norm"] == 0.25
+    assert scalars["learning/total_weights"] == 2048
+    assert isinstance(scalars["learning/total_weights"], int)
+    assert scalars["moe/balance"] == 3.0
+    assert scalars["learning/current_learning_rate"] == 1e-3
+    assert not any("absent" in name for name in scalars)
+
+
+def test_a_metric_that_is_no_number_is_left_out_and_said_once() -> None:
+    run = Run()
+    for step in range(3):
+        run.logger.record(step, {"loss": 1.0, "per_token": np.ones((2, 3))}, step_time_seconds=1.0)
+    run.logger.close()
+    assert run.sink.scalar("learning/loss") == [1.0, 1.0, 1.0]
+    notes = [note for record in run.sink.records for note in record.notes]
+    assert len(notes) == 1
+    assert "'learning/per_token'" in notes[0]
+    assert "(2, 3)" in notes[0]
+
+
+def test_warmup_and_compile_steps_are_labelled_and_in_no_summary() -> None:
+    log = CompileLog()
+    run = Run(warmup_steps=3, start_step=10, compile_log=log)
+    log._on_duration("/jax/core/compile/backend_compile_duration", 0.5, fun_name="jit(step)")
+    run.steps(9.0, 5.0, 5.0, 1.0, 1.0, start=10)
+    summary = run.logger.close()
+    log.close()
+    kinds = [record.kind for record in run.sink.records]
+    assert kinds == ["compile", "warmup", "warmup", "step", "step"]
+    assert run.sink.scalar("compile/seconds")[1:] == [None] * 4
+    assert (summary.steps, summary.compile_steps, summary.warmup_steps) == (2, 1, 2)
+    assert summary.median_seconds == summary.p99_seconds == summary.mean_seconds == 1.0
+    assert summary.mfu == 0.4
+
+
+def test_a_clock_jump_is_noted_once_and_counted() -> None:
+    run = Run()
+    run.steps(1.0)
+    run.clock.wall_offset += 3600.0
+    run.steps(1.0, start=1)
+    summary = run.logger.close()
+    assert run.sink.scalar("perf/step_time_seconds") == [1.0, 1.0]
+    assert any("+3600.000 s" in note for note in run.sink.records[0].notes)
+    assert not run.sink.records[1].notes
+    assert summary.clock_jumps == 1
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_ends_the_run_with_its_step_written(loss: float) -> None:
+    run = Run()
+    run.steps(1.0, 1.0)
+    run.steps(1.0, start=2, loss=loss)
+    run.steps(1.0, start=3)  # only now has step 2 ended
+    run.logger.flush()
+    with pytest.raises(NonFiniteLossError) as caught:
+        run.steps(1.0, start=4)
+    assert caught.value.step == 2
+    assert caught.value.value == loss or math.isnan(loss)
+    assert [record.step for record in run.sink.records] == [0, 1, 2]
+    assert run.logger.close().steps == 3  # said once is enough
+    assert run.sink.closed
+
+
+def test_the_last_steps_loss_is_looked_at_when_the_logger_closes() -> None:
+    run = Run()
+    run.steps(1.0)
+    run.steps(1.0, start=1, loss=math.nan)
+    with pytest.raises(NonFiniteLossError, match="step 1 is nan"):
+        run.logger.close()
+    assert [record.step for record in run.sink.records] == [0, 1]
+
+
+def test_a_run_may_go_on_with_losses_that_are_not_finite() -> None:
+    run = Run(abort_on_nan_loss=False)
+    run.steps(1.0, 1.0, loss=math.nan)
+    run.logger.close()
+    assert len(run.sink.records) == 2
+    infinite = Run(abort_on_nan_loss=False)
+    infinite.steps(1.0, loss=math.inf)
+    with pytest.raises(NonFiniteLossError):
+        infinite.logger.close()
+
+
+def test_an_error_in_the_loop_still_drains_and_closes() -> None:
+    run = Run()
+    run.steps(1.0, 1.0)
+    with pytest.raises(KeyError), run.logger:
+        raise KeyError
+    assert [record.step for record in run.sink.records] == [0, 1]
+    assert run.sink.closed
+    assert run.sink.summary is not None
+
+
+def test_an_error_of_the_device_reaches_the_loop_and_the_rest_is_written(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = Run()
+    run.steps(1.0, 1.0)
+    metrics = run.device.run(1.0)
+
+    def fail() -> None:
+        raise RuntimeError("RESOURCE_EXHAUSTED")
+
+    metrics["loss"].block_until_ready = fail  # type: ignore[assignment]
+    run.logger.record(2, metrics)
+    with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+        run.steps(1.0, start=3)
+    run.logger.close()
+    assert [record.step for record in run.sink.records] == [0, 1]
+
+
+def test_only_steps_of_the_log_period_are_logged_but_all_are_kept_by_who_wants_them() -> None:
+    some, all_of_them = ListSink(), ListSink(every_step=True)
+    run = Run(log_period=4, sinks=[some, all_of_them])
+    run.steps(*[1.0] * 10)
+    run.logger.close()
+    assert [record.step for record in some.records] == [0, 4, 8, 9]
+    assert [record.step for record in all_of_them.records] == list(range(10))
+
+
+def test_the_rolling_window_is_the_log_period() -> None:
+    run = Run(log_period=4)
+    run.steps(1.0, 1.0, 1.0, 2.0, 4.0, 8.0)
+    run.logger.close()
+    record = next(record for record in run.sink.records if record.step == 4)
+    # Steps 1 to 4 took 1, 1, 2 and 4 s; MFU is 4·400 / (8·1000).
+    assert record.scalars["rolling/steps"] == 4
+    assert record.scalars["rolling/step_time_seconds_median"] == 1.5
+    assert record.scalars["rolling/mfu"] == 0.2
+
+
+def test_other_processes_write_nothing_but_see_a_broken_loss() -> None:
+    run = Run(is_main_process=False)
+    run.steps(1.0, loss=math.nan)
+    with pytest.raises(NonFiniteLossError):
+        run.logger.close()
+    assert run.sink.records == []
+
+
+def test_times_measured_elsewhere_are_taken_as_they_are() -> None:
+    run = Run()
+    for step in range(3):
+        run.logger.record(step, {"loss": 1.0}, step_time_seconds=0.5)
+    summary = run.logger.close()
+    assert run.sink.scalar("perf/step_time_seconds") == [0.5, 0.5, 0.5]
+    assert run.sink.scalar("perf/mfu") == [0.8, 0.8, 0.8]
+    assert summary.clock_jumps == 0
+
+
+def test_the_set_up_reaches_the_sinks_before_the_steps() -> None:
+    run = Run()
+    run.logger.write_setup({"device": "cpu"}, {"ledger": "a\nb"})
+    run.steps(1.0)
+    run.logger.close()
+    assert run.sink.texts == [("setup/values", "device: cpu"), ("setup/ledger", "a\nb")]
+
+
+def test_the_overhead_is_what_the_training_thread_spent_beside_waiting() -> None:
+    run = Run()
+    run.steps(3.0, 3.0, 3.0)
+    run.logger.close()
+    # On the fake clock only waiting takes time.
+    assert run.sink.scalar("perf/logger_overhead_us") == [0.0, 0.0, 0.0]
+
+
+def test_a_summary_can_be_read_during_the_run() -> None:
+    run = Run()
+    run.steps(1.0, 1.0, 1.0)
+    assert run.logger.summary().steps == 2  # the third is in flight
+    assert run.logger.close().steps == 3
+    assert run.logger.summary().steps == 3
+    assert run.logger.close() == run.logger.summary()
+
+
+def test_the_fraction_of_time_spent_training_so_far() -> None:
+    run = Run()
+    run.steps(1.0)
+    with run.logger.pause("eval"):
+        run.clock.advance(2.0)
+    run.steps(1.0, start=1)
+    run.logger.close()
+    # The pause is known when the record of the step before it is written, so it is in that one.
+    assert run.sink.scalar("goodput/train_fraction") == [1.0 / 3.0, 2.0 / 4.0]
+
+
+def test_the_memory_of_a_device_is_shown_where_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Device:
+        def memory_stats(self) -> dict[str, int]:
+            return {"bytes_in_use": 10, "peak_bytes_in_use": 20, "num_allocs": 3}
+
+    monkeypatch.setattr("jax.local_devices", lambda: [Device()])
+    run = Run()
+    run.steps(1.0)
+    run.logger.close()
+    memory = {k: v for k, v in run.sink.records[0].scalars.items() if k.startswith("memory/")}
+    assert memory == {"memory/bytes_in_use": 10, "memory/peak_bytes_in_use": 20}
+
+
+def test_a_failing_sink_never_stops_training(caplog: pytest.LogCaptureFixture) -> None:
+    broken, good = ListSink([OSError("disk full")] * 1000), ListSink()
+    run = Run(sinks=[broken, good])
+    with caplog.at_level(logging.WARNING, "mfu_jax"):
+        run.steps(*[1.0] * 5)
+        run.logger.close()
+    assert len(good.records) == 5
+    assert sum("ListSink failed at step 0" in message for message in caplog.messages) == 1
+    assert "5 records could not be written" in caplog.text
+
+
+def test_wrong_use_says_what_to_do() -> None:
+    run = Run(start_step=5)
+    with pytest.raises(UserError, match=r"step 3 was recorded after step 4.*start_step=3"):
+        run.steps(1.0, start=3)
+    with pytest.raises(UserError, match="given float as metrics; expected a mapping"):
+        run.logger.record(5, 1.0)  # type: ignore[arg-type]
+    run.steps(1.0, start=5)
+    with pytest.raises(UserError, match="step 5 was recorded after step 5"):
+        run.steps(1.0, start=5)
+    run.logger.close()
+    with pytest.raises(UserError, match=r"after close\(\)"):
+        run.steps(1.0, start=6)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("peak_flops_per_sec", 0.0),
+        ("peak_flops_per_sec", math.nan),
+        ("model_flops_per_device", -1),
+        ("log_period", 0),
+        ("warmup_steps", -1),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(option: str, value: float) -> None:
+    with pytest.raises(UserError, match=option):
+        Run(**{option: value})
+
+
+def test_compile_events_know_their_thread() -> None:
+    event = CompileEvent(
+        stage="compile", function="f", seconds=1.0, own_seconds=1.0, thread_id=threading.get_ident()
+    )
+    run = Run()
+    run.logger._on_compile(event)
+    run.steps(1.0)
+    run.logger.close()
+    assert run.sink.records[0].kind == "compile"

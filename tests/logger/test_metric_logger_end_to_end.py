@@ -1,0 +1,126 @@
+"""MetricLogger around real jitted steps, with all file sinks on."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.sinks import ConsoleSink, CsvSink, JsonlSink, Sink, TensorBoardSink
+
+event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+
+@jax.jit
+def train_step(weights: jax.Array, batch: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    loss, gradient = jax.value_and_grad(lambda w: jnp.mean((batch @ w - 1.0) ** 2))(weights)
+    metrics = {
+        "loss": loss,
+        "grad_norm": jnp.linalg.norm(gradient).astype(jnp.bfloat16),
+        "total_weights": jnp.int32(batch.size),
+    }
+    return weights - 0.1 * gradient, metrics
+
+
+def train(folder: Path, steps: range) -> str:
+    """Runs `steps` with every sink on, and an eval and a checkpoint after every fourth."""
+    console = io.StringIO()
+    resume = {"resume_from_step": steps.start}
+    sinks: list[Sink] = [
+        ConsoleSink(console, progress=False),
+        JsonlSink(folder / "metrics.jsonl", **resume),
+        CsvSink(folder / "metrics.csv", **resume),
+        TensorBoardSink(folder / "tensorboard", **resume),
+    ]
+    weights = jnp.zeros((8, 1))
+    with MetricLogger(
+        model_flops_per_device=3 * 2 * 16 * 8,
+        tokens_per_device=16,
+        peak_flops_per_sec=1e12,
+        sinks=sinks,
+        start_step=steps.start,
+        warmup_steps=1,
+    ) as logger:
+        logger.write_setup({"device": "cpu"}, {"ledger": "model 768"})
+        for step in steps:
+            with logger.waiting("data"):
+                batch = jnp.ones((16, 8))
+            weights, metrics = train_step(weights, batch)
+            logger.record(step, metrics)
+            if step % 4 == 3:
+                with logger.pause("eval"):
+                    logger.record_eval(step, {"avg_loss": jnp.mean(weights)})
+                with logger.pause("checkpoint"):
+                    pass
+    return console.getvalue()
+
+
+def records(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_all_sinks_tell_the_same_of_every_step_of_a_resumed_run(tmp_path: Path) -> None:
+    train(tmp_path, range(10))
+    text = train(tmp_path, range(6, 13))
+
+    lines = records(tmp_path)
+    assert [line["step"] for line in lines] == list(range(13))
+    events = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    for name in ("perf/step_time_seconds", "perf/mfu", "learning/loss", "learning/grad_norm"):
+        found = [(event.step, event.value) for event in events.Scalars(name)]
+        # Event files hold single precision.
+        assert found == [(line["step"], pytest.approx(line[name], rel=1e-6)) for line in lines]
+    names = {name for line in lines for name in line} - {"step", "kind", "unix_seconds", "notes"}
+    assert names == set(events.Tags()["scalars"])
+    assert [line["step"] for line in lines if "eval/avg_loss" in line] == [3, 7, 11]
+    assert all(line["learning/total_weights"] == 128 for line in lines)
+    rows = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["step", *map(str, range(13))]
+    completed = [line for line in text.splitlines() if line.startswith("completed step: ")]
+    assert len(completed) == 7
+    assert "summary: " in text
+
+
+def test_times_and_utilisation_of_real_steps_are_possible(tmp_path: Path) -> None:
+    train(tmp_path, range(10))
+    for line in records(tmp_path):
+        assert line["perf/step_time_seconds"] > 0
+        assert line["perf/mfu"] == pytest.approx(
+            768 / (line["perf/step_time_seconds"] * 1e12), rel=1e-9
+        )
+        assert line["perf/logger_overhead_us"] > 0
+
+
+CRASHING_RUN = """
+import sys
+import jax.numpy as jnp
+from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.sinks import JsonlSink
+
+logger = MetricLogger(model_flops_per_device=1, sinks=[JsonlSink(sys.argv[1])])
+for step in range(5):
+    logger.record(step, {"loss": jnp.float32(1.0)})
+raise SystemExit("a defect of the loop")
+"""
+
+
+def test_a_loop_that_dies_without_closing_the_logger_loses_no_step(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CRASHING_RUN, str(tmp_path / "metrics.jsonl")],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "a defect of the loop\n"
+    assert [line["step"] for line in records(tmp_path)] == [0, 1, 2, 3, 4]
+    assert json.loads((tmp_path / "metrics.jsonl.summary.json").read_text())["steps"] > 0

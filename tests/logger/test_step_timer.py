@@ -1,0 +1,322 @@
+"""Step times on a fake clock; expected values are the durations that the fake device was given."""
+
+import threading
+
+import pytest
+
+from mfu_jax.errors import UserError
+from mfu_jax.logger.compile_events import CompileEvent
+from mfu_jax.logger.timer import Reading, StepTimer, ThreadWatcher, TimedStep
+from tests.support.fake_device import FakeArray, FakeClock, FakeDevice, FakeWatcher
+
+
+class Loop:
+    """A training loop of the smallest kind around a `StepTimer`."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.device = FakeDevice(self.clock)
+        self.watcher = FakeWatcher(self.clock)
+        self.timer = StepTimer(
+            clock=self.clock.wall, monotonic=self.clock.monotonic, watcher=self.watcher
+        )
+        self.done: list[TimedStep] = []
+        self.number = 0
+
+    def step(self, seconds: float, *, host: float = 0.0) -> TimedStep:
+        taken = TimedStep(self.number, self.device.run(seconds))
+        self.number += 1
+        self.clock.advance(host)
+        self.keep(self.timer.dispatched(taken))
+        return taken
+
+    def wait(self, seconds: float) -> None:
+        idle_since = self.timer.begin_wait()
+        self.clock.advance(seconds)
+        self.keep(self.timer.end_wait("data_wait", idle_since))
+
+    def pause(self, seconds: float) -> None:
+        self.keep(self.timer.drain())
+        start = self.timer.read()
+        self.clock.advance(seconds)
+        self.timer.cut("eval", start, self.timer.read())
+
+    def compile(self, seconds: float) -> None:
+        """JAX reports the trace first, and the compilation when it is over."""
+        self.timer.compiling(_event("trace", 0.0))
+        self.clock.advance(seconds)
+        self.timer.compiling(_event("compile", seconds))
+
+    def keep(self, step: TimedStep | None) -> None:
+        if step is not None:
+            self.done.append(step)
+
+    def seconds(self) -> list[float]:
+        self.keep(self.timer.drain())
+        return [step.seconds for step in self.done]
+
+
+def _event(stage: str, seconds: float) -> CompileEvent:
+    return CompileEvent(
+        stage=stage,
+        function="jit(step)",
+        seconds=seconds,
+        own_seconds=seconds,
+        thread_id=threading.get_ident(),
+    )
+
+
+def test_device_bound_steps_take_the_devices_time() -> None:
+    loop = Loop()
+    for seconds in (2.0, 1.0, 4.0, 1.0):
+        loop.step(seconds, host=0.25)
+    assert loop.seconds() == [2.0, 1.0, 4.0, 1.0]
+
+
+def test_host_bound_steps_take_the_hosts_time() -> None:
+    loop = Loop()
+    for _ in range(3):
+        loop.clock.advance(1.0)
+        loop.step(0.25)
+    loop.clock.advance(1.0)
+    # Each ends a quarter of a second after it was dispatched, and that was once a second.
+    assert loop.seconds() == [1.25, 1.0, 1.0]
+
+
+def test_what_the_host_does_after_a_step_has_ended_is_the_next_steps_time() -> None:
+    loop = Loop()
+    for _ in range(2):
+        loop.clock.advance(1.0)
+        loop.step(0.25)
+    loop.clock.advance(100.0)
+    loop.pause(10.0)
+    loop.step(0.25)
+    assert loop.seconds() == [1.25, 1.0, 100.0]
+
+
+def test_the_step_just_dispatched_is_never_waited_for() -> None:
+    loop = Loop()
+    loop.step(5.0)
+    assert loop.clock.now == 0.0
+    second = loop.step(5.0)
+    assert loop.clock.now == 5.0
+    assert not second.metrics["loss"].is_ready()
+
+
+def test_time_waited_for_the_device_is_told() -> None:
+    loop = Loop()
+    loop.step(5.0)
+    assert loop.timer.waited_seconds == 0.0
+    loop.step(5.0, host=2.0)
+    assert loop.timer.waited_seconds == 3.0
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0, 0.5])
+def test_a_jump_of_the_wall_clock_is_told_and_kept_out_of_the_step(jump: float) -> None:
+    loop = Loop()
+    loop.step(1.0)
+    loop.clock.wall_offset += jump
+    loop.step(1.0)
+    assert loop.seconds() == [1.0, 1.0]
+    assert [step.clock_jump_seconds for step in loop.done] == [jump, None]
+    assert loop.done[0].ended_at == 1_000_001.0 + jump
+
+
+def test_a_slewing_wall_clock_is_the_measure() -> None:
+    loop = Loop()
+    loop.step(8.0)
+    loop.clock.wall_offset += 0.00390625  # 488 ppm of eight seconds
+    loop.step(8.0)
+    assert loop.seconds() == [8.00390625, 8.0]
+    assert loop.done[0].clock_jump_seconds is None
+
+
+def test_a_pause_lets_the_step_end_and_is_no_part_of_any() -> None:
+    loop = Loop()
+    loop.step(1.0)
+    loop.pause(10.0)
+    loop.step(2.0)
+    assert loop.seconds() == [1.0, 2.0]
+    assert loop.done[1].spans == {"eval": 10.0}
+
+
+def test_two_pauses_in_a_row_are_both_cut_out() -> None:
+    loop = Loop()
+    loop.step(1.0)
+    loop.pause(10.0)
+    loop.clock.advance(0.5)  # what the host does between them stays in the next step
+    loop.pause(20.0)
+    loop.step(2.0)
+    assert loop.seconds() == [1.0, 2.5]
+    assert loop.done[1].spans == {"eval": 30.0}
+
+
+def test_a_clock_jump_inside_of_a_pause_touches_no_step() -> None:
+    loop = Loop()
+    loop.step(1.0)
+    loop.keep(loop.timer.drain())
+    start = loop.timer.read()
+    loop.clock.advance(10.0)
+    loop.clock.wall_offset += 3600.0
+    loop.timer.cut("eval", start, loop.timer.read())
+    loop.step(2.0)
+    assert loop.seconds() == [1.0, 2.0]
+    assert loop.done[1].clock_jump_seconds is None
+
+
+def test_a_wait_that_the_device_works_through_costs_nothing() -> None:
+    loop = Loop()
+    loop.step(4.0)
+    loop.wait(3.0)
+    loop.step(4.0)
+    assert loop.seconds() == [4.0, 4.0]
+    assert loop.done[1].spans == {"data_wait": 0.0}
+
+
+def test_only_the_exposed_part_of_a_wait_is_set_apart() -> None:
+    loop = Loop()
+    loop.step(4.0)
+    loop.wait(7.0)
+    loop.step(5.0)
+    assert loop.seconds() == [4.0, 5.0]
+    assert loop.done[1].spans == {"data_wait": 3.0}
+
+
+def test_a_wait_does_not_wait_for_the_device() -> None:
+    loop = Loop()
+    loop.step(4.0)
+    loop.wait(1.0)
+    assert loop.clock.now == 1.0
+
+
+def test_a_wait_of_an_idle_device_is_exposed_from_its_start() -> None:
+    loop = Loop()
+    loop.step(1.0)
+    loop.clock.advance(2.0)  # the device has been idle for a second when the wait begins
+    loop.wait(3.0)
+    loop.step(5.0)
+    assert loop.seconds() == [1.0, 6.0]  # that second is the host's, so the next step's
+    assert loop.done[1].spans == {"data_wait": 3.0}
+
+
+def test_the_wait_before_the_first_step_is_no_part_of_it() -> None:
+    loop = Loop()
+    loop.wait(30.0)
+    loop.step(1.0)
+    assert loop.seconds() == [1.0]
+    assert loop.done[0].spans == {"data_wait": 30.0}
+
+
+def test_a_second_wait_before_the_same_step_is_set_apart_too() -> None:
+    loop = Loop()
+    loop.step(1.0)
+    loop.wait(2.0)
+    loop.clock.advance(0.5)
+    loop.wait(4.0)
+    loop.step(1.0)
+    assert loop.seconds() == [1.0, 1.5]
+    assert loop.done[1].spans == {"data_wait": 5.0}
+
+
+def test_a_watcher_that_is_late_lets_the_step_end_with_the_wait() -> None:
+    loop = Loop()
+    loop.watcher.look = lambda: None  # type: ignore[method-assign]
+    loop.clock.on_advance.clear()
+    loop.step(1.0)
+    loop.wait(1.25)
+    loop.step(1.0)
+    assert loop.seconds() == [1.25, 1.0]
+    assert loop.done[1].spans == {"data_wait": 0.0}
+
+
+def test_a_recompile_is_charged_to_the_step_that_needed_it() -> None:
+    loop = Loop()
+    loop.step(1.0)
+    loop.compile(10.0)
+    loop.step(2.0)
+    loop.step(2.0)
+    assert loop.seconds() == [1.0, 11.0, 2.0]
+    assert [step.is_compile for step in loop.done] == [False, True, False]
+
+
+def test_a_recompile_that_the_device_works_through_is_marked_all_the_same() -> None:
+    loop = Loop()
+    loop.step(5.0)
+    loop.compile(1.0)
+    loop.step(2.0)
+    assert loop.seconds() == [5.0, 2.0]
+    assert [step.is_compile for step in loop.done] == [False, True]
+
+
+def test_a_step_that_ended_unseen_before_a_recompile_is_marked_too() -> None:
+    loop = Loop()
+    loop.step(1.0)
+    loop.step(1.0)  # the device is busy, so nobody watches this one
+    loop.clock.advance(3.0)
+    loop.compile(10.0)
+    loop.step(2.0)
+    assert loop.seconds() == [1.0, 3.0, 12.0]
+    assert [step.is_compile for step in loop.done] == [False, True, True]
+
+
+def test_tracing_without_a_new_executable_marks_no_step() -> None:
+    loop = Loop()
+    loop.timer.compiling(_event("trace", 0.5))
+    loop.step(1.0)
+    assert not loop.done
+    loop.seconds()
+    assert not loop.done[0].is_compile
+
+
+def test_a_metric_in_the_donated_state_is_named() -> None:
+    loop = Loop()
+    first = loop.step(1.0)
+    first.metrics["loss"].deleted = True
+    with pytest.raises(UserError, match=r"metric 'loss' was deleted.*donated state"):
+        loop.step(1.0)
+
+
+def test_a_request_to_watch_goes_through_the_writer_only_if_that_is_idle() -> None:
+    clock = FakeClock()
+    idle = False
+    watcher = ThreadWatcher(lambda: (clock.wall(), clock.now), lambda: idle)
+    timer = StepTimer(clock=clock.wall, monotonic=clock.monotonic, watcher=watcher)
+    device = FakeDevice(clock)
+    steps = [TimedStep(number, device.run(0.0)) for number in range(3)]
+    timer.dispatched(steps[0])
+    timer.dispatched(steps[1])
+    assert steps[0].successor is None  # the writer is busy: the watcher was asked at once
+    idle = True
+    timer.dispatched(steps[2])
+    assert steps[1].successor is steps[2]
+    timer.pass_on(steps[1])
+    assert steps[1].successor is None  # no chain that keeps all steps alive
+    timer.close()
+
+
+def test_the_watchers_thread_stamps_a_step_when_it_ends() -> None:
+    clock = FakeClock()
+    begun, ended, stamped = threading.Event(), threading.Event(), threading.Event()
+
+    class Gate(FakeArray):
+        def block_until_ready(self) -> FakeArray:
+            begun.set()
+            ended.wait(10)
+            return self
+
+    def read() -> Reading:
+        stamped.set()
+        return clock.wall(), clock.now
+
+    watcher = ThreadWatcher(read)
+    step = TimedStep(0, {"loss": Gate(clock, 0.0, 1.0)})
+    watcher.watch(step)
+    assert begun.wait(10)
+    assert step.completed is None
+    clock.advance(7.0)
+    ended.set()
+    assert stamped.wait(10)
+    watcher.close()
+    while step.completed is None:  # the assignment follows the reading at once
+        pass
+    assert step.completed[1] == 7.0

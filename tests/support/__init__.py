@@ -1,0 +1,1 @@
+"""What tests share: fake clocks and devices, small models, recorded programs."""

@@ -1,0 +1,121 @@
+"""A clock and a device that exist only as numbers: no timing test waits for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mfu_jax.logger.readiness import is_ready
+from mfu_jax.logger.sinks import Sink, StepRecord
+from mfu_jax.logger.summary import Summary
+from mfu_jax.logger.timer import TimedStep
+
+
+class FakeClock:
+    """Time that passes only when told to; the wall clock can jump away from it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.wall_offset = 1_000_000.0
+        self.on_advance: list[Callable[[], None]] = []
+
+    def wall(self) -> float:
+        return self.now + self.wall_offset
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        for listener in self.on_advance:
+            listener()
+
+
+class FakeArray:
+    """A number that a device has computed by `ready_at`."""
+
+    def __init__(self, clock: FakeClock, ready_at: float, value: float) -> None:
+        self.clock = clock
+        self.ready_at = ready_at
+        self.value = value
+        self.deleted = False
+
+    def is_ready(self) -> bool:
+        return self.clock.now >= self.ready_at
+
+    def is_deleted(self) -> bool:
+        return self.deleted
+
+    def block_until_ready(self) -> FakeArray:
+        if self.deleted:
+            raise RuntimeError("Array has been deleted.")
+        if not self.is_ready():
+            self.clock.advance(self.ready_at - self.clock.now)
+        return self
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        return np.asarray(self.value)
+
+
+class FakeDevice:
+    """Runs one step after another; dispatching returns at once."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.free_at = 0.0
+
+    def run(self, seconds: float, loss: float = 1.0) -> dict[str, FakeArray]:
+        self.free_at = max(self.free_at, self.clock.now) + seconds
+        return {"loss": FakeArray(self.clock, self.free_at, loss)}
+
+
+class FakeWatcher:
+    """Stamps steps at the very moment at which they end, as a prompt thread would."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.watched: list[TimedStep] = []
+        clock.on_advance.append(self.look)
+
+    def watch(self, step: TimedStep, *, after: TimedStep | None = None) -> None:
+        self.watched.append(step)
+        if is_ready(step.metrics):
+            step.completed = step.completed or (self.clock.wall(), self.clock.now)
+
+    def look(self) -> None:
+        for step in self.watched:
+            ready_at = max(getattr(value, "ready_at", 0.0) for value in step.metrics.values())
+            if step.completed is None and ready_at <= self.clock.now:
+                step.completed = (ready_at + self.clock.wall_offset, ready_at)
+
+    def close(self) -> None: ...
+
+
+class ListSink(Sink):
+    """Keeps everything; fails as often as it is told to."""
+
+    def __init__(self, failures: Sequence[Exception] = (), *, every_step: bool = False) -> None:
+        self.records: list[StepRecord] = []
+        self.texts: list[tuple[str, str]] = []
+        self.summary: Summary | None = None
+        self.closed = False
+        self.failures = list(failures)
+        self.keeps_every_step = every_step
+
+    def write(self, record: StepRecord) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.records.append(record)
+
+    def write_text(self, tag: str, text: str) -> None:
+        self.texts.append((tag, text))
+
+    def write_summary(self, summary: Summary) -> None:
+        self.summary = summary
+
+    def close(self) -> None:
+        self.closed = True
+
+    def scalar(self, name: str) -> list[float | None]:
+        return [record.scalars.get(name) for record in self.records]

@@ -1,0 +1,134 @@
+"""YAML and key=value → Config: precedence, types, and one clear line for each kind of bad input."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from mfu_jax.errors import UserError
+from mfu_jax.trainer import pyconfig
+from mfu_jax.yaml_files import CONFIG_FOLDER
+
+
+def load(*arguments: str) -> pyconfig.Config:
+    return pyconfig.load(["configs/base.yml", *arguments])
+
+
+def test_base_yml_and_config_have_the_same_keys() -> None:
+    assert set(pyconfig.base_defaults()) == {f.name for f in dataclasses.fields(pyconfig.Config)}
+
+
+def test_every_key_of_base_yml_has_a_line_of_why() -> None:
+    for line in (CONFIG_FOLDER / "base.yml").read_text().splitlines():
+        if line and not line.startswith("#"):
+            assert " # " in line, line
+
+
+def test_without_a_file_the_embedded_demo_is_taken() -> None:
+    assert pyconfig.load([]).run_name == "demo"
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "own.yml"
+    file.write_text("steps: 5\nseed: 9\n")
+    config = pyconfig.load([str(file), "steps=7"])
+    assert (config.steps, config.seed) == (7, 9)
+
+
+def test_a_model_name_sets_the_sizes_and_the_file_may_change_them(tmp_path: Path) -> None:
+    # The sizes are those of the Llama 2 paper (arXiv 2307.09288): 32 layers of width 4096.
+    file = tmp_path / "own.yml"
+    file.write_text("model_name: llama2-7b\nnum_decoder_layers: 2\n")
+    config = pyconfig.load([str(file), "vocab_size=512"])
+    assert (config.emb_dim, config.mlp_dim) == (4096, 11008)
+    assert (config.num_decoder_layers, config.vocab_size) == (2, 512)
+
+
+def test_a_copy_of_base_yml_does_not_undo_the_model(tmp_path: Path) -> None:
+    file = tmp_path / "copy.yml"
+    file.write_text((CONFIG_FOLDER / "base.yml").read_text())
+    assert pyconfig.load([str(file), "model_name=llama2-7b"]).num_decoder_layers == 32
+
+
+@pytest.mark.parametrize(
+    ("argument", "key", "value"),
+    [
+        ("learning_rate=3e-4", "learning_rate", 3e-4),
+        ("steps=1e3", "steps", 1000),
+        ("scan_layers=False", "scan_layers", False),
+        ("run_name=123", "run_name", "123"),
+        ("mlp_activations=[gelu,linear]", "mlp_activations", ("gelu", "linear")),
+        ("mlp_activations=gelu", "mlp_activations", ("gelu",)),
+        ("--steps=3", "steps", 3),
+        ("metrics_file=", "metrics_file", ""),
+    ],
+)
+def test_arguments_take_the_type_of_their_key(argument: str, key: str, value: object) -> None:
+    got = getattr(load(argument), key)
+    assert got == value
+    assert type(got) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["stepz=3"], ["'stepz'", "did you mean 'steps'"]),
+        (["steps=many"], ["steps='many'", "whole number"]),
+        (["steps=1.5"], ["steps='1.5'", "whole number"]),
+        (["steps=-1"], ["steps=-1", "0 or more"]),
+        (["learning_rate=nan"], ["learning_rate=nan", "finite"]),
+        (["scan_layers=maybe"], ["scan_layers='maybe'", "true or false"]),
+        (["remat_policy=half"], ["remat_policy='half'", "none, minimal, full, names"]),
+        (["num_kv_heads=3"], ["num_query_heads=4", "num_kv_heads=3"]),
+        (["num_decoder_layers=0"], ["num_decoder_layers=0", "more than 0"]),
+        (["head_dim=7"], ["head_dim=7", "even"]),
+        (["mlp_activations=[]"], ["mlp_activations", "one entry"]),
+        (["mlp_activations=[swoosh]"], ["'swoosh'", "silu, gelu"]),
+        (["remat_policy=names"], ["remat_policy=names", "remat_save_names=[]"]),
+        (["remat_policy=names", "remat_save_names=[contex]"], ["did you mean 'context'"]),
+        (["run_name=a/b"], ["run_name='a/b'"]),
+        (["model_name=llama2-7c"], ["'llama2-7c'", "did you mean 'llama2-7b'"]),
+        (["model_name=../base"], ["unknown model '../base'"]),
+        (["eval_fraction=2"], ["eval_fraction=2", "0 to 1"]),
+    ],
+)
+def test_bad_arguments_are_named_in_one_line(arguments: list[str], words: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        load(*arguments)
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("steps: [1\n", ["line 2"]),
+        ("steps: !!python/object/apply:os.system ['true']\n", ["line 1", "python"]),
+        ("- a\n- b\n", ["key: value"]),
+        ("steps: 1\nsteps: 2\n", ["line 2", "'steps'", "twice"]),
+        ("stepz: 1\n", ["'stepz'", "did you mean 'steps'"]),
+        ("steps:\n", ["steps=None", "whole number"]),
+    ],
+)
+def test_bad_files_are_named_in_one_line(tmp_path: Path, text: str, words: list[str]) -> None:
+    file = tmp_path / "bad.yml"
+    file.write_text(text)
+    with pytest.raises(UserError) as error:
+        pyconfig.load([str(file)])
+    assert "\n" not in str(error.value)
+    for word in ["bad.yml" if "None" not in words[0] else "", *words]:
+        assert word in str(error.value)
+
+
+def test_missing_folder_and_binary_files_are_refused(tmp_path: Path) -> None:
+    binary = tmp_path / "binary.yml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path in (tmp_path / "none.yml", tmp_path, binary):
+        with pytest.raises(UserError, match=path.name):
+            pyconfig.load([str(path)])
+
+
+def test_a_model_that_the_trainer_cannot_build_is_refused_with_the_way_out() -> None:
+    with pytest.raises(UserError, match="mfu-jax flops deepseek3-671b"):
+        load("model_name=deepseek3-671b")

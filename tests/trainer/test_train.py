@@ -1,0 +1,259 @@
+"""The trainer as its user runs it: a process, its exit code, and the files that it leaves."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mfu_jax.logger.non_finite import NON_FINITE_EXIT_CODE
+from tests.support.paths import ROOT
+
+TINY = [
+    "configs/base.yml",
+    "num_decoder_layers=1",
+    "emb_dim=32",
+    "mlp_dim=64",
+    "num_query_heads=2",
+    "num_kv_heads=1",
+    "head_dim=16",
+    "max_target_length=32",
+    "per_device_batch_size=4",
+    "peak_tflops_per_device=5",
+    "tensorboard_dir=",
+]
+ONE_DEVICE = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+
+
+def start(folder: Path, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "mfu_jax.train", *TINY, f"base_output_directory={folder}"]
+    return subprocess.Popen(
+        [*command, *arguments],
+        cwd=ROOT,
+        env=ONE_DEVICE,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    process = start(folder, *arguments)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def records(folder: Path, name: str = "default") -> list[dict[str, Any]]:
+    return [json.loads(x) for x in (folder / name / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(folder: Path, name: str = "default") -> list[float]:
+    return [record["learning/loss"] for record in records(folder, name)]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Forty steps without a break."""
+    folder = tmp_path_factory.mktemp("straight")
+    tensorboard = f"tensorboard_dir={folder / 'events'}"
+    code, out, err = run(folder, "steps=40", "eval_interval=20", tensorboard)
+    assert code == 0, err
+    return folder, out
+
+
+@pytest.mark.slow
+def test_every_step_has_its_line_and_the_run_ends_with_summary_and_ledger(
+    straight: tuple[Path, str],
+) -> None:
+    folder, out = straight
+    lines = [line for line in out.splitlines() if line.startswith("completed step: ")]
+    assert [int(line.split()[2].rstrip(",")) for line in lines] == list(range(40))
+    for line in lines:
+        for word in ("seconds:", "TFLOP/s/device:", "Tokens/s/device:", "loss:", "MFU:", "HFU:"):
+            assert word in line
+    assert [r["step"] for r in records(folder)] == list(range(40))
+    tail = out[out.index("completed step: 39") :]
+    for word in ("summary:", "median", "p99", "= executed", "tensorboard --logdir"):
+        assert word in tail
+
+
+@pytest.mark.slow
+def test_the_text_is_learned(straight: tuple[Path, str]) -> None:
+    # Uniform guessing over 256 bytes costs ln 256 = 5.545.
+    first, *_, last = losses(straight[0])
+    assert 5.3 < first < 5.8
+    assert last < 4
+
+
+@pytest.mark.slow
+def test_tensorboards_own_reader_finds_every_metric_of_every_step(
+    straight: tuple[Path, str],
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder, _ = straight
+    events = EventAccumulator(str(folder / "events"), size_guidance={"scalars": 0})
+    events.Reload()
+    numbers = {
+        (name, record["step"]): value
+        for record in records(folder)
+        for name, value in record.items()
+        if "/" in name
+    }
+    read = {(tag, e.step): e.value for tag in events.Tags()["scalars"] for e in events.Scalars(tag)}
+    assert set(read) == set(numbers)
+    for key, value in numbers.items():
+        assert read[key] == pytest.approx(value, rel=1e-6)
+    assert {"perf/mfu", "perf/hfu", "perf/per_device_tflops_per_sec", "learning/loss"} <= {
+        name for name, _ in read
+    }
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_bitwise_with_every_step_once(
+    straight: tuple[Path, str], tmp_path: Path
+) -> None:
+    keys = ("steps=40", "enable_checkpointing=true", "checkpoint_period=8")
+    process = start(tmp_path, *keys)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("completed step: 19"):
+            process.send_signal(signal.SIGKILL)
+            break
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    survived = records(tmp_path)  # every line parses: none is torn in the middle
+    assert survived[-1]["step"] >= 17
+
+    code, out, err = run(tmp_path, *keys)
+    assert code == 0, err
+    assert "completed step: 0," not in out
+    assert [r["step"] for r in records(tmp_path)] == list(range(40))
+    assert losses(tmp_path) == losses(straight[0])
+
+    code, out, err = run(tmp_path, *keys)
+    assert (code, "nothing to do" in out) == (0, True)
+    assert len(records(tmp_path)) == 40
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_the_next_run_goes_on_bitwise(
+    straight: tuple[Path, str], tmp_path: Path
+) -> None:
+    keys = ("steps=40", "enable_checkpointing=true", "checkpoint_period=1000")
+    process = start(tmp_path, *keys)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("completed step: 5,"):
+            process.send_signal(signal.SIGTERM)
+            break
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 143, err
+    done = len(records(tmp_path))
+    assert 6 <= done < 40
+    assert "summary:" in out
+
+    code, _, err = run(tmp_path, *keys)
+    assert code == 0, err
+    assert [r["step"] for r in records(tmp_path)] == list(range(40))
+    assert losses(tmp_path) == losses(straight[0])
+
+
+@pytest.mark.slow
+def test_another_models_checkpoint_is_refused_and_kept(tmp_path: Path) -> None:
+    keys = ("steps=4", "enable_checkpointing=true", "checkpoint_period=4")
+    assert run(tmp_path, *keys)[0] == 0
+    code, _, err = run(tmp_path, *keys, "emb_dim=64", "steps=8")
+    assert code == 2
+    assert "does not fit this config" in err.splitlines()[-1]
+    assert "Traceback" not in err
+    assert len(records(tmp_path)) == 4
+    assert run(tmp_path, *keys, "steps=6")[0] == 0
+    assert [r["step"] for r in records(tmp_path)] == list(range(6))
+
+
+@pytest.mark.slow
+def test_a_nan_loss_ends_the_run_with_its_own_exit_code(tmp_path: Path) -> None:
+    keys = ("learning_rate=1e30", "gradient_clipping_threshold=0", "warmup_steps_fraction=0")
+    code, out, err = run(tmp_path, "steps=20", *keys)
+    assert code == NON_FINITE_EXIT_CODE
+    assert "Traceback" not in err
+    assert records(tmp_path)[-1]["learning/loss"] in ("NaN", "Infinity")
+    assert "summary:" in out
+    assert run(tmp_path, "run_name=on", "steps=6", *keys, "abort_on_nan_loss=false")[0] == 0
+
+
+BAD = {
+    "unknown key": (["stepz=3"], "did you mean 'steps'"),
+    "wrong type": (["steps=many"], "whole number"),
+    "heads": (["num_query_heads=3", "num_kv_heads=2"], "num_query_heads=3"),
+    "batch": (["per_device_batch_size=0.5"], "whole number"),
+    "mesh": (["data=3"], "does not fill"),
+    "dataset folder": (["dataset_path=/nowhere"], "/nowhere"),
+    "no file": (["none.yml"], "none.yml"),
+    "python tag": (["{tmp}/tag.yml"], "python"),
+    "not yaml": (["{tmp}/broken.yml"], "broken.yml"),
+    "unwritable folder": (["base_output_directory={tmp}/tag.yml"], "tag.yml"),
+    "unwritable checkpoints": (
+        ["base_output_directory={tmp}/tag.yml", "enable_checkpointing=true"],
+        "tag.yml",
+    ),
+    "attention": (["attention=splash"], "runs on tpu only"),
+    "model": (["model_name=llama9"], "unknown model 'llama9'"),
+    "chip": (["peak_tflops_per_device=0", "hardware=h9000"], "peak_tflops_per_device"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(case: str, tmp_path: Path) -> None:
+    (tmp_path / "tag.yml").write_text("steps: !!python/object/apply:os.system ['true']\n")
+    (tmp_path / "broken.yml").write_text("steps: [1\n")
+    arguments, words = BAD[case]
+    arguments = [a.format(tmp=tmp_path) for a in arguments]
+    command = [sys.executable, "-m", "mfu_jax.cli", "train"]
+    if not arguments[0].endswith(".yml") or "=" in arguments[0]:
+        command += [*TINY, f"base_output_directory={tmp_path / 'out'}"]
+    began = time.monotonic()
+    done = subprocess.run(
+        [*command, *arguments],
+        cwd=ROOT,
+        env=ONE_DEVICE,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_losses_of_one(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    keys = ("steps=4", "eval_interval=2", "enable_checkpointing=true", "checkpoint_period=2")
+    job = (*keys, "per_device_batch_size=2", f"coordinator_address=localhost:{port}")
+    processes = [start(tmp_path, *job, "num_processes=2", f"process_id={i}") for i in range(2)]
+    outputs = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs[0][1]
+    # The first process alone writes.
+    assert "completed step: 3" in outputs[0][0]
+    assert "step" not in outputs[1][0]
+    code, _, err = run(tmp_path, *keys[:2], "per_device_batch_size=4", "run_name=one")
+    assert code == 0, err
+    for two, one in zip(records(tmp_path), records(tmp_path, "one"), strict=True):
+        assert two["learning/loss"] == pytest.approx(one["learning/loss"], rel=1e-5)
+        assert two["perf/per_device_tflops"] * 2 == pytest.approx(one["perf/per_device_tflops"])
+    last = [records(tmp_path, name)[-1] for name in ("default", "one")]
+    assert last[0]["eval/avg_loss"] == pytest.approx(last[1]["eval/avg_loss"], rel=1e-5)

@@ -52,6 +52,7 @@ setup(
         "test": [
             *CLIENTS,
             "hypothesis>=6.100",
+            "import-linter>=2.5",
             "mypy>=1.15",
             "pytest>=8",
             "pytest-xdist>=3.6",

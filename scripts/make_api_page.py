@@ -35,7 +35,11 @@ def make_page() -> str:
         parts.append(f"## `{module.__name__}`\n\n{text_of(module)}\n")
         for name, value in vars(module).items():
             where = f"{getattr(value, '__module__', '')}."
-            if where.startswith(f"{module.__name__}.") and not name.startswith("_") and callable(value):
+            if (
+                where.startswith(f"{module.__name__}.")
+                and not name.startswith("_")
+                and callable(value)
+            ):
                 parts += describe(f"{module.__name__}.{name}", value, level=3)
     for kind in RETURNED:
         parts += describe(f"{kind.__module__}.{kind.__name__}", kind)

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Sets up .venv, then lint, types and all tests. Arguments go to pytest: scripts/test.sh -k logger
+# Sets up .venv, then lint, types, import contracts and all tests. Arguments go to pytest: scripts/test.sh -k logger
 set -euo pipefail
 . "$(dirname "$0")/venv.sh" test
 export JAX_PLATFORMS=cpu
 ruff check .
 ruff format --check .
 mypy
+lint-imports
 exec python -m pytest -n auto --durations=10 "$@"

@@ -1,6 +1,5 @@
 """The wheel works outside of the checkout, and the light modules stay light."""
 
-import ast
 import doctest
 import os
 import subprocess
@@ -79,23 +78,6 @@ def test_light_modules_import_nothing_heavy(module: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
-
-
-def test_nothing_imports_train_or_cli() -> None:
-    allowed = {"mfu_jax/commands/train.py", "mfu_jax/cli.py"}
-    for path in [*(ROOT / "mfu_jax").rglob("*.py"), *(ROOT / "layers").rglob("*.py")]:
-        if path.relative_to(ROOT).as_posix() in allowed:
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom):
-                assert node.module not in ("mfu_jax.train", "mfu_jax.cli"), path
-
-
-def test_layers_import_nothing_of_the_package() -> None:
-    for path in (ROOT / "layers").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and not node.level:
-                assert not (node.module or "").startswith("mfu_jax"), path
 
 
 def test_the_examples_of_the_readme_are_true() -> None:

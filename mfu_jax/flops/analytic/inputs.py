@@ -6,12 +6,14 @@ import difflib
 import json
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest
+from mfu_jax.flops.analytic.huggingface import from_hf_config
 from mfu_jax.flops.analytic.shapes.fields import parse_value, shown
 from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.training import training_model
 from mfu_jax.yaml_files import model_file, model_names, read_config_text, read_mapping
 
 # MaxText's base.yml (e591f30): what its model files leave out. The sizes that every model has are
@@ -46,6 +48,38 @@ _SCALED = {
     "base_moe_mlp_dim": "heads",
     "base_num_decoder_layers": "layers",
 }
+
+
+def shape_of(config: Any) -> ModelShape:
+    """`config` as a shape: a `ModelShape`, a mapping, a bundled model's name or a file, a
+    configuration object of transformers, or an object with MaxText's field names.
+
+    A mapping, name or file is what `load_shape` takes: resolved or ``base_*`` names, or a
+    ``config.json``. Fields that are not about the architecture or the step are ignored.
+
+    Raises:
+        UserError: a field is missing, of the wrong type, or out of range.
+    """
+    if isinstance(config, ModelShape):
+        return config
+    if isinstance(config, Mapping | str | PurePath):
+        return load_shape(config)
+    if callable(to_dict := _attribute(config, "to_dict")) and _attribute(config, "model_type"):
+        return shape_of(to_dict())  # a configuration object of transformers
+    values = {
+        name: value
+        for name in ModelShape.field_names()
+        if (value := _attribute(config, name)) is not None
+    }
+    return ModelShape.made(values, f"a {type(config).__name__}")
+
+
+def _attribute(config: Any, name: str) -> Any:
+    """None where there is none; configs of older MaxText raise what their mapping raises."""
+    try:
+        return getattr(config, name, None)
+    except (KeyError, ValueError):
+        return None
 
 
 def load_shape(source: Any, overrides: Mapping[str, Any] | None = None) -> ModelShape:
@@ -92,8 +126,6 @@ def _changes(key: str, source: Any, overrides: dict[str, Any], shape: ModelShape
 
     An override that says what is so anyway is none that goes unheard.
     """
-    from mfu_jax.flops.analytic.training import training_model
-
     try:
         without = _loaded(source, {k: v for k, v in overrides.items() if k != key})
         return without == shape or training_model(without) != training_model(shape)
@@ -109,7 +141,7 @@ def _loaded(source: Any, overrides: dict[str, Any]) -> ModelShape:
     elif isinstance(source, Mapping):
         values = dict(source)
     else:
-        shape = ModelShape.of(source)
+        shape = shape_of(source)
         return shape.replace(**_known(overrides, type(shape))) if overrides else shape
     if "model_type" in values or "architectures" in values:
         return _from_hugging_face(values, overrides)
@@ -122,8 +154,6 @@ def _loaded(source: Any, overrides: dict[str, Any]) -> ModelShape:
 
 
 def _from_hugging_face(values: dict[str, Any], overrides: dict[str, Any]) -> ModelShape:
-    from mfu_jax.flops.analytic.huggingface import from_hf_config
-
     name = values.pop("model_name", "")
     shape = from_hf_config(values)
     changes = {"model_name": shape.model_name or name, **_known(overrides, type(shape))}

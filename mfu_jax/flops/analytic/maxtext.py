@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.inputs import shape_of
 from mfu_jax.flops.analytic.totals import (
     TERA,
     TflopsPerDevice,
@@ -52,7 +52,7 @@ def calculate_prefill_tflops_per_device(
     """
     import jax
 
-    shape = ModelShape.of(config).replace(
+    shape = shape_of(config).replace(
         max_target_length=prefill_length, per_device_batch_size=1, gradient_accumulation_steps=1
     )
     attention = sum(

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from mfu_jax.flops.analytic.architectures import build
 from mfu_jax.flops.analytic.components import Model
+from mfu_jax.flops.analytic.inputs import shape_of
 from mfu_jax.flops.analytic.shapes.model import ModelShape
 from mfu_jax.flops.analytic.towers.maxtext import require_towers
 
@@ -44,7 +45,7 @@ def count_parameters(config: Any) -> ParameterCount:
     >>> count_parameters(shape).total  # table, q k v o, wi wo, three norms
     180
     """
-    shape = ModelShape.of(config)
+    shape = shape_of(config)
     return parameters_of(shape, build(shape))
 
 

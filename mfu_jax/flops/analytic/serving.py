@@ -14,7 +14,7 @@ from typing import Any
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.architectures import build
 from mfu_jax.flops.analytic.components import Cache, Component, Model
-from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.inputs import shape_of
 from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.pairs import SlidingWindow, Strided
 
@@ -65,7 +65,7 @@ def prefill_cost(
         UserError: a field or argument is wrong.
     """
     _check(prompt_length=prompt_length, batch=batch)
-    shape = ModelShape.of(config).replace(max_target_length=prompt_length)
+    shape = shape_of(config).replace(max_target_length=prompt_length)
     model = build(shape)
     flops: Number = 0
     written: Number = 0
@@ -105,7 +105,7 @@ def decode_cost(
     True
     """
     _check(context_length=context_length, batch=batch)
-    shape = ModelShape.of(config).replace(max_target_length=context_length)
+    shape = shape_of(config).replace(max_target_length=context_length)
     text = [(repeats, p) for repeats, p in _serving_parts(build(shape)) if p.tokens is None]
     flops: Number = 0
     read: Number = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from mfu_jax.flops.analytic.conventions import CONVENTIONS, FlopsRow, find_convention
-from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.inputs import shape_of
 from mfu_jax.flops.analytic.training import training_model
 from mfu_jax.flops.exact import Number, integral
 
@@ -41,7 +41,7 @@ def flops_breakdown(config: Any, convention: str = "dense") -> list[FlopsRow]:
         UserError: a field is missing or wrong, or the convention unknown.
     """
     counted = find_convention(convention)
-    shape = ModelShape.of(config)
+    shape = shape_of(config)
     return counted.rows(shape, training_model(shape))
 
 
@@ -77,13 +77,13 @@ def tflops_of(rows: list[FlopsRow]) -> TflopsPerDevice:
 
 def calculate_tokens_per_device(config: Any) -> Number:
     """Tokens that one device takes in one optimizer step."""
-    shape = ModelShape.of(config)
+    shape = shape_of(config)
     return integral(shape.sequences_per_step * shape.max_target_length)
 
 
 def compare_conventions(config: Any) -> dict[str, ModelFlops]:
     """The same step under every convention."""
-    shape = ModelShape.of(config)
+    shape = shape_of(config)
     model = training_model(shape)
     return {
         name: ModelFlops(

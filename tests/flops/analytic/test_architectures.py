@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from mfu_jax import calculate_tflops_per_device, flops_breakdown
-from mfu_jax.flops.analytic.inputs import load_shape
+from mfu_jax.flops.analytic.inputs import load_shape, shape_of
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.flops.analytic.shapes.model import ModelShape
 from mfu_jax.yaml_files import model_names
@@ -97,7 +97,7 @@ def test_maxtext_writes_minus_one_for_what_it_does_not_use(model):
     absent = {"capacity_factor": -1.0, "moe_expert_input_dim": -1, "trainable_position_size": -1}
     shape = load_shape(model)
     assert load_shape(vars(shape) | absent) == shape
-    assert ModelShape.of(SimpleNamespace(**(vars(shape) | absent))) == shape
+    assert shape_of(SimpleNamespace(**(vars(shape) | absent))) == shape
 
 
 @pytest.mark.parametrize("row", GOLDEN["traced"], ids=lambda r: r["model"])

@@ -8,12 +8,28 @@ A family is registered under the `decoder_block` names that it serves:
 
 from __future__ import annotations
 
-# Importing a module registers its families.
-from mfu_jax.flops.analytic.architectures import dense as dense
-from mfu_jax.flops.analytic.architectures import diffusion as diffusion
-from mfu_jax.flops.analytic.architectures import gemma4 as gemma4
-from mfu_jax.flops.analytic.architectures import hf_decoder as hf_decoder
-from mfu_jax.flops.analytic.architectures import mixtures as mixtures
-from mfu_jax.flops.analytic.architectures.registry import architecture as architecture
-from mfu_jax.flops.analytic.architectures.registry import build as build
-from mfu_jax.flops.analytic.architectures.registry import known_blocks as known_blocks
+# Importing a module registers its families: all of them stand here, so that which are known never
+# depends on what else was imported.
+from mfu_jax.flops.analytic.architectures import (
+    dense,
+    diffusion,
+    gemma4,
+    hf_decoder,
+    hf_encoders,
+    hf_gemma,
+    mixtures,
+)
+from mfu_jax.flops.analytic.architectures.registry import architecture, build, known_blocks
+
+__all__ = [
+    "architecture",
+    "build",
+    "dense",
+    "diffusion",
+    "gemma4",
+    "hf_decoder",
+    "hf_encoders",
+    "hf_gemma",
+    "known_blocks",
+    "mixtures",
+]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any, Self
 
 from mfu_jax.errors import UserError, nearest
@@ -181,31 +180,6 @@ class ModelShape:
             )
 
     @classmethod
-    def of(cls, config: Any) -> ModelShape:
-        """`config` as a shape: a `ModelShape`, a mapping, a bundled model's name or a file, a
-        configuration object of transformers, or an object with MaxText's field names.
-
-        A mapping, name or file is what `load_shape` takes: resolved or ``base_*`` names, or a
-        ``config.json``.
-        Fields that are not about the architecture or the step are ignored.
-
-        Raises:
-            UserError: a field is missing, of the wrong type, or out of range.
-        """
-        if isinstance(config, ModelShape):
-            return config
-        if isinstance(config, Mapping | str | PurePath):
-            from mfu_jax.flops.analytic.inputs import load_shape
-
-            return load_shape(config)
-        if callable(to_dict := _attribute(config, "to_dict")) and _attribute(config, "model_type"):
-            return cls.of(to_dict())  # a configuration object of transformers
-        values = {
-            name: value for name in _kinds(cls) if (value := _attribute(config, name)) is not None
-        }
-        return cls._made(values, f"a {type(config).__name__}")
-
-    @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """A shape from a mapping; keys that are no field are errors.
 
@@ -216,10 +190,15 @@ class ModelShape:
         for key in values:
             if key not in names:
                 raise UserError(f"unknown key {key!r}{nearest(key, names)}")
-        return cls._made(values, "the config")
+        return cls.made(values, "the config")
 
     @classmethod
-    def _made(cls, values: Mapping[str, Any], where: str) -> Self:
+    def made(cls, values: Mapping[str, Any], where: str) -> Self:
+        """A shape from its fields' values.
+
+        Raises:
+            UserError: `where` lacks one that every model has, or a value is wrong.
+        """
         if missing := [name for name in _REQUIRED if name not in values]:
             raise UserError(f"{where} has no {', '.join(missing)}; give it as key=value")
         return cls(**values)
@@ -257,14 +236,6 @@ class ModelShape:
     def gated_mlp(self) -> bool:
         """Whether the MLP has two input matrices: one activation each."""
         return len(self.mlp_activations) > 1
-
-
-def _attribute(config: Any, name: str) -> Any:
-    """None where there is none; configs of older MaxText raise what their mapping raises."""
-    try:
-        return getattr(config, name, None)
-    except (KeyError, ValueError):
-        return None
 
 
 _REQUIRED = ("vocab_size", "num_decoder_layers", "emb_dim")

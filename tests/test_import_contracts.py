@@ -1,0 +1,57 @@
+"""The import contracts of pyproject.toml catch what they are there for."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.paths import ROOT
+
+# A line planted at the end of a file -> the contract that must break.
+PLANTED = {
+    ("mfu_jax/hardware/chips.py", "import mfu_jax.train"): "The house",
+    ("mfu_jax/logger/summary.py", "import mfu_jax.cli"): "The house",
+    ("mfu_jax/flops/executed/loops.py", "import mfu_jax.flops.traced.loops"): "Three counts",
+    ("mfu_jax/flops/analytic/mixers.py", "import mfu_jax.flops.analytic.totals"): "analytic:",
+    (
+        "mfu_jax/flops/analytic/huggingface/dense.py",
+        "import mfu_jax.flops.analytic.architectures.dense",
+    ): "config.json and layers",
+    ("mfu_jax/flops/executed/hlo.py", "import mfu_jax.flops.executed.costs"): "executed:",
+    ("mfu_jax/logger/timer.py", "import mfu_jax.logger.spans"): "logger:",
+    ("mfu_jax/flops/analytic/matmuls.py", "import jax"): "A laptop's answer",
+    (
+        "mfu_jax/flops/executed/names.py",
+        "import mfu_jax.flops.traced.jax_internals",
+    ): "What JAX may change",
+    ("layers/linears.py", "import mfu_jax.errors"): "The reference model",
+}
+
+
+def broken_contracts(folder: Path) -> list[str]:
+    command = [
+        sys.executable,
+        "-c",
+        "from importlinter.cli import lint_imports_command as lint; lint()",
+    ]
+    done = subprocess.run([*command, "--no-cache"], cwd=folder, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    broken = [line.partition(" BROKEN")[0] for line in lines if " BROKEN" in line]
+    assert bool(broken) == (done.returncode != 0), done.stdout + done.stderr
+    assert any("Contracts: " in line for line in lines), done.stdout + done.stderr
+    return broken
+
+
+def test_each_planted_violation_breaks_its_contract(tmp_path: Path) -> None:
+    for name in ("mfu_jax", "layers"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    assert broken_contracts(tmp_path) == []
+    for file, line in PLANTED:
+        with (tmp_path / file).open("a") as stream:
+            stream.write(f"{line}\n")
+    broken = broken_contracts(tmp_path)
+    for planted, contract in PLANTED.items():
+        assert any(name.startswith(contract) for name in broken), planted

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self, TypeVar
 
 from mfu_jax.flops.exact import Number
-from mfu_jax.flops.pairs import Mask, PairCounting
+from mfu_jax.flops.masks import Mask, PairCounting
 
 Kind = Literal["weight", "attention"]
 KindOfLayer = TypeVar("KindOfLayer", bound=Hashable)

@@ -17,7 +17,7 @@ from mfu_jax.flops.analytic.components import Component, Kind, Model
 from mfu_jax.flops.analytic.parameters import parameters_of
 from mfu_jax.flops.analytic.shapes.model import ModelShape
 from mfu_jax.flops.exact import Number, integral
-from mfu_jax.flops.pairs import Causal, Full, PairCounting
+from mfu_jax.flops.masks import Causal, Full, PairCounting
 
 
 class FlopsRow(NamedTuple):

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from mfu_jax.flops.analytic.components import Cache, Component
 from mfu_jax.flops.exact import Number, integral
-from mfu_jax.flops.pairs import Mask
+from mfu_jax.flops.masks import Mask
 
 Components = tuple[Component, ...]
 

@@ -14,7 +14,7 @@ from mfu_jax.flops.analytic.matmuls import (
     short_convolution,
     vector,
 )
-from mfu_jax.flops.pairs import Causal, Mask, SlidingWindow, Strided
+from mfu_jax.flops.masks import Causal, Mask, SlidingWindow, Strided
 
 
 def latent_attention(

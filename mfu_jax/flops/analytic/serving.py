@@ -16,7 +16,7 @@ from mfu_jax.flops.analytic.architectures import build
 from mfu_jax.flops.analytic.components import Cache, Component, Model
 from mfu_jax.flops.analytic.inputs import shape_of
 from mfu_jax.flops.exact import Number, integral
-from mfu_jax.flops.pairs import SlidingWindow, Strided
+from mfu_jax.flops.masks import SlidingWindow, Strided
 
 _NOTHING_KEPT = Cache()
 

@@ -12,7 +12,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.flops.count import FlopCount
 from mfu_jax.flops.traced import jax_internals, linalg  # noqa: F401  (registers its rules)
 from mfu_jax.flops.traced.flow import Matmul, Tally, sort_operands
-from mfu_jax.flops.traced.masks import PACKED, KeptPairs
+from mfu_jax.flops.traced.pairs import PACKED, KeptPairs
 from mfu_jax.flops.traced.walk import Walker
 
 Convention = Literal["exact", "maxtext"]
@@ -67,7 +67,7 @@ class TracedCount(FlopCount):
         """Model FLOPs of a batch of packed documents, told by `attention_mask` as such.
 
         Args:
-            pairs: the batch's real pairs, from `mfu_jax.flops.traced.masks.read_pairs`.
+            pairs: the batch's real pairs, from `mfu_jax.flops.traced.pairs.read_pairs`.
             of: all pairs of the batch: B·S².
         """
         return self.total - self.packed * (of - pairs) // of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from mfu_jax.flops.traced.masks import Band
+from mfu_jax.flops.traced.pairs import Band
 
 FORWARD = ("dot_product_attention_fwd_wrapper", "dot_product_attention_fp8_fwd_wrapper")
 BACKWARD = ("dot_product_attention_bwd_wrapper", "dot_product_attention_fp8_bwd_wrapper")

@@ -8,7 +8,7 @@ from typing import Any
 from mfu_jax.flops.traced import mask_patterns
 from mfu_jax.flops.traced.flow import Flow, Origin, Score
 from mfu_jax.flops.traced.mask_patterns import Pattern
-from mfu_jax.flops.traced.masks import Band, KeptPairs, kept_pairs, told_around, told_mask
+from mfu_jax.flops.traced.pairs import Band, KeptPairs, kept_pairs, told_around, told_mask
 
 # Of a product of scores; the cotangent that comes from a plain sum is a constant.
 _NO_PARAMETERS = {Origin.CONSTANT, Origin.ACTIVATION}

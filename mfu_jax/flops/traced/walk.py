@@ -26,7 +26,7 @@ from mfu_jax.flops.traced.flow import (
 )
 from mfu_jax.flops.traced.known_values import Known, constant, evaluate, scalar
 from mfu_jax.flops.traced.loops import trip_count
-from mfu_jax.flops.traced.masks import Band, KeptPairs
+from mfu_jax.flops.traced.pairs import Band, KeptPairs
 from mfu_jax.flops.traced.pallas import attention_kernel, kernel_cost
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.scores import Scores

@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mfu_jax.flops.pairs import (
+from mfu_jax.flops.masks import (
     BlockDiffusion,
     Causal,
     Chunked,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.counting import count_model_flops
-from mfu_jax.flops.traced.masks import Band, attention_mask, document_pairs, read_pairs
+from mfu_jax.flops.traced.pairs import Band, attention_mask, document_pairs, read_pairs
 
 B, S, H, D = 2, 12, 4, 8
 PAIR = 2 * 2 * H * D  # scores and values, for one query and one key, all heads

@@ -9,7 +9,7 @@ from mfu_jax.flops.analytic import matmuls
 from mfu_jax.flops.analytic.architectures.registry import architecture
 from mfu_jax.flops.analytic.components import Layer, Model
 from mfu_jax.flops.analytic.shapes.model import ModelShape
-from mfu_jax.flops.pairs import Full
+from mfu_jax.flops.masks import Full
 
 _TIMESTEP_FREQUENCIES = 256
 

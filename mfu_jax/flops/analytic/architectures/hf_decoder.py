@@ -14,7 +14,7 @@ from mfu_jax.flops.analytic.mixers import gated_short_convolution, mamba
 from mfu_jax.flops.analytic.shapes.hf_decoder import CHUNKED, FULL, SLIDING, HfDecoderShape
 from mfu_jax.flops.analytic.shapes.model import ModelShape
 from mfu_jax.flops.analytic.towers.huggingface import tower_layers
-from mfu_jax.flops.pairs import BidirectionalWindow, Full, Mask
+from mfu_jax.flops.masks import BidirectionalWindow, Full, Mask
 
 
 @architecture("hf_decoder")

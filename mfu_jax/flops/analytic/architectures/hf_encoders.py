@@ -16,7 +16,7 @@ from mfu_jax.flops.analytic.components import Component, Layer, Model
 from mfu_jax.flops.analytic.matmuls import Components
 from mfu_jax.flops.analytic.shapes.hf_encoder import HfEncoderShape
 from mfu_jax.flops.analytic.shapes.model import ModelShape
-from mfu_jax.flops.pairs import Causal, Full, Mask
+from mfu_jax.flops.masks import Causal, Full, Mask
 
 
 def _checked(shape: ModelShape) -> HfEncoderShape:

@@ -14,7 +14,7 @@ from mfu_jax.flops.analytic.components import Layer, Model, layers_of
 from mfu_jax.flops.analytic.matmuls import Components
 from mfu_jax.flops.analytic.shapes.fields import shown
 from mfu_jax.flops.analytic.shapes.model import ModelShape
-from mfu_jax.flops.pairs import TopK
+from mfu_jax.flops.masks import TopK
 
 
 @architecture("deepseek")

@@ -9,7 +9,7 @@ from mfu_jax.flops.analytic.components import Layer, Model
 from mfu_jax.flops.analytic.matmuls import Components
 from mfu_jax.flops.analytic.shapes.model import ModelShape
 from mfu_jax.flops.analytic.towers.maxtext import towers
-from mfu_jax.flops.pairs import (
+from mfu_jax.flops.masks import (
     BlockDiffusion,
     Causal,
     Chunked,

@@ -19,7 +19,7 @@ from mfu_jax.flops.analytic.matmuls import (
 )
 from mfu_jax.flops.analytic.shapes.hf_decoder import HfDecoderShape
 from mfu_jax.flops.analytic.towers.gemma4_vision import gated_vision_transformer
-from mfu_jax.flops.pairs import LocalBlocks
+from mfu_jax.flops.masks import LocalBlocks
 
 Tower = tuple[Layer, ...]
 

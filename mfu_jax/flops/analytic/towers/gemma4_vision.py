@@ -5,7 +5,7 @@ from __future__ import annotations
 from mfu_jax.flops.analytic.components import Layer
 from mfu_jax.flops.analytic.matmuls import attention, mlp, norm, projection, table
 from mfu_jax.flops.analytic.shapes.model import ModelShape
-from mfu_jax.flops.pairs import Full
+from mfu_jax.flops.masks import Full
 
 
 def gated_vision_transformer(

@@ -23,7 +23,7 @@ from mfu_jax.flops.analytic.matmuls import (
 )
 from mfu_jax.flops.analytic.shapes.model import ModelShape
 from mfu_jax.flops.analytic.towers.gemma4_vision import gated_vision_transformer
-from mfu_jax.flops.pairs import Full
+from mfu_jax.flops.masks import Full
 
 
 def encoder_layers(

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.pairs import Causal, Mask, SlidingWindow
+from mfu_jax.flops.masks import Causal, Mask, SlidingWindow
 
 MaskKind = Literal["causal", "full", "documents", "causal_documents"]
 PACKED = ("documents", "causal_documents")

@@ -16,6 +16,7 @@ import pytest
 from mfu_jax import cli, hardware
 from mfu_jax.errors import UserError
 from mfu_jax.hardware import calibration
+from tests.support.floats import assert_close_as_float32
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +59,7 @@ def test_the_chain_multiplies_as_often_as_it_is_told():
     x = jax.random.normal(jax.random.key(1), (8, 8))
     chained = jax.jit(calibration._chain)(a, x, 3)
     expected = np.linalg.matrix_power(np.asarray(a, np.float64), 3) @ np.asarray(x, np.float64)
-    np.testing.assert_allclose(chained, expected, rtol=1e-4, atol=1e-4)
+    assert_close_as_float32(chained, expected, terms=8)
 
 
 def test_a_measured_peak_is_near_what_one_plain_matmul_reaches():

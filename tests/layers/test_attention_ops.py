@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from mfu_jax.layers.attention_ops import ATTENTION_OPS, choose_attention
 
+from tests.support.floats import assert_close_as_float32
+
 
 def written_out(q: np.ndarray, k: np.ndarray, v: np.ndarray, segments: np.ndarray) -> np.ndarray:
     """Softmax attention (arXiv 1706.03762, equation 1), token by token."""
@@ -38,7 +40,7 @@ def inputs(S: int, N: int, K: int, h: int) -> tuple[np.ndarray, ...]:
 def test_xla_implementations_are_attention(op: str, heads: tuple[int, int]) -> None:
     arrays = inputs(24, *heads, 8)
     got = ATTENTION_OPS[op](*map(jnp.asarray, arrays))
-    np.testing.assert_allclose(got, written_out(*arrays), atol=2e-6)
+    assert_close_as_float32(got, written_out(*arrays), terms=24)
 
 
 @pytest.mark.slow
@@ -48,7 +50,7 @@ def test_flash_is_attention_when_interpreted() -> None:
     arrays = inputs(128, 2, 1, 128)
     with pltpu.force_tpu_interpret_mode():
         got = ATTENTION_OPS["flash"](*map(jnp.asarray, arrays))
-    np.testing.assert_allclose(got, written_out(*arrays), atol=2e-5)
+    assert_close_as_float32(got, written_out(*arrays), terms=128)
 
 
 @pytest.mark.slow
@@ -59,7 +61,7 @@ def test_splash_is_attention_when_interpreted(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(kernel, "make_splash_mha", interpreted)
     arrays = inputs(128, 2, 1, 128)
     got = ATTENTION_OPS["splash"](*map(jnp.asarray, arrays))
-    np.testing.assert_allclose(got, written_out(*arrays), atol=2e-5)
+    assert_close_as_float32(got, written_out(*arrays), terms=128)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,58 @@
+"""The float comparison accepts another order of summation, and nothing that a bug would do."""
+
+import numpy as np
+import pytest
+
+from tests.support.floats import assert_close_as_float32
+
+TERMS = 1024
+RNG = np.random.default_rng(0)
+A = RNG.normal(size=(16, TERMS)).astype(np.float32)
+B = RNG.normal(size=(TERMS, 16)).astype(np.float32)
+EXACT = A.astype(np.float64) @ B.astype(np.float64)
+
+
+def one_term_after_another() -> np.ndarray:
+    total = np.zeros((16, 16), np.float32)
+    for k in range(TERMS):
+        total += A[:, k, None] * B[None, k]
+    return total
+
+
+def test_any_order_of_summation_is_accepted() -> None:
+    assert_close_as_float32(one_term_after_another(), EXACT, terms=TERMS)
+    assert_close_as_float32({"a": [A @ B]}, {"a": [EXACT]}, terms=TERMS)
+
+
+@pytest.mark.parametrize("element", [(0, 0), np.unravel_index(np.abs(EXACT).argmin(), (16, 16))])
+def test_one_element_off_by_a_thousandth_of_the_largest_is_caught(element: tuple[int, int]) -> None:
+    planted = A @ B
+    planted[element] += 1e-3 * np.abs(EXACT).max()
+    with pytest.raises(AssertionError):
+        assert_close_as_float32(planted, EXACT, terms=TERMS)
+
+
+def test_a_dropped_term_is_caught() -> None:
+    with pytest.raises(AssertionError):
+        assert_close_as_float32(A[:, 1:] @ B[1:], EXACT, terms=TERMS)
+
+
+def test_each_leaf_is_held_to_its_own_largest_element() -> None:
+    small = np.array([1e-3, 1.1e-3])
+    with pytest.raises(AssertionError):
+        assert_close_as_float32([EXACT, small * 1.001], [EXACT, small], terms=TERMS)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_nan_and_infinity_are_caught(wrong: float) -> None:
+    with pytest.raises(AssertionError):
+        assert_close_as_float32(np.array([1.0, wrong]), np.array([1.0, 1.0]), terms=TERMS)
+    with pytest.raises(AssertionError):
+        assert_close_as_float32(np.array([1.0, 2.0]), np.array([1.0, wrong]), terms=TERMS)
+
+
+def test_another_tree_is_caught() -> None:
+    with pytest.raises(AssertionError):
+        assert_close_as_float32([EXACT], [EXACT, EXACT], terms=TERMS)
+    with pytest.raises(AssertionError):
+        assert_close_as_float32(1.0, np.ones(3), terms=TERMS)

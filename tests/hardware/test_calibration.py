@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import time
 from pathlib import Path
 
 import jax
@@ -15,6 +14,7 @@ import pytest
 
 from mfu_jax import cli, hardware
 from mfu_jax.errors import UserError
+from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.hardware import calibration
 from tests.support.floats import assert_close_as_float32
 
@@ -49,6 +49,14 @@ class _Clock:
         return self.now
 
 
+@pytest.fixture
+def all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No quota, and nobody else wants a core."""
+    monkeypatch.setattr(calibration, "_cpu_quota", lambda: float("inf"))
+    monkeypatch.setattr(calibration, "_waited_seconds", lambda: 0.0)
+
+
+@pytest.mark.usefixtures("all_cores")
 def test_rate_is_two_n_cubed_over_the_best_run():
     result = calibration.measure("fp32", jax.devices()[0], sizes=(32, 64), clock=_Clock())
     assert (result["flops_per_sec"], result["size"]) == (2 * 64**3, 64)
@@ -62,18 +70,19 @@ def test_the_chain_multiplies_as_often_as_it_is_told():
     assert_close_as_float32(chained, expected, terms=8)
 
 
-def test_a_measured_peak_is_near_what_one_plain_matmul_reaches():
-    n, seconds = 512, []
+def test_the_compiled_chain_runs_every_matmul_that_the_rate_counts():
+    n, matmuls = 32, 5
     a = jnp.ones((n, n))
-    matmul = jax.jit(jnp.dot)
-    matmul(a, a).block_until_ready()
-    for _ in range(50):
-        start = time.perf_counter()
-        matmul(a, a).block_until_ready()
-        seconds.append(time.perf_counter() - start)
-    plain = 2 * n**3 / min(seconds)
-    result = calibration.measure("fp32", jax.devices()[0], sizes=(n,))
-    assert 0.5 < result["flops_per_sec"] / plain < 4  # the plain one may have had to share cores
+    compiled = jax.jit(calibration._chain).lower(a, a, matmuls).compile()
+    (loop,) = executed_flops(compiled).unaccounted  # runs as often as its operand says
+    count = executed_flops(compiled, trip_counts={loop.where: matmuls})
+    assert (count.total, count.unaccounted) == (matmuls * 2 * n**3, ())
+
+
+def test_a_real_clock_gives_a_rate():
+    result = calibration.measure("fp32", jax.devices()[0], sizes=(32,))
+    assert 0 < result["flops_per_sec"] < float("inf")
+    assert result["size"] == 32
 
 
 def test_a_quota_of_cpu_time_limits_the_peak(monkeypatch: pytest.MonkeyPatch):

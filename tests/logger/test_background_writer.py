@@ -8,6 +8,7 @@ import pytest
 from mfu_jax.logger.sinks import StepRecord
 from mfu_jax.logger.writer import BackgroundWriter, GuardedSink
 from tests.support.fake_device import FakeClock, ListSink
+from tests.support.work import HANG_SECONDS
 
 
 def record(step: int) -> StepRecord:
@@ -23,10 +24,10 @@ def test_items_are_handled_in_order_and_all_before_close_returns() -> None:
     writer = BackgroundWriter(seen.append, size=10)
     for number in range(1000):
         writer.put(number)
-    assert writer.flush(10)
+    assert writer.flush(HANG_SECONDS)
     assert seen == list(range(1000))
     writer.put(1000)
-    assert writer.close(10)
+    assert writer.close(HANG_SECONDS)
     assert seen == list(range(1001))
     assert writer.dropped == 0
 
@@ -42,7 +43,7 @@ def test_an_error_costs_one_item_and_not_the_thread(caplog: pytest.LogCaptureFix
     writer = BackgroundWriter(handle)
     for number in range(3):
         writer.put(number)
-    assert writer.close(10)
+    assert writer.close(HANG_SECONDS)
     assert seen == [0, 2]
     assert "a defect" in caplog.text
 
@@ -53,20 +54,20 @@ def test_a_stuck_writer_lets_the_run_go_on(caplog: pytest.LogCaptureFixture) -> 
 
     def handle(number: int) -> None:
         begun.set()
-        release.wait(10)
+        release.wait(HANG_SECONDS)
         seen.append(number)
 
     writer = BackgroundWriter(handle, size=2, patience_seconds=0.0)
     writer.put(0)
-    assert begun.wait(10)
+    assert begun.wait(HANG_SECONDS)
     for number in range(1, 6):  # two fit, three do not
         writer.put(number)
     assert writer.dropped == 3
     assert caplog.text.count("writing metrics is stuck") == 1
     release.set()
-    assert writer.flush(10)
+    assert writer.flush(HANG_SECONDS)
     writer.put(6)
-    assert writer.close(10)
+    assert writer.close(HANG_SECONDS)
     assert seen == [0, 1, 2, 6]
 
 

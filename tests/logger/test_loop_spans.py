@@ -10,6 +10,7 @@ from mfu_jax.logger.non_finite import NonFiniteLossError
 from mfu_jax.logger.sinks import StepRecord
 from tests.support.fake_device import ListSink
 from tests.support.logger_run import Run
+from tests.support.work import HANG_SECONDS
 
 
 def test_a_recompile_inside_of_the_run_is_noted_and_its_step_kept_out() -> None:
@@ -142,7 +143,7 @@ def test_a_sink_that_hangs_holds_up_one_checkpoint_only(
 
     class Hanging(ListSink):
         def write(self, record: StepRecord) -> None:
-            release.wait(10)
+            release.wait(HANG_SECONDS)
             super().write(record)
 
     sink = Hanging()
@@ -153,7 +154,7 @@ def test_a_sink_that_hangs_holds_up_one_checkpoint_only(
             pass
     assert caplog.text.count("metrics were not all written") == 1
     release.set()
-    monkeypatch.setattr("mfu_jax.logger.pipeline.HUNG_DRAIN_SECONDS", 10.0)
-    run.logger._pipeline._patience_seconds = 10.0
+    monkeypatch.setattr("mfu_jax.logger.pipeline.HUNG_DRAIN_SECONDS", HANG_SECONDS)
+    run.logger._pipeline._patience_seconds = HANG_SECONDS
     run.logger.close()
     assert [record.step for record in sink.records] == [0, 1, 2]

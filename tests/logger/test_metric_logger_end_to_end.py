@@ -13,6 +13,7 @@ import pytest
 
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import ConsoleSink, CsvSink, JsonlSink, Sink, TensorBoardSink
+from tests.support.work import HANG_SECONDS
 
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
@@ -117,7 +118,7 @@ def test_a_loop_that_dies_without_closing_the_logger_loses_no_step(tmp_path: Pat
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert done.returncode == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger.phases import PhaseBook
 from mfu_jax.logger.sinks import Sink, StepRecord
 from mfu_jax.logger.step_cost import StepCost, add_costs
+from tests.support.fake_device import FakeClock
 from tests.support.floats import assert_close_as_float32
 from tests.support.paths import SCRIPTS
 
@@ -143,21 +143,25 @@ def test_phases_and_the_whole_step() -> None:
 def test_phases_of_functions_that_nobody_instrumented() -> None:
     memory = Memory()
     cost = StepCost(model_flops_per_device=FORWARD, peak_flops_per_sec=1e9)
-    with mfu_jax.MetricLogger(sinks=[memory]) as logger:
+    clock = FakeClock()
+    with mfu_jax.MetricLogger(
+        sinks=[memory], clock=clock.wall, monotonic=clock.monotonic
+    ) as logger:
         w, x = jnp.ones((8, 8)), jnp.ones((16, 8))
         for step in range(2):
             with logger.phase("environment"):
-                time.sleep(0.002)
+                clock.advance(2.0)
             with logger.phase("rollout", cost=cost) as phase:
                 x = play(w, x)
                 phase.wait_for(x)
+                clock.advance(0.5)
             logger.record(step, {"loss": x.mean()})
     last = memory.records[-1].scalars
     assert last["perf/per_device_tflops"] * 1e12 == FORWARD
-    assert last["phase/environment/seconds"] >= 0.002
+    assert last["phase/environment/seconds"] == 2.0
     assert "phase/environment/mfu" not in last
-    seconds = last["phase/rollout/seconds"]
-    assert last["phase/rollout/mfu"] == pytest.approx(FORWARD / (1e9 * seconds))
+    assert last["phase/rollout/seconds"] == 0.5
+    assert last["phase/rollout/mfu"] == pytest.approx(FORWARD / (1e9 * 0.5))
 
 
 def test_a_step_timed_as_a_block() -> None:

@@ -8,6 +8,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger.compile_events import CompileEvent
 from mfu_jax.logger.timer import Reading, StepTimer, ThreadWatcher, TimedStep
 from tests.support.fake_device import FakeArray, FakeClock, FakeDevice, FakeWatcher
+from tests.support.work import HANG_SECONDS
 
 
 class Loop:
@@ -301,7 +302,7 @@ def test_the_watchers_thread_stamps_a_step_when_it_ends() -> None:
     class Gate(FakeArray):
         def block_until_ready(self) -> FakeArray:
             begun.set()
-            ended.wait(10)
+            ended.wait(HANG_SECONDS)
             return self
 
     def read() -> Reading:
@@ -311,11 +312,11 @@ def test_the_watchers_thread_stamps_a_step_when_it_ends() -> None:
     watcher = ThreadWatcher(read)
     step = TimedStep(0, {"loss": Gate(clock, 0.0, 1.0)})
     watcher.watch(step)
-    assert begun.wait(10)
+    assert begun.wait(HANG_SECONDS)
     assert step.completed is None
     clock.advance(7.0)
     ended.set()
-    assert stamped.wait(10)
+    assert stamped.wait(HANG_SECONDS)
     watcher.close()
     while step.completed is None:  # the assignment follows the reading at once
         pass

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 from mfu_jax.logger.non_finite import NON_FINITE_EXIT_CODE
 from tests.support.floats import assert_close_as_float32
 from tests.support.paths import ROOT
+from tests.support.work import HANG_SECONDS
 
 TINY = [
     "configs/base.yml",
@@ -47,7 +47,7 @@ def start(folder: Path, *arguments: str, **options: Any) -> subprocess.Popen[str
 
 def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
     process = start(folder, *arguments)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=HANG_SECONDS)
     return process.returncode, out, err
 
 
@@ -128,7 +128,7 @@ def test_a_killed_run_resumes_bitwise_with_every_step_once(
         if line.startswith("completed step: 19"):
             process.send_signal(signal.SIGKILL)
             break
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == -signal.SIGKILL
     survived = records(tmp_path)  # every line parses: none is torn in the middle
     assert survived[-1]["step"] >= 17
@@ -155,7 +155,7 @@ def test_sigterm_saves_and_the_next_run_goes_on_bitwise(
         if line.startswith("completed step: 5,"):
             process.send_signal(signal.SIGTERM)
             break
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 143, err
     done = len(records(tmp_path))
     assert 6 <= done < 40
@@ -222,7 +222,6 @@ def test_bad_input_is_one_line_and_exit_code_2(case: str, tmp_path: Path) -> Non
     command = [sys.executable, "-m", "mfu_jax.cli", "train"]
     if not arguments[0].endswith(".yml") or "=" in arguments[0]:
         command += [*TINY, f"base_output_directory={tmp_path / 'out'}"]
-    began = time.monotonic()
     done = subprocess.run(
         [*command, *arguments],
         cwd=ROOT,
@@ -235,7 +234,6 @@ def test_bad_input_is_one_line_and_exit_code_2(case: str, tmp_path: Path) -> Non
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert done.stdout == ""
-    assert time.monotonic() - began < 60
 
 
 @pytest.mark.slow
@@ -246,7 +244,7 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path) -> None:
     keys = ("steps=4", "eval_interval=2", "enable_checkpointing=true", "checkpoint_period=2")
     job = (*keys, "per_device_batch_size=2", f"coordinator_address=localhost:{port}")
     processes = [start(tmp_path, *job, "num_processes=2", f"process_id={i}") for i in range(2)]
-    outputs = [process.communicate(timeout=300) for process in processes]
+    outputs = [process.communicate(timeout=HANG_SECONDS) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs[0][1]
     # The first process alone writes.
     assert "completed step: 3" in outputs[0][0]

@@ -13,6 +13,7 @@ import pytest
 from mfu_jax.errors import UserError
 from mfu_jax.logger.sinks import JsonlSink, StepRecord
 from mfu_jax.logger.summary import Summary
+from tests.support.work import HANG_SECONDS
 
 
 def record(step: int, **scalars: float) -> StepRecord:
@@ -208,6 +209,6 @@ def test_a_run_killed_and_resumed_has_every_step_once(tmp_path: Path) -> None:
             assert process.stdout is not None
             assert process.stdout.readline() == "saved\n"
             process.send_signal(signal.SIGKILL)
-            process.wait(30)
+            process.wait(HANG_SECONDS)
     write(path, range(402, 410), resume_from_step=402)
     assert steps_of(path) == list(range(410))

@@ -1,6 +1,24 @@
-"""Eight virtual CPU devices for every test that wants a mesh, set before JAX starts."""
+"""Eight virtual CPU devices for every test that wants a mesh; started processes share programs."""
 
 import os
 
+import pytest
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
+
+import jax  # noqa: F401  # reads the environment now: what is set below is for started processes
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compilation_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Processes that tests start, from any worker, take their programs from one folder."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    os.environ |= {
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }

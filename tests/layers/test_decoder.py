@@ -1,5 +1,6 @@
 """The decoder: causal, packed, the same scanned and unrolled, unchanged by remat."""
 
+import functools
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from tests.support.floats import assert_close_as_float32
 
 S = 16
 TERMS = 256  # the vocabulary, the longest sum
+TOKENS = np.random.default_rng(0).integers(1, 256, (2, S))
 
 
 def decoder(**keys: Any) -> Decoder:
@@ -32,53 +34,51 @@ def logits(model: Decoder, tokens: np.ndarray, segments: np.ndarray | None = Non
         for s in range(1, tokens.shape[1]):
             same = segments[row, s] == segments[row, s - 1]
             positions[row, s] = positions[row, s - 1] + 1 if same else 0
-    return np.asarray(model(jnp.asarray(tokens), jnp.asarray(positions), jnp.asarray(segments)))
-
-
-@pytest.fixture
-def tokens() -> np.ndarray:
-    return np.random.default_rng(0).integers(1, 256, (2, S))
+    inputs = (jnp.asarray(array) for array in (tokens, positions, segments))
+    return np.asarray(nnx.jit(Decoder.__call__)(model, *inputs))
 
 
 @pytest.mark.parametrize("block", ["llama2", "gpt2"])
-def test_no_token_sees_the_future(tokens: np.ndarray, block: str) -> None:
+def test_no_token_sees_the_future(block: str) -> None:
     model = decoder(decoder_block=block)
-    changed = tokens.copy()
+    changed = TOKENS.copy()
     changed[:, 9:] = 7
-    before, after = logits(model, tokens), logits(model, changed)
+    before, after = logits(model, TOKENS), logits(model, changed)
     assert_close_as_float32(after[:, :9], before[:, :9], terms=TERMS)
     assert np.abs(before[:, 9:] - after[:, 9:]).max() > 1e-3
 
 
-def test_a_packed_document_is_read_as_if_it_stood_alone(tokens: np.ndarray) -> None:
+def test_a_packed_document_is_read_as_if_it_stood_alone() -> None:
     model = decoder()
     segments = np.where(np.arange(S) < 6, 1, 2) * np.ones((2, 1), int)
-    packed = logits(model, tokens, segments)
-    assert_close_as_float32(packed[:, :6], logits(model, tokens[:, :6]), terms=TERMS)
-    assert_close_as_float32(packed[:, 6:], logits(model, tokens[:, 6:]), terms=TERMS)
+    packed = logits(model, TOKENS, segments)
+    assert_close_as_float32(packed[:, :6], logits(model, TOKENS[:, :6]), terms=TERMS)
+    assert_close_as_float32(packed[:, 6:], logits(model, TOKENS[:, 6:]), terms=TERMS)
 
 
-def test_scanned_and_unrolled_layers_agree(tokens: np.ndarray) -> None:
+def test_scanned_and_unrolled_layers_agree() -> None:
     scanned, unrolled = decoder(scan_layers=True), decoder(scan_layers=False)
-    assert_close_as_float32(logits(scanned, tokens), logits(unrolled, tokens), terms=TERMS)
+    assert_close_as_float32(logits(scanned, TOKENS), logits(unrolled, TOKENS), terms=TERMS)
+
+
+@functools.cache
+def gradients(**keys: Any) -> Any:
+    """Of the summed squares of all logits."""
+    graph, weights = nnx.split(decoder(**keys))
+    inputs, ones = jnp.asarray(TOKENS), jnp.ones_like(TOKENS)
+
+    def loss(weights: Any) -> jax.Array:
+        return jnp.square(nnx.merge(graph, weights)(inputs, ones, ones)).sum()
+
+    return jax.tree.leaves(jax.jit(jax.grad(loss))(weights))
 
 
 @pytest.mark.parametrize("policy", ["minimal", "full", "names"])
 @pytest.mark.parametrize("scan", [True, False])
-def test_remat_changes_no_gradient(tokens: np.ndarray, policy: str, scan: bool) -> None:
-    def gradients(model: Decoder) -> Any:
-        graph, weights = nnx.split(model)
-
-        def loss(weights: Any) -> jax.Array:
-            ones = jnp.ones_like(jnp.asarray(tokens))
-            return jnp.square(nnx.merge(graph, weights)(jnp.asarray(tokens), ones, ones)).sum()
-
-        return jax.tree.leaves(jax.grad(loss)(weights))
-
-    names = ["context", "mlpwi_0"] if policy == "names" else []
-    with_remat = decoder(scan_layers=scan, remat_policy=policy, remat_save_names=names)
-    plain = decoder(scan_layers=scan)
-    assert_close_as_float32(gradients(with_remat), gradients(plain), terms=TERMS)
+def test_remat_changes_no_gradient(policy: str, scan: bool) -> None:
+    names = ("context", "mlpwi_0") if policy == "names" else ()
+    with_remat = gradients(scan_layers=scan, remat_policy=policy, remat_save_names=names)
+    assert_close_as_float32(with_remat, gradients(scan_layers=scan), terms=TERMS)
 
 
 def test_weights_keep_their_dtype_and_matmuls_take_the_other() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mfu_jax import cli
 from mfu_jax.logger.non_finite import NON_FINITE_EXIT_CODE
 from tests.support.floats import assert_close_as_float32
 from tests.support.paths import ROOT
@@ -29,7 +30,12 @@ TINY = [
     "peak_tflops_per_device=5",
     "tensorboard_dir=",
 ]
-ONE_DEVICE = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+
+
+def one_device() -> dict[str, str]:
+    """The environment of a trainer on one CPU device, whose machine code is not optimised."""
+    own = {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
+    return {**os.environ, **own}
 
 
 def start(folder: Path, *arguments: str, **options: Any) -> subprocess.Popen[str]:
@@ -37,7 +43,7 @@ def start(folder: Path, *arguments: str, **options: Any) -> subprocess.Popen[str
     return subprocess.Popen(
         [*command, *arguments],
         cwd=ROOT,
-        env=ONE_DEVICE,
+        env=one_device(),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -183,7 +189,7 @@ def test_another_models_checkpoint_is_refused_and_kept(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_nan_loss_ends_the_run_with_its_own_exit_code(tmp_path: Path) -> None:
     keys = ("learning_rate=1e30", "gradient_clipping_threshold=0", "warmup_steps_fraction=0")
-    code, out, err = run(tmp_path, "steps=20", *keys)
+    code, out, err = run(tmp_path, "steps=6", *keys)
     assert code == NON_FINITE_EXIT_CODE
     assert "Traceback" not in err
     assert records(tmp_path)[-1]["learning/loss"] in ("NaN", "Infinity")
@@ -195,7 +201,7 @@ BAD = {
     "unknown key": (["stepz=3"], "did you mean 'steps'"),
     "wrong type": (["steps=many"], "whole number"),
     "heads": (["num_query_heads=3", "num_kv_heads=2"], "num_query_heads=3"),
-    "batch": (["per_device_batch_size=0.5"], "whole number"),
+    "batch": (["per_device_batch_size=0.3"], "whole number"),
     "mesh": (["data=3"], "does not fill"),
     "dataset folder": (["dataset_path=/nowhere"], "/nowhere"),
     "no file": (["none.yml"], "none.yml"),
@@ -212,20 +218,37 @@ BAD = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_and_exit_code_2(case: str, tmp_path: Path) -> None:
-    (tmp_path / "tag.yml").write_text("steps: !!python/object/apply:os.system ['true']\n")
-    (tmp_path / "broken.yml").write_text("steps: [1\n")
+def bad_command(case: str, folder: Path) -> tuple[list[str], str]:
+    """The arguments of `mfu-jax` in a bad case, and the words of its message."""
+    (folder / "tag.yml").write_text("steps: !!python/object/apply:os.system ['true']\n")
+    (folder / "broken.yml").write_text("steps: [1\n")
     arguments, words = BAD[case]
-    arguments = [a.format(tmp=tmp_path) for a in arguments]
-    command = [sys.executable, "-m", "mfu_jax.cli", "train"]
+    arguments = [a.format(tmp=folder) for a in arguments]
     if not arguments[0].endswith(".yml") or "=" in arguments[0]:
-        command += [*TINY, f"base_output_directory={tmp_path / 'out'}"]
+        arguments = [*TINY, f"base_output_directory={folder / 'out'}", *arguments]
+    return ["train", *arguments], words
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(
+    case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command, words = bad_command(case, tmp_path)
+    assert cli.main(command) == 2
+    out, err = capfd.readouterr()
+    assert words in err
+    assert len(err.splitlines()) == 1
+    assert out == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["unknown key", "unwritable checkpoints"])
+def test_bad_input_of_a_process_is_one_line_and_exit_code_2(case: str, tmp_path: Path) -> None:
+    command, words = bad_command(case, tmp_path)
     done = subprocess.run(
-        [*command, *arguments],
+        [sys.executable, "-m", "mfu_jax.cli", *command],
         cwd=ROOT,
-        env=ONE_DEVICE,
+        env=one_device(),
         text=True,
         capture_output=True,
         check=False,

@@ -15,11 +15,11 @@ from mfu_jax.flops.executed.kernels.registry import (
     KernelCall,
     KernelCost,
     UnknownCost,
-    is_attention,
     kernel_cost,
 )
 from mfu_jax.flops.executed.loops import trip_count
 from mfu_jax.flops.executed.matmuls import MATMULS, operand_dtype
+from mfu_jax.flops.kernels import is_attention
 
 KernelFlops = Mapping[str, int] | Callable[[KernelCall], int | None]
 
@@ -173,7 +173,7 @@ class CostReader:
                     cost.rematerialized,
                     kernel,
                     cost.seen_by_xla,
-                    is_attention(call),
+                    is_attention(call.target) or is_attention(call.name),
                 )
             )
 

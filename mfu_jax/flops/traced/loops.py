@@ -19,7 +19,7 @@ _COMPARE = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
 
 
-def trip_count(
+def jaxpr_trip_count(
     condition: Any,
     body: Any,
     known: Sequence[Known],

@@ -6,20 +6,20 @@ tables (the block mask of splash attention) are worked out for every program at 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jax.extend.core import Literal
 
+from mfu_jax.flops.kernels import AttentionKernel, kernels_named
 from mfu_jax.flops.traced import jax_internals
 from mfu_jax.flops.traced.flow import operand_dtype
 from mfu_jax.flops.traced.known_values import Known, Table, evaluate, scalar
-from mfu_jax.flops.traced.loops import trip_count
+from mfu_jax.flops.traced.loops import jaxpr_trip_count
 from mfu_jax.flops.traced.rules import RULES
 
 # Matmuls of Mosaic GPU kernels, whose operands are memory references without a shape of their own.
@@ -30,7 +30,7 @@ _LONGEST_UNROLLED = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelCost:
+class PallasCost:
     """Matmul FLOPs of one call of a kernel.
 
     Attributes:
@@ -46,54 +46,31 @@ class KernelCost:
     unknown: tuple[str, ...] = ()
 
 
-class AttentionKernel(NamedTuple):
-    """Matmuls over all pairs: those of the mathematics, and those that the kernel does.
-
-    Its operands begin with Q and K, whose positions lie along `sequence_dim`.
-    """
-
-    model: int
-    executed: int
-    sequence_dim: int = -2
-
-    def sequence_sizes(self, eqn: Any) -> tuple[int, int]:
-        """Queries and keys of a `pallas_call`."""
-        first = eqn.params["grid_mapping"].num_index_operands
-        q, k = (v.aval.shape for v in eqn.invars[first : first + 2])
-        return q[self.sequence_dim], k[self.sequence_dim]
-
-
-# Flash attention's backward computes the scores again: of its matmuls only dV, dP, dK and dQ are
-# the gradient. By kernel name: those bundled with JAX.
-ATTENTION_KERNELS: dict[str, AttentionKernel] = {
-    r"_?flash_attention_kernel.*|splash_\w*_fwd\w*": AttentionKernel(2, 2),
-    r"_?flash_attention_dkv_kernel|flash_mha_bwd_dkv\w*": AttentionKernel(2, 4),
-    r"_?flash_attention_dq_kernel|flash_mha_bwd_dq\w*|splash_\w*_dq\w*": AttentionKernel(2, 3),
-    r"mha_forward": AttentionKernel(2, 2, sequence_dim=-3),
-    r"mha_backward": AttentionKernel(4, 7, sequence_dim=-3),
-}
-
-
 def attention_kernel(eqn: Any) -> AttentionKernel | None:
-    """What is known of a `pallas_call` by its name; None if it is no attention kernel."""
-    name = kernel_name(eqn)
-    if re.fullmatch(r"splash_\w*_dkv\w*", name):
-        # dK and dV come last; what else is of the size of Q is dQ, the rest is scratch space.
-        query_size = max(v.aval.size for v in eqn.invars)
-        is_fused = any(v.aval.size >= query_size for v in eqn.outvars[:-2])
-        return AttentionKernel(4, 5) if is_fused else AttentionKernel(2, 4)
-    for pattern, kernel in ATTENTION_KERNELS.items():
-        if re.fullmatch(pattern, name):
-            return kernel
-    return None
+    """The registered kernel that a `pallas_call` runs, None if it is not one of attention."""
+    kernels = kernels_named(pallas_name(eqn))
+    if len(kernels) < 2:
+        return kernels[0] if kernels else None
+    # dK and dV come last; a further result as large as Q is dQ, the others are scratch space.
+    query_size = max(v.aval.size for v in eqn.invars)
+    has_dq = any(v.aval.size >= query_size for v in eqn.outvars[:-2])
+    return next((kernel for kernel in kernels if ("dQ" in kernel.products) == has_dq), None)
 
 
-def kernel_name(eqn: Any) -> str:
+def sequence_sizes(eqn: Any, kernel: AttentionKernel) -> tuple[int, int]:
+    """Queries and keys of a `pallas_call`, whose operands follow the grid's own."""
+    first = eqn.params["grid_mapping"].num_index_operands
+    q, k = (v.aval.shape for v in eqn.invars[first : first + 2])
+    assert kernel.sequence_dim is not None
+    return q[kernel.sequence_dim], k[kernel.sequence_dim]
+
+
+def pallas_name(eqn: Any) -> str:
     """The name under which a `pallas_call` appears in HLO."""
     return str(eqn.params.get("name") or eqn.params["jaxpr"].debug_info.func_name)
 
 
-def kernel_cost(eqn: Any, operands: Sequence[Known]) -> KernelCost:
+def pallas_cost(eqn: Any, operands: Sequence[Known]) -> PallasCost:
     """Counts a `pallas_call`.
 
     Args:
@@ -113,8 +90,8 @@ def kernel_cost(eqn: Any, operands: Sequence[Known]) -> KernelCost:
         run.walk(jaxpr, refs, programs)
         if grid != tuple(mapping.grid):
             run.unknown.add("the grid's size depends on data: one program was counted")
-    return KernelCost(
-        name=kernel_name(eqn),
+    return PallasCost(
+        name=pallas_name(eqn),
         flops=exact.flops,
         unskipped=unskipped.flops,
         unknown=tuple(sorted(exact.unknown)),
@@ -223,7 +200,7 @@ class _Programs:
         inner = jax_internals.inner_jaxprs(eqn.params)
         (condition,), (body,) = inner["cond_jaxpr"], inner["body_jaxpr"]
         cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        trips = trip_count(condition, body, known, cond_consts, body_consts)
+        trips = jaxpr_trip_count(condition, body, known, cond_consts, body_consts)
         if trips is not None and not self.skips:
             trips = np.max(trips)  # of the program that skips nothing
         before = self.flops.total()

@@ -10,8 +10,10 @@ from typing import Any
 from jax.extend.core import Literal, Primitive, primitives
 
 from mfu_jax.flops.count import Unaccounted
+from mfu_jax.flops.kernels import BY_PRIMITIVE
 from mfu_jax.flops.scopes import read_scope
-from mfu_jax.flops.traced import cudnn, jax_internals, mask_patterns
+from mfu_jax.flops.traced import jax_internals, mask_patterns
+from mfu_jax.flops.traced.attention_primitives import fused_attention
 from mfu_jax.flops.traced.flow import (
     INPUT,
     Flow,
@@ -25,9 +27,9 @@ from mfu_jax.flops.traced.flow import (
     operand_dtype,
 )
 from mfu_jax.flops.traced.known_values import Known, constant, evaluate, scalar
-from mfu_jax.flops.traced.loops import trip_count
+from mfu_jax.flops.traced.loops import jaxpr_trip_count
 from mfu_jax.flops.traced.pairs import Band, KeptPairs
-from mfu_jax.flops.traced.pallas import attention_kernel, kernel_cost
+from mfu_jax.flops.traced.pallas import attention_kernel, pallas_cost, sequence_sizes
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.scores import Scores
 
@@ -242,7 +244,7 @@ def _while(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
     _, test = walker.walk(condition, [*flows[:cond_consts], *out_flows], stack)
     known = [flow.known for flow in flows]
     consts = walker.known_constants
-    trips = trip_count(condition, body_jaxpr, known, cond_consts, body_consts, consts)
+    trips = jaxpr_trip_count(condition, body_jaxpr, known, cond_consts, body_consts, consts)
     runs = 1 if trips is None else trips
     tally.add(body, runs)
     tally.add(test, runs + 1)
@@ -259,7 +261,7 @@ def _pallas_call(
     walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
 ) -> list[Flow]:
     """The kernel's programs; of an attention kernel all pairs, and no scores a second time."""
-    cost = kernel_cost(eqn, [flow.known for flow in flows])
+    cost = pallas_cost(eqn, [flow.known for flow in flows])
     walker.kernels.setdefault(cost.name, set()).add(None if cost.unknown else cost.flops.total())
     attention = attention_kernel(eqn)
     if attention is None:
@@ -267,12 +269,13 @@ def _pallas_call(
             tally.unaccounted[_unaccounted(eqn, stack, f"{cost.name}: {reason}")] += 1
         return walker.add_work(eqn, cost.flops, flows, stack, tally)
     all_pairs = cost.unskipped.total()
-    number = walker.scores.new(stack, attention.sequence_sizes(eqn))
+    number = walker.scores.new(stack, sequence_sizes(eqn, attention))
     masks = walker.scores.masks
     if number not in masks and cost.flops.total() < all_pairs:
         ran = cost.flops.total()
         masks[number] = KeptPairs("blocks skipped by a kernel", ran, 2 * ran, all_pairs)
-    flops = {d: n * attention.model // attention.executed for d, n in cost.unskipped.items()}
+    needed, run = len(attention.needed), len(attention.products)
+    flops = {dtype: amount * needed // run for dtype, amount in cost.unskipped.items()}
     arrays = flows[eqn.params["grid_mapping"].num_index_operands :]  # after the tables of a mask
     return walker.add_work(eqn, flops, arrays, stack, tally, scores=(number,))
 
@@ -314,7 +317,7 @@ def _shard_map(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: T
 def _fused_attention(
     walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
 ) -> list[Flow]:
-    attention = cudnn.fused_attention(eqn)
+    attention = fused_attention(eqn)
     number = walker.scores.new(stack, attention.sizes)
     if attention.band != Band():
         walker.scores.mask(number, attention.band, *attention.sizes)
@@ -338,8 +341,7 @@ def _linear_solve(
 
 _Descent = Callable[[Walker, Any, list[Flow], str, Tally], list[Flow]]
 _DESCENTS: dict[str, _Descent] = {
-    **dict.fromkeys(cudnn.FORWARD, _fused_attention),
-    **dict.fromkeys(cudnn.BACKWARD, _fused_attention),
+    **dict.fromkeys(BY_PRIMITIVE, _fused_attention),
     "cond": _cond,
     "linear_solve": _linear_solve,
     "pallas_call": _pallas_call,

@@ -27,6 +27,7 @@ from mfu_jax.flops.executed.kernels.registry import (
     UnknownCost,
     register_kernel,
 )
+from mfu_jax.flops.kernels import kernels_named
 
 
 @register_kernel("tpu_custom_call")
@@ -44,29 +45,25 @@ def _pallas_tpu(call: KernelCall) -> KernelCost | UnknownCost:
         return UnknownCost(
             reason=str(error),
             dtype=body.dtype if body else "",
-            share_rematerialized=_share_computed_again(body, call.name) if body else Fraction(0),
+            share_rematerialized=_share_recomputed(body, call.name) if body else Fraction(0),
             estimate=estimate,
         )
     return KernelCost(
         flops=flops,
-        rematerialized=int(flops * _share_computed_again(body, call.name)),
+        rematerialized=int(flops * _share_recomputed(body, call.name)),
         dtype=body.dtype,
         seen_by_xla=estimate or 0,
     )
 
 
-def _share_computed_again(body: KernelBody, name: str) -> Fraction:
-    """The share of the body's matmuls that a flash attention's backward pass computes again.
+def _share_recomputed(body: KernelBody, name: str) -> Fraction:
+    """The share of the body's matmuls that an attention kernel recomputes.
 
-    With the scores S = Q·Kᵀ and dP = dO·Vᵀ, a kernel for dK and dV computes S, dP, dV, dK (and dQ
-    where it is fused), one for dQ computes S, dP, dQ: S is always known from the forward pass, dP
-    from the other kernel.
+    Of several kernels of this name, the one whose matmuls the body repeats a whole number of times.
     """
-    if re.search(r"(flash|splash)_m[hq]a_(bwd_)?dkv", name):
-        return Fraction(1, 5 if body.matmuls % 5 == 0 else 4)
-    if re.search(r"(flash|splash)_m[hq]a_(bwd_)?dq", name):
-        return Fraction(2, 3)
-    return Fraction(0)
+    kernels = kernels_named(name)
+    fitting = [kernel for kernel in kernels if body.matmuls % len(kernel.products) == 0]
+    return (*fitting, *kernels)[0].share_recomputed if kernels else Fraction(0)
 
 
 def _estimate(config: Mapping[str, Any]) -> int | None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, Shape, dtype_bits
 from mfu_jax.flops.executed.matmuls import operand_dtype, result_shape
+from mfu_jax.flops.kernels import kernels_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,14 +161,6 @@ _FREE = re.compile(
 )
 
 
-_ATTENTION = re.compile(r"attention|fmha|flash|splash|(?<![a-z])m[hq]a(?![a-z])", re.IGNORECASE)
-
-
-def is_attention(call: KernelCall) -> bool:
-    """Whether a kernel does attention, by its names."""
-    return any(_ATTENTION.search(text) for text in (call.target, call.name))
-
-
 def kernel_cost(call: KernelCall) -> KernelCost | UnknownCost:
     """The cost of a custom call, by the rule of its name or its target."""
     rule = _RULES.get(call.name)
@@ -200,14 +193,13 @@ def json_integers(call: KernelCall, values: Any) -> tuple[int, ...]:
 @register_kernel(_TRITON)
 def _triton(call: KernelCall) -> UnknownCost:
     """A Pallas kernel for GPUs: its body is in a binary form of MLIR that is not read here."""
-    # S and dP are computed twice by the bundled attention's backward, S once was known before.
-    again = Fraction(3, 7) if call.name == "mha_backward" else Fraction(0)
+    shares = [kernel.share_recomputed for kernel in kernels_named(call.name)]
     return UnknownCost(
         reason="a Triton kernel tells nothing of it",
         dtype=next(
             (shape.dtype for shape in call.operands if shape.dtype.startswith(("f", "bf"))), ""
         ),
-        share_rematerialized=again,
+        share_rematerialized=shares[0] if shares else Fraction(0),
     )
 
 

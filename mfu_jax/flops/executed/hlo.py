@@ -99,13 +99,15 @@ class HloInstruction:
         self.is_root = is_root
         self.number = number
         self._tail = tail
-        self._lines: list[str] = []
+        self._lines: list[str] | None = None
         self._operand_text: str | None = None
         self._operands: tuple[str, ...] | None = None
         self._attributes: dict[str, str] | None = None
 
     def extend(self, line: str) -> None:
         """Takes a further line of an instruction that goes over several."""
+        if self._lines is None:
+            self._lines = []
         self._lines.append(line)
 
     def is_complete(self) -> bool:
@@ -117,7 +119,7 @@ class HloInstruction:
         """What follows the opcode's opening parenthesis."""
         if self._lines:
             self._tail = "\n".join((self._tail, *self._lines))
-            self._lines = []
+            self._lines = None
         return self._tail
 
     def error(self, reason: str) -> HloParseError:
@@ -207,6 +209,14 @@ class HloInstruction:
         return tuple(name for key in keys for name in self.computations(key))
 
     @property
+    def loop_computations(self) -> tuple[str, str]:
+        """Names of the body and the condition of a ``while``."""
+        bodies, conditions = self.computations("body"), self.computations("condition")
+        if len(bodies) != 1 or len(conditions) != 1:
+            raise self.error("while without body or condition")
+        return bodies[0], conditions[0]
+
+    @property
     def op_name(self) -> str:
         """JAX's name stack of the operation, from ``metadata={op_name="…"}``, or nothing."""
         tail = self.tail
@@ -293,11 +303,7 @@ class HloComputation:
 
 
 class HloModule:
-    """A whole program: its computations by name, and the one that runs first.
-
-    Attributes:
-        unchanged: what is known of loops: (body, index of its state) → whether it stays as it was.
-    """
+    """A whole program: its computations by name, and the one that runs first."""
 
     def __init__(
         self, name: str, header: str, computations: dict[str, HloComputation], entry: str
@@ -305,7 +311,6 @@ class HloModule:
         self.name = name
         self.header = header
         self.computations = computations
-        self.unchanged: dict[tuple[str, int], bool] = {}
         self._entry = entry
         self._callers: dict[str, list[tuple[HloComputation, HloInstruction]]] | None = None
 

@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 
 from mfu_jax.flops.executed.dataflow import (
     MAX_DEPTH,
+    Dataflow,
     Frame,
     Path,
     UnknownValueError,
-    follow,
-    frame_of,
 )
-from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
 
 _MAX_SIMULATED = 10_000  # iterations of a counter that grows other than by a constant
 _MAX_STEPS = 200_000  # instructions evaluated for one loop
@@ -69,42 +68,39 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
 }
 
 
-def trip_count(
-    module: HloModule, computation: HloComputation, instruction: HloInstruction
+def hlo_trip_count(
+    dataflow: Dataflow, computation: HloComputation, instruction: HloInstruction
 ) -> int | None:
     """Iterations of one run of a ``while``, or None where they depend on data.
 
     Args:
-        module: the program.
-        computation: the computation in which the loop stands.
+        dataflow: of the program.
+        computation: the computation that the loop is in.
         instruction: the ``while``.
     """
     known = instruction.backend_config.get("known_trip_count")
     if isinstance(known, dict) and str(known.get("n", "")).isdecimal():
         return int(known["n"])
-    loop = _Loop(module, computation, instruction)
+    loop = _Loop(dataflow, computation, instruction)
     try:
-        return loop.trip_count()
+        return loop.iterations()
     except UnknownValueError:
         return None
 
 
 @dataclass(slots=True, eq=False)
 class _Loop:
-    module: HloModule
+    dataflow: Dataflow
     computation: HloComputation
     instruction: HloInstruction
     steps: int = 0
     needed: set[int] = field(default_factory=set)  # indices of the state that were asked for
 
-    def trip_count(self) -> int:
-        bodies = self.instruction.computations("body")
-        conditions = self.instruction.computations("condition")
-        if len(bodies) != 1 or len(conditions) != 1:
-            raise UnknownValueError
-        body = Frame(self.module[bodies[0]], state={})
-        condition = Frame(self.module[conditions[0]], state={})
-        outside = frame_of(self.module, self.computation)
+    def iterations(self) -> int:
+        body_name, condition_name = self.instruction.loop_computations
+        body = Frame(self.dataflow.module[body_name], state={})
+        condition = Frame(self.dataflow.module[condition_name], state={})
+        outside = self.dataflow.frame_of(self.computation)
         compared, comparison = self._comparison(condition)
         direction = comparison.attributes.get("direction", "")
         if direction not in _COMPARE:
@@ -157,8 +153,8 @@ class _Loop:
                 return state
 
     def _comparison(self, frame: Frame) -> tuple[Frame, HloInstruction]:
-        """The comparison that a condition returns, and the frame in which it stands."""
-        frame, root, _ = follow(self.module, frame, frame.computation.root)
+        """The comparison that a condition returns, and the frame that it is in."""
+        frame, root, _ = self.dataflow.follow(frame, frame.computation.root)
         if root.opcode != "compare":
             raise UnknownValueError
         return frame, root
@@ -168,7 +164,7 @@ class _Loop:
         self.steps += 1
         if self.steps > _MAX_STEPS or depth > MAX_DEPTH:
             raise UnknownValueError
-        frame, instruction, path = follow(self.module, frame, instruction, path)
+        frame, instruction, path = self.dataflow.follow(frame, instruction, path)
         opcode = instruction.opcode
 
         def operand(i: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -42,7 +43,6 @@ class WindowDimension:
     size: int = 1
     stride: int = 1
     pad_low: int = 0
-    pad_high: int = 0
     base_dilation: int = 1
     window_dilation: int = 1
 
@@ -79,35 +79,39 @@ class WindowDimension:
 _WINDOW_PART = re.compile(r"(size|stride|pad|lhs_dilate|rhs_dilate)=([\dx_\-]+)")
 
 
-def parse_window(instruction: HloInstruction) -> list[WindowDimension]:
+def parse_window(instruction: HloInstruction) -> tuple[WindowDimension, ...]:
     """``{size=3x3 stride=2x2 pad=1_1x1_1 lhs_dilate=… rhs_dilate=…}``, one entry a dimension."""
-    parts = dict(_WINDOW_PART.findall(instruction.attributes.get("window", "")))
     try:
-        sizes = [int(v) for v in parts["size"].split("x")] if "size" in parts else []
-        pads = (
-            [tuple(map(int, p.split("_"))) for p in parts["pad"].split("x")]
-            if ("pad" in parts)
-            else [(0, 0)] * len(sizes)
-        )
-        strides, base, window = (
-            [int(v) for v in parts[key].split("x")] if key in parts else [1] * len(sizes)
-            for key in ("stride", "lhs_dilate", "rhs_dilate")
-        )
-        return [
-            WindowDimension(
-                size=size,
-                stride=stride,
-                pad_low=low,
-                pad_high=high,
-                base_dilation=lhs,
-                window_dilation=rhs,
-            )
-            for size, stride, (low, high), lhs, rhs in zip(
-                sizes, strides, pads, base, window, strict=True
-            )
-        ]
+        return _window(instruction.attributes.get("window", ""))
     except ValueError:
         raise instruction.error("window that cannot be read") from None
+
+
+@functools.lru_cache(maxsize=4096)
+def _window(text: str) -> tuple[WindowDimension, ...]:
+    parts = dict(_WINDOW_PART.findall(text))
+    sizes = [int(v) for v in parts["size"].split("x")] if "size" in parts else []
+    pads = parts["pad"].split("x") if "pad" in parts else ["0_0"] * len(sizes)
+    strides, base, window = (
+        [int(v) for v in parts[key].split("x")] if key in parts else [1] * len(sizes)
+        for key in ("stride", "lhs_dilate", "rhs_dilate")
+    )
+    return tuple(
+        WindowDimension(
+            size=size,
+            stride=stride,
+            pad_low=_low(pad),
+            base_dilation=lhs,
+            window_dilation=rhs,
+        )
+        for size, stride, pad, lhs, rhs in zip(sizes, strides, pads, base, window, strict=True)
+    )
+
+
+def _low(pad: str) -> int:
+    """The padding before a dimension, of ``low_high``."""
+    low, _ = map(int, pad.split("_"))
+    return low
 
 
 def convolution_flops(computation: HloComputation, instruction: HloInstruction) -> int:

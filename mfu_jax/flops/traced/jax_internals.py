@@ -1,4 +1,4 @@
-"""What the traced count needs of JAX beyond its stable API, in this one place.
+"""Everything that the traced count uses of JAX beyond its stable API.
 
 `remat_p` and `dce_jaxpr` come from `jax.extend` and `jax.interpreters`: exported, but free to
 change between versions.
@@ -20,31 +20,60 @@ from jax.interpreters import partial_eval
 from mfu_jax.errors import UserError
 
 _this_thread = threading.local()
-_bind_remat = primitives.remat_p.bind
 
 
-def _bind_remat_or_inline(*args: Any, jaxpr: Any, **params: Any) -> list[Any]:
-    if getattr(_this_thread, "inlines_checkpoints", False):
-        return list(jax.core.eval_jaxpr(jaxpr, (), *args))
-    return _bind_remat(*args, jaxpr=jaxpr, **params)
+class _CheckpointPatch:
+    """Replaces `remat_p.bind` for as long as any thread traces without checkpoints.
+
+    JAX has no hook to ignore `jax.checkpoint`. Threads that do not ask for it keep JAX's own
+    behaviour while the patch is in place.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+        self.original: Callable[..., list[Any]] = primitives.remat_p.bind
+        self.is_own_attribute = True  # of the primitive, not of its class
+
+    def bind(self, *args: Any, jaxpr: Any, **params: Any) -> list[Any]:
+        if getattr(_this_thread, "inlines_checkpoints", False):
+            return list(jax.core.eval_jaxpr(jaxpr, (), *args))
+        return self.original(*args, jaxpr=jaxpr, **params)
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.users:
+                self.original = primitives.remat_p.bind
+                self.is_own_attribute = "bind" in vars(primitives.remat_p)
+                setattr(primitives.remat_p, "bind", self.bind)  # noqa: B010
+            self.users += 1
+
+    def __exit__(self, *exc: object) -> None:
+        with self.lock:
+            self.users -= 1
+            if not self.users and self.is_own_attribute:
+                setattr(primitives.remat_p, "bind", self.original)  # noqa: B010
+            elif not self.users:
+                delattr(primitives.remat_p, "bind")
+
+
+_patch = _CheckpointPatch()
 
 
 @contextlib.contextmanager
 def without_checkpoints() -> Iterator[None]:
-    """While tracing in here (on this thread), `jax.checkpoint` does nothing.
+    """While this thread traces in here, `jax.checkpoint` does nothing; other threads keep it.
 
-    JAX caches traces; the metadata is part of its cache keys, so that traces made in here are
+    JAX caches traces. The metadata is part of its cache keys, so that traces made in here are
     neither taken from that cache nor found by anyone else.
     """
-    if primitives.remat_p.bind is not _bind_remat_or_inline:
-        setattr(primitives.remat_p, "bind", _bind_remat_or_inline)  # noqa: B010
     before = getattr(_this_thread, "inlines_checkpoints", False)
-    _this_thread.inlines_checkpoints = True
-    try:
-        with set_xla_metadata(mfu_jax_trace="without_checkpoints"):
+    with _patch, set_xla_metadata(mfu_jax_trace="without_checkpoints"):
+        _this_thread.inlines_checkpoints = True
+        try:
             yield
-    finally:
-        _this_thread.inlines_checkpoints = before
+        finally:
+            _this_thread.inlines_checkpoints = before
 
 
 def trace(

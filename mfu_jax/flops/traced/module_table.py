@@ -241,25 +241,30 @@ def _natural_order(path: Path) -> list[tuple[bool, int, str]]:
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in path]
 
 
+# Classes are shared by all threads: the methods that one tabulation restores must be originals.
+_patching = threading.RLock()
+
+
 @contextlib.contextmanager
 def _methods_in_scopes(classes: set[type]) -> Iterator[None]:
-    """While tracing in here (on this thread), methods of numbered modules run in a named scope."""
+    """While this thread traces in here, methods of numbered modules run in a named scope."""
     owners = {base for c in classes for base in c.__mro__ if _is_below_module(base)}
-    originals = [
-        (owner, name, method)
-        for owner in owners
-        for name, method in vars(owner).items()
-        if isinstance(method, types.FunctionType) and (name == "__call__" or name[0] != "_")
-    ]
-    _this_thread.names_modules = True
-    try:
-        for owner, name, method in originals:
-            setattr(owner, name, _in_scope(method))
-        yield
-    finally:
-        _this_thread.names_modules = False
-        for owner, name, method in originals:
-            setattr(owner, name, method)
+    before = getattr(_this_thread, "names_modules", False)
+    with _patching, contextlib.ExitStack() as restore:
+        for owner in owners:
+            for name, method in list(vars(owner).items()):
+                if _is_traced_method(name, method):
+                    restore.callback(setattr, owner, name, method)
+                    setattr(owner, name, _in_scope(method))
+        _this_thread.names_modules = True
+        try:
+            yield
+        finally:
+            _this_thread.names_modules = before
+
+
+def _is_traced_method(name: str, method: Any) -> bool:
+    return isinstance(method, types.FunctionType) and (name == "__call__" or name[0] != "_")
 
 
 def _is_below_module(cls: type) -> bool:

@@ -11,8 +11,9 @@ from typing import Any, Literal
 from mfu_jax.errors import UserError
 from mfu_jax.flops.count import FlopCount
 from mfu_jax.flops.traced import jax_internals, linalg  # noqa: F401  (registers its rules)
-from mfu_jax.flops.traced.flow import Matmul, Tally, sort_operands
-from mfu_jax.flops.traced.pairs import PACKED, KeptPairs
+from mfu_jax.flops.traced.declared_masks import PACKED
+from mfu_jax.flops.traced.flow import MatmulKind, Tally, sort_operands
+from mfu_jax.flops.traced.pairs import KeptPairs
 from mfu_jax.flops.traced.walk import Walker
 
 Convention = Literal["exact", "maxtext"]
@@ -20,7 +21,7 @@ Convention = Literal["exact", "maxtext"]
 
 @dataclass(frozen=True, kw_only=True)
 class TracedCount(FlopCount):
-    """Matmul FLOPs (2·m·n·k each) of one call of a JAX function, over all devices.
+    """MatmulKind FLOPs (2·m·n·k each) of one call of a JAX function, over all devices.
 
     `total` is the model: `forward` + `backward`, what runs without any `jax.checkpoint` and without
     dead code, every attention pair counted (convention ``dense``). The splits sum to it.
@@ -151,7 +152,7 @@ def _summary(walker: Walker, tally: Tally) -> TracedCount:
     by_operands = _split(model, lambda matmul: operands[matmul])
     by_mask: Counter[str] = Counter()
     skipped: Counter[Convention] = Counter()
-    made_by: dict[int, Matmul] = {}
+    made_by: dict[int, MatmulKind] = {}
     for matmul in model:
         for number in matmul.scores:
             made_by.setdefault(number, matmul)
@@ -185,7 +186,7 @@ def _summary(walker: Walker, tally: Tally) -> TracedCount:
     )
 
 
-def _kept_pairs(masks: Mapping[int, KeptPairs], matmul: Matmul) -> KeptPairs | None:
+def _kept_pairs(masks: Mapping[int, KeptPairs], matmul: MatmulKind) -> KeptPairs | None:
     """What the mask over a matmul's scores keeps, as seen or told; None if there is none."""
     seen = [masks[number] for number in matmul.scores if number in masks]
     if seen:
@@ -193,7 +194,7 @@ def _kept_pairs(masks: Mapping[int, KeptPairs], matmul: Matmul) -> KeptPairs | N
     return None
 
 
-def _split(flops: Mapping[Matmul, int], key: Callable[[Matmul], str]) -> dict[str, int]:
+def _split(flops: Mapping[MatmulKind, int], key: Callable[[MatmulKind], str]) -> dict[str, int]:
     sums: Counter[str] = Counter()
     for matmul, amount in flops.items():
         sums[key(matmul)] += amount

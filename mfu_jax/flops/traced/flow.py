@@ -108,7 +108,7 @@ def either(a: Flow, b: Flow) -> Flow:
     return join((a, b))._replace(known=a.known if a.known == b.known else None)
 
 
-class Matmul(NamedTuple):
+class MatmulKind(NamedTuple):
     """One sort of work; a `Tally` says how many FLOPs of each sort there are.
 
     Attributes:
@@ -132,7 +132,7 @@ class Matmul(NamedTuple):
 class Tally:
     """FLOPs by sort of work, and what has no known count with how often it runs."""
 
-    flops: Counter[Matmul] = field(default_factory=Counter)
+    flops: Counter[MatmulKind] = field(default_factory=Counter)
     unaccounted: Counter[Unaccounted] = field(default_factory=Counter)
 
     def add(self, other: Tally, times: int = 1) -> None:
@@ -149,7 +149,7 @@ class Tally:
 Operands = Literal["weights", "activations"]
 
 
-def sort_operands(matmuls: Iterable[Matmul]) -> dict[Matmul, Operands]:
+def sort_operands(matmuls: Iterable[MatmulKind]) -> dict[MatmulKind, Operands]:
     """Whether each matmul meets a parameter (or is the gradient of one that does).
 
     A forward matmul does if one operand is no activation. Of the two matmuls that a forward one
@@ -164,7 +164,7 @@ def sort_operands(matmuls: Iterable[Matmul]) -> dict[Matmul, Operands]:
             frames = jax_internals.user_frames(m.site)
             by_frames.setdefault(frames, set()).add(m.site in input_sites or m.has_input)
 
-    def is_weights(m: Matmul) -> bool:
+    def is_weights(m: MatmulKind) -> bool:
         if m.has_input or m.site in input_sites:
             return True
         if m.phase == "forward":

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from mfu_jax.flops.traced import mask_patterns
+from mfu_jax.flops.traced.declared_masks import declared_around, declared_mask
 from mfu_jax.flops.traced.flow import Flow, Origin, Score
 from mfu_jax.flops.traced.mask_patterns import Pattern
-from mfu_jax.flops.traced.pairs import Band, KeptPairs, kept_pairs, told_around, told_mask
+from mfu_jax.flops.traced.pairs import Band, KeptPairs, kept_pairs
 
 # Of a product of scores; the cotangent that comes from a plain sum is a constant.
 _NO_PARAMETERS = {Origin.CONSTANT, Origin.ACTIVATION}
@@ -50,15 +51,15 @@ class Scores:
         number = self._made
         self._made += 1
         if sizes is not None:
-            if told := told_mask(stack):
-                self.masks[number] = told.kept(*sizes)
-            elif told := told_around():  # of the whole function: what is seen in it goes before
-                self.masks[number] = told.kept(*sizes)._replace(told=False)
+            if declared := declared_mask(stack):
+                self.masks[number] = declared.kept(*sizes)
+            elif declared := declared_around():  # masks recognised in the function override it
+                self.masks[number] = declared.kept(*sizes)._replace(declared=False)
         return number
 
     def mask(self, number: int, band: Band, queries: int, keys: int) -> None:
         """Takes out of a product of scores the pairs that a band drops."""
-        if number in self.masks and self.masks[number].told:
+        if number in self.masks and self.masks[number].declared:
             return
         before, *_ = self._bands.get(number, (Band(),))
         self._bands[number] = (before & band, queries, keys)

@@ -17,7 +17,7 @@ from mfu_jax.flops.traced.attention_primitives import fused_attention
 from mfu_jax.flops.traced.flow import (
     INPUT,
     Flow,
-    Matmul,
+    MatmulKind,
     Origin,
     Score,
     Tally,
@@ -177,7 +177,7 @@ class Walker:
         if phase == "forward" and "jvp(" not in stack and everything.gradient:
             phase = "optimizer"  # it needs a gradient and is not differentiated itself
         for dtype, amount in flops.items():
-            matmul = Matmul(
+            matmul = MatmulKind(
                 phase=phase,
                 scope=scope,
                 dtype=dtype,

@@ -1,8 +1,8 @@
 """Executed FLOPs: what a compiled program runs on one device, from its optimised HLO text.
 
-Two passes over the call graph. Bottom-up: the FLOPs of one call of each computation, which decides
-the branch of a conditional. Top-down: how often each computation runs, so that every instruction
-is looked at once, however often it is executed.
+Two passes over the call graph. Bottom-up: the FLOPs of one call of each computation, which decide
+the branch of a conditional. Top-down: how often each computation runs, so that every instruction is
+read once, however often it runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-# Imported for the costs that they register.
+# Imported for the kernel costs that they register.
 import mfu_jax.flops.executed.kernels.cudnn
 import mfu_jax.flops.executed.kernels.mosaic  # noqa: F401
 from mfu_jax.flops.count import FlopCount
@@ -37,12 +37,12 @@ class HasText(Protocol):
     """A compiled program: ``jax.jit(f).lower(…).compile()``."""
 
     def as_text(self) -> str | None:
-        """The optimised HLO."""
+        """The optimised HLO text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """Something that a reader of the count should know, and how often it happens in one step."""
+    """A choice that the reader of a count should know about, and how often it was made."""
 
     text: str
     times: int = 1
@@ -53,21 +53,21 @@ class ExecutedCount(FlopCount):
     """Matmul FLOPs that one device executes in one call of the program.
 
     Attributes:
-        duplicated: FLOPs of matmuls that XLA runs once more on the same operands, in another
-            fusion. A part of `total`.
-        kernels: FLOPs in custom kernels whose inside XLA does not see (or sees wrongly), by name.
-            A part of `total`, as everything that is counted is in one of the phases.
-        attention_kernels: FLOPs of attention kernels, forward and backward, without what they
-            compute again.
-        elementwise: FLOPs of everything that is no matmul, by XLA's own rule of one for each
-            element of a result. Not a part of `total`.
+        duplicated: FLOPs of matmuls that XLA repeats on the same operands in another fusion. Part
+            of `total`.
+        kernels: FLOPs of custom kernels that XLA does not see into (or counts wrongly), by name.
+            Part of `total`.
+        attention_kernels: FLOPs of attention kernels, forward and backward, without recomputed
+            work.
+        elementwise: FLOPs of all other instructions, by XLA's rule of one per element of a result.
+            Not part of `total`.
         hbm_bytes: bytes that unfused instructions read from and write to HBM.
-        collectives: every collective, with its bytes and how often it runs.
-        loops_once: `total` with every loop body counted once, as XLA's own report does.
-        kernels_once: FLOPs of `kernels` with every loop body counted once …
-        kernels_xla: … and what XLA takes them for: their authors' `cost_estimate`, or 0.
+        collectives: every collective, with its bytes and runs.
+        loops_once: `total` with every loop body counted once, as in XLA's own report.
+        kernels_once: FLOPs of `kernels` with every loop body counted once.
+        kernels_xla: what XLA reports for `kernels_once`: the authors' `cost_estimate`s, or 0.
         elementwise_once: `elementwise` with every loop body counted once.
-        flags: choices that the count had to make, such as the branch of a conditional.
+        flags: choices that the count made, such as the branch of a conditional.
     """
 
     duplicated: int = 0
@@ -92,18 +92,18 @@ def executed_flops(
     """Counts the matmul FLOPs that one device executes in one call of a compiled program.
 
     Args:
-        program: what ``jax.jit(f).lower(…).compile()`` returned, or its ``as_text()``.
+        program: the result of ``jax.jit(f).lower(…).compile()``, or its ``as_text()``.
         kernel_flops: FLOPs of one run of custom kernels, by kernel name or custom-call target; or
-            a function of the `KernelCall` that returns them, or None where it does not know. Asked
-            where the program does not tell; `register_kernel` replaces what it does tell.
-        trip_counts: iterations of loops that depend on data, by the op_name or the name of the
-            ``while``, as `unaccounted` shows it.
+            a function of the `KernelCall` that returns them, or None if unknown. Used where the
+            program does not contain the cost; `register_kernel` overrides the program's.
+        trip_counts: iterations of loops that depend on data, by the op_name or name of the
+            ``while`` that `unaccounted` shows.
 
     Returns:
-        The count. What could not be counted is in `unaccounted`.
+        The count. Work that could not be counted is in `unaccounted`.
 
     Raises:
-        HloParseError: where the text is not optimised HLO.
+        HloParseError: the text is not optimised HLO.
 
     >>> executed_flops('''HloModule m
     ... ENTRY %main (x: f32[2,3], y: f32[3,4]) -> f32[2,4] {
@@ -128,7 +128,7 @@ def executed_flops(
 
 
 class _Constants:
-    """The program once more with its large constants written out; made only if one is needed."""
+    """The program with its large constants written out; parsed only if one is needed."""
 
     def __init__(self, program: Any) -> None:
         self.program = program

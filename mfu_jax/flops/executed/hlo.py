@@ -1,8 +1,8 @@
 """Parser of XLA's HLO text: computations, instructions, shapes, attributes, backend_config.
 
-One pass splits the text into computations and instructions; what an instruction holds (its shape,
-operands and attributes) is parsed when it is asked for, because most of a program's text is never
-needed for a count. Linear in the length of the text.
+One pass splits the text into computations and instructions. Shapes, operands and attributes are
+parsed on first use, because a count never needs most of a program's text. Linear in the length of
+the text.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def _balanced(text: str) -> bool:
-    """Whether an instruction is complete: some attributes go over several lines."""
+    """Whether an instruction is complete: some attributes span several lines."""
     depth = 0
     for match in SPECIAL.finditer(text):
         depth += (match[0] in "{([") - (match[0] in "})]")
@@ -75,7 +75,7 @@ _CALLEE_KEYS = {
 
 
 class HloInstruction:
-    """One instruction. What the line holds beyond name and opcode is parsed on first use."""
+    """One instruction. Everything but its name and opcode is parsed on first use."""
 
     __slots__ = (
         "_attributes",
@@ -105,18 +105,18 @@ class HloInstruction:
         self._attributes: dict[str, str] | None = None
 
     def extend(self, line: str) -> None:
-        """Takes a further line of an instruction that goes over several."""
+        """Appends a line of an instruction that spans several."""
         if self._lines is None:
             self._lines = []
         self._lines.append(line)
 
     def is_complete(self) -> bool:
-        """Whether all brackets are closed: some attributes go over several lines."""
+        """Whether all brackets are closed: some attributes span several lines."""
         return not self._lines or _balanced(self.tail)
 
     @property
     def tail(self) -> str:
-        """What follows the opcode's opening parenthesis."""
+        """The text after the opcode's opening parenthesis."""
         if self._lines:
             self._tail = "\n".join((self._tail, *self._lines))
             self._lines = None
@@ -137,7 +137,7 @@ class HloInstruction:
 
     @property
     def operand_text(self) -> str:
-        """What stands between the opcode's parentheses: operands, or a constant's value."""
+        """The text between the opcode's parentheses: operands, or a constant's value."""
         if self._operand_text is None:
             end = _closing(self.tail, 0)
             if end < 0:
@@ -167,7 +167,7 @@ class HloInstruction:
 
     @property
     def attributes(self) -> Mapping[str, str]:
-        """What follows the operands: ``lhs_contracting_dims`` → ``{1}``, values as text."""
+        """The attributes after the operands: ``lhs_contracting_dims`` → ``{1}``, as text."""
         if self._attributes is None:
             end = len(self.operand_text) + 1
             self._attributes = {}
@@ -178,13 +178,13 @@ class HloInstruction:
         return self._attributes
 
     def attribute(self, key: str) -> str:
-        """One attribute's text, or nothing; without parsing the others where that is safe."""
+        """One attribute's text, empty if absent; parses the others only if necessary."""
         if self._attributes is None:
             tail = self.tail
             start = tail.find(f"{key}=")
             if start < 0:
                 return ""
-            # The key may also stand in a string, or be the end of another key.
+            # The key may also occur in a string, or as the end of another key.
             if tail.find('"', 0, start) < 0 and tail[start - 2 : start] == ", ":
                 match = _PLAIN_VALUE.match(tail, start + len(key) + 1)
                 if match:
@@ -192,11 +192,11 @@ class HloInstruction:
         return self.attributes.get(key, "")
 
     def integers(self, key: str) -> tuple[int, ...]:
-        """The integers of an attribute such as ``{0,1}``; none where it is absent."""
+        """The integers of an attribute such as ``{0,1}``; empty if absent."""
         return tuple(map(int, _INTEGER.findall(self.attribute(key))))
 
     def computations(self, key: str) -> tuple[str, ...]:
-        """Names of the computations of an attribute: ``calls``, ``body``, ``condition`` …"""
+        """Names of the computations in an attribute: ``calls``, ``body``, ``condition`` …"""
         value = self.attribute(key)
         if "%" in value:
             return tuple(_PERCENT_NAME.findall(value))
@@ -218,7 +218,7 @@ class HloInstruction:
 
     @property
     def op_name(self) -> str:
-        """JAX's name stack of the operation, from ``metadata={op_name="…"}``, or nothing."""
+        """JAX's name stack of the operation, from ``metadata={op_name="…"}``, empty if absent."""
         tail = self.tail
         start = tail.find('op_name="', tail.find("metadata={"))
         if start < 0:
@@ -228,11 +228,11 @@ class HloInstruction:
 
     @property
     def backend_config(self) -> Mapping[str, Any]:
-        """``backend_config`` as JSON, or an empty mapping where it is absent or another format."""
+        """``backend_config`` as JSON; empty if absent or in another format."""
         text = self.attributes.get("backend_config", "")
         try:
             value = json.loads(text) if text else {}
-            if isinstance(value, str):  # older XLA: JSON inside of a quoted string
+            if isinstance(value, str):  # older XLA: JSON in a quoted string
                 value = json.loads(value)
         except (ValueError, RecursionError):
             return {}
@@ -303,7 +303,7 @@ class HloComputation:
 
 
 class HloModule:
-    """A whole program: its computations by name, and the one that runs first."""
+    """A program: its computations by name, and the one that runs first."""
 
     def __init__(
         self, name: str, header: str, computations: dict[str, HloComputation], entry: str
@@ -326,7 +326,7 @@ class HloModule:
             raise HloParseError(f"there is no computation %{name}") from None
 
     def caller(self, name: str) -> tuple[HloComputation, HloInstruction] | None:
-        """The computation and instruction that call a computation, where there is just one."""
+        """The computation and instruction that call a computation, if there is exactly one."""
         if self._callers is None:
             self._callers = {}
             for computation in self.computations.values():
@@ -341,12 +341,12 @@ class HloModule:
         return callers[0] if len(callers) == 1 else None
 
     def header_int(self, key: str, default: int = 1) -> int:
-        """A number of the first line, such as ``num_partitions``."""
+        """A number in the first line, such as ``num_partitions``."""
         match = re.search(rf"\b{key}=(\d+)", self.header)
         return int(match[1]) if match else default
 
 
-# A tuple's shape ends where ` opcode(` begins: nothing inside of a shape looks like that.
+# A tuple's shape ends where ` opcode(` begins: nothing within a shape looks like that.
 _INSTRUCTION = re.compile(
     r"\s*(ROOT )?%?([^\s=%]+) = (\(.*?\)|[^\s(]\S*) ([a-z][\w\-]*)\((.*)$", re.DOTALL
 )
@@ -361,7 +361,7 @@ def parse_hlo(text: str) -> HloModule:
         text: one HLO module.
 
     Raises:
-        HloParseError: with the line that cannot be read.
+        HloParseError: a line cannot be parsed; the error shows it.
     """
     name = header = entry = ""
     computations: dict[str, HloComputation] = {}

@@ -1,8 +1,8 @@
-"""How often a `while` runs: from `known_trip_count`, or from its condition and counter.
+"""Trip counts of `while` loops: from `known_trip_count`, or from the condition and its counter.
 
-CPU and GPU programs carry the trip count; TPU programs do not. There the few integers that the
-condition depends on are followed through tuples, copies and fusions: their first values outside of
-the loop, what one iteration makes of them, and the comparison that ends it.
+CPU and GPU programs carry the trip count; TPU programs do not. There, the few integers that the
+condition depends on are followed through tuples, copies and fusions: their initial values outside
+the loop, their change in one iteration, and the comparison that ends the loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_STEPS = 200_000  # instructions evaluated for one loop
 
 
 def _divide(a: int, b: int) -> int:
-    """Towards zero, as XLA has it."""
+    """Division towards zero, as in XLA."""
     if b == 0:
         raise UnknownValueError
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
@@ -39,7 +39,7 @@ def _shift_right(a: int, b: int) -> int:
 
 
 def _shift_right_logical(a: int, b: int) -> int:
-    if a < 0:  # depends on how many bits it has
+    if a < 0:  # depends on its number of bits
         raise UnknownValueError
     return _shift_right(a, b)
 
@@ -90,11 +90,13 @@ def hlo_trip_count(
 
 @dataclass(slots=True, eq=False)
 class _Loop:
+    """Runs the integers that one loop's condition depends on."""
+
     dataflow: Dataflow
     computation: HloComputation
     instruction: HloInstruction
     steps: int = 0
-    needed: set[int] = field(default_factory=set)  # indices of the state that were asked for
+    needed: set[int] = field(default_factory=set)  # indices of the state that were read
 
     def iterations(self) -> int:
         body_name, condition_name = self.instruction.loop_computations
@@ -135,7 +137,7 @@ class _Loop:
         difference: Callable[[dict[int, int]], int],
         after: Callable[[dict[int, int]], dict[int, int]],
     ) -> dict[int, int]:
-        """First values of the integers that the condition depends on, found by trying."""
+        """Initial values of the integers that the condition depends on, found by trial."""
         start = self.computation.operand(self.instruction, 0)
         state: dict[int, int] = {}
         while True:
@@ -160,7 +162,7 @@ class _Loop:
         return frame, root
 
     def _value(self, frame: Frame, instruction: HloInstruction, path: Path, depth: int = 0) -> int:
-        """The integer that an instruction (or an element of the tuple it makes) holds."""
+        """The integer value of an instruction, or of the element at `path` of its tuple."""
         self.steps += 1
         if self.steps > _MAX_STEPS or depth > MAX_DEPTH:
             raise UnknownValueError
@@ -209,7 +211,7 @@ def _evenly_spaced(values: list[int]) -> bool:
 
 
 def _closed_form(first: int, step: int, direction: str) -> int:
-    """The first k at which ``first + k·step DIRECTION 0`` does not hold."""
+    """The smallest k for which ``first + k·step DIRECTION 0`` does not hold."""
     if direction in ("GT", "GE"):
         first, step, direction = -first, -step, {"GT": "LT", "GE": "LE"}[direction]
     if direction == "LE":

@@ -1,4 +1,4 @@
-"""FLOPs of the HLO instructions that multiply matrices: 2 for each multiply-add that is needed."""
+"""FLOPs of the HLO instructions that multiply matrices: 2 per necessary multiply-add."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, Shape, dt
 
 
 def result_shape(instruction: HloInstruction) -> Shape:
-    """The result's array; of an asynchronous start, ``((operands), result, …)``, the result."""
+    """The result's array; for an asynchronous start, ``((operands), result, …)``, the result."""
     shape = instruction.shape
     if instruction.opcode.endswith("-start") and len(shape.elements) >= 2:
         shape = shape.elements[1]
@@ -29,7 +29,7 @@ def _sizes(instruction: HloInstruction, shape: Shape, dims: tuple[int, ...]) -> 
 
 def dot_flops(computation: HloComputation, instruction: HloInstruction) -> int:
     """``dot``: 2 · result elements · contracted elements."""
-    if not instruction.attribute("lhs_contracting_dims"):  # "{}" where nothing is contracted
+    if not instruction.attribute("lhs_contracting_dims"):  # "{}" if nothing is contracted
         raise instruction.error(f"{instruction.opcode} without lhs_contracting_dims")
     lhs = computation.operand(instruction, 0).shape
     contracted = _sizes(instruction, lhs, instruction.integers("lhs_contracting_dims"))
@@ -47,11 +47,11 @@ class WindowDimension:
     window_dilation: int = 1
 
     def real_positions(self, base: int, output: int) -> int:
-        """Pairs of (output, kernel) position whose input is a real element, not padding or a hole.
+        """Pairs of output and kernel position that read an element, not padding or a hole.
 
-        The kernel's k-th element meets input position ``o·stride + k·window_dilation − pad_low``
+        The kernel's k-th element reads input position ``o·stride + k·window_dilation − pad_low``
         of the dilated base, whose real elements are the multiples of `base_dilation` below
-        ``(base − 1)·base_dilation + 1``. Counted in O(size), with one congruence for each k.
+        ``(base − 1)·base_dilation + 1``. Counted in O(size), with one congruence per k.
         """
         if base <= 0 or output <= 0:
             return 0
@@ -64,7 +64,7 @@ class WindowDimension:
         for k in range(self.size):
             offset = k * self.window_dilation - self.pad_low
             if offset % common:
-                continue  # this kernel element only ever meets holes
+                continue  # this kernel element reads only holes
             first = max(0, -(offset // stride))  # the first o with o·stride + offset ≥ 0
             end = min(output - 1, (last - offset) // stride)
             if end < first:
@@ -80,7 +80,7 @@ _WINDOW_PART = re.compile(r"(size|stride|pad|lhs_dilate|rhs_dilate)=([\dx_\-]+)"
 
 
 def parse_window(instruction: HloInstruction) -> tuple[WindowDimension, ...]:
-    """``{size=3x3 stride=2x2 pad=1_1x1_1 lhs_dilate=… rhs_dilate=…}``, one entry a dimension."""
+    """``{size=3x3 stride=2x2 pad=1_1x1_1 lhs_dilate=… rhs_dilate=…}``, one entry per dimension."""
     try:
         return _window(instruction.attributes.get("window", ""))
     except ValueError:
@@ -115,9 +115,9 @@ def _low(pad: str) -> int:
 
 
 def convolution_flops(computation: HloComputation, instruction: HloInstruction) -> int:
-    """``convolution``: only positions that meet real elements, not padding and holes, count.
+    """``convolution``: counts positions that read elements, not padding or holes.
 
-    TPU programs write their matmuls this way, batch dimensions as dilated windows.
+    TPU programs write matmuls this way, with batch dimensions as dilated windows.
     """
     base, kernel = (computation.operand(instruction, i).shape for i in (0, 1))
     return convolution_flops_of(instruction, base, kernel, result_shape(instruction))
@@ -126,13 +126,13 @@ def convolution_flops(computation: HloComputation, instruction: HloInstruction) 
 def convolution_flops_of(
     instruction: HloInstruction, base: Shape, kernel: Shape, output: Shape
 ) -> int:
-    """2 · batch · output features · input features a group · real positions.
+    """2 · batch · output features · input features per group · real positions.
 
     Positions are counted one dimension at a time, as in XLA's HloCostAnalysis. The three passes of
     a convolution (forward, by input, by kernel) multiply the same pairs, so one formula serves all.
 
     Args:
-        instruction: where `window` and `dim_labels` of the forward convolution stand.
+        instruction: has `window` and `dim_labels` of the forward convolution.
         base: the input's shape.
         kernel: the kernel's shape.
         output: the result's shape.
@@ -168,10 +168,10 @@ def convolution_flops_of(
 
 
 def ragged_dot_flops(computation: HloComputation, instruction: HloInstruction) -> int:
-    """``ragged-dot``: every row of the ragged dimension meets the weights of one group.
+    """``ragged-dot``: each row of the ragged dimension is multiplied by one group's weights.
 
-    Where the contracted dimension is the ragged one, the result has one matrix a group, and each
-    is contracted over the rows of its group only.
+    If the contracted dimension is the ragged one, the result has one matrix per group, each
+    contracted over the rows of its group only.
     """
     dense = dot_flops(computation, instruction)
     ragged = set(instruction.integers("lhs_ragged_dims"))
@@ -191,6 +191,6 @@ MATMULS: dict[str, Callable[[HloComputation, HloInstruction], int]] = {
 
 
 def operand_dtype(computation: HloComputation, instruction: HloInstruction) -> str:
-    """The wider dtype of the two that are multiplied."""
+    """The wider dtype of the two operands."""
     shapes = [computation.operand(instruction, i).shape for i in (0, 1)]
     return max((shape.dtype for shape in shapes), key=dtype_bits)

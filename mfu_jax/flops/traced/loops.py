@@ -1,4 +1,4 @@
-"""How often a `while` of a jaxpr runs, where its condition compares a counter with a bound."""
+"""Trip counts of a jaxpr's `while` loops whose condition compares a counter with a bound."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ def jaxpr_trip_count(
     body_consts: int,
     constants: Mapping[Any, Known] | None = None,
 ) -> Known:
-    """Iterations of a `while`: a number, an array of them (one a program of a grid), or None.
+    """Iterations of a `while`: a number, an array (one per program of a grid), or None.
 
-    The few integers that the condition depends on are followed through three iterations; if they
-    do not grow evenly, through all of them.
+    Follows the few integers that the condition depends on through three iterations, and through all
+    of them if they do not grow evenly.
 
     Args:
         condition: the open jaxpr (constants, carry) → bool.
         body: the open jaxpr (constants, carry) → carry.
-        known: of the condition's constants, the body's constants, the initial carry.
-        constants: what is known of the constants inside of the two.
+        known: values of the condition's constants, the body's constants, the initial carry.
+        cond_consts: number of the condition's constants.
+        body_consts: number of the body's constants.
+        constants: known values of constants inside the two jaxprs.
     """
     start = known[cond_consts + body_consts :]
     needed: set[int] = set()
@@ -60,7 +62,7 @@ def jaxpr_trip_count(
         return {i: scalars.value(body.outvars[i]) for i in list(carry)}
 
     carry: dict[int, Known] = {}
-    while True:  # until all that the condition depends on is in the carry
+    while True:  # until everything that the condition depends on is in the carry
         name, distance = difference(carry)
         after(carry)
         if needed <= carry.keys():
@@ -85,7 +87,7 @@ def jaxpr_trip_count(
 
 
 class _Scalars:
-    """Evaluates integers of a jaxpr, those that are asked for."""
+    """Evaluates a jaxpr's scalar integers on request."""
 
     def __init__(
         self,
@@ -101,7 +103,7 @@ class _Scalars:
         self.inputs = {v: i for i, v in enumerate(jaxpr.invars)}
 
     def value(self, atom: Any) -> Known:
-        """The value of a scalar integer, None if it is not known (or no such thing)."""
+        """The value of a scalar integer, None if it is unknown or not a scalar integer."""
         if isinstance(atom, Literal):
             return scalar(atom.val)
         if atom.aval.shape != () or atom.aval.dtype.kind not in "iub" or self.depth > _MAX_DEPTH:
@@ -121,7 +123,7 @@ class _Scalars:
         return None if isinstance(found, Table | float) else found
 
     def comparison(self, atom: Any) -> tuple[str, Known]:
-        """By what a boolean was compared, and left − right."""
+        """The comparison that makes a boolean, and left − right."""
         eqn = self.makers.get(atom) if not isinstance(atom, Literal) else None
         if eqn is None or self.depth > _MAX_DEPTH:
             return "", None
@@ -133,7 +135,7 @@ class _Scalars:
         left, right = (self.value(operand) for operand in eqn.invars)
         if left is None or right is None or isinstance(left, float) or isinstance(right, float):
             return "", None
-        # As integers: numpy subtracts no booleans.
+        # As integers: numpy does not subtract booleans.
         return eqn.primitive.name, left * 1 - right * 1
 
     def _called(self, eqn: Any) -> tuple[_Scalars, Any] | None:
@@ -153,7 +155,7 @@ def _is_even(values: Sequence[Any]) -> bool:
 
 
 def _closed_form(name: str, distance: Any, change: Any) -> Known:
-    """How often ``distance + k·change`` compares with 0 as it should, for k = 0, 1, 2, …"""
+    """For how many k = 0, 1, 2, … ``distance + k·change`` compares with 0 by `name`."""
     if np.ndim(change):
         if not np.all(change == change.flat[0]):
             return None
@@ -166,9 +168,9 @@ def _closed_form(name: str, distance: Any, change: Any) -> Known:
     elif change and name in ("le", "ge") and (change > 0) == (name == "le"):
         trips = -distance // change + 1
     elif not np.any(_COMPARE[name](distance, 0)):
-        trips = distance * 0  # it does not run at all
+        trips = distance * 0  # it never runs
     else:
-        return None  # it never gets to its bound
+        return None  # it never reaches its bound
     if trips is None:
         return None
     trips = np.maximum(trips, 0)

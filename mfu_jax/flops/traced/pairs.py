@@ -12,7 +12,7 @@ from mfu_jax.flops.masks import Causal, Mask, SlidingWindow
 
 
 class Band(NamedTuple):
-    """Keeps the pairs with low ≤ i − j ≤ high; None is no bound. i indexes the queries.
+    """Keeps the pairs of query i and key j with low ≤ i − j ≤ high; None is no bound.
 
     >>> Band(0, None).pairs(4, 4)  # causal: 1 + 2 + 3 + 4
     10
@@ -29,7 +29,7 @@ class Band(NamedTuple):
         return Band(max(lows, default=None), min(highs, default=None))
 
     def pairs(self, queries: int, keys: int) -> int:
-        """How many pairs are kept, one by one."""
+        """The number of pairs kept, counted one by one."""
         low = 1 - keys if self.low is None else max(self.low, 1 - keys)
         high = queries - 1 if self.high is None else min(self.high, queries - 1)
         return max(0, _pairs_up_to(high, queries, keys) - _pairs_up_to(low - 1, queries, keys))
@@ -102,13 +102,12 @@ def document_pairs(
 ) -> jax.Array:
     """The attention pairs of the documents packed into a batch, computed on the device.
 
-    ΣL² over their lengths L; ΣL(L + 1)/2 where attention is causal in each of them.
-
-    Nothing waits for the result: read it with `read_pairs` one step later.
+    ΣL² over their lengths L; ΣL(L + 1)/2 where attention is causal in each of them. Read the result
+    with `read_pairs` one step later, so that nothing waits for it.
 
     Args:
-        segment_ids: [..., S] ints, equal for the positions of one document, which lie side by side.
-        padding_id: the id of positions that hold no token, None if there are none.
+        segment_ids: [..., S] ints, equal for the positions of one document, which are contiguous.
+        padding_id: the id of positions without a token, None without padding.
         causal: a query sees the keys of its document up to its own.
 
     Returns:
@@ -131,13 +130,13 @@ def document_pairs(
             keys = jnp.bincount(document, length=row.size)[document]
         if padding_id is not None:
             keys = jnp.where(row == padding_id, 0, keys)
-        # Σ over queries of the keys that they see, in two parts that cannot overflow.
+        # Sum over queries of the keys that they see, in two parts that cannot overflow.
         return jnp.stack([jnp.sum(keys // _LIMB), jnp.sum(keys % _LIMB)])
 
     return jax.vmap(of_row)(ids)
 
 
 def read_pairs(pairs: jax.Array) -> int:
-    """The sum that `document_pairs` computed, as an int; waits until it is there."""
+    """The sum that `document_pairs` computed, as an int; waits for it."""
     high, low = np.asarray(pairs, dtype=object).sum(axis=0)
     return int(high) * _LIMB + int(low)

@@ -1,7 +1,7 @@
-"""The FLOPs inside a Pallas kernel: its body for each program of its grid.
+"""FLOPs inside a Pallas kernel: its body for each program of its grid.
 
-Conditions on the position in the grid (the blocks that a causal kernel skips) and on constant
-tables (the block mask of splash attention) are worked out for every program at once.
+Conditions on the position in the grid (blocks that a causal kernel skips) and on constant tables
+(splash attention's block mask) are evaluated for all programs at once.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from mfu_jax.flops.traced.known_values import Known, Table, evaluate, scalar
 from mfu_jax.flops.traced.loops import jaxpr_trip_count
 from mfu_jax.flops.traced.rules import RULES
 
-# Matmuls of Mosaic GPU kernels, whose operands are memory references without a shape of their own.
+# Matmuls of Mosaic GPU kernels, whose operands are memory references without shapes.
 _OPAQUE = {"wgmma", "wgmma_ref", "tcgen05_mma"}
 
-# Loops are walked one iteration at a time where their counter decides something, up to this length.
+# Loops whose counter a condition may depend on are unrolled up to this length.
 _LONGEST_UNROLLED = 4096
 
 
@@ -35,9 +35,9 @@ class PallasCost:
 
     Attributes:
         name: the kernel's name, as a custom call in HLO carries it.
-        flops: what its programs run, skipped blocks left out, by dtype.
-        unskipped: the same if no condition skipped anything.
-        unknown: what could not be worked out.
+        flops: FLOPs that its programs run, without skipped blocks, by dtype.
+        unskipped: the same if no block were skipped.
+        unknown: what could not be determined.
     """
 
     name: str
@@ -75,7 +75,7 @@ def pallas_cost(eqn: Any, operands: Sequence[Known]) -> PallasCost:
 
     Args:
         eqn: the equation.
-        operands: what is known of its operands; a `Table` where one is a constant.
+        operands: known values of its operands; a `Table` for a constant.
     """
     mapping = eqn.params["grid_mapping"]
     grid = tuple(size if isinstance(size, int) else 1 for size in mapping.grid)
@@ -83,7 +83,7 @@ def pallas_cost(eqn: Any, operands: Sequence[Known]) -> PallasCost:
     tables: list[Known] = list(operands[: mapping.num_index_operands])
     refs = [*tables, *[None] * (len(jaxpr.invars) - len(tables))]
     programs = np.ones(grid, np.int64)
-    # Dimensions that vmap added are no axes to the kernel.
+    # The kernel does not see the grid dimensions that vmap added.
     axes = tuple(d for d in range(len(grid)) if d not in mapping.vmapped_dims)
     exact, unskipped = _Programs(grid, axes), _Programs(grid, axes, skips=False)
     for run in (exact, unskipped):
@@ -100,7 +100,7 @@ def pallas_cost(eqn: Any, operands: Sequence[Known]) -> PallasCost:
 
 @dataclass
 class _Programs:
-    """All programs of a grid, run side by side on what is known of their integers."""
+    """All programs of a grid, run at once on their known integers."""
 
     grid: tuple[int, ...]
     axes: tuple[int, ...]
@@ -109,7 +109,7 @@ class _Programs:
     unknown: set[str] = field(default_factory=set)
 
     def walk(self, jaxpr: Any, known: Sequence[Known], times: np.ndarray) -> list[Known]:
-        """Runs a jaxpr `times` (an array over the grid); returns what is known of its results."""
+        """Runs a jaxpr `times` (an array over the grid); returns its known results."""
         env: dict[Any, Known] = dict.fromkeys(jaxpr.constvars)
         env.update(zip(jaxpr.invars, known, strict=True))
 
@@ -149,7 +149,7 @@ class _Programs:
             return [evaluate(eqn, known)] if len(nothing) == 1 else nothing
         results: Sequence[Known] = nothing
         for jaxpr in inner:
-            # run_scoped and its like give their body references of its own.
+            # run_scoped and the like pass their body further references.
             padded = [*known, *[None] * len(jaxpr.invars)][: len(jaxpr.invars)]
             results = self.walk(jaxpr, padded, times)
         return results if len(results) == len(nothing) else nothing
@@ -164,9 +164,9 @@ class _Programs:
                 attempt = _Programs(self.grid, self.axes, self.skips)
                 attempt.walk(branch, operands, times)
                 tried.append(attempt)
-            dearest = max(tried, key=lambda attempt: attempt.flops.total())
-            self.flops += dearest.flops
-            self.unknown |= dearest.unknown
+            costliest = max(tried, key=lambda attempt: attempt.flops.total())
+            self.flops += costliest.flops
+            self.unknown |= costliest.unknown
             if self.skips and len({attempt.flops.total() for attempt in tried}) > 1:
                 self.unknown.add("which blocks a condition skips: none were")
             return nothing
@@ -202,7 +202,7 @@ class _Programs:
         cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         trips = jaxpr_trip_count(condition, body, known, cond_consts, body_consts)
         if trips is not None and not self.skips:
-            trips = np.max(trips)  # of the program that skips nothing
+            trips = np.max(trips)  # the program that skips the least
         before = self.flops.total()
         carry = [None] * (len(body.invars) - body_consts)
         fixed = known[cond_consts : cond_consts + body_consts]
@@ -213,7 +213,7 @@ class _Programs:
 
 
 def _decides(jaxpr: Any) -> bool:
-    """Whether there is a condition or a loop in here, which may depend on a counter."""
+    """Whether a jaxpr has a condition or loop, which may depend on a counter."""
     return any(
         eqn.primitive.name in ("cond", "while")
         or any(_decides(j) for js in jax_internals.inner_jaxprs(eqn.params).values() for j in js)
@@ -222,7 +222,7 @@ def _decides(jaxpr: Any) -> bool:
 
 
 def _look_up(eqn: Any, known: list[Known]) -> Known:
-    """Elements of a constant table at known positions, if single elements are read."""
+    """Elements of a constant table at known positions, where single elements are read."""
     table, *indices = known
     structure = eqn.params["tree"]
     if eqn.outvars[0].aval.shape != () or any(i is None for i in indices):

@@ -152,7 +152,7 @@ def test_layers_of_one_scan_with_their_mask_made_inside_or_outside():
         assert count.by_mask == {"causal": 3 * 3 * B * S * S * PAIR}
 
 
-def test_alternating_windows_are_told_apart():
+def test_alternating_windows_are_distinguished():
     def loss(w, x):
         for window in (4, S):
             heads = (x @ w).reshape(B, S, H, D)

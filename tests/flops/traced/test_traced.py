@@ -102,5 +102,5 @@ def test_traced_equals_executed_on_cpu(scanned, remat):
 def test_wrong_example_arguments_are_a_user_error():
     with pytest.raises(UserError, match=r"(?s)could not be traced.*eval_shape"):
         count_model_flops(lambda w, x: x @ w, shape(3, 4), shape(5, 6))
-    with pytest.raises(UserError, match="pass the function and its arguments apart"):
+    with pytest.raises(UserError, match="pass the function and its arguments separately"):
         count_model_flops(3)

@@ -369,7 +369,7 @@ def test_checkpoint_inside_scan_inside_checkpoint():
     assert count.rematerialized == (up + down) + up
 
 
-def test_gradient_of_a_weight_is_told_from_a_product_of_activations():
+def test_gradient_of_a_weight_is_distinguished_from_a_product_of_activations():
     """Both multiply activations; the first comes from the line where a parameter is used."""
 
     def loss(w, x):

@@ -71,7 +71,7 @@ def test_fori_loop_counts_down_and_up():
     assert count.unaccounted == ()
 
 
-def test_cond_counts_the_dearest_branch_and_says_so():
+def test_cond_counts_the_most_expensive_branch_and_says_so():
     def fn(flag, x, w):
         return jax.lax.cond(flag, lambda: x @ w @ w, lambda: x @ w)
 

@@ -1,8 +1,8 @@
-"""Matmul FLOPs inside of Pallas TPU kernels, from the kernel's own body.
+"""Matmul FLOPs of Pallas TPU kernels, from the kernel's own body.
 
-A ``tpu_custom_call`` carries its kernel as MLIR (Mosaic), which `mosaic_body` reads and
+A ``tpu_custom_call`` carries its kernel as MLIR (Mosaic), which `mosaic_body` parses and
 `mosaic_walk` runs. Branches that depend on tables in scalar memory (splash attention's block mask)
-are decided from the tables where the program holds them as constants.
+are decided from the tables if these are constants of the program.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mfu_jax.flops.kernels import kernels_named
 
 @register_kernel("tpu_custom_call")
 def _pallas_tpu(call: KernelCall) -> KernelCost | UnknownCost:
-    """By the kernel's body; by its author's `cost_estimate` where the body depends on data."""
+    """From the kernel's body, or its author's `cost_estimate` if the body depends on data."""
     config = call.config.get("custom_call_config")
     if not isinstance(config, dict):
         return UnknownCost(reason="tpu_custom_call without custom_call_config")
@@ -59,7 +59,7 @@ def _pallas_tpu(call: KernelCall) -> KernelCost | UnknownCost:
 def _share_recomputed(body: KernelBody, name: str) -> Fraction:
     """The share of the body's matmuls that an attention kernel recomputes.
 
-    Of several kernels of this name, the one whose matmuls the body repeats a whole number of times.
+    Of several kernels of one name, the first whose matmuls the body has a whole number of times.
     """
     kernels = kernels_named(name)
     fitting = [kernel for kernel in kernels if body.matmuls % len(kernel.products) == 0]

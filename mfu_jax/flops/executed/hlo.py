@@ -312,7 +312,7 @@ class HloModule:
         self.header = header
         self.computations = computations
         self._entry = entry
-        self._callers: dict[str, list[tuple[HloComputation, HloInstruction]]] | None = None
+        self._callers: dict[str, tuple[HloComputation, HloInstruction] | None] | None = None
 
     @property
     def entry(self) -> HloComputation:
@@ -328,17 +328,19 @@ class HloModule:
     def caller(self, name: str) -> tuple[HloComputation, HloInstruction] | None:
         """The computation and instruction that call a computation, if there is exactly one."""
         if self._callers is None:
-            self._callers = {}
-            for computation in self.computations.values():
-                for instruction in computation.instructions.values():
-                    if instruction.opcode not in _CALLEE_KEYS:
-                        continue
-                    for callee in instruction.callees:
-                        callers = self._callers.setdefault(callee, [])
-                        if not callers or callers[-1][1] is not instruction:
-                            callers.append((computation, instruction))
-        callers = self._callers.get(name, [])
-        return callers[0] if len(callers) == 1 else None
+            self._callers = self._find_callers()
+        return self._callers.get(name)
+
+    def _find_callers(self) -> dict[str, tuple[HloComputation, HloInstruction] | None]:
+        """The one caller of each computation, None for several."""
+        callers: dict[str, tuple[HloComputation, HloInstruction] | None] = {}
+        for computation in self.computations.values():
+            for instruction in computation.instructions.values():
+                if instruction.opcode in _CALLEE_KEYS:
+                    for callee in set(instruction.callees):
+                        is_first = callee not in callers
+                        callers[callee] = (computation, instruction) if is_first else None
+        return callers
 
     def header_int(self, key: str, default: int = 1) -> int:
         """A number in the first line, such as ``num_partitions``."""

@@ -82,30 +82,33 @@ _WINDOW_PART = re.compile(r"(size|stride|pad|lhs_dilate|rhs_dilate)=([\dx_\-]+)"
 def parse_window(instruction: HloInstruction) -> tuple[WindowDimension, ...]:
     """``{size=3x3 stride=2x2 pad=1_1x1_1 lhs_dilate=… rhs_dilate=…}``, one entry per dimension."""
     try:
-        return _window(instruction.attributes.get("window", ""))
-    except ValueError:
-        raise instruction.error("window that cannot be read") from None
+        return _window(instruction.attribute("window"))
+    except ValueError as error:
+        raise instruction.error(str(error)) from None
 
 
 @functools.lru_cache(maxsize=4096)
 def _window(text: str) -> tuple[WindowDimension, ...]:
     parts = dict(_WINDOW_PART.findall(text))
-    sizes = [int(v) for v in parts["size"].split("x")] if "size" in parts else []
-    pads = parts["pad"].split("x") if "pad" in parts else ["0_0"] * len(sizes)
-    strides, base, window = (
-        [int(v) for v in parts[key].split("x")] if key in parts else [1] * len(sizes)
-        for key in ("stride", "lhs_dilate", "rhs_dilate")
-    )
-    return tuple(
-        WindowDimension(
-            size=size,
-            stride=stride,
-            pad_low=_low(pad),
-            base_dilation=lhs,
-            window_dilation=rhs,
+    try:
+        sizes = [int(v) for v in parts["size"].split("x")] if "size" in parts else []
+        pads = parts["pad"].split("x") if "pad" in parts else ["0_0"] * len(sizes)
+        strides, base, window = (
+            [int(v) for v in parts[key].split("x")] if key in parts else [1] * len(sizes)
+            for key in ("stride", "lhs_dilate", "rhs_dilate")
         )
-        for size, stride, pad, lhs, rhs in zip(sizes, strides, pads, base, window, strict=True)
-    )
+        return tuple(
+            WindowDimension(
+                size=size,
+                stride=stride,
+                pad_low=_low(pad),
+                base_dilation=lhs,
+                window_dilation=rhs,
+            )
+            for size, stride, pad, lhs, rhs in zip(sizes, strides, pads, base, window, strict=True)
+        )
+    except ValueError:
+        raise ValueError("window that cannot be read") from None
 
 
 def _low(pad: str) -> int:
@@ -137,28 +140,38 @@ def convolution_flops_of(
         kernel: the kernel's shape.
         output: the result's shape.
     """
-    labels = instruction.attributes.get("dim_labels", "")
+    window, labels = instruction.attribute("window"), instruction.attribute("dim_labels")
+    try:
+        return _convolution_flops(window, labels, base, kernel, output)
+    except ValueError as error:
+        raise instruction.error(str(error)) from None
+
+
+@functools.lru_cache(maxsize=4096)  # layers repeat their convolutions
+def _convolution_flops(
+    window_text: str, labels: str, base: Shape, kernel: Shape, output: Shape
+) -> int:
     match = re.fullmatch(r"([\w?]+)_([\w?]+)->([\w?]+)", labels)
     if not match:
-        raise instruction.error("convolution without dim_labels")
+        raise ValueError("convolution without dim_labels")
     base_labels, kernel_labels, output_labels = match.groups()
     for text, shape in ((base_labels, base), (kernel_labels, kernel), (output_labels, output)):
         if len(text) != len(shape.dims):
-            raise instruction.error(f"dim_labels do not fit the shape {shape}")
+            raise ValueError(f"dim_labels do not fit the shape {shape}")
     positions = 1
-    for i, window in enumerate(parse_window(instruction)):
+    for i, window in enumerate(_window(window_text)):
         label = str(i)
         if not all(label in t for t in (base_labels, kernel_labels, output_labels)):
-            raise instruction.error(f"dim_labels without spatial dimension {label}")
+            raise ValueError(f"dim_labels without spatial dimension {label}")
         if window.stride <= 0 or window.base_dilation <= 0 or window.window_dilation <= 0:
-            raise instruction.error("window stride or dilation below 1")
+            raise ValueError("window stride or dilation below 1")
         if window.size > max(1, kernel.size):
-            raise instruction.error("window larger than the kernel")
+            raise ValueError("window larger than the kernel")
         positions *= window.real_positions(
             base.dims[base_labels.index(label)], output.dims[output_labels.index(label)]
         )
     if not ("b" in output_labels and "f" in output_labels and "i" in kernel_labels):
-        raise instruction.error("dim_labels without batch or feature dimension")
+        raise ValueError("dim_labels without batch or feature dimension")
     # The kernel's i dimension is input features / feature groups, the output's batch is the
     # input's batch / batch groups.
     batch = output.dims[output_labels.index("b")]

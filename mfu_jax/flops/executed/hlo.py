@@ -18,7 +18,9 @@ from mfu_jax.flops.executed.hlo_shapes import (
     SPECIAL,
     HloParseError,
     Shape,
+    closing_parenthesis,
     dtype_bits,
+    is_balanced,
     parse_shape,
     split_top_level,
 )
@@ -33,31 +35,6 @@ __all__ = [
     "parse_hlo",
     "parse_shape",
 ]
-
-
-def _closing(text: str, start: int) -> int:
-    """Index of the parenthesis that closes the one just before `start`, or −1."""
-    end = text.find(")", start)
-    if end < 0 or (text.find("(", start, end) < 0 and text.find('"', start, end) < 0):
-        return end
-    depth = 1
-    for match in SPECIAL.finditer(text, start):
-        token = match[0]
-        if token == "(":
-            depth += 1
-        elif token == ")":
-            depth -= 1
-            if depth == 0:
-                return match.start()
-    return -1
-
-
-def _balanced(text: str) -> bool:
-    """Whether an instruction is complete: some attributes span several lines."""
-    depth = 0
-    for match in SPECIAL.finditer(text):
-        depth += (match[0] in "{([") - (match[0] in "})]")
-    return depth <= 0
 
 
 _PERCENT_NAME = re.compile(r"%([^\s,(){}]+)")
@@ -112,7 +89,7 @@ class HloInstruction:
 
     def is_complete(self) -> bool:
         """Whether all brackets are closed: some attributes span several lines."""
-        return not self._lines or _balanced(self.tail)
+        return not self._lines or is_balanced(self.tail)
 
     @property
     def tail(self) -> str:
@@ -139,7 +116,7 @@ class HloInstruction:
     def operand_text(self) -> str:
         """The text between the opcode's parentheses: operands, or a constant's value."""
         if self._operand_text is None:
-            end = _closing(self.tail, 0)
+            end = closing_parenthesis(self.tail, 0)
             if end < 0:
                 raise self.error("operands without their closing parenthesis")
             self._operand_text = self._tail[:end]

@@ -1,4 +1,4 @@
-"""Shapes in HLO text, and the splitting of its lists."""
+"""Shapes in HLO text, and its brackets and lists."""
 
 from __future__ import annotations
 
@@ -131,3 +131,28 @@ def split_top_level(text: str) -> list[str]:
             depth -= 1
     parts.append(text[start:].strip())
     return [part for part in parts if part]
+
+
+def closing_parenthesis(text: str, start: int) -> int:
+    """Index of the parenthesis that closes the one just before `start`, or −1."""
+    end = text.find(")", start)
+    if end < 0 or (text.find("(", start, end) < 0 and text.find('"', start, end) < 0):
+        return end
+    depth = 1
+    for match in SPECIAL.finditer(text, start):
+        token = match[0]
+        if token == "(":
+            depth += 1
+        elif token == ")":
+            depth -= 1
+            if depth == 0:
+                return match.start()
+    return -1
+
+
+def is_balanced(text: str) -> bool:
+    """Whether all brackets outside strings are closed."""
+    depth = 0
+    for match in SPECIAL.finditer(text):
+        depth += (match[0] in "{([") - (match[0] in "})]")
+    return depth <= 0

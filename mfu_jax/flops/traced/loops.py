@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,38 +41,20 @@ def jaxpr_trip_count(
         body_consts: number of the body's constants.
         constants: known values of constants inside the two jaxprs.
     """
-    start = known[cond_consts + body_consts :]
-    needed: set[int] = set()
-
-    def reader(jaxpr: Any, fixed: Sequence[Known], carry: Mapping[int, Known]) -> _Scalars:
-        def read(index: int) -> Known:
-            if index < len(fixed):
-                return fixed[index]
-            needed.add(index - len(fixed))
-            return carry.get(index - len(fixed))
-
-        return _Scalars(jaxpr, read, constants or {})
-
-    def difference(carry: Mapping[int, Known]) -> tuple[str, Known]:
-        scalars = reader(condition, known[:cond_consts], carry)
-        return scalars.comparison(condition.outvars[0])
-
-    def after(carry: Mapping[int, Known]) -> dict[int, Known]:
-        fixed = known[cond_consts : cond_consts + body_consts]
-        scalars = reader(body, fixed, carry)
-        return {i: scalars.value(body.outvars[i]) for i in list(carry)}
-
-    carry: dict[int, Known] = {}
-    while True:  # until everything that the condition depends on is in the carry
-        name, distance = difference(carry)
-        after(carry)
-        if needed <= carry.keys():
-            break
-        carry = {i: start[i] for i in needed}
-    distances = []
+    loop = _Loop(
+        condition=condition,
+        body=body,
+        cond_fixed=known[:cond_consts],
+        body_fixed=known[cond_consts : cond_consts + body_consts],
+        start=known[cond_consts + body_consts :],
+        constants=constants or {},
+    )
+    carry = loop.first_carry()
+    distances: list[Any] = []
     trips: Any = 0
     runs: Any = True
     for _ in range(_MAX_SIMULATED):
+        name, distance = loop.distance(carry)
         if distance is None:
             return None
         distances.append(distance)
@@ -81,9 +64,50 @@ def jaxpr_trip_count(
         if not np.any(runs):
             return trips if np.ndim(trips) else int(trips)
         trips = trips + np.asarray(runs, np.int64)
-        carry = after(carry)
-        distance = difference(carry)[1]
+        carry = loop.next_carry(carry)
     return None
+
+
+@dataclass(kw_only=True)
+class _Loop:
+    """The integers that one loop's condition depends on: entries of its carry, by index."""
+
+    condition: Any
+    body: Any
+    cond_fixed: Sequence[Known]
+    body_fixed: Sequence[Known]
+    start: Sequence[Known]
+    constants: Mapping[Any, Known]
+    needed: set[int] = field(default_factory=set)  # indices of the carry that were read
+
+    def first_carry(self) -> dict[int, Known]:
+        """Initial values of all entries that the condition depends on, found by trial."""
+        carry: dict[int, Known] = {}
+        while True:
+            self.distance(carry)
+            self.next_carry(carry)
+            if self.needed <= carry.keys():
+                return carry
+            carry = {i: self.start[i] for i in self.needed}
+
+    def distance(self, carry: Mapping[int, Known]) -> tuple[str, Known]:
+        """The condition's comparison, and left − right."""
+        scalars = self._scalars(self.condition, self.cond_fixed, carry)
+        return scalars.comparison(self.condition.outvars[0])
+
+    def next_carry(self, carry: Mapping[int, Known]) -> dict[int, Known]:
+        """The same entries one iteration later."""
+        scalars = self._scalars(self.body, self.body_fixed, carry)
+        return {i: scalars.value(self.body.outvars[i]) for i in carry}
+
+    def _scalars(self, jaxpr: Any, fixed: Sequence[Known], carry: Mapping[int, Known]) -> _Scalars:
+        def read(index: int) -> Known:
+            if index < len(fixed):
+                return fixed[index]
+            self.needed.add(index - len(fixed))
+            return carry.get(index - len(fixed))
+
+        return _Scalars(jaxpr, read, self.constants)
 
 
 class _Scalars:

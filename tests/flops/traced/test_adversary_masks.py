@@ -9,13 +9,10 @@ import pytest
 
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.flops.traced.declared_masks import attention_mask
+from tests.support.small_functions import shape
 
 B, S, T, H, D = 2, 12, 20, 3, 4
 NEVER = -1e30
-
-
-def shape(*sizes: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, dtype)
 
 
 def positions(keys=S):

@@ -16,13 +16,10 @@ from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.flops.traced.declared_masks import attention_mask
 from mfu_jax.flops.traced.pairs import Band, document_pairs, read_pairs
+from tests.support.small_functions import shape
 
 B, S, H, D = 2, 12, 4, 8
 PAIR = 2 * 2 * H * D  # scores and values, for one query and one key, all heads
-
-
-def shape(*sizes: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, dtype)
 
 
 bounds = st.one_of(st.none(), st.integers(-9, 9))

@@ -9,11 +9,7 @@ import pytest
 from mfu_jax.errors import UserError
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.traced.counting import count_model_flops
-
-
-def shape(*sizes: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, dtype)
-
+from tests.support.small_functions import shape
 
 # The reference transformer: batch, sequence, width, MLP, vocabulary, heads, layers.
 B, S, D, F, V, H, L = 2, 128, 64, 256, 512, 4, 4

@@ -9,10 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from mfu_jax.flops.traced.counting import count_model_flops
-
-
-def shape(*sizes: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, dtype)
+from tests.support.small_functions import FIRST, SECOND, TWO_LAYERS, B, D, F, shape, two_layers
 
 
 def conv(x, w, stride=1, padding="SAME", **kwargs):
@@ -278,15 +275,6 @@ def test_mamba2_block_in_chunks():
     assert count.backward == inner + 2 * scan + 2 * out
     assert count.activations == 3 * scan
     assert count.unaccounted == ()
-
-
-def two_layers(w, x):
-    return jnp.sum(jnp.tanh(x @ w["a"]) @ w["b"])
-
-
-B, D, F = 3, 5, 7
-TWO_LAYERS = {"a": shape(D, F), "b": shape(F, 1)}
-FIRST, SECOND = 2 * B * D * F, 2 * B * F
 
 
 def test_second_derivative():

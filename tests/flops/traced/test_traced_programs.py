@@ -15,19 +15,7 @@ from jax.extend.core import primitives
 from mfu_jax.errors import UserError
 from mfu_jax.flops.traced import jax_internals as _jax_internals
 from mfu_jax.flops.traced.counting import count_model_flops
-
-
-def shape(*sizes: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, dtype)
-
-
-def two_layers(w, x):
-    return jnp.sum(jnp.tanh(x @ w["a"]) @ w["b"])
-
-
-B, D, F = 3, 5, 7
-TWO_LAYERS = {"a": shape(D, F), "b": shape(F, 1)}
-FIRST, SECOND = 2 * B * D * F, 2 * B * F
+from tests.support.small_functions import FIRST, SECOND, TWO_LAYERS, B, D, F, shape
 
 
 def test_muon_belongs_to_the_optimizer():

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.non_finite import NonFiniteLossError, is_bad
 from mfu_jax.logger.records import RecordBuilder
 from mfu_jax.logger.sinks.base import Sink
@@ -28,9 +29,7 @@ class RecordPipeline:
     Args:
         builder: makes records and keeps the statistics.
         sinks: where records go; closed with the pipeline.
-        abort_on_nan: a NaN loss is a failure.
-        abort_on_inf: an infinite loss is a failure.
-        queue_size: steps that may wait.
+        config: which losses are failures, and how many steps may wait.
         on_step: called first with every step, on the background thread.
 
     Attributes:
@@ -42,10 +41,8 @@ class RecordPipeline:
         self,
         builder: RecordBuilder,
         sinks: Sequence[Sink],
+        config: LoggerConfig,
         *,
-        abort_on_nan: bool,
-        abort_on_inf: bool,
-        queue_size: int,
         on_step: Callable[[TimedStep], None] = lambda step: None,
     ) -> None:
         self.failure: NonFiniteLossError | None = None
@@ -56,8 +53,10 @@ class RecordPipeline:
         for sink in sinks:
             for warning in sink.warnings:
                 _log.warning("%s", warning)
-        self._is_failure = functools.partial(is_bad, nan=abort_on_nan, inf=abort_on_inf)
-        self._writer = BackgroundWriter(self._write, size=queue_size)
+        self._is_failure = functools.partial(
+            is_bad, nan=config.abort_on_nan_loss, inf=config.abort_on_inf_loss
+        )
+        self._writer = BackgroundWriter(self._write, size=config.queue_size)
         self.put: Callable[[TimedStep], None] = self._writer.put
         self.is_idle = self._writer.is_idle
 

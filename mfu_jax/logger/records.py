@@ -6,9 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from mfu_jax.formatting import readable
+from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.diagnosis import diagnose
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.step_cost import StepCost
@@ -24,25 +26,15 @@ class RecordBuilder:
 
     Args:
         cost: what a step costs, unless the step says otherwise.
-        start_step: first step of this run.
-        warmup_steps: steps from there on that are no part of any statistic.
-        log_period: steps whose number it divides are logged.
-        compile_is_seen: JAX tells about compilations; else the first step is taken for one.
+        config: which step is the first, which are warm-up, and which are logged.
+        compile_is_seen: JAX reports compilations; otherwise the first step counts as one.
     """
 
-    def __init__(
-        self,
-        *,
-        cost: StepCost,
-        start_step: int,
-        warmup_steps: int,
-        log_period: int,
-        compile_is_seen: bool,
-    ) -> None:
+    def __init__(self, cost: StepCost, config: LoggerConfig, *, compile_is_seen: bool) -> None:
         self._cost = cost
-        self._start_step = start_step
-        self._warmup_steps = warmup_steps
-        self._log_period = log_period
+        self._start_step = config.start_step
+        self._warmup_steps = config.warmup_steps
+        self._log_period = config.log_period
         self._compile_is_seen = compile_is_seen
         self._run = StepStatistics()
         self._window = StepStatistics()
@@ -240,7 +232,5 @@ def _scalar(value: Any) -> float:
 
 
 def _device_with_memory_stats() -> Any:
-    import jax
-
     device = jax.local_devices()[0]
     return device if device.memory_stats() else None

@@ -49,6 +49,13 @@ class LoopSpans:
         late, self.late = self.late, {}
         return late
 
+    def take_last(self) -> TimedStep | None:
+        """The held step with all late results, as nothing comes after it; no longer held."""
+        last, self.held = self.held, None
+        if last is not None:
+            last.extra |= self.take_late()
+        return last
+
     @contextlib.contextmanager
     def pause(self, name: str, check: Callable[[], None]) -> Iterator[None]:
         """Waits for the step in flight, calls `check`, and charges the time inside to `name`."""

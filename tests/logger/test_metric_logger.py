@@ -1,18 +1,22 @@
 """MetricLogger on a fake clock and device: what it measures, writes, keeps apart and refuses."""
 
+import dataclasses
 import logging
 import math
 import threading
+import typing
 
 import numpy as np
 import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.compile_events import CompileEvent, CompileLog
+from mfu_jax.logger.config import ConfigFields, LoggerConfig
+from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.non_finite import NonFiniteLossError
-from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.logger.step_cost import CostFields, StepCost
 from tests.support.fake_device import ListSink
-from tests.support.logger_run import Run
+from tests.support.logger_run import RUN_COST, Run
 
 
 def test_rates_are_flops_and_tokens_over_the_measured_time() -> None:
@@ -312,6 +316,31 @@ def test_wrong_use_says_what_to_do() -> None:
 def test_numbers_that_cannot_be_are_refused(option: str, value: float) -> None:
     with pytest.raises(UserError, match=option):
         Run(**{option: value})
+
+
+def test_cost_and_config_can_be_given_whole_and_by_field() -> None:
+    cost = StepCost(model_flops_per_device=800, tokens_per_device=128)
+    run = Run(cost=cost, config=LoggerConfig(log_period=2, warmup_steps=5))
+    run.steps(1.0, 1.0, 1.0)
+    run.logger.close()
+    # The fields that Run gives by name replace those of `cost` and `config`.
+    assert run.logger.cost == dataclasses.replace(cost, **RUN_COST)
+    assert [record.kind for record in run.sink.records] == ["step"] * len(run.sink.records)
+    assert [record.step for record in run.sink.records] == [0, 2]
+
+
+def test_an_unknown_argument_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(UserError, match=r"'warmup_step'; did you mean 'warmup_steps'.*expected"):
+        MetricLogger(warmup_step=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "kind"), [(CostFields, StepCost), (ConfigFields, LoggerConfig)]
+)
+def test_every_field_has_a_typed_keyword(keywords: type, kind: type) -> None:
+    assert typing.get_type_hints(keywords) == {
+        field.name: typing.get_type_hints(kind)[field.name] for field in dataclasses.fields(kind)
+    }
 
 
 def test_compile_events_know_their_thread() -> None:

@@ -21,13 +21,9 @@ import jax
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.ledger import Ledger
+from mfu_jax.instrumentation.assembly import make_logger
 from mfu_jax.instrumentation.jitting import BoundJitted, jitted, name_of, programs_of
-from mfu_jax.instrumentation.options import (
-    logger_options,
-    make_sinks,
-    refuse_logger_settings,
-    resolve,
-)
+from mfu_jax.instrumentation.options import refuse_logger_settings, resolve
 from mfu_jax.instrumentation.packed_documents import PackedDocuments
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
 from mfu_jax.instrumentation.signatures import Signature, SignatureTable
@@ -222,9 +218,8 @@ class InstrumentedStep:
         if not self.settings.enable_mfu:
             return DisabledLogger()
         if self._logger is None:
-            sinks = make_sinks(self.settings) if self._sinks is None else self._sinks
-            self._logger = MetricLogger(
-                sinks=sinks, compile_log=self._compile_log, **logger_options(self.settings)
+            self._logger = make_logger(
+                self.settings, sinks=self._sinks, compile_log=self._compile_log
             )
         return self._logger
 

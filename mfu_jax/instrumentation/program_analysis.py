@@ -10,7 +10,8 @@ from typing import Any
 
 import jax
 
-from mfu_jax.hardware.step_peaks import StepPeaks, find_peaks
+from mfu_jax.hardware.step_peaks import StepPeaks
+from mfu_jax.instrumentation.assembly import peaks_of, setup_table
 from mfu_jax.instrumentation.step_flops import (
     ModelCount,
     StepFlops,
@@ -98,17 +99,12 @@ class ProgramAnalysis:
         self.model = count_model(
             step, args, kwargs, settings=settings, config=config, devices=self.devices
         )
-        self.peaks: StepPeaks = find_peaks(
-            self.device,
-            self.model.flops_by_dtype,
-            peak_tflops_per_device=settings.peak_tflops_per_device,
-            hardware_name=settings.hardware,
-        )
+        self.peaks: StepPeaks = peaks_of(settings, self.device, self.model.flops_by_dtype)
         self.flops: StepFlops | None = None
         self._hfu_source = settings.hfu_source
         self._tokens = settings.tokens_per_step / self.devices or self.model.tokens_per_device
         self._kernel_flops = kernel_flops_of(step, args, kwargs, self.device)
-        self._known = model_cost(self.model, self.peaks, tokens_per_device=self._tokens)
+        self.known_cost = model_cost(self.model, self.peaks, tokens_per_device=self._tokens)
         self._done = threading.Event()
         self.cost: StepCost | Callable[[], StepCost] = self._wait
         self.backlog: Callable[[], int] = lambda: 0
@@ -118,7 +114,7 @@ class ProgramAnalysis:
         assert self.compiled is not None
         try:
             self.flops = count_program(self.compiled, self.model, kernel_flops=self._kernel_flops)
-            self._known = self.flops.cost(
+            self.known_cost = self.flops.cost(
                 self.peaks, tokens_per_device=self._tokens, hfu_source=self._hfu_source
             )
             for note in self.peaks.notes(self.flops.executed.by_dtype):
@@ -127,7 +123,7 @@ class ProgramAnalysis:
             _log.warning("executed FLOPs are not known, HFU is left out: %s", error)
         finally:
             self.compiled = None
-            self.cost = self._known
+            self.cost = self.known_cost
             self._done.set()
         return self.flops
 
@@ -139,7 +135,7 @@ class ProgramAnalysis:
         # Rather a line without HFU than a training thread that waits for the writer's queue.
         while self.backlog() < _MOST_WAITING and not self._done.wait(0.02):
             pass
-        return self._known
+        return self.known_cost
 
     def setup(self, outputs: str) -> dict[str, Any]:
         """What a human should know before the first line, name → value.
@@ -147,16 +143,12 @@ class ProgramAnalysis:
         Args:
             outputs: which outputs are logged.
         """
-        tflop = float(self.model.per_device) / 1e12
-        values: dict[str, Any] = {
-            "devices": f"{self.devices} × {self.device.device_kind}",
-            "peak of one device": str(self.peaks.main),
-            "model TFLOP per device per step": f"{tflop:.6g} ({self.model.convention}; "
-            f"{self.model.how})",
-            "metrics": outputs,
-        }
-        if self._tokens:
-            values["tokens per device per step"] = self._tokens
-        values |= {f"not counted ({i})": text for i, text in enumerate(self.model.unaccounted, 1)}
-        notes = self.peaks.notes(self.model.flops_by_dtype)
-        return values | {f"note on peaks ({i})": text for i, text in enumerate(notes, 1)}
+        return setup_table(
+            devices=f"{self.devices} × {self.device.device_kind}",
+            peaks=self.peaks,
+            model=self.model,
+            model_details=f"{self.model.convention}; {self.model.how}",
+            tokens_per_device=self._tokens,
+            flops_by_dtype=self.model.flops_by_dtype,
+            metrics=outputs,
+        )

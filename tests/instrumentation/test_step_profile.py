@@ -54,7 +54,7 @@ def test_wrong_steps(text: str) -> None:
 
 
 def test_what_it_does_not_go_with() -> None:
-    with pytest.raises(UserError, match=r"no place to go.*expected profile_dir"):
+    with pytest.raises(UserError, match=r"nowhere to write.*expected profile_dir"):
         Settings(profile_steps="3")
     settings = Settings(profile_steps="3", profile_dir="p", peak_tflops_per_device=1.0)
     with pytest.raises(UserError, match=r"loop that calls record\(\).*expected.*instrument"):

@@ -66,6 +66,36 @@ def jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
     return jax.jit(step_fn, **(options or {}))
 
 
+def first_call(step_fn: Any, call: Any, name: str) -> Any:
+    """`call` for the first time, where a function jitted here may turn out not to be jittable.
+
+    Args:
+        step_fn: what the user passed.
+        call: what `jitted` made of it.
+        name: of the step, for the message.
+
+    Returns:
+        `call` itself if the user jitted the step, else a function that explains JAX's errors.
+    """
+    if call is step_fn or isinstance(call, BoundJitted):
+        return call
+
+    def explained(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except (jax.errors.JAXTypeError, TypeError) as error:
+            first_line = (str(error).strip().splitlines() or [""])[0]
+            raise UserError(
+                f"{name} cannot be jitted ({type(error).__name__}: {first_line}); expected a "
+                f"function of arrays that jax.jit accepts; usually it converts arrays to Python "
+                f"numbers or prints, or takes arguments that are not arrays; instrument the jitted "
+                f"function inside it, pass jit=dict(static_argnums=…), or time the whole with "
+                f"`with logger.step():`"
+            ) from error
+
+    return explained
+
+
 def programs_of(jitted: Any) -> int:
     """How many programs a jitted function has already; JAX's and Flax's tell."""
     size = getattr(getattr(jitted, "jitted_fn", jitted), "_cache_size", None)

@@ -72,6 +72,7 @@ class ProgramAnalysis:
         kwargs: the same by name.
         settings: the sources of the counts and peaks.
         config: see `count_model`.
+        backlog: how many records wait for `cost`; none ever, by default.
 
     Attributes:
         compiled: the executable, until it is counted.
@@ -80,7 +81,7 @@ class ProgramAnalysis:
         flops: all counts; None until `count` is done.
         cost: for `MetricLogger.record`: what a step costs; before `count` is done, a function that
             waits for it on the writer's thread.
-        backlog: how many records wait for `cost`.
+        known_cost: what is known of `cost` so far, without waiting.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class ProgramAnalysis:
         *,
         settings: Settings,
         config: Any = None,
+        backlog: Callable[[], int] = lambda: 0,
     ) -> None:
         self.compiled: jax.stages.Compiled | None = unwrap_compiled(
             step.lower(*args, **kwargs).compile()
@@ -105,9 +107,9 @@ class ProgramAnalysis:
         self._tokens = settings.tokens_per_step / self.devices or self.model.tokens_per_device
         self._kernel_flops = kernel_flops_of(step, args, kwargs, self.device)
         self.known_cost = model_cost(self.model, self.peaks, tokens_per_device=self._tokens)
+        self._backlog = backlog
         self._done = threading.Event()
         self.cost: StepCost | Callable[[], StepCost] = self._wait
-        self.backlog: Callable[[], int] = lambda: 0
 
     def count(self) -> StepFlops | None:
         """Counts the executable; a failure is logged, and HFU stays unknown."""
@@ -133,7 +135,7 @@ class ProgramAnalysis:
 
     def _wait(self) -> StepCost:
         # Rather a line without HFU than a training thread that waits for the writer's queue.
-        while self.backlog() < _MOST_WAITING and not self._done.wait(0.02):
+        while self._backlog() < _MOST_WAITING and not self._done.wait(0.02):
             pass
         return self.known_cost
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from mfu_jax.errors import UserError
+from mfu_jax.settings import Settings
 
 _log = logging.getLogger("mfu_jax")
 
@@ -46,6 +47,17 @@ class StepProfile:
         self._folder = folder
         self._is_on = False
         self._is_done = False
+
+    @classmethod
+    def of(cls, settings: Settings) -> StepProfile | None:
+        """The profile that the settings ask for, if any.
+
+        Raises:
+            UserError: `Settings.profile_steps` is not a range of steps.
+        """
+        if not settings.profile_steps:
+            return None
+        return cls(settings.profile_steps, settings.profile_dir or settings.tensorboard_dir)
 
     def step(self, number: int, logger: Any) -> contextlib.AbstractContextManager[Any]:
         """Around the call of a step: marks it in the trace, which starts here with the first."""

@@ -1,4 +1,4 @@
-"""Command-line flags that switch the metrics on in any trainer.
+"""Command-line flags that turn on the metrics in any trainer.
 
 ::
 
@@ -10,7 +10,7 @@ or, for a loop that calls ``logger.record(step, metrics)`` itself::
 
     logger = mfu_jax.MetricLogger.from_flags(train_step, state, batch)
 
-argparse has `add_arguments`; ml_collections and everything else that is a mapping, `from_mapping`.
+For argparse use `add_arguments`; for ml_collections and any other mapping, `from_mapping`.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ SIGTERM_EXIT_CODE = 143
 
 
 def train(config: Config, stop: StopRequest) -> None:
-    """Trains until `config.steps` optimizer steps are done, or `stop` was asked for.
+    """Trains until `config.steps` optimizer steps are done, or a stop is requested.
 
     Raises:
         UserError: the config does not fit the machine, the data or the checkpoint.
@@ -121,7 +121,7 @@ def _evaluator(config: Config, mesh: jax.sharding.Mesh, shapes: TrainState) -> A
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one training; returns 0, 2 (wrong input), 3 (NaN or Inf loss) or 143 (SIGTERM)."""
+    """Runs one training job; returns 0, 2 (wrong input), 3 (NaN or Inf loss) or 143 (SIGTERM)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help", "help"} & set(arguments):
         print(__doc__)

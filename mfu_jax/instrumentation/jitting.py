@@ -1,4 +1,4 @@
-"""What is called: a jitted function, a view of one, or a newly jitted one."""
+"""The callable behind an instrumented step: a jitted function, a view of one, or a new one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mfu_jax.errors import UserError
 
 
 def name_of(step_fn: Any) -> str:
-    """The name of a function, also if some of its arguments are given already."""
+    """The name of a function, also of a partial one."""
     while isinstance(step_fn, functools.partial):
         step_fn = step_fn.func
     return getattr(step_fn, "__name__", type(step_fn).__name__)
 
 
 class BoundJitted:
-    """A jitted function of which some arguments are given already."""
+    """A jitted function with some arguments bound."""
 
     def __init__(self, bound: functools.partial[Any], name: str) -> None:
         self.__name__ = name
@@ -40,10 +40,13 @@ class BoundJitted:
 
 
 def jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
-    """What is called, with the ``lower`` and ``trace`` of a jitted function.
+    """A callable with the ``lower`` and ``trace`` of a jitted function.
 
     That is `step_fn` itself if it is jitted, a view of it if it is a method or a partial of a
-    jitted function, and else a newly jitted one.
+    jitted function, and otherwise a newly jitted function.
+
+    Raises:
+        UserError: `step_fn` cannot be called, or is jitted and `options` are given too.
     """
     if not callable(step_fn) or isinstance(step_fn, jax.stages.Compiled):
         raise UserError(
@@ -60,7 +63,7 @@ def jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
         if options:
             raise UserError(
                 f"{name} is jitted, and jit={dict(options)!r} was given too; expected one of the "
-                f"two; usually the options stand at jax.jit already; leave jit=… out"
+                f"two; usually the options are passed to jax.jit already; leave jit=… out"
             )
         return step_fn
     return jax.jit(step_fn, **(options or {}))
@@ -97,6 +100,6 @@ def first_call(step_fn: Any, call: Any, name: str) -> Any:
 
 
 def programs_of(jitted: Any) -> int:
-    """How many programs a jitted function has already; JAX's and Flax's tell."""
+    """How many programs a jitted function has compiled so far; 0 if it cannot say."""
     size = getattr(getattr(jitted, "jitted_fn", jitted), "_cache_size", None)
     return size() if size is not None else 0

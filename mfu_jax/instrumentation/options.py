@@ -41,5 +41,5 @@ def refuse_logger_settings(settings: Settings, sinks: Sequence[Sink] | None) -> 
     if changed:
         raise UserError(
             f"{', '.join(changed)} and logger=… were both given; expected one of the two; usually "
-            f"the option belongs to the logger that is shared; pass it to MetricLogger(…)"
+            f"the option belongs to the shared logger; pass it to MetricLogger(…)"
         )

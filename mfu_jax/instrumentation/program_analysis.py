@@ -1,4 +1,4 @@
-"""One program of an instrumented step: found after its compilation, counted in the background."""
+"""One program of a step: analysed right after its compilation, counted in the background."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from mfu_jax.settings import Settings
 
 _log = logging.getLogger("mfu_jax")
 
-# So many records may wait for a count; the writer's queue has room for more.
+# Most records that may wait for a count; the writer's queue has room for more.
 _MOST_WAITING = 100
 
 
@@ -42,7 +42,7 @@ def count_model(
     config: Any,
     devices: int,
 ) -> ModelCount:
-    """The model FLOPs of a step from the source that was asked for.
+    """The model FLOPs of a step, from the source that the settings name.
 
     Args:
         config: for ``flops_source=analytic``; None: `Settings.model_config` names it.
@@ -61,14 +61,14 @@ def count_model(
 
 
 class ProgramAnalysis:
-    """What is known of one executable of a step, and what it costs.
+    """One executable of a step: its model FLOPs, its peaks, and what it costs.
 
-    Made on the training thread, in the context that the step is called in; `count` may run on any.
+    Made on the training thread, in the context in which the step is called; `count` may run on any
+    thread.
 
     Args:
-        step: the jitted function; its executable for these arguments exists already, and JAX's
-            cache hands it out again.
-        args: the call's arguments; donated ones have lost their values, not their shapes.
+        step: the jitted function; JAX's cache holds its executable for these arguments.
+        args: the call's arguments; donated ones have lost their values but not their shapes.
         kwargs: the same by name.
         settings: the sources of the counts and peaks.
         config: see `count_model`.
@@ -134,7 +134,7 @@ class ProgramAnalysis:
         return self._done.wait(seconds)
 
     def _wait(self) -> StepCost:
-        # Rather a line without HFU than a training thread that waits for the writer's queue.
+        # A line without HFU is better than a training thread blocked on the writer's queue.
         while self._backlog() < _MOST_WAITING and not self._done.wait(0.02):
             pass
         return self.known_cost

@@ -125,14 +125,14 @@ class MetricLogger:
     def from_flags(
         step: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> MetricLogger | DisabledLogger:
-        """A logger as the command line's flags want it; see `mfu_jax.flags.make_logger`."""
+        """A logger set up by the command line's flags; see `mfu_jax.flags.make_logger`."""
         from mfu_jax.flags import logger_from_flags
 
         return logger_from_flags(step, *args, **kwargs)
 
     @property
     def next_step(self) -> int:
-        """The number after the last recorded step's."""
+        """The number after that of the last recorded step."""
         return self._last_step + 1
 
     def record(
@@ -143,19 +143,19 @@ class MetricLogger:
         step_time_seconds: float | None = None,
         cost: StepCost | Callable[[], StepCost] | None = None,
     ) -> None:
-        """Takes the step that has just been dispatched; waits for the one before it.
+        """Records the step that has just been dispatched; waits for the one before it.
 
         Args:
-            step: its number, larger than the last one's.
+            step: its number, larger than the last one.
             metrics: name -> scalar: a JAX array, a number, or a function that returns one or
                 None, called later on the writer's thread. ``loss``, ``grad_norm``,
                 ``current_learning_rate``, ``total_weights`` and all other names without a slash
                 are shown under ``learning/``; an array under a name that starts with ``_`` is
                 waited for, but not shown. Nothing is copied to the host here.
-            step_time_seconds: the step's time, from those who measure it themselves; nothing is
-                waited for then.
-            cost: what this step costs, where that differs from the other steps; or a function
-                that returns it, called later on the writer's thread.
+            step_time_seconds: the step's time, if the caller measured it; then nothing is waited
+                for.
+            cost: what this step costs, if that differs from the other steps; or a function that
+                returns it, called later on the writer's thread.
 
         Raises:
             NonFiniteLossError: an earlier step's loss is NaN or infinite.
@@ -167,7 +167,7 @@ class MetricLogger:
         if type(metrics) is not dict and not isinstance(metrics, Mapping):
             raise UserError(
                 f"record() was given {type(metrics).__name__} as metrics; expected a mapping from "
-                f"names to scalars; usually the loss itself was passed; pass {{'loss': loss}}"
+                f"names to scalars; usually the bare loss was passed; pass {{'loss': loss}}"
             )
         self._last_step = step
         self._thread_id = threading.get_ident()
@@ -186,33 +186,33 @@ class MetricLogger:
         if finished is not None:
             self._pipeline.put(finished)
         if step_time_seconds is not None:
-            self._spans.hold(taken)  # an eval after it may still add to it
+            self._spans.hold(taken)  # a later eval may still add to it
         taken.overhead_seconds = self._monotonic() - begin - self._timer.waited_seconds
 
     def record_eval(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Takes the results of an eval after `step`, shown under ``eval/`` with that step.
+        """Records the results of an eval after `step`, shown under ``eval/``.
 
-        Called inside of ``pause("eval")`` they are part of the step's own record; later, they come
-        with the next step's, and ``eval/step`` tells of which they are.
+        Called inside ``pause("eval")``, they join the step's own record; called later, they join
+        the next record, and ``eval/step`` says which step they belong to.
         """
         self._spans.add(step, metrics)
 
     def pause(
         self, name: str, *, flush: bool | None = None
     ) -> contextlib.AbstractContextManager[None]:
-        """Context manager for what is no training step: ``with logger.pause("eval"): …``.
+        """Context manager for work outside training steps: ``with logger.pause("eval"): …``.
 
-        The step in flight is waited for first; the time inside is shown as
-        ``goodput/<name>_seconds``, and the next step's time starts at the end of it. A pause or a
-        wait inside of a pause is part of the outer one.
+        It first waits for the step in flight. The time inside is shown as
+        ``goodput/<name>_seconds``, and the next step's time starts where the pause ends. A pause or
+        wait inside a pause is part of the outer one.
 
         Args:
             name: ``eval``, ``checkpoint``, ``compile``, or any other.
-            flush: bring all records to disk first, so that a checkpoint never knows more steps
-                than the metrics; by default for ``checkpoint`` only.
+            flush: bring all records to disk first, so that a checkpoint never has more steps than
+                the metrics; by default only for ``checkpoint``.
 
         Raises:
-            NonFiniteLossError: at its start, so that no checkpoint is made of a broken state.
+            NonFiniteLossError: at its start, so that a broken state is never checkpointed.
         """
 
         def check() -> None:
@@ -223,41 +223,40 @@ class MetricLogger:
         return self._spans.pause(name, check)
 
     def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[None]:
-        """Context manager for waits that the device may work through: ``next(batches)``.
+        """Context manager for waits during which the device may be busy: ``next(batches)``.
 
-        Costs nothing while the device is busy. The part of the wait in which it stands idle is
-        shown as ``goodput/<name>_wait_seconds`` and is no part of any step's time.
+        Costs nothing while the device is busy. The part of the wait in which it is idle is shown as
+        ``goodput/<name>_wait_seconds`` and excluded from every step's time.
         """
         return self._spans.wait(name)
 
     def step(self, number: int | None = None) -> StepScope:
         """Context manager around one step, recorded at its end: ``with logger.step() as step: …``.
 
-        Functions that were instrumented with this logger tell what they cost and return; anything
-        else is told by ``step.log(loss=…)``.
+        Functions instrumented with this logger add their cost and metrics; add others with
+        ``step.log(loss=…)``.
 
         Args:
-            number: the step's number; by default the one after the last.
+            number: the step's number; by default the one after the last step.
         """
         return self.phases.step(self, self.next_step if number is None else number)
 
     def phase(self, name: str, *, cost: StepCost | None = None) -> Phase:
         """Context manager around a part of a step: ``with logger.phase("rollout"): …``.
 
-        Its time, FLOPs, MFU and HFU are shown as ``phase/<name>/…`` with the step that is recorded
-        next. It ends when the outputs of the instrumented functions in it are ready, or what
-        `Phase.wait_for` was given.
+        Its time, FLOPs, MFU and HFU are shown as ``phase/<name>/…`` with the next recorded step. It
+        ends when the outputs of its instrumented functions, or of `Phase.wait_for`, are ready.
 
         Args:
             name: a word.
-            cost: what it costs one device, where no instrumented function tells.
+            cost: what it costs one device, if no instrumented function runs in it.
         """
         return self.phases.phase(name, cost)
 
     def write_setup(
         self, values: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
     ) -> None:
-        """Writes what is known before the first step to every sink.
+        """Writes the set-up, known before the first step, to every sink.
 
         Args:
             values: configuration and facts, name -> value.
@@ -266,11 +265,11 @@ class MetricLogger:
         self._pipeline.tell("write_setup", dict(values or {}), dict(texts or {}))
 
     def write_text(self, tag: str, text: str) -> None:
-        """Writes a text to every sink that takes texts, in order with the steps."""
+        """Writes a text to every sink that accepts texts, in order with the steps."""
         self._pipeline.tell("write_text", tag, text)
 
     def flush(self) -> None:
-        """Waits until every step that is done is written and brought to disk."""
+        """Waits until every completed step is written and on disk."""
         self._spans.release()
         self._pipeline.flush()
 
@@ -285,7 +284,7 @@ class MetricLogger:
         """Waits for the step in flight, writes everything, closes the sinks.
 
         Raises:
-            NonFiniteLossError: a loss is NaN or infinite, and `record` has not said so yet.
+            NonFiniteLossError: a loss is NaN or infinite, and `record` has not raised for it yet.
         """
         summary = self._close()
         if self._pipeline.failure is not None and not self._failure_was_raised:
@@ -305,7 +304,7 @@ class MetricLogger:
         if self._pipeline.failure is None:
             try:
                 last = self._timer.drain()
-            except Exception as error:  # the device failed; what was measured is still written
+            except Exception as error:  # the device failed; earlier measurements are still written
                 _log.warning("the step in flight did not end: %s", error)
                 last = None
             if last is not None:
@@ -341,8 +340,9 @@ class MetricLogger:
                 f"`with` block of the logger ends before the loop does; close it after the loop"
             )
         raise UserError(
-            f"step {step} was recorded after step {self._last_step}; expected rising numbers from "
-            f"start_step on; usually start_step was not set on a resume; pass start_step={step}"
+            f"step {step} was recorded after step {self._last_step}; expected increasing numbers "
+            f"from start_step on; usually start_step was not set on a resume; pass "
+            f"start_step={step}"
         )
 
     def _raise_failure(self) -> None:

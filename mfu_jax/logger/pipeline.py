@@ -1,4 +1,4 @@
-"""What happens to a timed step off the training thread: values, rates, sinks, and the NaN watch."""
+"""What happens to a timed step off the training thread: values, rates, sinks, and the NaN check."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mfu_jax.logger.writer import BackgroundWriter, GuardedSink
 
 _log = logging.getLogger("mfu_jax")
 
-# Longest wait for the sinks where everything must be written: at flush and at the end.
+# Longest wait for the sinks when everything must be written: at a flush and at the end.
 DRAIN_SECONDS = 30.0
-# The same once a sink has hung, so that each checkpoint does not wait for it again.
+# The same after a sink has hung, so that later checkpoints do not wait for it again.
 HUNG_DRAIN_SECONDS = 0.5
 
 
 class RecordPipeline:
-    """Builds a record of every step and gives it to all sinks, on one background thread.
+    """Builds a record of every step and passes it to all sinks, on one background thread.
 
     Args:
         builder: makes records and keeps the statistics.
@@ -33,8 +33,8 @@ class RecordPipeline:
         on_step: called first with every step, on the background thread.
 
     Attributes:
-        failure: the first loss that is not finite; every step up to it has been written, no
-            later one is.
+        failure: the first loss that is not finite; every step up to it has been written, and no
+            later step is.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RecordPipeline:
         self._writer.put(functools.partial(self._tell, method, *arguments))
 
     def flush(self) -> None:
-        """Waits until everything handed over is written and brought to disk."""
+        """Waits until everything handed over is written and on disk."""
         self._writer.put(self._flush)
         self._expect(self._writer.flush(self._patience_seconds))
 
@@ -83,9 +83,9 @@ class RecordPipeline:
         """Writes the last step and the summary, closes the sinks and ends the thread.
 
         Args:
-            last: the step that nothing comes after.
-            spans: time set apart since then, by name.
-            summarize: called when all steps are in the statistics.
+            last: the last step of the run.
+            spans: time since then that belongs to no step, by name.
+            summarize: called once all steps are in the statistics.
         """
         if last is not None:
             self._writer.put(functools.partial(self._write, last, is_last=True))

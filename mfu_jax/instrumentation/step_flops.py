@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import jax
 
+from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, flops_breakdown
 from mfu_jax.flops.exact import integral
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
 from mfu_jax.flops.ledger import Ledger, compare_flops
@@ -121,8 +122,6 @@ def analytic_model(config: Any, *, convention: str = "maxtext") -> ModelCount:
             or file of a model.
         convention: any of the conventions.
     """
-    from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, flops_breakdown
-
     tokens = calculate_tokens_per_device(config)
     rows = flops_breakdown(config, convention)
     attention = sum(row.training_flops for row in rows if row.kind == "attention")

@@ -117,7 +117,9 @@ def test_traced_python_numbers_are_no_new_program(compilations: Compilations) ->
     assert ratios == pytest.approx([1, 1.5, 1, 1.5, 1])
 
 
-def test_programs_compiled_before_instrumenting_are_told_apart(compilations: Compilations) -> None:
+def test_programs_compiled_before_instrumenting_are_distinguished(
+    compilations: Compilations,
+) -> None:
     memory = Memory()
     jitted = jax.jit(train_step)
     for rows in (4, 6):

@@ -134,7 +134,7 @@ def test_phases_and_the_whole_step() -> None:
         seconds = last[f"phase/{name}/seconds"]
         assert last[f"phase/{name}/mfu"] == pytest.approx(flops / (1e9 * seconds))
         assert last[f"phase/{name}/hfu"] == last[f"phase/{name}/mfu"]
-        # The first step compiles and is kept out.
+        # The first step compiles and is excluded.
         assert summary.phases[name]["times"] == 3
     assert "phase update: 3 times" in summary.render()
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.architectures import build
 from mfu_jax.flops.analytic.components import Component, Layer, Model
-from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 # Parts that read the residual stream itself, through a norm; the others read what stands before
 # them in the same block.
@@ -27,20 +27,21 @@ _READS_STREAM = frozenset(
 _ENDS_BLOCK = frozenset({"o_proj", "o_b", "out_proj", "wo"})
 
 
-def training_model(shape: ModelShape) -> Model:
-    """The layers of `shape` with the gradients that its training step needs.
+def training_model(config: ModelConfig) -> Model:
+    """The layers of `config` with the gradients that its training step needs.
 
     Raises:
         UserError: `frozen` or `lora_targets` name nothing in the model.
     """
-    model = build(shape)
-    if shape.lora_rank:
-        model = _with_adapters(model, shape.lora_rank, shape.lora_targets)
-    elif shape.frozen:
-        model = _frozen(model, shape.frozen)
-    if shape.lora_rank or shape.frozen:
+    model = build(config)
+    training = config.training
+    if training.lora_rank:
+        model = _with_adapters(model, training.lora_rank, training.lora_targets)
+    elif training.frozen:
+        model = _frozen(model, training.frozen)
+    if training.lora_rank or training.frozen:
         model = _without_unneeded_gradients(model)
-    return _with_reference(model) if shape.use_dpo else model
+    return _with_reference(model) if training.use_dpo else model
 
 
 def _with_reference(model: Model) -> Model:

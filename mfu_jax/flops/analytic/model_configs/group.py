@@ -34,10 +34,11 @@ class Group:
 
     def __post_init__(self) -> None:
         cls: type = type(self)
-        kinds = field_types(cls)
         for field in own_fields(self):
             given = getattr(self, field.name)
-            value = _checked(field.name, given, kinds[field.name])
+            if given is field.default:
+                continue
+            value = _checked(field.name, given, field_types(cls)[field.name])
             if field.metadata == POSITIVE and value <= 0:
                 raise UserError(f"{field.name}={shown(given)}: expected a positive number")
             object.__setattr__(self, field.name, value)

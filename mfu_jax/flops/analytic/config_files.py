@@ -1,4 +1,4 @@
-"""A model's name, a MaxText YAML or a Hugging Face config.json → the mapping it stands for."""
+"""A model's name, a MaxText YAML or a Hugging Face config.json → its mapping."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mfu_jax.yaml_files import model_file, model_names, read_config_text, read_m
 
 
 def read_source(source: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The mapping that a name or path stands for, and the values its ``base_config`` adds.
+    """The mapping behind a name or path, and the values that its ``base_config`` adds.
 
     Raises:
         UserError: the file is not found, not readable or not a mapping.

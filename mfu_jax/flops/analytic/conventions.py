@@ -1,4 +1,4 @@
-"""How people count model FLOPs differently, and what one count becomes in another.
+"""Conventions of counting model FLOPs: what each counts, row by row.
 
 Three conventions count every matmul and differ in the attention pairs (`maxtext`, `exact`,
 `dense`); `megatron` counts every matmul, with half of all pairs everywhere; the others are formulas
@@ -75,7 +75,7 @@ def find_convention(name: str) -> Convention:
     """The convention of that name.
 
     Raises:
-        UserError: there is none; the nearest name is given.
+        UserError: the name is unknown; the message has the nearest one.
     """
     if name not in CONVENTIONS:
         raise UserError(

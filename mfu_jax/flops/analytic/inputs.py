@@ -237,7 +237,7 @@ def _from_maxtext(values: dict[str, Any], overrides: dict[str, Any]) -> ModelCon
     return ModelConfig.from_mapping({f: resolved[f] for f in MAXTEXT_FIELDS if f in resolved})
 
 
-# How alike a key must be to an absent field to be taken for that field, misspelt.
+# How similar a key must be to an absent field to count as a misspelling of it.
 _MISSPELT = 0.9
 
 

@@ -1,7 +1,7 @@
 """FLOPs and bytes of serving: a prompt's prefill, and decoding one token after a context.
 
-MFU of serving is FLOPs / (time × peak), MBU is bytes / (time × peak bandwidth). Bytes are what has
-to move once: the weights, and the keys, values and states that the masks let a token see.
+MFU of serving is FLOPs / (time × peak), MBU is bytes / (time × peak bandwidth). Bytes count what
+must move once: the weights, and the keys, values and states that the masks let a token see.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class ServingCost:
     Attributes:
         tokens: text tokens that pass through the model.
         flops: matmul FLOPs, of the pairs that the masks keep (convention ``exact``).
-        weight_bytes: weights that are read; of the experts, those that are expected to be used if
-            tokens choose evenly.
+        weight_bytes: weights that are read; of the experts, the expected number in use if tokens
+            choose evenly.
         cache_read_bytes: keys, values and states that are read.
         cache_write_bytes: those that are written.
     """
@@ -92,8 +92,8 @@ def decode_cost(
 ) -> ServingCost:
     """One token for each of `batch` sequences: the `context_length`-th of its sequence.
 
-    What it sees is what a mask's pairs grow by from one token to the next. Latent attention (MLA)
-    attends to the cached latent directly. Towers and encoders have run in the prefill.
+    It sees as many keys as the mask's pairs grow by from the token before. Latent attention (MLA)
+    attends to the cached latent directly. Towers and encoders ran in the prefill.
 
     Raises:
         UserError: a field or argument is wrong.

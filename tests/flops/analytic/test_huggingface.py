@@ -1,7 +1,7 @@
 """config.json → FLOPs and parameters, against counts of the real PyTorch models.
 
-The data files name their source. What PyTorch's programs do otherwise than the mathematics is set
-apart by name, and each such part is recomputed here by hand:
+The data files name their source. Where PyTorch's programs differ from the mathematics, the part is
+excluded by name and recomputed here by hand:
 
 * causal depthwise convolutions run over S + k − 1 positions, of which k − 1 are cut off;
 * Mamba-2 and delta nets scan in chunks; the model's count is the recurrence;
@@ -42,7 +42,7 @@ def config_of(row: dict[str, Any]) -> Any:
     return from_hf_config({"model_type": row["model_type"], **row.get("config", {}), **step})
 
 
-def apart(row: dict[str, Any]) -> tuple[tuple[str, ...], int]:
+def excluded(row: dict[str, Any]) -> tuple[tuple[str, ...], int]:
     """Our components that PyTorch's program replaces, and the FLOPs of what replaces them."""
     ours: list[str] = []
     theirs = 0
@@ -70,7 +70,7 @@ def unused_experts(row: dict[str, Any]) -> int:
 
 def check(row: dict[str, Any]) -> None:
     config = config_of(row)
-    replaced, theirs = apart(row)
+    replaced, theirs = excluded(row)
     forward = sum(
         part.forward_flops
         for part in flops_breakdown(config, "dense")
@@ -131,7 +131,7 @@ def default_row(model_type: str) -> dict[str, Any]:
         ("qwen3_5_text", 4, 2 * 16 * 128 + 32 * 128, 24),
     ],
 )
-def test_convolutions_set_apart_run_past_the_end_of_the_sequence(
+def test_convolutions_excluded_run_past_the_end_of_the_sequence(
     model_type: str, kernel: int, channels: int, layers: int
 ) -> None:
     row = default_row(model_type)
@@ -154,7 +154,7 @@ def test_convolutions_set_apart_run_past_the_end_of_the_sequence(
         ("falcon_h1", 128, 1024, 256, 32),
     ],
 )
-def test_mamba2_scan_set_apart_is_the_chunked_program(
+def test_mamba2_scan_excluded_is_the_chunked_program(
     model_type: str, heads: int, inner: int, state: int, layers: int
 ) -> None:
     row = default_row(model_type)
@@ -176,18 +176,19 @@ def test_mamba2_scan_set_apart_is_the_chunked_program(
 
 
 @pytest.mark.parametrize(("model_type", "layers"), [("qwen3_next", 36), ("qwen3_5_text", 24)])
-def test_delta_rule_set_apart_is_the_chunked_program(model_type: str, layers: int) -> None:
+def test_delta_rule_excluded_is_the_chunked_program(model_type: str, layers: int) -> None:
     row = default_row(model_type)
     chunk, key, value, heads = 64, 128, 128, 32
     # k·kᵀ, q·kᵀ and the output inside the chunk; the state is read twice and updated once. Two
-    # triangular solves, applied to v and k, are no matmuls to the counter.
+    # triangular solves, applied to v and k, are not matmuls to the counter.
     per_chunk = chunk * chunk * (2 * key + value) + 3 * chunk * key * value
     chunks = row["seq"] // chunk
     assert row["scan_flops"] == 2 * row["batch"] * layers * heads * chunks * per_chunk
 
 
 # Full multimodal models: forward FLOPs of the vision tower and projector over two images, and all
-# weights, counted as in the data files. The pooling head of SigLIP, which nothing reads, is apart.
+# weights, counted as in the data files. The pooling head of SigLIP, which nothing reads, is
+# excluded.
 _TEXT = {
     "num_hidden_layers": 2,
     "hidden_size": 64,

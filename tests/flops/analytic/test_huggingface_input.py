@@ -1,4 +1,4 @@
-"""config.json as a user gives it: files, mappings, overrides, and what is wrong with them."""
+"""config.json as a user gives it: files, mappings, overrides, and their errors."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_overrides_change_the_count() -> None:
 
 
 @pytest.mark.parametrize("key", ["use_qk_norm", "capacity_factor", "encoder_length"])
-def test_an_override_that_nothing_reads_is_told(key: str) -> None:
+def test_an_override_that_nothing_reads_is_reported(key: str) -> None:
     value = {"use_qk_norm": True, "capacity_factor": 1.25, "encoder_length": 7}[key]
     with pytest.warns(UserWarning, match=f"{key}={value} changes nothing"):
         load_model_config(TINY, {key: value, "max_target_length": 16, "mlp_dim": 12})

@@ -1,6 +1,6 @@
 """Towers of Gemma 3n and 4 from a config.json, against counts of the real PyTorch models.
 
-The data file names its source. Gemma 4 averages tokens by a one-hot matmul, which is set apart.
+The data file names its source. Gemma 4 averages tokens by a one-hot matmul, which is excluded.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def mask_of_layer(config: ModelConfig, kind: str) -> Mask:
 
 
 def _token_mixer(config: ModelConfig, kind: str) -> Components:
-    """The components that `kind` of `layer_types` stands for."""
+    """The components of a token mixer; `kind` as in `layer_types`."""
     names = kind.split("+")
     if unknown := [name for name in names if name not in _MIXERS]:
         raise UserError(

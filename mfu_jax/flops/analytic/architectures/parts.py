@@ -44,7 +44,7 @@ def norms(config: ModelConfig, copies: int, name: str = "norms") -> Components:
 
 
 def global_mask(config: ModelConfig) -> Mask:
-    """Causal over the whole sequence, but for a prefix and packed documents."""
+    """Causal over the whole sequence, except for a prefix and packed documents."""
     prefix = config.attention.prefix_length
     return _packed(config, Prefix(prefix) if prefix else Causal())
 

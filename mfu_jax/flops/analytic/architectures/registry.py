@@ -31,7 +31,7 @@ def build(config: ModelConfig) -> Model:
     """The layers of `config`.
 
     Raises:
-        UserError: nobody registered its `decoder_block`.
+        UserError: its `decoder_block` is not registered.
     """
     try:
         family = _FAMILIES[config.decoder_block]

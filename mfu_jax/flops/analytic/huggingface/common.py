@@ -1,4 +1,4 @@
-"""What the translations share: the fields that nearly every decoder has."""
+"""Shared by the translations: the fields that nearly every decoder has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLAIN_MLP = ("gelu",)
 
 
 def decoder(c: Fields, **changes: Any) -> ModelConfig:
-    """A decoder with RMSNorm, rotary positions and a gated MLP, but for `changes`.
+    """A decoder with RMSNorm, rotary positions and a gated MLP, except for `changes`.
 
     Raises:
         UserError: naming the field that is missing or wrong.

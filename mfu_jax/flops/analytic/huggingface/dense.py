@@ -117,7 +117,7 @@ def smollm3(c: Fields) -> ModelConfig:
 
 @model_type("exaone4")
 def exaone4(c: Fields) -> ModelConfig:
-    """Norms on queries and keys; windows but for every n-th layer; no bias."""
+    """Norms on queries and keys; windows except in every n-th layer; no bias."""
     # Where layers are listed, the pattern is not read: some files spell it "LLLG".
     windowed = c.optional_size("sliding_window") and not c.has("layer_types")
     interval = c.size("sliding_window_pattern", 0, zero=True) if windowed else 0
@@ -148,7 +148,7 @@ def cohere2(c: Fields) -> ModelConfig:
 
 @model_type("gpt2")
 def gpt2(c: Fields) -> ModelConfig:
-    """LayerNorm, learned positions, a bias everywhere but in the head, plain MLP."""
+    """LayerNorm, learned positions, a bias everywhere except in the head, plain MLP."""
     refuse(c, "add_cross_attention")
     return _layer_norm_decoder(
         c,
@@ -201,7 +201,7 @@ def opt(c: Fields) -> ModelConfig:
 
 @model_type("xglm")
 def xglm(c: Fields) -> ModelConfig:
-    """Sinusoidal positions, which are no weights."""
+    """Sinusoidal positions, which have no weights."""
     refuse(c, "add_cross_attention")
     return _layer_norm_decoder(c, mlp_dim=c.size("ffn_dim"), **equal_heads(c))
 

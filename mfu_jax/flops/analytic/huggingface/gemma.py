@@ -20,7 +20,7 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 @model_type("gemma2")
 def gemma2(c: Fields) -> ModelConfig:
-    """A local and a global layer in turn."""
+    """Alternating local and global layers."""
     return decoder(
         c,
         norms_per_layer=4,
@@ -85,7 +85,7 @@ def gemma3n(c: Fields) -> ModelConfig:
     vision = c.nested("vision_config", "gemma3n_vision")
     audio = c.nested("audio_config", "gemma3n_audio")
     if vision.text("architecture") != "mobilenetv5_300m_enc":
-        vision.fail("architecture", "expected 'mobilenetv5_300m_enc', the one that is known")
+        vision.fail("architecture", "expected 'mobilenetv5_300m_enc', the only known one")
     for name, sizes in (("sscp_conv_kernel_size", 3), ("sscp_conv_stride_size", 2)):
         if audio.get(name) != [[sizes, sizes]] * 2:
             audio.fail(name, f"expected {[[sizes, sizes]] * 2}")

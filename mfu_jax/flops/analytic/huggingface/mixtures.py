@@ -42,7 +42,7 @@ def olmoe(c: Fields) -> ModelConfig:
 
 @model_type("gpt_oss")
 def gpt_oss(c: Fields) -> ModelConfig:
-    """A local and a global layer in turn; a bias in router and experts; a sink for each head."""
+    """Alternating local and global layers; router and experts have a bias; a sink per head."""
     return _all_experts(
         c,
         "num_local_experts",
@@ -130,7 +130,7 @@ def _delta_net(c: Fields) -> dict[str, Any]:
 
 
 def _qwen_experts(c: Fields, *, shared: bool) -> dict[str, Any]:
-    """Experts in every n-th layer, as far as mlp_only_layers leaves them."""
+    """Experts in every n-th layer, except those of mlp_only_layers."""
     dense = c.list_of(int, "mlp_only_layers") or []
     step = c.size("decoder_sparse_step")
     number = c.optional_size("num_experts")
@@ -195,7 +195,7 @@ def _routed_and_shared(c: Fields) -> dict[str, Any]:
 
 @model_type("llama4_text")
 def llama4_text(c: Fields) -> ModelConfig:
-    """Chunked attention but for every n-th layer; experts with a shared one where listed."""
+    """Chunked attention except in every n-th layer; experts with a shared one where listed."""
     layers = c.size("num_hidden_layers")
     interval, step = c.size("no_rope_layer_interval", 4), c.size("interleave_moe_layer_step")
     rotary = c.list_of(int, "no_rope_layers")

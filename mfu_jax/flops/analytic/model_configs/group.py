@@ -12,7 +12,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.flops.exact import integral
 from mfu_jax.values import field_types, shown, typed
 
-# No size is beyond this; what is larger is a damaged file, and no float holds what follows from it.
+# A larger size means a damaged file, and counts that no float can hold.
 _LARGEST = 2**50
 
 # Metadata of fields: set by a translation only; 0 is not a value.

@@ -148,7 +148,7 @@ _HELD: list[tuple[str, Field[Any]]] = [
 _GROUP_OF: dict[str, str] = {field.name: group for group, field in _HELD}
 # The fields that a user may give, in MaxText's names.
 MAXTEXT_FIELDS: tuple[str, ...] = tuple(field.name for _, field in _HELD if in_maxtext(field))
-# The fields without which there is no model.
+# The fields that have no default.
 REQUIRED: tuple[str, ...] = tuple(
     field.name for field in own_fields(ModelConfig) if field.default is dataclasses.MISSING
 )

@@ -120,7 +120,7 @@ class Settings:
         Raises:
             UserError: it is empty, or not readable.
         """
-        from mfu_jax.flops.analytic.inputs import load_shape, parse_override
+        from mfu_jax.flops.analytic.inputs import load_model_config, parse_override
 
         words = self.model_config.split()
         if not words or "=" in words[0] or not all("=" in word for word in words[1:]):
@@ -130,7 +130,7 @@ class Settings:
                 f"per_device_batch_size=4 max_target_length=8192', say"
             )
         pairs = (word.split("=", 1) for word in words[1:])
-        return load_shape(words[0], {key: parse_override(key, text) for key, text in pairs})
+        return load_model_config(words[0], {key: parse_override(key, text) for key, text in pairs})
 
 
 # The settings that are fields of a logger's config.

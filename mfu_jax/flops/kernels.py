@@ -11,14 +11,14 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
 # S = Q·Kᵀ and O = P·V forward; dP = dO·Vᵀ, dV = Pᵀ·dO, dQ = dS·K and dK = dSᵀ·Q backward.
 Product = Literal["S", "O", "dP", "dV", "dQ", "dK"]
-_OVER_VALUES = {"O", "dP", "dV"}  # the others contract or produce the head width of Q and K
+# Those that contract or produce the head width of V; the others, that of Q and K.
+OF_VALUE_WIDTH = frozenset({"O", "dP", "dV"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,8 @@ class AttentionKernel:
     """One kernel of attention, forward or backward. Its operands begin with Q, K and V.
 
     Attributes:
-        name: pattern to search for in its name as a Pallas kernel, in a jaxpr or in HLO.
+        name: pattern to search for in its name as a Pallas kernel, in a jaxpr or in HLO. Two rows
+            may share names if only one of them runs dQ.
         primitives: JAX primitives that call it.
         targets: its custom-call targets in HLO.
         products: the matmuls that it runs over all pairs of query and key.
@@ -36,7 +37,7 @@ class AttentionKernel:
         window: the same for the number of keys that a query sees, itself included.
     """
 
-    name: str = r"(?!)"
+    name: str = r"(?!)"  # matches nothing
     primitives: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     products: tuple[Product, ...]
@@ -54,15 +55,6 @@ class AttentionKernel:
     def share_recomputed(self) -> Fraction:
         """The recomputed share of its FLOPs."""
         return Fraction(len(self.recomputed), len(self.products))
-
-
-def head_widths(products: Iterable[Product], *, key: int, value: int) -> int:
-    """Sum over `products` of the head width that each contracts or produces.
-
-    >>> head_widths(("S", "O"), key=192, value=128)
-    320
-    """
-    return sum(value if product in _OVER_VALUES else key for product in products)
 
 
 # With separate backward kernels, dP is counted in the one that computes dQ.

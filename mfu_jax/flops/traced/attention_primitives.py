@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from mfu_jax.flops.kernels import BY_PRIMITIVE, AttentionKernel, head_widths
+from mfu_jax.flops.kernels import BY_PRIMITIVE, OF_VALUE_WIDTH, AttentionKernel
 from mfu_jax.flops.traced.pairs import Band
 
 
@@ -26,8 +26,8 @@ def fused_attention(eqn: Any) -> FusedAttention:
     sequence, heads = (1, 2) if int(eqn.params["layout"]) == 0 else (2, 1)
     queries, keys = q[sequence], v[sequence]
     pairs = q[0] * q[heads] * queries * keys
-    flops = 2 * pairs * head_widths(kernel.needed, key=q[3], value=v[3])
-    return FusedAttention(flops, (queries, keys), _band(eqn.params, kernel))
+    widths = sum(v[3] if product in OF_VALUE_WIDTH else q[3] for product in kernel.needed)
+    return FusedAttention(2 * pairs * widths, (queries, keys), _band(eqn.params, kernel))
 
 
 def _band(params: Any, kernel: AttentionKernel) -> Band:

@@ -12,7 +12,7 @@ from mfu_jax.flops.executed.kernels.registry import (
     register_kernel,
 )
 from mfu_jax.flops.executed.matmuls import convolution_flops_of, result_shape
-from mfu_jax.flops.kernels import BY_TARGET, AttentionKernel, head_widths
+from mfu_jax.flops.kernels import BY_TARGET, OF_VALUE_WIDTH, AttentionKernel, Product
 
 
 def attention_pairs(queries: int, keys: int, *, causal: bool, window: int = 0) -> int:
@@ -43,9 +43,13 @@ def _attention(call: KernelCall) -> KernelCost | UnknownCost:
     kernel = BY_TARGET[call.target]
     pairs, note = _pairs(call, kernel)
     key, value = _head_width(call, 1), _head_width(call, 2)
+
+    def flops(products: tuple[Product, ...]) -> int:
+        return sum(2 * pairs * (value if p in OF_VALUE_WIDTH else key) for p in products)
+
     return KernelCost(
-        flops=2 * pairs * head_widths(kernel.products, key=key, value=value),
-        rematerialized=2 * pairs * head_widths(kernel.recomputed, key=key, value=value),
+        flops=flops(kernel.products),
+        rematerialized=flops(kernel.recomputed),
         dtype=call.operand(0).dtype,
         note=note,
     )

@@ -17,6 +17,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from mfu_jax.formatting import columns
+
 if TYPE_CHECKING:
     from mfu_jax.flops.ledger import Ledger
 
@@ -67,11 +69,7 @@ def render(ledgers: dict[str, Ledger]) -> str:
         numbers = (ledger.model, ledger.executed, "-" if reported is None else reported)
         shown = (n if isinstance(n, str) else f"{n:,}" for n in numbers)
         rows.append((variant, *shown, "-" if factor is None else f"{factor:.3f}"))  # type: ignore[arg-type]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        padded = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
-        lines.append("  ".join([first.ljust(widths[0]), *padded]))
+    lines = columns(rows)
     unexplained = [f"{v}: {led.residual:,}" for v, led in ledgers.items() if led.residual]
     lines.append(f"residuals: {', '.join(unexplained) or 'none, every executed FLOP is explained'}")
     return "\n".join(lines)

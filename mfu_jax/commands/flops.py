@@ -20,6 +20,7 @@ from mfu_jax.flops.analytic.totals import (
 )
 from mfu_jax.flops.analytic.training import training_model
 from mfu_jax.flops.exact import Number
+from mfu_jax.formatting import columns
 
 USAGE = """\
 usage: mfu-jax flops NAME_OR_FILE [key=value …] [--json]
@@ -201,12 +202,9 @@ def _table(answer: dict[str, Any]) -> str:
         f"{answer['learnable_weight_tflops']:.6g} learnable weights, "
         f"{answer['attention_tflops']:.6g} attention",
         "",
-        _columns(
-            ["layer", "component", "repeats", "forward TFLOP", "training TFLOP", "share"],
-            [_table_row(row, answer["total_tflops"]) for row in answer["breakdown"]],
-        ),
+        *_breakdown_table(answer),
         "",
-        _conventions_table(answer),
+        *_conventions_table(answer),
         *_serving_lines(answer.get("serving", {})),
         *(f"note: {note}" for note in answer["notes"]),
     ]
@@ -221,6 +219,12 @@ def _serving_lines(serving: dict[str, Any]) -> list[str]:
         f"{cost['cache_write_bytes'] / 1e9:.6f} GB (2 bytes a value)"
         for name, cost in serving.items()
     ]
+
+
+def _breakdown_table(answer: dict[str, Any]) -> list[str]:
+    header = ["layer", "component", "repeats", "forward TFLOP", "training TFLOP", "share"]
+    rows = [_table_row(row, answer["total_tflops"]) for row in answer["breakdown"]]
+    return columns([header, *rows], "<<>")
 
 
 def _table_row(row: dict[str, Any], total: float) -> list[str]:
@@ -239,7 +243,7 @@ def _tera(value: float) -> str:
     return f"{value:.4f}" if value >= 0.1 else f"{value:.3e}"
 
 
-def _conventions_table(answer: dict[str, Any]) -> str:
+def _conventions_table(answer: dict[str, Any]) -> list[str]:
     """Every convention, relative to the chosen one, with the MFU that is being converted."""
     with_mfu = any("mfu" in values for values in answer["conventions"].values())
     rows = [
@@ -253,18 +257,5 @@ def _conventions_table(answer: dict[str, Any]) -> str:
         for name, values in answer["conventions"].items()
     ]
     header = ["convention", "training TFLOP", f"vs {answer['convention']}"]
-    return _columns([*header, *(["MFU"] if with_mfu else []), "counts"], rows)
-
-
-def _columns(header: list[str], rows: list[list[str]]) -> str:
-    """Aligned columns: text to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    numeric = [all(row[i][:1].isdigit() for row in rows) for i in range(len(header))]
-    lines = []
-    for row in [header, *rows]:
-        cells = (
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(row, widths, numeric, strict=True)
-        )
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    header += [*(["MFU"] if with_mfu else []), "counts"]
+    return columns([header, *rows], f"<{'>' * (len(header) - 2)}<")

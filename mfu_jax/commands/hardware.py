@@ -8,6 +8,7 @@ from typing import Any
 
 from mfu_jax import hardware
 from mfu_jax.errors import UserError, nearest
+from mfu_jax.formatting import columns
 from mfu_jax.hardware.chips import Chip
 from mfu_jax.hardware.peak import Peak
 
@@ -143,22 +144,22 @@ def _float32(chip: Chip) -> str:
     return ", ".join(f"{precision} {rate:.4g}" for precision, rate in rates.items())
 
 
+_DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32")
+
+
 def _table(chips: Sequence[Chip]) -> str:
     """One line a chip: the peaks that training uses, memory, bandwidth, device kinds."""
+    numbers = [f"{name:>7}" for name in (*_DTYPES, "GiB", "GB/s")]
+    header = ["chip", *numbers, "device kinds"]
+    return "\n".join(columns([header, *map(_row, chips)], f"<{'>' * len(numbers)}<"))
 
-    def cell(chip: Chip, dtype: str) -> str:
-        return f"{chip.peak_tflops[dtype]:g}" if dtype in chip.peak_tflops else "-"
 
-    columns = ("bf16", "fp16", "fp8", "tf32", "fp32")
-    width = max(len(chip.name) for chip in chips)
-    head = "".join(f"{name:>9}" for name in (*columns, "GiB", "GB/s"))
-    lines = [f"{'chip':<{width}}{head}  device kinds"]
-    for chip in chips:
-        cells = (
-            *(cell(chip, dtype) for dtype in columns),
-            f"{chip.memory_gib:g}",
-            f"{chip.memory_bandwidth_gbps:g}",
-        )
-        numbers = "".join(f"{text:>9}" for text in cells)
-        lines.append(f"{chip.name:<{width}}{numbers}  {', '.join(chip.device_kinds)}")
-    return "\n".join(lines)
+def _row(chip: Chip) -> list[str]:
+    peaks = (chip.peak_tflops.get(dtype) for dtype in _DTYPES)
+    return [
+        chip.name,
+        *("-" if peak is None else f"{peak:g}" for peak in peaks),
+        f"{chip.memory_gib:g}",
+        f"{chip.memory_bandwidth_gbps:g}",
+        ", ".join(chip.device_kinds),
+    ]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest
+from mfu_jax.formatting import columns
 from mfu_jax.logger.summary import StepStatistics
 
 GIB = 2**30
@@ -311,8 +312,7 @@ def render(results: Sequence[Result]) -> str:
     done = [r for r in results if r.status == "ok"]
     cells = [list(_COLUMNS)] * bool(done)
     cells += [[column(r) for column in _COLUMNS.values()] for r in done]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(f"{c:>{w}}" for c, w in zip(row, widths, strict=True)) for row in cells]
+    lines = columns(cells, ">")
     lines += [f"peak: {peak}" for peak in dict.fromkeys(r.peak for r in done if r.peak)]
     lines += [
         f"{r.name}: {r.status}" + (f" (log: {r.log})" if r.log else "")

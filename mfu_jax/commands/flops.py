@@ -1,13 +1,26 @@
-"""`mfu-jax flops NAME_OR_FILE key=value … [--json]`: FLOPs and parameters from a config."""
+"""Model FLOPs and parameters of a model name, MaxText YAML or config.json.
+
+usage: mfu-jax flops NAME_OR_FILE [key=value …] [--json]
+       mfu-jax flops --list
+
+NAME_OR_FILE  a bundled model (--list names them), a MaxText model YAML, or a config.json
+key=value     any field of the model or the step, for example per_device_batch_size=4
+              max_target_length=8192 gradient_accumulation_steps=2 num_decoder_layers=4
+convention=   maxtext (default), exact, dense, megatron, palm, 6n …: for the total and breakdown
+mfu=          an MFU stated in that convention, converted to all others
+--serving     also prefill of max_target_length tokens, and decoding the token after them (bf16)
+--json        full precision, for programs"""
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from mfu_jax.errors import UserError, nearest
+from mfu_jax.arguments import Arguments, parse
+from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.conventions import CONVENTIONS, FlopsRow, find_convention
 from mfu_jax.flops.analytic.inputs import load_shape, override_keys, parse_override
 from mfu_jax.flops.analytic.parameters import ParameterCount, count_parameters
@@ -21,17 +34,8 @@ from mfu_jax.flops.analytic.totals import (
 from mfu_jax.flops.analytic.training import training_model
 from mfu_jax.flops.exact import Number
 from mfu_jax.formatting import columns
-
-USAGE = """\
-usage: mfu-jax flops NAME_OR_FILE [key=value …] [--json]
-
-NAME_OR_FILE  a bundled model (mfu-jax flops --list), a MaxText model YAML, or a config.json
-key=value     any field of the model or the step, for example per_device_batch_size=4
-              max_target_length=8192 gradient_accumulation_steps=2 num_decoder_layers=4
-convention=   maxtext (default), exact, dense, megatron, palm, 6n … : what total and breakdown count
-mfu=          an MFU stated in that convention; it is shown in all others
---serving     also prefill of max_target_length tokens, and decoding the token after them (bf16)
---json        full precision, for programs"""
+from mfu_jax.values import convert
+from mfu_jax.yaml_files import model_names
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,57 +44,42 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: wrong arguments or input.
     """
-    arguments = list(argv)
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(USAGE)
-        return 0 if arguments else 2
-    if arguments == ["--list"]:
-        from mfu_jax.yaml_files import model_names
-
+    if not argv:
+        print(__doc__)
+        return 2
+    keys = {*override_keys(), "convention", "mfu"}
+    arguments = parse(argv, keys=keys, flags=("--json", "--serving", "--list"))
+    if "--list" in arguments.flags:
+        if len(argv) > 1:
+            raise UserError("--list takes no other arguments; it prints the bundled models")
         print("\n".join(model_names()))
         return 0
-    as_json, serving = "--json" in arguments, "--serving" in arguments
-    names = [a for a in arguments if "=" not in a and a not in ("--json", "--serving")]
-    if flags := [a for a in names if a.startswith("-")]:
-        raise UserError(f"unknown flag {flags[0]!r}; expected --json, --serving, --list or --help")
-    if len(names) != 1:
-        got = " ".join(names) or "none"
-        raise UserError(f"expected one model name or file, got {got}")
-    overrides, convention, mfu = _settings([a for a in arguments if "=" in a])
-    with warnings.catch_warnings(record=True) as unheard:
+    name = arguments.one_name("model name or file")
+    overrides, convention, mfu = _settings(arguments)
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        shape = load_shape(names[0], overrides)
+        shape = load_shape(name, overrides)
     answer = _answer(shape, convention, mfu)
-    for warning in unheard:
+    for warning in caught:
         answer["notes"].append(str(warning.message))
         print(f"mfu-jax flops: warning: {warning.message}", file=sys.stderr)
-    if serving:
+    if "--serving" in arguments.flags:
         answer["serving"] = _serving(shape)
-    if as_json:
-        import json
-
-        print(json.dumps(answer, indent=1))
-    else:
-        print(_table(answer))
+    print(json.dumps(answer, indent=1) if "--json" in arguments.flags else _table(answer))
     return 0
 
 
-def _settings(arguments: Sequence[str]) -> tuple[dict[str, Any], str, float | None]:
+def _settings(arguments: Arguments) -> tuple[dict[str, Any], str, float | None]:
     """Field overrides, the convention, and the MFU to convert."""
     overrides: dict[str, Any] = {}
     convention, mfu = "maxtext", None
-    for argument in arguments:
-        key, _, text = argument.lstrip("-").partition("=")
-        key = key.strip()
+    for key, text in arguments.pairs:
         if key == "convention":
             convention = find_convention(text).name
         elif key == "mfu":
             mfu = _share(text)
         elif key in overrides:
             raise UserError(f"{key} is given twice")
-        elif key not in override_keys():
-            keys = [*override_keys(), "convention", "mfu"]
-            raise UserError(f"unknown key {key!r}{nearest(key, keys)}")
         else:
             overrides[key] = parse_override(key, text)
     return overrides, convention, mfu
@@ -98,7 +87,7 @@ def _settings(arguments: Sequence[str]) -> tuple[dict[str, Any], str, float | No
 
 def _share(text: str) -> float:
     try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        value = convert(text.removesuffix("%"), float) / (100 if text.endswith("%") else 1)
     except ValueError:
         value = -1.0
     if not 0 < value < float("inf"):

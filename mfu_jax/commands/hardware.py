@@ -1,18 +1,6 @@
-"""`mfu-jax hardware [NAME] [--list] [--calibrate] [--json]`: peaks of chips and their sources."""
+"""Peaks of the attached or named accelerator; --calibrate measures one.
 
-from __future__ import annotations
-
-import json
-from collections.abc import Sequence
-from typing import Any
-
-from mfu_jax import hardware
-from mfu_jax.errors import UserError, nearest
-from mfu_jax.formatting import columns
-from mfu_jax.hardware.chips import Chip
-from mfu_jax.hardware.peak import Peak
-
-_USAGE = """usage: mfu-jax hardware [NAME] [options]
+usage: mfu-jax hardware [NAME] [options]
 
 Without NAME: the attached device and its peaks (imports jax). NAME is a device kind or a chip:
 h100, v5p, 'RTX 4090', 'TPU v5 lite'. Peaks are dense, of one JAX device, in TFLOP/s.
@@ -22,46 +10,40 @@ h100, v5p, 'RTX 4090', 'TPU v5 lite'. Peaks are dense, of one JAX device, in TFL
   --dtype=bf16    dtype to measure (default: bf16)
   --json          one JSON object on stdout"""
 
-_FLAGS = ("--list", "--calibrate", "--json", "--dtype", "--help", "-h")
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from mfu_jax import hardware
+from mfu_jax.arguments import parse
+from mfu_jax.errors import UserError
+from mfu_jax.formatting import columns
+from mfu_jax.hardware.chips import Chip
+from mfu_jax.hardware.peak import Peak
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    names: list[str] = []
-    flags: set[str] = set()
-    dtype = "bf16"
-    for argument in argv:
-        flag, equals, value = argument.partition("=")
-        flag = "--dtype" if flag == "dtype" else flag
-        if not flag.startswith("-"):
-            names.append(argument)
-        elif flag == "--dtype" and value:
-            dtype = hardware.canonical_dtype(value)
-        elif flag not in _FLAGS or equals or flag == "--dtype":
-            raise UserError(
-                f"unknown option {argument!r}{nearest(flag, _FLAGS)}; expected one of those of "
-                "mfu-jax hardware --help; --dtype wants =, as in --dtype=bf16"
-            )
-        else:
-            flags.add(flag)
-    if flags & {"--help", "-h"}:
-        print(_USAGE)
-        return 0
-    if len(names) + ("--list" in flags) + ("--calibrate" in flags) > 1:
+    arguments = parse(argv, keys=("dtype",), flags=("--list", "--calibrate", "--json"))
+    if len({*arguments.flags - {"--json"}, *arguments.names}) > 1:
         raise UserError(
             "more than one question at once; expected one name, or --list, or --calibrate; usually "
             "a name with a space; put it in quotes, as in mfu-jax hardware 'RTX 4090'"
         )
+    dtype = hardware.canonical_dtype(arguments.values.get("dtype", "bf16"))
     answer: Any
-    if "--list" in flags:
+    if "--list" in arguments.flags:
         answer = [_as_json(chip) for chip in hardware.table()]
         text = _table(hardware.table())
-    elif names:
-        chip = hardware.named(names[0])
+    elif arguments.names:
+        chip = hardware.named(arguments.names[0])
         answer, text = _as_json(chip), _describe(chip)
     else:
-        answer, text = _attached(dtype, measure="--calibrate" in flags)
-    print(json.dumps(answer, ensure_ascii=False, indent=1) if "--json" in flags else text)
+        answer, text = _attached(dtype, measure="--calibrate" in arguments.flags)
+    as_json = "--json" in arguments.flags
+    print(json.dumps(answer, ensure_ascii=False, indent=1) if as_json else text)
     return 0
 
 

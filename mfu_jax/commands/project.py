@@ -1,17 +1,6 @@
-"""`mfu-jax project key=value …`: training time, chips, MFU needed, tokens or cost."""
+"""Training time, chips, MFU needed or cost, each from the others.
 
-from __future__ import annotations
-
-import json
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from mfu_jax import hardware
-from mfu_jax.errors import UserError, nearest
-from mfu_jax.runs.projection import Projection, as_json, project
-
-_USAGE = """usage: mfu-jax project key=value … [--json]
+usage: mfu-jax project key=value … [--json]
 
 Give three of tokens, chips, time and throughput; the fourth is solved for.
 
@@ -27,6 +16,19 @@ Give three of tokens, chips, time and throughput; the fourth is solved for.
     max_target_length=8192  convention=maxtext
   hardware=h100          the peak, in dtype=bf16; or peak_tflops_per_device=989
   price=2.5              of one chip for one hour; with budget=… for the chips × time it buys"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mfu_jax import hardware
+from mfu_jax.arguments import parse
+from mfu_jax.errors import UserError
+from mfu_jax.runs.projection import Projection, as_json, project
+from mfu_jax.values import convert
 
 _NUMBERS = (
     "tokens",
@@ -52,10 +54,15 @@ _SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    if not argv or {"-h", "--help"} & set(argv):
-        print(_USAGE)
-        return 0 if argv else 2
-    numbers, words = _parse([argument for argument in argv if argument != "--json"])
+    if not argv:
+        print(__doc__)
+        return 2
+    arguments = parse(argv, keys=(*_NUMBERS, *_WORDS), flags=("--json",))
+    if arguments.names:
+        raise UserError(f"{arguments.names[0]!r}: expected key=value, as in tokens=15T")
+    values = arguments.values
+    numbers = {key: _number(key, values[key]) for key in _NUMBERS if key in values}
+    words = {key: values[key] for key in _WORDS if key in values}
     times = [name for name in _SECONDS if name in numbers]
     if len(times) > 1:
         raise UserError(
@@ -81,28 +88,11 @@ def main(argv: Sequence[str]) -> int:
         price_per_chip_hour=numbers.get("price"),
         budget=numbers.get("budget"),
     )
-    if "--json" in argv:
+    if arguments.flags:
         print(json.dumps({**as_json(run), "model": model_text, "hardware": chip_text}, indent=1))
     else:
         print(_render(run, model_text, chip_text))
     return 0
-
-
-def _parse(arguments: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
-    numbers: dict[str, float] = {}
-    words: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, value = argument.lstrip("-").partition("=")
-        if key not in (*_NUMBERS, *_WORDS) or not equals:
-            raise UserError(
-                f"{argument!r} is not known here{nearest(key, (*_NUMBERS, *_WORDS))}; expected "
-                f"key=value with one of {', '.join((*_NUMBERS, *_WORDS))}; see mfu-jax project -h"
-            )
-        if key in _WORDS:
-            words[key] = value
-        else:
-            numbers[key] = _number(key, value)
-    return numbers, words
 
 
 def _number(key: str, text: str) -> float:
@@ -113,7 +103,7 @@ def _number(key: str, text: str) -> float:
     """
     match = re.fullmatch(r"(.*?)([KMBT]?)", text.strip().replace("_", "").replace(",", ""))
     try:
-        return float(match[1]) * _SUFFIXES[match[2]] if match else float("")
+        return convert(match[1], float) * _SUFFIXES[match[2]] if match else convert("", float)
     except ValueError:
         example = "0.4, not percent" if key == "mfu" else "15e12 or 15T"
         raise UserError(

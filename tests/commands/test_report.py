@@ -171,7 +171,7 @@ def test_the_text_names_file_peak_and_conventions(
         (("both.txt",), "holds the steps as log and as maxtext"),
         (("short.jsonl",), "none of them with a measured time"),
         (("zero.log",), "none of them with a measured time"),
-        (("short.jsonl", "warmup_steps=-1"), "warmup_steps='-1'"),
+        (("short.jsonl", "warmup_steps=-1"), "warmup_steps=-1: expected 0 or more"),
         (("short.jsonl", "peak_tflops_per_device=x"), "is no peak"),
         (("short.jsonl", "hardware=abacus"), "hardware 'abacus' is not known"),
         (("short.jsonl", "hardwear=h100"), "did you mean"),
@@ -180,7 +180,7 @@ def test_the_text_names_file_peak_and_conventions(
         (("short.jsonl", "model=llama9"), "llama9"),
         (("short.jsonl", "model=llama2-7b", "convention=mine"), "mine"),
         (("short.jsonl", "empty.txt"), "expected one file"),
-        (("--yaml",), "expected one file"),
+        (("--yaml",), "unknown flag '--yaml'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

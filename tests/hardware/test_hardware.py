@@ -12,6 +12,7 @@ import pytest
 
 from mfu_jax import cli, hardware
 from mfu_jax.errors import UserError
+from mfu_jax.hardware.chips import chip_of
 
 
 def test_every_row_has_a_source_and_positive_numbers():
@@ -239,3 +240,48 @@ def test_the_command_answers_bad_input_with_one_line(
 ):
     assert cli.main(["hardware", *arguments]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+ROW = {
+    "name": "H900",
+    "vendor": "nvidia",
+    "peak_tflops": {"bf16": 1000, "fp8_fp16acc": 2000},
+    "memory_gib": 96,
+    "memory_bandwidth_gbps": 4000,
+    "confidence": "high",
+    "sources": ["datasheet"],
+}
+SOURCES = {"datasheet": "NVIDIA H900 datasheet"}
+
+
+def test_a_chip_is_one_row():
+    chip = chip_of(ROW, SOURCES)
+    assert chip.sources == ("NVIDIA H900 datasheet",)
+    assert chip.peak_flops_per_sec("bfloat16") == 1e15
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"sources": []}, "sources is missing"),
+        ({"sources": ["datashet"]}, "source 'datashet' is not listed"),
+        ({"sources": "datasheet"}, "expected a list"),
+        ({"memory_gib": None}, "memory_gib is missing"),
+        ({"memory_gib": "96 GiB"}, "memory_gib: '96 GiB'; expected a number above 0"),
+        ({"peak_tflops": {"bf16": -1}}, "bf16: -1; expected a number above 0"),
+        ({"peak_tflops": {"bf61": 1}}, "peak_tflops of 'bf61'; expected one of fp64, "),
+        ({"peak_tflops": 1000}, "expected {dtype: TFLOP/s}"),
+        ({"device_kind": "NVIDIA H900"}, "'device_kind'; did you mean 'device_kinds'?"),
+    ],
+)
+def test_a_faulty_row_is_named_with_its_fault(change: dict[str, object], says: str):
+    with pytest.raises(UserError) as error:
+        chip_of({**ROW, **change}, SOURCES)
+    assert str(error.value).startswith("hardware.yml, row 'H900': ")
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_row_that_is_not_a_mapping_is_shown():
+    with pytest.raises(UserError, match=r"hardware\.yml, row 'H900': expected a mapping"):
+        chip_of("H900", SOURCES)  # type: ignore[arg-type]

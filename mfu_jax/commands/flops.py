@@ -96,7 +96,7 @@ def _share(text: str) -> float:
 
 
 def _answer(shape: ModelShape, convention: str, mfu: float | None) -> dict[str, Any]:
-    """What ``--json`` prints; ints stay ints, a fraction of a FLOP becomes a float."""
+    """The object that ``--json`` prints; ints stay ints, fractions of a FLOP become floats."""
     rows = find_convention(convention).rows(shape, training_model(shape))
     tflops = tflops_of(rows)
     counted = compare_conventions(shape)
@@ -164,7 +164,7 @@ def _row(row: FlopsRow) -> dict[str, Any]:
 
 
 def _notes(shape: ModelShape) -> list[str]:
-    """What the config leaves open and the reader should know."""
+    """Assumptions about what the config leaves open."""
     notes = []
     if shape.use_multimodal and not shape.images_per_sequence:
         notes.append("text only: a config does not say how many images; images_per_sequence=1 does")
@@ -176,7 +176,7 @@ def _plain(value: Number) -> int | float:
 
 
 def _table(answer: dict[str, Any]) -> str:
-    """The readable form: what it is, the breakdown by component, the conventions side by side."""
+    """As text: the model, the breakdown by component, the conventions side by side."""
     count = answer["parameters"]
     lines = [
         f"{answer['model'] or answer['decoder_block']}: {count['total']:,} parameters"
@@ -233,7 +233,7 @@ def _tera(value: float) -> str:
 
 
 def _conventions_table(answer: dict[str, Any]) -> list[str]:
-    """Every convention, relative to the chosen one, with the MFU that is being converted."""
+    """Every convention relative to the chosen one, with the MFU converted to it."""
     with_mfu = any("mfu" in values for values in answer["conventions"].values())
     rows = [
         [

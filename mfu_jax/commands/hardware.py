@@ -98,7 +98,7 @@ def _describe(chip: Chip) -> str:
         "dense TFLOP/s": peaks,
         "float32 matmuls": _float32(chip),
         "memory": f"{chip.memory_gib:g} GiB, {chip.memory_bandwidth_gbps:g} GB/s",
-        "devices per chip": f"{chip.devices_per_chip} (all numbers are of one)"
+        "devices per chip": f"{chip.devices_per_chip} (all numbers are for one)"
         if chip.devices_per_chip > 1
         else "",
         "device kinds": ", ".join(chip.device_kinds),
@@ -116,7 +116,7 @@ def _describe(chip: Chip) -> str:
 
 
 def _float32(chip: Chip) -> str:
-    """What JAX's three matmul precisions give for float32 operands."""
+    """TFLOP/s of float32 matmuls at JAX's three precisions."""
     try:
         rates = {
             p: chip.peak_flops_per_sec("fp32", p) / 1e12 for p in ("default", "high", "highest")

@@ -47,7 +47,7 @@ _NUMBERS = (
     "budget",
 )
 _WORDS = ("model", "convention", "hardware", "dtype")
-_EACH = "every 1e9 parameters"  # what a run without a model is of
+_EACH = "every 1e9 parameters"  # in place of a model
 _SECONDS = {"days": 86400, "hours": 3600, "seconds": 1}
 _SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _number(key: str, text: str) -> float:
-    """A number, with K, M, B or T behind it if need be.
+    """A number, optionally followed by K, M, B or T.
 
     >>> _number("tokens", "15T"), _number("tokens", "1.5e13")
     (15000000000000.0, 15000000000000.0)
@@ -115,7 +115,7 @@ def _number(key: str, text: str) -> float:
 def _flops_per_token(
     numbers: Mapping[str, float], words: Mapping[str, str]
 ) -> tuple[float | None, str]:
-    """Model FLOPs of one token, forward and backward, and in words where they come from."""
+    """Model FLOPs of one token, forward and backward, and their source in words."""
     if "model" in words and "params" in numbers:
         raise UserError(
             "model=… and params=… are both given; expected one; params is for models without a "
@@ -141,7 +141,7 @@ def _flops_per_token(
 def _without_model(
     numbers: Mapping[str, float], seconds: float | None, peak: float
 ) -> tuple[float | None, str]:
-    """FLOPs of a token of the model that the numbers are enough for, or of 10⁹ parameters."""
+    """FLOPs per token of the largest model that the numbers allow, or of 10⁹ parameters."""
     if not {"tokens", "chips", "mfu"} <= set(numbers) or min(numbers.values()) <= 0:
         return None, ""
     if seconds is None:

@@ -25,12 +25,12 @@ from mfu_jax.runs.metrics_files import MetricsRun, Step, read_metrics
 from mfu_jax.values import typed
 
 _KEYS = ("hardware", "dtype", "model", "convention", "peak_tflops_per_device", "warmup_steps")
-# MaxText's seconds are those between two dispatches, true once its queue is full: in a real run of
-# ten-millisecond steps the third one took "0.001".
+# MaxText's seconds are the time between two dispatches, which is a step's only once its queue is
+# full: in a real run of ten-millisecond steps the third one took "0.001".
 _WARMUP_STEPS = 3
 _SHOWN = ("maxtext", "exact", "dense", "palm", "6n")
 _FORMS = {"jsonl": "mfu_jax metrics", "maxtext": "MaxText metrics_file", "log": "log lines"}
-_LOGGED = ("step_time_seconds", "per_device_tflops_per_sec")  # to three decimals
+_LOGGED = ("step_time_seconds", "per_device_tflops_per_sec")  # three decimals in a log
 _SMALLEST = 1e-9
 
 
@@ -101,7 +101,7 @@ def _peak(options: Mapping[str, str]) -> hardware.Peak | None:
 
 
 def _tflops_of_a_step(run: MetricsRun) -> float:
-    """As the file has it; a log's is time × rate, of the step in which both are rounded least."""
+    """From the file; for a log, time × rate of the step in which rounding matters least."""
 
     def rounded(step: Step) -> float:
         seconds, rate = (step.scalars.get(f"perf/{name}", 0.0) for name in _LOGGED)
@@ -125,11 +125,11 @@ def _count(
     logged, seconds = (
         longest.scalars[f"perf/{name}"] for name in ("per_device_tokens", "step_time_seconds")
     )
-    # A log has milliseconds, and tokens/s to three digits behind the point.
-    unsure = 0.001 + (0.0005 / max(seconds, _SMALLEST) if run.form == "log" else 0.0)
-    if logged and abs(logged / tokens - 1) > unsure:
+    # A log rounds seconds and tokens/s to three decimals.
+    tolerance = 0.001 + (0.0005 / max(seconds, _SMALLEST) if run.form == "log" else 0.0)
+    if logged and abs(logged / tokens - 1) > tolerance:
         raise UserError(
-            f"{run.path!r} has {logged:,.0f} tokens a step and device, {model} as given has "
+            f"{run.path!r} has {logged:,.0f} tokens per step and device, {model} as given has "
             f"{tokens:,.0f}; expected the same; usually per_device_batch_size or "
             f"max_target_length is missing; pass them as key=value"
         )
@@ -138,7 +138,7 @@ def _count(
 
 
 def _with_flops(run: MetricsRun, tflops: float) -> MetricsRun:
-    """The run with the model FLOPs of a step replaced; MFU, where it is known, goes with them."""
+    """The run with other model FLOPs per step; a known MFU scales with them."""
 
     def change(scalars: Mapping[str, float]) -> dict[str, float]:
         new = dict(scalars, **{"perf/per_device_tflops": tflops})
@@ -150,7 +150,7 @@ def _with_flops(run: MetricsRun, tflops: float) -> MetricsRun:
 
 
 def _with_peak(run: MetricsRun, peak: hardware.Peak) -> MetricsRun:
-    """The run with MFU over another peak; HFU, where it is known, keeps its ratio to it."""
+    """The run with MFU relative to another peak; a known HFU keeps its ratio to MFU."""
 
     def change(scalars: Mapping[str, float]) -> dict[str, float]:
         optimal = scalars["perf/per_device_tflops"] / peak.tflops_per_sec
@@ -199,9 +199,9 @@ def _render(answer: Mapping[str, Any], run: MetricsRun, summary: Summary) -> str
         f"{count} {text}"
         for count, text in (
             (run.restarts, "restarts"),
-            (run.other_records, "records that are no steps"),
+            (run.other_records, "records that are not steps"),
             (run.repeated, "lines that repeat a step"),
-            (run.unreadable, "lines unreadable"),
+            (run.unreadable, "unreadable lines"),
         )
         if count
     ]
@@ -213,7 +213,7 @@ def _render(answer: Mapping[str, Any], run: MetricsRun, summary: Summary) -> str
     if answer["peak"]:
         lines.append(f"  peak         {answer['peak']}")
     reported = readable(answer["reported_tflops"])
-    lines.append(f"  model        {reported} TFLOP a step and device, as reported")
+    lines.append(f"  model        {reported} TFLOP per step and device, as reported")
     for name in _SHOWN:
         if name in answer["conventions"]:
             row = answer["conventions"][name]

@@ -18,7 +18,7 @@ _TABLE = Path(__file__).with_name("hardware.yml")
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """One row of hardware.yml. Every number is of one JAX device, not of a package or board."""
+    """One row of hardware.yml. Every number is for one JAX device, not for a package or board."""
 
     name: str
     vendor: str
@@ -39,7 +39,7 @@ class Chip:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of device memory by the label; the runtime's own `bytes_limit` is a little less."""
+        """Device memory as sold, in bytes; the runtime's `bytes_limit` is a little less."""
         return int(self.memory_gib * 2**30)
 
     @property
@@ -50,14 +50,14 @@ class Chip:
     def peak_flops_per_sec(self, dtype: object, precision: str | None = None) -> float:
         """Dense matmul FLOP/s of one JAX device for operands of `dtype`.
 
-        A float32 matmul is what JAX makes of it at `precision` (`jax_default_matmul_precision`; see
+        A float32 matmul runs as JAX lowers it at `precision` (`jax_default_matmul_precision`; see
         jax.lax.Precision's docstring): on TPU 1, 3 or 6 bfloat16 passes for default, high and
         highest; on NVIDIA TF32 where the chip has it, plain float32 for highest; or the passes of
-        a named dot algorithm. Other dtypes do not heed it. Float64 and float32 take the matrix
+        a named dot algorithm. Other dtypes ignore it. Float64 and float32 take the matrix
         unit's rate where the row has one.
 
         Raises:
-          UserError: the table has no peak for that dtype on this chip.
+            UserError: the table has no peak for that dtype on this chip.
         """
         name = canonical_dtype(dtype)
         key, passes = self._unit(name, precision)
@@ -70,7 +70,7 @@ class Chip:
         return self.peak_tflops[key] * 1e12 / passes
 
     def _unit(self, dtype: str, precision: str | None) -> tuple[str, int]:
-        """The number of the row that a matmul of `dtype` runs at, and its passes at that rate."""
+        """The peak of the row that a matmul of `dtype` runs at, and its passes at that rate."""
         if dtype == "fp64":
             return self._first("fp64_tensor", "fp64_matrix", "fp64"), 1
         if dtype != "fp32":
@@ -82,7 +82,7 @@ class Chip:
         return next((key for key in keys if key in self.peak_tflops), keys[-1])
 
     def _describe(self, dtype: str, precision: str | None) -> str:
-        """'H100 SXM, fp32 as tf32': which number of the row was taken."""
+        """'H100 SXM, fp32 as tf32': which peak of the row was taken."""
         key, passes = self._unit(dtype, precision)
         how = "" if key == dtype else f" as {key}" if passes == 1 else f" as {passes} {key} passes"
         return f"{self.name}, {dtype}{how}"

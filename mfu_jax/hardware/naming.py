@@ -11,11 +11,11 @@ from mfu_jax.hardware.chips import Chip, table
 
 
 def find(device_kind: str, compute_capability: str | None = None) -> tuple[Chip, ...]:
-    """The rows that `device_kind` may be: one, none, or several where the name does not say.
+    """The rows that `device_kind` may mean: one, none, or several if it is ambiguous.
 
-    Names are compared whole, because 'NVIDIA A10' begins 'NVIDIA A100' and 'TPU v5' begins
-    'TPU v5 lite'. Drivers older than 470 leave out 'NVIDIA '. Where a ROCm driver says only
-    'AMD Radeon Graphics', the device's `compute_capability` ('gfx942') narrows the choice.
+    Whole names are compared, because 'NVIDIA A100' begins with 'NVIDIA A10' and 'TPU v5 lite' with
+    'TPU v5'. Drivers before 470 leave out 'NVIDIA '. If a ROCm driver says only 'AMD Radeon
+    Graphics', the device's `compute_capability` ('gfx942') narrows the choice.
     """
     if device_kind == "AMD Radeon Graphics":
         archs = (
@@ -33,7 +33,7 @@ def lookup(device_kind: str, compute_capability: str | None = None) -> Chip:
     """The chip behind `jax.Device.device_kind`.
 
     Raises:
-      UserError: unknown, ambiguous, or a MIG slice; it names the nearest kinds and the ways out.
+        UserError: unknown, ambiguous, or a MIG slice; it names the nearest kinds and the ways out.
     """
     chips = find(device_kind, compute_capability)
     if len(chips) == 1:
@@ -71,12 +71,12 @@ def lookup(device_kind: str, compute_capability: str | None = None) -> Chip:
 def named(name: str) -> Chip:
     """The chip that a person means by 'h100', 'v5p', '4090' or a whole device kind.
 
-    Letter case and punctuation aside: an exact name, alias or device kind; else the one row whose
-    name ends so; else the one row that holds all the words. 'h100' and 'a100' are aliases of the
-    SXM 80 GB parts.
+    Case and punctuation are ignored. An exact name, alias or device kind comes first, then the only
+    row whose name ends with it, then the only row with all its words. 'h100' and 'a100' are aliases
+    of the SXM 80 GB parts.
 
     Raises:
-      UserError: nothing, or several rows, go by that name; the text lists the candidates.
+        UserError: no row or several match; lists the candidates.
     """
     wanted, words = _squeeze(name), set(_words(name))
     tests: tuple[Callable[[Chip], bool], ...] = (
@@ -100,7 +100,7 @@ def named(name: str) -> Chip:
     known = {spelling for c in table() for spelling in (*_names(c), *c.device_kinds)}
     raise UserError(
         f"hardware {name!r} is not known; expected a chip that mfu-jax hardware --list shows"
-        f"{_nearest(name, known)}; usually a spelling, or a chip newer than the table; pass "
+        f"{_nearest(name, known)}; usually a typo, or a chip newer than the table; pass "
         "peak_tflops_per_device=… instead"
     )
 

@@ -49,11 +49,12 @@ def command_names() -> list[str]:
 
 def manual(name: str) -> str:
     """The docstring of a command's module, read without importing it: some import jax."""
-    return (_FOLDER / f"{name}.py").read_text(encoding="utf-8").split('"""')[1].rstrip()
+    source = (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    return source.partition('"""')[2].partition('"""')[0].rstrip()
 
 
 def _usage() -> str:
-    rows = [(f"  {name}", manual(name).splitlines()[0].rstrip(".")) for name in command_names()]
+    rows = [(f"  {name}", manual(name).partition("\n")[0].rstrip(".")) for name in command_names()]
     table = "\n".join(columns(rows, "<"))
     return f"usage: mfu-jax COMMAND [arguments]\n\n{table}\n\nmfu-jax COMMAND --help tells more."
 

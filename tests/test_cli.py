@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from mfu_jax import cli
+from mfu_jax import cli, commands
 
 NAMES = cli.command_names()
 
@@ -59,3 +60,18 @@ def test_help_imports_no_command() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False)
     assert done.returncode == 0
+
+
+def test_a_new_file_is_a_new_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = (
+        '"""Greets.\n\nusage: mfu-jax greet NAME"""\n\ndef main(argv):\n    print("hello", *argv)\n'
+    )
+    (tmp_path / "greet.py").write_text(source)
+    monkeypatch.setattr(cli, "_FOLDER", tmp_path)
+    monkeypatch.setattr(commands, "__path__", [str(tmp_path)])
+    assert cli.main(["--help"]) == 0
+    assert "  greet  Greets\n" in capsys.readouterr().out
+    assert cli.main(["greet", "you"]) == 0
+    assert capsys.readouterr().out == "hello you\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import subprocess
@@ -10,7 +9,7 @@ import sys
 
 import pytest
 
-from mfu_jax import cli, hardware
+from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.chips import chip_of
 
@@ -218,28 +217,6 @@ def test_a_lookup_imports_neither_jax_nor_numpy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
-
-
-def test_the_command_prints_a_named_chip_as_json(capsys: pytest.CaptureFixture[str]):
-    assert cli.main(["hardware", "v5p", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["name"] == "TPU v5p"
-    assert answer["memory_bytes"] == 95 * 2**30
-    assert answer["memory_bandwidth_bytes_per_sec"] == 2765e9
-    assert answer["sources"]
-
-
-def test_the_command_lists_every_chip(capsys: pytest.CaptureFixture[str]):
-    assert cli.main(["hardware", "--list"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 121
-
-
-@pytest.mark.parametrize("arguments", [["b400"], ["--lst"], ["RTX", "4090"], ["--dtype=bool"]])
-def test_the_command_answers_bad_input_with_one_line(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-):
-    assert cli.main(["hardware", *arguments]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 ROW = {

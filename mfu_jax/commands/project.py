@@ -20,7 +20,6 @@ Give three of tokens, chips, time and throughput; the fourth is solved for.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,7 +48,7 @@ _NUMBERS = (
 _WORDS = ("model", "convention", "hardware", "dtype")
 _EACH = "every 1e9 parameters"  # in place of a model
 _SECONDS = {"days": 86400, "hours": 3600, "seconds": 1}
-_SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -63,13 +62,7 @@ def main(argv: Sequence[str]) -> int:
     values = arguments.values
     numbers = {key: _number(key, values[key]) for key in _NUMBERS if key in values}
     words = {key: values[key] for key in _WORDS if key in values}
-    times = [name for name in _SECONDS if name in numbers]
-    if len(times) > 1:
-        raise UserError(
-            f"time is given as {' and '.join(times)}; expected one; usually left over from an "
-            f"earlier call; drop {times[-1]}=…"
-        )
-    seconds = numbers[times[0]] * _SECONDS[times[0]] if times else None
+    seconds = _seconds(numbers)
     flops_per_token, model_text = _flops_per_token(numbers, words)
     peak, devices_per_chip, chip_text = _peak_per_chip(numbers, words)
     if flops_per_token is None and peak is not None:
@@ -95,15 +88,26 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _seconds(numbers: Mapping[str, float]) -> float | None:
+    times = [name for name in _SECONDS if name in numbers]
+    if len(times) > 1:
+        raise UserError(
+            f"time is given as {' and '.join(times)}; expected one; usually left over from an "
+            f"earlier call; drop {times[-1]}=…"
+        )
+    return numbers[times[0]] * _SECONDS[times[0]] if times else None
+
+
 def _number(key: str, text: str) -> float:
     """A number, optionally followed by K, M, B or T.
 
     >>> _number("tokens", "15T"), _number("tokens", "1.5e13")
     (15000000000000.0, 15000000000000.0)
     """
-    match = re.fullmatch(r"(.*?)([KMBT]?)", text.strip().replace("_", "").replace(",", ""))
+    digits = text.strip().replace("_", "").replace(",", "")
+    scale = _SUFFIXES.get(digits[-1:], 1.0)
     try:
-        return convert(match[1], float) * _SUFFIXES[match[2]] if match else convert("", float)
+        return scale * convert(digits[:-1] if scale > 1 else digits, float)
     except ValueError:
         example = "0.4, not percent" if key == "mfu" else "15e12 or 15T"
         raise UserError(

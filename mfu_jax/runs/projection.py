@@ -117,27 +117,7 @@ def project(
     65.1
     """
     given = {name: value for name, value in locals().items() if value is not None}
-    for name, value in given.items():
-        if not (math.isfinite(value) and value > 0):
-            raise UserError(
-                f"{name}={value:g} is impossible; expected a finite number above 0; usually a "
-                f"typo; leave it out to solve for it"
-            )
-    if mfu is not None and mfu > 1:
-        raise UserError(
-            f"mfu={mfu:g} is above 1; expected a fraction of the peak; usually percent; pass "
-            f"mfu={mfu / 100:g}"
-        )
-    if step_time_seconds is not None and tokens_per_step is None:
-        raise UserError(
-            "step_time_seconds=… is given without tokens_per_step=…; expected both; the step "
-            "time alone says nothing about tokens; pass the global batch size × sequence length"
-        )
-    if budget is not None and price_per_chip_hour is None:
-        raise UserError(
-            "budget=… is given without price=…; expected both; a budget buys chip-hours at a "
-            "price; pass price=… of one chip for one hour"
-        )
+    _refuse_impossible(given)
     known = {name: given[name] for name in _QUANTITIES if name in given}
     if mfu is not None:
         _learn(known, "tokens_per_sec_per_chip", _rate(mfu, given))
@@ -159,6 +139,31 @@ def project(
         tokens_per_step=tokens_per_step,
         price_per_chip_hour=price_per_chip_hour,
     )
+
+
+def _refuse_impossible(given: dict[str, float]) -> None:
+    """Refuses numbers that make no sense, alone or without their partner."""
+    for name, value in given.items():
+        if not (math.isfinite(value) and value > 0):
+            raise UserError(
+                f"{name}={value:g} is impossible; expected a finite number above 0; usually a "
+                f"typo; leave it out to solve for it"
+            )
+    if (mfu := given.get("mfu", 0.0)) > 1:
+        raise UserError(
+            f"mfu={mfu:g} is above 1; expected a fraction of the peak; usually percent; pass "
+            f"mfu={mfu / 100:g}"
+        )
+    if "step_time_seconds" in given and "tokens_per_step" not in given:
+        raise UserError(
+            "step_time_seconds=… is given without tokens_per_step=…; expected both; the step "
+            "time alone says nothing about tokens; pass the global batch size × sequence length"
+        )
+    if "budget" in given and "price_per_chip_hour" not in given:
+        raise UserError(
+            "budget=… is given without price=…; expected both; a budget buys chip-hours at a "
+            "price; pass price=… of one chip for one hour"
+        )
 
 
 def _rate(mfu: float, given: dict[str, float]) -> float:

@@ -8,7 +8,6 @@ from mfu_jax.errors import UserError
 from mfu_jax.hardware.dtypes import canonical_dtype
 from mfu_jax.hardware.naming import lookup, named
 from mfu_jax.hardware.peak import Peak
-from mfu_jax.values import convert
 
 # hardware=calibrate: measure the attached device instead of reading the table
 CALIBRATE = "calibrate"
@@ -74,8 +73,8 @@ def resolve_peak(
 def _checked_override(value: object) -> float:
     """A TFLOP/s flag as a float; zero, negative numbers, NaN and FLOP/s are refused."""
     try:
-        number: float = convert(value, float)
-    except ValueError:
+        number = float(value) if not isinstance(value, bool) else math.nan  # type: ignore[arg-type]
+    except (TypeError, ValueError):
         number = math.nan
     if not (math.isfinite(number) and number > 0):
         raise UserError(

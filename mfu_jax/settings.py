@@ -140,7 +140,7 @@ class Settings:
         Raises:
             UserError: it is empty, or not readable.
         """
-        from mfu_jax.flops.analytic.inputs import load_shape, parse_override
+        from mfu_jax.flops.analytic.inputs import load_model_config, parse_override
 
         words = parse(self.model_config.split())
         if len(words.names) != 1:
@@ -150,7 +150,7 @@ class Settings:
                 f"per_device_batch_size=4 max_target_length=8192', say"
             )
         overrides = {key: parse_override(key, text) for key, text in words.pairs}
-        return load_shape(words.names[0], overrides)
+        return load_model_config(words.names[0], overrides)
 
 
 def _list() -> str:

@@ -22,9 +22,9 @@ from typing import Any
 from mfu_jax.arguments import Arguments, parse
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.conventions import CONVENTIONS, FlopsRow, find_convention
-from mfu_jax.flops.analytic.inputs import load_shape, override_keys, parse_override
+from mfu_jax.flops.analytic.inputs import load_model_config, override_keys, parse_override
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.parameters import ParameterCount, count_parameters
-from mfu_jax.flops.analytic.shapes.model import ModelShape
 from mfu_jax.flops.analytic.totals import (
     TERA,
     calculate_tokens_per_device,
@@ -58,13 +58,13 @@ def main(argv: Sequence[str]) -> int:
     overrides, convention, mfu = _settings(arguments)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        shape = load_shape(name, overrides)
-    answer = _answer(shape, convention, mfu)
+        config = load_model_config(name, overrides)
+    answer = _answer(config, convention, mfu)
     for warning in caught:
         answer["notes"].append(str(warning.message))
         print(f"mfu-jax flops: warning: {warning.message}", file=sys.stderr)
     if "--serving" in arguments.flags:
-        answer["serving"] = _serving(shape)
+        answer["serving"] = _serving(config)
     print(json.dumps(answer, indent=1) if "--json" in arguments.flags else _table(answer))
     return 0
 
@@ -95,11 +95,11 @@ def _share(text: str) -> float:
     return value
 
 
-def _answer(shape: ModelShape, convention: str, mfu: float | None) -> dict[str, Any]:
+def _answer(config: ModelConfig, convention: str, mfu: float | None) -> dict[str, Any]:
     """The object that ``--json`` prints; ints stay ints, fractions of a FLOP become floats."""
-    rows = find_convention(convention).rows(shape, training_model(shape))
+    rows = find_convention(convention).rows(config, training_model(config))
     tflops = tflops_of(rows)
-    counted = compare_conventions(shape)
+    counted = compare_conventions(config)
     stated = counted[convention].training
     conventions = {
         name: {
@@ -111,29 +111,29 @@ def _answer(shape: ModelShape, convention: str, mfu: float | None) -> dict[str, 
         for name, flops in counted.items()
     }
     return {
-        "model": shape.model_name,
-        "decoder_block": shape.decoder_block,
-        "per_device_batch_size": _plain(shape.per_device_batch_size),
-        "max_target_length": shape.max_target_length,
-        "gradient_accumulation_steps": shape.gradient_accumulation_steps,
+        "model": config.model_name,
+        "decoder_block": config.decoder_block,
+        "per_device_batch_size": _plain(config.step.per_device_batch_size),
+        "max_target_length": config.step.max_target_length,
+        "gradient_accumulation_steps": config.step.gradient_accumulation_steps,
         "convention": convention,
         "total_tflops": tflops.total,
         "learnable_weight_tflops": tflops.learnable_weight,
         "attention_tflops": tflops.attention,
-        "tokens_per_device": _plain(calculate_tokens_per_device(shape)),
-        "parameters": _parameters(count_parameters(shape)),
+        "tokens_per_device": _plain(calculate_tokens_per_device(config)),
+        "parameters": _parameters(count_parameters(config)),
         "conventions": conventions,
         "breakdown": [_row(row) for row in rows],
-        "notes": _notes(shape),
+        "notes": _notes(config),
     }
 
 
-def _serving(shape: ModelShape) -> dict[str, Any]:
+def _serving(config: ModelConfig) -> dict[str, Any]:
     """One sequence: its prompt of max_target_length tokens, and the token after it."""
     from mfu_jax.flops.analytic.serving import decode_cost, prefill_cost
 
-    length = shape.max_target_length
-    costs = {"prefill": prefill_cost(shape, length), "decode": decode_cost(shape, length)}
+    length = config.step.max_target_length
+    costs = {"prefill": prefill_cost(config, length), "decode": decode_cost(config, length)}
     return {
         name: {
             "tokens": cost.tokens,
@@ -163,10 +163,10 @@ def _row(row: FlopsRow) -> dict[str, Any]:
     }
 
 
-def _notes(shape: ModelShape) -> list[str]:
+def _notes(config: ModelConfig) -> list[str]:
     """Assumptions about what the config leaves open."""
     notes = []
-    if shape.use_multimodal and not shape.images_per_sequence:
+    if config.vision.use_multimodal and not config.step.images_per_sequence:
         notes.append("text only: a config does not say how many images; images_per_sequence=1 does")
     return notes
 

@@ -115,12 +115,14 @@ def _count(
 ) -> dict[str, float]:
     """TFLOPs of a step on one device by every convention, from a config."""
     from mfu_jax.flops.analytic.conventions import find_convention
-    from mfu_jax.flops.analytic.inputs import load_shape, parse_override
+    from mfu_jax.flops.analytic.inputs import load_model_config, parse_override
     from mfu_jax.flops.analytic.totals import TERA, calculate_tokens_per_device, compare_conventions
 
     find_convention(convention)
-    shape = load_shape(model, {key: parse_override(key, text) for key, text in fields.items()})
-    tokens = float(calculate_tokens_per_device(shape))
+    config = load_model_config(
+        model, {key: parse_override(key, text) for key, text in fields.items()}
+    )
+    tokens = float(calculate_tokens_per_device(config))
     longest = max(run.steps, key=lambda step: step.scalars["perf/step_time_seconds"])
     logged, seconds = (
         longest.scalars[f"perf/{name}"] for name in ("per_device_tokens", "step_time_seconds")
@@ -133,7 +135,7 @@ def _count(
             f"{tokens:,.0f}; expected the same; usually per_device_batch_size or "
             f"max_target_length is missing; pass them as key=value"
         )
-    counted = compare_conventions(shape)
+    counted = compare_conventions(config)
     return {name: float(flops.training) / TERA for name, flops in counted.items()}
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mfu_jax.errors import UserError, nearest
 
 _MOST_LISTED = 25  # keys that an error message lists; the fields of a model are more
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arguments:
+class Arguments(NamedTuple):
     """The words of a command line by kind.
 
     Attributes:

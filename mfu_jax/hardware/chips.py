@@ -89,7 +89,8 @@ class Chip:
 
 
 _MEMORY = ("memory_gib", "memory_bandwidth_gbps")
-_FIELDS = frozenset(field.name for field in dataclasses.fields(Chip))
+_FIELDS = {field.name: field.default for field in dataclasses.fields(Chip)}
+_REQUIRED = [name for name, default in _FIELDS.items() if default is dataclasses.MISSING]
 
 
 @functools.cache
@@ -125,9 +126,9 @@ def _fault_of(row: Any, sources: Mapping[str, str]) -> str:
     """What is wrong with a row; empty if nothing is."""
     if not isinstance(row, Mapping):
         return "expected a mapping with name, vendor, peak_tflops, …"
-    for field in dataclasses.fields(Chip):
-        if field.default is dataclasses.MISSING and not row.get(field.name):
-            return f"{field.name} is missing; every chip needs it"
+    for name in _REQUIRED:
+        if not row.get(name):
+            return f"{name} is missing; every chip needs it"
     for key in row:
         if key not in _FIELDS:
             return f"unknown field {key!r}{nearest(key, _FIELDS)}"

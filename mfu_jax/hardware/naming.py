@@ -62,9 +62,9 @@ def lookup(device_kind: str, compute_capability: str | None = None) -> Chip:
     known = {kind for chip in table() for kind in chip.device_kinds}
     raise UserError(
         f"device kind {device_kind!r} has no known peak; expected one of the {len(known)} kinds "
-        f"that mfu-jax hardware --list shows{_nearest(device_kind, known)}; usually a chip newer "
-        "than the table; pass peak_tflops_per_device=… (dense, one JAX device), name a chip with "
-        "hardware=…, or measure this one with hardware=calibrate"
+        f"that mfu-jax hardware --list shows{_candidates(device_kind, known)}; usually a chip "
+        "newer than the table; pass peak_tflops_per_device=… (dense, one JAX device), name a chip "
+        "with hardware=…, or measure this one with hardware=calibrate"
     )
 
 
@@ -100,7 +100,7 @@ def named(name: str) -> Chip:
     known = {spelling for c in table() for spelling in (*_names(c), *c.device_kinds)}
     raise UserError(
         f"hardware {name!r} is not known; expected a chip that mfu-jax hardware --list shows"
-        f"{_nearest(name, known)}; usually a typo, or a chip newer than the table; pass "
+        f"{_candidates(name, known)}; usually a typo, or a chip newer than the table; pass "
         "peak_tflops_per_device=… instead"
     )
 
@@ -127,7 +127,7 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names)
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
+def _candidates(word: str, known: Iterable[str]) -> str:
     """` (nearest: 'a', 'b')` for the up to three known words most like `word`, or nothing."""
     lower = {spelling.lower(): spelling for spelling in sorted(known)}
     near = difflib.get_close_matches(word.lower(), lower, n=3, cutoff=0.6)

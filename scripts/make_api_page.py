@@ -12,6 +12,8 @@ from typing import Any
 
 import mfu_jax
 from mfu_jax.instrumentation.instrumented_step import InstrumentedStep
+from mfu_jax.instrumentation.wrapped_step import DisabledStep
+from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.phases import Phase, StepScope
 from mfu_jax.settings import Settings
 
@@ -21,7 +23,7 @@ HEAD = """# Public names
 Generated from the docstrings by `scripts/make_api_page.py`; do not edit. Examples run as tests.
 """
 # Classes that users meet without making them.
-RETURNED = (InstrumentedStep, StepScope, Phase, Settings)
+RETURNED = (InstrumentedStep, DisabledStep, StepScope, Phase, Settings, LoggerConfig)
 MODULES = (mfu_jax.flags, mfu_jax.hardware)
 
 

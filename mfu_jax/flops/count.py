@@ -1,6 +1,6 @@
-"""The result that every way of counting returns: matmul FLOPs as exact Python ints.
+"""The result that traced and executed counts share: matmul FLOPs as exact Python ints.
 
-Traced and executed counts share these field names, so that they can be compared with ``==``.
+Their fields have the same names, so that they can be compared with ``==``.
 Counts add and scale: ``layer + layer``, ``3 * count``.
 """
 
@@ -14,11 +14,11 @@ from typing import Any, Self
 
 @dataclass(frozen=True, kw_only=True)
 class Unaccounted:
-    """Work that was seen but whose FLOPs are not known.
+    """Work whose FLOPs are unknown.
 
     Attributes:
         name: the primitive, HLO opcode or custom-call target.
-        where: its op_name or name stack, as far as it is known.
+        where: its op_name or name stack, as far as known.
         shapes: operand and result shapes, as text.
         reason: what is missing, and what to do about it.
         times: how often it runs in one step.
@@ -33,13 +33,12 @@ class Unaccounted:
 
 @dataclass(frozen=True, kw_only=True)
 class FlopCount:
-    """Matmul FLOPs (2·m·n·k each) of one call of one program, split by what they are for.
+    """Matmul FLOPs (2·m·n·k each) of one call of one program, split by purpose.
 
-    All numbers are Python ints. `rematerialized` is the forward work that is done again in the
-    backward pass because of `jax.checkpoint`. `optimizer` is work on gradients (Muon's matmuls),
-    `other` work that belongs to no known phase.
-    `by_scope` maps `jax.named_scope` paths to FLOPs, `by_dtype` operand dtypes (``bf16``) to FLOPs;
-    each of the two sums to everything counted.
+    All numbers are Python ints. `rematerialized` is forward work that the backward pass repeats
+    because of `jax.checkpoint`, `optimizer` work on gradients (Muon's matmuls), `other` work of no
+    known phase. `by_scope` maps `jax.named_scope` paths to FLOPs, `by_dtype` operand dtypes
+    (``bf16``); each of the two sums to everything counted.
     """
 
     forward: int = 0
@@ -53,7 +52,7 @@ class FlopCount:
 
     @property
     def total(self) -> int:
-        """Everything that was counted. (A traced count leaves rematerialised work out.)"""
+        """Everything counted. (A traced count excludes rematerialised and optimizer work.)"""
         return self.forward + self.backward + self.rematerialized + self.optimizer + self.other
 
     def __add__(self, other: Self) -> Self:

@@ -1,4 +1,4 @@
-"""Exact arithmetic: numbers that are whole, or halves where half a pair is left."""
+"""Exact arithmetic: ints, and fractions where a formula leaves half a pair."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Number = int | Fraction
 
 
 def integral(value: Number) -> Number:
-    """`value` as an int where it is one.
+    """`value` as an int if it is one.
 
     >>> integral(Fraction(6, 2)), integral(Fraction(1, 2))
     (3, Fraction(1, 2))

@@ -1,7 +1,7 @@
-"""The ledger: from model FLOPs to executed FLOPs, and on to what XLA reports, line by line.
+"""The ledger: from model FLOPs to executed FLOPs to XLA's report, line by line.
 
-Every line is measured by itself (the analytic count's conventions, the phases of the executed
-count), so that the residual is a finding and not an arithmetic remainder.
+Every line is measured on its own (the analytic count's conventions, the phases of the executed
+count), so that the residual is a finding, not an arithmetic remainder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mfu_jax.flops.executed.counting import ExecutedCount
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerLine:
-    """One line of the ledger: FLOPs per step per device that it adds (or takes away)."""
+    """One line of the ledger: the FLOPs per step per device that it adds or subtracts."""
 
     label: str
     flops: int
@@ -29,11 +29,12 @@ class Ledger:
 
     Attributes:
         model: model FLOPs by `convention`, the first line.
-        lines: what takes `model` to `executed`, the model line included.
+        convention: how `model` counts attention pairs.
+        lines: from `model` to `executed`, including the model line.
         executed: matmul FLOPs that the program runs.
-        xla_reported: ``compiled.cost_analysis()["flops"]``, or None where there is none.
-        causes: what takes `executed` to `xla_reported`; empty where there is none.
-        notes: what the count could not see or had to choose.
+        xla_reported: ``compiled.cost_analysis()["flops"]``, or None if XLA reports nothing.
+        causes: from `executed` to `xla_reported`; empty if XLA reports nothing.
+        notes: what the count could not see, and the choices that it made.
     """
 
     model: int
@@ -51,7 +52,7 @@ class Ledger:
 
     @property
     def xla_factor(self) -> float | None:
-        """XLA-reported / executed: 1 where XLA is right."""
+        """XLA-reported / executed: 1 if XLA is right."""
         if self.xla_reported is None or not self.executed:
             return None
         return self.xla_reported / self.executed
@@ -107,17 +108,16 @@ def compare_flops(
         model: model FLOPs per step per device by `convention`.
         executed: ``executed_flops(compiled)`` of the same step.
         convention: the name of the convention of `model`.
-        dense: model FLOPs with every attention pair computed, also those that the mask throws
-            away; None where the program computes just the pairs of `model`.
-        attention: attention FLOPs that are in `model`; where the program does attention in kernels,
-            the masked pairs are those that the kernels' blocks compute beyond it, and not those
-            of `dense`.
+        dense: model FLOPs with every attention pair, including masked ones; None if the program
+            computes only the pairs of `model`.
+        attention: attention FLOPs in `model`; if attention runs in kernels, the masked pairs are
+            those that the kernels' blocks compute beyond it, instead of those of `dense`.
         xla_reported: ``compiled.cost_analysis()["flops"]``, None or a negative number if unknown.
-        overheads: further work that the program is known to do beyond the model, by label, such
-            as ``{"MoE one-hot and dispatch matmuls": …}``.
+        overheads: known further work of the program beyond the model, by label, such as
+            ``{"MoE one-hot and dispatch matmuls": …}``.
 
     Returns:
-        The ledger; `residual` is what stays unexplained.
+        The ledger; its `residual` is unexplained.
     """
     model = round(model)
     lines = [LedgerLine(label="model", flops=model, note=f"convention {convention}")]

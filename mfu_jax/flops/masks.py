@@ -1,7 +1,7 @@
-"""Attention masks: how many (query, key) pairs one sequence has, under each way of counting.
+"""Attention masks: the (query, key) pairs of one sequence, under each way of counting.
 
-A mask knows three numbers. `dense` is every pair that a program without mask knowledge computes,
-`exact` the pairs the mask keeps, counted one by one, and `maxtext` the continuous area that MaxText
+A mask has three counts. `dense` is every pair, as a program that ignores the mask computes them.
+`exact` is the pairs that the mask keeps, one by one. `maxtext` is the continuous area that MaxText
 uses (S²/2 under a causal diagonal, S·W − W²/2 in a window): half a diagonal less than `exact`.
 """
 
@@ -14,16 +14,14 @@ from typing import Literal, Protocol
 
 from mfu_jax.flops.exact import Number, integral
 
-"""Exact: an int where the value is integral, a Fraction where half a pair is left."""
-
 PairCounting = Literal["maxtext", "exact", "dense"]
 
 
 class Mask(Protocol):
-    """Which keys a query of one sequence of `length` tokens looks at."""
+    """Which keys each query of a sequence sees."""
 
     def pairs(self, length: int, counting: PairCounting) -> Number:
-        """(query, key) pairs of one sequence."""
+        """(query, key) pairs of one sequence of `length` tokens: an int or a half-integer."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +29,8 @@ class Full:
     """Every query sees every key (encoders).
 
     Attributes:
-        keys: length of another sequence that is looked at (cross attention); None: its own.
-        queries: number of queries where it is not the sequence's own length (a vision tower).
+        keys: length of the other sequence in cross attention; None: its own.
+        queries: number of queries if it is not the sequence's length (a vision tower).
     """
 
     keys: int | None = None
@@ -82,9 +80,9 @@ class SlidingWindow:
 
 @dataclass(frozen=True)
 class BidirectionalWindow:
-    """A query sees the tokens less than `size` before and after it, and itself.
+    """A query sees itself and the tokens fewer than `size` before and after it.
 
-    Exact pairs: S + 2·Σ (S − d) for the distances d from 1 to W − 1.
+    Exact pairs: S + 2·Σ (S − d) over the distances d from 1 to W − 1.
 
     >>> [BidirectionalWindow(3).pairs(8, counting) for counting in ("exact", "dense")]
     [34, 64]
@@ -117,7 +115,7 @@ class Chunked:
 
 @dataclass(frozen=True)
 class Prefix:
-    """The first `prefix` tokens see each other both ways; the rest is causal over everything."""
+    """The first `prefix` tokens see each other; all others are causal over everything."""
 
     prefix: int
 
@@ -135,7 +133,7 @@ class Prefix:
 class BlockDiffusion:
     """Blocks of `block` tokens: a token sees its whole block and every block before it.
 
-    With `noised` the sequence stands in the batch twice, noised and clean (BD3-LM, arXiv
+    With `noised` the sequence is in the batch twice, noised and clean (BD3-LM, arXiv
     2503.09573): a noised block sees itself and the clean blocks before it, a clean block itself
     and the clean blocks before it.
     """
@@ -148,15 +146,15 @@ class BlockDiffusion:
         if counting == "dense":
             return (copies * length) ** 2
         blocks, rest = divmod(length, self.block)
-        # Σ over whole blocks b = 1…n of block · b·block, then the shorter last one sees everything.
+        # Σ of block · b·block over whole blocks b = 1…n; the shorter last one sees everything.
         return copies * (self.block**2 * blocks * (blocks + 1) // 2 + rest * length)
 
 
 @dataclass(frozen=True)
 class TopK:
-    """A causal query sees the `size` keys an indexer chose: min(i, K) of them.
+    """A causal query sees the `size` keys that an indexer chose: min(i, K) of them.
 
-    The counts are a window's: which keys are chosen does not change how many there are.
+    As many as in a window: which keys are chosen does not change their number.
     """
 
     size: int
@@ -173,10 +171,10 @@ class Packed:
 
     Attributes:
         inner: the mask inside a document.
-        lengths: tokens of each document of one sequence; they must not exceed its length. What is
-            left over is padding and sees nothing.
-        each: the length of every document where they are all alike (or only their mean is known,
-            which counts fewer pairs than documents of mixed lengths have); the last is cut off.
+        lengths: tokens of each document of one sequence; their sum must not exceed its length. The
+            rest is padding and sees nothing.
+        each: the length of every document if all are equal (or only the mean is known, which
+            undercounts the pairs of mixed lengths); the last document is cut off.
     """
 
     inner: Mask
@@ -195,10 +193,10 @@ class Packed:
 
 @dataclass(frozen=True)
 class Strided:
-    """Causal attention over keys that each stand for `ratio` tokens (compressed attention).
+    """Causal attention over keys that each summarise `ratio` tokens (compressed attention).
 
-    A query sees the ⌊i/ratio⌋ compressed keys whose last token does not lie after it, at most
-    `limit` of them (0: no limit).
+    A query sees the ⌊i/ratio⌋ compressed keys whose last token is not after it, at most `limit` of
+    them (0: no limit).
     """
 
     ratio: int
@@ -226,9 +224,11 @@ class LocalBlocks:
     """Attention inside overlapping blocks (audio encoders).
 
     Attributes:
-        queries: queries of the sequence, whatever the text's length is.
-        chunk: queries of a block, the last of which is padded; each is multiplied with `keys`.
-        past, future: how many keys before and after itself a query sees.
+        queries: queries of the sequence, independent of the text's length.
+        chunk: queries per block; the last block is padded.
+        keys: keys that each query of a block is multiplied with.
+        past: how many keys before itself a query sees.
+        future: how many keys after itself a query sees.
 
     >>> mask = LocalBlocks(5, 4, 6, past=1, future=0)
     >>> [mask.pairs(99, counting) for counting in ("exact", "dense")]

@@ -1,9 +1,9 @@
-"""What an operation is for, read from its name stack (jaxpr) or its `op_name` (HLO metadata).
+"""The phase and scope of an operation, from its name stack (jaxpr) or `op_name` (HLO metadata).
 
-Both are written by JAX in the same grammar, for example
+JAX writes both in the same grammar, for example
 ``jit(step)/transpose(jvp(decoder))/while/body/closed_call/layers/layers/checkpoint/mlp/wi/dot_general``:
-transformations wrap a scope, control flow adds parts of its own, and a rematerialised block repeats
-the scope that it stands in.
+transformations wrap a scope, control flow adds parts, and a rematerialised block repeats the scope
+that it is in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Phase = Literal["forward", "backward", "rematerialized", "optimizer", "other"]
 
 _WRAPPER = re.compile(r"^(\w+)\((.*)\)$")
 _FUNCTION_WRAPPERS = {"jit", "pjit", "xla_call", "pmap", "core_call"}
-# What JAX itself adds to a path (an einsum names its formula), and the markers of attention_mask.
+# Parts that JAX itself adds to a path (an einsum its formula), and the markers of attention_mask.
 _NOT_A_SCOPE = re.compile(
     r"^(while|body|cond|scan|closed_call|core_call|eval_jaxpr|custom_jvp_call"
     r"|custom_vjp_call|checkpoint|remat\d?|rematted_computation|shard_map|pjit|branch_\d+_fun|body_fun|cond_fun"
@@ -26,7 +26,7 @@ _OPTIMIZER = re.compile(r"(^|/)(optimizer|opt_update|apply_updates)(/|$)")
 
 
 class Scope(NamedTuple):
-    """Where an operation stands: its phase, and its named scopes joined by ``/``."""
+    """An operation's phase, and its named scopes joined by ``/``."""
 
     phase: Phase
     path: str
@@ -71,7 +71,7 @@ def read_scope(op_name: str, *, drop_last: bool = True) -> Scope:
 
 
 def _split(op_name: str) -> list[str]:
-    """Splits at the slashes that stand outside parentheses."""
+    """Splits at the slashes outside parentheses."""
     parts, depth, start = [], 0, 0
     for i, char in enumerate(op_name):
         if char == "(":
@@ -86,7 +86,7 @@ def _split(op_name: str) -> list[str]:
 
 
 def _collapse_repeats(path: list[str]) -> list[str]:
-    """``a b a b c`` → ``a b c``: a checkpointed block names the scope it stands in once more."""
+    """``a b a b c`` → ``a b c``: a checkpointed block repeats the scope that it is in."""
     out: list[str] = []
     for part in path:
         out.append(part)

@@ -1,6 +1,6 @@
 """YAML files and key=value arguments → one validated, frozen `Config`.
 
-Defaults stand in ``configs/base.yml`` alone; this module knows the type of every key and the rules
+Only ``configs/base.yml`` holds defaults; this module knows the type of every key and the rules
 between them. Nothing here imports JAX.
 """
 
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError, nearest
+from mfu_jax.values import field_types, typed
 from mfu_jax.yaml_files import CONFIG_FOLDER, model_file, read_mapping
 
 REMAT_NAMES = (
@@ -32,7 +34,7 @@ DType = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One training run. ``configs/base.yml`` says what each key means and gives its default."""
+    """One training run. ``configs/base.yml`` explains each key and gives its default."""
 
     run_name: str
     base_output_directory: str
@@ -111,38 +113,34 @@ class Config:
 
     @property
     def run_directory(self) -> Path:
-        """The folder that holds everything the run writes."""
+        """The folder of everything that the run writes."""
         return Path(self.base_output_directory) / self.run_name
 
     @property
     def metrics_path(self) -> Path | None:
-        """Where the JSONL goes; None: nowhere."""
+        """The JSONL file; None: none is written."""
         return _auto_path(self.metrics_file, self.run_directory / "metrics.jsonl")
 
     @property
     def tensorboard_path(self) -> Path | None:
-        """Where TensorBoard's events go; None: nowhere."""
+        """The folder of TensorBoard's events; None: none are written."""
         return _auto_path(self.tensorboard_dir, self.run_directory / "tensorboard")
 
 
 def load(arguments: Sequence[str] = ()) -> Config:
     """Reads ``[FILE.yml] key=value …`` into a `Config`.
 
-    Without a file the embedded ``configs/demo.yml`` is taken.
+    Without a file it reads the bundled ``configs/demo.yml``.
 
     Raises:
-        UserError: for anything wrong in the files or arguments, naming the key.
+        UserError: something is wrong in the files or arguments; the message names the key.
 
     >>> load(["configs/base.yml", "steps=7", "learning_rate=3e-4"]).steps
     7
     """
-    files = [a for a in arguments if "=" not in a]
-    if len(files) > 1:
-        raise UserError(f"expected one YAML file, got {len(files)}: {' '.join(files)}")
-    path = _config_path(files[0]) if files else CONFIG_FOLDER / "demo.yml"
-    from_file = read_mapping(path)
-    from_line = dict(_key_value(a) for a in arguments if "=" in a)
-    return from_mapping(from_file, overrides=from_line, where=str(path))
+    words = parse(arguments)
+    path = _config_path(words.one_name("YAML file")) if words.names else CONFIG_FOLDER / "demo.yml"
+    return from_mapping(read_mapping(path), overrides=words.values, where=str(path))
 
 
 def from_mapping(
@@ -160,7 +158,8 @@ def from_mapping(
     model_name = str(overrides.get("model_name", own.get("model_name", "")))
     model = _model_values(model_name, base) if model_name else {}
     merged = {**base, **model, **own, **overrides}
-    return Config(**{key: _typed(key, value) for key, value in merged.items()})
+    kinds = field_types(Config)
+    return Config(**{key: typed(key, value, kinds[key]) for key, value in merged.items()})
 
 
 @functools.cache
@@ -172,83 +171,25 @@ def base_defaults() -> Mapping[str, Any]:
 def _model_values(name: str, base: Mapping[str, Any]) -> Mapping[str, Any]:
     values = read_mapping(model_file(name))
     foreign = [key for key in values if key not in base]
-    blocks = typing.get_args(_types()["decoder_block"])
+    blocks = typing.get_args(field_types(Config)["decoder_block"])
     if values.get("decoder_block", "default") not in blocks:
         foreign.insert(0, f"decoder_block={values['decoder_block']}")
     if foreign:
         raise UserError(
             f"model_name {name!r} needs {', '.join(foreign)}, which the reference trainer does not "
-            f"build (its blocks are {', '.join(blocks)}); `mfu-jax flops {name}` counts it all the "
-            "same"
+            f"build (its blocks are {', '.join(blocks)}); `mfu-jax flops {name}` counts it "
+            "nevertheless"
         )
     return values
 
 
 def _config_path(text: str) -> Path:
-    """The file as given, else the bundled one of that name (``configs/base.yml`` in a wheel)."""
+    """The file itself, or the bundled one of that name (``configs/base.yml`` in a wheel)."""
     path = Path(text)
     bundled = CONFIG_FOLDER / path.name
     if not path.exists() and path.parent.name in ("", "configs") and bundled.exists():
         return bundled
     return path
-
-
-def _key_value(argument: str) -> tuple[str, str]:
-    key, _, value = argument.lstrip("-").partition("=")
-    return key.strip(), value
-
-
-@functools.cache
-def _types() -> dict[str, Any]:
-    return typing.get_type_hints(Config)
-
-
-def _typed(key: str, value: Any) -> Any:
-    """Brings a YAML value or the text of a key=value argument to the key's type."""
-    kind = _types()[key]
-    try:
-        return _convert(value, kind)
-    except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{key}={value!r}: expected {_type_name(kind)}") from None
-
-
-def _convert(value: Any, kind: Any) -> Any:
-    if typing.get_origin(kind) is Literal:
-        if value not in typing.get_args(kind):
-            raise ValueError
-        return value
-    if typing.get_origin(kind) is tuple:
-        if isinstance(value, str):
-            value = [part.strip() for part in value.strip("[]() ").split(",") if part.strip()]
-        if not isinstance(value, Sequence) or not all(isinstance(v, str) for v in value):
-            raise TypeError
-        return tuple(value)
-    if kind is bool:
-        if isinstance(value, str):
-            value = {"true": True, "false": False}.get(value.lower(), value)
-        if not isinstance(value, bool):
-            raise TypeError
-        return value
-    if kind is str:
-        if value is None or isinstance(value, (list, dict)):
-            raise TypeError
-        return str(value)
-    if isinstance(value, bool) or value is None:
-        raise TypeError
-    if kind is int:
-        number = float(value)
-        if number != int(number):
-            raise ValueError
-        return int(value) if isinstance(value, (int, str)) and str(value).isdigit() else int(number)
-    return float(value)
-
-
-def _type_name(kind: Any) -> str:
-    if typing.get_origin(kind) is Literal:
-        return "one of " + ", ".join(typing.get_args(kind))
-    if typing.get_origin(kind) is tuple:
-        return "a list of words, for example [a, b]"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
 
 
 def _auto_path(setting: str, default: Path) -> Path | None:
@@ -272,7 +213,17 @@ _FRACTIONS = (
 ).split()
 
 
+_ACTIVATIONS = ("silu", "gelu", "relu", "linear")
+
+
 def _validate(config: Config) -> None:
+    _check_ranges(config)
+    _check_model(config)
+    _check_remat(config)
+    _check_run(config)
+
+
+def _check_ranges(config: Config) -> None:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if isinstance(value, float) and not abs(value) < float("inf"):
@@ -287,7 +238,10 @@ def _validate(config: Config) -> None:
             raise UserError(f"{key}={getattr(config, key)}: expected 0 or more")
     for key in _FRACTIONS:
         if not 0 <= getattr(config, key) <= 1:
-            raise UserError(f"{key}={getattr(config, key)}: expected a share from 0 to 1")
+            raise UserError(f"{key}={getattr(config, key)}: expected a fraction from 0 to 1")
+
+
+def _check_model(config: Config) -> None:
     if config.num_query_heads % config.num_kv_heads:
         raise UserError(
             f"num_query_heads={config.num_query_heads} is not divisible by "
@@ -298,37 +252,43 @@ def _validate(config: Config) -> None:
             f"mlp_activations={list(config.mlp_activations)}: expected one entry (plain MLP) or "
             "two (gated MLP), for example [silu, linear]"
         )
-    activations = ("silu", "gelu", "relu", "linear")
     for activation in config.mlp_activations:
-        if activation not in activations:
+        if activation not in _ACTIVATIONS:
             raise UserError(
-                f"mlp_activations: unknown activation {activation!r}; the known ones are "
-                + ", ".join(activations)
+                f"mlp_activations: unknown activation {activation!r}"
+                f"{nearest(activation, _ACTIVATIONS)}; expected {', '.join(_ACTIVATIONS)}"
             )
     rows = config.trainable_position_size
     if rows and rows < config.max_target_length:
         raise UserError(
-            f"max_target_length={config.max_target_length} needs as many learned positions, and "
+            f"max_target_length={config.max_target_length} needs as many learned positions, but "
             f"trainable_position_size={rows}; shorten the sequences"
         )
     if config.head_dim % 2:
         raise UserError(
             f"head_dim={config.head_dim} is odd; RoPE rotates pairs, so it must be even"
         )
-    if config.data < 1 and config.data != -1:
-        raise UserError(f"data={config.data}: expected 1 or more, or -1 for the devices left")
+
+
+def _check_remat(config: Config) -> None:
     for name in config.remat_save_names:
         if name not in REMAT_NAMES:
             raise UserError(
                 f"remat_save_names: unknown name {name!r}{nearest(name, REMAT_NAMES)}; "
-                f"the layers name {', '.join(REMAT_NAMES)}"
+                f"expected {', '.join(REMAT_NAMES)}"
             )
     if bool(config.remat_save_names) != (config.remat_policy == "names"):
         raise UserError(
             f"remat_policy={config.remat_policy} with remat_save_names="
-            f"{list(config.remat_save_names)}: the policy names wants at least one name to save, "
-            f"the other policies none; pass remat_policy=names remat_save_names=[context], say"
+            f"{list(config.remat_save_names)}: expected at least one name with the policy "
+            f"'names' and none with the others; for example remat_policy=names "
+            f"remat_save_names=[context]"
         )
+
+
+def _check_run(config: Config) -> None:
+    if config.data < 1 and config.data != -1:
+        raise UserError(f"data={config.data}: expected 1 or more, or -1 for all remaining devices")
     if not config.run_name or "/" in config.run_name:
         raise UserError(f"run_name={config.run_name!r}: expected a folder name without '/'")
     if config.process_id >= config.num_processes:

@@ -1,4 +1,4 @@
-"""Collectives of a program: kind, bytes, group size, and how often they run."""
+"""Collectives of a program: kind, bytes, group size, and runs per step."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Collective:
 
     Attributes:
         kind: its opcode, such as ``all-gather``.
-        bytes: bytes of its whole buffer on one device: the gathered or the not yet reduced side.
-        group_size: devices that take part together; 0 where the text does not say.
-        op_name: where it comes from.
-        times: how often it runs in one step.
+        bytes: bytes of its whole buffer on one device: the gathered or unreduced side.
+        group_size: devices in one group; 0 if the text does not say.
+        op_name: JAX's name stack of the operation.
+        times: runs per step.
     """
 
     kind: str
@@ -39,11 +39,11 @@ class Collective:
 
 
 def is_further_link(computation: HloComputation, instruction: HloInstruction) -> bool:
-    """Whether a collective is a later link of a chain, and so no collective of its own.
+    """Whether a collective continues one that an earlier instruction started.
 
-    TPU programs spread one collective over several fusions, which compute something else
-    meanwhile: it stands in the first with ``AsyncCollectiveStart``, in those between, and in the
-    last with ``AsyncCollectiveDone``.
+    TPU programs spread one collective over a chain of fusions that compute something else
+    meanwhile: the first has it with ``AsyncCollectiveStart``, the last with
+    ``AsyncCollectiveDone``, and those in between have it, too.
     """
     if "chain_id" not in instruction.attributes.get("frontend_attributes", ""):
         return False
@@ -77,7 +77,9 @@ def _group_size(module: HloModule, instruction: HloInstruction) -> int:
         return int(match[2])
     if match := re.match(r"\{\{([\d,]*)\}", text):
         return len(match[1].split(","))
-    if text.startswith("mesh["):  # mesh['a'=4,'b'=8] {'a'}: axes with their sizes, then the chosen
+    if text.startswith(
+        "mesh["
+    ):  # mesh['a'=4,'b'=8] {'a'}: axes with sizes, then those of the group
         sizes, _, chosen = text.partition("]")
         axes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", sizes)}
         return math.prod(axes.get(name, 1) for name in re.findall(r"'(\w+)'", chosen))

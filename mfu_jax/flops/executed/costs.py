@@ -1,13 +1,18 @@
-"""What one computation of a program costs by itself, and what it calls."""
+"""Costs of single HLO instructions, and their sum over a computation.
+
+`InstructionCost` is the record that everything built on a compiled program reads: FLOPs, HBM bytes,
+the collective, and the computations that the instruction calls.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.executed.collectives import KINDS, Collective, is_further_link, read_collective
-from mfu_jax.flops.executed.dataflow import UnknownValueError, follow, frame_of
+from mfu_jax.flops.executed.dataflow import Dataflow, UnknownValueError
 from mfu_jax.flops.executed.elementwise import elementwise_flops
 from mfu_jax.flops.executed.hbm import hbm_bytes
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
@@ -15,33 +20,40 @@ from mfu_jax.flops.executed.kernels.registry import (
     KernelCall,
     KernelCost,
     UnknownCost,
-    is_attention,
     kernel_cost,
 )
-from mfu_jax.flops.executed.loops import trip_count
+from mfu_jax.flops.executed.loops import hlo_trip_count
 from mfu_jax.flops.executed.matmuls import MATMULS, operand_dtype
+from mfu_jax.flops.kernels import is_attention
 
 KernelFlops = Mapping[str, int] | Callable[[KernelCall], int | None]
 
-_CALLS = {"fusion": "calls", "call": "to_apply", "async": "calls"}
-# Library routines of their own, which multiply matrices inside or instead of it.
-_NO_MATMULS = {
+# The attribute that names the computation which an instruction runs.
+_CALLEE_KEY = {"fusion": "calls", "call": "to_apply", "async": "calls"}
+# Instructions that XLA runs as library routines, whose FLOPs are not counted.
+_LIBRARY_ROUTINES = {
     "fft": "an FFT is no matmul; 5·n·log2(n) is the usual estimate",
     "cholesky": "runs as a library routine of about n³/3",
     "triangular-solve": "runs as a library routine of about n²·m",
 }
-# Instructions that neither compute nor move anything, which are most of a program.
-_NOTHING = frozenset("parameter constant get-tuple-element tuple bitcast".split())
-# In a fusion these do not, either.
-_NOTHING_IN_FUSIONS = _NOTHING | frozenset(
-    "broadcast copy transpose reshape slice pad iota".split()
-)
+# Instructions that neither compute nor move anything: most of a program.
+_FREE = frozenset("parameter constant get-tuple-element tuple bitcast".split())
+_FREE_IN_FUSIONS = _FREE | frozenset("broadcast copy transpose reshape slice pad iota".split())
 _REDUCER_DEPTH = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Matmul:
-    """FLOPs of one instruction. `kernel` names the custom kernel that does them, if one does."""
+class MatmulCost(NamedTuple):
+    """Matmul FLOPs of one instruction.
+
+    Attributes:
+        instruction: the instruction.
+        flops: 2·m·n·k of every contraction in it.
+        dtype: the operands' dtype, the wider one where they differ.
+        rematerialized: the part that recomputes forward results.
+        kernel: name of the custom kernel that runs them; empty for XLA's own matmuls.
+        seen_by_xla: FLOPs that XLA's cost analysis reports for the instruction.
+        is_attention: whether the kernel computes attention.
+    """
 
     instruction: HloInstruction
     flops: int
@@ -49,33 +61,81 @@ class Matmul:
     rematerialized: int = 0
     kernel: str = ""
     seen_by_xla: int = 0
-    attention: bool = False
+    is_attention: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """An instruction that runs other computations: all of them, or (alternatives) one of them."""
+class Call(NamedTuple):
+    """An instruction that runs other computations: all of them, or one of several alternatives.
+
+    Attributes:
+        instruction: the fusion, call, ``while`` or ``conditional``.
+        callees: name of each computation, and its runs for one run of the caller.
+        is_choice: whether only one of the callees runs.
+    """
 
     instruction: HloInstruction
-    callees: tuple[tuple[str, int], ...]  # name, times for each run of the caller
-    alternatives: bool = False
+    callees: tuple[tuple[str, int], ...]
+    is_choice: bool = False
 
 
-@dataclass(slots=True)
-class LocalCost:
-    """What one run of a computation costs without what it calls."""
+class InstructionCost(NamedTuple):
+    """Cost of one run of one HLO instruction, without the computations that it calls.
 
-    matmuls: list[Matmul] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-    unaccounted: list[Unaccounted] = field(default_factory=list)
-    collectives: list[Collective] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    Attributes:
+        matmul: its matmul FLOPs.
+        call: the computations that it runs.
+        collective: the collective that it starts.
+        unaccounted: work whose FLOPs are unknown.
+        note: a choice that the reader of the count should know about.
+        elementwise: FLOPs of everything else, by the rules of XLA's cost analysis.
+        hbm_bytes: bytes read from and written to HBM; 0 inside a fusion.
+    """
+
+    matmul: MatmulCost | None = None
+    call: Call | None = None
+    collective: Collective | None = None
+    unaccounted: Unaccounted | None = None
+    note: str = ""
     elementwise: int = 0
     hbm_bytes: int = 0
 
 
+_NOTHING = InstructionCost()
+
+
+class ComputationCost(NamedTuple):
+    """Sum of the `InstructionCost`s of one computation, for one run."""
+
+    matmuls: tuple[MatmulCost, ...]
+    calls: tuple[Call, ...]
+    unaccounted: tuple[Unaccounted, ...]
+    collectives: tuple[Collective, ...]
+    notes: tuple[str, ...]
+    elementwise: int
+    hbm_bytes: int
+
+
+def _sum(costs: list[InstructionCost]) -> ComputationCost:
+    return ComputationCost(
+        matmuls=tuple([cost.matmul for cost in costs if cost.matmul]),
+        calls=tuple([cost.call for cost in costs if cost.call]),
+        unaccounted=tuple([cost.unaccounted for cost in costs if cost.unaccounted]),
+        collectives=tuple([cost.collective for cost in costs if cost.collective]),
+        notes=tuple([cost.note for cost in costs if cost.note]),
+        elementwise=sum([cost.elementwise for cost in costs]),
+        hbm_bytes=sum([cost.hbm_bytes for cost in costs]),
+    )
+
+
 class CostReader:
-    """Reads the local cost of computations, with the user's knowledge about kernels and loops."""
+    """Reads the costs of a program, with what the user knows about kernels and loops.
+
+    Args:
+        module: the program.
+        kernel_flops: FLOPs of custom kernels, as `executed_flops` takes them.
+        trip_counts: iterations of loops, by the name or op_name of the ``while``.
+        constants: returns the same program with its large constants written out, or None.
+    """
 
     def __init__(
         self,
@@ -86,60 +146,65 @@ class CostReader:
         constants: Callable[[], HloModule | None],
     ) -> None:
         self.module = module
+        self.dataflow = Dataflow(module)
         self.kernel_flops = kernel_flops
         self.trip_counts = trip_counts
-        self.constants = constants  # the same program with its large constants written out
+        self.constants = constants
         self.reducers: dict[str, int] = {}
 
-    def read(self, computation: HloComputation, *, fused: bool) -> LocalCost:
-        """The local cost of a computation; a fused one has no HBM traffic of its own."""
-        local = LocalCost()
-        nothing = _NOTHING_IN_FUSIONS if fused else _NOTHING
-        for instruction in computation.instructions.values():
-            opcode = instruction.opcode
-            if opcode in nothing:
-                continue
-            base = opcode.removesuffix("-start")
-            if base in MATMULS:
-                flops = MATMULS[base](computation, instruction)
-                dtype = operand_dtype(computation, instruction)
-                local.matmuls.append(Matmul(instruction, flops, dtype, seen_by_xla=flops))
-            elif base in _CALLS:
-                names = instruction.computations(_CALLS[base])
-                local.calls.append(_call(instruction, names))
-            elif opcode == "while":
-                local.calls.append(self._while(computation, instruction, local))
-            elif opcode == "conditional":
-                local.calls.append(_call(instruction, instruction.callees, alternatives=True))
-            elif base == "custom-call":
-                self._kernel(computation, instruction, local)
-            elif base in KINDS and not is_further_link(computation, instruction):
-                collective = read_collective(
-                    self.module, computation, instruction, instruction.op_name
-                )
-                local.collectives.append(collective)
-            elif opcode in _NO_MATMULS:
-                local.unaccounted.append(_unaccounted(instruction, opcode, _NO_MATMULS[opcode]))
-            local.elementwise += elementwise_flops(computation, instruction, self._reducer)
-            if not fused:
-                local.hbm_bytes += hbm_bytes(self.module, computation, instruction)
-        return local
+    def computation_cost(self, computation: HloComputation, *, fused: bool) -> ComputationCost:
+        """Cost of one run of a computation, without the computations that it calls.
 
-    def _while(
-        self, computation: HloComputation, instruction: HloInstruction, local: LocalCost
-    ) -> Call:
-        bodies = instruction.computations("body")
-        conditions = instruction.computations("condition")
-        if len(bodies) != 1 or len(conditions) != 1:
-            raise instruction.error("while without body or condition")
+        Args:
+            computation: the computation.
+            fused: whether it is inside a fusion, and so has no HBM traffic.
+        """
+        free = _FREE_IN_FUSIONS if fused else _FREE
+        return _sum(
+            [
+                self.instruction_cost(computation, instruction, fused=fused)
+                for instruction in computation.instructions.values()
+                if instruction.opcode not in free
+            ]
+        )
+
+    def instruction_cost(
+        self, computation: HloComputation, instruction: HloInstruction, *, fused: bool
+    ) -> InstructionCost:
+        """Cost of one run of an instruction of `computation`; `fused` as in `computation_cost`."""
+        rule = _RULES.get(instruction.opcode.removesuffix("-start"))
+        cost = rule(self, computation, instruction) if rule else _NOTHING
+        elementwise = elementwise_flops(computation, instruction, self._reducer)
+        traffic = 0 if fused else hbm_bytes(self.module, computation, instruction)
+        return InstructionCost(*cost[:5], elementwise, traffic)
+
+    def _matmul(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
+        flops = MATMULS[instruction.opcode.removesuffix("-start")](computation, instruction)
+        dtype = operand_dtype(computation, instruction)
+        return InstructionCost(MatmulCost(instruction, flops, dtype, seen_by_xla=flops))
+
+    def _call(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
+        key = _CALLEE_KEY[instruction.opcode.removesuffix("-start")]
+        return InstructionCost(call=_call(instruction, instruction.computations(key)))
+
+    def _conditional(
+        self, computation: HloComputation, instruction: HloInstruction
+    ) -> InstructionCost:
+        call = _call(instruction, instruction.callees)
+        return InstructionCost(call=call._replace(is_choice=True))
+
+    def _while(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
+        body, condition = instruction.loop_computations
         times = self._given_trip_count(instruction)
         if times is None:
-            times = trip_count(self.module, computation, instruction)
+            times = hlo_trip_count(self.dataflow, computation, instruction)
+        unaccounted = None
         if times is None:
             reason = "its trip count depends on data; its body is counted once; give trip_counts"
-            local.unaccounted.append(_unaccounted(instruction, "while", reason))
+            unaccounted = _unaccounted(instruction, "while", reason)
             times = 1
-        return Call(instruction, ((bodies[0], times), (conditions[0], times + 1)))
+        call = Call(instruction, ((body, times), (condition, times + 1)))
+        return InstructionCost(call=call, unaccounted=unaccounted)
 
     def _given_trip_count(self, instruction: HloInstruction) -> int | None:
         for name, times in self.trip_counts.items():
@@ -147,43 +212,53 @@ class CostReader:
                 return times
         return None
 
-    def _kernel(
-        self, computation: HloComputation, instruction: HloInstruction, local: LocalCost
-    ) -> None:
-        call = KernelCall(
-            computation, instruction, lambda index: self._literal(computation, instruction, index)
-        )
+    def _collective(
+        self, computation: HloComputation, instruction: HloInstruction
+    ) -> InstructionCost:
+        if is_further_link(computation, instruction):
+            return InstructionCost()
+        op_name = instruction.op_name
+        collective = read_collective(self.module, computation, instruction, op_name)
+        return InstructionCost(collective=collective)
+
+    def _library_routine(
+        self, computation: HloComputation, instruction: HloInstruction
+    ) -> InstructionCost:
+        opcode = instruction.opcode.removesuffix("-start")
+        unaccounted = _unaccounted(instruction, opcode, _LIBRARY_ROUTINES[opcode])
+        return InstructionCost(unaccounted=unaccounted)
+
+    def _kernel(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
+        literal = functools.partial(self._literal, computation, instruction)
+        call = KernelCall(computation, instruction, literal)
         cost = kernel_cost(call)
         if isinstance(cost, UnknownCost):
-            cost = self._told(call, cost)
+            cost = self._given_cost(call, cost)
         if isinstance(cost, UnknownCost):
             reason = f"{cost.reason}; give its cost with @register_kernel or kernel_flops="
-            local.unaccounted.append(_unaccounted(instruction, call.target or call.name, reason))
-            return
-        if cost.note:
-            local.notes.append(cost.note)
-        if cost.flops or cost.seen_by_xla:
-            dtype = cost.dtype or call.dtype
-            kernel = "" if cost.seen_by_xla == cost.flops else call.name
-            local.matmuls.append(
-                Matmul(
-                    instruction,
-                    cost.flops,
-                    dtype,
-                    cost.rematerialized,
-                    kernel,
-                    cost.seen_by_xla,
-                    is_attention(call),
-                )
+            return InstructionCost(
+                unaccounted=_unaccounted(instruction, call.target or call.name, reason)
             )
+        if not (cost.flops or cost.seen_by_xla):
+            return InstructionCost(note=cost.note)
+        matmul = MatmulCost(
+            instruction=instruction,
+            flops=cost.flops,
+            dtype=cost.dtype or call.dtype,
+            rematerialized=cost.rematerialized,
+            kernel="" if cost.seen_by_xla == cost.flops else call.name,
+            seen_by_xla=cost.seen_by_xla,
+            is_attention=is_attention(call.target) or is_attention(call.name),
+        )
+        return InstructionCost(matmul, note=cost.note)
 
-    def _told(self, call: KernelCall, cost: UnknownCost) -> KernelCost | UnknownCost:
-        """The cost that the caller knows from elsewhere, else its author's estimate."""
+    def _given_cost(self, call: KernelCall, cost: UnknownCost) -> KernelCost | UnknownCost:
+        """The cost that the caller gave as `kernel_flops`, else the kernel author's estimate."""
         if callable(self.kernel_flops):
             flops = self.kernel_flops(call)
         else:
-            told = self.kernel_flops or {}
-            flops = told.get(call.name, told.get(call.target))
+            given = self.kernel_flops or {}
+            flops = given.get(call.name, given.get(call.target))
         note = ""
         if flops is None:
             if cost.estimate is None:
@@ -201,11 +276,11 @@ class CostReader:
     def _literal(
         self, computation: HloComputation, instruction: HloInstruction, index: int
     ) -> str | None:
-        """The text of an operand that is a constant, also where the program leaves it out."""
-        frame = frame_of(self.module, computation)
+        """The text of a constant operand, even where the program's text elides it."""
+        frame = self.dataflow.frame_of(computation)
         operand = computation.operand(instruction, index)
         try:
-            frame, source, path = follow(self.module, frame, operand)
+            frame, source, path = self.dataflow.follow(frame, operand)
         except UnknownValueError:
             return None
         if source.opcode != "constant" or path:
@@ -231,12 +306,22 @@ class CostReader:
         return self.reducers[name]
 
 
-def _call(
-    instruction: HloInstruction, names: tuple[str, ...], *, alternatives: bool = False
-) -> Call:
+_Rule = Callable[[CostReader, HloComputation, HloInstruction], InstructionCost]
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(MATMULS, CostReader._matmul),
+    **dict.fromkeys(_CALLEE_KEY, CostReader._call),
+    **dict.fromkeys(KINDS, CostReader._collective),
+    **dict.fromkeys(_LIBRARY_ROUTINES, CostReader._library_routine),
+    "conditional": CostReader._conditional,
+    "custom-call": CostReader._kernel,
+    "while": CostReader._while,
+}
+
+
+def _call(instruction: HloInstruction, names: tuple[str, ...]) -> Call:
     if not names:
         raise instruction.error(f"{instruction.opcode} without its computation")
-    return Call(instruction, tuple((name, 1) for name in names), alternatives)
+    return Call(instruction, tuple((name, 1) for name in names))
 
 
 def _unaccounted(instruction: HloInstruction, name: str, reason: str) -> Unaccounted:

@@ -1,30 +1,34 @@
 """Executed FLOPs: what a compiled program runs on one device, from its optimised HLO text.
 
-Two passes over the call graph. Bottom-up: the FLOPs of one call of each computation, which decides
-the branch of a conditional. Top-down: how often each computation runs, so that every instruction
-is looked at once, however often it is executed.
+Two passes over the call graph. Bottom-up: the FLOPs of one call of each computation, which decide
+the branch of a conditional. Top-down: how often each computation runs, so that every instruction is
+read once, however often it runs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-# Imported for the costs that they register.
+# Imported for the kernel costs that they register.
 import mfu_jax.flops.executed.kernels.cudnn
 import mfu_jax.flops.executed.kernels.mosaic  # noqa: F401
-from mfu_jax.flops.count import FlopCount, Unaccounted
+from mfu_jax.flops.count import FlopCount
 from mfu_jax.flops.executed.collectives import Collective
-from mfu_jax.flops.executed.costs import Call, CostReader, KernelFlops, LocalCost, Matmul
+from mfu_jax.flops.executed.costs import (
+    Call,
+    ComputationCost,
+    CostReader,
+    KernelFlops,
+    MatmulCost,
+)
 from mfu_jax.flops.executed.duplicates import duplicates
 from mfu_jax.flops.executed.gradients import gradient_users
-from mfu_jax.flops.executed.hlo import HloModule, HloParseError, parse_hlo
+from mfu_jax.flops.executed.hlo import HloInstruction, HloModule, HloParseError, parse_hlo
 from mfu_jax.flops.executed.names import inferred_op_name
 from mfu_jax.flops.scopes import Scope, read_scope
 
@@ -33,12 +37,12 @@ class HasText(Protocol):
     """A compiled program: ``jax.jit(f).lower(…).compile()``."""
 
     def as_text(self) -> str | None:
-        """The optimised HLO."""
+        """The optimised HLO text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """Something that a reader of the count should know, and how often it happens in one step."""
+    """A choice that the reader of a count should know about, and how often it was made."""
 
     text: str
     times: int = 1
@@ -49,21 +53,21 @@ class ExecutedCount(FlopCount):
     """Matmul FLOPs that one device executes in one call of the program.
 
     Attributes:
-        duplicated: FLOPs of matmuls that XLA runs once more on the same operands, in another
-            fusion. A part of `total`.
-        kernels: FLOPs in custom kernels whose inside XLA does not see (or sees wrongly), by name.
-            A part of `total`, as everything that is counted is in one of the phases.
-        attention_kernels: FLOPs of attention kernels, forward and backward, without what they
-            compute again.
-        elementwise: FLOPs of everything that is no matmul, by XLA's own rule of one for each
-            element of a result. Not a part of `total`.
+        duplicated: FLOPs of matmuls that XLA repeats on the same operands in another fusion. Part
+            of `total`.
+        kernels: FLOPs of custom kernels that XLA does not see into (or counts wrongly), by name.
+            Part of `total`.
+        attention_kernels: FLOPs of attention kernels, forward and backward, without recomputed
+            work.
+        elementwise: FLOPs of all other instructions, by XLA's rule of one per element of a result.
+            Not part of `total`.
         hbm_bytes: bytes that unfused instructions read from and write to HBM.
-        collectives: every collective, with its bytes and how often it runs.
-        loops_once: `total` with every loop body counted once, as XLA's own report does.
-        kernels_once: FLOPs of `kernels` with every loop body counted once …
-        kernels_xla: … and what XLA takes them for: their authors' `cost_estimate`, or 0.
+        collectives: every collective, with its bytes and runs.
+        loops_once: `total` with every loop body counted once, as in XLA's own report.
+        kernels_once: FLOPs of `kernels` with every loop body counted once.
+        kernels_xla: what XLA reports for `kernels_once`: the authors' `cost_estimate`s, or 0.
         elementwise_once: `elementwise` with every loop body counted once.
-        flags: choices that the count had to make, such as the branch of a conditional.
+        flags: choices that the count made, such as the branch of a conditional.
     """
 
     duplicated: int = 0
@@ -88,18 +92,18 @@ def executed_flops(
     """Counts the matmul FLOPs that one device executes in one call of a compiled program.
 
     Args:
-        program: what ``jax.jit(f).lower(…).compile()`` returned, or its ``as_text()``.
+        program: the result of ``jax.jit(f).lower(…).compile()``, or its ``as_text()``.
         kernel_flops: FLOPs of one run of custom kernels, by kernel name or custom-call target; or
-            a function of the `KernelCall` that returns them, or None where it does not know. Asked
-            where the program does not tell; `register_kernel` replaces what it does tell.
-        trip_counts: iterations of loops that depend on data, by the op_name or the name of the
-            ``while``, as `unaccounted` shows it.
+            a function of the `KernelCall` that returns them, or None if unknown. Used where the
+            program does not contain the cost; `register_kernel` overrides the program's.
+        trip_counts: iterations of loops that depend on data, by the op_name or name of the
+            ``while`` that `unaccounted` shows.
 
     Returns:
-        The count. What could not be counted is in `unaccounted`.
+        The count. Work that could not be counted is in `unaccounted`.
 
     Raises:
-        HloParseError: where the text is not optimised HLO.
+        HloParseError: the text is not optimised HLO.
 
     >>> executed_flops('''HloModule m
     ... ENTRY %main (x: f32[2,3], y: f32[3,4]) -> f32[2,4] {
@@ -113,34 +117,18 @@ def executed_flops(
     if not text:
         raise HloParseError("the compiled program has no text")
 
-    def count() -> ExecutedCount:
-        module = parse_hlo(text)
-        reader = CostReader(
-            module,
-            kernel_flops=kernel_flops,
-            trip_counts=trip_counts or {},
-            constants=_Constants(program).module,
-        )
-        return _Counter(module, reader).count()
-
-    with _no_garbage_collection():
-        return count()  # and what it made is freed before there is collection again
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Millions of small objects and no cycles among them: collections took a third of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    module = parse_hlo(text)
+    reader = CostReader(
+        module,
+        kernel_flops=kernel_flops,
+        trip_counts=trip_counts or {},
+        constants=_Constants(program).module,
+    )
+    return _Counter(module, reader).count()
 
 
 class _Constants:
-    """The program once more with its large constants written out; made only if one is needed."""
+    """The program with its large constants written out; parsed only if one is needed."""
 
     def __init__(self, program: Any) -> None:
         self.program = program
@@ -157,6 +145,22 @@ class _Constants:
         return self.made
 
 
+class _Found(NamedTuple):
+    """A matmul of the program, with what its callers say of it.
+
+    Attributes:
+        matmul: its cost.
+        op_name: its own, its fusion's, or one inferred from its neighbours.
+        runs: how often it runs in one step.
+        once: the same with every loop body counted once.
+    """
+
+    matmul: MatmulCost
+    op_name: str
+    runs: int
+    once: int
+
+
 @dataclass(slots=True)
 class _Sums:
     """What the top-down pass adds up."""
@@ -170,8 +174,8 @@ class _Sums:
     kernels_once: int = 0
     kernels_xla: int = 0
 
-    def add(self, matmul: Matmul, scope: Scope, runs: int, once: int) -> None:
-        if matmul.attention and scope.phase != "rematerialized":
+    def add(self, matmul: MatmulCost, scope: Scope, runs: int, once: int) -> None:
+        if matmul.is_attention and scope.phase != "rematerialized":
             self.attention_kernels += runs * (matmul.flops - matmul.rematerialized)
         self.phases[scope.phase] += runs * (matmul.flops - matmul.rematerialized)
         self.phases["rematerialized"] += runs * matmul.rematerialized
@@ -185,58 +189,27 @@ class _Sums:
 
 
 class _Counter:
+    """Multiplies each computation's cost by its runs, and adds everything up."""
+
     def __init__(self, module: HloModule, reader: CostReader) -> None:
         self.module = module
         self.reader = reader
-        self.locals: dict[str, LocalCost] = {}
+        self.costs: dict[str, ComputationCost] = {}
         self.totals: dict[str, int] = {}
+        self.runs: dict[str, int] = defaultdict(int)
+        self.once: dict[str, int] = defaultdict(int)  # runs with every loop body counted once
+        self.untaken: dict[str, int] = defaultdict(int)  # upper bound, of branches not counted
+        self.callers: dict[str, str] = defaultdict(str)  # op_name of a computation's caller
 
     def count(self) -> ExecutedCount:
         order = self._bottom_up_order()
         for name in order:
-            local = self.locals[name]
-            self.totals[name] = sum(matmul.flops for matmul in local.matmuls) + sum(
-                self.totals[callee] * times
-                for call in local.calls
-                for callee, times in self._taken(call)
-            )
-        times: dict[str, int] = defaultdict(int)
-        once: dict[str, int] = defaultdict(int)
-        context: dict[str, str] = defaultdict(str)  # op_name of a computation's caller
-        entry = self.module.entry.name
-        times[entry] = once[entry] = 1
-        found: list[tuple[Matmul, str, int, int]] = []
-        untaken: dict[str, int] = defaultdict(int)  # runs, at most, of branches not counted
-        unaccounted: list[Unaccounted] = []
-        collectives: list[Collective] = []
-        flags: list[Flag] = []
-        elementwise = elementwise_once = hbm_bytes = 0
+            self.totals[name] = self._total(self.costs[name])
+        self.runs[self.module.entry.name] = self.once[self.module.entry.name] = 1
         for name in reversed(order):
-            runs, local = times[name], self.locals[name]
-            most = runs + untaken[name]
-            unaccounted += [dataclasses.replace(u, times=most * u.times) for u in local.unaccounted]
-            for call in local.calls:
-                for callee, factor in set(call.callees) - set(self._taken(call) if runs else ()):
-                    untaken[callee] += most * factor
-            if not once[name]:
-                continue
-            for matmul in local.matmuls:
-                op_name = self._op_name(name, matmul, context[name])
-                found.append((matmul, op_name, runs, once[name]))
-            for call in local.calls:
-                op_name = call.instruction.op_name or context[name]
-                for callee, factor in self._taken(call):
-                    times[callee] += runs * factor
-                    once[callee] += once[name]
-                    context[callee] = context[callee] or op_name
-                if text := self._branches(call):
-                    flags.append(Flag(text=text, times=runs))
-            flags += [Flag(text=note, times=runs) for note in local.notes]
-            collectives += [dataclasses.replace(c, times=runs * c.times) for c in local.collectives]
-            elementwise += runs * local.elementwise
-            elementwise_once += once[name] * local.elementwise
-            hbm_bytes += runs * local.hbm_bytes
-        sums = self._sums(found)
+            self._run_callees(name)
+        ran = [(name, self.costs[name]) for name in reversed(order) if self.once[name]]
+        sums = self._sums([found for name, cost in ran for found in self._found(name, cost)])
         return ExecutedCount(
             forward=sums.phases["forward"],
             backward=sums.phases["backward"],
@@ -245,40 +218,78 @@ class _Counter:
             other=sums.phases["other"],
             by_scope=dict(sums.scopes),
             by_dtype=dict(sums.dtypes),
-            unaccounted=tuple(unaccounted),
-            duplicated=self._duplicated(times),
+            unaccounted=tuple(
+                dataclasses.replace(item, times=item.times * (self.runs[name] + self.untaken[name]))
+                for name in reversed(order)
+                for item in self.costs[name].unaccounted
+            ),
+            duplicated=self._duplicated(),
             kernels=dict(sums.kernels),
             attention_kernels=sums.attention_kernels,
-            elementwise=elementwise,
-            hbm_bytes=hbm_bytes,
-            collectives=tuple(collectives),
+            elementwise=sum(self.runs[name] * cost.elementwise for name, cost in ran),
+            hbm_bytes=sum(self.runs[name] * cost.hbm_bytes for name, cost in ran),
+            collectives=tuple(
+                dataclasses.replace(item, times=item.times * self.runs[name])
+                for name, cost in ran
+                for item in cost.collectives
+            ),
             loops_once=sums.loops_once,
             kernels_once=sums.kernels_once,
             kernels_xla=sums.kernels_xla,
-            elementwise_once=elementwise_once,
-            flags=tuple(flags),
+            elementwise_once=sum(self.once[name] * cost.elementwise for name, cost in ran),
+            flags=tuple(
+                Flag(text=text, times=self.runs[name])
+                for name, cost in ran
+                for text in (*filter(None, map(self._choice, cost.calls)), *cost.notes)
+            ),
         )
 
-    def _sums(self, found: list[tuple[Matmul, str, int, int]]) -> _Sums:
-        """The matmuls (each with its op_name, runs, and runs with loops counted once), by sort."""
-        scopes = [read_scope(op_name) for _, op_name, _, _ in found]
+    def _total(self, cost: ComputationCost) -> int:
+        """FLOPs of one run, with all that it calls."""
+        return sum(matmul.flops for matmul in cost.matmuls) + sum(
+            self.totals[callee] * times
+            for call in cost.calls
+            for callee, times in self._taken(call)
+        )
+
+    def _run_callees(self, name: str) -> None:
+        """Passes a computation's runs on to those that it calls; its callers come before it."""
+        runs, once = self.runs[name], self.once[name]
+        for call in self.costs[name].calls:
+            taken = self._taken(call)
+            for callee, factor in set(call.callees) - set(taken if runs else ()):
+                self.untaken[callee] += (runs + self.untaken[name]) * factor
+            if not once:
+                continue
+            op_name = call.instruction.op_name or self.callers[name]
+            for callee, factor in taken:
+                self.runs[callee] += runs * factor
+                self.once[callee] += once
+                self.callers[callee] = self.callers[callee] or op_name
+
+    def _found(self, name: str, cost: ComputationCost) -> Iterator[_Found]:
+        for matmul in cost.matmuls:
+            op_name = self._op_name(name, matmul.instruction)
+            yield _Found(matmul, op_name, self.runs[name], self.once[name])
+
+    def _sums(self, found: list[_Found]) -> _Sums:
+        """The matmuls by phase, scope, dtype and kernel."""
+        scopes = [read_scope(item.op_name) for item in found]
         backward = {
-            id(matmul.instruction)
-            for (matmul, *_), scope in zip(found, scopes, strict=True)
+            id(item.matmul.instruction)
+            for item, scope in zip(found, scopes, strict=True)
             if scope.phase in ("backward", "rematerialized")
         }
         undifferentiated = [
-            scope.phase == "forward" and "jvp(" not in op_name
-            for (_, op_name, _, _), scope in zip(found, scopes, strict=True)
+            scope.phase == "forward" and "jvp(" not in item.op_name
+            for item, scope in zip(found, scopes, strict=True)
         ]
         users = gradient_users(self.module, backward) if backward and any(undifferentiated) else ()
         sums = _Sums()
-        for (matmul, _, runs, once), scope, is_plain in zip(
-            found, scopes, undifferentiated, strict=True
-        ):
-            if is_plain and id(matmul.instruction) in users:
+        for item, scope, is_plain in zip(found, scopes, undifferentiated, strict=True):
+            if is_plain and id(item.matmul.instruction) in users:
                 scope = scope._replace(phase="optimizer")
-            sums.add(matmul, scope, runs, once)
+            sums.add(item.matmul, scope, item.runs, item.once)
         return sums
 
     def _bottom_up_order(self) -> list[str]:
@@ -294,47 +305,48 @@ class _Counter:
                 continue
             if name in open_names:
                 raise HloParseError(f"computation %{name} calls itself")
-            if name in self.locals:
+            if name in self.costs:
                 continue
             open_names.add(name)
-            local = self.locals[name] = self.reader.read(self.module[name], fused=fused)
+            cost = self.reader.computation_cost(self.module[name], fused=fused)
+            self.costs[name] = cost
             stack.append((name, fused, True))
-            for call in local.calls:
+            for call in cost.calls:
                 inside = fused or call.instruction.opcode == "fusion"
                 stack += [(callee, inside, False) for callee, _ in call.callees]
         return order
 
-    def _duplicated(self, times: Mapping[str, int]) -> int:
+    def _duplicated(self) -> int:
         matmuls = {
-            id(m.instruction): (self.module[name], m, times[name])
-            for name, local in self.locals.items()
-            for m in local.matmuls
-            if times[name]
+            id(matmul.instruction): (self.module[name], matmul, self.runs[name])
+            for name, cost in self.costs.items()
+            for matmul in cost.matmuls
+            if self.runs[name]
         }
         places = ((computation, m.instruction) for computation, m, _ in matmuls.values())
-        repeated = (matmuls[id(instruction)] for instruction in duplicates(self.module, places))
-        return sum(matmul.flops * runs for _, matmul, runs in repeated)
+        repeated = duplicates(self.reader.dataflow, places)
+        return sum(m.flops * runs for _, m, runs in (matmuls[id(i)] for i in repeated))
 
-    def _op_name(self, name: str, matmul: Matmul, context: str) -> str:
-        """The matmul's op_name, else that of the fusion that it is in, else a guess."""
-        computation = self.module[name]
-        caller = self.module.caller(name) if not matmul.instruction.op_name else None
+    def _op_name(self, name: str, instruction: HloInstruction) -> str:
+        """A matmul's op_name, else that of the fusion that it is in, else a guess."""
+        caller = self.module.caller(name) if not instruction.op_name else None
         of_fusion = caller[1].op_name if caller and caller[1].opcode == "fusion" else ""
-        for op_name in (matmul.instruction.op_name, of_fusion):
+        for op_name in (instruction.op_name, of_fusion):
             if "/" in op_name:
                 return op_name
-        return inferred_op_name(self.module, computation, matmul.instruction) or context
+        inferred = inferred_op_name(self.module, self.module[name], instruction)
+        return inferred or self.callers[name]
 
     def _taken(self, call: Call) -> tuple[tuple[str, int], ...]:
-        if not call.alternatives or not call.callees:
+        """The callees that are counted: of alternatives, the most expensive one."""
+        if not call.is_choice:
             return call.callees
         return (max(call.callees, key=lambda callee: self.totals[callee[0]]),)
 
-    def _branches(self, call: Call) -> str:
-        if not call.alternatives:
-            return ""
+    def _choice(self, call: Call) -> str:
+        """What the reader should know of a choice between branches of different cost."""
         flops = [self.totals[callee] for callee, _ in call.callees]
-        if len(set(flops)) < 2:
+        if not call.is_choice or len(set(flops)) < 2:
             return ""
         shown = ", ".join(f"{n:,}" for n in flops)
         where = call.instruction.op_name or call.instruction.name

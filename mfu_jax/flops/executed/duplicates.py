@@ -1,16 +1,16 @@
 """Matmuls that a program runs several times on the same operands.
 
-XLA may put a copy of a matmul into each fusion that uses its result, where it takes computing it
-again for cheaper than storing it (seen on TPU v6e and 7x: logits, attention scores).
+Where recomputing a matmul is cheaper than storing its result, XLA may copy it into each fusion that
+uses the result (seen on TPU v6e and 7x: logits, attention scores).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 
-from mfu_jax.flops.executed.dataflow import MAX_DEPTH, Frame, UnknownValueError, enter
-from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.dataflow import MAX_DEPTH, Dataflow, Frame, UnknownValueError
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
 
 _NOT_THE_VALUE = {"metadata", "backend_config", "sharding", "frontend_attributes", "calls"}
 _SAME_VALUE = {"bitcast", "copy", "copy-done", "copy-start"}
@@ -18,46 +18,58 @@ _SAME_VALUE = {"bitcast", "copy", "copy-done", "copy-start"}
 Place = tuple[HloComputation, HloInstruction]
 
 
-def duplicates(module: HloModule, places: Iterable[Place]) -> list[HloInstruction]:
-    """The instructions, of those given, that compute what an earlier one of them does already."""
+def duplicates(dataflow: Dataflow, places: Iterable[Place]) -> list[HloInstruction]:
+    """The instructions, of those given, that recompute what an earlier one of them computes."""
     alike: dict[Hashable, list[Place]] = defaultdict(list)
     for computation, instruction in places:
         if op_name := instruction.op_name:
             alike[op_name, instruction.shape.dims].append((computation, instruction))
-    repeated = []
+    repeated: list[HloInstruction] = []
     for places_alike in alike.values():
         if len(places_alike) < 2:
             continue
         # Unrolled layers look alike; their first operands tell most of them apart.
         groups: dict[Hashable, list[tuple[Frame, HloInstruction]]] = defaultdict(list)
         for computation, instruction in places_alike:
-            frame = _frame_in_fusions(module, computation)
-            groups[_first_leaf(module, frame, instruction)].append((frame, instruction))
+            frame = dataflow.frame_in_fusions(computation)
+            groups[_first_leaf(dataflow, frame, instruction)].append((frame, instruction))
         for group in groups.values():
-            seen = set()
-            for frame, instruction in group if len(group) > 1 else ():
-                value = _value(module, frame, instruction, {}, 0)
-                if value in seen:
-                    repeated.append(instruction)
-                seen.add(value)
+            if len(group) > 1:
+                repeated += _repeated(dataflow, group)
     return repeated
 
 
-def _first_leaf(module: HloModule, frame: Frame, instruction: HloInstruction) -> Hashable:
-    """Where the first operands of first operands end: the same for equal values."""
+def _repeated(
+    dataflow: Dataflow, group: Iterable[tuple[Frame, HloInstruction]]
+) -> Iterator[HloInstruction]:
+    seen = set()
+    for frame, instruction in group:
+        value = _Values(dataflow).value(frame, instruction)
+        if value in seen:
+            yield instruction
+        seen.add(value)
+
+
+def _unfused(frame: Frame, instruction: HloInstruction) -> Hashable:
+    """What names the value of an instruction that is not in a fusion."""
+    while instruction.opcode in _SAME_VALUE and instruction.operands:
+        instruction = frame.computation.operand(instruction, 0)
+    return (frame.computation.name, instruction.name)
+
+
+def _first_leaf(dataflow: Dataflow, frame: Frame, instruction: HloInstruction) -> Hashable:
+    """Where following first operands ends: the same place for equal values."""
     for _ in range(MAX_DEPTH):
         if frame.arguments is None:
-            while instruction.opcode in _SAME_VALUE and instruction.operands:
-                instruction = frame.computation.operand(instruction, 0)
-            return (frame.computation.name, instruction.name)
+            return _unfused(frame, instruction)
         if instruction.opcode == "parameter" and instruction.operand_text.isdecimal():
-            number = int(instruction.operand_text)
-            if number >= len(frame.arguments):
+            try:
+                frame, instruction = frame.argument(instruction)
+            except UnknownValueError:
                 break
-            frame, instruction = frame.arguments[number]
         elif instruction.opcode == "fusion":
             try:
-                frame = enter(module, frame, instruction)
+                frame = dataflow.enter(frame, instruction)
             except UnknownValueError:
                 break
             instruction = frame.computation.root
@@ -68,65 +80,46 @@ def _first_leaf(module: HloModule, frame: Frame, instruction: HloInstruction) ->
     return None
 
 
-def _frame_in_fusions(module: HloModule, computation: HloComputation) -> Frame:
-    """The frame of a fused computation, up to the one that is not fused."""
-    chain: list[tuple[HloComputation, HloInstruction, HloComputation]] = []
-    while len(chain) < MAX_DEPTH:
-        caller = module.caller(computation.name)
-        if caller is None or caller[1].opcode != "fusion":
-            break
-        chain.append((*caller, computation))
-        computation = caller[0]
-    frame = Frame(computation)
-    for outer, instruction, callee in reversed(chain):
-        operands = (outer[name] for name in instruction.operands)
-        frame = Frame(callee, tuple((frame, operand) for operand in operands))
-    return frame
+class _Values:
+    """Hashes what instructions compute, as expressions over unfused instructions."""
 
+    def __init__(self, dataflow: Dataflow) -> None:
+        self.dataflow = dataflow
+        self.memo: dict[tuple[int, str], Hashable] = {}
+        self.frames: list[Frame] = []  # kept alive: their ids are keys of the memo
 
-def _value(
-    module: HloModule,
-    frame: Frame,
-    instruction: HloInstruction,
-    memo: dict[tuple[int, str], Hashable],
-    depth: int,
-) -> Hashable:
-    """What an instruction computes, as an expression over unfused instructions."""
-    if frame.arguments is None:
-        while instruction.opcode in _SAME_VALUE and instruction.operands:
-            instruction = frame.computation.operand(instruction, 0)
-        return (frame.computation.name, instruction.name)
-    key = (id(frame), instruction.name)
-    if key in memo:
-        return memo[key]
-    if depth > MAX_DEPTH:
-        return key
-    value: Hashable
-    if instruction.opcode == "parameter" and instruction.operand_text.isdecimal():
-        number = int(instruction.operand_text)
-        if number >= len(frame.arguments):
-            return key
-        value = _value(module, *frame.arguments[number], memo, depth + 1)
-    elif instruction.opcode in _SAME_VALUE and instruction.operands:
-        value = _value(module, frame, frame.computation.operand(instruction, 0), memo, depth + 1)
-    elif instruction.opcode == "fusion":
-        try:
-            inner = enter(module, frame, instruction)
-        except UnknownValueError:
-            return key
-        value = _value(module, inner, inner.computation.root, memo, depth + 1)
-    else:
-        operands = (frame.computation[name] for name in instruction.operands)
+    def value(self, frame: Frame, instruction: HloInstruction, depth: int = 0) -> Hashable:
+        """Equal for two instructions that compute the same expression."""
+        if frame.arguments is None:
+            return _unfused(frame, instruction)
+        key = (id(frame), instruction.name)
+        if key not in self.memo:
+            if depth > MAX_DEPTH:
+                return key
+            try:
+                self.memo[key] = hash(self._expression(frame, instruction, depth + 1))
+            except UnknownValueError:
+                return key
+        return self.memo[key]
+
+    def _expression(self, frame: Frame, instruction: HloInstruction, depth: int) -> Hashable:
+        computation = frame.computation
+        if instruction.opcode == "parameter" and instruction.operand_text.isdecimal():
+            return self.value(*frame.argument(instruction), depth)
+        if instruction.opcode in _SAME_VALUE and instruction.operands:
+            return self.value(frame, computation.operand(instruction, 0), depth)
+        if instruction.opcode == "fusion":
+            inner = self.dataflow.enter(frame, instruction)
+            self.frames.append(inner)
+            return self.value(inner, inner.computation.root, depth)
+        operands = (computation[name] for name in instruction.operands)
         attributes = tuple(
             (k, v) for k, v in instruction.attributes.items() if k not in _NOT_THE_VALUE
         )
-        value = (
+        return (
             instruction.opcode,
             instruction.shape.dims,
             attributes,
             "" if instruction.operands else instruction.operand_text,
-            tuple(_value(module, frame, operand, memo, depth + 1) for operand in operands),
+            tuple(self.value(frame, operand, depth) for operand in operands),
         )
-    value = hash(value)
-    memo[key] = value
-    return value

@@ -1,7 +1,7 @@
-"""FLOPs of instructions that are no matmul, by the rules of XLA's HloCostAnalysis.
+"""FLOPs of instructions other than matmuls, by the rules of XLA's HloCostAnalysis.
 
-One FLOP for each element of an elementwise result, none for transcendental functions (XLA counts
-those apart), reductions by the elements that they take away. Used to explain XLA's own report.
+One FLOP per element of an elementwise result, none for transcendental functions (XLA counts those
+separately), and one per element that a reduction removes. Used to explain XLA's own report.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def elementwise_flops(
     instruction: HloInstruction,
     cost_of: Callable[[str], int],
 ) -> int:
-    """FLOPs of one instruction that is no matmul and calls no computation but a reducer.
+    """FLOPs of one instruction; 0 for matmuls and for calls of computations other than reducers.
 
     Args:
-        computation: where it stands.
+        computation: the computation that it is in.
         instruction: any instruction.
         cost_of: FLOPs of one application of a named computation, such as a reducer.
     """
@@ -57,7 +57,7 @@ def _reduce_window(computation: HloComputation, instruction: HloInstruction, cos
     result = next(instruction.shape.leaves()).size
     source = computation.operand(instruction, 0).shape
     if any(w.size >= n > 1 for w, n in zip(dimensions, source.dims, strict=False)):
-        # A cumulative sum, or a reduction that is broadcast back: each element is met once.
+        # A cumulative sum, or a reduction that is broadcast back: each element is read once.
         return source.size * _applied(instruction, cost_of)
     window = math.prod(max(0, dimension.size) for dimension in dimensions)
     return max(0, window - 1) * result * _applied(instruction, cost_of)

@@ -1,7 +1,7 @@
-"""Which matmuls of a program work on gradients: an optimizer's, which carry no name of their own.
+"""Finds the matmuls that use gradients: an optimizer's, whose op_names do not identify them.
 
-What a training step does after its backward pass stands under no transformation. Neither does
-undifferentiated forward work, such as a rollout; but that depends on no backward matmul.
+The op_names of work after the backward pass have no transformation. Neither have those of
+undifferentiated forward work, such as a rollout; but that does not depend on a backward matmul.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import TypeAlias
 from mfu_jax.flops.executed.dataflow import MAX_DEPTH
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
 
-# Whether a value was computed from gradients; of a tuple, whether each element was.
+# Whether a value was computed from gradients; for a tuple, whether each element was.
 Taint: TypeAlias = "bool | tuple[Taint, ...]"
 
 _ONE_CALLEE = {"fusion": "calls", "call": "to_apply", "async-start": "calls"}
 
 
 def gradient_users(module: HloModule, backward: Collection[int]) -> set[int]:
-    """The ids of all instructions that use a result of these ones, directly or not.
+    """Ids of all instructions that depend on a backward matmul.
 
-    A loop's state is followed into the loop as it is before it: weights that one iteration has
-    updated are weights to the next one.
+    A loop's state enters its body as it is before the loop: weights that one iteration updates are
+    weights, not gradients, in the next one.
 
     Args:
         module: the program.
-        backward: ids of backward matmuls (the instruction objects).
+        backward: ``id`` of each backward matmul's instruction.
     """
     walk = _Walk(module, backward)
     entry = module.entry
@@ -45,6 +45,8 @@ def _either(a: Taint, b: Taint) -> Taint:
 
 
 class _Walk:
+    """Follows gradients through the computations of a program."""
+
     def __init__(self, module: HloModule, backward: Collection[int]) -> None:
         self.module = module
         self.backward = backward
@@ -52,7 +54,7 @@ class _Walk:
         self.done: dict[tuple[str, tuple[Taint, ...]], Taint] = {}
 
     def run(self, computation: HloComputation, arguments: list[Taint], depth: int) -> Taint:
-        """Of a computation's result; notes the users in it."""
+        """The taint of a computation's result; records the users in it."""
         key = (computation.name, tuple(arguments))
         if key in self.done or depth > MAX_DEPTH:
             return self.done.get(key, any(map(_any, arguments)))

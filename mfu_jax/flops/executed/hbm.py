@@ -1,7 +1,7 @@
 """HBM traffic of instructions that are not fused into others.
 
-Operands are read once and results written once, but slices and in-place updates touch only a part
-of their operand, and what lies in faster memory (TPU memory space S(1) and others) is no traffic.
+Operands are read once and results written once, but slices and in-place updates touch only part of
+their operand, and arrays in faster memory (TPU memory space S(1) and others) cause no HBM traffic.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def hbm_bytes(module: HloModule, computation: HloComputation, instruction: HloIn
     if opcode == "dynamic-update-slice" and len(operands) > 1:
         return _bytes(operands[1]) + _in_hbm(operands[0], operands[1])
     if opcode == "scatter" and len(operands) == 3:
-        # Reads and writes the rows that the updates meet.
+        # Reads and writes the updated rows.
         return 2 * _in_hbm(operands[0], operands[2]) + sum(map(_bytes, operands[1:]))
     if opcode == "fusion":
         names = instruction.computations("calls")
@@ -70,13 +70,13 @@ def _touched(
     source: HloInstruction,
     depth: int,
 ) -> int | None:
-    """Bytes that slices and in-place updates read of a fused parameter; None if all of it."""
+    """Bytes that slices and in-place updates read of a fused parameter; None if all bytes."""
     total = 0
     for user in users.get(source.name, []):
         if user.opcode in _SLICES and user.operands[:1] == (source.name,):
             total += user.shape.bytes
         elif user.opcode == "dynamic-update-slice" and user.operands[:1] == (source.name,):
-            continue  # updated in place: what it keeps is not read
+            continue  # updated in place: the rest is not read
         elif user.opcode == "bitcast" and depth < 8:
             inner = _touched(fused, users, user, depth + 1)
             if inner is None:
@@ -88,7 +88,7 @@ def _touched(
 
 
 def _written(fused: HloComputation, part: HloInstruction) -> Shape | None:
-    """The update's shape where a fusion's result is an operand that it updates in place."""
+    """The update's shape, if a fusion's result is an operand that it updates in place."""
     for _ in range(8):
         if part.opcode == "dynamic-update-slice":
             return fused.operand(part, 1).shape
@@ -104,7 +104,7 @@ def _bytes(shape: Shape) -> int:
 
 
 def _in_hbm(place: Shape, part: Shape) -> int:
-    """Bytes of `part` where `place`, the array that it is a part of, lies in HBM."""
+    """Bytes of `part` if `place`, the array that it is part of, is in HBM."""
     return _in_hbm_n(place, part.bytes)
 
 

@@ -1,8 +1,8 @@
 """Parser of XLA's HLO text: computations, instructions, shapes, attributes, backend_config.
 
-One pass splits the text into computations and instructions; what an instruction holds (its shape,
-operands and attributes) is parsed when it is asked for, because most of a program's text is never
-needed for a count. Linear in the length of the text.
+One pass splits the text into computations and instructions. Shapes, operands and attributes are
+parsed on first use, because a count never needs most of a program's text. Linear in the length of
+the text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from mfu_jax.flops.executed.hlo_shapes import (
     SPECIAL,
     HloParseError,
     Shape,
+    closing_parenthesis,
     dtype_bits,
+    is_balanced,
     parse_shape,
     split_top_level,
 )
@@ -33,31 +35,6 @@ __all__ = [
     "parse_hlo",
     "parse_shape",
 ]
-
-
-def _closing(text: str, start: int) -> int:
-    """Index of the parenthesis that closes the one just before `start`, or −1."""
-    end = text.find(")", start)
-    if end < 0 or (text.find("(", start, end) < 0 and text.find('"', start, end) < 0):
-        return end
-    depth = 1
-    for match in SPECIAL.finditer(text, start):
-        token = match[0]
-        if token == "(":
-            depth += 1
-        elif token == ")":
-            depth -= 1
-            if depth == 0:
-                return match.start()
-    return -1
-
-
-def _balanced(text: str) -> bool:
-    """Whether an instruction is complete: some attributes go over several lines."""
-    depth = 0
-    for match in SPECIAL.finditer(text):
-        depth += (match[0] in "{([") - (match[0] in "})]")
-    return depth <= 0
 
 
 _PERCENT_NAME = re.compile(r"%([^\s,(){}]+)")
@@ -75,7 +52,7 @@ _CALLEE_KEYS = {
 
 
 class HloInstruction:
-    """One instruction. What the line holds beyond name and opcode is parsed on first use."""
+    """One instruction. Everything but its name and opcode is parsed on first use."""
 
     __slots__ = (
         "_attributes",
@@ -99,25 +76,27 @@ class HloInstruction:
         self.is_root = is_root
         self.number = number
         self._tail = tail
-        self._lines: list[str] = []
+        self._lines: list[str] | None = None
         self._operand_text: str | None = None
         self._operands: tuple[str, ...] | None = None
         self._attributes: dict[str, str] | None = None
 
     def extend(self, line: str) -> None:
-        """Takes a further line of an instruction that goes over several."""
+        """Appends a line of an instruction that spans several."""
+        if self._lines is None:
+            self._lines = []
         self._lines.append(line)
 
     def is_complete(self) -> bool:
-        """Whether all brackets are closed: some attributes go over several lines."""
-        return not self._lines or _balanced(self.tail)
+        """Whether all brackets are closed: some attributes span several lines."""
+        return not self._lines or is_balanced(self.tail)
 
     @property
     def tail(self) -> str:
-        """What follows the opcode's opening parenthesis."""
+        """The text after the opcode's opening parenthesis."""
         if self._lines:
             self._tail = "\n".join((self._tail, *self._lines))
-            self._lines = []
+            self._lines = None
         return self._tail
 
     def error(self, reason: str) -> HloParseError:
@@ -135,9 +114,9 @@ class HloInstruction:
 
     @property
     def operand_text(self) -> str:
-        """What stands between the opcode's parentheses: operands, or a constant's value."""
+        """The text between the opcode's parentheses: operands, or a constant's value."""
         if self._operand_text is None:
-            end = _closing(self.tail, 0)
+            end = closing_parenthesis(self.tail, 0)
             if end < 0:
                 raise self.error("operands without their closing parenthesis")
             self._operand_text = self._tail[:end]
@@ -165,7 +144,7 @@ class HloInstruction:
 
     @property
     def attributes(self) -> Mapping[str, str]:
-        """What follows the operands: ``lhs_contracting_dims`` → ``{1}``, values as text."""
+        """The attributes after the operands: ``lhs_contracting_dims`` → ``{1}``, as text."""
         if self._attributes is None:
             end = len(self.operand_text) + 1
             self._attributes = {}
@@ -176,13 +155,13 @@ class HloInstruction:
         return self._attributes
 
     def attribute(self, key: str) -> str:
-        """One attribute's text, or nothing; without parsing the others where that is safe."""
+        """One attribute's text, empty if absent; parses the others only if necessary."""
         if self._attributes is None:
             tail = self.tail
             start = tail.find(f"{key}=")
             if start < 0:
                 return ""
-            # The key may also stand in a string, or be the end of another key.
+            # The key may also occur in a string, or as the end of another key.
             if tail.find('"', 0, start) < 0 and tail[start - 2 : start] == ", ":
                 match = _PLAIN_VALUE.match(tail, start + len(key) + 1)
                 if match:
@@ -190,11 +169,11 @@ class HloInstruction:
         return self.attributes.get(key, "")
 
     def integers(self, key: str) -> tuple[int, ...]:
-        """The integers of an attribute such as ``{0,1}``; none where it is absent."""
+        """The integers of an attribute such as ``{0,1}``; empty if absent."""
         return tuple(map(int, _INTEGER.findall(self.attribute(key))))
 
     def computations(self, key: str) -> tuple[str, ...]:
-        """Names of the computations of an attribute: ``calls``, ``body``, ``condition`` …"""
+        """Names of the computations in an attribute: ``calls``, ``body``, ``condition`` …"""
         value = self.attribute(key)
         if "%" in value:
             return tuple(_PERCENT_NAME.findall(value))
@@ -207,8 +186,16 @@ class HloInstruction:
         return tuple(name for key in keys for name in self.computations(key))
 
     @property
+    def loop_computations(self) -> tuple[str, str]:
+        """Names of the body and the condition of a ``while``."""
+        bodies, conditions = self.computations("body"), self.computations("condition")
+        if len(bodies) != 1 or len(conditions) != 1:
+            raise self.error("while without body or condition")
+        return bodies[0], conditions[0]
+
+    @property
     def op_name(self) -> str:
-        """JAX's name stack of the operation, from ``metadata={op_name="…"}``, or nothing."""
+        """JAX's name stack of the operation, from ``metadata={op_name="…"}``, empty if absent."""
         tail = self.tail
         start = tail.find('op_name="', tail.find("metadata={"))
         if start < 0:
@@ -218,11 +205,11 @@ class HloInstruction:
 
     @property
     def backend_config(self) -> Mapping[str, Any]:
-        """``backend_config`` as JSON, or an empty mapping where it is absent or another format."""
+        """``backend_config`` as JSON; empty if absent or in another format."""
         text = self.attributes.get("backend_config", "")
         try:
             value = json.loads(text) if text else {}
-            if isinstance(value, str):  # older XLA: JSON inside of a quoted string
+            if isinstance(value, str):  # older XLA: JSON in a quoted string
                 value = json.loads(value)
         except (ValueError, RecursionError):
             return {}
@@ -293,11 +280,7 @@ class HloComputation:
 
 
 class HloModule:
-    """A whole program: its computations by name, and the one that runs first.
-
-    Attributes:
-        unchanged: what is known of loops: (body, index of its state) → whether it stays as it was.
-    """
+    """A program: its computations by name, and the one that runs first."""
 
     def __init__(
         self, name: str, header: str, computations: dict[str, HloComputation], entry: str
@@ -305,9 +288,8 @@ class HloModule:
         self.name = name
         self.header = header
         self.computations = computations
-        self.unchanged: dict[tuple[str, int], bool] = {}
         self._entry = entry
-        self._callers: dict[str, list[tuple[HloComputation, HloInstruction]]] | None = None
+        self._callers: dict[str, tuple[HloComputation, HloInstruction] | None] | None = None
 
     @property
     def entry(self) -> HloComputation:
@@ -321,27 +303,29 @@ class HloModule:
             raise HloParseError(f"there is no computation %{name}") from None
 
     def caller(self, name: str) -> tuple[HloComputation, HloInstruction] | None:
-        """The computation and instruction that call a computation, where there is just one."""
+        """The computation and instruction that call a computation, if there is exactly one."""
         if self._callers is None:
-            self._callers = {}
-            for computation in self.computations.values():
-                for instruction in computation.instructions.values():
-                    if instruction.opcode not in _CALLEE_KEYS:
-                        continue
-                    for callee in instruction.callees:
-                        callers = self._callers.setdefault(callee, [])
-                        if not callers or callers[-1][1] is not instruction:
-                            callers.append((computation, instruction))
-        callers = self._callers.get(name, [])
-        return callers[0] if len(callers) == 1 else None
+            self._callers = self._find_callers()
+        return self._callers.get(name)
+
+    def _find_callers(self) -> dict[str, tuple[HloComputation, HloInstruction] | None]:
+        """The one caller of each computation, None for several."""
+        callers: dict[str, tuple[HloComputation, HloInstruction] | None] = {}
+        for computation in self.computations.values():
+            for instruction in computation.instructions.values():
+                if instruction.opcode in _CALLEE_KEYS:
+                    for callee in set(instruction.callees):
+                        is_first = callee not in callers
+                        callers[callee] = (computation, instruction) if is_first else None
+        return callers
 
     def header_int(self, key: str, default: int = 1) -> int:
-        """A number of the first line, such as ``num_partitions``."""
+        """A number in the first line, such as ``num_partitions``."""
         match = re.search(rf"\b{key}=(\d+)", self.header)
         return int(match[1]) if match else default
 
 
-# A tuple's shape ends where ` opcode(` begins: nothing inside of a shape looks like that.
+# A tuple's shape ends where ` opcode(` begins: nothing within a shape looks like that.
 _INSTRUCTION = re.compile(
     r"\s*(ROOT )?%?([^\s=%]+) = (\(.*?\)|[^\s(]\S*) ([a-z][\w\-]*)\((.*)$", re.DOTALL
 )
@@ -356,7 +340,7 @@ def parse_hlo(text: str) -> HloModule:
         text: one HLO module.
 
     Raises:
-        HloParseError: with the line that cannot be read.
+        HloParseError: a line cannot be parsed; the error shows it.
     """
     name = header = entry = ""
     computations: dict[str, HloComputation] = {}

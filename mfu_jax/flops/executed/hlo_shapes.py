@@ -1,4 +1,4 @@
-"""Shapes of HLO text, and how its lists are split."""
+"""Shapes in HLO text, and its brackets and lists."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from mfu_jax.errors import UserError
 
 
 class HloParseError(UserError):
-    """The text is not the HLO that was expected. The message holds the line and its number."""
+    """The text is not optimised HLO. The message shows the line and its number."""
 
     def __init__(self, reason: str, line: str = "", number: int = 0) -> None:
         where = f"HLO line {number}" if number else "HLO text"
         shown = f": {line.strip()[:200]!r}" if line else ""
         super().__init__(
-            f"{where}: {reason}{shown}; expected the text of compiled.as_text(), usually this is "
-            "text cut short, edited, or of another format; dump it again"
+            f"{where}: {reason}{shown}; expected the text of compiled.as_text(); usual cause: "
+            "truncated or edited text, or another format; way out: dump it again"
         )
         self.reason, self.line, self.number = reason, line, number
 
 
-# Bits of an element. `pred` takes a whole byte; tokens and opaque handles have no size.
+# Bits per element. `pred` takes a whole byte; tokens and opaque handles have no size.
 _BITS = {"pred": 8, "token": 0, "opaque": 0, "bf16": 16, "c64": 64, "c128": 128}
 
 
@@ -48,20 +48,20 @@ class Shape:
 
     @property
     def size(self) -> int:
-        """Number of elements; of a tuple, of all its arrays together."""
+        """Number of elements; for a tuple, of all its arrays."""
         if self.dtype == "tuple":
             return sum(element.size for element in self.elements)
         return math.prod(self.dims)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the array (layout padding left out), or of all arrays of the tuple."""
+        """Bytes of the array without layout padding, or of all arrays of the tuple."""
         if self.dtype == "tuple":
             return sum(element.bytes for element in self.elements)
         return (math.prod(self.dims) * dtype_bits(self.dtype) + 7) // 8
 
     def leaves(self) -> Iterator[Shape]:
-        """The arrays, in order, however deep the tuples nest."""
+        """The arrays of nested tuples, in order."""
         if self.dtype != "tuple":
             yield self
         for element in self.elements:
@@ -131,3 +131,28 @@ def split_top_level(text: str) -> list[str]:
             depth -= 1
     parts.append(text[start:].strip())
     return [part for part in parts if part]
+
+
+def closing_parenthesis(text: str, start: int) -> int:
+    """Index of the parenthesis that closes the one just before `start`, or −1."""
+    end = text.find(")", start)
+    if end < 0 or (text.find("(", start, end) < 0 and text.find('"', start, end) < 0):
+        return end
+    depth = 1
+    for match in SPECIAL.finditer(text, start):
+        token = match[0]
+        if token == "(":
+            depth += 1
+        elif token == ")":
+            depth -= 1
+            if depth == 0:
+                return match.start()
+    return -1
+
+
+def is_balanced(text: str) -> bool:
+    """Whether all brackets outside strings are closed."""
+    depth = 0
+    for match in SPECIAL.finditer(text):
+        depth += (match[0] in "{([") - (match[0] in "})]")
+    return depth <= 0

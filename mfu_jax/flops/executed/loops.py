@@ -1,8 +1,8 @@
-"""How often a `while` runs: from `known_trip_count`, or from its condition and counter.
+"""Trip counts of `while` loops: from `known_trip_count`, or from the condition and its counter.
 
-CPU and GPU programs carry the trip count; TPU programs do not. There the few integers that the
-condition depends on are followed through tuples, copies and fusions: their first values outside of
-the loop, what one iteration makes of them, and the comparison that ends it.
+CPU and GPU programs carry the trip count; TPU programs do not. There, the few integers that the
+condition depends on are followed through tuples, copies and fusions: their initial values outside
+the loop, their change in one iteration, and the comparison that ends the loop.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from dataclasses import dataclass, field
 
 from mfu_jax.flops.executed.dataflow import (
     MAX_DEPTH,
+    Dataflow,
     Frame,
     Path,
     UnknownValueError,
-    follow,
-    frame_of,
 )
-from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
 
 _MAX_SIMULATED = 10_000  # iterations of a counter that grows other than by a constant
 _MAX_STEPS = 200_000  # instructions evaluated for one loop
 
 
 def _divide(a: int, b: int) -> int:
-    """Towards zero, as XLA has it."""
+    """Division towards zero, as in XLA."""
     if b == 0:
         raise UnknownValueError
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
@@ -40,7 +39,7 @@ def _shift_right(a: int, b: int) -> int:
 
 
 def _shift_right_logical(a: int, b: int) -> int:
-    if a < 0:  # depends on how many bits it has
+    if a < 0:  # depends on its number of bits
         raise UnknownValueError
     return _shift_right(a, b)
 
@@ -69,42 +68,41 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
 }
 
 
-def trip_count(
-    module: HloModule, computation: HloComputation, instruction: HloInstruction
+def hlo_trip_count(
+    dataflow: Dataflow, computation: HloComputation, instruction: HloInstruction
 ) -> int | None:
     """Iterations of one run of a ``while``, or None where they depend on data.
 
     Args:
-        module: the program.
-        computation: the computation in which the loop stands.
+        dataflow: of the program.
+        computation: the computation that the loop is in.
         instruction: the ``while``.
     """
     known = instruction.backend_config.get("known_trip_count")
     if isinstance(known, dict) and str(known.get("n", "")).isdecimal():
         return int(known["n"])
-    loop = _Loop(module, computation, instruction)
+    loop = _Loop(dataflow, computation, instruction)
     try:
-        return loop.trip_count()
+        return loop.iterations()
     except UnknownValueError:
         return None
 
 
 @dataclass(slots=True, eq=False)
 class _Loop:
-    module: HloModule
+    """Runs the integers that one loop's condition depends on."""
+
+    dataflow: Dataflow
     computation: HloComputation
     instruction: HloInstruction
     steps: int = 0
-    needed: set[int] = field(default_factory=set)  # indices of the state that were asked for
+    needed: set[int] = field(default_factory=set)  # indices of the state that were read
 
-    def trip_count(self) -> int:
-        bodies = self.instruction.computations("body")
-        conditions = self.instruction.computations("condition")
-        if len(bodies) != 1 or len(conditions) != 1:
-            raise UnknownValueError
-        body = Frame(self.module[bodies[0]], state={})
-        condition = Frame(self.module[conditions[0]], state={})
-        outside = frame_of(self.module, self.computation)
+    def iterations(self) -> int:
+        body_name, condition_name = self.instruction.loop_computations
+        body = Frame(self.dataflow.module[body_name], state={})
+        condition = Frame(self.dataflow.module[condition_name], state={})
+        outside = self.dataflow.frame_of(self.computation)
         compared, comparison = self._comparison(condition)
         direction = comparison.attributes.get("direction", "")
         if direction not in _COMPARE:
@@ -139,7 +137,7 @@ class _Loop:
         difference: Callable[[dict[int, int]], int],
         after: Callable[[dict[int, int]], dict[int, int]],
     ) -> dict[int, int]:
-        """First values of the integers that the condition depends on, found by trying."""
+        """Initial values of the integers that the condition depends on, found by trial."""
         start = self.computation.operand(self.instruction, 0)
         state: dict[int, int] = {}
         while True:
@@ -157,18 +155,18 @@ class _Loop:
                 return state
 
     def _comparison(self, frame: Frame) -> tuple[Frame, HloInstruction]:
-        """The comparison that a condition returns, and the frame in which it stands."""
-        frame, root, _ = follow(self.module, frame, frame.computation.root)
+        """The comparison that a condition returns, and the frame that it is in."""
+        frame, root, _ = self.dataflow.follow(frame, frame.computation.root)
         if root.opcode != "compare":
             raise UnknownValueError
         return frame, root
 
     def _value(self, frame: Frame, instruction: HloInstruction, path: Path, depth: int = 0) -> int:
-        """The integer that an instruction (or an element of the tuple it makes) holds."""
+        """The integer value of an instruction, or of the element at `path` of its tuple."""
         self.steps += 1
         if self.steps > _MAX_STEPS or depth > MAX_DEPTH:
             raise UnknownValueError
-        frame, instruction, path = follow(self.module, frame, instruction, path)
+        frame, instruction, path = self.dataflow.follow(frame, instruction, path)
         opcode = instruction.opcode
 
         def operand(i: int) -> int:
@@ -213,7 +211,7 @@ def _evenly_spaced(values: list[int]) -> bool:
 
 
 def _closed_form(first: int, step: int, direction: str) -> int:
-    """The first k at which ``first + k·step DIRECTION 0`` does not hold."""
+    """The smallest k for which ``first + k·step DIRECTION 0`` does not hold."""
     if direction in ("GT", "GE"):
         first, step, direction = -first, -step, {"GT": "LT", "GE": "LE"}[direction]
     if direction == "LE":

@@ -1,7 +1,8 @@
-"""FLOPs of the HLO instructions that multiply matrices: 2 for each multiply-add that is needed."""
+"""FLOPs of the HLO instructions that multiply matrices: 2 per necessary multiply-add."""
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, Shape, dt
 
 
 def result_shape(instruction: HloInstruction) -> Shape:
-    """The result's array; of an asynchronous start, ``((operands), result, …)``, the result."""
+    """The result's array; for an asynchronous start, ``((operands), result, …)``, the result."""
     shape = instruction.shape
     if instruction.opcode.endswith("-start") and len(shape.elements) >= 2:
         shape = shape.elements[1]
@@ -28,7 +29,7 @@ def _sizes(instruction: HloInstruction, shape: Shape, dims: tuple[int, ...]) -> 
 
 def dot_flops(computation: HloComputation, instruction: HloInstruction) -> int:
     """``dot``: 2 · result elements · contracted elements."""
-    if not instruction.attribute("lhs_contracting_dims"):  # "{}" where nothing is contracted
+    if not instruction.attribute("lhs_contracting_dims"):  # "{}" if nothing is contracted
         raise instruction.error(f"{instruction.opcode} without lhs_contracting_dims")
     lhs = computation.operand(instruction, 0).shape
     contracted = _sizes(instruction, lhs, instruction.integers("lhs_contracting_dims"))
@@ -42,16 +43,15 @@ class WindowDimension:
     size: int = 1
     stride: int = 1
     pad_low: int = 0
-    pad_high: int = 0
     base_dilation: int = 1
     window_dilation: int = 1
 
     def real_positions(self, base: int, output: int) -> int:
-        """Pairs of (output, kernel) position whose input is a real element, not padding or a hole.
+        """Pairs of output and kernel position that read an element, not padding or a hole.
 
-        The kernel's k-th element meets input position ``o·stride + k·window_dilation − pad_low``
+        The kernel's k-th element reads input position ``o·stride + k·window_dilation − pad_low``
         of the dilated base, whose real elements are the multiples of `base_dilation` below
-        ``(base − 1)·base_dilation + 1``. Counted in O(size), with one congruence for each k.
+        ``(base − 1)·base_dilation + 1``. Counted in O(size), with one congruence per k.
         """
         if base <= 0 or output <= 0:
             return 0
@@ -64,7 +64,7 @@ class WindowDimension:
         for k in range(self.size):
             offset = k * self.window_dilation - self.pad_low
             if offset % common:
-                continue  # this kernel element only ever meets holes
+                continue  # this kernel element reads only holes
             first = max(0, -(offset // stride))  # the first o with o·stride + offset ≥ 0
             end = min(output - 1, (last - offset) // stride)
             if end < first:
@@ -79,41 +79,48 @@ class WindowDimension:
 _WINDOW_PART = re.compile(r"(size|stride|pad|lhs_dilate|rhs_dilate)=([\dx_\-]+)")
 
 
-def parse_window(instruction: HloInstruction) -> list[WindowDimension]:
-    """``{size=3x3 stride=2x2 pad=1_1x1_1 lhs_dilate=… rhs_dilate=…}``, one entry a dimension."""
-    parts = dict(_WINDOW_PART.findall(instruction.attributes.get("window", "")))
+def parse_window(instruction: HloInstruction) -> tuple[WindowDimension, ...]:
+    """``{size=3x3 stride=2x2 pad=1_1x1_1 lhs_dilate=… rhs_dilate=…}``, one entry per dimension."""
+    try:
+        return _window(instruction.attribute("window"))
+    except ValueError as error:
+        raise instruction.error(str(error)) from None
+
+
+@functools.lru_cache(maxsize=4096)
+def _window(text: str) -> tuple[WindowDimension, ...]:
+    parts = dict(_WINDOW_PART.findall(text))
     try:
         sizes = [int(v) for v in parts["size"].split("x")] if "size" in parts else []
-        pads = (
-            [tuple(map(int, p.split("_"))) for p in parts["pad"].split("x")]
-            if ("pad" in parts)
-            else [(0, 0)] * len(sizes)
-        )
+        pads = parts["pad"].split("x") if "pad" in parts else ["0_0"] * len(sizes)
         strides, base, window = (
             [int(v) for v in parts[key].split("x")] if key in parts else [1] * len(sizes)
             for key in ("stride", "lhs_dilate", "rhs_dilate")
         )
-        return [
+        return tuple(
             WindowDimension(
                 size=size,
                 stride=stride,
-                pad_low=low,
-                pad_high=high,
+                pad_low=_low(pad),
                 base_dilation=lhs,
                 window_dilation=rhs,
             )
-            for size, stride, (low, high), lhs, rhs in zip(
-                sizes, strides, pads, base, window, strict=True
-            )
-        ]
+            for size, stride, pad, lhs, rhs in zip(sizes, strides, pads, base, window, strict=True)
+        )
     except ValueError:
-        raise instruction.error("window that cannot be read") from None
+        raise ValueError("window that cannot be read") from None
+
+
+def _low(pad: str) -> int:
+    """The padding before a dimension, of ``low_high``."""
+    low, _ = map(int, pad.split("_"))
+    return low
 
 
 def convolution_flops(computation: HloComputation, instruction: HloInstruction) -> int:
-    """``convolution``: only positions that meet real elements, not padding and holes, count.
+    """``convolution``: counts positions that read elements, not padding or holes.
 
-    TPU programs write their matmuls this way, batch dimensions as dilated windows.
+    TPU programs write matmuls this way, with batch dimensions as dilated windows.
     """
     base, kernel = (computation.operand(instruction, i).shape for i in (0, 1))
     return convolution_flops_of(instruction, base, kernel, result_shape(instruction))
@@ -122,39 +129,49 @@ def convolution_flops(computation: HloComputation, instruction: HloInstruction) 
 def convolution_flops_of(
     instruction: HloInstruction, base: Shape, kernel: Shape, output: Shape
 ) -> int:
-    """2 · batch · output features · input features a group · real positions.
+    """2 · batch · output features · input features per group · real positions.
 
     Positions are counted one dimension at a time, as in XLA's HloCostAnalysis. The three passes of
     a convolution (forward, by input, by kernel) multiply the same pairs, so one formula serves all.
 
     Args:
-        instruction: where `window` and `dim_labels` of the forward convolution stand.
+        instruction: has `window` and `dim_labels` of the forward convolution.
         base: the input's shape.
         kernel: the kernel's shape.
         output: the result's shape.
     """
-    labels = instruction.attributes.get("dim_labels", "")
+    window, labels = instruction.attribute("window"), instruction.attribute("dim_labels")
+    try:
+        return _convolution_flops(window, labels, base, kernel, output)
+    except ValueError as error:
+        raise instruction.error(str(error)) from None
+
+
+@functools.lru_cache(maxsize=4096)  # layers repeat their convolutions
+def _convolution_flops(
+    window_text: str, labels: str, base: Shape, kernel: Shape, output: Shape
+) -> int:
     match = re.fullmatch(r"([\w?]+)_([\w?]+)->([\w?]+)", labels)
     if not match:
-        raise instruction.error("convolution without dim_labels")
+        raise ValueError("convolution without dim_labels")
     base_labels, kernel_labels, output_labels = match.groups()
     for text, shape in ((base_labels, base), (kernel_labels, kernel), (output_labels, output)):
         if len(text) != len(shape.dims):
-            raise instruction.error(f"dim_labels do not fit the shape {shape}")
+            raise ValueError(f"dim_labels do not fit the shape {shape}")
     positions = 1
-    for i, window in enumerate(parse_window(instruction)):
+    for i, window in enumerate(_window(window_text)):
         label = str(i)
         if not all(label in t for t in (base_labels, kernel_labels, output_labels)):
-            raise instruction.error(f"dim_labels without spatial dimension {label}")
+            raise ValueError(f"dim_labels without spatial dimension {label}")
         if window.stride <= 0 or window.base_dilation <= 0 or window.window_dilation <= 0:
-            raise instruction.error("window stride or dilation below 1")
+            raise ValueError("window stride or dilation below 1")
         if window.size > max(1, kernel.size):
-            raise instruction.error("window larger than the kernel")
+            raise ValueError("window larger than the kernel")
         positions *= window.real_positions(
             base.dims[base_labels.index(label)], output.dims[output_labels.index(label)]
         )
     if not ("b" in output_labels and "f" in output_labels and "i" in kernel_labels):
-        raise instruction.error("dim_labels without batch or feature dimension")
+        raise ValueError("dim_labels without batch or feature dimension")
     # The kernel's i dimension is input features / feature groups, the output's batch is the
     # input's batch / batch groups.
     batch = output.dims[output_labels.index("b")]
@@ -164,10 +181,10 @@ def convolution_flops_of(
 
 
 def ragged_dot_flops(computation: HloComputation, instruction: HloInstruction) -> int:
-    """``ragged-dot``: every row of the ragged dimension meets the weights of one group.
+    """``ragged-dot``: each row of the ragged dimension is multiplied by one group's weights.
 
-    Where the contracted dimension is the ragged one, the result has one matrix a group, and each
-    is contracted over the rows of its group only.
+    If the contracted dimension is the ragged one, the result has one matrix per group, each
+    contracted over the rows of its group only.
     """
     dense = dot_flops(computation, instruction)
     ragged = set(instruction.integers("lhs_ragged_dims"))
@@ -187,6 +204,6 @@ MATMULS: dict[str, Callable[[HloComputation, HloInstruction], int]] = {
 
 
 def operand_dtype(computation: HloComputation, instruction: HloInstruction) -> str:
-    """The wider dtype of the two that are multiplied."""
+    """The wider dtype of the two operands."""
     shapes = [computation.operand(instruction, i).shape for i in (0, 1)]
     return max((shape.dtype for shape in shapes), key=dtype_bits)

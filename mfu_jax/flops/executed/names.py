@@ -1,8 +1,8 @@
-"""The op_name of an instruction that XLA left without one, from its neighbours.
+"""Infers the op_name of an instruction that XLA left without one, from its neighbours.
 
-Rewrites of batched matmuls drop their metadata. What uses such a result belongs to the same phase:
-forward results are used by forward operations (and by the backward pass, which keeps them),
-rematerialised ones by rematerialised ones, backward ones by backward ones only.
+Rewrites of batched matmuls drop their metadata. Users of such a result are in the same phase:
+forward operations use forward results (and so does the backward pass, which keeps them),
+rematerialised ones use rematerialised results, and only backward ones use backward results.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _nearest_names(
 def _users(
     module: HloModule, computation: HloComputation, instruction: HloInstruction
 ) -> Iterator[_Place]:
-    """What uses a result: in its computation, inside of fusions, and where its caller stands."""
+    """Users of a result: in its computation, inside fusions, and at its caller."""
     for user in computation.users.get(instruction.name, []):
         yield computation, user
         if user.opcode == "fusion" and not user.op_name:
@@ -74,7 +74,7 @@ def _users(
 def _operands(
     module: HloModule, computation: HloComputation, instruction: HloInstruction
 ) -> Iterator[_Place]:
-    """What makes the operands: in its computation, and where its caller stands."""
+    """Makers of the operands: in its computation, and at its caller."""
     for name in instruction.operands:
         yield computation, computation[name]
     if instruction.opcode == "parameter" and (caller := module.caller(computation.name)):

@@ -1,4 +1,4 @@
-"""The model FLOPs of any JAX function, counted on its jaxpr. Nothing is run, nothing compiled."""
+"""Model FLOPs of any JAX function, counted on its jaxpr. Nothing is run or compiled."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any, Literal
 from mfu_jax.errors import UserError
 from mfu_jax.flops.count import FlopCount
 from mfu_jax.flops.traced import jax_internals, linalg  # noqa: F401  (registers its rules)
-from mfu_jax.flops.traced.flow import Matmul, Tally, sort_operands
-from mfu_jax.flops.traced.pairs import PACKED, KeptPairs
+from mfu_jax.flops.traced.declared_masks import PACKED
+from mfu_jax.flops.traced.flow import MatmulKind, Tally, classify_operands
+from mfu_jax.flops.traced.pairs import KeptPairs
 from mfu_jax.flops.traced.walk import Walker
 
 Convention = Literal["exact", "maxtext"]
@@ -20,20 +21,20 @@ Convention = Literal["exact", "maxtext"]
 
 @dataclass(frozen=True, kw_only=True)
 class TracedCount(FlopCount):
-    """Matmul FLOPs (2·m·n·k each) of one call of a JAX function, over all devices.
+    """MatmulKind FLOPs (2·m·n·k each) of one call of a JAX function, over all devices.
 
-    `total` is the model: `forward` + `backward`, what runs without any `jax.checkpoint` and without
-    dead code, every attention pair counted (convention ``dense``). The splits sum to it.
-    Apart from it stand `rematerialized`, what the function's checkpoints add to that, and
-    `optimizer`, matmuls on gradients (of Muon, say).
+    `total` is the model: `forward` + `backward` without any `jax.checkpoint` and without dead code,
+    with every attention pair counted (convention ``dense``). The splits sum to it. It excludes
+    `rematerialized`, the work that the function's checkpoints add, and `optimizer`, matmuls on
+    gradients (Muon's, for example).
 
     Attributes:
         weights: the part of `total` where an operand is a parameter, and their gradients.
         activations: the part where both operands are activations: attention scores and values.
         by_primitive: `total` by JAX primitive (``dot_general``).
-        by_mask: the part of `total` whose pairs of query and key are under a mask that was seen in
-            the function or told by `attention_mask`, by what the mask is (``causal``).
-        skipped: what these masks save of `total`, by convention (``exact``, ``maxtext``).
+        by_mask: the part of `total` whose pairs of query and key are under a mask that the trace
+            shows or `attention_mask` declares, by the kind of mask (``causal``).
+        skipped: FLOPs of `total` that these masks save, by convention (``exact``, ``maxtext``).
     """
 
     weights: int = 0
@@ -48,11 +49,11 @@ class TracedCount(FlopCount):
         return self.forward + self.backward
 
     def total_in(self, convention: Literal["dense", "exact", "maxtext"]) -> int:
-        """Model FLOPs with only the pairs that the known masks keep, counted by a convention.
+        """Model FLOPs with only the pairs that the known masks keep, by a convention.
 
         Args:
-            convention: ``dense`` for all pairs, ``exact`` for those kept, one by one, ``maxtext``
-                for S²/2 under a causal mask and S·W − W²/2 in a window.
+            convention: ``dense`` for all pairs, ``exact`` for the pairs kept, ``maxtext`` for S²/2
+                under a causal mask and S·W − W²/2 in a window.
         """
         if convention == "dense":
             return self.total
@@ -64,7 +65,7 @@ class TracedCount(FlopCount):
         return self.total - self.skipped.get(convention, 0)
 
     def total_for_documents(self, pairs: int, of: int) -> int:
-        """Model FLOPs of a batch of packed documents, told by `attention_mask` as such.
+        """Model FLOPs of a batch of packed documents that `attention_mask` declares.
 
         Args:
             pairs: the batch's real pairs, from `mfu_jax.flops.traced.pairs.read_pairs`.
@@ -74,7 +75,7 @@ class TracedCount(FlopCount):
 
     @property
     def packed(self) -> int:
-        """FLOPs of attention that was told to be within packed documents, all pairs counted."""
+        """FLOPs of attention declared to be within packed documents, all pairs counted."""
         return sum(self.by_mask.get(kind, 0) for kind in PACKED)
 
 
@@ -87,7 +88,7 @@ def count_model_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Trac
         **kwargs: the same, by name.
 
     Returns:
-        A `TracedCount` for one call, over all devices, in exact ints. What has no known count is
+        A `TracedCount` for one call, over all devices, in exact ints. Work without a known count is
         in its `unaccounted`.
 
     Raises:
@@ -123,10 +124,10 @@ def count_with_scopes(
 
 
 def pallas_kernel_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, int]:
-    """What one call of each Pallas kernel in ``fn(*args, **kwargs)`` executes, by kernel name.
+    """FLOPs that one call of each Pallas kernel in ``fn(*args, **kwargs)`` executes, by name.
 
-    Grid times body, without the blocks that are skipped. A name that stands for kernels of
-    different cost, or for one whose skipped blocks are not known, is left out.
+    Grid times body, without the blocks that are skipped. A name is left out if it is shared by
+    kernels of different cost, or if its kernel's skipped blocks are unknown.
     """
     walker, _ = _walk(fn, args, kwargs)
     return {
@@ -139,7 +140,7 @@ def pallas_kernel_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> di
 def _walk(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Walker, Tally]:
-    """The work of one call, and the walk that found it."""
+    """The walk over one call, and the work that it found."""
     walker = Walker()
     return walker, walker.count(*jax_internals.trace(fn, args, kwargs))
 
@@ -147,15 +148,15 @@ def _walk(
 def _summary(walker: Walker, tally: Tally) -> TracedCount:
     phases = _split(tally.flops, lambda matmul: matmul.phase)
     model = {m: flops for m, flops in tally.flops.items() if m.phase in ("forward", "backward")}
-    operands = sort_operands(model)
+    operands = classify_operands(model)
     by_operands = _split(model, lambda matmul: operands[matmul])
     by_mask: Counter[str] = Counter()
     skipped: Counter[Convention] = Counter()
-    made_by: dict[int, Matmul] = {}
+    made_by: dict[int, MatmulKind] = {}
     for matmul in model:
         for number in matmul.scores:
             made_by.setdefault(number, matmul)
-    # A parameter's gradient is a product of activations, too, but makes no pairs to be masked.
+    # A parameter's gradient is a product of activations too, but it has no pairs to mask.
     masks = {
         number: kept
         for number, kept in walker.scores.masks.items()
@@ -185,15 +186,15 @@ def _summary(walker: Walker, tally: Tally) -> TracedCount:
     )
 
 
-def _kept_pairs(masks: Mapping[int, KeptPairs], matmul: Matmul) -> KeptPairs | None:
-    """What the mask over a matmul's scores keeps, as seen or told; None if there is none."""
+def _kept_pairs(masks: Mapping[int, KeptPairs], matmul: MatmulKind) -> KeptPairs | None:
+    """The pairs that the mask over a matmul's scores keeps, None without a mask."""
     seen = [masks[number] for number in matmul.scores if number in masks]
     if seen:
         return min(seen, key=lambda kept: kept.exact * max(k.of for k in seen) // kept.of)
     return None
 
 
-def _split(flops: Mapping[Matmul, int], key: Callable[[Matmul], str]) -> dict[str, int]:
+def _split(flops: Mapping[MatmulKind, int], key: Callable[[MatmulKind], str]) -> dict[str, int]:
     sums: Counter[str] = Counter()
     for matmul, amount in flops.items():
         sums[key(matmul)] += amount

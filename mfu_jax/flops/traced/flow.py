@@ -1,4 +1,4 @@
-"""What the walk over a jaxpr knows of a value, and what it adds up."""
+"""Properties of values that the walk over a jaxpr tracks, and the FLOPs that it adds up."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def short_dtype(dtype: Any) -> str:
 
 
 def operand_dtype(eqn: Any) -> str:
-    """The wider operand's dtype, the left one's where both are as wide."""
+    """The wider operand's dtype, the left one's if both are equally wide."""
     dtypes = [v.aval.dtype for v in eqn.invars[:2] if hasattr(v.aval, "dtype")]
     return short_dtype(max(dtypes, key=lambda dtype: dtype.itemsize))
 
 
 class Origin(enum.IntEnum):
-    """What a value was computed from; of several, the greatest counts."""
+    """What a value was computed from; the greatest of several wins."""
 
     CONSTANT = 0
     INPUT = 1  # parameters and inputs of the model, cast, reshaped, scaled
@@ -55,14 +55,14 @@ class Score(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """What is known of a value from where it came.
+    """What is known about a value from its history.
 
     Attributes:
         origin: what it was computed from.
-        gradient: it was computed from the result of a backward pass.
-        known: its value, where that is an integer known while tracing (see `known_values`).
-        pattern: what its elements are by their position (see `mask_patterns`).
-        scores: it has one element for each of theirs.
+        gradient: whether it depends on the result of a backward pass.
+        known: its value, if that is an integer known while tracing (see `known_values`).
+        pattern: its elements as a function of their position (see `mask_patterns`).
+        scores: the scores that its elements correspond to one by one.
     """
 
     origin: Origin = Origin.CONSTANT
@@ -72,7 +72,7 @@ class Flow(NamedTuple):
     scores: frozenset[Score] = frozenset()
 
     def stacked(self, times: int, dims: int) -> Flow:
-        """Of `times` such values along `dims` (1 or −1: of one out of them) new leading dims."""
+        """Of `times` such values stacked (`dims` = 1), or of one slice of a stack (`dims` = −1)."""
         pattern = self.pattern and self.pattern.moved(
             lambda dim: dim + dims if dim + dims >= 0 else None
         )
@@ -92,7 +92,7 @@ def of_constant(value: Known, origin: Origin = Origin.CONSTANT) -> Flow:
 
 
 def join(flows: Iterable[Flow], size: int | None = None) -> Flow:
-    """What is known of a value of `size` elements, computed from values of these flows."""
+    """What is known about a value of `size` elements computed from values of these flows."""
     flows = tuple(flows)
     return Flow(
         origin=max((flow.origin for flow in flows), default=Origin.CONSTANT),
@@ -102,19 +102,23 @@ def join(flows: Iterable[Flow], size: int | None = None) -> Flow:
 
 
 def either(a: Flow, b: Flow) -> Flow:
-    """What is known of a value that is one of the two."""
+    """What is known about a value that is one of the two."""
     if a == b:
         return a
     return join((a, b))._replace(known=a.known if a.known == b.known else None)
 
 
-class Matmul(NamedTuple):
-    """One sort of work; a `Tally` says how many FLOPs of each sort there are.
+class MatmulKind(NamedTuple):
+    """Matmuls that are counted together; a `Tally` has the FLOPs of each kind.
 
     Attributes:
-        site: the line of the user's code that it came from, its gradients included.
-        has_input: one operand is a parameter (or an input of the model).
-        is_batched: it is a stack of products, with a batch dimension in both operands.
+        phase: forward, backward, rematerialized, optimizer or other.
+        scope: path of named scopes.
+        dtype: the wider operand's, in HLO's spelling.
+        primitive: the JAX primitive.
+        site: the line of the user's code that it came from; its gradients have the same one.
+        has_input: whether one operand is a parameter (or an input of the model).
+        is_batched: whether both operands have a batch dimension.
         scores: numbers of the `Score`s that it computes or uses.
     """
 
@@ -130,9 +134,9 @@ class Matmul(NamedTuple):
 
 @dataclass
 class Tally:
-    """FLOPs by sort of work, and what has no known count with how often it runs."""
+    """FLOPs by kind of matmul, and how often each piece of unaccounted work runs."""
 
-    flops: Counter[Matmul] = field(default_factory=Counter)
+    flops: Counter[MatmulKind] = field(default_factory=Counter)
     unaccounted: Counter[Unaccounted] = field(default_factory=Counter)
 
     def add(self, other: Tally, times: int = 1) -> None:
@@ -149,12 +153,12 @@ class Tally:
 Operands = Literal["weights", "activations"]
 
 
-def sort_operands(matmuls: Iterable[Matmul]) -> dict[Matmul, Operands]:
-    """Whether each matmul meets a parameter (or is the gradient of one that does).
+def classify_operands(matmuls: Iterable[MatmulKind]) -> dict[MatmulKind, Operands]:
+    """Whether each matmul multiplies by a parameter (or is the gradient of one that does).
 
-    A forward matmul does if one operand is no activation. Of the two matmuls that a forward one
-    has as its gradient, that of the activation still meets the parameter; that of the parameter
-    meets activations only, but came from the same line of code.
+    A forward matmul does if one operand is not an activation. Its gradient is two matmuls: the
+    activation's still multiplies by the parameter; the parameter's multiplies activations only,
+    but comes from the same line of code.
     """
     matmuls = list(matmuls)
     input_sites = {m.site for m in matmuls if m.has_input and m.site is not None}
@@ -164,7 +168,7 @@ def sort_operands(matmuls: Iterable[Matmul]) -> dict[Matmul, Operands]:
             frames = jax_internals.user_frames(m.site)
             by_frames.setdefault(frames, set()).add(m.site in input_sites or m.has_input)
 
-    def is_weights(m: Matmul) -> bool:
+    def is_weights(m: MatmulKind) -> bool:
         if m.has_input or m.site in input_sites:
             return True
         if m.phase == "forward":

@@ -1,4 +1,4 @@
-"""What the traced count needs of JAX beyond its stable API, in this one place.
+"""Everything that the traced count uses of JAX beyond its stable API.
 
 `remat_p` and `dce_jaxpr` come from `jax.extend` and `jax.interpreters`: exported, but free to
 change between versions.
@@ -20,31 +20,60 @@ from jax.interpreters import partial_eval
 from mfu_jax.errors import UserError
 
 _this_thread = threading.local()
-_bind_remat = primitives.remat_p.bind
 
 
-def _bind_remat_or_inline(*args: Any, jaxpr: Any, **params: Any) -> list[Any]:
-    if getattr(_this_thread, "inlines_checkpoints", False):
-        return list(jax.core.eval_jaxpr(jaxpr, (), *args))
-    return _bind_remat(*args, jaxpr=jaxpr, **params)
+class _CheckpointPatch:
+    """Replaces `remat_p.bind` for as long as any thread traces without checkpoints.
+
+    JAX has no hook to ignore `jax.checkpoint`. Threads that do not ask for it keep JAX's own
+    behaviour while the patch is in place.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+        self.original: Callable[..., list[Any]] = primitives.remat_p.bind
+        self.is_own_attribute = True  # of the primitive, not of its class
+
+    def bind(self, *args: Any, jaxpr: Any, **params: Any) -> list[Any]:
+        if getattr(_this_thread, "inlines_checkpoints", False):
+            return list(jax.core.eval_jaxpr(jaxpr, (), *args))
+        return self.original(*args, jaxpr=jaxpr, **params)
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.users:
+                self.original = primitives.remat_p.bind
+                self.is_own_attribute = "bind" in vars(primitives.remat_p)
+                setattr(primitives.remat_p, "bind", self.bind)  # noqa: B010
+            self.users += 1
+
+    def __exit__(self, *exc: object) -> None:
+        with self.lock:
+            self.users -= 1
+            if not self.users and self.is_own_attribute:
+                setattr(primitives.remat_p, "bind", self.original)  # noqa: B010
+            elif not self.users:
+                delattr(primitives.remat_p, "bind")
+
+
+_patch = _CheckpointPatch()
 
 
 @contextlib.contextmanager
 def without_checkpoints() -> Iterator[None]:
-    """While tracing in here (on this thread), `jax.checkpoint` does nothing.
+    """While this thread traces in here, `jax.checkpoint` does nothing; other threads keep it.
 
-    JAX caches traces; the metadata is part of its cache keys, so that traces made in here are
+    JAX caches traces. The metadata is part of its cache keys, so that traces made in here are
     neither taken from that cache nor found by anyone else.
     """
-    if primitives.remat_p.bind is not _bind_remat_or_inline:
-        setattr(primitives.remat_p, "bind", _bind_remat_or_inline)  # noqa: B010
     before = getattr(_this_thread, "inlines_checkpoints", False)
-    _this_thread.inlines_checkpoints = True
-    try:
-        with set_xla_metadata(mfu_jax_trace="without_checkpoints"):
+    with _patch, set_xla_metadata(mfu_jax_trace="without_checkpoints"):
+        _this_thread.inlines_checkpoints = True
+        try:
             yield
-    finally:
-        _this_thread.inlines_checkpoints = before
+        finally:
+            _this_thread.inlines_checkpoints = before
 
 
 def trace(
@@ -52,10 +81,10 @@ def trace(
 ) -> tuple[Any, dict[Any, Any]]:
     """The jaxpr of ``fn(*args, **kwargs)`` without dead code, and its constants. Nothing is run.
 
-    The constants are those of all jaxprs in it, too, by their variables.
+    The constants include those of inner jaxprs, by their variables.
 
     Args:
-        fn: a plain function, or a jitted one with whatever static arguments it has.
+        fn: a plain function, or a jitted one with any static arguments.
         args: arrays, `jax.ShapeDtypeStruct`s, trees of them; leaves that are neither
             (Python numbers, strings, functions) are static.
         kwargs: the same by name.
@@ -66,7 +95,7 @@ def trace(
     if not callable(fn):
         raise UserError(
             f"count_model_flops got {type(fn).__name__!r} where a function was expected; "
-            "pass the function and its arguments apart: count_model_flops(step, state, batch)"
+            "pass the function and its arguments separately: count_model_flops(step, state, batch)"
         )
     try:
         closed = _trace_jitted(fn, args, kwargs)
@@ -82,7 +111,7 @@ def trace(
             f"({type(error).__name__}: {first_line}); expected a function that jax.jit accepts and "
             "arguments with the shapes and dtypes of a real call; usual cause: a wrong example "
             "argument, or Python control flow on array values; way out: try "
-            f"jax.eval_shape({name}, …) with the same arguments and mend what it reports"
+            f"jax.eval_shape({name}, …) with the same arguments and fix what it reports"
         ) from error
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, True, instantiate=True)
     constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
@@ -113,7 +142,7 @@ def _trace_jitted(
     if jax_trace is None or not hasattr(fn, "lower"):
         return None
     traced = jax_trace(*args, **kwargs)
-    # Flax's nnx.jit wraps it. Its trace also returns what the function changed in place: traced as
+    # Flax's nnx.jit wraps it. Its trace also returns what the function updates in place; traced as
     # a plain function, an update of the model would look like dead code.
     traced = getattr(traced, "traced", traced)
     return getattr(traced, "jaxpr", None)
@@ -128,7 +157,7 @@ def _trace_plain(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
         merged = [next(given) if _is_array_like(leaf) else leaf for leaf in leaves]
         call_args, call_kwargs = jax.tree.unflatten(tree, merged)
         out = fn(*call_args, **call_kwargs)
-        # The arguments, too: a Flax NNX model is changed in place by its training step.
+        # The arguments too: a training step updates a Flax NNX model in place.
         results = jax.tree.leaves((out, call_args, call_kwargs))
         return [leaf for leaf in results if _is_array_like(leaf)]
 
@@ -160,7 +189,7 @@ def open_jaxpr(value: Any) -> Any | None:
 def scan_groups(eqn: Any) -> tuple[int, int]:
     """How many of a `scan`'s operands are constants, and how many are carried.
 
-    JAX 0.10 says so in numbers; later versions group the operands in a flat tree.
+    JAX 0.10 has the numbers as parameters; later versions group the operands in a flat tree.
     """
     params = eqn.params
     if "num_consts" in params:
@@ -170,7 +199,7 @@ def scan_groups(eqn: Any) -> tuple[int, int]:
 
 
 def user_frames(source_traceback: Any) -> tuple[tuple[str, int], ...]:
-    """Where in the user's code an equation came from: (file, line) pairs, JAX's own left out."""
+    """Where in the user's code an equation came from: (file, line) pairs, without JAX's own."""
     if source_traceback is None:
         return ()
     return tuple(

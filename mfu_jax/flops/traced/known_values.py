@@ -1,7 +1,7 @@
 """Integers that are known while tracing: loop counters, bounds, positions in a kernel's grid.
 
-A known value is a Python number, a numpy array of them (one for each program of a kernel's grid),
-or a `Table`. All rules work on each of the first two.
+A known value is a Python number, a numpy array with one number per program of a kernel's grid, or a
+`Table`. All rules work on numbers and arrays alike.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from typing import Any
 
 import numpy as np
 
-Known = Any  # or None: not known
+Known = Any  # None: unknown
 
 _LARGEST_TABLE = 2**24  # elements
 
 
 class Table:
-    """A constant array of the traced function, by identity: integers, booleans, or a float mask."""
+    """A constant array of the traced function, by identity: ints, booleans, or a float mask."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values
 
 
 def constant(value: Any) -> Known:
-    """What is known of a constant: a scalar, a `Table`, or nothing."""
+    """The known value of a constant: a scalar, a `Table`, or None."""
     shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
     if dtype is None or isinstance(value, np.generic):
         return scalar(value)
     kind = np.dtype(dtype).kind if isinstance(dtype, np.dtype | type) else "V"
-    # Floats on a device are parameters; one of the host may be a mask that is added to scores.
+    # Floats on a device are parameters; a host array may be a mask that is added to scores.
     is_readable = kind in "iub" or (kind == "f" and isinstance(value, np.ndarray))
     is_small = is_readable and np.prod(shape, dtype=object) <= _LARGEST_TABLE
     if is_small and getattr(value, "is_fully_addressable", True):
@@ -39,7 +39,7 @@ def constant(value: Any) -> Known:
 
 
 def scalar(value: Any) -> int | float | None:
-    """A scalar constant as a Python number, None if its value cannot be had."""
+    """A scalar constant as a Python number, None if its value is not available."""
     if isinstance(value, int | float):
         return value
     if getattr(value, "shape", None) != () or not isinstance(value, np.ndarray | np.generic):
@@ -49,7 +49,7 @@ def scalar(value: Any) -> int | float | None:
 
 
 def _divide(a: Any, b: Any) -> Any:
-    """Integer division towards zero, as XLA has it."""
+    """Integer division towards zero, as in XLA."""
     return np.sign(a) * np.sign(b) * (np.abs(a) // np.maximum(np.abs(b), 1))
 
 
@@ -81,7 +81,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 
 
 def evaluate(eqn: Any, known: Sequence[Known]) -> Known:
-    """The value of an integer scalar computed from known scalars, None if it cannot be known."""
+    """The value of an integer scalar computed from known scalars, None if unknown."""
     name = eqn.primitive.name
     if any(v is None or isinstance(v, Table) for v in known) or len(eqn.outvars) != 1:
         return None

@@ -1,8 +1,8 @@
 """Textbook FLOPs of factorisations, triangular solves and Fourier transforms.
 
 n³-order counts are from Golub and Van Loan, Matrix Computations (4th ed.), and LAPACK Working Note
-41; lower orders are dropped. A library may do more or less. Each is an int: the counts with a third
-of a power are rounded down once a matrix.
+41; lower orders are dropped. A library may do more or less. Counts with a third of a power are
+rounded down once per matrix, so that each is an int.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mfu_jax.flops.traced.rules import batch_of, register_rule
 
 
 def _matrices(eqn: Any) -> tuple[int, int, int]:
-    """How many matrices the first operand holds, their long and their short side."""
+    """The number of matrices in the first operand, their long side and their short side."""
     shape = eqn.invars[0].aval.shape
     return batch_of(shape), max(shape[-2:]), min(shape[-2:])
 
@@ -42,14 +42,14 @@ def lu(eqn: Any) -> int:
 
 @register_rule("geqrf", "geqp3")
 def geqrf(eqn: Any) -> int:
-    """2·m·n² − 2n³/3: R, and the reflectors that Q is made of."""
+    """2·m·n² − 2n³/3: R, and the reflectors that make up Q."""
     batch, m, n = _matrices(eqn)
     return batch * (2 * m * n**2 - -(-2 * n**3 // 3))
 
 
 @register_rule("qr")
 def qr_with_q(eqn: Any) -> int:
-    """R and, as `householder_product` counts it, the thin or the full Q."""
+    """R and the thin or full Q, which counts like `householder_product`."""
     batch, _, n = _matrices(eqn)
     rows = eqn.invars[0].aval.shape[-2]
     columns = rows if eqn.params["full_matrices"] else min(rows, n)
@@ -133,14 +133,14 @@ def svd(eqn: Any) -> int:
 
 @register_rule("symmetric_product")
 def symmetric_product(eqn: Any) -> int:
-    """alpha·A·Aᵀ + beta·C, all of its entries: 2·n²·k."""
+    """alpha·A·Aᵀ + beta·C, all entries: 2·n²·k."""
     shape = eqn.invars[0].aval.shape
     return 2 * math.prod(shape) * shape[-2]
 
 
 @register_rule("fft")
 def fft(eqn: Any) -> int:
-    """5·N·log₂N for a complex transform of N points, half of it for a real one (rounded)."""
+    """5·N·log₂N for a complex transform of N points, half that for a real one (rounded)."""
     sizes = [int(size) for size in eqn.params["fft_lengths"]]
     points = math.prod(sizes)
     signal = (eqn.invars[0] if _is_complex(eqn.outvars[0]) else eqn.outvars[0]).aval

@@ -1,10 +1,11 @@
-"""How often a `while` of a jaxpr runs, where its condition compares a counter with a bound."""
+"""Trip counts of a jaxpr's `while` loops whose condition compares a counter with a bound."""
 
 from __future__ import annotations
 
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ _COMPARE = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
 
 
-def trip_count(
+def jaxpr_trip_count(
     condition: Any,
     body: Any,
     known: Sequence[Known],
@@ -27,49 +28,33 @@ def trip_count(
     body_consts: int,
     constants: Mapping[Any, Known] | None = None,
 ) -> Known:
-    """Iterations of a `while`: a number, an array of them (one a program of a grid), or None.
+    """Iterations of a `while`: a number, an array (one per program of a grid), or None.
 
-    The few integers that the condition depends on are followed through three iterations; if they
-    do not grow evenly, through all of them.
+    Follows the few integers that the condition depends on through three iterations, and through all
+    of them if they do not grow evenly.
 
     Args:
         condition: the open jaxpr (constants, carry) → bool.
         body: the open jaxpr (constants, carry) → carry.
-        known: of the condition's constants, the body's constants, the initial carry.
-        constants: what is known of the constants inside of the two.
+        known: values of the condition's constants, the body's constants, the initial carry.
+        cond_consts: number of the condition's constants.
+        body_consts: number of the body's constants.
+        constants: known values of constants inside the two jaxprs.
     """
-    start = known[cond_consts + body_consts :]
-    needed: set[int] = set()
-
-    def reader(jaxpr: Any, fixed: Sequence[Known], carry: Mapping[int, Known]) -> _Scalars:
-        def read(index: int) -> Known:
-            if index < len(fixed):
-                return fixed[index]
-            needed.add(index - len(fixed))
-            return carry.get(index - len(fixed))
-
-        return _Scalars(jaxpr, read, constants or {})
-
-    def difference(carry: Mapping[int, Known]) -> tuple[str, Known]:
-        scalars = reader(condition, known[:cond_consts], carry)
-        return scalars.comparison(condition.outvars[0])
-
-    def after(carry: Mapping[int, Known]) -> dict[int, Known]:
-        fixed = known[cond_consts : cond_consts + body_consts]
-        scalars = reader(body, fixed, carry)
-        return {i: scalars.value(body.outvars[i]) for i in list(carry)}
-
-    carry: dict[int, Known] = {}
-    while True:  # until all that the condition depends on is in the carry
-        name, distance = difference(carry)
-        after(carry)
-        if needed <= carry.keys():
-            break
-        carry = {i: start[i] for i in needed}
-    distances = []
+    loop = _Loop(
+        condition=condition,
+        body=body,
+        cond_fixed=known[:cond_consts],
+        body_fixed=known[cond_consts : cond_consts + body_consts],
+        start=known[cond_consts + body_consts :],
+        constants=constants or {},
+    )
+    carry = loop.first_carry()
+    distances: list[Any] = []
     trips: Any = 0
     runs: Any = True
     for _ in range(_MAX_SIMULATED):
+        name, distance = loop.distance(carry)
         if distance is None:
             return None
         distances.append(distance)
@@ -79,13 +64,54 @@ def trip_count(
         if not np.any(runs):
             return trips if np.ndim(trips) else int(trips)
         trips = trips + np.asarray(runs, np.int64)
-        carry = after(carry)
-        distance = difference(carry)[1]
+        carry = loop.next_carry(carry)
     return None
 
 
+@dataclass(kw_only=True)
+class _Loop:
+    """The integers that one loop's condition depends on: entries of its carry, by index."""
+
+    condition: Any
+    body: Any
+    cond_fixed: Sequence[Known]
+    body_fixed: Sequence[Known]
+    start: Sequence[Known]
+    constants: Mapping[Any, Known]
+    needed: set[int] = field(default_factory=set)  # indices of the carry that were read
+
+    def first_carry(self) -> dict[int, Known]:
+        """Initial values of all entries that the condition depends on, found by trial."""
+        carry: dict[int, Known] = {}
+        while True:
+            self.distance(carry)
+            self.next_carry(carry)
+            if self.needed <= carry.keys():
+                return carry
+            carry = {i: self.start[i] for i in self.needed}
+
+    def distance(self, carry: Mapping[int, Known]) -> tuple[str, Known]:
+        """The condition's comparison, and left − right."""
+        scalars = self._scalars(self.condition, self.cond_fixed, carry)
+        return scalars.comparison(self.condition.outvars[0])
+
+    def next_carry(self, carry: Mapping[int, Known]) -> dict[int, Known]:
+        """The same entries one iteration later."""
+        scalars = self._scalars(self.body, self.body_fixed, carry)
+        return {i: scalars.value(self.body.outvars[i]) for i in carry}
+
+    def _scalars(self, jaxpr: Any, fixed: Sequence[Known], carry: Mapping[int, Known]) -> _Scalars:
+        def read(index: int) -> Known:
+            if index < len(fixed):
+                return fixed[index]
+            self.needed.add(index - len(fixed))
+            return carry.get(index - len(fixed))
+
+        return _Scalars(jaxpr, read, self.constants)
+
+
 class _Scalars:
-    """Evaluates integers of a jaxpr, those that are asked for."""
+    """Evaluates a jaxpr's scalar integers on request."""
 
     def __init__(
         self,
@@ -101,7 +127,7 @@ class _Scalars:
         self.inputs = {v: i for i, v in enumerate(jaxpr.invars)}
 
     def value(self, atom: Any) -> Known:
-        """The value of a scalar integer, None if it is not known (or no such thing)."""
+        """The value of a scalar integer, None if it is unknown or not a scalar integer."""
         if isinstance(atom, Literal):
             return scalar(atom.val)
         if atom.aval.shape != () or atom.aval.dtype.kind not in "iub" or self.depth > _MAX_DEPTH:
@@ -121,7 +147,7 @@ class _Scalars:
         return None if isinstance(found, Table | float) else found
 
     def comparison(self, atom: Any) -> tuple[str, Known]:
-        """By what a boolean was compared, and left − right."""
+        """The comparison that makes a boolean, and left − right."""
         eqn = self.makers.get(atom) if not isinstance(atom, Literal) else None
         if eqn is None or self.depth > _MAX_DEPTH:
             return "", None
@@ -133,7 +159,7 @@ class _Scalars:
         left, right = (self.value(operand) for operand in eqn.invars)
         if left is None or right is None or isinstance(left, float) or isinstance(right, float):
             return "", None
-        # As integers: numpy subtracts no booleans.
+        # As integers: numpy does not subtract booleans.
         return eqn.primitive.name, left * 1 - right * 1
 
     def _called(self, eqn: Any) -> tuple[_Scalars, Any] | None:
@@ -153,7 +179,7 @@ def _is_even(values: Sequence[Any]) -> bool:
 
 
 def _closed_form(name: str, distance: Any, change: Any) -> Known:
-    """How often ``distance + k·change`` compares with 0 as it should, for k = 0, 1, 2, …"""
+    """For how many k = 0, 1, 2, … ``distance + k·change`` compares with 0 by `name`."""
     if np.ndim(change):
         if not np.all(change == change.flat[0]):
             return None
@@ -166,9 +192,9 @@ def _closed_form(name: str, distance: Any, change: Any) -> Known:
     elif change and name in ("le", "ge") and (change > 0) == (name == "le"):
         trips = -distance // change + 1
     elif not np.any(_COMPARE[name](distance, 0)):
-        trips = distance * 0  # it does not run at all
+        trips = distance * 0  # it never runs
     else:
-        return None  # it never gets to its bound
+        return None  # it never reaches its bound
     if trips is None:
         return None
     trips = np.maximum(trips, 0)

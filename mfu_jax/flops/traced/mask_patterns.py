@@ -1,7 +1,7 @@
 """Recognises causal and windowed masks in a jaxpr, from how they are computed.
 
-A mask is made of positions (`iota`, or a constant 0, 1, 2, …), which are broadcast, compared and
-combined. Each such value is followed as a `Pattern`; everything else has none.
+A mask is computed from positions (`iota`, or a constant 0, 1, 2, …) that are broadcast, compared
+and combined. Each such value has a `Pattern`; other values have none.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Kind = Literal["positions", "distance", "keeps", "drops", "bias"]
 
 @dataclass(frozen=True)
 class Pattern:
-    """An array whose elements are known from their position.
+    """An array whose elements are known functions of their position.
 
     Attributes:
         kind: ``positions``: element = Σ sign·(index along dim) + offset, over `terms`.
             ``distance``: the absolute value of such a sum of two indices.
             ``keeps``: true (or 1) where band.low ≤ index along dim a − along dim b ≤ band.high, for
-            `terms` ((a, 1), (b, −1)); everywhere if there are none.
+            `terms` ((a, 1), (b, −1)); everywhere without terms.
             ``drops``: true (or 1) where that does not hold.
             ``bias``: 0 where such a mask keeps a pair, very negative elsewhere.
         terms: (dim, sign) pairs in the order of the dims.
-        partial: the mask keeps only some of the pairs in the band; which ones is not known.
+        partial: the mask keeps an unknown subset of the pairs in the band.
     """
 
     kind: Kind
@@ -45,7 +45,7 @@ class Pattern:
     partial: bool = False
 
     def moved(self, where: Callable[[int], int | None]) -> Pattern | None:
-        """With every dim put elsewhere; None if one is gone."""
+        """The pattern with every dim mapped by `where`; None if one of its dims is gone."""
         moved = [(where(dim), sign) for dim, sign in self.terms]
         if any(dim is None for dim, _ in moved):
             return None
@@ -54,17 +54,18 @@ class Pattern:
 
     @property
     def is_mask(self) -> bool:
+        """Whether it is a boolean mask."""
         return self.kind in ("keeps", "drops")
 
 
-# A score plus this is no score any more.
+# A score plus this has no weight after the softmax.
 _VERY_NEGATIVE = -1e4
 
 EVERYWHERE = Pattern("keeps")
 
 
 def _with_first_positive(pattern: Pattern) -> Pattern:
-    """A mask's first dim is counted positively; positions are as they are."""
+    """A mask with a positive first dim, for comparison; positions stay as they are."""
     if pattern.kind in ("positions", "distance") or not pattern.terms or pattern.terms[0][1] > 0:
         return pattern
     low, high = pattern.band
@@ -76,14 +77,14 @@ def _with_first_positive(pattern: Pattern) -> Pattern:
 
 
 def _inverted(pattern: Pattern | None) -> Pattern | None:
-    """Not this mask; which pairs it keeps stays the same."""
+    """The negated mask; it keeps the same pairs."""
     if pattern is None or not pattern.is_mask:
         return None
     return dataclasses.replace(pattern, kind="drops" if pattern.kind == "keeps" else "keeps")
 
 
 def _as(kind: Literal["keeps", "drops"], pattern: Pattern | None) -> Pattern | None:
-    """The same mask as another kind, which a band with one bound can be."""
+    """The mask as another kind, which is possible for a band with one bound."""
     if pattern is None or not pattern.is_mask or pattern.kind == kind:
         return pattern if pattern is not None and pattern.is_mask else None
     low, high = pattern.band
@@ -94,7 +95,7 @@ def _as(kind: Literal["keeps", "drops"], pattern: Pattern | None) -> Pattern | N
 
 
 def kept_where(mask: Pattern | None, value: bool) -> Pattern | None:
-    """The pairs at which a mask has this value, as a mask that keeps them (or more)."""
+    """A mask that keeps the pairs at which `mask` has this value (or more)."""
     return _as("keeps", mask if value else _inverted(mask))
 
 
@@ -172,7 +173,7 @@ def _broadcast(eqn: Any, pattern: Pattern) -> Pattern | None:
     shape = eqn.invars[0].aval.shape
     dims = eqn.params["broadcast_dimensions"]
     sizes = eqn.outvars[0].aval.shape
-    # A position along a dimension of size 1 that is stretched is no position along the result's.
+    # A stretched dimension of size 1 has no positions along the result's dimension.
     return pattern.moved(lambda d: dims[d] if shape[d] == sizes[dims[d]] else None)
 
 
@@ -242,7 +243,7 @@ def _is_difference(pattern: Pattern) -> bool:
     return pattern.kind == "positions" and sorted(s for _, s in pattern.terms) == [-1, 1]
 
 
-# Each comparison with its sides exchanged.
+# Each comparison with its sides swapped.
 _COMPARISONS = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne", "eq": "eq"}
 
 
@@ -269,7 +270,7 @@ def _compare(name: str, a: Pattern | None, b: Pattern | None) -> Pattern | None:
     difference = _sum(a, b, -1)
     if difference is None or not _is_difference(difference):
         return None
-    bound = -difference.offset  # i − j is compared with it
+    bound = -difference.offset  # compared with i − j
     if name in ("eq", "ne") and bound != int(bound):
         return None
     band = {
@@ -294,7 +295,7 @@ def _compare_mask(name: str, mask: Pattern, number: float | None) -> Pattern | N
 
 
 def _both(a: Pattern | None, b: Pattern | None) -> Pattern | None:
-    """Two masks at once; one that is not known can only keep less than the other alone."""
+    """Both masks at once; an unknown one can only exclude more pairs."""
     masks = [mask for mask in (_as("keeps", a), _as("keeps", b)) if mask]
     bounded = [mask for mask in masks if mask.terms]
     if not bounded:
@@ -308,7 +309,7 @@ def _both(a: Pattern | None, b: Pattern | None) -> Pattern | None:
 
 
 def _either(a: Pattern | None, b: Pattern | None) -> Pattern | None:
-    """One mask or the other: what both drop is dropped."""
+    """One mask or the other: drops the pairs that both drop."""
     for mask, other in ((a, b), (b, a)):
         if mask and mask.is_mask and _number(other) == 0:
             return mask
@@ -316,7 +317,7 @@ def _either(a: Pattern | None, b: Pattern | None) -> Pattern | None:
 
 
 def _product(a: Pattern | None, b: Pattern | None) -> Pattern | None:
-    """Two masks of zeros and ones; or −∞ (nearly) where a mask is 1."""
+    """Two masks of zeros and ones; or a mask times a very negative number."""
     if a is None or b is None:
         return None
     if a.is_mask and b.is_mask:
@@ -334,7 +335,7 @@ def _as_bias(mask: Pattern | None) -> Pattern | None:
 def _select(
     eqn: Any, mask: Pattern | None, if_false: Pattern | None, if_true: Pattern | None
 ) -> Pattern | None:
-    """A mask where another one says so; or 0 there and a very negative number elsewhere."""
+    """A choice by a mask: between masks, or between 0 and a very negative number."""
     if mask is None or not mask.is_mask:
         return None
     zero, one = _number(if_false), _number(if_true)
@@ -355,7 +356,7 @@ def _select(
 
 
 def _number(pattern: Pattern | None) -> float | None:
-    """The number that is everywhere in an array."""
+    """The value of a constant array."""
     if pattern == EVERYWHERE:
         return 1
     is_constant = pattern is not None and pattern.kind == "positions" and not pattern.terms

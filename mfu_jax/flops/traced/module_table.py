@@ -1,7 +1,7 @@
 """`tabulate`: the parameters and FLOPs of every module of a Flax model.
 
-For the time of tracing each call of a module stands in a named scope of its own, so that models
-that never named anything are attributed too.
+While the model is traced, each call of a module runs in its own named scope, so that models without
+named scopes are attributed too.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _this_thread = threading.local()
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleRow:
-    """One module, what is inside it included.
+    """One module, including the modules inside it.
 
     Attributes:
         path: attribute names from the model down, joined by ``/``; empty for the model itself.
         kind: its class, empty for a named scope.
-        parameters: elements of its parameters, None where they cannot be told (named scopes).
+        parameters: elements of its parameters, None where unknown (named scopes).
         forward: FLOPs of its forward pass, all pairs of attention counted.
         backward: FLOPs of its gradient.
-        share: of the whole model's forward and backward.
+        share: its share of the whole model's forward and backward FLOPs.
     """
 
     path: str
@@ -54,7 +54,7 @@ class ModuleRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleTable:
-    """The rows in the order of the modules, and the count that they are shares of."""
+    """The rows, in the order of the modules, and the count of the whole model."""
 
     rows: tuple[ModuleRow, ...]
     count: TracedCount
@@ -91,13 +91,13 @@ def tabulate(model: Any, *args: Any, **kwargs: Any) -> ModuleTable:
 
     Args:
         model: a Flax NNX or Linen module; or any function (a loss, a step), whose named scopes
-            are the rows then, with the phases it has itself.
-        *args: what the model is called with; `jax.ShapeDtypeStruct`s are enough.
+            become the rows, with its own phases.
+        *args: the model's arguments; `jax.ShapeDtypeStruct`s are enough.
         **kwargs: the same, by name.
 
     Returns:
-        A `ModuleTable`; ``print`` it. FLOPs are those of one forward and backward pass for every
-        parameter, by `count_model_flops`.
+        A `ModuleTable`; ``print`` it. Its FLOPs are those of one forward and backward pass for all
+        parameters, by `count_model_flops`.
 
     Raises:
         UserError: the model cannot be traced with these arguments.
@@ -116,7 +116,7 @@ def tabulate(model: Any, *args: Any, **kwargs: Any) -> ModuleTable:
     if not callable(model):
         raise UserError(
             f"tabulate got {type(model).__name__!r}; expected a Flax module or a function; "
-            "pass the model first and then what it is called with: tabulate(model, batch)"
+            "pass the model first and then its arguments: tabulate(model, batch)"
         )
     count, flops = count_with_scopes(model, args, kwargs)
     by_path = {
@@ -150,7 +150,7 @@ def _tabulate_nnx(
         for path, module in nnx.iter_modules(clone):
             number = numbers.get(tuple(map(str, path)))
             if number is not None:
-                # A static attribute: it stays with the module through nnx's own transformations.
+                # A static attribute, which survives nnx's own transformations.
                 setattr(module, _NUMBER, number)
         return _sum_of_floats(clone(*args, **kwargs))
 
@@ -189,8 +189,8 @@ def _tabulate_linen(
     except Exception as error:
         raise UserError(
             f"{type(model).__name__} could not be initialised with the given arguments "
-            f"({type(error).__name__}: {str(error).splitlines()[0]}); expected what the model is "
-            "called with in training; usual cause: a wrong example argument"
+            f"({type(error).__name__}: {str(error).splitlines()[0]}); expected the arguments of a "
+            "training step; usual cause: a wrong example argument"
         ) from error
     parameters = rest.pop("params", {})
     with linen.intercept_methods(enter):
@@ -215,7 +215,7 @@ def _count_modules(
 def _table(
     modules: Mapping[Path, _Module], by_path: Mapping[tuple[str, Path], int], count: TracedCount
 ) -> ModuleTable:
-    """One row a module, with what is inside it."""
+    """One row per module, including the modules inside it."""
 
     def inside(path: Path, phase: str) -> int:
         return sum(n for (p, at), n in by_path.items() if p == phase and at[: len(path)] == path)
@@ -241,25 +241,30 @@ def _natural_order(path: Path) -> list[tuple[bool, int, str]]:
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in path]
 
 
+# Classes are shared by all threads: the methods that one tabulation restores must be originals.
+_patching = threading.RLock()
+
+
 @contextlib.contextmanager
 def _methods_in_scopes(classes: set[type]) -> Iterator[None]:
-    """While tracing in here (on this thread), methods of numbered modules run in a named scope."""
+    """While this thread traces in here, methods of numbered modules run in a named scope."""
     owners = {base for c in classes for base in c.__mro__ if _is_below_module(base)}
-    originals = [
-        (owner, name, method)
-        for owner in owners
-        for name, method in vars(owner).items()
-        if isinstance(method, types.FunctionType) and (name == "__call__" or name[0] != "_")
-    ]
-    _this_thread.names_modules = True
-    try:
-        for owner, name, method in originals:
-            setattr(owner, name, _in_scope(method))
-        yield
-    finally:
-        _this_thread.names_modules = False
-        for owner, name, method in originals:
-            setattr(owner, name, method)
+    before = getattr(_this_thread, "names_modules", False)
+    with _patching, contextlib.ExitStack() as restore:
+        for owner in owners:
+            for name, method in list(vars(owner).items()):
+                if _is_traced_method(name, method):
+                    restore.callback(setattr, owner, name, method)
+                    setattr(owner, name, _in_scope(method))
+        _this_thread.names_modules = True
+        try:
+            yield
+        finally:
+            _this_thread.names_modules = before
+
+
+def _is_traced_method(name: str, method: Any) -> bool:
+    return isinstance(method, types.FunctionType) and (name == "__call__" or name[0] != "_")
 
 
 def _is_below_module(cls: type) -> bool:
@@ -279,7 +284,7 @@ def _in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _split_arrays(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """The arrays of a tree, and what puts others in their place beside its static leaves."""
+    """The arrays of a tree, and a function that puts others in their place."""
     leaves, structure = jax.tree.flatten(tree)
     places = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape")]
 
@@ -293,7 +298,7 @@ def _split_arrays(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
 
 
 def _sum_of_floats(tree: Any) -> jax.Array:
-    """Something to differentiate: every float result, added up."""
+    """The sum of all float results, to differentiate."""
     arrays = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
     return sum((jnp.sum(x.astype(jnp.float32)) for x in arrays), jnp.float32(0))
 

@@ -1,43 +1,43 @@
-"""The FLOPs inside a Pallas kernel: its body for each program of its grid.
+"""FLOPs inside a Pallas kernel: its body for each program of its grid.
 
-Conditions on the position in the grid (the blocks that a causal kernel skips) and on constant
-tables (the block mask of splash attention) are worked out for every program at once.
+Conditions on the position in the grid (blocks that a causal kernel skips) and on constant tables
+(splash attention's block mask) are evaluated for all programs at once.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jax.extend.core import Literal
 
+from mfu_jax.flops.kernels import AttentionKernel, kernels_named
 from mfu_jax.flops.traced import jax_internals
 from mfu_jax.flops.traced.flow import operand_dtype
 from mfu_jax.flops.traced.known_values import Known, Table, evaluate, scalar
-from mfu_jax.flops.traced.loops import trip_count
+from mfu_jax.flops.traced.loops import jaxpr_trip_count
 from mfu_jax.flops.traced.rules import RULES
 
-# Matmuls of Mosaic GPU kernels, whose operands are memory references without a shape of their own.
+# Matmuls of Mosaic GPU kernels, whose operands are memory references without shapes.
 _OPAQUE = {"wgmma", "wgmma_ref", "tcgen05_mma"}
 
-# Loops are walked one iteration at a time where their counter decides something, up to this length.
+# Loops whose counter a condition may depend on are unrolled up to this length.
 _LONGEST_UNROLLED = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelCost:
+class PallasCost:
     """Matmul FLOPs of one call of a kernel.
 
     Attributes:
         name: the kernel's name, as a custom call in HLO carries it.
-        flops: what its programs run, skipped blocks left out, by dtype.
-        unskipped: the same if no condition skipped anything.
-        unknown: what could not be worked out.
+        flops: FLOPs that its programs run, without skipped blocks, by dtype.
+        unskipped: the same if no block were skipped.
+        unknown: what could not be determined.
     """
 
     name: str
@@ -46,59 +46,36 @@ class KernelCost:
     unknown: tuple[str, ...] = ()
 
 
-class AttentionKernel(NamedTuple):
-    """Matmuls over all pairs: those of the mathematics, and those that the kernel does.
-
-    Its operands begin with Q and K, whose positions lie along `sequence_dim`.
-    """
-
-    model: int
-    executed: int
-    sequence_dim: int = -2
-
-    def sequence_sizes(self, eqn: Any) -> tuple[int, int]:
-        """Queries and keys of a `pallas_call`."""
-        first = eqn.params["grid_mapping"].num_index_operands
-        q, k = (v.aval.shape for v in eqn.invars[first : first + 2])
-        return q[self.sequence_dim], k[self.sequence_dim]
-
-
-# Flash attention's backward computes the scores again: of its matmuls only dV, dP, dK and dQ are
-# the gradient. By kernel name: those bundled with JAX.
-ATTENTION_KERNELS: dict[str, AttentionKernel] = {
-    r"_?flash_attention_kernel.*|splash_\w*_fwd\w*": AttentionKernel(2, 2),
-    r"_?flash_attention_dkv_kernel|flash_mha_bwd_dkv\w*": AttentionKernel(2, 4),
-    r"_?flash_attention_dq_kernel|flash_mha_bwd_dq\w*|splash_\w*_dq\w*": AttentionKernel(2, 3),
-    r"mha_forward": AttentionKernel(2, 2, sequence_dim=-3),
-    r"mha_backward": AttentionKernel(4, 7, sequence_dim=-3),
-}
-
-
 def attention_kernel(eqn: Any) -> AttentionKernel | None:
-    """What is known of a `pallas_call` by its name; None if it is no attention kernel."""
-    name = kernel_name(eqn)
-    if re.fullmatch(r"splash_\w*_dkv\w*", name):
-        # dK and dV come last; what else is of the size of Q is dQ, the rest is scratch space.
-        query_size = max(v.aval.size for v in eqn.invars)
-        is_fused = any(v.aval.size >= query_size for v in eqn.outvars[:-2])
-        return AttentionKernel(4, 5) if is_fused else AttentionKernel(2, 4)
-    for pattern, kernel in ATTENTION_KERNELS.items():
-        if re.fullmatch(pattern, name):
-            return kernel
-    return None
+    """The registered kernel that a `pallas_call` runs, None if it is not one of attention."""
+    kernels = kernels_named(pallas_name(eqn))
+    if len(kernels) < 2:
+        return kernels[0] if kernels else None
+    # dK and dV come last; a further result as large as Q is dQ, the others are scratch space.
+    query_size = max(v.aval.size for v in eqn.invars)
+    has_dq = any(v.aval.size >= query_size for v in eqn.outvars[:-2])
+    return next((kernel for kernel in kernels if ("dQ" in kernel.products) == has_dq), None)
 
 
-def kernel_name(eqn: Any) -> str:
+def sequence_sizes(eqn: Any, kernel: AttentionKernel) -> tuple[int, int]:
+    """Queries and keys of a `pallas_call`, whose operands follow the grid's own."""
+    first = eqn.params["grid_mapping"].num_index_operands
+    q, k = (v.aval.shape for v in eqn.invars[first : first + 2])
+    assert kernel.sequence_dim is not None
+    return q[kernel.sequence_dim], k[kernel.sequence_dim]
+
+
+def pallas_name(eqn: Any) -> str:
     """The name under which a `pallas_call` appears in HLO."""
     return str(eqn.params.get("name") or eqn.params["jaxpr"].debug_info.func_name)
 
 
-def kernel_cost(eqn: Any, operands: Sequence[Known]) -> KernelCost:
+def pallas_cost(eqn: Any, operands: Sequence[Known]) -> PallasCost:
     """Counts a `pallas_call`.
 
     Args:
         eqn: the equation.
-        operands: what is known of its operands; a `Table` where one is a constant.
+        operands: known values of its operands; a `Table` for a constant.
     """
     mapping = eqn.params["grid_mapping"]
     grid = tuple(size if isinstance(size, int) else 1 for size in mapping.grid)
@@ -106,15 +83,15 @@ def kernel_cost(eqn: Any, operands: Sequence[Known]) -> KernelCost:
     tables: list[Known] = list(operands[: mapping.num_index_operands])
     refs = [*tables, *[None] * (len(jaxpr.invars) - len(tables))]
     programs = np.ones(grid, np.int64)
-    # Dimensions that vmap added are no axes to the kernel.
+    # The kernel does not see the grid dimensions that vmap added.
     axes = tuple(d for d in range(len(grid)) if d not in mapping.vmapped_dims)
     exact, unskipped = _Programs(grid, axes), _Programs(grid, axes, skips=False)
     for run in (exact, unskipped):
         run.walk(jaxpr, refs, programs)
         if grid != tuple(mapping.grid):
             run.unknown.add("the grid's size depends on data: one program was counted")
-    return KernelCost(
-        name=kernel_name(eqn),
+    return PallasCost(
+        name=pallas_name(eqn),
         flops=exact.flops,
         unskipped=unskipped.flops,
         unknown=tuple(sorted(exact.unknown)),
@@ -123,7 +100,7 @@ def kernel_cost(eqn: Any, operands: Sequence[Known]) -> KernelCost:
 
 @dataclass
 class _Programs:
-    """All programs of a grid, run side by side on what is known of their integers."""
+    """All programs of a grid, run at once on their known integers."""
 
     grid: tuple[int, ...]
     axes: tuple[int, ...]
@@ -132,7 +109,7 @@ class _Programs:
     unknown: set[str] = field(default_factory=set)
 
     def walk(self, jaxpr: Any, known: Sequence[Known], times: np.ndarray) -> list[Known]:
-        """Runs a jaxpr `times` (an array over the grid); returns what is known of its results."""
+        """Runs a jaxpr `times` (an array over the grid); returns its known results."""
         env: dict[Any, Known] = dict.fromkeys(jaxpr.constvars)
         env.update(zip(jaxpr.invars, known, strict=True))
 
@@ -172,7 +149,7 @@ class _Programs:
             return [evaluate(eqn, known)] if len(nothing) == 1 else nothing
         results: Sequence[Known] = nothing
         for jaxpr in inner:
-            # run_scoped and its like give their body references of its own.
+            # run_scoped and the like pass their body further references.
             padded = [*known, *[None] * len(jaxpr.invars)][: len(jaxpr.invars)]
             results = self.walk(jaxpr, padded, times)
         return results if len(results) == len(nothing) else nothing
@@ -187,9 +164,9 @@ class _Programs:
                 attempt = _Programs(self.grid, self.axes, self.skips)
                 attempt.walk(branch, operands, times)
                 tried.append(attempt)
-            dearest = max(tried, key=lambda attempt: attempt.flops.total())
-            self.flops += dearest.flops
-            self.unknown |= dearest.unknown
+            costliest = max(tried, key=lambda attempt: attempt.flops.total())
+            self.flops += costliest.flops
+            self.unknown |= costliest.unknown
             if self.skips and len({attempt.flops.total() for attempt in tried}) > 1:
                 self.unknown.add("which blocks a condition skips: none were")
             return nothing
@@ -223,9 +200,9 @@ class _Programs:
         inner = jax_internals.inner_jaxprs(eqn.params)
         (condition,), (body,) = inner["cond_jaxpr"], inner["body_jaxpr"]
         cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        trips = trip_count(condition, body, known, cond_consts, body_consts)
+        trips = jaxpr_trip_count(condition, body, known, cond_consts, body_consts)
         if trips is not None and not self.skips:
-            trips = np.max(trips)  # of the program that skips nothing
+            trips = np.max(trips)  # the program that skips the least
         before = self.flops.total()
         carry = [None] * (len(body.invars) - body_consts)
         fixed = known[cond_consts : cond_consts + body_consts]
@@ -236,7 +213,7 @@ class _Programs:
 
 
 def _decides(jaxpr: Any) -> bool:
-    """Whether there is a condition or a loop in here, which may depend on a counter."""
+    """Whether a jaxpr has a condition or loop, which may depend on a counter."""
     return any(
         eqn.primitive.name in ("cond", "while")
         or any(_decides(j) for js in jax_internals.inner_jaxprs(eqn.params).values() for j in js)
@@ -245,7 +222,7 @@ def _decides(jaxpr: Any) -> bool:
 
 
 def _look_up(eqn: Any, known: list[Known]) -> Known:
-    """Elements of a constant table at known positions, if single elements are read."""
+    """Elements of a constant table at known positions, where single elements are read."""
     table, *indices = known
     structure = eqn.params["tree"]
     if eqn.outvars[0].aval.shape != () or any(i is None for i in indices):

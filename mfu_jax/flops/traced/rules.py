@@ -1,7 +1,7 @@
-"""The matmul FLOPs of one JAX primitive, one short rule each.
+"""Matmul FLOPs of JAX primitives, one short rule each.
 
-A rule is given the equation and returns its FLOPs as an int: twice the multiply-adds. Another
-primitive's cost is taught in the same way:
+A rule takes the equation and returns its FLOPs as an int: twice the multiply-adds. Add a
+primitive's cost in the same way:
 
     @register_rule("my_matmul")
     def _(eqn) -> int:
@@ -24,7 +24,7 @@ def register_rule(*primitives: str) -> Callable[[Rule], Rule]:
     """Makes the decorated function the cost of these primitives in every traced count.
 
     Args:
-        primitives: names, as `eqn.primitive.name` has them.
+        primitives: names, as in `eqn.primitive.name`.
 
     >>> @register_rule("my_matmul")
     ... def cost_of_my_matmul(eqn):
@@ -43,7 +43,7 @@ def register_rule(*primitives: str) -> Callable[[Rule], Rule]:
 
 @register_rule("dot_general", "scaled_dot")
 def dot_general(eqn: Any) -> int:
-    """2 · (every element of the result) · (the contracted sizes)."""
+    """2 · elements of the result · contracted elements."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
     lhs = eqn.invars[0].aval.shape
     return 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(lhs[d] for d in contracted)
@@ -57,9 +57,9 @@ def scaled_matmul(eqn: Any) -> int:
 
 @register_rule("ragged_dot_general", "ragged_dot")
 def ragged_dot(eqn: Any) -> int:
-    """Each row meets one group's matrix only: the groups' dimension of the result costs nothing.
+    """Each row is multiplied by one group's matrix only, so the groups' dimension costs nothing.
 
-    Rows that belong to no group (padding at the end) are counted: their number is data.
+    Rows of no group (padding at the end) are counted: their number is data.
     """
     lhs, rhs = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape
     numbers = eqn.params["ragged_dot_dimension_numbers"]
@@ -71,11 +71,10 @@ def ragged_dot(eqn: Any) -> int:
 
 @register_rule("conv_general_dilated")
 def convolution(eqn: Any) -> int:
-    """2 · batch · output features · input features of a group · pairs of real positions.
+    """2 · batch · output features · input features per group · pairs of real positions.
 
-    Padding and the holes of dilation are zeros that nothing has to be multiplied with. The pairs
-    of (output position, kernel position) that meet an element are the same ones in the forward
-    convolution and in both of its gradients, so that these three cost the same.
+    Padding and the holes of dilation are zeros that need no multiplication. The forward convolution
+    and its two gradients use the same pairs of output and kernel position, so they cost the same.
     """
     numbers = eqn.params["dimension_numbers"]
     lhs, rhs, out = (v.aval.shape for v in (eqn.invars[0], eqn.invars[1], eqn.outvars[0]))
@@ -117,19 +116,19 @@ def real_pairs(
     input_dilation: int = 1,
     kernel_dilation: int = 1,
 ) -> int:
-    """Pairs of output and kernel positions along one axis that meet an element of the input.
+    """Pairs of output and kernel positions along one axis that read an element of the input.
 
-    Output o and kernel position k meet position o·stride + k·kernel_dilation − low_padding of the
-    dilated input, whose elements stand at the multiples of input_dilation up to
+    Output o and kernel position k read position o·stride + k·kernel_dilation − low_padding of the
+    dilated input, whose elements are at the multiples of input_dilation up to
     (inputs − 1)·input_dilation.
 
-    >>> real_pairs(inputs=5, kernel=3, outputs=5, low_padding=1)  # "SAME": 3·5 less the two ends
+    >>> real_pairs(inputs=5, kernel=3, outputs=5, low_padding=1)  # "SAME": 3·5 minus the two ends
     13
     """
     last = (inputs - 1) * input_dilation
     if inputs == 0:
         return 0
-    if kernel > outputs:  # the two play the same part; walk the shorter one
+    if kernel > outputs:  # the two are symmetric; loop over the shorter one
         kernel, outputs, stride, kernel_dilation = outputs, kernel, kernel_dilation, stride
     period = input_dilation // math.gcd(stride, input_dilation)
     total = 0
@@ -140,7 +139,7 @@ def real_pairs(
         )
         if first is None:
             continue
-        start = max(0, -(offset // stride))  # the least o with o·stride + offset ≥ 0
+        start = max(0, -(offset // stride))  # the smallest o with o·stride + offset ≥ 0
         end = min(outputs - 1, (last - offset) // stride)
         start += (first - start) % period
         if end >= start:
@@ -149,7 +148,7 @@ def real_pairs(
 
 
 def batch_of(shape: Sequence[int], matrix_dimensions: int = 2) -> int:
-    """How many matrices a stack of them holds.
+    """The number of matrices in a stack.
 
     >>> batch_of((7, 5, 3, 3))
     35

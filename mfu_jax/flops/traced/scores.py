@@ -1,4 +1,4 @@
-"""Follows products of queries and keys through a jaxpr, and the masks that are laid over them."""
+"""Follows products of queries and keys through a jaxpr, and the masks applied to them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from mfu_jax.flops.traced import mask_patterns
+from mfu_jax.flops.traced.declared_masks import declared_around, declared_mask
 from mfu_jax.flops.traced.flow import Flow, Origin, Score
 from mfu_jax.flops.traced.mask_patterns import Pattern
-from mfu_jax.flops.traced.pairs import Band, KeptPairs, kept_pairs, told_around, told_mask
+from mfu_jax.flops.traced.pairs import Band, KeptPairs, kept_pairs
 
-# Of a product of scores; the cotangent that comes from a plain sum is a constant.
+# Operands of a product of scores; the cotangent of a plain sum is a constant.
 _NO_PARAMETERS = {Origin.CONSTANT, Origin.ACTIVATION}
 
 
 class Scores:
-    """The products that may be scores, by number, and what is known of their masks.
+    """The products that may be scores, by number, and their masks.
 
     Attributes:
-        masks: the pairs that a mask keeps, where one was seen or told.
+        masks: the pairs that a recognised or declared mask keeps.
     """
 
     def __init__(self) -> None:
@@ -29,43 +30,43 @@ class Scores:
     def of_matmul(
         self, eqn: Any, operands: Sequence[Flow], stack: str
     ) -> tuple[tuple[int, ...], frozenset[Score]]:
-        """Numbers of the masked scores that a matmul uses, or else those that it makes."""
+        """Numbers of the masked scores that a matmul uses, or of those that it makes."""
         numbers = {s.number for flow in operands for s in flow.scores}
         used = tuple(sorted(numbers & self.masks.keys()))
         if used:
             return used, frozenset()
         origins = {flow.origin for flow in operands}
-        # Queries, keys and values are activations, or the arguments of a function that is
-        # attention alone. A told mask holds for these only: projections stand in the same scope.
+        # Queries, keys and values are activations, or arguments of a function that is nothing but
+        # attention. A declared mask applies to these only: projections share its scope.
         is_activations = origins <= _NO_PARAMETERS
         is_arguments = origins == {Origin.INPUT}
-        if not (is_activations or is_arguments or _is_batched(eqn)):
+        if not (is_activations or is_arguments or is_batched(eqn)):
             return (), frozenset()
-        is_attention = is_activations or (is_arguments and _is_batched(eqn))
+        is_attention = is_activations or (is_arguments and is_batched(eqn))
         number = self.new(stack, _pair_sizes(eqn) if is_attention else None)
         return (number,), frozenset({Score(number, eqn.outvars[0].aval.size)})
 
     def new(self, stack: str, sizes: tuple[int, int] | None) -> int:
-        """The number of a new product; of sizes (queries, keys) where it is attention."""
+        """The number of a new product; `sizes` are (queries, keys) if it is attention."""
         number = self._made
         self._made += 1
         if sizes is not None:
-            if told := told_mask(stack):
-                self.masks[number] = told.kept(*sizes)
-            elif told := told_around():  # of the whole function: what is seen in it goes before
-                self.masks[number] = told.kept(*sizes)._replace(told=False)
+            if declared := declared_mask(stack):
+                self.masks[number] = declared.kept(*sizes)
+            elif declared := declared_around():  # masks recognised in the function override it
+                self.masks[number] = declared.kept(*sizes)._replace(declared=False)
         return number
 
     def mask(self, number: int, band: Band, queries: int, keys: int) -> None:
-        """Takes out of a product of scores the pairs that a band drops."""
-        if number in self.masks and self.masks[number].told:
+        """Removes the pairs that a band drops from a product of scores."""
+        if number in self.masks and self.masks[number].declared:
             return
         before, *_ = self._bands.get(number, (Band(),))
         self._bands[number] = (before & band, queries, keys)
         self.masks[number] = kept_pairs(before & band, queries, keys)
 
     def follow(self, eqn: Any, flows: Sequence[Flow], result: Flow) -> None:
-        """Notes the masks that an elementwise equation lays over the scores in its result."""
+        """Records the masks that an elementwise equation applies to the scores in its result."""
         if not result.scores:
             return
         for flow, variable in zip(flows, eqn.invars, strict=True):
@@ -76,7 +77,7 @@ class Scores:
                 for score in result.scores:
                     self.mask(score.number, mask.band, shape[a], shape[b])
         if eqn.primitive.name == "mul" and len(result.scores) > 1:
-            # The softmax's gradient: where a probability is 0, its cotangent is not needed.
+            # The softmax's gradient: the cotangent of a probability of 0 is not needed.
             numbers = [score.number for score in result.scores]
             for band in [self._bands[n] for n in numbers if n in self._bands]:
                 for number in numbers:
@@ -87,7 +88,7 @@ class Scores:
 
 
 def _kept(eqn: Any, pattern: Pattern, flows: Sequence[Flow], result: Flow) -> Pattern | None:
-    """The pairs that remain scores where this pattern is an operand, if it takes any out."""
+    """The pairs that stay scores with this pattern as an operand, None if it removes none."""
     name = eqn.primitive.name
     if name == "add":
         return pattern if pattern.kind == "bias" else None
@@ -96,7 +97,7 @@ def _kept(eqn: Any, pattern: Pattern, flows: Sequence[Flow], result: Flow) -> Pa
     if name == "select_n" and len(flows) == 3 and pattern is flows[0].pattern:
         with_scores = [bool(flow.scores & result.scores) for flow in flows[1:]]
         if with_scores.count(True) != 1:
-            return None  # a choice between scores, all of which are needed
+            return None  # a choice between scores that are all needed
         value = with_scores.index(True) == 1
         other = flows[1 if value else 2]
         is_filled = other.origin != Origin.ACTIVATION
@@ -105,7 +106,7 @@ def _kept(eqn: Any, pattern: Pattern, flows: Sequence[Flow], result: Flow) -> Pa
 
 
 def _pair_sizes(eqn: Any) -> tuple[int, int]:
-    """Queries and keys of a product of scores: equal free sizes, else the largest ones."""
+    """Queries and keys of a product of scores: equal free sizes, else the largest."""
     if eqn.primitive.name != "dot_general":
         return 1, 1
     lhs, rhs = (v.aval.shape for v in eqn.invars)
@@ -116,6 +117,7 @@ def _pair_sizes(eqn: Any) -> tuple[int, int]:
     return max(candidates, key=lambda pair: (pair[0] == pair[1], pair[0] * pair[1]))
 
 
-def _is_batched(eqn: Any) -> bool:
+def is_batched(eqn: Any) -> bool:
+    """Whether both operands of a ``dot_general`` have a batch dimension."""
     numbers = eqn.params.get("dimension_numbers")
     return eqn.primitive.name == "dot_general" and bool(numbers[1][0])

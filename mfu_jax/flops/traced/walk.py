@@ -1,4 +1,4 @@
-"""Walks a jaxpr, multiplies loop bodies by their trip counts, and says what each matmul is for."""
+"""Walks a jaxpr, multiplies loop bodies by their trip counts, and classifies each matmul."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any
 from jax.extend.core import Literal, Primitive, primitives
 
 from mfu_jax.flops.count import Unaccounted
+from mfu_jax.flops.kernels import BY_PRIMITIVE
 from mfu_jax.flops.scopes import read_scope
-from mfu_jax.flops.traced import cudnn, jax_internals, mask_patterns
+from mfu_jax.flops.traced import jax_internals, mask_patterns
+from mfu_jax.flops.traced.attention_primitives import fused_attention
 from mfu_jax.flops.traced.flow import (
     INPUT,
     Flow,
-    Matmul,
+    MatmulKind,
     Origin,
     Score,
     Tally,
@@ -25,13 +27,13 @@ from mfu_jax.flops.traced.flow import (
     operand_dtype,
 )
 from mfu_jax.flops.traced.known_values import Known, constant, evaluate, scalar
-from mfu_jax.flops.traced.loops import trip_count
+from mfu_jax.flops.traced.loops import jaxpr_trip_count
 from mfu_jax.flops.traced.pairs import Band, KeptPairs
-from mfu_jax.flops.traced.pallas import attention_kernel, kernel_cost
+from mfu_jax.flops.traced.pallas import attention_kernel, pallas_cost, sequence_sizes
 from mfu_jax.flops.traced.rules import RULES
-from mfu_jax.flops.traced.scores import Scores
+from mfu_jax.flops.traced.scores import Scores, is_batched
 
-# Primitives that hold one jaxpr and run it once, with their own operands and results.
+# Primitives that run one jaxpr once, with their own operands and results.
 _CALLS = {
     "closed_call",
     "core_call",
@@ -50,7 +52,7 @@ _CALLS = {
     "xla_metadata_call",
 }
 
-# Beside the primitives that JAX exports: data movement, collectives, random bits, references.
+# Primitives without matmuls that JAX does not export: data movement, collectives, references.
 _FREE = {
     "addupdate", "all_gather_invariant", "all_gather_reduced", "bitcast_convert_type",
     "broadcast_to", "debug_callback", "debug_print", "dimension_size", "empty", "empty_ref",
@@ -69,19 +71,19 @@ _FREE |= {p.name for p in vars(primitives).values() if isinstance(p, Primitive)}
 
 
 class Walker:
-    """Counts jaxprs; a jaxpr that occurs again in the same role is walked once."""
+    """Counts jaxprs; a jaxpr that recurs in the same role is walked once."""
 
     def __init__(self) -> None:
         self.saw_checkpoint = False
-        self.kernels: dict[str, set[int | None]] = {}  # None: not known to the last block
+        self.kernels: dict[str, set[int | None]] = {}  # None: skipped blocks unknown
         self.scores = Scores()
         self.constants: dict[Any, Flow] = {}
         self.known_constants: dict[Any, Known] = {}
-        # The jaxpr is kept in the value, so that its id cannot come to mean another one.
+        # The value holds the jaxpr, so that its id cannot be reused.
         self._seen: dict[Any, tuple[Any, list[Flow], Tally]] = {}
 
     def count(self, jaxpr: Any, constants: Mapping[Any, Any]) -> Tally:
-        """The work of one run of a whole function, with the constants of all jaxprs in it."""
+        """The work of one run of a whole function, given the constants of all its jaxprs."""
         self.constants = {
             variable: of_constant(constant(value), Origin.INPUT)
             for variable, value in constants.items()
@@ -90,7 +92,7 @@ class Walker:
         return self.walk(jaxpr, [INPUT] * len(jaxpr.invars))[1]
 
     def walk(self, jaxpr: Any, flows: Sequence[Flow], stack: str = "") -> tuple[list[Flow], Tally]:
-        """Follows `flows` through an open jaxpr that stands under the name stack `stack`.
+        """Follows `flows` through an open jaxpr under the name stack `stack`.
 
         Returns:
             The flows of the jaxpr's results and the work of one run.
@@ -136,7 +138,7 @@ class Walker:
             self._unknown_call(eqn, inner, everything, stack, tally)
         elif name not in _FREE:
             tally.unaccounted[
-                _unaccounted(eqn, stack, "this primitive has no known cost; teach it with "
+                _unaccounted(eqn, stack, "this primitive has no known cost; add it with "
                              "mfu_jax.flops.traced.rules.register_rule")
             ] += 1  # fmt: skip
         elif len(eqn.outvars) == 1:
@@ -144,7 +146,7 @@ class Walker:
         return [everything] * len(eqn.outvars)
 
     def _elementwise(self, eqn: Any, flows: list[Flow]) -> Flow:
-        """A result whose elements come from those of the operands."""
+        """The result of an elementwise equation."""
         result = join(flows, eqn.outvars[0].aval.size)
         self.scores.follow(eqn, flows, result)
         return result._replace(
@@ -165,7 +167,7 @@ class Walker:
         tally: Tally,
         scores: tuple[int, ...] = (),
     ) -> list[Flow]:
-        """Adds FLOPs (by dtype) of an equation that stands under `stack`; returns its results."""
+        """Adds the FLOPs (by dtype) of an equation under `stack`; returns its results."""
         phase, scope = read_scope(stack, drop_last=False)
         everything = join(flows)
         operands = flows[:2]
@@ -173,16 +175,16 @@ class Walker:
         if not scores:
             scores, made = self.scores.of_matmul(eqn, operands, stack)
         if phase == "forward" and "jvp(" not in stack and everything.gradient:
-            phase = "optimizer"  # it needs a gradient and is not differentiated itself
+            phase = "optimizer"  # needs a gradient and is not differentiated itself
         for dtype, amount in flops.items():
-            matmul = Matmul(
+            matmul = MatmulKind(
                 phase=phase,
                 scope=scope,
                 dtype=dtype,
                 primitive=eqn.primitive.name,
                 site=eqn.source_info.traceback,
                 has_input=any(flow.origin == Origin.INPUT for flow in operands),
-                is_batched=_is_batched(eqn),
+                is_batched=is_batched(eqn),
                 scores=scores,
             )
             if amount:
@@ -216,9 +218,9 @@ def _scan(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally)
 def _loop(
     walker: Walker, jaxpr: Any, flows: Sequence[Flow], consts: int, carries: int, stack: str
 ) -> tuple[list[Flow], Tally]:
-    """One run of a loop's body, with what its carry is in every iteration.
+    """One run of a loop's body, with flows of the carry that hold in every iteration.
 
-    Weights that one iteration has updated are weights to the next one, and no gradients.
+    Weights that one iteration updates are weights, not gradients, in the next one.
     """
     carry = list(flows[consts : consts + carries])
     rest = list(flows[consts + carries :])
@@ -242,7 +244,7 @@ def _while(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
     _, test = walker.walk(condition, [*flows[:cond_consts], *out_flows], stack)
     known = [flow.known for flow in flows]
     consts = walker.known_constants
-    trips = trip_count(condition, body_jaxpr, known, cond_consts, body_consts, consts)
+    trips = jaxpr_trip_count(condition, body_jaxpr, known, cond_consts, body_consts, consts)
     runs = 1 if trips is None else trips
     tally.add(body, runs)
     tally.add(test, runs + 1)
@@ -258,8 +260,8 @@ def _while(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
 def _pallas_call(
     walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
 ) -> list[Flow]:
-    """The kernel's programs; of an attention kernel all pairs, and no scores a second time."""
-    cost = kernel_cost(eqn, [flow.known for flow in flows])
+    """The kernel's programs; for an attention kernel all pairs, without recomputed scores."""
+    cost = pallas_cost(eqn, [flow.known for flow in flows])
     walker.kernels.setdefault(cost.name, set()).add(None if cost.unknown else cost.flops.total())
     attention = attention_kernel(eqn)
     if attention is None:
@@ -267,13 +269,14 @@ def _pallas_call(
             tally.unaccounted[_unaccounted(eqn, stack, f"{cost.name}: {reason}")] += 1
         return walker.add_work(eqn, cost.flops, flows, stack, tally)
     all_pairs = cost.unskipped.total()
-    number = walker.scores.new(stack, attention.sequence_sizes(eqn))
+    number = walker.scores.new(stack, sequence_sizes(eqn, attention))
     masks = walker.scores.masks
     if number not in masks and cost.flops.total() < all_pairs:
         ran = cost.flops.total()
         masks[number] = KeptPairs("blocks skipped by a kernel", ran, 2 * ran, all_pairs)
-    flops = {d: n * attention.model // attention.executed for d, n in cost.unskipped.items()}
-    arrays = flows[eqn.params["grid_mapping"].num_index_operands :]  # after the tables of a mask
+    needed, run = len(attention.needed), len(attention.products)
+    flops = {dtype: amount * needed // run for dtype, amount in cost.unskipped.items()}
+    arrays = flows[eqn.params["grid_mapping"].num_index_operands :]  # after a mask's tables
     return walker.add_work(eqn, flops, arrays, stack, tally, scores=(number,))
 
 
@@ -284,15 +287,15 @@ def _cond(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally)
         branches = (branches[min(max(index.known, 0), len(branches) - 1)],)
     runs = [walker.walk(branch, operands, stack) for branch in branches]
     totals = [body.total for _, body in runs]
-    dearest = max((body for _, body in runs), key=lambda body: body.total)
+    costliest = max((body for _, body in runs), key=lambda body: body.total)
     unknown: Counter[Unaccounted] = Counter()
-    for _, body in runs:  # what is not known may be in any of them
+    for _, body in runs:  # any of them may have unaccounted work
         unknown |= body.unaccounted
-    tally.add(Tally(dearest.flops, unknown))
+    tally.add(Tally(costliest.flops, unknown))
     if len(set(totals)) > 1:
         reason = (
             f"the branches cost {', '.join(map(str, totals))} FLOPs; which one runs depends on "
-            "data, the dearest was counted"
+            "data, the most expensive one was counted"
         )
         tally.unaccounted[_unaccounted(eqn, stack, reason)] += 1
     out_flows = runs[0][0]
@@ -302,7 +305,7 @@ def _cond(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally)
 
 
 def _shard_map(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
-    """The body is one device's; the devices along the manual axes all run it."""
+    """The body is one device's; all devices along the manual axes run it."""
     (jaxpr,) = jax_internals.inner_jaxprs(eqn.params)["jaxpr"]
     shape = eqn.params["mesh"].shape
     axes = eqn.params[next(name for name in eqn.params if name.endswith("manual_axes"))]
@@ -314,7 +317,7 @@ def _shard_map(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: T
 def _fused_attention(
     walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
 ) -> list[Flow]:
-    attention = cudnn.fused_attention(eqn)
+    attention = fused_attention(eqn)
     number = walker.scores.new(stack, attention.sizes)
     if attention.band != Band():
         walker.scores.mask(number, attention.band, *attention.sizes)
@@ -325,7 +328,7 @@ def _fused_attention(
 def _linear_solve(
     walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
 ) -> list[Flow]:
-    """`jax.lax.custom_linear_solve` runs its solver; the other functions serve differentiation."""
+    """`jax.lax.custom_linear_solve` runs its solver; its other functions are for gradients."""
     solve = jax_internals.open_jaxpr(eqn.params["jaxprs"].solve)
     lengths = eqn.params["const_lengths"]
     start = lengths.matvec + lengths.vecmat
@@ -338,8 +341,7 @@ def _linear_solve(
 
 _Descent = Callable[[Walker, Any, list[Flow], str, Tally], list[Flow]]
 _DESCENTS: dict[str, _Descent] = {
-    **dict.fromkeys(cudnn.FORWARD, _fused_attention),
-    **dict.fromkeys(cudnn.BACKWARD, _fused_attention),
+    **dict.fromkeys(BY_PRIMITIVE, _fused_attention),
     "cond": _cond,
     "linear_solve": _linear_solve,
     "pallas_call": _pallas_call,
@@ -348,11 +350,6 @@ _DESCENTS: dict[str, _Descent] = {
     "shard_map": _shard_map,
     "while": _while,
 }
-
-
-def _is_batched(eqn: Any) -> bool:
-    numbers = eqn.params.get("dimension_numbers")
-    return eqn.primitive.name == "dot_general" and bool(numbers[1][0])
 
 
 def _unaccounted(eqn: Any, stack: str, reason: str) -> Unaccounted:

@@ -11,13 +11,10 @@ from flax import nnx
 
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.traced.counting import count_model_flops
+from tests.support.small_functions import shape
 
 B, D, F = 4, 8, 16
 ONE, SQUARE = 2 * B * D * D, 2 * D**3
-
-
-def shape(*sizes: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, jnp.float32)
 
 
 X, W = shape(B, D), shape(D, D)

@@ -10,12 +10,9 @@ import pytest
 
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.executed.hlo import HloParseError
+from tests.support.small_functions import shape
 
 LAYERS, B, D, S, H = 3, 4, 8, 5, 2
-
-
-def shape(*sizes: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, dtype)
 
 
 def layer(x, w):

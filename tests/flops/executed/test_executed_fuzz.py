@@ -164,7 +164,7 @@ def test_mutated_programs_give_a_count_or_a_parse_error() -> None:
     assert outcomes["count"] > MUTATIONS // 10
 
 
-def test_a_kernel_with_a_body_that_is_none_is_listed() -> None:
+def test_a_kernel_with_a_broken_body_is_listed() -> None:
     text = _text("v5e_splash_window")
     body = _BODY.findall(text)[0]
     for damaged in ("", "AAAA", "no base64", body[: len(body) // 2], "TUzvUgFN" * 50, "/" * 200):

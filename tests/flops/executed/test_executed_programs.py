@@ -208,8 +208,8 @@ def test_triton_kernels_are_listed_and_counted_where_the_trace_tells_them() -> N
     assert silent.total == 0
     assert len(silent.unaccounted) == 3  # forward, a sum over o·do, backward
     _, arguments, _ = kernels.KERNELS["h100"]["triton"]
-    told = pallas_kernel_flops(kernels.triton, *arguments)
-    executed = executed_flops(text_of("h100_triton"), kernel_flops=told)
+    given = pallas_kernel_flops(kernels.triton, *arguments)
+    executed = executed_flops(text_of("h100_triton"), kernel_flops=given)
     assert executed.unaccounted == ()
     # Blocks of 128 queries by 128 keys, causal: 36 of 64; backward's blocks of 32 by 32 for each
     # gradient: 32 · 33 / 2 of 32²; S and dP for both, dV and dK, dQ.
@@ -302,7 +302,7 @@ def test_loops_and_branches(name: str) -> None:
     assert len(executed.flags) == name.endswith("branches")
 
 
-def test_a_loop_over_data_is_listed_and_can_be_told_its_count() -> None:
+def test_a_loop_over_data_is_listed_and_can_be_given_its_count() -> None:
     for platform in PLATFORMS.split("|"):
         name = f"{platform}_loops_data"
         executed = count(name)

@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 
 from mfu_jax.flops.traced.counting import count_model_flops
-from mfu_jax.flops.traced.pairs import attention_mask
+from mfu_jax.flops.traced.declared_masks import attention_mask
+from tests.support.small_functions import shape
 
 B, S, T, H, D = 2, 12, 20, 3, 4
 NEVER = -1e30
-
-
-def shape(*sizes: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, dtype)
 
 
 def positions(keys=S):
@@ -150,18 +147,18 @@ def test_attention_whose_operands_are_arguments():
         assert (count.total, count.skipped["exact"]) == (3 * dense, 3 * skipped)
 
 
-def test_a_told_mask_over_arguments():
+def test_a_declared_mask_over_arguments():
     q = shape(B, S, H, D)
     dense, kept = 2 * 2 * B * H * S * S * D, 2 * 2 * B * H * D * (S * (S + 1) // 2)
 
     def loss(q, k, v):
         return jnp.sum(attend(q, k, v) ** 2)
 
-    def told_inside(q, k, v):
+    def declared_inside(q, k, v):
         with attention_mask("causal"):
             return loss(q, k, v)
 
     with attention_mask("causal"):
         around = count_model_flops(jax.grad(loss, (0, 1, 2)), q, q, q)
-    for count in (around, count_model_flops(jax.grad(told_inside, (0, 1, 2)), q, q, q)):
+    for count in (around, count_model_flops(jax.grad(declared_inside, (0, 1, 2)), q, q, q)):
         assert (count.total, count.total_in("exact")) == (3 * dense, 3 * kept)

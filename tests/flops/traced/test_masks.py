@@ -1,4 +1,4 @@
-"""Attention masks: seen where JAX says so, told where it does not."""
+"""Attention masks: recognised where the trace shows them, declared where it does not."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from hypothesis import strategies as st
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.counting import count_model_flops
-from mfu_jax.flops.traced.pairs import Band, attention_mask, document_pairs, read_pairs
+from mfu_jax.flops.traced.declared_masks import attention_mask
+from mfu_jax.flops.traced.pairs import Band, document_pairs, read_pairs
+from tests.support.small_functions import shape
 
 B, S, H, D = 2, 12, 4, 8
 PAIR = 2 * 2 * H * D  # scores and values, for one query and one key, all heads
-
-
-def shape(*sizes: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, dtype)
 
 
 bounds = st.one_of(st.none(), st.integers(-9, 9))
@@ -151,7 +149,7 @@ def test_layers_of_one_scan_with_their_mask_made_inside_or_outside():
         assert count.by_mask == {"causal": 3 * 3 * B * S * S * PAIR}
 
 
-def test_alternating_windows_are_told_apart():
+def test_alternating_windows_are_distinguished():
     def loss(w, x):
         for window in (4, S):
             heads = (x @ w).reshape(B, S, H, D)
@@ -167,7 +165,7 @@ def test_alternating_windows_are_told_apart():
     assert count.skipped["exact"] == 2 * dense - 3 * B * kept * PAIR
 
 
-def test_a_mask_that_is_data_is_not_seen_but_can_be_told():
+def test_a_mask_that_is_data_is_not_seen_but_can_be_declared():
     def fn(w, x, mask):
         heads = (x @ w).reshape(B, S, H, D)
         return jnp.sum(naive(heads, heads, heads, mask))
@@ -191,7 +189,7 @@ def test_a_mask_that_is_data_is_not_seen_but_can_be_told():
         assert count_model_flops(jax.value_and_grad(fn), *arguments).by_mask == {"window 4": dense}
 
 
-def test_what_is_told_in_the_model_is_believed():
+def test_a_mask_declared_in_the_model_overrides_the_recognised_one():
     def attend(q, k, v):
         with attention_mask("full"):
             return CAUSAL["tril"](q, k, v)
@@ -201,7 +199,7 @@ def test_what_is_told_in_the_model_is_believed():
     assert count.total_in("exact") == count.total
 
 
-def test_kernels_take_a_told_mask_too():
+def test_kernels_take_a_declared_mask_too():
     from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
 
     def loss(w, x):
@@ -214,8 +212,8 @@ def test_kernels_take_a_told_mask_too():
     assert seen.by_mask == {"blocks skipped by a kernel": dense}
     assert seen.skipped["exact"] == dense // 4  # one of 2·2 blocks of 128
     with attention_mask("causal"):
-        told = count_model_flops(jax.value_and_grad(attention_mask("causal")(loss)), *arguments)
-    assert told.skipped["exact"] == dense * (256 * 255 // 2) // 256**2
+        declared = count_model_flops(jax.value_and_grad(attention_mask("causal")(loss)), *arguments)
+    assert declared.skipped["exact"] == dense * (256 * 255 // 2) // 256**2
 
 
 @pytest.mark.parametrize("window", [None, 17])
@@ -247,7 +245,7 @@ def test_cudnn_attention(monkeypatch, window):
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_a_told_mask_is_no_mask_of_weights_gradients(inside):
+def test_a_declared_mask_does_not_apply_to_gradients_of_weights(inside):
     """dW = xᵀ·dy multiplies activations, too, from the second layer on and in the head."""
     layers, vocabulary = 3, 16
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent import futures
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -151,6 +153,17 @@ def test_the_printed_table():
     assert head.split() == ["path", "module", "parameters", "forward", "FLOPs", "backward",
                             "FLOPs", "share"]  # fmt: skip
     assert row.split() == ["(model)", "Linear", "36", "128", "128", "100.0%"]
+
+
+def test_classes_are_as_before_after_two_threads_and_an_exception():
+    original = Mlp.__call__
+    model = Mlp(nnx.Rngs(0))
+    with futures.ThreadPoolExecutor(2) as pool:
+        tables = list(pool.map(lambda _: mfu_jax.tabulate(model, X), range(2)))
+    assert tables[0] == tables[1]
+    with pytest.raises(UserError):
+        mfu_jax.tabulate(model, jax.ShapeDtypeStruct((D + 1,), jnp.float32))
+    assert Mlp.__call__ is original
 
 
 def test_wrong_arguments_are_user_errors():

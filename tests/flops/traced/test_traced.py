@@ -9,11 +9,7 @@ import pytest
 from mfu_jax.errors import UserError
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.traced.counting import count_model_flops
-
-
-def shape(*sizes: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, dtype)
-
+from tests.support.small_functions import shape
 
 # The reference transformer: batch, sequence, width, MLP, vocabulary, heads, layers.
 B, S, D, F, V, H, L = 2, 128, 64, 256, 512, 4, 4
@@ -102,5 +98,5 @@ def test_traced_equals_executed_on_cpu(scanned, remat):
 def test_wrong_example_arguments_are_a_user_error():
     with pytest.raises(UserError, match=r"(?s)could not be traced.*eval_shape"):
         count_model_flops(lambda w, x: x @ w, shape(3, 4), shape(5, 6))
-    with pytest.raises(UserError, match="pass the function and its arguments apart"):
+    with pytest.raises(UserError, match="pass the function and its arguments separately"):
         count_model_flops(3)

@@ -7,10 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from mfu_jax.flops.traced.counting import count_model_flops
-
-
-def shape(*sizes: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, dtype)
+from tests.support.small_functions import shape
 
 
 @pytest.mark.parametrize(

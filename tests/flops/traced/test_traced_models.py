@@ -9,10 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from mfu_jax.flops.traced.counting import count_model_flops
-
-
-def shape(*sizes: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, dtype)
+from tests.support.small_functions import FIRST, SECOND, TWO_LAYERS, B, D, F, shape, two_layers
 
 
 def conv(x, w, stride=1, padding="SAME", **kwargs):
@@ -280,15 +277,6 @@ def test_mamba2_block_in_chunks():
     assert count.unaccounted == ()
 
 
-def two_layers(w, x):
-    return jnp.sum(jnp.tanh(x @ w["a"]) @ w["b"])
-
-
-B, D, F = 3, 5, 7
-TWO_LAYERS = {"a": shape(D, F), "b": shape(F, 1)}
-FIRST, SECOND = 2 * B * D * F, 2 * B * F
-
-
 def test_second_derivative():
     """d/dx of ‖df/dx‖² for f = Σ tanh(x·a)·b: the forward-over-reverse of a gradient penalty."""
 
@@ -369,7 +357,7 @@ def test_checkpoint_inside_scan_inside_checkpoint():
     assert count.rematerialized == (up + down) + up
 
 
-def test_gradient_of_a_weight_is_told_from_a_product_of_activations():
+def test_gradient_of_a_weight_is_distinguished_from_a_product_of_activations():
     """Both multiply activations; the first comes from the line where a parameter is used."""
 
     def loss(w, x):

@@ -11,11 +11,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from mfu_jax.flops.traced.counting import count_model_flops, pallas_kernel_flops
-
-
-def shape(*sizes: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, dtype)
-
+from tests.support.small_functions import shape
 
 M, N, K, BLOCK = 64, 32, 48, 16
 

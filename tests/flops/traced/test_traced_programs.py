@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import functools
 import threading
+from concurrent import futures
 
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
+from jax.extend.core import primitives
 
+from mfu_jax.errors import UserError
 from mfu_jax.flops.traced import jax_internals as _jax_internals
 from mfu_jax.flops.traced.counting import count_model_flops
-
-
-def shape(*sizes: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, dtype)
-
-
-def two_layers(w, x):
-    return jnp.sum(jnp.tanh(x @ w["a"]) @ w["b"])
-
-
-B, D, F = 3, 5, 7
-TWO_LAYERS = {"a": shape(D, F), "b": shape(F, 1)}
-FIRST, SECOND = 2 * B * D * F, 2 * B * F
+from tests.support.small_functions import FIRST, SECOND, TWO_LAYERS, B, D, F, shape
 
 
 def test_muon_belongs_to_the_optimizer():
@@ -67,7 +59,7 @@ def test_fori_loop_counts_down_and_up():
     assert count.unaccounted == ()
 
 
-def test_cond_counts_the_dearest_branch_and_says_so():
+def test_cond_counts_the_most_expensive_branch_and_says_so():
     def fn(flag, x, w):
         return jax.lax.cond(flag, lambda: x @ w @ w, lambda: x @ w)
 
@@ -202,11 +194,12 @@ def checkpointed_layer(w, x):
     return jnp.tanh(x @ w) @ w
 
 
-def primitives_of_gradient():
-    def loss(w, x):
-        return jnp.sum(checkpointed_layer(w, x))
+def checkpointed_loss(w, x):
+    return jnp.sum(checkpointed_layer(w, x))
 
-    jaxpr = jax.make_jaxpr(jax.grad(loss))(jnp.ones((D, D)), jnp.ones((B, D)))
+
+def primitives_of_gradient():
+    jaxpr = jax.make_jaxpr(jax.grad(checkpointed_loss))(jnp.ones((D, D)), jnp.ones((B, D)))
     return {eqn.primitive.name for eqn in jaxpr.eqns}
 
 
@@ -221,6 +214,53 @@ def test_checkpoints_are_ignored_on_the_counting_thread_only():
     assert before - here == {"remat2"}
     assert seen == [before]
     assert primitives_of_gradient() == before
+
+
+def test_threads_count_and_train_at_once():
+    """Both counts trace while the other one does, and a third thread traces its own remat."""
+    original = primitives.remat_p.bind
+    expected = count_model_flops(jax.grad(checkpointed_loss), shape(D, D), shape(B, D))
+    meeting = threading.Barrier(3)
+
+    def meet(w, x):
+        meeting.wait(timeout=60)
+        loss = checkpointed_loss(w, x)
+        meeting.wait(timeout=60)
+        return loss
+
+    def train():
+        programs = []
+        for _ in range(2):  # a count traces twice: as written, and without checkpoints
+            meeting.wait(timeout=60)
+            programs.append(primitives_of_gradient())
+            meeting.wait(timeout=60)
+        return programs
+
+    before = primitives_of_gradient()
+    with futures.ThreadPoolExecutor(3) as pool:
+        arguments = shape(D, D), shape(B, D)
+        counting = [pool.submit(count_model_flops, jax.grad(meet), *arguments) for _ in range(2)]
+        training = pool.submit(train)
+    assert [count.result().to_json() for count in counting] == [expected.to_json()] * 2
+    assert "remat2" in before
+    assert training.result() == [before] * 2
+    assert primitives.remat_p.bind == original
+
+
+def test_nothing_of_jax_stays_patched_after_an_exception():
+    original = primitives.remat_p.bind
+    patched = []
+
+    def fails_without_checkpoints(w, x):
+        patched.append(primitives.remat_p.bind != original)
+        if len(patched) == 2:
+            raise ValueError("no")
+        return checkpointed_loss(w, x)
+
+    with pytest.raises(UserError, match="ValueError: no"):
+        count_model_flops(fails_without_checkpoints, shape(D, D), shape(B, D))
+    assert patched == [False, True]
+    assert primitives.remat_p.bind == original
 
 
 def test_counting_compiles_nothing_and_leaves_the_jit_cache_alone():

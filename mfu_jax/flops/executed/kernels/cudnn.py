@@ -12,6 +12,7 @@ from mfu_jax.flops.executed.kernels.registry import (
     register_kernel,
 )
 from mfu_jax.flops.executed.matmuls import convolution_flops_of, result_shape
+from mfu_jax.flops.kernels import BY_TARGET, OF_VALUE_WIDTH, AttentionKernel, Product
 
 
 def attention_pairs(queries: int, keys: int, *, causal: bool, window: int = 0) -> int:
@@ -36,37 +37,19 @@ def attention_pairs(queries: int, keys: int, *, causal: bool, window: int = 0) -
     return pairs
 
 
-_FORWARD = [
-    f"__cudnn$fmha{kind}"
-    for kind in (
-        "Softmax",
-        "SoftmaxF8",
-        "SoftmaxDropout",
-        "ScaleBiasSoftmax",
-        "ScaleBiasSoftmaxDropout",
-    )
-]
-_BACKWARD = [f"{name}Backward" for name in _FORWARD]
-
-
-@register_kernel(*_FORWARD)
-def _attention_forward(call: KernelCall) -> KernelCost | UnknownCost:
-    """Two matmuls, Q·Kᵀ over the head width of K and P·V over that of V."""
-    pairs, note = _pairs(call)
+@register_kernel(*BY_TARGET)
+def _attention(call: KernelCall) -> KernelCost | UnknownCost:
+    """2 · pairs · head width for each of the kernel's matmuls."""
+    kernel = BY_TARGET[call.target]
+    pairs, note = _pairs(call, kernel)
     key, value = _head_width(call, 1), _head_width(call, 2)
-    dtype = call.operand(0).dtype
-    return KernelCost(flops=2 * pairs * (key + value), dtype=dtype, note=note)
 
+    def flops(products: tuple[Product, ...]) -> int:
+        return sum(2 * pairs * (value if p in OF_VALUE_WIDTH else key) for p in products)
 
-@register_kernel(*_BACKWARD)
-def _attention_backward(call: KernelCall) -> KernelCost | UnknownCost:
-    """Five matmuls: Q·Kᵀ again, dP = dO·Vᵀ and dV = Pᵀ·dO, dQ = dS·K and dK = dSᵀ·Q."""
-    pairs, note = _pairs(call)
-    key, value = _head_width(call, 1), _head_width(call, 2)
-    again = 2 * pairs * key
     return KernelCost(
-        flops=again + 2 * (2 * pairs * key) + 2 * (2 * pairs * value),
-        rematerialized=again,
+        flops=flops(kernel.products),
+        rematerialized=flops(kernel.recomputed),
         dtype=call.operand(0).dtype,
         note=note,
     )
@@ -79,7 +62,7 @@ def _fmha_config(call: KernelCall) -> dict[str, Any]:
     return config
 
 
-def _pairs(call: KernelCall) -> tuple[int, str]:
+def _pairs(call: KernelCall, kernel: AttentionKernel) -> tuple[int, str]:
     """Pairs that the mask keeps in all heads of the batch, and a note where lengths are data."""
     config = _fmha_config(call)
     scores = config.get("intermediate_tensor_shape")
@@ -87,10 +70,10 @@ def _pairs(call: KernelCall) -> tuple[int, str]:
     if len(dims) != 4:
         raise call.instruction.error("attention scores that are not [batch, heads, query, key]")
     batch, heads, queries, keys = dims
-    mask = str(config.get("mask_type", "NO_MASK"))
-    window = config.get("sliding_window_length", 0)
+    mask = str(config.get(kernel.mask_type, "NO_MASK"))
+    window = config.get(kernel.window, 0)
     if not isinstance(window, int):
-        raise call.instruction.error("sliding_window_length that is not a number")
+        raise call.instruction.error(f"{kernel.window} that is not a number")
     note = ""
     if "PADDING" in mask or config.get("max_seg_per_batch", 1) not in (0, 1):
         note = (

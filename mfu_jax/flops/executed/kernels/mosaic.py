@@ -1,8 +1,8 @@
-"""Matmul FLOPs inside of Pallas TPU kernels, from the kernel's own body.
+"""Matmul FLOPs of Pallas TPU kernels, from the kernel's own body.
 
-A ``tpu_custom_call`` carries its kernel as MLIR (Mosaic), which `mosaic_body` reads and
+A ``tpu_custom_call`` carries its kernel as MLIR (Mosaic), which `mosaic_body` parses and
 `mosaic_walk` runs. Branches that depend on tables in scalar memory (splash attention's block mask)
-are decided from the tables where the program holds them as constants.
+are decided from the tables if these are constants of the program.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from mfu_jax.flops.executed.kernels.registry import (
     UnknownCost,
     register_kernel,
 )
+from mfu_jax.flops.kernels import kernels_named
 
 
 @register_kernel("tpu_custom_call")
 def _pallas_tpu(call: KernelCall) -> KernelCost | UnknownCost:
-    """By the kernel's body; by its author's `cost_estimate` where the body depends on data."""
+    """From the kernel's body, or its author's `cost_estimate` if the body depends on data."""
     config = call.config.get("custom_call_config")
     if not isinstance(config, dict):
         return UnknownCost(reason="tpu_custom_call without custom_call_config")
@@ -44,29 +45,25 @@ def _pallas_tpu(call: KernelCall) -> KernelCost | UnknownCost:
         return UnknownCost(
             reason=str(error),
             dtype=body.dtype if body else "",
-            share_rematerialized=_share_computed_again(body, call.name) if body else Fraction(0),
+            share_rematerialized=_share_recomputed(body, call.name) if body else Fraction(0),
             estimate=estimate,
         )
     return KernelCost(
         flops=flops,
-        rematerialized=int(flops * _share_computed_again(body, call.name)),
+        rematerialized=int(flops * _share_recomputed(body, call.name)),
         dtype=body.dtype,
         seen_by_xla=estimate or 0,
     )
 
 
-def _share_computed_again(body: KernelBody, name: str) -> Fraction:
-    """The share of the body's matmuls that a flash attention's backward pass computes again.
+def _share_recomputed(body: KernelBody, name: str) -> Fraction:
+    """The share of the body's matmuls that an attention kernel recomputes.
 
-    With the scores S = Q·Kᵀ and dP = dO·Vᵀ, a kernel for dK and dV computes S, dP, dV, dK (and dQ
-    where it is fused), one for dQ computes S, dP, dQ: S is always known from the forward pass, dP
-    from the other kernel.
+    Of several kernels of one name, the first whose matmuls the body has a whole number of times.
     """
-    if re.search(r"(flash|splash)_m[hq]a_(bwd_)?dkv", name):
-        return Fraction(1, 5 if body.matmuls % 5 == 0 else 4)
-    if re.search(r"(flash|splash)_m[hq]a_(bwd_)?dq", name):
-        return Fraction(2, 3)
-    return Fraction(0)
+    kernels = kernels_named(name)
+    fitting = [kernel for kernel in kernels if body.matmuls % len(kernel.products) == 0]
+    return (*fitting, *kernels)[0].share_recomputed if kernels else Fraction(0)
 
 
 def _estimate(config: Mapping[str, Any]) -> int | None:

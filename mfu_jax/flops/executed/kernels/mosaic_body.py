@@ -1,4 +1,4 @@
-"""Reads the body of a ``tpu_custom_call``, a Pallas kernel as MLIR (Mosaic), into plain objects."""
+"""Parses the body of a ``tpu_custom_call``, a Pallas kernel as MLIR (Mosaic)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Table = tuple[tuple[int, ...], tuple[int, ...]]  # dimensions, and values in row
 
 
 class UnknownBodyError(Exception):
-    """The kernel's FLOPs depend on data, or on an operation that is not known here."""
+    """The kernel's FLOPs depend on data, or on an unknown operation."""
 
 
 @dataclass(slots=True, eq=False)
 class Op:
-    """One operation of the body; values, block arguments too, are numbered."""
+    """One operation of the body; values, including block arguments, are numbered."""
 
     name: str
     operands: tuple[int, ...] = ()
@@ -33,7 +33,7 @@ class Op:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """Operations that run one after the other, with the values that they are given."""
+    """Operations that run in sequence, and the block's arguments."""
 
     arguments: tuple[int, ...]
     ops: list[Op]
@@ -44,14 +44,12 @@ class KernelBody:
     """A kernel's grid and operations.
 
     Attributes:
-        grid: number of steps in each dimension; negative where it depends on data.
+        grid: number of steps in each dimension; negative if it depends on data.
         block: its operations.
-        prefetched: how many scalar-prefetch operands it has.
-        matmuls: matmul operations in the body, as they are written.
-        dtype: left operand's dtype of the first of them.
+        prefetched: number of scalar-prefetch operands.
+        matmuls: number of matmul operations in the body's text.
+        dtype: left operand's dtype of the first matmul.
         makers: the operation that makes a value, by the value's number.
-        walked: FLOPs of the whole grid as far as they were found out, with the tables that were
-            read for it: a program calls one kernel in each of its layers.
     """
 
     grid: tuple[int, ...]
@@ -60,7 +58,6 @@ class KernelBody:
     matmuls: int = 0
     dtype: str = ""
     makers: dict[int, Op] = field(default_factory=dict)
-    walked: list[tuple[dict[int, Table], int]] = field(default_factory=list)
 
 
 @functools.lru_cache(maxsize=256)
@@ -68,7 +65,7 @@ def kernel_body(text: str) -> KernelBody:
     """Decodes the ``body`` of a ``tpu_custom_call``: MLIR, in bytecode or text, in base64.
 
     Raises:
-        UnknownBodyError: where jaxlib is not installed, or the body is of another version.
+        UnknownBodyError: jaxlib is not installed, or the body is of another version.
     """
     try:
         from jax._src.lib import tpu
@@ -80,12 +77,12 @@ def kernel_body(text: str) -> KernelBody:
         raw = base64.b64decode(text, validate=True)
         with ir.Context() as context, ir.Location.unknown():
             context.allow_unregistered_dialects = True
-            # A damaged body's messages need not be UTF-8, and the bindings abort on such a text.
+            # A damaged body's messages may not be UTF-8, on which the bindings abort.
             context.emit_error_diagnostics = True
             context.attach_diagnostic_handler(lambda diagnostic: True)
             tpu.register_dialect(context)
             module = ir.Module.parse(raw)
-            # Bodies are stored in a version-stable form; this takes them back to plain dialects.
+            # Bodies are stored in a version-stable form; this restores the plain dialects.
             PassManager.parse("builtin.module(mosaic-serde{serialize=false})").run(module.operation)
             _check_names(module)
             return _read_module(module)
@@ -95,7 +92,7 @@ def kernel_body(text: str) -> KernelBody:
 
 
 def _check_names(module: Any) -> None:
-    """Raises a `ValueError` where a damaged name is no UTF-8: the bindings abort on it."""
+    """Raises `ValueError` for a damaged name that is not UTF-8: the bindings abort on it."""
     printed = io.BytesIO()
     module.operation.print(file=printed, binary=True)
     unescaped = re.sub(
@@ -183,7 +180,7 @@ def _integers(attribute: Any) -> tuple[int, ...]:
 
 
 def _integer(operation: Any, key: str) -> int:
-    """An integer (or boolean) attribute, 0 where it is absent or of another kind."""
+    """An integer or boolean attribute; 0 if absent or of another kind."""
     if key not in operation.attributes:
         return 0
     text = str(operation.attributes[key])

@@ -1,11 +1,12 @@
 """Runs the scalar part of a Pallas kernel's body, and adds up the matmuls that it reaches.
 
-For every step of the grid, with the branches that the step's indices choose, so that blocks that a
-causal or sparse mask skips cost nothing.
+Every step of the grid takes the branches that its indices choose, so that blocks which a causal or
+sparse mask skips cost nothing.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -31,11 +32,12 @@ def grid_flops(body: KernelBody, table: ScalarTable) -> int:
         table: dimensions and values of a scalar-prefetch operand, by its index.
 
     Raises:
-        UnknownBodyError: what runs depends on data, or on an operation that is not known here.
+        UnknownBodyError: the matmuls that run depend on data, or on an unknown operation.
     """
     if not body.matmuls:
         return 0
-    for tables, flops in body.walked:
+    walked = _walked(body)
+    for tables, flops in walked:
         if all(table(index) == values for index, values in tables.items()):
             return flops
     if any(steps < 0 for steps in body.grid):
@@ -50,8 +52,14 @@ def grid_flops(body: KernelBody, table: ScalarTable) -> int:
         flops = same * sum(walk.step(indices) for indices in itertools.product(*steps))
     except RecursionError:  # a damaged body, in which a value depends on itself
         raise UnknownBodyError("it skips blocks by values that are too far to follow") from None
-    body.walked.append((walk.tables, flops))
+    walked.append((walk.tables, flops))
     return flops
+
+
+@functools.lru_cache(maxsize=256)
+def _walked(body: KernelBody) -> list[tuple[dict[int, Table], int]]:
+    """Walks of a kernel so far, as (tables that it read, FLOPs): layers share their kernels."""
+    return []
 
 
 def _deciding_axes(body: KernelBody) -> set[int]:
@@ -77,7 +85,7 @@ def _is_program_id(body: KernelBody, value: int) -> bool:
 
 
 def _walk_ops(block: Block) -> Iterator[Op]:
-    """Operations with regions, which decide what runs, however deep they nest."""
+    """All nested operations with regions, which decide what runs."""
     for op in block.ops:
         if op.regions:
             yield op

@@ -1,13 +1,14 @@
 """Costs of custom calls: library matmuls, attention kernels, Pallas kernels, and yours.
 
-A kernel's cost is registered by the custom call's target, or by the kernel's own name:
+Register a kernel's cost by the custom call's target, or by the kernel's own name:
 
     @register_kernel("my_fused_mlp")
     def _(call: KernelCall) -> int:
         rows, width = call.operands[0].dims
         return 2 * rows * width * call.operands[1].dims[1]
 
-What has no cost is listed in the count's `unaccounted`, never taken as 0.
+A kernel without a cost is listed in the count's `unaccounted`, never counted as 0. Facts of
+attention kernels that traced and executed counts share are in `mfu_jax.flops.kernels`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, Shape, dtype_bits
 from mfu_jax.flops.executed.matmuls import operand_dtype, result_shape
+from mfu_jax.flops.kernels import kernels_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +31,12 @@ class KernelCost:
     """FLOPs of one run of a kernel.
 
     Attributes:
-        flops: its matmul FLOPs, all of them.
-        rematerialized: the part that computes something again which the forward pass had already
-            (a flash attention's backward recomputes the scores).
+        flops: all its matmul FLOPs.
+        rematerialized: the part that recomputes forward results (a flash attention's backward
+            recomputes the scores).
         dtype: operand dtype; by default the widest of the first two operands.
-        seen_by_xla: what XLA's own cost analysis says of this kernel.
-        note: a choice that the reader should know, shown as a flag.
+        seen_by_xla: FLOPs that XLA's own cost analysis reports for the kernel.
+        note: a choice that the reader should know about, shown as a flag.
     """
 
     flops: int
@@ -46,13 +48,13 @@ class KernelCost:
 
 @dataclass(frozen=True, kw_only=True)
 class UnknownCost:
-    """A kernel whose cost the program does not tell.
+    """A kernel whose cost the program does not contain.
 
     Attributes:
         reason: why.
-        dtype: operand dtype, where that is known.
-        share_rematerialized: the share of its FLOPs that computes something again.
-        estimate: its author's `cost_estimate`, taken where nobody knows better.
+        dtype: operand dtype, if known.
+        share_rematerialized: the share of its FLOPs that recomputes forward results.
+        estimate: its author's `cost_estimate`, the fallback if the user gives no cost.
     """
 
     reason: str
@@ -66,9 +68,9 @@ class KernelCall:
     """One custom call, as a cost function sees it.
 
     Attributes:
-        computation: where it stands.
+        computation: the computation that it is in.
         instruction: the ``custom-call``.
-        literal: the value of an operand, as HLO text, where it is a constant; else None.
+        literal: the value of a constant operand, as HLO text; None for other operands.
     """
 
     computation: HloComputation
@@ -117,7 +119,7 @@ class KernelCall:
         return max(floats or [s.dtype for s in self.operands[:2]], key=dtype_bits, default="")
 
 
-# Its backend_config is no JSON, but MLIR's notation.
+# Its backend_config is in MLIR's notation, not JSON.
 _TRITON = "__gpu$xla.gpu.triton"
 _TRITON_NAME = re.compile(r'backend_config=\{.*\bname = "([^"]+)"', re.DOTALL)
 
@@ -130,7 +132,8 @@ def register_kernel(*names: str) -> Callable[[KernelRule], KernelRule]:
     """Registers a kernel's cost under custom-call targets or kernel names.
 
     The decorated function takes a `KernelCall` and returns its matmul FLOPs, or a `KernelCost`.
-    A later registration replaces an earlier one; a kernel's own name goes before its target.
+    A later registration replaces an earlier one; a kernel's own name takes precedence over its
+    target.
     """
 
     def register(rule: KernelRule) -> KernelRule:
@@ -142,14 +145,14 @@ def register_kernel(*names: str) -> Callable[[KernelRule], KernelRule]:
 
 
 def kernel_name(op_name: str, instruction_name: str) -> str:
-    """The name that a kernel's author gave it, or the instruction's without its number."""
+    """The name that its author gave a kernel, or the instruction's name without its number."""
     parts = op_name.split("/")
     if len(parts) > 1 and parts[-1] == "pallas_call" and "(" not in parts[-2]:
         return parts[-2]
     return re.sub(r"(\.\d+)+$", "", instruction_name)
 
 
-# Targets that move, mark or sort data, but multiply no matrices.
+# Targets that move, mark or sort data, without matmuls.
 _FREE = re.compile(
     r"Sharding|SPMD\w*|AllocateBuffer|ConcatBitcast|AssumeGatherIndicesInBound"
     r"|GatherScatterIndicesBitpacked|TopK|PartialReduce|ApproxTopK|PadToStatic|SliceToDynamic"
@@ -158,14 +161,6 @@ _FREE = re.compile(
     r"|xla_ffi_(partitioned_)?python_\w+callback|xla_python_\w+callback|SetBound|GetBound"
     r"|AsyncCollective(Start|Done)|PrepareAsyncCall(Start|Done)|cu_threefry2x32(_ffi)?|threefry2x32\w*|ragged-dot-metadata|X64\w+|CreateBuffer|Pin|Unpin"
 )
-
-
-_ATTENTION = re.compile(r"attention|fmha|flash|splash|(?<![a-z])m[hq]a(?![a-z])", re.IGNORECASE)
-
-
-def is_attention(call: KernelCall) -> bool:
-    """Whether a kernel does attention, by its names."""
-    return any(_ATTENTION.search(text) for text in (call.target, call.name))
 
 
 def kernel_cost(call: KernelCall) -> KernelCost | UnknownCost:
@@ -199,15 +194,14 @@ def json_integers(call: KernelCall, values: Any) -> tuple[int, ...]:
 
 @register_kernel(_TRITON)
 def _triton(call: KernelCall) -> UnknownCost:
-    """A Pallas kernel for GPUs: its body is in a binary form of MLIR that is not read here."""
-    # S and dP are computed twice by the bundled attention's backward, S once was known before.
-    again = Fraction(3, 7) if call.name == "mha_backward" else Fraction(0)
+    """A Pallas kernel for GPUs, whose body is a binary form of MLIR that is not parsed."""
+    shares = [kernel.share_recomputed for kernel in kernels_named(call.name)]
     return UnknownCost(
         reason="a Triton kernel tells nothing of it",
         dtype=next(
             (shape.dtype for shape in call.operands if shape.dtype.startswith(("f", "bf"))), ""
         ),
-        share_rematerialized=again,
+        share_rematerialized=shares[0] if shares else Fraction(0),
     )
 
 
@@ -219,5 +213,5 @@ def _cublas(call: KernelCall) -> KernelCost:
     if any(not 0 <= d < len(lhs.dims) for d in dims):
         raise call.instruction.error(f"contracted dimension out of range of {lhs}")
     flops = 2 * result_shape(call.instruction).size * math.prod(lhs.dims[d] for d in dims)
-    dtype = operand_dtype(call.computation, call.instruction)  # FP8 calls carry f32 scales, too
+    dtype = operand_dtype(call.computation, call.instruction)  # FP8 calls have f32 scales, too
     return KernelCost(flops=flops, dtype=dtype, seen_by_xla=flops)

@@ -1,0 +1,147 @@
+"""Fused attention kernels: the facts of each that the traced and the executed count both need.
+
+To add a kernel, add a row to `KERNELS`. The row says how a jaxpr and HLO name the kernel and which
+matmuls it runs; both counts then know which of them the model needs and which ones are recomputed.
+A kernel that is not attention needs no row: a Pallas kernel is counted by its body, and the cost of
+a custom call without one is registered with `mfu_jax.flops.executed.kernels.registry`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+# S = Q·Kᵀ and O = P·V forward; dP = dO·Vᵀ, dV = Pᵀ·dO, dQ = dS·K and dK = dSᵀ·Q backward.
+Product = Literal["S", "O", "dP", "dV", "dQ", "dK"]
+# Those that contract or produce the head width of V; the others, that of Q and K.
+OF_VALUE_WIDTH = frozenset({"O", "dP", "dV"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionKernel:
+    """One kernel of attention, forward or backward. Its operands begin with Q, K and V.
+
+    Attributes:
+        name: pattern to search for in its name as a Pallas kernel, in a jaxpr or in HLO. Two rows
+            may share names if only one of them runs dQ.
+        primitives: JAX primitives that call it.
+        targets: its custom-call targets in HLO.
+        products: the matmuls that it runs over all pairs of query and key.
+        recomputed: those of them that another kernel, or the same one before, has already run.
+        sequence_dim: dimension of Q and K that holds positions; None where a parameter says it.
+        mask_type: parameter of the primitive, and key of the backend_config, that names the mask.
+        window: the same for the number of keys that a query sees, itself included.
+    """
+
+    name: str = r"(?!)"  # matches nothing
+    primitives: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    products: tuple[Product, ...]
+    recomputed: tuple[Product, ...] = ()
+    sequence_dim: int | None = -2
+    mask_type: str = ""
+    window: str = ""
+
+    @property
+    def needed(self) -> tuple[Product, ...]:
+        """The products that the model needs: all but the recomputed ones."""
+        return tuple((Counter(self.products) - Counter(self.recomputed)).elements())
+
+    @property
+    def share_recomputed(self) -> Fraction:
+        """The recomputed share of its FLOPs."""
+        return Fraction(len(self.recomputed), len(self.products))
+
+
+# With separate backward kernels, dP is counted in the one that computes dQ.
+KERNELS = (
+    AttentionKernel(
+        name=r"^_?flash_attention_kernel|^splash_\w*_fwd",
+        products=("S", "O"),
+    ),
+    AttentionKernel(
+        name=r"^_?flash_attention_dkv_kernel$|flash_m[hq]a_(bwd_)?dkv",
+        products=("S", "dP", "dV", "dK"),
+        recomputed=("S", "dP"),
+    ),
+    AttentionKernel(
+        name=r"^_?flash_attention_dq_kernel$|flash_m[hq]a_(bwd_)?dq|splash_\w*_dq",
+        products=("S", "dP", "dQ"),
+        recomputed=("S",),
+    ),
+    AttentionKernel(  # fused, under the same names as the next one
+        name=r"splash_\w*_dkv",
+        products=("S", "dP", "dV", "dK", "dQ"),
+        recomputed=("S",),
+    ),
+    AttentionKernel(
+        name=r"splash_\w*_dkv",
+        products=("S", "dP", "dV", "dK"),
+        recomputed=("S", "dP"),
+    ),
+    AttentionKernel(  # jax.experimental.pallas.ops.gpu.attention
+        name=r"^mha_forward$",
+        products=("S", "O"),
+        sequence_dim=-3,
+    ),
+    AttentionKernel(  # once for dK and dV, once for dQ
+        name=r"^mha_backward$",
+        products=("S", "dP", "dV", "dK", "S", "dP", "dQ"),
+        recomputed=("S", "S", "dP"),
+        sequence_dim=-3,
+    ),
+    AttentionKernel(
+        primitives=("dot_product_attention_fwd_wrapper", "dot_product_attention_fp8_fwd_wrapper"),
+        targets=(
+            "__cudnn$fmhaSoftmax",
+            "__cudnn$fmhaSoftmaxF8",
+            "__cudnn$fmhaSoftmaxDropout",
+            "__cudnn$fmhaScaleBiasSoftmax",
+            "__cudnn$fmhaScaleBiasSoftmaxDropout",
+        ),
+        products=("S", "O"),
+        sequence_dim=None,
+        mask_type="mask_type",
+        window="sliding_window_length",
+    ),
+    AttentionKernel(
+        primitives=("dot_product_attention_bwd_wrapper", "dot_product_attention_fp8_bwd_wrapper"),
+        targets=(
+            "__cudnn$fmhaSoftmaxBackward",
+            "__cudnn$fmhaSoftmaxF8Backward",
+            "__cudnn$fmhaSoftmaxDropoutBackward",
+            "__cudnn$fmhaScaleBiasSoftmaxBackward",
+            "__cudnn$fmhaScaleBiasSoftmaxDropoutBackward",
+        ),
+        products=("S", "dP", "dV", "dQ", "dK"),
+        recomputed=("S",),
+        sequence_dim=None,
+        mask_type="mask_type",
+        window="sliding_window_length",
+    ),
+)
+
+BY_PRIMITIVE = {primitive: kernel for kernel in KERNELS for primitive in kernel.primitives}
+BY_TARGET = {target: kernel for kernel in KERNELS for target in kernel.targets}
+
+
+@functools.lru_cache(maxsize=1024)
+def kernels_named(name: str) -> tuple[AttentionKernel, ...]:
+    """The rows that a Pallas kernel's name fits: several where only its body tells them apart."""
+    return tuple(kernel for kernel in KERNELS if re.search(kernel.name, name))
+
+
+_ATTENTION = re.compile(r"attention|fmha|flash|splash|(?<![a-z])m[hq]a(?![a-z])", re.IGNORECASE)
+
+
+def is_attention(name: str) -> bool:
+    """Whether a kernel's name or target says that it computes attention; it may have no row.
+
+    >>> [is_attention(name) for name in ("my_flash_fwd", "mqa", "quantized_matmul")]
+    [True, True, False]
+    """
+    return _ATTENTION.search(name) is not None

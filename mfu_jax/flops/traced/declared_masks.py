@@ -1,0 +1,96 @@
+"""`attention_mask`: declares which pairs attention needs, where the trace does not show it.
+
+A declaration is a named scope. Scope names survive differentiation, scan and jit, and so reach the
+jaxpr of the traced function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterator
+from typing import Literal, NamedTuple, get_args
+
+import jax
+
+from mfu_jax.errors import UserError
+from mfu_jax.flops.traced.pairs import Band, KeptPairs, kept_pairs
+
+MaskKind = Literal["causal", "full", "documents", "causal_documents"]
+PACKED = ("documents", "causal_documents")
+
+_KINDS = "|".join(sorted(get_args(MaskKind), reverse=True))  # longer names before their prefixes
+_MARKER = re.compile(rf"attention_mask\.({_KINDS})(?:\.(\d+))?")
+_this_thread = threading.local()
+
+
+@contextlib.contextmanager
+def attention_mask(kind: MaskKind, *, window: int | None = None) -> Iterator[None]:
+    """Declares to the traced count which pairs the attention traced in here needs.
+
+    For attention whose mask the trace does not show: a mask that is an argument of the step, a
+    custom kernel. Put it around the attention in the model, or around `count_model_flops`. It is
+    also a decorator.
+
+    Args:
+        kind: ``causal``, ``full``, or ``documents`` for several documents packed into a row, whose
+            pairs differ from batch to batch; see `document_pairs`. ``causal_documents``: within
+            each of them a query sees the keys up to its own.
+        window: how many keys a query sees, itself included.
+
+    Raises:
+        UserError: an unknown kind, or a window that is not a positive int.
+
+    >>> with attention_mask("causal", window=128):
+    ...     pass  # y = my_attention(q, k, v)
+    """
+    if kind not in get_args(MaskKind):
+        raise UserError(
+            f"attention_mask got {kind!r}; expected 'causal', 'full', 'documents' or "
+            "'causal_documents'; a window is a separate argument: "
+            "attention_mask('causal', window=128)"
+        )
+    if window is not None and (not isinstance(window, int) or window < 1):
+        raise UserError(
+            f"attention_mask got window={window!r}; expected a positive int: how many keys a query "
+            "sees, itself included; leave it out for no window"
+        )
+    name = f"attention_mask.{kind}" + (f".{window}" if window else "")
+    before = getattr(_this_thread, "declared", None)
+    _this_thread.declared = name
+    try:
+        with jax.named_scope(name):
+            yield
+    finally:
+        _this_thread.declared = before
+
+
+class DeclaredMask(NamedTuple):
+    """What an `attention_mask` declares."""
+
+    kind: MaskKind
+    band: Band
+
+    def kept(self, queries: int, keys: int) -> KeptPairs:
+        """The pairs of queries × keys that it keeps."""
+        kept = kept_pairs(self.band, queries, keys)._replace(declared=True)
+        is_plain = self.kind in PACKED or self.band == Band()
+        return kept._replace(label=self.kind) if is_plain else kept
+
+
+def declared_mask(name_stack: str) -> DeclaredMask | None:
+    """The mask that the innermost `attention_mask` in a name stack declares."""
+    matches = _MARKER.findall(name_stack)
+    if not matches:
+        return None
+    kind, window = matches[-1]
+    if not window:
+        return DeclaredMask(kind, Band(0) if kind == "causal" else Band())
+    low = 0 if kind.startswith("causal") else 1 - int(window)
+    return DeclaredMask(kind, Band(low, int(window) - 1))
+
+
+def declared_around() -> DeclaredMask | None:
+    """The mask that the `attention_mask` around this thread's trace declares."""
+    return declared_mask(getattr(_this_thread, "declared", None) or "")

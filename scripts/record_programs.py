@@ -9,7 +9,7 @@ process with it. Programs whose compiler is not installed are left as they are. 
 jax-cuda13-plugin jax-cuda13-pjrt nvidia-cudnn-cu13``; with two virtual environments of the same
 jax, run the script in each.
 
-What XLA's own cost_analysis() reports of a program, and its compile time, are recorded beside it.
+``index.json`` has one line per program: what XLA's own cost_analysis() reports, the compile time.
 """
 
 from __future__ import annotations
@@ -23,16 +23,12 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from scripts.absent_devices import ROOT, TPU_ENVIRONMENT, TPU_TOPOLOGIES, devices
 
-_ENVIRONMENT = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "JAX_PLATFORMS": "cpu",
-}
 _ENVIRONMENT = {
     "cpu": {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
     "h100": {"JAX_PLATFORMS": "cpu"},
@@ -65,8 +61,15 @@ def record(name: str, out: Path) -> None:
         **program_list.versions(program.platform),
     }
     (out / f"{name}.hlo.xz").write_bytes(lzma.compress(text.encode(), preset=9))
-    (out / f"{name}.json").write_text(json.dumps(about, indent=1) + "\n")
+    write_index(out / "index.json", {name: about})
     print(f"{name}: {len(text):,} characters, compiled in {seconds:.1f} s", flush=True)
+
+
+def write_index(path: Path, entries: Mapping[str, Any]) -> None:
+    """Puts entries into the index, sorted, one line each."""
+    index = {**(json.loads(path.read_text()) if path.exists() else {}), **entries}
+    lines = (f"{json.dumps(name)}: {json.dumps(index[name])}" for name in sorted(index))
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def main() -> int:

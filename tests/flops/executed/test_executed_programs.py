@@ -31,12 +31,21 @@ def text_of(name: str) -> str:
     return lzma.decompress((RECORDED / f"{name}.hlo.xz").read_bytes()).decode()
 
 
-def about(name: str) -> dict[str, Any]:
-    """What was recorded beside a program."""
-    value: dict[str, Any] = json.loads((RECORDED / f"{name}.json").read_text())
-    return value
+@functools.cache
+def index() -> dict[str, dict[str, Any]]:
+    """What was recorded of each program, by its name."""
+    entries: dict[str, dict[str, Any]] = json.loads((RECORDED / "index.json").read_text())
+    return entries
 
 
+def test_every_recorded_program_has_its_line_in_the_index() -> None:
+    names = sorted(path.name.removesuffix(".hlo.xz") for path in RECORDED.glob("*.hlo.xz"))
+    assert list(index()) == names
+    lines = (RECORDED / "index.json").read_text().splitlines()
+    assert [line.split('"')[1] for line in lines[1:-1]] == names
+
+
+@functools.cache
 def count(name: str) -> ExecutedCount:
     """The executed count of a recorded program."""
     return executed_flops(text_of(name))
@@ -109,7 +118,7 @@ def test_reference_numbers_on_all_platforms() -> None:
 @pytest.mark.parametrize("name", ["v5e_mesh_8x1x1", "v5p_llama70b", "cpu_scan_full"])
 def test_xla_reported_is_explained_but_for_a_ten_thousandth(name: str) -> None:
     executed = count(name)
-    reported = about(name)["xla_reported_flops"]
+    reported = index()[name]["xla_reported_flops"]
     ledger = compare_flops(model=executed.total, executed=executed, xla_reported=reported)
     assert ledger.xla_reported == ledger.executed + sum(cause.flops for cause in ledger.causes)
     assert abs(ledger.causes[-1].flops) < reported / 10_000
@@ -149,7 +158,7 @@ def test_xla_sees_only_an_estimate_of_flash_and_nothing_of_splash_attention() ->
     flash, splash = count("v5e_flash_causal"), count("v5e_splash_causal")
     assert flash.kernels_xla == 4_328_521_728  # the author's estimate: forward only, not masked
     assert splash.kernels_xla == 0
-    reported = about("v5e_splash_causal")["xla_reported_flops"]
+    reported = index()["v5e_splash_causal"]["xla_reported_flops"]
     assert reported == splash.elementwise_once
 
 
@@ -338,7 +347,7 @@ def test_llama_70b_on_512_chips_to_the_last_flop() -> None:
     # seven matmuls, each half of the forward's two.
     again = shape.L * (sum(layer.values()) - layer["wo"] + 3 * layer["attention"] // 2) // chips
     assert executed.rematerialized == again
-    reported = about("v5p_llama70b")["xla_reported_flops"]
+    reported = index()["v5p_llama70b"]["xla_reported_flops"]
     exact_pairs = 3 * shape.L * shape.layer["attention"] * (shape.S + 1) // (2 * shape.S) // chips
     dense = 3 * shape.forward // chips
     masked = 3 * shape.L * shape.layer["attention"] // chips - exact_pairs

@@ -13,21 +13,11 @@ import pytest
 from absl import flags as absl_flags
 
 import mfu_jax
-from mfu_jax.logger.sinks import Sink, StepRecord
 from tests.support.floats import assert_close_as_float32
+from tests.support.sinks import ListSink
 
 eqx = pytest.importorskip("equinox")
 optax = pytest.importorskip("optax")
-
-
-class Memory(Sink):
-    keeps_every_step = True
-
-    def __init__(self) -> None:
-        self.records: list[StepRecord] = []
-
-    def write(self, record: StepRecord) -> None:
-        self.records.append(record)
 
 
 @pytest.mark.parametrize("donate", ["none", "all"])
@@ -43,7 +33,7 @@ def test_equinox_loop(donate: str) -> None:
         updates, opt_state = optimizer.update(grads, opt_state, model)
         return eqx.apply_updates(model, updates), opt_state, loss
 
-    memory = Memory()
+    memory = ListSink()
     make_step = mfu_jax.instrument(make_step, sinks=[memory], peak_tflops_per_device=1)
     model = eqx.nn.MLP(4, 2, 8, 2, key=jax.random.key(0))
     opt_state = optimizer.init(eqx.filter(model, eqx.is_array))
@@ -80,7 +70,7 @@ def flowjax_loops() -> Any:
 
 def test_flowjax_in_three_lines(flowjax_loops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = fit_flow()
-    memory = Memory()
+    memory = ListSink()
     step = mfu_jax.instrument(flowjax_loops.step, sinks=[memory], peak_tflops_per_device=1)
     monkeypatch.setattr(flowjax_loops, "step", step)
     ours = fit_flow()

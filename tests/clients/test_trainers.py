@@ -16,23 +16,13 @@ from flax import nnx
 from flax.training.train_state import TrainState
 
 import mfu_jax
-from mfu_jax.logger.sinks import Sink, StepRecord
+from tests.support.sinks import ListSink
 
 ignore_unused_donations = pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 
 
-class Memory(Sink):
-    keeps_every_step = True
-
-    def __init__(self) -> None:
-        self.records: list[StepRecord] = []
-
-    def write(self, record: StepRecord) -> None:
-        self.records.append(record)
-
-
-def instrumented(step: Callable[..., Any], **options: Any) -> tuple[Any, Memory]:
-    memory = Memory()
+def instrumented(step: Callable[..., Any], **options: Any) -> tuple[Any, ListSink]:
+    memory = ListSink()
     return mfu_jax.instrument(step, sinks=[memory], peak_tflops_per_device=1, **options), memory
 
 
@@ -290,7 +280,7 @@ def test_gan_of_two_jitted_functions() -> None:
         loss, grad = jax.value_and_grad(lambda g: -discriminate(d, z @ g))(g)
         return g - 0.1 * grad, {"loss": loss}
 
-    memory = Memory()
+    memory = ListSink()
     with mfu_jax.MetricLogger(sinks=[memory]) as logger:
         first = mfu_jax.instrument(train_discriminator, logger=logger, peak_tflops_per_device=1)
         second = mfu_jax.instrument(train_generator, logger=logger, peak_tflops_per_device=1)

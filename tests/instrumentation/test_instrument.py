@@ -24,12 +24,12 @@ from tests.support.instrumented import (
     Compilations,
     D,
     F,
-    Memory,
     batch,
     make_state,
     run,
     train_step,
 )
+from tests.support.sinks import ListSink
 
 
 @pytest.fixture
@@ -42,14 +42,14 @@ def compilations() -> Iterator[Compilations]:
 
 
 def test_counts_model_and_executed_flops_of_a_step() -> None:
-    memory = Memory()
+    memory = ListSink()
     step = mfu_jax.instrument(jax.jit(train_step), sinks=[memory], **PEAK)
     run(step)
     step.close()
     assert step.flops.model.per_device == STEP_FLOPS
     assert step.flops.executed.total == STEP_FLOPS
     assert step.ledger.residual == 0
-    assert memory.column("perf/per_device_tflops") == [STEP_FLOPS / 1e12] * 4
+    assert memory.scalar("perf/per_device_tflops") == [STEP_FLOPS / 1e12] * 4
     for record in memory.records:
         seconds = record.scalars["perf/step_time_seconds"]
         assert record.scalars["perf/mfu"] == pytest.approx(STEP_FLOPS / (1e9 * seconds))
@@ -67,18 +67,18 @@ def test_outputs_are_bitwise_those_of_the_bare_step() -> None:
 
 
 def test_compiles_once_for_each_shape(compilations: Compilations) -> None:
-    memory = Memory()
+    memory = ListSink()
     step = mfu_jax.instrument(jax.jit(train_step, donate_argnums=0), sinks=[memory], **PEAK)
     state = make_state()
     for rows in (4, 4, 6, 6, 4, 6):
         state, _ = step(state, batch(rows))
     step.close()
     assert compilations.of("train_step") == 2
-    text = memory.texts["recompiled/train_step"]
+    text = dict(memory.texts)["recompiled/train_step"]
     assert text == "train_step was recompiled at step 2: x: float32[4,8] → float32[6,8]"
     four, six = STEP_FLOPS, STEP_FLOPS * 6 // 4
     expected = [n / 1e12 for n in (four, four, six, six, four, six)]
-    assert memory.column("perf/per_device_tflops") == expected
+    assert memory.scalar("perf/per_device_tflops") == expected
     assert [record.kind for record in memory.records][2] == "compile"
 
 
@@ -93,7 +93,7 @@ def test_donated_buffers_stay_donated() -> None:
 
 
 def test_static_and_keyword_arguments(compilations: Compilations) -> None:
-    memory = Memory()
+    memory = ListSink()
     jitted = jax.jit(train_step, static_argnames="scale", donate_argnames="state")
     step = mfu_jax.instrument(jitted, sinks=[memory], **PEAK)
     state = make_state()
@@ -101,26 +101,26 @@ def test_static_and_keyword_arguments(compilations: Compilations) -> None:
         state, metrics = step(x=batch(), state=state, scale=scale)
     step.close()
     assert compilations.of("train_step") == 2
-    assert memory.texts["recompiled/train_step"].endswith("scale: 1.0 → 2.0")
+    assert dict(memory.texts)["recompiled/train_step"].endswith("scale: 1.0 → 2.0")
     assert memory.records[-1].scalars["learning/loss"] == float(metrics["loss"])
 
 
 def test_traced_python_numbers_are_no_new_program(compilations: Compilations) -> None:
-    memory = Memory()
+    memory = ListSink()
     step = mfu_jax.instrument(jax.jit(train_step), sinks=[memory], **PEAK)
     state = make_state()
     for rows, scale in ((4, 1.0), (6, 2.0), (4, 3.0), (6, 4.0), (4, 5.0)):
         state, _ = step(state, batch(rows), scale)
     step.close()
     assert compilations.of("train_step") == 2
-    ratios = [value * 1e12 / STEP_FLOPS for value in memory.column("perf/per_device_tflops")]
+    ratios = [value * 1e12 / STEP_FLOPS for value in memory.scalar("perf/per_device_tflops")]
     assert ratios == pytest.approx([1, 1.5, 1, 1.5, 1])
 
 
 def test_programs_compiled_before_instrumenting_are_distinguished(
     compilations: Compilations,
 ) -> None:
-    memory = Memory()
+    memory = ListSink()
     jitted = jax.jit(train_step)
     for rows in (4, 6):
         jitted(make_state(), batch(rows))
@@ -129,7 +129,7 @@ def test_programs_compiled_before_instrumenting_are_distinguished(
         step(make_state(), batch(rows))
     step.close()
     assert compilations.of("train_step") == 2
-    ratios = [value * 1e12 / STEP_FLOPS for value in memory.column("perf/per_device_tflops")]
+    ratios = [value * 1e12 / STEP_FLOPS for value in memory.scalar("perf/per_device_tflops")]
     assert ratios == pytest.approx([1, 1.5, 1])
 
 
@@ -194,7 +194,7 @@ def test_flops_from_a_number_or_a_config() -> None:
 
 
 def test_as_decorator_and_context_manager() -> None:
-    memory = Memory()
+    memory = ListSink()
 
     @mfu_jax.instrument(sinks=[memory], **PEAK)
     @functools.partial(jax.jit, donate_argnums=0)
@@ -232,7 +232,7 @@ class Trainer:
 
 @pytest.mark.parametrize("bind", ["method", "partial"])
 def test_methods_and_partials_of_jitted_functions(bind: str, compilations: Compilations) -> None:
-    memory = Memory()
+    memory = ListSink()
     trainer = Trainer()
     bound = trainer.train_step
     if bind == "partial":
@@ -245,7 +245,7 @@ def test_methods_and_partials_of_jitted_functions(bind: str, compilations: Compi
     step.close()
     assert compilations.of("train_step") == 2
     assert step.flops.executed.total == step.flops.model.per_device == STEP_FLOPS * 6 // 4
-    assert memory.texts["recompiled/train_step"].endswith("x: float32[4,8] → float32[6,8]")
+    assert dict(memory.texts)["recompiled/train_step"].endswith("x: float32[4,8] → float32[6,8]")
 
 
 def test_switched_off_it_only_calls_the_step() -> None:

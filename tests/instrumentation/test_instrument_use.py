@@ -14,16 +14,16 @@ from mfu_jax.errors import UserError
 from tests.support.instrumented import (
     PEAK,
     STEP_FLOPS,
-    Memory,
     batch,
     make_state,
     run,
     train_step,
 )
+from tests.support.sinks import ListSink
 
 
 def test_steps_with_nothing_to_log_are_timed_all_the_same() -> None:
-    memory = Memory()
+    memory = ListSink()
 
     def grow(state: jax.Array) -> jax.Array:
         return state @ state * 1e-3
@@ -49,7 +49,7 @@ def test_steps_with_nothing_to_log_are_timed_all_the_same() -> None:
     ],
 )
 def test_metrics_are_found_in_the_output(output: Callable[..., Any], expected: set[str]) -> None:
-    memory = Memory()
+    memory = ListSink()
     step = mfu_jax.instrument(jax.jit(output), sinks=[memory], **PEAK)
     step(jnp.float32(0.5))
     step.close()
@@ -58,17 +58,17 @@ def test_metrics_are_found_in_the_output(output: Callable[..., Any], expected: s
 
 
 def test_metrics_chosen_by_the_user() -> None:
-    memory = Memory()
+    memory = ListSink()
     step = mfu_jax.instrument(
         jax.jit(train_step), metrics=lambda out: {"mine": out[1]["loss"]}, sinks=[memory], **PEAK
     )
     outputs = run(step)
     step.close()
-    assert memory.column("learning/mine") == [float(metrics["loss"]) for _, metrics in outputs]
+    assert memory.scalar("learning/mine") == [float(metrics["loss"]) for _, metrics in outputs]
 
 
 def test_two_functions_are_parts_of_one_step() -> None:
-    memory = Memory()
+    memory = ListSink()
     logger = mfu_jax.MetricLogger(sinks=[memory], warmup_steps=0)
     critic = mfu_jax.instrument(jax.jit(train_step), logger=logger, **PEAK)
     actor = mfu_jax.instrument(jax.jit(train_step), logger=logger, **PEAK)
@@ -81,8 +81,8 @@ def test_two_functions_are_parts_of_one_step() -> None:
             actor(state, batch(8))
             step.log(loss=1.5)
     logger.close()
-    assert memory.column("perf/per_device_tflops") == [4 * STEP_FLOPS / 1e12] * 2
-    assert memory.column("learning/loss") == [1.5, 1.5]
+    assert memory.scalar("perf/per_device_tflops") == [4 * STEP_FLOPS / 1e12] * 2
+    assert memory.scalar("learning/loss") == [1.5, 1.5]
     assert {"learning/train_step/loss", "learning/actor/loss"} < set(memory.records[0].scalars)
 
 

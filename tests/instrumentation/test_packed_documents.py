@@ -12,20 +12,10 @@ import pytest
 
 import mfu_jax
 from mfu_jax.flops.traced.pairs import document_pairs, read_pairs
-from mfu_jax.logger.sinks import Sink, StepRecord
+from tests.support.sinks import ListSink
 
 B, S, D = 2, 12, 4
 LENGTHS = ([5, 7], [12], [1, 2, 3], [4, 4, 4])
-
-
-class Memory(Sink):
-    keeps_every_step = True
-
-    def __init__(self) -> None:
-        self.flops: list[float] = []
-
-    def write(self, record: StepRecord) -> None:
-        self.flops.append(record.scalars["perf/per_device_tflops"] * 1e12)
 
 
 @jax.jit
@@ -45,6 +35,10 @@ def ids_of(lengths: list[int]) -> jax.Array:
     return jnp.array([row + [0] * (S - len(row))] * B)
 
 
+def flops_of(sink: ListSink) -> list[float]:
+    return [record.scalars["perf/per_device_tflops"] * 1e12 for record in sink.records]
+
+
 def test_every_step_has_the_flops_of_its_own_documents() -> None:
     w, x = jnp.eye(D), jnp.ones((B, S, D))
     count = mfu_jax.count_model_flops(train_step, w, x, ids_of([S]))
@@ -58,7 +52,7 @@ def test_every_step_has_the_flops_of_its_own_documents() -> None:
 
         return cost
 
-    memory = Memory()
+    memory = ListSink()
     with mfu_jax.MetricLogger(sinks=[memory]) as logger:
         for step, lengths in enumerate(LENGTHS):
             pairs = jax.jit(document_pairs)(ids_of(lengths))
@@ -68,7 +62,7 @@ def test_every_step_has_the_flops_of_its_own_documents() -> None:
     # scores: 3 + 2 times a product over the pairs.
     weights, pair = 2 * (2 * B * S * D * D), 5 * 2 * D
     expected = [weights + pair * B * sum(n * n for n in lengths) for lengths in LENGTHS]
-    assert memory.flops == pytest.approx(expected, rel=1e-12)
+    assert flops_of(memory) == pytest.approx(expected, rel=1e-12)
     assert threading.get_ident() not in readers
 
 
@@ -82,7 +76,7 @@ def test_other_masks_are_left_as_they_are() -> None:
 
 
 def test_an_instrumented_step_has_the_flops_of_its_own_documents() -> None:
-    memory = Memory()
+    memory = ListSink()
     step = mfu_jax.instrument(
         train_step,
         segment_ids=lambda w, x, ids: ids,
@@ -95,7 +89,7 @@ def test_an_instrumented_step_has_the_flops_of_its_own_documents() -> None:
     step.close()
     weights, pair = 2 * (2 * B * S * D * D), 5 * 2 * D  # as above
     expected = [weights + pair * B * sum(n * n for n in lengths) for lengths in LENGTHS]
-    assert memory.flops == pytest.approx(expected, rel=1e-12)
+    assert flops_of(memory) == pytest.approx(expected, rel=1e-12)
 
 
 def test_causal_documents_have_the_pairs_up_to_each_query() -> None:
@@ -104,7 +98,7 @@ def test_causal_documents_have_the_pairs_up_to_each_query() -> None:
     def step(x: jax.Array, ids: jax.Array) -> jax.Array:
         return jnp.sum(x @ x.swapaxes(1, 2) @ x)
 
-    memory = Memory()
+    memory = ListSink()
     instrumented = mfu_jax.instrument(
         step, segment_ids=lambda x, ids: ids, peak_tflops_per_device=1.0, sinks=[memory]
     )
@@ -112,7 +106,7 @@ def test_causal_documents_have_the_pairs_up_to_each_query() -> None:
         instrumented(jnp.ones((B, S, D)), ids_of(lengths))
     instrumented.close()
     causal = [sum(n * (n + 1) // 2 for n in lengths) for lengths in LENGTHS]
-    assert memory.flops == pytest.approx([2 * 2 * B * D * pairs for pairs in causal], rel=1e-12)
+    assert flops_of(memory) == pytest.approx([2 * 2 * B * D * pairs for pairs in causal], rel=1e-12)
 
 
 def test_what_is_not_segment_ids_is_refused() -> None:

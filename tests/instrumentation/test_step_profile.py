@@ -12,7 +12,8 @@ import pytest
 import mfu_jax
 from mfu_jax.errors import UserError
 from mfu_jax.settings import Settings
-from tests.support.instrumented import PEAK, Memory, batch, make_state, run, train_step
+from tests.support.instrumented import PEAK, batch, make_state, run, train_step
+from tests.support.sinks import ListSink
 
 
 def marked_steps(folder: Path) -> set[str]:
@@ -24,7 +25,7 @@ def marked_steps(folder: Path) -> set[str]:
 
 @pytest.mark.slow
 def test_the_trace_holds_the_steps_asked_for(tmp_path: Path) -> None:
-    memory = Memory()
+    memory = ListSink()
     step = mfu_jax.instrument(
         jax.jit(train_step), profile_steps="3-4", profile_dir=str(tmp_path), sinks=[memory], **PEAK
     )

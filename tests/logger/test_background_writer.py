@@ -7,7 +7,8 @@ import pytest
 
 from mfu_jax.logger.sinks import StepRecord
 from mfu_jax.logger.writer import BackgroundWriter, GuardedSink
-from tests.support.fake_device import FakeClock, ListSink
+from tests.support.fake_device import FakeClock
+from tests.support.sinks import ListSink
 from tests.support.work import HANG_SECONDS
 
 

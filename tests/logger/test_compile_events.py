@@ -9,7 +9,8 @@ import pytest
 
 from mfu_jax.logger.compile_events import CompileEvent, CompileLog
 from mfu_jax.logger.metric_logger import MetricLogger
-from tests.support.fake_device import FakeClock, ListSink
+from tests.support.fake_device import FakeClock
+from tests.support.sinks import ListSink
 
 TRACE = "/jax/core/compile/jaxpr_trace_duration"
 LOWER = "/jax/core/compile/jaxpr_to_mlir_module_duration"

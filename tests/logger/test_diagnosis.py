@@ -5,7 +5,7 @@ import pytest
 from mfu_jax.logger.diagnosis import diagnose
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.step_cost import StepCost
-from tests.support.fake_device import ListSink
+from tests.support.sinks import ListSink
 
 
 def flags(seconds: float, **cost: float) -> dict[str, str]:

@@ -8,8 +8,8 @@ import pytest
 from mfu_jax.logger.compile_events import CompileLog
 from mfu_jax.logger.non_finite import NonFiniteLossError
 from mfu_jax.logger.sinks import StepRecord
-from tests.support.fake_device import ListSink
 from tests.support.logger_run import Run
+from tests.support.sinks import ListSink
 from tests.support.work import HANG_SECONDS
 
 

@@ -15,8 +15,8 @@ from mfu_jax.logger.config import ConfigFields, LoggerConfig
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.non_finite import NonFiniteLossError
 from mfu_jax.logger.step_cost import CostFields, StepCost
-from tests.support.fake_device import ListSink
 from tests.support.logger_run import RUN_COST, Run
+from tests.support.sinks import ListSink
 
 
 def test_rates_are_flops_and_tokens_over_the_measured_time() -> None:
@@ -192,7 +192,7 @@ def test_an_error_of_the_device_reaches_the_loop_and_the_rest_is_written(
 
 
 def test_only_steps_of_the_log_period_are_logged_but_some_sinks_keep_all() -> None:
-    some, all_of_them = ListSink(), ListSink(every_step=True)
+    some, all_of_them = ListSink(every_step=False), ListSink()
     run = Run(log_period=4, sinks=[some, all_of_them])
     run.steps(*[1.0] * 10)
     run.logger.close()

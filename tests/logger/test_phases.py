@@ -15,11 +15,11 @@ import pytest
 import mfu_jax
 from mfu_jax.errors import UserError
 from mfu_jax.logger.phases import PhaseBook
-from mfu_jax.logger.sinks import Sink, StepRecord
 from mfu_jax.logger.step_cost import StepCost, add_costs
 from tests.support.fake_device import FakeClock
 from tests.support.floats import assert_close_as_float32
 from tests.support.paths import SCRIPTS
+from tests.support.sinks import ListSink
 
 PEAK = {"peak_tflops_per_device": 0.001}
 
@@ -88,16 +88,6 @@ def test_costs_add_and_what_is_unknown_stays_unknown() -> None:
     assert add_costs([one, unknown]).executed_flops_per_device is None
 
 
-class Memory(Sink):
-    keeps_every_step = True
-
-    def __init__(self) -> None:
-        self.records: list[StepRecord] = []
-
-    def write(self, record: StepRecord) -> None:
-        self.records.append(record)
-
-
 @jax.jit
 def play(w: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.tanh(x @ w)
@@ -113,7 +103,7 @@ FORWARD = 2 * 16 * 8 * 8
 
 
 def test_phases_and_the_whole_step() -> None:
-    memory = Memory()
+    memory = ListSink()
     logger = mfu_jax.MetricLogger(sinks=[memory], warmup_steps=1)
     rollout = mfu_jax.instrument(play, logger=logger, **PEAK)
     update = mfu_jax.instrument(learn, logger=logger, **PEAK)
@@ -141,7 +131,7 @@ def test_phases_and_the_whole_step() -> None:
 
 
 def test_phases_of_functions_that_nobody_instrumented() -> None:
-    memory = Memory()
+    memory = ListSink()
     cost = StepCost(model_flops_per_device=FORWARD, peak_flops_per_sec=1e9)
     clock = FakeClock()
     with mfu_jax.MetricLogger(
@@ -165,7 +155,7 @@ def test_phases_of_functions_that_nobody_instrumented() -> None:
 
 
 def test_a_step_timed_as_a_block() -> None:
-    memory = Memory()
+    memory = ListSink()
     with mfu_jax.MetricLogger(
         sinks=[memory], model_flops_per_device=2 * FORWARD, start_step=3
     ) as logger:
@@ -181,7 +171,7 @@ def test_a_step_timed_as_a_block() -> None:
 
 
 def test_a_step_that_raises_is_not_recorded() -> None:
-    memory = Memory()
+    memory = ListSink()
     with mfu_jax.MetricLogger(sinks=[memory]) as logger:
         with pytest.raises(KeyError), logger.step(), logger.phase("a"):
             raise KeyError("x")

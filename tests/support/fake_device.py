@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from mfu_jax.logger.readiness import is_ready
-from mfu_jax.logger.sinks import Sink, StepRecord
-from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timer import TimedStep
 
 
@@ -90,32 +88,3 @@ class FakeWatcher:
                 step.completed = (ready_at + self.clock.wall_offset, ready_at)
 
     def close(self) -> None: ...
-
-
-class ListSink(Sink):
-    """Keeps everything; fails as often as it is told to."""
-
-    def __init__(self, failures: Sequence[Exception] = (), *, every_step: bool = False) -> None:
-        self.records: list[StepRecord] = []
-        self.texts: list[tuple[str, str]] = []
-        self.summary: Summary | None = None
-        self.closed = False
-        self.failures = list(failures)
-        self.keeps_every_step = every_step
-
-    def write(self, record: StepRecord) -> None:
-        if self.failures:
-            raise self.failures.pop(0)
-        self.records.append(record)
-
-    def write_text(self, tag: str, text: str) -> None:
-        self.texts.append((tag, text))
-
-    def write_summary(self, summary: Summary) -> None:
-        self.summary = summary
-
-    def close(self) -> None:
-        self.closed = True
-
-    def scalar(self, name: str) -> list[float | None]:
-        return [record.scalars.get(name) for record in self.records]

@@ -9,38 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfu_jax.logger.sinks import Sink, StepRecord
-from mfu_jax.logger.summary import Summary
-
 PEAK = {"peak_tflops_per_device": 0.001}
 
 # x[B, D] @ w1[D, F] @ w2[F, E]; training needs no gradient of x, so the first layer costs 2 × and
 # the second 3 × its forward: 2·B·D·F·2 + 2·B·F·E·3.
 B, D, F, E = 4, 8, 16, 2
 STEP_FLOPS = 2 * B * D * F * 2 + 2 * B * F * E * 3
-
-
-class Memory(Sink):
-    """Keeps everything that a sink is given."""
-
-    keeps_every_step = True
-
-    def __init__(self) -> None:
-        self.records: list[StepRecord] = []
-        self.texts: dict[str, str] = {}
-        self.summary: Summary | None = None
-
-    def write(self, record: StepRecord) -> None:
-        self.records.append(record)
-
-    def write_text(self, tag: str, text: str) -> None:
-        self.texts[tag] = text
-
-    def write_summary(self, summary: Summary) -> None:
-        self.summary = summary
-
-    def column(self, name: str) -> list[float]:
-        return [record.scalars[name] for record in self.records]
 
 
 class Compilations:

@@ -3,7 +3,8 @@
 from typing import Any
 
 from mfu_jax.logger.metric_logger import MetricLogger
-from tests.support.fake_device import FakeClock, FakeDevice, FakeWatcher, ListSink
+from tests.support.fake_device import FakeClock, FakeDevice, FakeWatcher
+from tests.support.sinks import ListSink
 
 # One step of a device of 1000 FLOP/s.
 RUN_COST: dict[str, Any] = {
@@ -20,7 +21,7 @@ class Run:
     def __init__(self, **options: Any) -> None:
         self.clock = FakeClock()
         self.device = FakeDevice(self.clock)
-        self.sink = ListSink()
+        self.sink = ListSink(every_step=False)
         defaults: dict[str, Any] = {**RUN_COST, "warmup_steps": 0, "sinks": [self.sink]}
         self.logger = MetricLogger(
             clock=self.clock.wall,

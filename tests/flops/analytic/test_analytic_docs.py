@@ -10,7 +10,7 @@ from mfu_jax.flops.analytic.conventions import CONVENTIONS
 from mfu_jax.flops.analytic.inputs import load_model_config, parse_override
 from mfu_jax.flops.analytic.mixers import gated_delta_net
 from mfu_jax.flops.analytic.totals import calculate_tflops_per_device, compare_conventions
-from tests.flops.analytic.test_architectures import WRONG
+from tests.support.maxtext import WRONG
 from tests.support.paths import ROOT
 
 DIFFERENCES = (ROOT / "docs" / "differences_from_maxtext.md").read_text()

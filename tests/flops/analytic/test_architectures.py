@@ -17,21 +17,13 @@ from mfu_jax.flops.analytic.inputs import as_model_config, load_model_config
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.yaml_files import model_names
+from tests.support.maxtext import WRONG, WRONG_WEIGHTS
 from tests.support.paths import DATA
 
 GOLDEN = json.loads((DATA / "maxtext_sample.json").read_text())
 ALL_MODELS = json.loads((DATA / "maxtext_all_models.json").read_text())
 TRACED = json.loads((DATA / "maxtext_traced.json").read_text())
 
-# Where MaxText's formula leaves something out (docs/differences_from_maxtext.md says what): in the
-# weights, in the attention, or, of olmo3's windows, in the attention of long sequences only.
-WRONG_WEIGHTS = {
-    *("deepseek-custom", "deepseek3.2-671b", "deepseek4-284b", "deepseek4-tiny"),
-    *("envy-switch-base", "envy-switch-large", "envy-switch-xxl", "envy-test"),
-    *("qwen3-next-80b-a3b", "qwen3.5-35b-a3b", "qwen3.5-397b-a17b"),
-}
-WRONG_WHEN_LONG = {"olmo3-32b", "olmo3-7b", "olmo3-7b-pt"}
-WRONG = WRONG_WEIGHTS | WRONG_WHEN_LONG
 # Lookups that the traced model does as one-hot matmuls: token and position tables, rows.
 ONE_HOT_ROWS = {"gpt3-6b": 16384, "gpt3-22b": 16384, "gpt3-175b": 16384, "gpt3-52k": 2048}
 # The traced grouped matmul pads each call's T·k rows to tiles of this many.

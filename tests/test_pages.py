@@ -68,3 +68,12 @@ def test_every_link_and_every_path_of_a_page_exists(page: Path) -> None:
     paths = re.findall(r"`((?:mfu_jax|tests|scripts|configs|docs|layers)/[\w./-]*)`", text)
     missing += [p for p in paths if "NAME" not in p and not (ROOT / p).exists()]
     assert not missing
+
+
+def test_every_test_and_decorator_that_contributors_are_sent_to_exists() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for folder, pattern in (("tests", r"`(test_\w+)`"), ("mfu_jax", r"`@(\w+)\(")):
+        names = re.findall(pattern, page)
+        source = "\n".join(path.read_text() for path in (ROOT / folder).rglob("*.py"))
+        assert names
+        assert [name for name in names if f"def {name}(" not in source] == []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import jax
@@ -68,6 +70,35 @@ def test_every_link_and_every_path_of_a_page_exists(page: Path) -> None:
     paths = re.findall(r"`((?:mfu_jax|tests|scripts|configs|docs|layers)/[\w./-]*)`", text)
     missing += [p for p in paths if "NAME" not in p and not (ROOT / p).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_name_of_the_package_on_a_page_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    imports = re.findall(r"from (mfu_jax[\w.]*) import (\w[\w, ]*)", text)
+    names = {f"{module}.{name.strip()}" for module, line in imports for name in line.split(",")}
+    names |= set(re.findall(r"\bmfu_jax(?:\.\w+)+", text))
+    assert [name for name in sorted(names) if not exists(name)] == []
+
+
+def test_what_the_changelog_says_moved_is_at_its_new_place() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    moved = re.findall(r"\| `(?:python -m )?(mfu_jax[\w.]+)` \|$", text, re.MULTILINE)
+    assert len(moved) > 10
+    assert [name for name in moved if not exists(name)] == []
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of one."""
+    found: Any = mfu_jax
+    for i, part in enumerate(name.split(".")[1:], 2):
+        if not hasattr(found, part):
+            try:
+                importlib.import_module(".".join(name.split(".")[:i]))
+            except ModuleNotFoundError:
+                return False
+        found = getattr(found, part)
+    return True
 
 
 def test_every_test_and_decorator_that_contributors_are_sent_to_exists() -> None:

@@ -31,7 +31,8 @@ from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
 from mfu_jax.logger.compile_events import CompileLog
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
-from mfu_jax.settings import Settings, setting_types
+from mfu_jax.settings import Settings
+from mfu_jax.values import field_types
 
 from_mapping = Settings.of
 
@@ -46,7 +47,7 @@ def define(flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
         UserError: the trainer has a flag of one of these names already.
     """
     for field in dataclasses.fields(Settings):
-        kind = setting_types()[field.name]
+        kind = field_types(Settings)[field.name]
         choices = typing.get_args(kind)
         options: dict[str, Any] = {"help": field.metadata["help"], "flag_values": flag_values}
         try:
@@ -98,12 +99,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     group = parser.add_argument_group("metrics (mfu_jax)")
     for field in dataclasses.fields(Settings):
-        choices = typing.get_args(setting_types()[field.name])
+        choices = typing.get_args(field_types(Settings)[field.name])
         group.add_argument(
             f"--{field.name}",
             help=field.metadata["help"].replace("%", "%%"),
             choices=choices or None,
-            metavar=None if choices else setting_types()[field.name].__name__.upper(),
+            metavar=None if choices else field_types(Settings)[field.name].__name__.upper(),
         )
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from mfu_jax.errors import UserError, nearest
-
-_WORDS_FOR = {True: ("true", "1", "yes", "on"), False: ("false", "0", "no", "off")}
+from mfu_jax.values import field_types, typed
 
 
 def _key(default: Any, text: str) -> Any:
@@ -63,8 +60,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = _typed(field.name, getattr(self, field.name))
-            object.__setattr__(self, field.name, value)
+            kind, given = field_types(Settings)[field.name], getattr(self, field.name)
+            note = f"; usually a spelling; {field.name} is: {field.metadata['help']}"
+            object.__setattr__(self, field.name, typed(field.name, given, kind, note=note))
         for name, lowest in (("log_period", 1), ("warmup_steps", 0), ("start_step", 0)):
             if getattr(self, name) < lowest:
                 usually = (
@@ -152,48 +150,6 @@ class Settings:
             )
         pairs = (word.split("=", 1) for word in words[1:])
         return load_shape(words[0], {key: parse_override(key, text) for key, text in pairs})
-
-
-@functools.cache
-def setting_types() -> Mapping[str, Any]:
-    """Key → type; a `Literal` where only some words are allowed."""
-    return typing.get_type_hints(Settings)
-
-
-def _typed(name: str, value: Any) -> Any:
-    kind = setting_types()[name]
-    choices = typing.get_args(kind)
-    try:
-        if choices:
-            if value in choices:
-                return value
-        elif kind is bool:
-            return _bool(value)
-        elif kind is int and not isinstance(value, bool):
-            if int(value) == float(value):
-                return int(value)
-        elif kind is float and not isinstance(value, bool):
-            return float(value)
-        elif kind is str and not isinstance(value, bool | int | float):
-            return str(value)
-    except (TypeError, ValueError, OverflowError):
-        pass
-    expected = f"one of {', '.join(choices)}" if choices else f"a value of type {kind.__name__}"
-    hint = nearest(str(value), choices) if choices else ""
-    field = next(f for f in dataclasses.fields(Settings) if f.name == name)
-    raise UserError(
-        f"{name}={value!r}: expected {expected}{hint}; usually a spelling; {name} is: "
-        f"{field.metadata['help']}"
-    )
-
-
-def _bool(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    for result, words in _WORDS_FOR.items():
-        if str(value).lower() in words:
-            return result
-    raise ValueError(value)
 
 
 def _list() -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mfu_jax.errors import UserError, nearest
+from mfu_jax.values import field_types, typed
 from mfu_jax.yaml_files import CONFIG_FOLDER, model_file, read_mapping
 
 REMAT_NAMES = (
@@ -160,7 +161,8 @@ def from_mapping(
     model_name = str(overrides.get("model_name", own.get("model_name", "")))
     model = _model_values(model_name, base) if model_name else {}
     merged = {**base, **model, **own, **overrides}
-    return Config(**{key: _typed(key, value) for key, value in merged.items()})
+    kinds = field_types(Config)
+    return Config(**{key: typed(key, value, kinds[key]) for key, value in merged.items()})
 
 
 @functools.cache
@@ -172,7 +174,7 @@ def base_defaults() -> Mapping[str, Any]:
 def _model_values(name: str, base: Mapping[str, Any]) -> Mapping[str, Any]:
     values = read_mapping(model_file(name))
     foreign = [key for key in values if key not in base]
-    blocks = typing.get_args(_types()["decoder_block"])
+    blocks = typing.get_args(field_types(Config)["decoder_block"])
     if values.get("decoder_block", "default") not in blocks:
         foreign.insert(0, f"decoder_block={values['decoder_block']}")
     if foreign:
@@ -196,59 +198,6 @@ def _config_path(text: str) -> Path:
 def _key_value(argument: str) -> tuple[str, str]:
     key, _, value = argument.lstrip("-").partition("=")
     return key.strip(), value
-
-
-@functools.cache
-def _types() -> dict[str, Any]:
-    return typing.get_type_hints(Config)
-
-
-def _typed(key: str, value: Any) -> Any:
-    """Brings a YAML value or the text of a key=value argument to the key's type."""
-    kind = _types()[key]
-    try:
-        return _convert(value, kind)
-    except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{key}={value!r}: expected {_type_name(kind)}") from None
-
-
-def _convert(value: Any, kind: Any) -> Any:
-    if typing.get_origin(kind) is Literal:
-        if value not in typing.get_args(kind):
-            raise ValueError
-        return value
-    if typing.get_origin(kind) is tuple:
-        if isinstance(value, str):
-            value = [part.strip() for part in value.strip("[]() ").split(",") if part.strip()]
-        if not isinstance(value, Sequence) or not all(isinstance(v, str) for v in value):
-            raise TypeError
-        return tuple(value)
-    if kind is bool:
-        if isinstance(value, str):
-            value = {"true": True, "false": False}.get(value.lower(), value)
-        if not isinstance(value, bool):
-            raise TypeError
-        return value
-    if kind is str:
-        if value is None or isinstance(value, (list, dict)):
-            raise TypeError
-        return str(value)
-    if isinstance(value, bool) or value is None:
-        raise TypeError
-    if kind is int:
-        number = float(value)
-        if number != int(number):
-            raise ValueError
-        return int(value) if isinstance(value, (int, str)) and str(value).isdigit() else int(number)
-    return float(value)
-
-
-def _type_name(kind: Any) -> str:
-    if typing.get_origin(kind) is Literal:
-        return "one of " + ", ".join(typing.get_args(kind))
-    if typing.get_origin(kind) is tuple:
-        return "a list of words, for example [a, b]"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
 
 
 def _auto_path(setting: str, default: Path) -> Path | None:

@@ -1,0 +1,185 @@
+"""Text of a command line, a YAML or JSON value or a Python object → a value of a declared type.
+
+The one converter of settings, the trainer's config, model configs and commands. A type is what
+`typing.get_type_hints` gives for a field: ``bool``, ``int``, ``float``, ``str``, a ``Literal``,
+``int | Fraction`` for exact numbers, ``tuple[str, ...]``, ``tuple[int, ...]``, or a union of these.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+import reprlib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any, Literal
+
+from mfu_jax.errors import UserError, nearest
+
+_WORDS = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
+_LARGEST_DENOMINATOR = 2**20  # 1.1 is meant as 11/10, not as the nearest binary fraction
+_LONGEST_SHOWN = 80
+
+# Nested aliases of a YAML file can stand for billions of items.
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2
+_SHORT.maxstring = _LONGEST_SHOWN
+
+
+@functools.cache
+def field_types(cls: type) -> Mapping[str, Any]:
+    """Field of a dataclass → its type."""
+    return typing.get_type_hints(cls)
+
+
+def typed(name: str, value: Any, kind: Any, *, note: str = "") -> Any:
+    """`value` as `kind`.
+
+    Args:
+        name: of the key, for the message.
+        value: text, or what YAML, JSON or a Python caller gives.
+        kind: the declared type.
+        note: what to add to the message.
+
+    Raises:
+        UserError: it cannot be converted; the message shows the value and what was expected.
+
+    >>> typed("steps", "1e3", int), typed("scan_layers", "no", bool)
+    (1000, False)
+    >>> typed("mlp_activations", "[silu, linear]", tuple[str, ...])
+    ('silu', 'linear')
+    """
+    try:
+        return convert(value, kind)
+    except ValueError as error:
+        hint = nearest(str(value), _choices(kind)) if isinstance(value, str) else ""
+        raise UserError(f"{name}={shown(value)}: expected {error}{hint}{note}") from None
+
+
+def convert(value: Any, kind: Any) -> Any:
+    """`value` as `kind`.
+
+    Raises:
+        ValueError: it cannot be converted; the text is what was expected, in words.
+
+    >>> convert("0.5", int | Fraction), convert(2.0, int | Fraction)
+    (Fraction(1, 2), 2)
+    """
+    try:
+        return _convert(value, kind)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(_expected(kind)) from None
+
+
+def shown(value: Any) -> str:
+    """`value` for an error message: one short line, however large or nested it is."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    if isinstance(value, enum.Enum):  # MaxText's config objects hold enums
+        value = value.value
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        return kind.__args__[kind.__args__.index(value)]
+    if origin is tuple:
+        return tuple(_convert(item, kind.__args__[0]) for item in _items(value))
+    if origin in (types.UnionType, typing.Union):
+        return _one_of(value, kind.__args__)
+    return _PLAIN[kind](value)
+
+
+def _items(value: Any) -> Any:
+    if isinstance(value, str):
+        return [part.strip() for part in value.strip("[]() ").split(",") if part.strip()]
+    if not isinstance(value, list | tuple):
+        raise TypeError
+    return value
+
+
+def _one_of(value: Any, kinds: tuple[Any, ...]) -> Any:
+    """The first of `kinds` that takes the value, a list only where the value looks like one."""
+    for kind in kinds:
+        try:
+            return _convert(value, kind)
+        except (TypeError, ValueError, OverflowError):
+            continue
+    raise ValueError
+
+
+def _bool(value: Any) -> bool:
+    if isinstance(value, str):
+        value = _WORDS.get(value.strip().lower())
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _int(value: Any) -> int:
+    number = _number(value)
+    whole = int(number)
+    if whole != number:
+        raise ValueError
+    return whole
+
+
+def _float(value: Any) -> float:
+    return float(_number(value))
+
+
+def _fraction(value: Any) -> Fraction:
+    return Fraction(_number(value)).limit_denominator(_LARGEST_DENOMINATOR)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise TypeError
+    if not isinstance(value, str):
+        return value
+    try:
+        return int(value)
+    except ValueError:
+        return float(value)
+
+
+def _str(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float | os.PathLike):
+        raise TypeError
+    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+
+
+_PLAIN: dict[Any, Callable[[Any], Any]] = {
+    bool: _bool,
+    int: _int,
+    float: _float,
+    Fraction: _fraction,
+    str: _str,
+}
+
+_NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    int | Fraction: "a finite number",
+    tuple[str, ...]: "a list of words, for example [a, b]",
+    tuple[int, ...]: "a list of whole numbers, for example [1, 2]",
+    int | tuple[int, ...]: "a whole number, or a list of them",
+}
+
+
+def _choices(kind: Any) -> tuple[str, ...]:
+    return typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
+
+
+def _expected(kind: Any) -> str:
+    if choices := _choices(kind):
+        return f"one of {', '.join(choices)}"
+    return _NAMES[kind]

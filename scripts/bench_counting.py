@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--layers", type=int, default=48)
     arguments = parser.parse_args()
-    print("| program | text | compile | parse and count | share of compile time |")
+    print("| program | text | compile | parse and count | of the compile time |")
     print("| --- | ---: | ---: | ---: | ---: |")
     for platform in ("cpu", "v5e") if importlib.util.find_spec("libtpu") else ("cpu",):
         _unrolled(platform, arguments.layers)

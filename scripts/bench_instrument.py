@@ -124,7 +124,7 @@ def main() -> None:
     rows = ["| step | jitted call µs | added µs: median | p90 | p99 |", "|---|---|---|---|---|"]
     for leaves, shapes, pause in CASES:
         own, added = costs(leaves, options.steps, shapes, pause)
-        name = f"{leaves} leaves" + (f", {shapes} alternating shapes" if shapes > 1 else "")
+        name = f"{leaves} leaves" + (f", {shapes} shapes by turns" if shapes > 1 else "")
         name += "" if pause else ", no pause between steps"
         shown = [percentile(own, 0.5), *(percentile(added, q) for q in (0.5, 0.9, 0.99))]
         rows.append(f"| {name} | " + " | ".join(f"{n:.1f}" for n in shown) + " |")
@@ -132,14 +132,14 @@ def main() -> None:
     text = "\n".join(
         [
             f"{HEADING}\n",
-            f"{datetime.date.today()}, {machine()}, by `scripts/bench_instrument.py`. Time "
-            f"that a call of the instrumented step spends on the training thread beyond the jitted "
-            f"call, with the device idle before it. Console, JSONL and TensorBoard are on.\n",
+            f"{datetime.date.today()}, {machine()}, by `scripts/bench_instrument.py`. What a "
+            f"call of the instrumented step does on the training thread besides calling the jitted "
+            f"one, the device idle before it; console, JSONL and TensorBoard are on.\n",
             *rows,
             f"\nA loop of {1e3 * seconds:.1f} ms matmul steps takes {percentile(ratios, 0.5):.3f} "
-            f"× as long with `instrument` (median of {len(ratios)} alternating pairs; quartiles "
+            f"× as long with `instrument` (median of {len(ratios)} pairs, by turns; quartiles "
             f"{percentile(ratios, 0.25):.3f} and {percentile(ratios, 0.75):.3f}). Both cores "
-            f"compute, and the writer thread briefly needs one of them.\n",
+            f"compute; the writer's thread needs one of them for a moment, too.\n",
         ]
     )
     print(text)

@@ -207,7 +207,7 @@ def main() -> None:
     parts = [
         f"{HEADING}\n",
         f"{datetime.date.today()}, {machine()}, by `scripts/bench_logger.py`. Console, JSONL and "
-        f"TensorBoard are on; the wait for the device is excluded.\n",
+        f"TensorBoard are on; the wait for the device is left out.\n",
         cost_table(record_costs(options.steps)) + "\n",
     ]
     if not options.no_demo:

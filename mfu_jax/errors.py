@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: shown as one line, without a traceback, exit code 2."""
+"""Errors that the user can fix: shown as one line, without a traceback, exit code 2."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ class UserError(ValueError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for the known word that is most like `word`, or nothing."""
+    """``; did you mean 'x'?`` for the known word most similar to `word`, or an empty string."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else ""

@@ -1,4 +1,4 @@
-"""Command-line flags that switch the metrics on in any trainer.
+"""Command-line flags that turn on the metrics in any trainer.
 
 ::
 
@@ -10,7 +10,7 @@ or, for a loop that calls ``logger.record(step, metrics)`` itself::
 
     logger = mfu_jax.MetricLogger.from_flags(train_step, state, batch)
 
-argparse has `add_arguments`; ml_collections and everything else that is a mapping, `from_mapping`.
+For argparse use `add_arguments`; for ml_collections and any other mapping, `from_mapping`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import jax
 from absl import flags as absl_flags
 
 from mfu_jax.errors import UserError
-from mfu_jax.instrumentation.jitting import jitted
-from mfu_jax.instrumentation.options import logger_options, make_sinks
+from mfu_jax.instrumentation import assembly
+from mfu_jax.instrumentation.jitting import jitted, name_of
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
 from mfu_jax.logger.compile_events import CompileLog
 from mfu_jax.logger.disabled import DisabledLogger
@@ -41,10 +41,10 @@ def define(flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
     """Defines an absl flag for every key of `Settings`; call it before ``app.run``.
 
     Args:
-        flag_values: where to; the program's flags by default.
+        flag_values: where to define them; by default among the program's flags.
 
     Raises:
-        UserError: the trainer has a flag of one of these names already.
+        UserError: the trainer already has a flag of one of these names.
     """
     for field in dataclasses.fields(Settings):
         kind = field_types(Settings)[field.name]
@@ -72,7 +72,7 @@ _DEFINE: Mapping[type, Callable[..., Any]] = {
 
 
 def settings(flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> Settings:
-    """What the parsed flags say.
+    """The settings of the parsed flags.
 
     Raises:
         UserError: a wrong value, `define` was not called, or the flags are not parsed yet.
@@ -81,14 +81,14 @@ def settings(flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> Settings:
     if missing := [name for name in names if name not in flag_values]:
         raise UserError(
             f"there is no flag --{missing[0]}; expected mfu_jax.flags.define() before app.run; "
-            f"usually that line is missing, or stands under `if __name__`; call it at import"
+            f"usually that line is missing, or is under `if __name__`; call it at import"
         )
     try:
         return Settings.of({name: getattr(flag_values, name) for name in names})
     except absl_flags.UnparsedFlagAccessError as error:
         raise UserError(
             f"the flags are not parsed yet ({error}); expected a call from main(); usually "
-            f"settings() stands at the top of a module; call it after app.run has started"
+            f"settings() is at the top of a module; call it after app.run has started"
         ) from error
 
 
@@ -130,28 +130,14 @@ def make_logger(
     if settings.profile_steps:
         raise UserError(
             f"profile_steps={settings.profile_steps!r} and a loop that calls record(); expected a "
-            f"step that is called through instrument(step, settings=…); usually the flag came with "
-            f"the others; leave it out, or profile by jax.profiler.trace around these steps"
+            f"step called through instrument(step, settings=…); usually the flag was set along "
+            f"with the others; leave it out, or profile these steps with jax.profiler.trace"
         )
-    sinks, compile_log = make_sinks(settings), CompileLog()
-    function = jitted(step, getattr(step, "__name__", "step"), None)
-    try:
-        program = ProgramAnalysis(function, args, kwargs, settings=settings, config=config)
-    except (jax.errors.JAXTypeError, TypeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        first_line = (str(error).strip().splitlines() or [""])[0]
-        raise UserError(
-            f"{getattr(step, '__name__', 'the step')} cannot be compiled for the example arguments "
-            f"({type(error).__name__}: {first_line}); expected those of a call in the loop; "
-            f"usually one is missing, or a shape is another; pass them as from_flags(step, *args)"
-        ) from error
+    sinks, compile_log = assembly.make_sinks(settings), CompileLog()
+    program = _analyse(step, args, kwargs, settings, config)
     flops = program.count()
-    logger = MetricLogger(
-        **_cost_fields(program),
-        sinks=sinks,
-        compile_log=compile_log,
-        **logger_options(settings),
+    logger = assembly.make_logger(
+        settings, cost=program.known_cost, sinks=sinks, compile_log=compile_log
     )
     texts = {} if flops is None else {"ledger": flops.ledger.render()}
     logger.write_setup(program.setup("what record() is given"), texts)
@@ -169,7 +155,23 @@ def logger_from_flags(
     return make_logger(settings(flag_values), step, *args, config=config, **kwargs)
 
 
-def _cost_fields(program: ProgramAnalysis) -> dict[str, Any]:
-    cost = program.cost
-    assert not callable(cost)  # it has been counted
-    return {f.name: getattr(cost, f.name) for f in dataclasses.fields(cost)}
+def _analyse(
+    step: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settings: Settings,
+    config: Any,
+) -> ProgramAnalysis:
+    name = name_of(step)
+    try:
+        function = jitted(step, name, None)
+        return ProgramAnalysis(function, args, kwargs, settings=settings, config=config)
+    except UserError:
+        raise
+    except (jax.errors.JAXTypeError, TypeError, ValueError) as error:
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        raise UserError(
+            f"{name} cannot be compiled for the example arguments ({type(error).__name__}: "
+            f"{first_line}); expected those of a call in the loop; usually one is missing or has "
+            f"another shape; pass them as from_flags(step, *args)"
+        ) from error

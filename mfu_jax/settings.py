@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mfu_jax.errors import UserError, nearest
+from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.values import field_types, typed
+
+TRACED_CONVENTIONS = ("maxtext", "exact", "dense")
 
 
 def _key(default: Any, text: str) -> Any:
@@ -25,16 +28,16 @@ class Settings:
         UserError: an unknown value, of the wrong type, or two that contradict each other.
     """
 
-    enable_mfu: bool = _key(True, "count, time and log; false: everything does nothing")
+    enable_mfu: bool = _key(True, "count, time and log; false: do nothing")
     metrics_file: str = _key("", "JSONL file, one object a step; empty: none")
     tensorboard_dir: str = _key("", "folder for TensorBoard events; empty: none")
     log_period: int = _key(
-        1, "console line and TensorBoard point every so many steps (the JSONL has all)"
+        1, "steps from one console line and TensorBoard point to the next (the JSONL has all)"
     )
-    warmup_steps: int = _key(2, "first steps that are shown, but kept out of summaries")
+    warmup_steps: int = _key(2, "first steps, shown but excluded from summaries")
     start_step: int = _key(0, "number of the first step, as after a resume")
     hardware: str = _key(
-        "", "chip whose peak to take, such as h100; 'calibrate' measures; empty: the attached one"
+        "", "chip whose peak to use, such as h100; 'calibrate' measures; empty: the attached one"
     )
     peak_tflops_per_device: float = _key(
         0.0, "dense TFLOP/s of one JAX device; 0: from the table, or measured on CPUs"
@@ -50,10 +53,10 @@ class Settings:
     )
     convention: str = _key("maxtext", "how attention pairs are counted: maxtext, exact, dense")
     hfu_source: Literal["executed", "cost_analysis"] = _key(
-        "executed", "what HFU divides: the program's own FLOPs, or XLA's cost analysis as it is"
+        "executed", "FLOPs behind HFU: counted in the program, or XLA's cost analysis as it is"
     )
     tokens_per_step: int = _key(0, "tokens of a step over all devices, for tokens/s; 0: not shown")
-    profile_steps: str = _key("", "steps whose device trace is written, as 10-12; empty: none")
+    profile_steps: str = _key("", "steps to write a device trace of, as 10-12; empty: none")
     profile_dir: str = _key("", "folder for device traces; empty: tensorboard_dir")
     abort_on_nan_loss: bool = _key(True, "raise NonFiniteLossError when the loss is NaN")
     abort_on_inf_loss: bool = _key(True, "raise NonFiniteLossError when the loss is infinite")
@@ -61,47 +64,25 @@ class Settings:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             kind, given = field_types(Settings)[field.name], getattr(self, field.name)
-            note = f"; usually a spelling; {field.name} is: {field.metadata['help']}"
+            note = f"; usually a misspelling; {field.name} is: {field.metadata['help']}"
             object.__setattr__(self, field.name, typed(field.name, given, kind, note=note))
-        for name, lowest in (("log_period", 1), ("warmup_steps", 0), ("start_step", 0)):
-            if getattr(self, name) < lowest:
-                usually = (
-                    "0 was meant to switch logging off; that is enable_mfu=false"
-                    if name == "log_period"
-                    else f"a subtraction slipped; pass {name}=0 or leave it out"
-                )
-                raise UserError(
-                    f"{name}={getattr(self, name)}: expected at least {lowest}; usually {usually}"
-                )
-        for name in ("peak_tflops_per_device", "model_flops_per_device", "tokens_per_step"):
-            if not getattr(self, name) >= 0:
-                raise UserError(
-                    f"{name}={getattr(self, name)}: expected a number of at least 0; usually a "
-                    f"unit slipped; leave it out where it is not known"
-                )
-        for source, key in (("value", "model_flops_per_device"), ("analytic", "model_config")):
-            if getattr(self, key) and self.flops_source != source:
-                raise UserError(
-                    f"{key}={getattr(self, key)!r} is given, but flops_source is "
-                    f"{self.flops_source!r}, which does not read it; expected "
-                    f"flops_source={source}; set that, or leave {key} out"
-                )
+        self.logger_config()
+        _check_not_negative(self)
+        _check_flops_source(self)
         if self.profile_steps and not (self.profile_dir or self.tensorboard_dir):
             raise UserError(
-                f"profile_steps={self.profile_steps!r} has no place to go; expected profile_dir or "
-                f"tensorboard_dir; usually the second flag was forgotten; pass profile_dir=profile"
+                f"profile_steps={self.profile_steps!r} has nowhere to write; expected profile_dir "
+                f"or tensorboard_dir; usually the second flag was forgotten; pass "
+                f"profile_dir=profile"
             )
-        if self.flops_source == "value" and not self.model_flops_per_device:
-            raise UserError(
-                "flops_source=value has no number; expected model_flops_per_device above 0; "
-                "usually the second flag was forgotten; pass it, or flops_source=traced"
-            )
-        if self.flops_source == "traced" and self.convention not in ("maxtext", "exact", "dense"):
-            raise UserError(
-                f"convention={self.convention!r} cannot be counted on a traced function; expected "
-                f"maxtext, exact or dense; the others need a config; pass flops_source=analytic "
-                f"with model_config=…"
-            )
+
+    def logger_config(self) -> LoggerConfig:
+        """The settings that a `MetricLogger` is made with.
+
+        Raises:
+            UserError: `log_period` or `warmup_steps` is too small.
+        """
+        return LoggerConfig(**{name: getattr(self, name) for name in LOGGER_KEYS})
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, strict: bool = True) -> Settings:
@@ -109,7 +90,7 @@ class Settings:
 
         Args:
             values: key → value; text is converted, None stands for the default.
-            strict: unknown keys are errors; else they are the trainer's own and left alone.
+            strict: unknown keys are errors; otherwise they are the trainer's own and ignored.
 
         Raises:
             UserError: an unknown key or value.
@@ -117,19 +98,19 @@ class Settings:
         >>> Settings.of({"log_period": "10", "learning_rate": 0.1}, strict=False).log_period
         10
         """
-        if not hasattr(values, "keys"):  # not every mapping is a Mapping: ml_collections' are none
+        if not hasattr(values, "keys"):  # ml_collections' mappings are not a Mapping
             raise UserError(
                 f"settings of metrics logging are {values!r}; expected a mapping from key to "
-                f"value; usually a config's section that is empty, or an argparse namespace; pass "
+                f"value; usually an empty section of a config, or an argparse namespace; pass "
                 f"{{}}, or vars(args)"
             )
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = [key for key in values if key not in known]
         if unknown and strict:
             raise UserError(
-                f"{unknown[0]!r} is no setting of metrics logging{nearest(unknown[0], known)}; "
-                f"expected {', '.join(sorted(known))}; usually a spelling, or a key of the trainer "
-                f"itself; pass strict=False where both stand in one mapping"
+                f"{unknown[0]!r} is not a setting of metrics logging{nearest(unknown[0], known)}; "
+                f"expected {', '.join(sorted(known))}; usually a misspelling, or a key of the "
+                f"trainer; pass strict=False where one mapping holds both"
             )
         return cls(**{k: values[k] for k in values if k in known and values[k] is not None})
 
@@ -139,7 +120,7 @@ class Settings:
         Raises:
             UserError: it is empty, or not readable.
         """
-        from mfu_jax.flops.analytic.inputs import load_shape, parse_override
+        from mfu_jax.flops.analytic.inputs import load_model_config, parse_override
 
         words = self.model_config.split()
         if not words or "=" in words[0] or not all("=" in word for word in words[1:]):
@@ -149,7 +130,50 @@ class Settings:
                 f"per_device_batch_size=4 max_target_length=8192', say"
             )
         pairs = (word.split("=", 1) for word in words[1:])
-        return load_shape(words[0], {key: parse_override(key, text) for key, text in pairs})
+        return load_model_config(words[0], {key: parse_override(key, text) for key, text in pairs})
+
+
+# The settings that are fields of a logger's config.
+LOGGER_KEYS = tuple(
+    field.name
+    for field in dataclasses.fields(LoggerConfig)
+    if field.name in Settings.__dataclass_fields__
+)
+
+
+def _check_not_negative(settings: Settings) -> None:
+    if settings.start_step < 0:
+        raise UserError(
+            f"start_step={settings.start_step}: expected at least 0; usually a subtraction went "
+            f"wrong; pass start_step=0 or leave it out"
+        )
+    for name in ("peak_tflops_per_device", "model_flops_per_device", "tokens_per_step"):
+        if not getattr(settings, name) >= 0:
+            raise UserError(
+                f"{name}={getattr(settings, name)}: expected a number of at least 0; usually a "
+                f"wrong unit; leave it out where it is not known"
+            )
+
+
+def _check_flops_source(settings: Settings) -> None:
+    for source, key in (("value", "model_flops_per_device"), ("analytic", "model_config")):
+        if getattr(settings, key) and settings.flops_source != source:
+            raise UserError(
+                f"{key}={getattr(settings, key)!r} is given, but flops_source is "
+                f"{settings.flops_source!r}, which does not read it; expected "
+                f"flops_source={source}; set that, or leave {key} out"
+            )
+    if settings.flops_source == "value" and not settings.model_flops_per_device:
+        raise UserError(
+            "flops_source=value has no number; expected model_flops_per_device above 0; usually "
+            "the second flag was forgotten; pass it, or flops_source=traced"
+        )
+    if settings.flops_source == "traced" and settings.convention not in TRACED_CONVENTIONS:
+        raise UserError(
+            f"convention={settings.convention!r} cannot be counted on a traced function; expected "
+            f"{', '.join(TRACED_CONVENTIONS)}; the others need a config; pass "
+            f"flops_source=analytic with model_config=…"
+        )
 
 
 def _list() -> str:

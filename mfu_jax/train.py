@@ -24,7 +24,13 @@ from mfu_jax.trainer.mesh import (
     put_batch,
     rows_per_process,
 )
-from mfu_jax.trainer.metrics import count_step, find_step_peaks, make_logger, make_sinks
+from mfu_jax.trainer.metrics import (
+    count_step,
+    find_step_peaks,
+    make_logger,
+    make_sinks,
+    settings_of,
+)
 from mfu_jax.trainer.pyconfig import Config, load
 from mfu_jax.trainer.state import TrainState, abstract_state, create_state, resolve_attention
 from mfu_jax.trainer.step import compile_eval_step, compile_train_step
@@ -33,7 +39,7 @@ SIGTERM_EXIT_CODE = 143
 
 
 def train(config: Config, stop: StopRequest) -> None:
-    """Trains until `config.steps` optimizer steps are done, or `stop` was asked for.
+    """Trains until `config.steps` optimizer steps are done, or a stop is requested.
 
     Raises:
         UserError: the config does not fit the machine, the data or the checkpoint.
@@ -52,17 +58,18 @@ def train(config: Config, stop: StopRequest) -> None:
             why = f"the checkpoint of {config.run_name!r} has {start_step} steps"
             print(f"nothing to do: {why if start_step else 'steps=0'}")
             return
-        sinks = make_sinks(config, start_step)
+        settings = settings_of(config, start_step)
+        sinks = make_sinks(config, settings)
         evaluate = _evaluator(config, mesh, shapes)
         train_step = compile_train_step(config, mesh, shapes)
         flops = count_step(config, train_step)
         with make_logger(
             config,
+            settings,
             flops=flops,
             state=state,
             peaks=peaks,
             sinks=sinks,
-            start_step=start_step,
             compile_log=compile_log,
         ) as logger:
             for step in range(start_step, config.steps):
@@ -114,7 +121,7 @@ def _evaluator(config: Config, mesh: jax.sharding.Mesh, shapes: TrainState) -> A
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one training; returns 0, 2 (wrong input), 3 (NaN or Inf loss) or 143 (SIGTERM)."""
+    """Runs one training job; returns 0, 2 (wrong input), 3 (NaN or Inf loss) or 143 (SIGTERM)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help", "help"} & set(arguments):
         print(__doc__)

@@ -8,6 +8,8 @@ from typing import Any
 
 import mfu_jax
 from mfu_jax.instrumentation.instrumented_step import InstrumentedStep
+from mfu_jax.instrumentation.wrapped_step import DisabledStep
+from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.phases import Phase, StepScope
 from mfu_jax.settings import Settings
 
@@ -16,7 +18,7 @@ HEAD = """# Public names
 Generated from the docstrings by `scripts/make_pages.py`; do not edit. Examples run as tests.
 """
 # Classes that users receive but never construct.
-RETURNED = (InstrumentedStep, StepScope, Phase, Settings)
+RETURNED = (InstrumentedStep, DisabledStep, StepScope, Phase, Settings, LoggerConfig)
 MODULES = (mfu_jax.flags, mfu_jax.hardware)
 
 

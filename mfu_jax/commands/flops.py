@@ -9,9 +9,9 @@ from typing import Any
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.conventions import CONVENTIONS, FlopsRow, find_convention
-from mfu_jax.flops.analytic.inputs import load_shape, override_keys, parse_override
+from mfu_jax.flops.analytic.inputs import load_model_config, override_keys, parse_override
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.parameters import ParameterCount, count_parameters
-from mfu_jax.flops.analytic.shapes.model import ModelShape
 from mfu_jax.flops.analytic.totals import (
     TERA,
     calculate_tokens_per_device,
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     overrides, convention, mfu = _settings([a for a in arguments if "=" in a])
     with warnings.catch_warnings(record=True) as unheard:
         warnings.simplefilter("always")
-        shape = load_shape(names[0], overrides)
+        shape = load_model_config(names[0], overrides)
     answer = _answer(shape, convention, mfu)
     for warning in unheard:
         answer["notes"].append(str(warning.message))
@@ -105,7 +105,7 @@ def _share(text: str) -> float:
     return value
 
 
-def _answer(shape: ModelShape, convention: str, mfu: float | None) -> dict[str, Any]:
+def _answer(shape: ModelConfig, convention: str, mfu: float | None) -> dict[str, Any]:
     """What ``--json`` prints; ints stay ints, a fraction of a FLOP becomes a float."""
     rows = find_convention(convention).rows(shape, training_model(shape))
     tflops = tflops_of(rows)
@@ -123,9 +123,9 @@ def _answer(shape: ModelShape, convention: str, mfu: float | None) -> dict[str, 
     return {
         "model": shape.model_name,
         "decoder_block": shape.decoder_block,
-        "per_device_batch_size": _plain(shape.per_device_batch_size),
-        "max_target_length": shape.max_target_length,
-        "gradient_accumulation_steps": shape.gradient_accumulation_steps,
+        "per_device_batch_size": _plain(shape.step.per_device_batch_size),
+        "max_target_length": shape.step.max_target_length,
+        "gradient_accumulation_steps": shape.step.gradient_accumulation_steps,
         "convention": convention,
         "total_tflops": tflops.total,
         "learnable_weight_tflops": tflops.learnable_weight,
@@ -138,11 +138,11 @@ def _answer(shape: ModelShape, convention: str, mfu: float | None) -> dict[str, 
     }
 
 
-def _serving(shape: ModelShape) -> dict[str, Any]:
+def _serving(shape: ModelConfig) -> dict[str, Any]:
     """One sequence: its prompt of max_target_length tokens, and the token after it."""
     from mfu_jax.flops.analytic.serving import decode_cost, prefill_cost
 
-    length = shape.max_target_length
+    length = shape.step.max_target_length
     costs = {"prefill": prefill_cost(shape, length), "decode": decode_cost(shape, length)}
     return {
         name: {
@@ -173,10 +173,10 @@ def _row(row: FlopsRow) -> dict[str, Any]:
     }
 
 
-def _notes(shape: ModelShape) -> list[str]:
+def _notes(shape: ModelConfig) -> list[str]:
     """What the config leaves open and the reader should know."""
     notes = []
-    if shape.use_multimodal and not shape.images_per_sequence:
+    if shape.vision.use_multimodal and not shape.step.images_per_sequence:
         notes.append("text only: a config does not say how many images; images_per_sequence=1 does")
     return notes
 

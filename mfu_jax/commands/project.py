@@ -135,16 +135,16 @@ def _flops_per_token(
         return 6 * numbers["params"], f"{numbers['params']:g} parameters, 6N (no attention)"
     if "model" not in words:
         return None, ""
-    from mfu_jax.flops.analytic.inputs import load_shape
+    from mfu_jax.flops.analytic.inputs import load_model_config
     from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, model_flops_per_device
 
     overrides: dict[str, Any] = {"per_device_batch_size": 1}
     if "max_target_length" in numbers:
         overrides["max_target_length"] = int(numbers["max_target_length"])
-    shape = load_shape(words["model"], overrides)
+    shape = load_model_config(words["model"], overrides)
     convention = words.get("convention", "maxtext")
     flops = model_flops_per_device(shape, convention).training
-    text = f"{words['model']}, sequences of {shape.max_target_length} tokens, {convention}"
+    text = f"{words['model']}, sequences of {shape.step.max_target_length} tokens, {convention}"
     return float(flops / calculate_tokens_per_device(shape)), text
 
 

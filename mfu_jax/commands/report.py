@@ -122,11 +122,13 @@ def _count(
 ) -> dict[str, float]:
     """TFLOPs of a step on one device by every convention, from a config."""
     from mfu_jax.flops.analytic.conventions import find_convention
-    from mfu_jax.flops.analytic.inputs import load_shape, parse_override
+    from mfu_jax.flops.analytic.inputs import load_model_config, parse_override
     from mfu_jax.flops.analytic.totals import TERA, calculate_tokens_per_device, compare_conventions
 
     find_convention(convention)
-    shape = load_shape(model, {key: parse_override(key, text) for key, text in fields.items()})
+    shape = load_model_config(
+        model, {key: parse_override(key, text) for key, text in fields.items()}
+    )
     tokens = float(calculate_tokens_per_device(shape))
     longest = max(run.steps, key=lambda step: step.scalars["perf/step_time_seconds"])
     logged, seconds = (

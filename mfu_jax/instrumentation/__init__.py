@@ -1,1 +1,1 @@
-"""`instrument`: one step function watched, its program analysed, its outputs read."""
+"""`instrument`: watches a step function, analyses its programs, reads its outputs."""

@@ -1,4 +1,4 @@
-"""What is called: a jitted function, a view of one, or a newly jitted one."""
+"""The callable behind an instrumented step: a jitted function, a view of one, or a new one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mfu_jax.errors import UserError
 
 
 def name_of(step_fn: Any) -> str:
-    """The name of a function, also if some of its arguments are given already."""
+    """The name of a function, also of a partial one."""
     while isinstance(step_fn, functools.partial):
         step_fn = step_fn.func
     return getattr(step_fn, "__name__", type(step_fn).__name__)
 
 
 class BoundJitted:
-    """A jitted function of which some arguments are given already."""
+    """A jitted function with some arguments bound."""
 
     def __init__(self, bound: functools.partial[Any], name: str) -> None:
         self.__name__ = name
@@ -40,10 +40,13 @@ class BoundJitted:
 
 
 def jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
-    """What is called, with the ``lower`` and ``trace`` of a jitted function.
+    """A callable with the ``lower`` and ``trace`` of a jitted function.
 
     That is `step_fn` itself if it is jitted, a view of it if it is a method or a partial of a
-    jitted function, and else a newly jitted one.
+    jitted function, and otherwise a newly jitted function.
+
+    Raises:
+        UserError: `step_fn` cannot be called, or is jitted and `options` are given too.
     """
     if not callable(step_fn) or isinstance(step_fn, jax.stages.Compiled):
         raise UserError(
@@ -60,13 +63,43 @@ def jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
         if options:
             raise UserError(
                 f"{name} is jitted, and jit={dict(options)!r} was given too; expected one of the "
-                f"two; usually the options stand at jax.jit already; leave jit=… out"
+                f"two; usually the options are passed to jax.jit already; leave jit=… out"
             )
         return step_fn
     return jax.jit(step_fn, **(options or {}))
 
 
+def first_call(step_fn: Any, call: Any, name: str) -> Any:
+    """`call` for the first time, where a function jitted here may turn out not to be jittable.
+
+    Args:
+        step_fn: what the user passed.
+        call: what `jitted` made of it.
+        name: of the step, for the message.
+
+    Returns:
+        `call` itself if the user jitted the step, else a function that explains JAX's errors.
+    """
+    if call is step_fn or isinstance(call, BoundJitted):
+        return call
+
+    def explained(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except (jax.errors.JAXTypeError, TypeError) as error:
+            first_line = (str(error).strip().splitlines() or [""])[0]
+            raise UserError(
+                f"{name} cannot be jitted ({type(error).__name__}: {first_line}); expected a "
+                f"function of arrays that jax.jit accepts; usually it converts arrays to Python "
+                f"numbers or prints, or takes arguments that are not arrays; instrument the jitted "
+                f"function inside it, pass jit=dict(static_argnums=…), or time the whole with "
+                f"`with logger.step():`"
+            ) from error
+
+    return explained
+
+
 def programs_of(jitted: Any) -> int:
-    """How many programs a jitted function has already; JAX's and Flax's tell."""
+    """How many programs a jitted function has compiled so far; 0 if it cannot say."""
     size = getattr(getattr(jitted, "jitted_fn", jitted), "_cache_size", None)
     return size() if size is not None else 0

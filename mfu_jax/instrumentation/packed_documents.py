@@ -1,7 +1,7 @@
 """Packed documents in an instrumented step: each step has the attention pairs of its own batch.
 
-The pairs are summed on the device from the step's segment ids, before the step is dispatched; the
-writer's thread reads them when the step has ended, so that nothing waits.
+The pairs are summed on the device from the step's segment ids, before the step is dispatched. The
+writer's thread reads the sums once the step has ended, so nothing waits for them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PackedDocuments:
         """The pairs of one call, still being computed.
 
         Raises:
-            UserError: what `segment_ids` returned are no segment ids, or those of other processes.
+            UserError: `segment_ids` returned no array of ints, or one that spans processes.
         """
         ids = self._segment_ids(*args, **kwargs)
         shape = getattr(ids, "shape", ())
@@ -55,7 +55,7 @@ class PackedDocuments:
             raise UserError(
                 "segment_ids=… returned an array that spans processes; expected one that this "
                 "process can read; usually the global batch; use logger.record(step, metrics, "
-                "cost=…) with pairs that you have summed over processes"
+                "cost=…) with pairs summed over processes"
             )
         return PackedBatch(_pairs_by_kind(ids), math.prod(shape) * shape[-1])
 
@@ -75,7 +75,7 @@ class PackedBatch:
     def cost(
         self, packed: Mapping[str, int | Fraction], cost: StepCost | Callable[[], StepCost]
     ) -> Callable[[], StepCost]:
-        """The step's cost less the pairs that this batch has not, for the writer's thread.
+        """The step's cost minus pairs absent from this batch, for the writer's thread.
 
         Args:
             packed: FLOPs of one device with all pairs, by kind of mask.

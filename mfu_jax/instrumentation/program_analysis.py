@@ -1,4 +1,4 @@
-"""One program of an instrumented step: found after its compilation, counted in the background."""
+"""One program of a step: analysed right after its compilation, counted in the background."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 import jax
 
-from mfu_jax.hardware.step_peaks import StepPeaks, find_peaks
+from mfu_jax.hardware.step_peaks import StepPeaks
+from mfu_jax.instrumentation.assembly import peaks_of, setup_table
 from mfu_jax.instrumentation.step_flops import (
     ModelCount,
     StepFlops,
@@ -28,7 +29,7 @@ from mfu_jax.settings import Settings
 
 _log = logging.getLogger("mfu_jax")
 
-# So many records may wait for a count; the writer's queue has room for more.
+# Most records that may wait for a count; the writer's queue has room for more.
 _MOST_WAITING = 100
 
 
@@ -41,7 +42,7 @@ def count_model(
     config: Any,
     devices: int,
 ) -> ModelCount:
-    """The model FLOPs of a step from the source that was asked for.
+    """The model FLOPs of a step, from the source that the settings name.
 
     Args:
         config: for ``flops_source=analytic``; None: `Settings.model_config` names it.
@@ -60,17 +61,18 @@ def count_model(
 
 
 class ProgramAnalysis:
-    """What is known of one executable of a step, and what it costs.
+    """One executable of a step: its model FLOPs, its peaks, and what it costs.
 
-    Made on the training thread, in the context that the step is called in; `count` may run on any.
+    Made on the training thread, in the context in which the step is called; `count` may run on any
+    thread.
 
     Args:
-        step: the jitted function; its executable for these arguments exists already, and JAX's
-            cache hands it out again.
-        args: the call's arguments; donated ones have lost their values, not their shapes.
+        step: the jitted function; JAX's cache holds its executable for these arguments.
+        args: the call's arguments; donated ones have lost their values but not their shapes.
         kwargs: the same by name.
         settings: the sources of the counts and peaks.
         config: see `count_model`.
+        backlog: how many records wait for `cost`; none ever, by default.
 
     Attributes:
         compiled: the executable, until it is counted.
@@ -79,7 +81,7 @@ class ProgramAnalysis:
         flops: all counts; None until `count` is done.
         cost: for `MetricLogger.record`: what a step costs; before `count` is done, a function that
             waits for it on the writer's thread.
-        backlog: how many records wait for `cost`.
+        known_cost: what is known of `cost` so far, without waiting.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class ProgramAnalysis:
         *,
         settings: Settings,
         config: Any = None,
+        backlog: Callable[[], int] = lambda: 0,
     ) -> None:
         self.compiled: jax.stages.Compiled | None = unwrap_compiled(
             step.lower(*args, **kwargs).compile()
@@ -98,27 +101,22 @@ class ProgramAnalysis:
         self.model = count_model(
             step, args, kwargs, settings=settings, config=config, devices=self.devices
         )
-        self.peaks: StepPeaks = find_peaks(
-            self.device,
-            self.model.flops_by_dtype,
-            peak_tflops_per_device=settings.peak_tflops_per_device,
-            hardware_name=settings.hardware,
-        )
+        self.peaks: StepPeaks = peaks_of(settings, self.device, self.model.flops_by_dtype)
         self.flops: StepFlops | None = None
         self._hfu_source = settings.hfu_source
         self._tokens = settings.tokens_per_step / self.devices or self.model.tokens_per_device
         self._kernel_flops = kernel_flops_of(step, args, kwargs, self.device)
-        self._known = model_cost(self.model, self.peaks, tokens_per_device=self._tokens)
+        self.known_cost = model_cost(self.model, self.peaks, tokens_per_device=self._tokens)
+        self._backlog = backlog
         self._done = threading.Event()
         self.cost: StepCost | Callable[[], StepCost] = self._wait
-        self.backlog: Callable[[], int] = lambda: 0
 
     def count(self) -> StepFlops | None:
         """Counts the executable; a failure is logged, and HFU stays unknown."""
         assert self.compiled is not None
         try:
             self.flops = count_program(self.compiled, self.model, kernel_flops=self._kernel_flops)
-            self._known = self.flops.cost(
+            self.known_cost = self.flops.cost(
                 self.peaks, tokens_per_device=self._tokens, hfu_source=self._hfu_source
             )
             for note in self.peaks.notes(self.flops.executed.by_dtype):
@@ -127,7 +125,7 @@ class ProgramAnalysis:
             _log.warning("executed FLOPs are not known, HFU is left out: %s", error)
         finally:
             self.compiled = None
-            self.cost = self._known
+            self.cost = self.known_cost
             self._done.set()
         return self.flops
 
@@ -136,10 +134,10 @@ class ProgramAnalysis:
         return self._done.wait(seconds)
 
     def _wait(self) -> StepCost:
-        # Rather a line without HFU than a training thread that waits for the writer's queue.
-        while self.backlog() < _MOST_WAITING and not self._done.wait(0.02):
+        # A line without HFU is better than a training thread blocked on the writer's queue.
+        while self._backlog() < _MOST_WAITING and not self._done.wait(0.02):
             pass
-        return self._known
+        return self.known_cost
 
     def setup(self, outputs: str) -> dict[str, Any]:
         """What a human should know before the first line, name → value.
@@ -147,16 +145,12 @@ class ProgramAnalysis:
         Args:
             outputs: which outputs are logged.
         """
-        tflop = float(self.model.per_device) / 1e12
-        values: dict[str, Any] = {
-            "devices": f"{self.devices} × {self.device.device_kind}",
-            "peak of one device": str(self.peaks.main),
-            "model TFLOP per device per step": f"{tflop:.6g} ({self.model.convention}; "
-            f"{self.model.how})",
-            "metrics": outputs,
-        }
-        if self._tokens:
-            values["tokens per device per step"] = self._tokens
-        values |= {f"not counted ({i})": text for i, text in enumerate(self.model.unaccounted, 1)}
-        notes = self.peaks.notes(self.model.flops_by_dtype)
-        return values | {f"note on peaks ({i})": text for i, text in enumerate(notes, 1)}
+        return setup_table(
+            devices=f"{self.devices} × {self.device.device_kind}",
+            peaks=self.peaks,
+            model=self.model,
+            model_details=f"{self.model.convention}; {self.model.how}",
+            tokens_per_device=self._tokens,
+            flops_by_dtype=self.model.flops_by_dtype,
+            metrics=outputs,
+        )

@@ -23,8 +23,8 @@ class Signature:
 
     Attributes:
         structure: the tree that the arguments form, static fields included.
-        paths: where each leaf stands, as ``batch['tokens']``.
-        keys: what a compiled program depends on of each leaf.
+        paths: the place of each leaf, as ``batch['tokens']``.
+        keys: of each leaf, what a compiled program depends on.
     """
 
     structure: Any
@@ -70,7 +70,7 @@ class Signature:
 
 
 def leaf_key(leaf: Any) -> LeafKey:
-    """What of a leaf decides which program runs: an array's shape …, anything else's value."""
+    """What decides which program runs: an array's shape, dtype …; the value of any other leaf."""
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         committed = getattr(leaf, "committed", None) is not False
         sharding = getattr(leaf, "sharding", None) if committed else None
@@ -84,7 +84,7 @@ def leaf_key(leaf: Any) -> LeafKey:
 
 
 def loosened(key: Any) -> Any:
-    """The key of a Python number without its value, as it is where the number is traced."""
+    """The key of a Python number without its value, for numbers that are traced."""
     if isinstance(key, tuple) and key[0] == "value" and key[1] in _NUMBERS:
         return key[:2]
     return key
@@ -125,15 +125,15 @@ def _by_name(
 
 
 class SignatureTable(Generic[_Entry]):
-    """Entries by signature, found fast: only what differs between the known ones is looked at.
+    """Entries by signature, found fast: only leaves in which the known ones differ are compared.
 
-    That is sound where every unknown signature is told by a compilation.
+    That is sound if a compilation announces every unknown signature.
 
     Args:
-        whole: look at all leaves instead, where programs may exist that nobody told of.
+        whole: compare all leaves instead, because programs may exist that were never announced.
 
     Attributes:
-        is_ambiguous: whether a call's arguments have to be looked at to know its program.
+        is_ambiguous: whether finding a call's program takes a look at its arguments.
     """
 
     def __init__(self, *, whole: bool = False) -> None:
@@ -201,7 +201,7 @@ class _Place(NamedTuple):
 
 
 def _places(structure: Any, indices: Sequence[int]) -> list[_Place]:
-    """The places of leaves that are given by their index among all leaves of (args, kwargs)."""
+    """The places of leaves, given by index among all leaves of (args, kwargs)."""
     args, kwargs = jax.tree.unflatten(structure, range(structure.num_leaves))
     found = {
         leaf: _Place(argument, index)

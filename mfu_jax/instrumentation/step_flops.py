@@ -1,6 +1,6 @@
 """What one call of a compiled step costs one device: every count of it, and the peaks to divide by.
 
-Used by whoever has a step: the reference trainer, `instrument`, and `MetricLogger.from_flags`.
+Used by the reference trainer, `instrument`, and `MetricLogger.from_flags` alike.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import jax
 
+from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, flops_breakdown
 from mfu_jax.flops.exact import integral
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
 from mfu_jax.flops.ledger import Ledger, compare_flops
@@ -57,8 +58,8 @@ class ModelCount:
         dense: the same FLOPs with all attention pairs, None where not known.
         attention: the part of `per_device` between activations, None where not known.
         packed: the part of `per_device` that attention within packed documents would take with all
-            pairs, by kind of mask as `attention_mask` told it.
-        flops_by_dtype: what the step's matmuls are, to find the peak; any scale.
+            pairs, by kind of mask as declared with `attention_mask`.
+        flops_by_dtype: FLOPs of the step's matmuls, to find the peak; any scale.
         unaccounted: what the count does not know, in words.
         how: the number's derivation in words, for the log.
     """
@@ -90,7 +91,7 @@ def traced_model(
         args: arrays, donated ones too, or `jax.ShapeDtypeStruct`s; trees of them.
         kwargs: the same by name.
         devices: of the whole job; every device gets an equal share, as an exact fraction.
-        convention: ``maxtext``, ``exact`` or ``dense``, for the masks that are seen or told.
+        convention: ``maxtext``, ``exact`` or ``dense``, for masks recognised or declared.
 
     Raises:
         UserError: the function cannot be traced, or the convention needs a config.
@@ -121,8 +122,6 @@ def analytic_model(config: Any, *, convention: str = "maxtext") -> ModelCount:
             or file of a model.
         convention: any of the conventions.
     """
-    from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, flops_breakdown
-
     tokens = calculate_tokens_per_device(config)
     rows = flops_breakdown(config, convention)
     attention = sum(row.training_flops for row in rows if row.kind == "attention")
@@ -154,7 +153,7 @@ def given_model(flops_per_device: Exact) -> ModelCount:
 def kernel_flops_of(
     step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], device: jax.Device
 ) -> Mapping[str, int]:
-    """FLOPs of one run of each Pallas kernel; empty on CPUs, where kernels are no custom calls."""
+    """FLOPs of one run of each Pallas kernel; empty on CPUs, which run none as custom calls."""
     if device.platform == "cpu":
         return {}
     return pallas_kernel_flops(step, *args, **kwargs)
@@ -162,7 +161,7 @@ def kernel_flops_of(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepFlops:
-    """The FLOPs of one step on one device: counted, reported by XLA, and set against each other."""
+    """The FLOPs of one step on one device: counted, reported by XLA, and compared."""
 
     model: ModelCount
     executed: ExecutedCount

@@ -1,4 +1,4 @@
-"""Which of a step's outputs are metrics, and what to wait for to know that it has ended."""
+"""Which of a step's outputs are metrics, and which of them shows that the step has ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mfu_jax.logger.readiness import end_marker
 Metrics = dict[str, Any]
 Select = Callable[[Any], Any]
 
-_DEEPEST = 3  # ((loss, aux), grads) inside of a step's tuple; model states nest deeper
+_DEEPEST = 3  # ((loss, aux), grads) inside a step's tuple; model states nest deeper
 
 
 class Selection(NamedTuple):
@@ -35,8 +35,8 @@ def select_metrics(output: Any, select: Select | None = None) -> Selection:
     """Chooses the metrics of a step, by its first output.
 
     In this order: a mapping that holds ``loss`` (or an object that has it as an attribute); scalars
-    in the output's tuples, the first of floating point being the loss; a mapping with a name that
-    contains ``loss``. Where there is nothing, the logger waits for the smallest output.
+    in the output's tuples, of which the first floating-point one is the loss; a mapping with a name
+    that contains ``loss``. If there is none, the logger waits for a copy of the smallest output.
 
     Args:
         output: what the step returned; only shapes and names are looked at.
@@ -53,7 +53,7 @@ def select_metrics(output: Any, select: Select | None = None) -> Selection:
     selection = _find(output)
     if selection is not None and select is None:
         return _unreplicated(selection, output)
-    return Selection(_read_marker, "none; waited for is a copy of the smallest output")
+    return Selection(_read_marker, "none; timed on a copy of the smallest output")
 
 
 def _find(output: Any) -> Selection | None:
@@ -75,7 +75,7 @@ def _find(output: Any) -> Selection | None:
 
 def _places(value: Any, path: tuple[Any, ...], depth: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
     yield path, value
-    # Named tuples are optimizer states, whose counters are no metrics.
+    # Named tuples are optimizer states, whose counters are not metrics.
     if type(value) in (tuple, list) and depth < _DEEPEST:
         for index, item in enumerate(value):
             yield from _places(item, (*path, index), depth + 1)
@@ -89,12 +89,12 @@ def _of_mapping(path: tuple[Any, ...], value: Mapping[Any, Any]) -> Selection:
         found = get(out)
         return {name: found[key] for name, key in names.items()}
 
-    # Read in every step, with cold caches: where all of it is metrics, one copy is faster.
+    # Read in every step, with cold caches: if all of it is metrics, one copy is faster.
     whole = type(value) is dict and list(names) == list(value)
     text = f"{_shown(path)}: {', '.join(names) or 'no scalar'}"
     if lost := [str(k) for k, v in value.items() if str(k) not in names and "loss" in str(k)]:
         text += (
-            f"; {', '.join(lost)} is left out, being no scalar: take its mean inside of the step"
+            f"; {', '.join(lost)} is left out because it is not a scalar: take its mean in the step"
         )
     return Selection((lambda out: get(out).copy()) if whole else read, text)
 
@@ -124,7 +124,7 @@ def _of_scalars(scalars: list[tuple[tuple[Any, ...], Any]]) -> Selection:
 
 
 def _unreplicated(selection: Selection, output: Any) -> Selection:
-    """Takes the first device's value of what pmap returns of every device."""
+    """Takes the first device's value where pmap returns one for each device."""
     stacked = {k for k, v in selection.read(output).items() if _is_stacked(v)}
     if not stacked:
         return selection
@@ -133,7 +133,7 @@ def _unreplicated(selection: Selection, output: Any) -> Selection:
         metrics = selection.read(out)
         return {k: v.addressable_data(0) if k in stacked else v for k, v in metrics.items()}
 
-    return Selection(read, f"{selection.text}; of those with one value a device, the first one's")
+    return Selection(read, f"{selection.text}; where each device has a value, the first device's")
 
 
 def _read_marker(out: Any) -> Metrics:
@@ -149,7 +149,7 @@ def _checked(select: Select, output: Any) -> Metrics:
         raise UserError(
             f"metrics=… failed on the step's output ({type(error).__name__}: {error}); expected a "
             f"function from what the step returns to its scalars; usually the output is nested "
-            f"otherwise; it is {_shape_of(output)}"
+            f"differently; it is {_shape_of(output)}"
         ) from error
 
 
@@ -162,7 +162,7 @@ def _as_metrics(chosen: Any) -> Metrics:
         return {"loss": chosen}
     raise UserError(
         f"metrics=… returned {type(chosen).__name__}; expected a mapping of scalars, or the loss; "
-        f"usually an array of losses; take its mean inside of the step"
+        f"usually an array of losses; take its mean inside the step"
     )
 
 
@@ -175,7 +175,7 @@ def _refuse_tracers(output: Any) -> None:
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(output)):
         raise UserError(
             "an instrumented step was called while JAX traces another function; expected a call "
-            "from Python's loop; usually it stands inside of jit, scan or grad; instrument the "
+            "from a Python loop; usually it is called inside jit, scan or grad; instrument the "
             "outermost function that the loop calls"
         )
 
@@ -195,7 +195,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _is_stacked(value: Any) -> bool:
-    """One number a device, as pmap returns it."""
+    """One number for each device, as pmap returns it."""
     sharding = getattr(value, "sharding", None)
     if sharding is None or getattr(value, "shape", ()) != (sharding.num_devices,):
         return False

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from mfu_jax.errors import UserError
+from mfu_jax.settings import Settings
 
 _log = logging.getLogger("mfu_jax")
 
@@ -34,7 +35,7 @@ def parse_steps(text: str) -> tuple[int, int]:
 
 
 class StepProfile:
-    """Traces the devices from the start of one step to the end of another.
+    """Traces the devices from the start of one step to the end of another one.
 
     Args:
         steps: as `parse_steps` reads it.
@@ -47,8 +48,19 @@ class StepProfile:
         self._is_on = False
         self._is_done = False
 
+    @classmethod
+    def of(cls, settings: Settings) -> StepProfile | None:
+        """The profile that the settings ask for, if any.
+
+        Raises:
+            UserError: `Settings.profile_steps` is not a range of steps.
+        """
+        if not settings.profile_steps:
+            return None
+        return cls(settings.profile_steps, settings.profile_dir or settings.tensorboard_dir)
+
     def step(self, number: int, logger: Any) -> contextlib.AbstractContextManager[Any]:
-        """Around the call of a step: marks it in the trace, which starts here with the first."""
+        """Wraps the call of a step: marks it in the trace, which the first step starts."""
         if not self._is_on and not self._is_done and self._first <= number <= self._last:
             with logger.pause("profile"):
                 jax.profiler.start_trace(self._folder)
@@ -58,13 +70,13 @@ class StepProfile:
         return jax.profiler.StepTraceAnnotation("train", step_num=number)
 
     def after(self, number: int, logger: Any) -> None:
-        """After the call of a step was recorded: ends the trace with the last one."""
+        """Follows the record of a step: the last step ends the trace."""
         if self._is_on and number >= self._last:
             with logger.pause("profile"):
                 self._stop()
 
     def close(self) -> None:
-        """The run ends, perhaps before the last step did."""
+        """Ends the trace if the run ends before the last step of the range."""
         if self._is_on:
             self._stop()
         elif not self._is_done:

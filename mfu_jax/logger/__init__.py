@@ -1,1 +1,1 @@
-"""A step is timed, made a record of, written down, and handed to the sinks."""
+"""Times steps, turns each into a record, and hands the records to the sinks."""

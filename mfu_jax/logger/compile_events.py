@@ -1,6 +1,6 @@
-"""What JAX traced, lowered and compiled, and for how long: only here are its event names known.
+"""What JAX traced, lowered and compiled, and for how long; the one place for JAX's event names.
 
-`jax.monitoring` costs nothing while nothing compiles, so a recompile inside a run is seen for free.
+`jax.monitoring` costs nothing while nothing compiles, so a recompile during a run is seen for free.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# jax._src.dispatch names them; they are strings of a public interface, but not promised to stay.
+# Named in jax._src.dispatch: strings of a public interface, but not guaranteed to stay.
 _STAGES = {
     "/jax/core/compile/jaxpr_trace_duration": "trace",
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
@@ -25,10 +25,10 @@ class CompileEvent:
 
     Attributes:
         stage: ``trace``, ``lower`` or ``compile``; only the last one means a new executable.
-        function: JAX's name of the function, such as ``jit(train_step)``; empty if it gave none.
+        function: JAX's name of the function, such as ``jit(train_step)``; empty if not given.
         seconds: how long the stage took.
-        own_seconds: the part of it that no earlier event of the same thread has counted.
-        thread_id: the thread that it ran on.
+        own_seconds: the part of it that no earlier event on the same thread has counted.
+        thread_id: the thread on which it ran.
     """
 
     stage: str
@@ -41,12 +41,12 @@ class CompileEvent:
 class CompileLog:
     """Listens to JAX's compile events from its creation until `close()`.
 
-    Create it before the first compilation and hand it to `MetricLogger`, so that the time to
-    compile the step is part of the summary.
+    Create it before the first compilation and pass it to `MetricLogger`, so that the summary
+    includes the time to compile the step.
 
     Attributes:
         compile_count: executables made so far, on any thread.
-        available: False where this JAX has no such events.
+        available: False if this JAX has no such events.
     """
 
     def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -54,14 +54,14 @@ class CompileLog:
         self._monotonic = monotonic
         self._subscribers: list[Callable[[CompileEvent], None]] = []
         self._finished_seconds = 0.0
-        # Spans not yet known to lie outside of a longer one, by thread: (start, end).
+        # Spans that may still turn out to lie in a longer one, by thread: (start, end).
         self._spans: dict[int, list[tuple[float, float]]] = {}
         self._lock = threading.Lock()
         self.available = _register(self._on_duration)
 
     @property
     def seconds(self) -> float:
-        """Wall seconds in which at least one stage ran, a nested trace counted once."""
+        """Wall seconds in which at least one stage ran; a nested trace counts once."""
         with self._lock:
             spans = [span for thread in self._spans.values() for span in thread]
             return self._finished_seconds + sum(end - start for start, end in spans)
@@ -71,12 +71,12 @@ class CompileLog:
         self._subscribers.append(listener)
 
     def unsubscribe(self, listener: Callable[[CompileEvent], None]) -> None:
-        """Ends what `subscribe` began; unknown listeners are ignored."""
+        """Stops calling `listener`; an unknown one is ignored."""
         if listener in self._subscribers:
             self._subscribers.remove(listener)
 
     def close(self) -> None:
-        """Stops listening; what was counted stays readable."""
+        """Stops listening; the counts stay readable."""
         _unregister(self._on_duration)
         self._subscribers.clear()
 
@@ -103,14 +103,14 @@ class CompileLog:
         known = 0.0
         with self._lock:
             spans = self._spans.setdefault(thread_id, [])
-            # Events come when a stage ends, so an inner trace comes before the one that holds it.
+            # Events come when a stage ends, so an inner trace comes before the enclosing one.
             while spans and spans[-1][0] >= start:
                 inner_start, inner_end = spans.pop()
                 known += inner_end - inner_start
-            if spans:  # two clocks that differ a little
+            if spans:  # the two clocks differ slightly
                 start = min(end, max(start, spans[-1][1]))
             spans.append((start, end))
-            if len(spans) > 256:  # the oldest cannot lie inside of anything still running
+            if len(spans) > 256:  # the oldest cannot lie inside anything still running
                 self._finished_seconds += sum(end - start for start, end in spans[:128])
                 del spans[:128]
         return max(0.0, end - start - known)
@@ -132,4 +132,4 @@ def _unregister(listener: Callable[..., None]) -> None:
 
         monitoring.unregister_event_duration_listener(listener)
     except (ImportError, AttributeError, ValueError, AssertionError):
-        return  # an older JAX cannot; the listener then does nothing, as nobody subscribes
+        return  # an older JAX cannot; the listener has no subscribers and does nothing

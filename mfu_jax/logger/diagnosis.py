@@ -1,6 +1,6 @@
-"""Numbers that cannot be: what is impossible about a step, and what the cause most likely is.
+"""Impossible numbers: what cannot be true of a step, and the most likely cause.
 
-They are shown and marked, never clipped: a clipped MFU hides the mistake that made it.
+They are shown and marked, never clipped: a clipped MFU hides the mistake behind it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ TOLERANCE = 0.005
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One impossible thing: `flag` names it in records, `text` says why it may be so."""
+    """One impossible number: `flag` names it in records, `text` gives the likely causes."""
 
     flag: str
     text: str
 
 
 def diagnose(cost: StepCost, scalars: Mapping[str, float]) -> list[Finding]:
-    """What is impossible about one step.
+    """The impossible numbers of one step.
 
     Args:
         cost: the step's work and the device's peaks.
@@ -38,7 +38,7 @@ def diagnose(cost: StepCost, scalars: Mapping[str, float]) -> list[Finding]:
             Finding(
                 flag="step_time_not_positive",
                 text=f"the step took {seconds} s; a step takes time; usually record() was given "
-                f"the outputs of an earlier step, or a clock that stands still",
+                f"the outputs of an earlier step, or the clock stands still",
             )
         )
         return findings
@@ -76,7 +76,7 @@ def _too_fast(
 ) -> Finding:
     assert optimal_seconds is not None  # without it there is no utilisation
     causes = [
-        "the peak is of a lower precision's (f32 where the matmuls run in bf16 or fp8), or of "
+        "the peak is that of a lower precision (f32 where the matmuls run in bf16 or fp8), or of "
         "half a chip",
         "the FLOPs or tokens are of the whole job, not of one device",
         "the step was not waited for (record() was given outputs that it does not compute)",

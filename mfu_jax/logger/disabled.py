@@ -1,4 +1,4 @@
-"""What stands in for a logger where metrics are switched off: every call does nothing."""
+"""The logger where metrics are switched off: every call does nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 class DisabledLogger:
-    """Has the methods of `MetricLogger`; none does anything, none costs more than its call."""
+    """Has the methods of `MetricLogger`; each costs only its call."""
 
     next_step = 0
 

@@ -1,4 +1,4 @@
-"""`MetricLogger`: times the steps of a training loop and reports what they made of the hardware.
+"""`MetricLogger`: times the steps of a training loop and reports how well they used the hardware.
 
 ::
 
@@ -23,13 +23,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import jax
 
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, nearest
 from mfu_jax.logger.compile_events import CompileEvent, CompileLog
+from mfu_jax.logger.config import ConfigFields, LoggerConfig
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.phases import Phase, PhaseBook, StepScope
 from mfu_jax.logger.pipeline import RecordPipeline
@@ -37,115 +37,77 @@ from mfu_jax.logger.records import RecordBuilder
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.sinks.console import ConsoleSink
 from mfu_jax.logger.spans import LoopSpans
-from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.logger.step_cost import CostFields, StepCost
 from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timer import StepTimer, TimedStep, Watcher
 
 _log = logging.getLogger("mfu_jax")
 
 
+class LoggerFields(CostFields, ConfigFields, total=False):
+    """The fields of `StepCost` and `LoggerConfig` as keyword arguments."""
+
+
 class MetricLogger:
     """Times steps one behind, derives TFLOP/s, MFU and HFU, and hands them to sinks.
 
-    Only reading the clocks happens on the training thread; copies to the host, arithmetic,
-    formatting and writing happen on one background thread.
+    The training thread only reads the clocks. Copies to the host, arithmetic, formatting and
+    writing happen on one background thread.
 
     Args:
-        model_flops_per_device: matmul FLOPs that the model needs, of one step on one device;
-            0 where each step tells its own cost, as instrumented functions do.
-        tokens_per_device: tokens of one step on one device.
-        peak_flops_per_sec: dense peak of one device in FLOP/s; None: no MFU and no HFU.
-        executed_flops_per_device: FLOPs that the compiled step runs; None: no HFU.
-        optimal_model_seconds: this and the next four are `StepCost`'s fields of the same name.
-        optimal_executed_seconds: for mixed dtypes.
-        xla_reported_flops: shown beside, never used.
-        bytes_per_device: for MBU.
-        peak_bytes_per_sec: for MBU.
+        cost: what a step costs one device; by default 0 FLOPs, for loops whose steps each bring
+            their own cost, as instrumented functions do.
+        config: step numbers, warm-up, log period, and when to abort.
         sinks: where records go; the console by default. They are closed with the logger.
-        start_step: number of the first step, as after a resume.
-        warmup_steps: steps from there on that are shown, but kept out of every summary.
-        log_period: steps that it divides go to all sinks; the others to those that keep every
-            step. Above 1 it is also the window of the ``rolling/`` metrics.
-        abort_on_nan_loss: raise `NonFiniteLossError` once the metric ``loss`` is NaN.
-        abort_on_inf_loss: the same for infinities.
-        compile_log: what has listened to compilations since before the step was compiled.
-        is_main_process: whether this process writes; by default the one with index 0 does.
-        queue_size: steps that may wait to be written before `record` waits, too.
+        compile_log: a log that has been open since before the step was compiled. It is closed
+            with the logger.
         clock: wall clock in seconds, the measure of step time.
         monotonic: monotonic clock in seconds, believed where the two disagree.
         watcher: replaces the thread that sees a step end while the loop waits for data.
+        **fields: any field of `StepCost` (``model_flops_per_device=…``) and of `LoggerConfig`
+            (``warmup_steps=…``); it replaces that field of `cost` or `config`.
+
+    Attributes:
+        cost: what a step costs, unless `record` is given another cost.
+        phases: the phases of the step under way.
 
     Raises:
-        UserError: numbers that cannot be.
+        UserError: an unknown field, or an impossible number.
+
+    >>> logger = MetricLogger(peak_flops_per_sec=1e12, warmup_steps=0, sinks=[])
+    >>> logger.close().steps
+    0
     """
 
     def __init__(
         self,
         *,
-        model_flops_per_device: int | Fraction = 0,
-        tokens_per_device: int | float = 0,
-        peak_flops_per_sec: float | None = None,
-        executed_flops_per_device: int | Fraction | None = None,
-        optimal_model_seconds: float | None = None,
-        optimal_executed_seconds: float | None = None,
-        xla_reported_flops: float | None = None,
-        bytes_per_device: int | None = None,
-        peak_bytes_per_sec: float | None = None,
+        cost: StepCost | None = None,
+        config: LoggerConfig | None = None,
         sinks: Sequence[Sink] | None = None,
-        start_step: int = 0,
-        warmup_steps: int = 2,
-        log_period: int = 1,
-        abort_on_nan_loss: bool = True,
-        abort_on_inf_loss: bool = True,
         compile_log: CompileLog | None = None,
-        is_main_process: bool | None = None,
-        queue_size: int = 256,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         watcher: Watcher | None = None,
+        **fields: Unpack[LoggerFields],
     ) -> None:
-        self.cost = StepCost(
-            model_flops_per_device=model_flops_per_device,
-            tokens_per_device=tokens_per_device,
-            peak_flops_per_sec=peak_flops_per_sec,
-            executed_flops_per_device=executed_flops_per_device,
-            optimal_model_seconds=optimal_model_seconds,
-            optimal_executed_seconds=optimal_executed_seconds,
-            xla_reported_flops=xla_reported_flops,
-            bytes_per_device=bytes_per_device,
-            peak_bytes_per_sec=peak_bytes_per_sec,
-        )
-        if log_period < 1 or warmup_steps < 0:
-            raise UserError(
-                f"log_period={log_period}, warmup_steps={warmup_steps}: expected at least 1 and at "
-                f"least 0; usually 0 was meant to switch logging off; leave sinks out instead"
-            )
-        if is_main_process is None:
-            is_main_process = jax.process_index() == 0
-        sinks = ([ConsoleSink()] if sinks is None else sinks) if is_main_process else []
+        self.cost, config = _with_fields(cost, config, fields)
         self._monotonic = monotonic
-        self._owns_compile_log = compile_log is None
         self._compile_log = compile_log or CompileLog()
         self._compiled_before_seconds = self._compile_log.seconds
         self._builder = RecordBuilder(
-            cost=self.cost,
-            start_step=start_step,
-            warmup_steps=warmup_steps,
-            log_period=log_period,
-            compile_is_seen=self._compile_log.available,
+            self.cost, config, compile_is_seen=self._compile_log.available
         )
         if self._compiled_before_seconds:
             self._builder.add_spans({"compile": self._compiled_before_seconds})
-        self._last_step = start_step - 1
+        self._last_step = config.start_step - 1
         self._failure_was_raised = False
         self._summary: Summary | None = None
         self._thread_id = threading.get_ident()
         self._pipeline = RecordPipeline(
             self._builder,
-            sinks,
-            abort_on_nan=abort_on_nan_loss,
-            abort_on_inf=abort_on_inf_loss,
-            queue_size=queue_size,
+            _sinks_of_process(sinks, config),
+            config,
             on_step=lambda step: self._timer.pass_on(step),
         )
         self._timer = StepTimer(
@@ -155,7 +117,7 @@ class MetricLogger:
             writer_is_idle=self._pipeline.is_idle,
         )
         self._spans = LoopSpans(self._timer, self._pipeline)
-        self.phases = PhaseBook(monotonic, warmup_steps=warmup_steps)
+        self.phases = PhaseBook(monotonic, warmup_steps=config.warmup_steps)
         self._compile_log.subscribe(self._on_compile)
         atexit.register(self._close_quietly)
 
@@ -163,14 +125,14 @@ class MetricLogger:
     def from_flags(
         step: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> MetricLogger | DisabledLogger:
-        """A logger as the command line's flags want it; see `mfu_jax.flags.make_logger`."""
+        """A logger set up by the command line's flags; see `mfu_jax.flags.make_logger`."""
         from mfu_jax.flags import logger_from_flags
 
         return logger_from_flags(step, *args, **kwargs)
 
     @property
     def next_step(self) -> int:
-        """The number after the last recorded step's."""
+        """The number after that of the last recorded step."""
         return self._last_step + 1
 
     def record(
@@ -181,19 +143,19 @@ class MetricLogger:
         step_time_seconds: float | None = None,
         cost: StepCost | Callable[[], StepCost] | None = None,
     ) -> None:
-        """Takes the step that has just been dispatched; waits for the one before it.
+        """Records the step that has just been dispatched; waits for the one before it.
 
         Args:
-            step: its number, larger than the last one's.
+            step: its number, larger than the last one.
             metrics: name -> scalar: a JAX array, a number, or a function that returns one or
                 None, called later on the writer's thread. ``loss``, ``grad_norm``,
                 ``current_learning_rate``, ``total_weights`` and all other names without a slash
                 are shown under ``learning/``; an array under a name that starts with ``_`` is
                 waited for, but not shown. Nothing is copied to the host here.
-            step_time_seconds: the step's time, from those who measure it themselves; nothing is
-                waited for then.
-            cost: what this step costs, where that differs from the other steps; or a function
-                that returns it, called later on the writer's thread.
+            step_time_seconds: the step's time, if the caller measured it; then nothing is waited
+                for.
+            cost: what this step costs, if that differs from the other steps; or a function that
+                returns it, called later on the writer's thread.
 
         Raises:
             NonFiniteLossError: an earlier step's loss is NaN or infinite.
@@ -205,7 +167,7 @@ class MetricLogger:
         if type(metrics) is not dict and not isinstance(metrics, Mapping):
             raise UserError(
                 f"record() was given {type(metrics).__name__} as metrics; expected a mapping from "
-                f"names to scalars; usually the loss itself was passed; pass {{'loss': loss}}"
+                f"names to scalars; usually the bare loss was passed; pass {{'loss': loss}}"
             )
         self._last_step = step
         self._thread_id = threading.get_ident()
@@ -224,33 +186,33 @@ class MetricLogger:
         if finished is not None:
             self._pipeline.put(finished)
         if step_time_seconds is not None:
-            self._spans.held = taken  # an eval after it may still add to it
+            self._spans.hold(taken)  # a later eval may still add to it
         taken.overhead_seconds = self._monotonic() - begin - self._timer.waited_seconds
 
     def record_eval(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Takes the results of an eval after `step`, shown under ``eval/`` with that step.
+        """Records the results of an eval after `step`, shown under ``eval/``.
 
-        Called inside of ``pause("eval")`` they are part of the step's own record; later, they come
-        with the next step's, and ``eval/step`` tells of which they are.
+        Called inside ``pause("eval")``, they join the step's own record; called later, they join
+        the next record, and ``eval/step`` says which step they belong to.
         """
         self._spans.add(step, metrics)
 
     def pause(
         self, name: str, *, flush: bool | None = None
     ) -> contextlib.AbstractContextManager[None]:
-        """Context manager for what is no training step: ``with logger.pause("eval"): …``.
+        """Context manager for work outside training steps: ``with logger.pause("eval"): …``.
 
-        The step in flight is waited for first; the time inside is shown as
-        ``goodput/<name>_seconds``, and the next step's time starts at the end of it. A pause or a
-        wait inside of a pause is part of the outer one.
+        It first waits for the step in flight. The time inside is shown as
+        ``goodput/<name>_seconds``, and the next step's time starts where the pause ends. A pause or
+        wait inside a pause is part of the outer one.
 
         Args:
             name: ``eval``, ``checkpoint``, ``compile``, or any other.
-            flush: bring all records to disk first, so that a checkpoint never knows more steps
-                than the metrics; by default for ``checkpoint`` only.
+            flush: bring all records to disk first, so that a checkpoint never has more steps than
+                the metrics; by default only for ``checkpoint``.
 
         Raises:
-            NonFiniteLossError: at its start, so that no checkpoint is made of a broken state.
+            NonFiniteLossError: at its start, so that a broken state is never checkpointed.
         """
 
         def check() -> None:
@@ -261,41 +223,40 @@ class MetricLogger:
         return self._spans.pause(name, check)
 
     def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[None]:
-        """Context manager for waits that the device may work through: ``next(batches)``.
+        """Context manager for waits during which the device may be busy: ``next(batches)``.
 
-        Costs nothing while the device is busy. The part of the wait in which it stands idle is
-        shown as ``goodput/<name>_wait_seconds`` and is no part of any step's time.
+        Costs nothing while the device is busy. The part of the wait in which it is idle is shown as
+        ``goodput/<name>_wait_seconds`` and excluded from every step's time.
         """
         return self._spans.wait(name)
 
     def step(self, number: int | None = None) -> StepScope:
         """Context manager around one step, recorded at its end: ``with logger.step() as step: …``.
 
-        Functions that were instrumented with this logger tell what they cost and return; anything
-        else is told by ``step.log(loss=…)``.
+        Functions instrumented with this logger add their cost and metrics; add others with
+        ``step.log(loss=…)``.
 
         Args:
-            number: the step's number; by default the one after the last.
+            number: the step's number; by default the one after the last step.
         """
         return self.phases.step(self, self.next_step if number is None else number)
 
     def phase(self, name: str, *, cost: StepCost | None = None) -> Phase:
         """Context manager around a part of a step: ``with logger.phase("rollout"): …``.
 
-        Its time, FLOPs, MFU and HFU are shown as ``phase/<name>/…`` with the step that is recorded
-        next. It ends when the outputs of the instrumented functions in it are ready, or what
-        `Phase.wait_for` was given.
+        Its time, FLOPs, MFU and HFU are shown as ``phase/<name>/…`` with the next recorded step. It
+        ends when the outputs of its instrumented functions, or of `Phase.wait_for`, are ready.
 
         Args:
             name: a word.
-            cost: what it costs one device, where no instrumented function tells.
+            cost: what it costs one device, if no instrumented function runs in it.
         """
         return self.phases.phase(name, cost)
 
     def write_setup(
         self, values: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
     ) -> None:
-        """Writes what is known before the first step to every sink.
+        """Writes the set-up, known before the first step, to every sink.
 
         Args:
             values: configuration and facts, name -> value.
@@ -304,11 +265,11 @@ class MetricLogger:
         self._pipeline.tell("write_setup", dict(values or {}), dict(texts or {}))
 
     def write_text(self, tag: str, text: str) -> None:
-        """Writes a text to every sink that takes texts, in order with the steps."""
+        """Writes a text to every sink that accepts texts, in order with the steps."""
         self._pipeline.tell("write_text", tag, text)
 
     def flush(self) -> None:
-        """Waits until every step that is done is written and brought to disk."""
+        """Waits until every completed step is written and on disk."""
         self._spans.release()
         self._pipeline.flush()
 
@@ -323,7 +284,7 @@ class MetricLogger:
         """Waits for the step in flight, writes everything, closes the sinks.
 
         Raises:
-            NonFiniteLossError: a loss is NaN or infinite, and `record` has not said so yet.
+            NonFiniteLossError: a loss is NaN or infinite, and `record` has not raised for it yet.
         """
         summary = self._close()
         if self._pipeline.failure is not None and not self._failure_was_raised:
@@ -343,20 +304,17 @@ class MetricLogger:
         if self._pipeline.failure is None:
             try:
                 last = self._timer.drain()
-            except Exception as error:  # the device failed; what was measured is still written
+            except Exception as error:  # the device failed; earlier measurements are still written
                 _log.warning("the step in flight did not end: %s", error)
                 last = None
             if last is not None:
                 self._spans.hold(last)
-        last, self._spans.held = self._spans.held, None
-        if last is not None:
-            last.extra |= self._spans.take_late()
-        self._summary = self._pipeline.close(last, self._timer.take_spans(), self._summarize)
+        self._summary = self._pipeline.close(
+            self._spans.take_last(), self._timer.take_spans(), self._summarize
+        )
         self._timer.close()
         self.phases.close()
-        self._compile_log.unsubscribe(self._on_compile)
-        if self._owns_compile_log:
-            self._compile_log.close()
+        self._compile_log.close()
         atexit.unregister(self._close_quietly)
         return self._summary
 
@@ -382,8 +340,9 @@ class MetricLogger:
                 f"`with` block of the logger ends before the loop does; close it after the loop"
             )
         raise UserError(
-            f"step {step} was recorded after step {self._last_step}; expected rising numbers from "
-            f"start_step on; usually start_step was not set on a resume; pass start_step={step}"
+            f"step {step} was recorded after step {self._last_step}; expected increasing numbers "
+            f"from start_step on; usually start_step was not set on a resume; pass "
+            f"start_step={step}"
         )
 
     def _raise_failure(self) -> None:
@@ -396,3 +355,37 @@ class MetricLogger:
         if event.thread_id == self._thread_id and not self._spans.active:
             self.phases.compiling()
             self._timer.compiling(event)
+
+
+def _with_fields(
+    cost: StepCost | None, config: LoggerConfig | None, fields: Mapping[str, Any]
+) -> tuple[StepCost, LoggerConfig]:
+    """`cost` and `config` with those of their fields that were given by name."""
+    of_cost, of_config = CostFields.__annotations__, ConfigFields.__annotations__
+    if unknown := [name for name in fields if name not in of_cost and name not in of_config]:
+        raise UserError(
+            f"MetricLogger has no argument {unknown[0]!r}"
+            f"{nearest(unknown[0], [*of_cost, *of_config])}; expected cost, config, sinks, or a "
+            f"field of StepCost or LoggerConfig; usually a misspelling, or a setting of "
+            f"instrument(); see help(mfu_jax.MetricLogger)"
+        )
+    return (
+        dataclasses.replace(
+            cost or StepCost(model_flops_per_device=0),
+            **{name: value for name, value in fields.items() if name in of_cost},
+        ),
+        dataclasses.replace(
+            config or LoggerConfig(),
+            **{name: value for name, value in fields.items() if name in of_config},
+        ),
+    )
+
+
+def _sinks_of_process(sinks: Sequence[Sink] | None, config: LoggerConfig) -> Sequence[Sink]:
+    """The given sinks or a console in the process that writes; none in the others."""
+    is_main = config.is_main_process
+    if is_main is None:
+        is_main = jax.process_index() == 0
+    if not is_main:
+        return []
+    return [ConsoleSink()] if sinks is None else sinks

@@ -18,8 +18,8 @@ class NonFiniteLossError(FloatingPointError):
 
     def __init__(self, step: int, value: float) -> None:
         super().__init__(
-            f"the loss of step {step} is {value}; expected a finite number; usually a learning "
-            f"rate that is too high or a division by zero; resume from the last checkpoint with a "
+            f"the loss of step {step} is {value}; expected a finite number; usually the learning "
+            f"rate is too high, or a division by zero; resume from the last checkpoint with a "
             f"lower rate, or pass abort_on_nan_loss=False (abort_on_inf_loss=False) to go on"
         )
         self.step = step

@@ -1,4 +1,4 @@
-"""Steps that consist of several parts: what each phase took, and what it made of the hardware.
+"""Steps of several parts: how long each phase took, and how well it used the hardware.
 
 ::
 
@@ -8,13 +8,14 @@
         with logger.phase("update"):
             state, metrics = update(state, trajectory)
 
-JAX returns before the device is done, so a phase ends when its last output is ready; a thread looks
-at that, and the training thread waits for nothing. A phase begins when it is entered and the one
+JAX returns before the device is done, so a phase ends when its last output is ready. One thread
+waits for that; the training thread waits for nothing. A phase begins when it is entered and the one
 before it has ended.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -33,7 +34,7 @@ LateCost = StepCost | Callable[[], StepCost]
 
 
 class Recorder(Protocol):
-    """What the scopes need of `MetricLogger`."""
+    """The part of `MetricLogger` that the scopes need."""
 
     def record(
         self, step: int, metrics: Mapping[str, Any], *, cost: LateCost | None = None
@@ -46,7 +47,7 @@ def _now(cost: LateCost) -> StepCost:
 
 @dataclasses.dataclass(slots=True)
 class _Part:
-    """One call of an instrumented function inside of a step; a phase around it has the cost."""
+    """One call of an instrumented function in a step; a phase around it holds the cost."""
 
     name: str
     cost: LateCost | None
@@ -58,7 +59,7 @@ class Phase:
 
     Attributes:
         name: shown as ``phase/<name>/…``.
-        has_compiled: something was compiled inside, so its time tells nothing.
+        has_compiled: something was compiled inside, so its time means nothing.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Phase:
         self._span: float | None = None
 
     def wait_for(self, outputs: Any) -> None:
-        """Says what the phase computes, where no instrumented function tells.
+        """Declares what the phase computes, if no instrumented function runs in it.
 
         Args:
             outputs: arrays, or a tree of them; the phase ends when they are ready.
@@ -100,14 +101,23 @@ class Phase:
         self._costs.append(cost)
         self._marker = marker
 
+    def follow(self, before: Phase | None) -> None:
+        """Sets the phase that has to end before this one begins."""
+        self._before = before
+
+    @property
+    def has_cost(self) -> bool:
+        """Whether `cost` is known."""
+        return self._given is not None or bool(self._costs)
+
     def cost(self) -> StepCost | None:
-        """What the phase cost one device; None if nobody told. May wait for a count."""
+        """What the phase cost one device; None if unknown. May wait for a count."""
         if self._given is not None:
             return self._given
         return add_costs(map(_now, self._costs)) if self._costs else None
 
     def end(self) -> float:
-        """Clock at its end, in seconds; waits for the device."""
+        """The clock at its end, in seconds; waits for the device."""
         return self._left if self._ended is None else max(self._left, self._ended.result())
 
     def seconds(self) -> float:
@@ -142,14 +152,14 @@ class _Total:
 
 
 class PhaseBook:
-    """The phases of one logger: those of the step under way, and what all came to.
+    """The phases of one logger: those of the step under way, and the totals of all.
 
     Args:
         clock: monotonic clock in seconds.
-        warmup_steps: first steps whose phases are no part of the totals.
+        warmup_steps: first steps, whose phases are excluded from the totals.
 
     Attributes:
-        takes_calls: True inside of a step or phase: an instrumented call is a part of it then.
+        takes_calls: True inside a step or phase; an instrumented call is then part of it.
         has_phases: True if phases wait for the record of their step.
     """
 
@@ -173,7 +183,7 @@ class PhaseBook:
         if not name or "/" in name:
             raise UserError(
                 f"phase {name!r} has no usable name; expected a word without a slash; usually an "
-                f"empty string or a path; the metrics are called phase/<name>/seconds and so on"
+                f"empty string or a path; the metrics are named phase/<name>/seconds and so on"
             )
         return Phase(self, name, cost, self._clock)
 
@@ -182,36 +192,37 @@ class PhaseBook:
         return StepScope(self, logger, number)
 
     def open(self, phase: Phase) -> None:
-        """Called by a phase that is entered."""
+        """Called when a phase is entered."""
         if self._open is not None:
             raise UserError(
-                f"phase {phase.name!r} was entered inside of phase {self._open.name!r}; expected "
-                f"one after the other; usually a phase around the whole step; that is "
-                f"`with logger.step():`"
+                f"phase {phase.name!r} was entered inside phase {self._open.name!r}; expected one "
+                f"after the other; usually a phase around the whole step; use "
+                f"`with logger.step():` for that"
             )
         self._open = phase
         self.takes_calls = True
 
     def closed(self, phase: Phase) -> None:
-        """Called by a phase that is left."""
+        """Called when a phase is left."""
         self._open = None
         self.takes_calls = self._step is not None
         self.has_phases = True
-        phase._before, self._last = self._last, phase
+        phase.follow(self._last)
+        self._last = phase
         self._closed.append(phase)
 
     def open_step(self, step: StepScope) -> None:
-        """Called by a step that is entered."""
+        """Called when a step is entered."""
         if self._step is not None:
             raise UserError(
-                f"step {step.number} was entered inside of step {self._step.number}; expected one "
+                f"step {step.number} was entered inside step {self._step.number}; expected one "
                 f"after the other; usually a part of the step was meant; use logger.phase(name)"
             )
         self._step = step
         self.takes_calls = True
 
     def close_step(self) -> None:
-        """Called by a step that is left."""
+        """Called when a step is left."""
         self._step = None
         self.takes_calls = self._open is not None
 
@@ -236,7 +247,7 @@ class PhaseBook:
         return self._watcher.submit(self._stamp, marker)
 
     def take(self) -> tuple[dict[str, Any], Callable[[], StepCost] | None]:
-        """Metrics of the phases since the last step, and what they cost together if known."""
+        """Metrics of the phases since the last step, and their total cost if known."""
         phases, self._closed = self._closed, []
         self.has_phases = False
         is_warm, self._warmup_steps = self._warmup_steps <= 0, self._warmup_steps - 1
@@ -246,7 +257,7 @@ class PhaseBook:
         metrics: dict[str, Any] = {}
         for name, same in by_name.items():
             metrics |= self._metrics(name, same, is_warm)
-        known = [phase for phase in phases if phase._given or phase._costs]
+        known = [phase for phase in phases if phase.has_cost]
         if not known:
             return metrics, None
         return metrics, lambda: add_costs(c for p in known if (c := p.cost()) is not None)
@@ -278,11 +289,11 @@ class PhaseBook:
         return rates | {"seconds": seconds}
 
     def totals(self) -> dict[str, dict[str, float]]:
-        """What each phase came to, over the measured steps that were written.
+        """Totals of each phase over the measured steps that were written.
 
         Returns:
-            Phase → ``times``, ``seconds`` altogether, and where known
-            ``tflops_per_sec_per_device``, ``mfu`` and ``hfu``.
+            Phase → ``times``, total ``seconds``, and where known ``tflops_per_sec_per_device``,
+            ``mfu`` and ``hfu``.
         """
         with self._lock:
             return {name: total.values() for name, total in self._totals.items()}
@@ -293,10 +304,8 @@ class PhaseBook:
             self._watcher.shutdown()
 
     def _stamp(self, marker: Any) -> float:
-        try:
+        with contextlib.suppress(Exception):  # the training thread meets the same error
             jax.block_until_ready(marker)
-        except Exception:  # the training thread meets the same error, where it can be handled
-            return self._clock()
         return self._clock()
 
 
@@ -340,7 +349,7 @@ class StepScope:
         self._logger.record(self.number, self._of_parts() | metrics | self.metrics, cost=cost)
 
     def _of_parts(self) -> dict[str, Any]:
-        """The metrics of instrumented calls; by function if more than one has any."""
+        """The metrics of instrumented calls; by function if several have any."""
         of_name = {part.name: part.metrics for part in self.parts}
         shown = [n for n, metrics in of_name.items() if any(m[0] != "_" for m in metrics)]
         waited_for = {f"_{name}": of_name.pop(name) for name in set(of_name) - set(shown)}

@@ -1,4 +1,4 @@
-"""What happens to a timed step off the training thread: values, rates, sinks, and the NaN watch."""
+"""What happens to a timed step off the training thread: values, rates, sinks, and the NaN check."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.non_finite import NonFiniteLossError, is_bad
 from mfu_jax.logger.records import RecordBuilder
 from mfu_jax.logger.sinks.base import Sink
@@ -16,36 +17,32 @@ from mfu_jax.logger.writer import BackgroundWriter, GuardedSink
 
 _log = logging.getLogger("mfu_jax")
 
-# Longest wait for the sinks where everything must be written: at flush and at the end.
+# Longest wait for the sinks when everything must be written: at a flush and at the end.
 DRAIN_SECONDS = 30.0
-# The same once a sink has hung, so that each checkpoint does not wait for it again.
+# The same after a sink has hung, so that later checkpoints do not wait for it again.
 HUNG_DRAIN_SECONDS = 0.5
 
 
 class RecordPipeline:
-    """Builds a record of every step and gives it to all sinks, on one background thread.
+    """Builds a record of every step and passes it to all sinks, on one background thread.
 
     Args:
         builder: makes records and keeps the statistics.
         sinks: where records go; closed with the pipeline.
-        abort_on_nan: a NaN loss is a failure.
-        abort_on_inf: an infinite loss is a failure.
-        queue_size: steps that may wait.
+        config: which losses are failures, and how many steps may wait.
         on_step: called first with every step, on the background thread.
 
     Attributes:
-        failure: the first loss that is not finite; every step up to it has been written, no
-            later one is.
+        failure: the first loss that is not finite; every step up to it has been written, and no
+            later step is.
     """
 
     def __init__(
         self,
         builder: RecordBuilder,
         sinks: Sequence[Sink],
+        config: LoggerConfig,
         *,
-        abort_on_nan: bool,
-        abort_on_inf: bool,
-        queue_size: int,
         on_step: Callable[[TimedStep], None] = lambda step: None,
     ) -> None:
         self.failure: NonFiniteLossError | None = None
@@ -56,8 +53,10 @@ class RecordPipeline:
         for sink in sinks:
             for warning in sink.warnings:
                 _log.warning("%s", warning)
-        self._is_failure = functools.partial(is_bad, nan=abort_on_nan, inf=abort_on_inf)
-        self._writer = BackgroundWriter(self._write, size=queue_size)
+        self._is_failure = functools.partial(
+            is_bad, nan=config.abort_on_nan_loss, inf=config.abort_on_inf_loss
+        )
+        self._writer = BackgroundWriter(self._write, size=config.queue_size)
         self.put: Callable[[TimedStep], None] = self._writer.put
         self.is_idle = self._writer.is_idle
 
@@ -71,7 +70,7 @@ class RecordPipeline:
         self._writer.put(functools.partial(self._tell, method, *arguments))
 
     def flush(self) -> None:
-        """Waits until everything handed over is written and brought to disk."""
+        """Waits until everything handed over is written and on disk."""
         self._writer.put(self._flush)
         self._expect(self._writer.flush(self._patience_seconds))
 
@@ -84,9 +83,9 @@ class RecordPipeline:
         """Writes the last step and the summary, closes the sinks and ends the thread.
 
         Args:
-            last: the step that nothing comes after.
-            spans: time set apart since then, by name.
-            summarize: called when all steps are in the statistics.
+            last: the last step of the run.
+            spans: time since then that belongs to no step, by name.
+            summarize: called once all steps are in the statistics.
         """
         if last is not None:
             self._writer.put(functools.partial(self._write, last, is_last=True))

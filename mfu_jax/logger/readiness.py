@@ -1,4 +1,4 @@
-"""When a step's outputs are ready, and what is waited for."""
+"""When a step's outputs are ready, and which of them to wait for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def block_until_ready(metrics: Mapping[str, Any]) -> None:
                 raise UserError(
                     f"metric {name!r} was deleted before it could be read; expected outputs that "
                     f"live for one more step; usually it is part of the donated state; return a "
-                    f"copy of it as a metric of its own"
+                    f"copy of it as a separate metric"
                 ) from error
         elif isinstance(value, Mapping):
             block_until_ready(value)
@@ -47,7 +47,7 @@ def is_ready(metrics: Mapping[str, Any]) -> bool:
 
 
 def end_marker(output: Any) -> Any:
-    """A small array that is ready when `output` is; not one that a later call could be given.
+    """A small array that is ready when `output` is, and that no later call can be given.
 
     Args:
         output: what a step returned.
@@ -56,5 +56,5 @@ def end_marker(output: Any) -> Any:
     if not arrays:
         return None
     smallest = min(arrays, key=lambda array: array.size)
-    # Outputs that are given back to the next call are often donated there, and so deleted.
+    # Outputs are often passed on to the next call, which donates them and so deletes them.
     return jnp.copy(smallest)

@@ -1,4 +1,4 @@
-"""From a timed step with device arrays to a record of plain numbers; runs on the writer thread."""
+"""From a timed step with device arrays to a record of plain numbers, on the writer's thread."""
 
 from __future__ import annotations
 
@@ -6,43 +6,35 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from mfu_jax.formatting import readable
+from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.diagnosis import diagnose
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.summary import StepStatistics, Summary
 from mfu_jax.logger.timer import TimedStep
 
-# Without a log period there still is a rolling window, of that many measured steps.
+# The rolling window, in measured steps, where every step is logged.
 DEFAULT_WINDOW = 100
 
 
 class RecordBuilder:
-    """Fetches values, derives rates, labels, flags, and keeps the statistics of the run.
+    """Fetches values, derives rates, labels and flags steps, and keeps the run's statistics.
 
     Args:
         cost: what a step costs, unless the step says otherwise.
-        start_step: first step of this run.
-        warmup_steps: steps from there on that are no part of any statistic.
-        log_period: steps whose number it divides are logged.
-        compile_is_seen: JAX tells about compilations; else the first step is taken for one.
+        config: which step is the first, which are warm-up, and which are logged.
+        compile_is_seen: JAX reports compilations; otherwise the first step counts as one.
     """
 
-    def __init__(
-        self,
-        *,
-        cost: StepCost,
-        start_step: int,
-        warmup_steps: int,
-        log_period: int,
-        compile_is_seen: bool,
-    ) -> None:
+    def __init__(self, cost: StepCost, config: LoggerConfig, *, compile_is_seen: bool) -> None:
         self._cost = cost
-        self._start_step = start_step
-        self._warmup_steps = warmup_steps
-        self._log_period = log_period
+        self._start_step = config.start_step
+        self._warmup_steps = config.warmup_steps
+        self._log_period = config.log_period
         self._compile_is_seen = compile_is_seen
         self._run = StepStatistics()
         self._window = StepStatistics()
@@ -55,7 +47,7 @@ class RecordBuilder:
         self._memory_device = _device_with_memory_stats()
 
     def build(self, step: TimedStep, *, is_last: bool = False) -> StepRecord:
-        """The record of one step; adds the step to the statistics."""
+        """The record of one step, which is also added to the statistics."""
         notes: list[str] = []
         kind = self._kind(step)
         cost = step.cost or self._cost
@@ -96,7 +88,7 @@ class RecordBuilder:
         )
 
     def add_spans(self, spans: Mapping[str, float]) -> None:
-        """Adds time set apart that belongs to no step, as after the last one."""
+        """Adds time not attributed to any step, such as after the last one."""
         for name, spent in spans.items():
             self._seconds_by_use[name] += spent
 
@@ -185,7 +177,7 @@ class RecordBuilder:
         arrays = dict(_named(metrics, folder))
         for value in arrays.values():
             start_copy = getattr(value, "copy_to_host_async", None)
-            if start_copy is not None:  # all copies are under way before the first is waited for
+            if start_copy is not None:  # start all copies before waiting for the first
                 start_copy()
         scalars = {}
         for name, value in arrays.items():
@@ -212,9 +204,9 @@ def _compile_seconds(step: TimedStep) -> float:
 
 
 def _named(metrics: Mapping[str, Any], folder: str) -> Iterator[tuple[str, Any]]:
-    """Leaves under their full names; a name with a slash is full already, as MaxText's are.
+    """Leaves under their full names; a name with a slash, as MaxText's, is already full.
 
-    What a name with a leading underscore stands for is waited for, and not shown.
+    Values under a name with a leading underscore are waited for, but not shown.
     """
     for name, value in metrics.items():
         if name.startswith("_"):
@@ -233,14 +225,12 @@ def _scalar(value: Any) -> float:
     if array.size != 1:
         raise ValueError(
             f"it has shape {array.shape}; expected one number; usually a loss per token or per "
-            f"device; take its mean inside of the step"
+            f"device; take its mean inside the step"
         )
     number = array.reshape(-1)[0]
     return int(number) if array.dtype.kind in "iub" else float(number)
 
 
 def _device_with_memory_stats() -> Any:
-    import jax
-
     device = jax.local_devices()[0]
     return device if device.memory_stats() else None

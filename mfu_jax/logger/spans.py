@@ -1,4 +1,4 @@
-"""Parts of the loop that are no step: pauses, waits, and the step that is held for them."""
+"""Parts of the loop outside steps: pauses, waits, and the step that is held for them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mfu_jax.logger.timer import Reading, StepTimer, TimedStep
 
 
 class LoopSpans:
-    """Measures spans of the loop outside of steps; a step that a pause drained is held meanwhile.
+    """Measures spans of the loop outside steps; holds the step that a pause has drained.
 
     Attributes:
-        held: a timed step that an eval or a pause after it may still add to.
-        late: results of an eval whose step is gone; the next record takes them.
-        active: whether a span is open; one inside of another is part of the outer one.
+        held: a timed step to which a later eval or pause may still add.
+        late: results of an eval whose step is already written; the next record takes them.
+        active: whether a span is open; a span inside another is part of the outer one.
     """
 
     def __init__(self, timer: StepTimer, pipeline: RecordPipeline) -> None:
@@ -27,18 +27,18 @@ class LoopSpans:
         self._pipeline = pipeline
 
     def release(self) -> None:
-        """Hands the held step on."""
+        """Passes the held step on."""
         held, self.held = self.held, None
         if held is not None:
             self._pipeline.put(held)
 
     def hold(self, step: TimedStep) -> None:
-        """Holds a step, and hands on the one that was held before it."""
+        """Holds a step, and passes on the one held before it."""
         self.release()
         self.held = step
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Adds the results of an eval to the step's record, or else to the next one."""
+        """Adds the results of an eval to the step's record, or otherwise to the next one."""
         if self.held is not None and self.held.step == step:
             self.held.extra |= metrics
         else:
@@ -49,9 +49,16 @@ class LoopSpans:
         late, self.late = self.late, {}
         return late
 
+    def take_last(self) -> TimedStep | None:
+        """The held step with all late results, as no step comes after it; it is no longer held."""
+        last, self.held = self.held, None
+        if last is not None:
+            last.extra |= self.take_late()
+        return last
+
     @contextlib.contextmanager
     def pause(self, name: str, check: Callable[[], None]) -> Iterator[None]:
-        """Waits for the step in flight, calls `check`, and charges the time inside to `name`."""
+        """Waits for the step in flight, calls `check`, and attributes the time inside to `name`."""
         if self.active:
             yield
             return
@@ -71,12 +78,12 @@ class LoopSpans:
                     self.held.spans[span] = self.held.spans.get(span, 0.0) + spent
 
     def wait(self, name: str) -> Wait:
-        """Measures the part of a wait in which the device stands idle."""
+        """Measures the part of a wait in which the device is idle."""
         return Wait(self, self._timer, self._pipeline, name)
 
 
 class Wait:
-    """See `LoopSpans.wait`. A class, because a generator costs twice as much a step."""
+    """See `LoopSpans.wait`. A class, because a generator costs twice as much per step."""
 
     __slots__ = ("_idle_since", "_name", "_outermost", "_pipeline", "_spans", "_timer")
 

@@ -6,28 +6,43 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from fractions import Fraction
+from typing import TypedDict
 
 from mfu_jax.errors import UserError
 
 
+class CostFields(TypedDict, total=False):
+    """The fields of `StepCost` as keyword arguments."""
+
+    model_flops_per_device: int | Fraction
+    tokens_per_device: int | float
+    peak_flops_per_sec: float | None
+    executed_flops_per_device: int | Fraction | None
+    optimal_model_seconds: float | None
+    optimal_executed_seconds: float | None
+    xla_reported_flops: float | None
+    bytes_per_device: int | None
+    peak_bytes_per_sec: float | None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepCost:
-    """The work of one optimizer step on one JAX device, and what the device could do at best.
+    """The work of one optimizer step on one JAX device, and the device's peaks.
 
     Attributes:
         model_flops_per_device: matmul FLOPs that the mathematics needs, no recomputation.
-        tokens_per_device: tokens that one device takes in.
+        tokens_per_device: tokens that one device processes.
         peak_flops_per_sec: dense peak of one device in FLOP/s; None where unknown: no MFU, no HFU.
         executed_flops_per_device: matmul FLOPs that the compiled program runs; None: no HFU.
-        optimal_model_seconds: shortest time for the model FLOPs, where a step mixes dtypes (the
-            sum over dtypes of FLOPs / peak); by default model FLOPs / peak.
+        optimal_model_seconds: shortest time for the model FLOPs of a step that mixes dtypes (the
+            sum over dtypes of FLOPs / peak); None: model FLOPs / peak.
         optimal_executed_seconds: the same for the executed FLOPs.
         xla_reported_flops: ``compiled.cost_analysis()["flops"]`` as it is.
-        bytes_per_device: bytes moved from and to device memory; with `peak_bytes_per_sec`, MBU.
+        bytes_per_device: bytes moved to and from device memory; with `peak_bytes_per_sec`, MBU.
         peak_bytes_per_sec: peak memory bandwidth of one device in bytes/s.
 
     Raises:
-        UserError: a number that cannot be: negative, not finite, or a peak of zero.
+        UserError: an impossible number: negative, not finite, or a peak of zero.
     """
 
     model_flops_per_device: int | Fraction
@@ -48,9 +63,9 @@ class StepCost:
             is_divisor = field.name.startswith(("peak", "optimal"))
             if not math.isfinite(value) or value < 0 or (is_divisor and value == 0):
                 raise UserError(
-                    f"{field.name}={value} cannot be: expected a finite number "
-                    f"{'above' if is_divisor else 'of at least'} 0; usually a unit slipped or a "
-                    f"lookup failed; pass the number of one device, or None where it is not known"
+                    f"{field.name}={value} is impossible: expected a finite number "
+                    f"{'above' if is_divisor else 'of at least'} 0; usually a wrong unit, or a "
+                    f"lookup that failed; pass the number of one device, or None if not known"
                 )
 
     @property
@@ -99,7 +114,7 @@ class StepCost:
         """All ``perf/`` scalars of a step of that many seconds, under MaxText's names.
 
         Args:
-            seconds: the step's time; rates are left out where it is not above 0.
+            seconds: the step's time; without rates if it is not above 0.
         """
         tflops = float(self.model_flops_per_device) / 1e12
         scalars = {"perf/step_time_seconds": seconds, "perf/per_device_tflops": tflops}
@@ -115,9 +130,9 @@ class StepCost:
 
 
 def add_costs(costs: Iterable[StepCost]) -> StepCost:
-    """What several programs cost one device together, run one after the other.
+    """The cost of several programs run one after the other on one device.
 
-    What one of them does not know is not known of the sum.
+    A field that is unknown in one of them is unknown in the sum.
 
     >>> one = StepCost(model_flops_per_device=300, peak_flops_per_sec=1000.0)
     >>> add_costs([one, one, one]).model_flops_per_device

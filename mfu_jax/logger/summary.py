@@ -1,4 +1,4 @@
-"""What a run, or a window of it, came to: step times, rates, and where the time went."""
+"""Totals of a run, or of a window of it: step times, rates, and where the time went."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def percentile(ordered: Sequence[float], fraction: float) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Totals over measured steps; compile and warm-up steps are in the time shares only.
+    """Totals over measured steps; compile and warm-up steps count only in the time shares.
 
     Attributes:
         steps: measured steps.
-        warmup_steps: steps kept out as warm-up.
-        compile_steps: steps kept out because something was compiled for them.
-        median_seconds: median step time; None without a measured step, like all that follow.
+        warmup_steps: steps excluded as warm-up.
+        compile_steps: steps excluded because something was compiled for them.
+        median_seconds: median step time; None without a measured step, like the fields below.
         p90_seconds: step time that one step in ten exceeds.
         p99_seconds: step time that one step in a hundred exceeds.
-        mean_seconds: total time / steps, which the rates below are over.
+        mean_seconds: total time / steps.
         tokens_per_sec_per_device: tokens of all measured steps / their time.
         tflops_per_sec_per_device: model TFLOPs (10¹²) of all measured steps / their time.
         mfu: optimal time of the model FLOPs of all measured steps / their time.
@@ -47,12 +47,12 @@ class Summary:
         last_loss: loss of the last step.
         compile_seconds: time in which JAX traced, lowered or compiled.
         compile_count: executables compiled.
-        total_seconds: all wall time, the compilations before the first step included.
-        seconds_by_use: that time by what it went to: ``train``, ``compile``, ``eval``, ….
+        total_seconds: all wall time, including compilations before the first step.
+        seconds_by_use: that time by use: ``train``, ``compile``, ``eval``, ….
         clock_jumps: steps in which the wall clock jumped.
-        dropped_records: records that no sink could be given, because writing was stuck.
+        dropped_records: records that reached no sink because writing was stuck.
         flags: what was impossible, and in how many steps.
-        phases: what each phase came to over the measured steps, as `PhaseBook.totals` has it.
+        phases: totals of each phase over the measured steps; see `PhaseBook.totals`.
     """
 
     steps: int
@@ -151,7 +151,7 @@ def _phase(name: str, values: Mapping[str, float]) -> str:
 
 
 class StepStatistics:
-    """Adds up measured steps; eight bytes a step, so that a long run keeps exact percentiles."""
+    """Adds up measured steps, in eight bytes each, so a long run keeps exact percentiles."""
 
     def __init__(self) -> None:
         self._seconds = array.array("d")

@@ -1,9 +1,9 @@
-"""Times steps one behind: the device never idles because somebody looks at the clock.
+"""Times steps one behind, so that the device never idles because of a clock reading.
 
-Step N is dispatched first; then the timer waits for step N−1's outputs and reads the clocks, and
-the difference between two such readings is the time of step N−1. Where the host is the slower of
-the two, a thread watches the device and tells when a step ended. Spans that are no part of training
-(eval, checkpoints, exposed waits for data) are cut out of the interval in which they lie.
+Step N is dispatched first; then the timer waits for step N−1's outputs and reads the clocks. The
+difference between two such readings is the time of step N−1. If the host is slower than the device,
+a thread watches the device and notes when a step ends. Spans outside training (eval, checkpoints,
+exposed waits for data) are cut out of the interval in which they lie.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from mfu_jax.logger.compile_events import CompileEvent
 from mfu_jax.logger.readiness import block_until_ready, is_ready
 from mfu_jax.logger.step_cost import StepCost
 
-# Slewing clocks drift by 500 ppm at most (NTP); more than this is a jump, and not the step's time.
+# Slewing clocks drift by at most 500 ppm (NTP); anything more is a jump, not the step's time.
 JUMP_SECONDS = 1e-3
 JUMP_FRACTION = 1e-3
-# What it takes to find that an array is ready, on a slow host.
+# Time to find that an array is ready, on a slow host.
 HOST_BOUND_SECONDS = 1e-4
 
 _JOIN_SECONDS = 30.0
 
 
 Reading: TypeAlias = tuple[float, float]
-"""Both clocks read at one moment, in seconds: wall, monotonic. A bare tuple, as it is made in
-every step, when the caches are full of the device's data and each Python call costs microseconds.
+"""Both clocks at one moment, in seconds: wall, monotonic. A bare tuple, because it is made in every
+step, when the caches hold the device's data and each Python call costs microseconds.
 """
 
 
@@ -43,16 +43,16 @@ class TimedStep:
         metrics: what `record` was given.
         seconds: measured step time.
         ended_at: wall clock at its end, seconds since 1970.
-        spans: seconds set apart next to it, by name (``eval``, ``data_wait``, …).
+        spans: seconds next to it that belong to no step, by name (``eval``, ``data_wait``, …).
         compile_events: what was compiled to dispatch it.
-        is_compile: its time cannot be told apart from a compilation's.
+        is_compile: its time cannot be separated from that of a compilation.
         clock_jump_seconds: how far the wall clock jumped inside its interval, else None.
-        overhead_seconds: what the logger itself took of the training thread for it.
-        completed: both clocks when its outputs became ready, if somebody looked.
-        watched: the watcher was asked to look.
-        successor: the step to be watched by whoever is handed this one.
-        extra: scalars of the same step that came later, such as an eval's.
-        cost: what `record` was told that this step costs, if it differs from the run's.
+        overhead_seconds: time that the logger took on the training thread for it.
+        completed: both clocks when its outputs became ready, if observed.
+        watched: the watcher was asked to observe it.
+        successor: the step that the writer passes on to the watcher after this one.
+        extra: scalars of the same step that came later, such as those of an eval.
+        cost: the cost passed to `record`, if it differs from that of the run.
     """
 
     step: int
@@ -75,7 +75,7 @@ class Watcher(Protocol):
     """Stamps `TimedStep.completed` when the step's outputs are ready, off the training thread."""
 
     def watch(self, step: TimedStep, *, after: TimedStep | None = None) -> None:
-        """Looks at `step`; `after` is the step before it if that is on its way to be written."""
+        """Watches `step`; `after` is the step before it if that is on its way to be written."""
 
     def close(self) -> None: ...
 
@@ -85,7 +85,7 @@ class ThreadWatcher:
 
     Args:
         read: reads the clocks.
-        writer_is_idle: tells if the writer's thread will take the next step at once. To wake a
+        writer_is_idle: whether the writer's thread will take the next step at once. Waking a
             thread costs the training thread tens of microseconds; the writer is woken anyway, so
             it passes the request on (`TimedStep.successor`).
     """
@@ -110,7 +110,7 @@ class ThreadWatcher:
     def close(self) -> None:
         if self._thread is not None:
             self._queue.put(None)
-            # A thread that waits for the device while Python ends would abort the process.
+            # A thread still waiting for the device at interpreter exit would abort the process.
             self._thread.join(timeout=_JOIN_SECONDS)
             self._thread = None
 
@@ -124,12 +124,12 @@ class ThreadWatcher:
 
 
 class StepTimer:
-    """The arithmetic of step times on the training thread; knows nothing of rates and sinks.
+    """The arithmetic of step times on the training thread, without rates or sinks.
 
     Args:
         clock: wall clock in seconds; the measure.
         monotonic: monotonic clock in seconds, believed where the two disagree.
-        watcher: who looks at the device while the training thread does something else.
+        watcher: watches the device while the training thread does something else.
         writer_is_idle: see `ThreadWatcher`.
     """
 
@@ -162,7 +162,7 @@ class StepTimer:
     def dispatched(self, step: TimedStep) -> TimedStep | None:
         """Takes the step just dispatched and returns the one before it, timed.
 
-        Blocks until the step before it is done; `waited_seconds` tells for how long.
+        Blocks until the step before it is done; `waited_seconds` says for how long.
         """
         previous = self._pending
         self.waited_seconds = 0.0
@@ -175,14 +175,14 @@ class StepTimer:
             self._finish(previous, previous.completed or now)
         self._take(step)
         self._pending = step
-        # Nothing to wait for: the device waits for the host, and such readings come too late to
-        # tell when a step ended.
+        # No wait means that the device waits for the host; the reading then comes too late to say
+        # when the step ended.
         if self._has_waits or self.waited_seconds < HOST_BOUND_SECONDS:
             self._watch(step, after=previous)
         return previous
 
     def timed_elsewhere(self, step: TimedStep, seconds: float) -> TimedStep | None:
-        """Takes a step whose time somebody else measured; returns the one in flight, timed."""
+        """Takes a step that the caller timed; returns the one in flight, timed."""
         previous = self.drain()
         self.waited_seconds = 0.0
         self._take(step)
@@ -192,7 +192,7 @@ class StepTimer:
         return previous
 
     def drain(self) -> TimedStep | None:
-        """Waits for the step in flight and returns it timed; None if there is none."""
+        """Waits for the step in flight and returns it, timed; None if there is none."""
         step, self._pending = self._pending, None
         if step is None:
             return None
@@ -202,14 +202,14 @@ class StepTimer:
         return step
 
     def cut(self, name: str, start: Reading, end: Reading) -> None:
-        """Sets a span apart: its seconds are no part of the step in whose interval it lies."""
+        """Cuts a span out of the step in whose interval it lies."""
         seconds = end[1] - start[1]
-        # Each clock is moved by its own difference, so that a jump inside the span stays in it.
+        # Each clock moves by its own difference, so that a jump inside the span stays in it.
         self._mark = (self._mark[0] + end[0] - start[0], self._mark[1] + seconds)
         self._spans[name] = self._spans.get(name, 0.0) + seconds
 
     def take_spans(self) -> dict[str, float]:
-        """The spans that no step has been given yet; they are forgotten here."""
+        """The spans not yet given to a step; they are cleared here."""
         spans, self._spans = self._spans, {}
         return spans
 
@@ -230,8 +230,7 @@ class StepTimer:
     def end_wait(self, name: str, idle_since: Reading | None) -> TimedStep | None:
         """A wait for the host ends. Returns the step in flight, timed, if it ended before this.
 
-        Only the part of the wait in which the device stood idle is set apart: what the device
-        worked through costs nothing.
+        Only the part of the wait in which the device was idle is cut out: the rest cost nothing.
         """
         step = self._pending
         if idle_since is None and step is not None:
@@ -240,7 +239,7 @@ class StepTimer:
                 return None
             idle_since = step.completed
         now = self.read()
-        # Ready but not stamped yet: the watcher is a moment late, so the idle time is about nil.
+        # Ready but not stamped yet: the watcher is a moment late, so the idle time is about zero.
         start = idle_since or now
         if step is not None:
             self._pending = None
@@ -253,7 +252,7 @@ class StepTimer:
         step = self._pending
         if step is not None and not step.watched:
             if is_ready(step.metrics):
-                # It ended before or inside of this compilation: nobody can tell.
+                # It ended before or during this compilation; which, cannot be known.
                 step.is_compile = True
                 step.completed = self.read()
             self._watch(step)
@@ -264,7 +263,7 @@ class StepTimer:
         self._watcher.close()
 
     def pass_on(self, step: TimedStep) -> None:
-        """Asks for the successor of a step to be watched; called on the writer's thread."""
+        """Has the successor of a step watched; called on the writer's thread."""
         successor, step.successor = step.successor, None
         if successor is not None:
             self._watcher.watch(successor)

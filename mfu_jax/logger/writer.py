@@ -1,4 +1,4 @@
-"""One thread that hands records to sinks, over a bounded queue, whatever the sinks do."""
+"""One thread that passes records to sinks over a bounded queue, whatever the sinks do."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mfu_jax.logger.sinks.base import Sink, StepRecord
 
 logger = logging.getLogger("mfu_jax")
 
-# What a failing sink may miss before its oldest records are given up.
+# Most records kept for a failing sink before the oldest are given up.
 BACKLOG_RECORDS = 10_000
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0
 
 
 class GuardedSink:
-    """A sink whose failures are said once, kept for later, and never reach the run.
+    """A sink whose failures are reported once and never reach the run; its records are kept.
 
     Args:
         sink: the sink.
@@ -51,7 +51,7 @@ class GuardedSink:
             self._catch_up()
 
     def call(self, method: str, *args: Any) -> None:
-        """Calls another method of the sink; its failure is said, and it is not tried again."""
+        """Calls another method of the sink; a failure is reported and not retried."""
         try:
             getattr(self.sink, method)(*args)
         except Exception as error:
@@ -97,9 +97,9 @@ class BackgroundWriter:
     """Runs `handle` on every item, in order, on one daemon thread.
 
     Args:
-        handle: what to do with an item that cannot be called; what it raises is logged.
-        size: items that may wait. A full queue holds `put` up for `patience_seconds` once; if
-            nothing moves, the writer counts as stuck and items are dropped until it moves again.
+        handle: takes each item that is not callable; what it raises is logged.
+        size: items that may wait. A full queue blocks `put` for `patience_seconds` once; if nothing
+            moves, the writer counts as stuck and items are dropped until it moves again.
         patience_seconds: see `size`.
 
     Attributes:
@@ -122,12 +122,12 @@ class BackgroundWriter:
         self._thread.start()
 
     def put(self, item: Any) -> None:
-        """Hands over one item; costs a few microseconds unless the queue is full."""
+        """Queues one item; costs a few microseconds unless the queue is full."""
         if self._queue.qsize() < self._size or self._wait_for_room():
             self._queue.put(item)
 
     def is_idle(self) -> bool:
-        """True if the next item will be handled at once."""
+        """True if the next item will be handled immediately."""
         return not self._is_busy and self._queue.empty()
 
     def flush(self, timeout: float) -> bool:
@@ -172,7 +172,7 @@ class BackgroundWriter:
             except Exception:
                 logger.exception("metrics of one step were lost; please report this")
             self._is_busy = False
-            item = None  # device arrays are not kept while the thread waits
+            item = None  # keep no device arrays alive while the thread waits
 
 
 def _text(error: Exception) -> str:

@@ -1,7 +1,7 @@
-"""Published MFUs, throughputs and FLOP counts, computed again from the shape and the measurement.
+"""Published MFUs, throughputs and FLOP counts, recomputed from the config and the measurement.
 
-``published.yml`` holds the rows. A number reproduces where the recomputed one lies within half of
-the printed last digit; where a rounded measurement goes into it, that rounding is allowed for.
+``published.yml`` holds the rows. A number reproduces if the recomputed one is within half a unit of
+its last printed digit. A difference that rounded measurements explain has a status of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Status = Literal["reproduces", "within input rounding", "differs"]
 
 
 class _Measured(NamedTuple):
-    """A number, and how far its printed rounding reaches, relative to it."""
+    """A number and the relative error that its printed rounding allows."""
 
     value: float
     rounding: float = 0.0
@@ -31,7 +31,7 @@ class _Measured(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One published run, in the words of published.yml."""
+    """One published run: a row of published.yml."""
 
     id: str
     config: Mapping[str, Any]
@@ -94,7 +94,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A published number beside the same number computed again, in the unit it is printed in."""
+    """A published number and its recomputation, in the published unit."""
 
     run: Run
     quantity: str
@@ -110,23 +110,23 @@ class Check:
         return self.recomputed / self.published - 1
 
 
-# FLOPs per token as publishers count them. N is the parameter count that they state themselves.
+# FLOPs per token as publishers count them. N is the parameter count that they state.
 FORMULAS: Mapping[str, Callable[[Run], float]] = {
     # Kaplan et al. 2020: no attention
     "6n": lambda run: 6 * run.parameters,
     # Chowdhery et al. 2022, appendix B: 6N + 12·L·H·Q·T
     "palm": lambda run: 6 * run.parameters + run.attention_flops_per_token,
-    # ibid.: 75 % of the other and all of the attention forward FLOPs are run again
+    # ibid.: all attention forward FLOPs and 75 % of the others run again
     "palm_remat": lambda run: (
         6 * run.parameters * (1 + 0.75 / 3) + run.attention_flops_per_token * 4 / 3
     ),
-    # MosaicML: one forward more where activations are checkpointed
+    # MosaicML: one more forward pass where activations are checkpointed
     "palm_full_remat": lambda run: 4 / 3 * FORMULAS["palm"](run),
     # torchtitan: the input embedding is a lookup
     "palm_without_embedding": lambda run: (
         6 * (run.parameters - run.embedding_parameters) + run.attention_flops_per_token
     ),
-    # every matmul of the shape, all attention pairs; Megatron's 72·B·L·s·h²·(1 + s/6h + V/12hL)
+    # every matmul of the model, all attention pairs; Megatron's 72·B·L·s·h²·(1 + s/6h + V/12hL)
     "matmuls": lambda run: run.weight_flops_per_token + run.attention_flops_per_token,
     # the same with half of the pairs: MaxText and Megatron today
     "matmuls_causal": lambda run: run.weight_flops_per_token + run.causal_attention_flops_per_token,
@@ -145,7 +145,7 @@ def _scaled(rate: _Measured, factor: float) -> _Measured:
     return _Measured(rate.value * factor, rate.rounding)
 
 
-# What is printed, from the run, the FLOPs per token of the check's formula, and the check itself.
+# Each published quantity, from the run, the formula's FLOPs per token, and the check itself.
 VALUES: Mapping[str, Callable[[Run, float, Mapping[str, Any]], _Measured]] = {
     "utilisation_percent": lambda run, flops, _: _scaled(run.rate, 100 * flops / _peak(run)),
     "percent_of_peak": lambda run, *_: _Measured(
@@ -173,7 +173,7 @@ def published_runs() -> tuple[Run, ...]:
 
 
 def recompute(run: Run) -> list[Check]:
-    """Every published number of `run`, computed again."""
+    """Recomputes every published number of `run`."""
     return [_check(run, check) for check in run.checks]
 
 
@@ -181,13 +181,13 @@ def find_run(name: str) -> Run:
     """The row whose id is `name`.
 
     Raises:
-        UserError: there is none.
+        UserError: the name is unknown.
     """
     runs = {run.id: run for run in published_runs()}
     if name not in runs:
         raise UserError(
             f"published run {name!r} is not known{nearest(name, runs)}; expected one of "
-            f"{', '.join(runs)}; usually a spelling; run mfu-jax published for all of them"
+            f"{', '.join(runs)}; usually a misspelling; run mfu-jax published for all of them"
         )
     return runs[name]
 
@@ -218,7 +218,7 @@ def _peak(run: Run) -> float:
 
 
 def _per_token(config: Mapping[str, Any], convention: str, kind: str) -> float:
-    """Training FLOPs of one kind, of one sequence, a token."""
+    """Training FLOPs per token of one kind, for one sequence."""
     sequence = {**config, "per_device_batch_size": 1}
     rows = flops_breakdown(sequence, convention)
     total = sum(row.training_flops for row in rows if row.kind == kind)

@@ -17,8 +17,8 @@ from mfu_jax.trainer.state import TrainState
 
 
 class Checkpointer:
-    """Saves and restores under ``<run folder>/checkpoints``, one folder for each number of steps
-    done. It does nothing where the config switches checkpointing off."""
+    """Saves and restores under ``<run folder>/checkpoints``, in one folder per number of completed
+    steps. Does nothing if the config switches checkpointing off."""
 
     def __init__(self, config: Config) -> None:
         self._period = config.checkpoint_period
@@ -32,17 +32,17 @@ class Checkpointer:
                 self._manager = ocp.CheckpointManager(self._folder, options=options)
             except OSError as error:
                 raise UserError(
-                    f"cannot make {self._folder} ({error.strerror or error}); set "
+                    f"cannot create {self._folder} ({error.strerror or error}); set "
                     "base_output_directory to a folder that can be written"
                 ) from None
 
     def restore(
         self, abstract_state: TrainState, data: CheckpointableIterator
     ) -> TrainState | None:
-        """The newest state, or None where there is none; `data` is set to its read position.
+        """The newest state, or None without a checkpoint; moves `data` to its read position.
 
         Raises:
-            UserError: the checkpoint is of another model, or cannot be read.
+            UserError: the checkpoint is that of another model, or cannot be read.
         """
         steps_done = self._manager.latest_step() if self._manager else None
         if self._manager is None or steps_done is None:
@@ -52,7 +52,7 @@ class Checkpointer:
         )
         folder = self._folder / str(steps_done)
         try:
-            # Looked at first: a restore that fails leaves threads that print tracebacks.
+            # Checked first: a restore that fails leaves threads that print tracebacks.
             stored = ocp.StandardCheckpointHandler().metadata(folder / "state").tree
             if difference := _difference(_shapes(stored), _shapes(abstract_state)):
                 raise ValueError(difference)
@@ -60,18 +60,18 @@ class Checkpointer:
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise UserError(
                 f"the checkpoint {folder} does not fit this config "
-                f"({str(error).splitlines()[0][:200]}); take the config that it was made with, or "
+                f"({str(error).splitlines()[0][:200]}); use the config that it was made with, or "
                 "another run_name"
             ) from error
         data.set_state(_decode(restored["data"]))
         return restored["state"]
 
     def due(self, steps_done: int) -> bool:
-        """Whether it is time to save."""
+        """Whether a checkpoint is due."""
         return self._manager is not None and steps_done % self._period == 0
 
     def save(self, steps_done: int, state: TrainState, data: CheckpointableIterator) -> None:
-        """Copies the state to the host and writes it in the background; a repeat does nothing."""
+        """Copies the state to the host and writes it in the background; a repeat is ignored."""
         if self._manager is None or steps_done == self._manager.latest_step():
             return
         items = ocp.args.Composite(
@@ -102,7 +102,7 @@ def _shapes(state: Any) -> dict[str, str]:
 
 
 def _difference(stored: dict[str, str], wanted: dict[str, str]) -> str:
-    """The first array that is another one, in words; empty where there is none."""
+    """The first array that differs, in words; empty if all are equal."""
     for name in sorted(set(stored) | set(wanted)):
         there, here = stored.get(name, "nothing"), wanted.get(name, "nothing")
         if there != here:
@@ -113,8 +113,8 @@ def _difference(stored: dict[str, str], wanted: dict[str, str]) -> str:
 class StopRequest:
     """Notes SIGTERM, so that the loop can stop after the current step with its state saved.
 
-    In a job of several processes JAX's own preemption service does the noticing: its processes
-    have to stop at the same step, and asking all of them at every step would cost a collective.
+    In a job of several processes, which have to stop at the same step, JAX's preemption service
+    notices it; asking all processes at every step would cost a collective.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class StopRequest:
         self.received = True
 
     def agreed(self, step: int) -> bool:
-        """Whether all processes are to stop after `step`; the same answer in each of them."""
+        """Whether to stop after `step`; the same answer in all processes."""
         if jax.process_count() > 1:
             from jax.experimental import multihost_utils
 
@@ -143,7 +143,7 @@ class StopRequest:
 
 
 def _encode(state: Any) -> dict[str, Any]:
-    """Grain's position is a dict, or bytes where the pipeline is compiled; JSON holds both."""
+    """Grain's position is a dict, or bytes if the pipeline is compiled; JSON can hold both."""
     return {"bytes": state.decode("latin-1")} if isinstance(state, bytes) else {"state": state}
 
 

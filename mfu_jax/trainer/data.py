@@ -1,6 +1,6 @@
 """Batches of packed byte-level documents, or of random tokens, through grain.
 
-The iterator's `get_state()` and `set_state()` are its read position, which checkpoints hold.
+The iterator's `get_state()` and `set_state()` get and set its read position, for checkpoints.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ BATCH_KEYS = (
     "targets_weight",
 )
 
-# Ends a document. The byte 0 does not occur in text.
+# Ends a document; the byte 0 does not occur in text.
 SEPARATOR = 0
 _SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib"}
 
 
 class CheckpointableIterator(Protocol):
-    """What grain's iterators offer."""
+    """The interface of grain's iterators."""
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]: ...
     def __next__(self) -> dict[str, np.ndarray]: ...
@@ -41,8 +41,8 @@ class CheckpointableIterator(Protocol):
 
 
 class TokenRows:
-    """A run of tokens, cut into rows of `length` + 1 that overlap by one: the last target of a row
-    is the first input of the next."""
+    """A sequence of tokens, cut into rows of `length` + 1 that overlap by one: the last target of a
+    row is the first input of the next."""
 
     def __init__(self, tokens: np.ndarray, length: int) -> None:
         self._tokens = tokens
@@ -57,7 +57,7 @@ class TokenRows:
 
 
 class RandomRows:
-    """Rows of uniformly random tokens, each a function of its index and the seed."""
+    """Rows of uniformly random tokens, each determined by its index and the seed."""
 
     def __init__(self, vocab_size: int, length: int, seed: int, rows: int = 1 << 20) -> None:
         self._vocab_size, self._length, self._seed, self._rows = vocab_size, length, seed, rows
@@ -82,7 +82,7 @@ def make_iterator(
     """Endless batches of this process, each a dict of int32 [accumulation, rows, sequence].
 
     Args:
-        split: "train", shuffled anew in every epoch, or "eval", always in the same order.
+        split: "train", reshuffled in every epoch, or "eval", always in the same order.
         rows_per_process: sequences of one micro-batch that this process feeds.
 
     Raises:
@@ -92,8 +92,9 @@ def make_iterator(
     batch_rows = rows_per_process * accumulation
     if len(rows) < batch_rows * process_count:
         raise UserError(
-            f"the {split} split has {len(rows)} sequences of {config.max_target_length} tokens, a "
-            f"batch takes {batch_rows * process_count}; add data, or make batch or sequence smaller"
+            f"the {split} split has {len(rows)} sequences of {config.max_target_length} tokens, "
+            f"but a batch takes {batch_rows * process_count}; add data, or make the batch or the "
+            f"sequences smaller"
         )
     dataset = grain.MapDataset.source(rows)
     if split == "train":
@@ -109,10 +110,10 @@ def make_iterator(
 
 
 def split_row(row: np.ndarray) -> dict[str, np.ndarray]:
-    """A row of S + 1 packed tokens → inputs, targets, and where the documents are; each int32 [S].
+    """A row of S + 1 packed tokens → inputs, targets, and the documents' places; each int32 [S].
 
     Positions count from 0 in each document, segments from 1 in each row. The separator belongs to
-    the document that it ends and predicts nothing (weight 0).
+    the document that it ends, and its target has weight 0.
 
     >>> row = split_row(np.array([7, 8, 0, 9, 9]))
     >>> row["inputs_segmentation"].tolist(), row["inputs_position"].tolist()
@@ -155,7 +156,7 @@ def _rows(config: Config, split: str) -> TokenRows | RandomRows:
 def split_documents(
     documents: dict[str, bytes], eval_fraction: float
 ) -> tuple[list[bytes], list[bytes]]:
-    """Splits whole documents by a hash of their name, so that adding files moves no other.
+    """Splits whole documents by a hash of their names, so that adding files moves no others.
 
     A single document is cut in two.
     """
@@ -175,8 +176,8 @@ def split_documents(
 def _read_documents(folder: Path, suffixes: tuple[str, ...]) -> dict[str, bytes]:
     if not folder.is_dir():
         raise UserError(
-            f"dataset_path={str(folder)!r} is no folder; give one that holds text files, or leave "
-            "it empty for the Python standard library's source"
+            f"dataset_path={str(folder)!r} is not a folder; pass one that holds text files, or "
+            "leave it empty for the source of Python's standard library"
         )
     documents = {}
     for path in sorted(folder.rglob("*")):
@@ -192,6 +193,6 @@ def _read_documents(folder: Path, suffixes: tuple[str, ...]) -> dict[str, bytes]
     if not documents:
         raise UserError(
             f"dataset_path={str(folder)!r} holds no text files that end in "
-            f"{' '.join(suffixes)}; give another folder, or other dataset_suffixes=[.txt,…]"
+            f"{' '.join(suffixes)}; pass another folder, or other dataset_suffixes=[.txt,…]"
         )
     return documents

@@ -1,4 +1,4 @@
-"""The processes, the device mesh, and how weights and batches are laid over it."""
+"""The processes, the device mesh, and how weights and batches are split over it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _AXES = ("data", "fsdp", "tensor")
 
 
 def initialize_distributed(config: Config) -> None:
-    """Joins the job's processes, where the config says that there are several.
+    """Joins the job's processes, if the config says that there are several.
 
     Raises:
-        UserError: the coordinator's address is none, or no cluster is found.
+        UserError: the coordinator's address is malformed, or no cluster is found.
     """
     address = config.coordinator_address
     if address:
@@ -40,8 +40,8 @@ def initialize_distributed(config: Config) -> None:
             jax.distributed.initialize()
         except ValueError as error:  # no cluster that JAX knows
             raise UserError(
-                f"distributed=true finds no cluster ({error}); it is found by itself on TPU pods, "
-                f"SLURM and MPI; elsewhere pass coordinator_address=host:port num_processes=… "
+                f"distributed=true finds no cluster ({error}); it is detected on TPU pods, SLURM "
+                f"and MPI; elsewhere pass coordinator_address=host:port num_processes=… "
                 f"process_id=…, and on one machine leave it out"
             ) from None
 
@@ -59,7 +59,7 @@ def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Me
     if data * inner != count:
         raise UserError(
             f"the mesh data={config.data} fsdp={config.fsdp} tensor={config.tensor} does not fill "
-            f"the {count} devices; their product has to be {count} (data=-1 takes what is left)"
+            f"the {count} devices; their product has to be {count} (data=-1 takes the rest)"
         )
     split_dimensions = {
         "tensor": ("num_query_heads", "num_kv_heads", "mlp_dim", "vocab_size"),
@@ -84,10 +84,10 @@ def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Me
     axis_types = (AxisType.Auto,) * 3
     try:
         return jax.make_mesh(shape, _AXES, axis_types=axis_types, devices=devices)
-    except NotImplementedError:  # no axis of a TPU's torus has the size of one of ours
+    except NotImplementedError:  # no axis of the TPU's torus has the size of one of ours
         _log.warning(
             "the mesh data=%d fsdp=%d tensor=%d splits axes of the TPU's torus: some collectives "
-            "take longer ways than with sizes that are products of whole axes",
+            "take longer paths than with sizes that are products of whole axes",
             *shape,
         )
         grid = create_device_mesh(shape, devices, allow_split_physical_axes=True)
@@ -98,8 +98,8 @@ def micro_batch_size(config: Config, device_count: int) -> int:
     """Sequences in one micro-batch of the whole job of `device_count` devices.
 
     Raises:
-        UserError: `per_device_batch_size` × devices is no whole number, or not divisible by the
-            processes.
+        UserError: `per_device_batch_size` × devices is not a whole number, or not divisible by
+            the processes.
     """
     size = Fraction(config.per_device_batch_size).limit_denominator(1 << 20) * device_count
     if size.denominator != 1 or size < 1:

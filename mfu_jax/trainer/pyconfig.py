@@ -1,6 +1,6 @@
 """YAML files and key=value arguments → one validated, frozen `Config`.
 
-Defaults stand in ``configs/base.yml`` alone; this module knows the type of every key and the rules
+Only ``configs/base.yml`` holds defaults; this module knows the type of every key and the rules
 between them. Nothing here imports JAX.
 """
 
@@ -33,7 +33,7 @@ DType = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One training run. ``configs/base.yml`` says what each key means and gives its default."""
+    """One training run. ``configs/base.yml`` explains each key and gives its default."""
 
     run_name: str
     base_output_directory: str
@@ -112,27 +112,27 @@ class Config:
 
     @property
     def run_directory(self) -> Path:
-        """The folder that holds everything the run writes."""
+        """The folder of everything that the run writes."""
         return Path(self.base_output_directory) / self.run_name
 
     @property
     def metrics_path(self) -> Path | None:
-        """Where the JSONL goes; None: nowhere."""
+        """The JSONL file; None: none is written."""
         return _auto_path(self.metrics_file, self.run_directory / "metrics.jsonl")
 
     @property
     def tensorboard_path(self) -> Path | None:
-        """Where TensorBoard's events go; None: nowhere."""
+        """The folder of TensorBoard's events; None: none are written."""
         return _auto_path(self.tensorboard_dir, self.run_directory / "tensorboard")
 
 
 def load(arguments: Sequence[str] = ()) -> Config:
     """Reads ``[FILE.yml] key=value …`` into a `Config`.
 
-    Without a file the embedded ``configs/demo.yml`` is taken.
+    Without a file it reads the bundled ``configs/demo.yml``.
 
     Raises:
-        UserError: for anything wrong in the files or arguments, naming the key.
+        UserError: something is wrong in the files or arguments; the message names the key.
 
     >>> load(["configs/base.yml", "steps=7", "learning_rate=3e-4"]).steps
     7
@@ -180,14 +180,14 @@ def _model_values(name: str, base: Mapping[str, Any]) -> Mapping[str, Any]:
     if foreign:
         raise UserError(
             f"model_name {name!r} needs {', '.join(foreign)}, which the reference trainer does not "
-            f"build (its blocks are {', '.join(blocks)}); `mfu-jax flops {name}` counts it all the "
-            "same"
+            f"build (its blocks are {', '.join(blocks)}); `mfu-jax flops {name}` counts it "
+            "nevertheless"
         )
     return values
 
 
 def _config_path(text: str) -> Path:
-    """The file as given, else the bundled one of that name (``configs/base.yml`` in a wheel)."""
+    """The file itself, or the bundled one of that name (``configs/base.yml`` in a wheel)."""
     path = Path(text)
     bundled = CONFIG_FOLDER / path.name
     if not path.exists() and path.parent.name in ("", "configs") and bundled.exists():
@@ -221,7 +221,17 @@ _FRACTIONS = (
 ).split()
 
 
+_ACTIVATIONS = ("silu", "gelu", "relu", "linear")
+
+
 def _validate(config: Config) -> None:
+    _check_ranges(config)
+    _check_model(config)
+    _check_remat(config)
+    _check_run(config)
+
+
+def _check_ranges(config: Config) -> None:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if isinstance(value, float) and not abs(value) < float("inf"):
@@ -236,7 +246,10 @@ def _validate(config: Config) -> None:
             raise UserError(f"{key}={getattr(config, key)}: expected 0 or more")
     for key in _FRACTIONS:
         if not 0 <= getattr(config, key) <= 1:
-            raise UserError(f"{key}={getattr(config, key)}: expected a share from 0 to 1")
+            raise UserError(f"{key}={getattr(config, key)}: expected a fraction from 0 to 1")
+
+
+def _check_model(config: Config) -> None:
     if config.num_query_heads % config.num_kv_heads:
         raise UserError(
             f"num_query_heads={config.num_query_heads} is not divisible by "
@@ -247,37 +260,43 @@ def _validate(config: Config) -> None:
             f"mlp_activations={list(config.mlp_activations)}: expected one entry (plain MLP) or "
             "two (gated MLP), for example [silu, linear]"
         )
-    activations = ("silu", "gelu", "relu", "linear")
     for activation in config.mlp_activations:
-        if activation not in activations:
+        if activation not in _ACTIVATIONS:
             raise UserError(
-                f"mlp_activations: unknown activation {activation!r}; the known ones are "
-                + ", ".join(activations)
+                f"mlp_activations: unknown activation {activation!r}"
+                f"{nearest(activation, _ACTIVATIONS)}; expected {', '.join(_ACTIVATIONS)}"
             )
     rows = config.trainable_position_size
     if rows and rows < config.max_target_length:
         raise UserError(
-            f"max_target_length={config.max_target_length} needs as many learned positions, and "
+            f"max_target_length={config.max_target_length} needs as many learned positions, but "
             f"trainable_position_size={rows}; shorten the sequences"
         )
     if config.head_dim % 2:
         raise UserError(
             f"head_dim={config.head_dim} is odd; RoPE rotates pairs, so it must be even"
         )
-    if config.data < 1 and config.data != -1:
-        raise UserError(f"data={config.data}: expected 1 or more, or -1 for the devices left")
+
+
+def _check_remat(config: Config) -> None:
     for name in config.remat_save_names:
         if name not in REMAT_NAMES:
             raise UserError(
                 f"remat_save_names: unknown name {name!r}{nearest(name, REMAT_NAMES)}; "
-                f"the layers name {', '.join(REMAT_NAMES)}"
+                f"expected {', '.join(REMAT_NAMES)}"
             )
     if bool(config.remat_save_names) != (config.remat_policy == "names"):
         raise UserError(
             f"remat_policy={config.remat_policy} with remat_save_names="
-            f"{list(config.remat_save_names)}: the policy names wants at least one name to save, "
-            f"the other policies none; pass remat_policy=names remat_save_names=[context], say"
+            f"{list(config.remat_save_names)}: expected at least one name with the policy "
+            f"'names' and none with the others; for example remat_policy=names "
+            f"remat_save_names=[context]"
         )
+
+
+def _check_run(config: Config) -> None:
+    if config.data < 1 and config.data != -1:
+        raise UserError(f"data={config.data}: expected 1 or more, or -1 for all remaining devices")
     if not config.run_name or "/" in config.run_name:
         raise UserError(f"run_name={config.run_name!r}: expected a folder name without '/'")
     if config.process_id >= config.num_processes:

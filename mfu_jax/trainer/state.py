@@ -21,7 +21,7 @@ from mfu_jax.trainer.pyconfig import Config
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """What a step takes and returns; all of it is saved in checkpoints."""
+    """What a step takes and returns; checkpoints hold all of it."""
 
     step: jax.Array
     params: Any
@@ -29,7 +29,7 @@ class TrainState:
 
 
 def learning_rate_schedule(config: Config) -> optax.Schedule:
-    """Linear warm-up, then a cosine down to a share of the peak."""
+    """Linear warm-up, then a cosine down to a fraction of the peak."""
     warmup = round(config.steps * config.warmup_steps_fraction)
     return optax.warmup_cosine_decay_schedule(
         init_value=0.0,
@@ -41,7 +41,7 @@ def learning_rate_schedule(config: Config) -> optax.Schedule:
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:
-    """AdamW (arXiv 1711.05101) behind clipping by the global norm."""
+    """AdamW (arXiv 1711.05101) after clipping by the global norm."""
     adamw = optax.adamw(
         learning_rate_schedule(config),
         b1=config.adam_b1,
@@ -54,10 +54,10 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
 
 
 def resolve_attention(config: Config, mesh: Mesh) -> Config:
-    """The config with `attention=auto` replaced by what is fastest on the mesh's devices.
+    """The config with `attention=auto` replaced by the fastest kernel on the mesh's devices.
 
     Raises:
-        UserError: the attention kernel is not for this platform or dtype.
+        UserError: the attention kernel does not support this platform or dtype.
     """
     platform = mesh.devices.flat[0].platform
     try:
@@ -88,7 +88,7 @@ def abstract_state(config: Config, mesh: Mesh) -> TrainState:
 
 
 def create_state(config: Config, mesh: Mesh) -> TrainState:
-    """The initial state; each device makes its own part of it."""
+    """The initial state; each device creates its own part."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(config, mesh))
     with jax.set_mesh(mesh):
         return jax.jit(lambda: _initial_state(config), out_shardings=shardings)()

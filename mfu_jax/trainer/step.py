@@ -28,8 +28,8 @@ Metrics = dict[str, jax.Array]
 def make_train_step(config: Config) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """The train step: gradients of all micro-batches, then one AdamW update.
 
-    The loss is the mean over all target tokens of all micro-batches, so accumulation changes
-    nothing but memory.
+    The loss is the mean over all target tokens of all micro-batches, so accumulation changes only
+    memory.
     """
     graph = model_graph(config)
     optimizer = make_optimizer(config)
@@ -97,7 +97,7 @@ def compile_eval_step(
 
 
 def abstract_batch(config: Config, mesh: Mesh, accumulation: int) -> dict[str, Any]:
-    """Shape, dtype and sharding of what a step is fed."""
+    """Shape, dtype and sharding of a step's batch."""
     shape = (accumulation, micro_batch_size(config, mesh.size), config.max_target_length)
     leaf = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
     return dict.fromkeys(BATCH_KEYS, leaf)

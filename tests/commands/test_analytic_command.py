@@ -12,7 +12,7 @@ import pytest
 
 from mfu_jax.cli import main
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.inputs import load_shape
+from mfu_jax.flops.analytic.inputs import load_model_config
 from mfu_jax.flops.analytic.totals import calculate_tflops_per_device, convert_mfu
 from mfu_jax.yaml_files import model_names
 
@@ -65,7 +65,7 @@ def test_an_mfu_is_converted_by_the_ratio_of_the_counts(capsys):
     ratio = counted["maxtext"]["training_flops"] / counted["dense"]["training_flops"]
     assert counted["maxtext"]["mfu"] == pytest.approx(0.5 * ratio, rel=1e-15)
     converted = convert_mfu(
-        0.5, load_shape("llama2-7b"), from_convention="dense", to_convention="maxtext"
+        0.5, load_model_config("llama2-7b"), from_convention="dense", to_convention="maxtext"
     )
     assert converted == counted["maxtext"]["mfu"]
 
@@ -88,8 +88,8 @@ def test_the_table_names_components_and_conventions(capsys):
 def test_a_maxtext_yaml_as_it_stands(tmp_path):
     path = tmp_path / "mine.yml"
     path.write_text(LLAMA2_7B_YAML)
-    assert calculate_tflops_per_device(load_shape(path)) == calculate_tflops_per_device(
-        load_shape("llama2-7b")
+    assert calculate_tflops_per_device(load_model_config(path)) == calculate_tflops_per_device(
+        load_model_config("llama2-7b")
     )
 
 
@@ -101,33 +101,37 @@ def test_global_parameter_scale_doubles_heads_width_layers_in_turn(
 ):
     path = tmp_path / "mine.yml"
     path.write_text(LLAMA2_7B_YAML + f"global_parameter_scale: {scale}\n")
-    shape = load_shape(path)
-    assert shape.emb_dim == 4096 * width
-    assert (shape.num_query_heads, shape.mlp_dim) == (32 * heads, 11008 * heads)
-    assert shape.num_decoder_layers == 32 * layers
+    config = load_model_config(path)
+    assert config.emb_dim == 4096 * width
+    assert config.attention.num_query_heads == 32 * heads
+    assert config.feed_forward.mlp_dim == 11008 * heads
+    assert config.num_decoder_layers == 32 * layers
 
 
 def test_a_training_yaml_overrides_its_model_only_if_it_says_so(tmp_path):
     path = tmp_path / "train.yml"
     path.write_text("model_name: llama2-7b\nbase_num_decoder_layers: 2\n")
     with pytest.raises(UserError, match="override_model_config"):
-        load_shape(path)
+        load_model_config(path)
     path.write_text(path.read_text() + "override_model_config: true\nmax_target_length: 64\n")
-    shape = load_shape(path)
-    assert (shape.num_decoder_layers, shape.emb_dim, shape.max_target_length) == (2, 4096, 64)
+    config = load_model_config(path)
+    assert (config.num_decoder_layers, config.emb_dim, config.step.max_target_length) == (
+        2,
+        4096,
+        64,
+    )
 
 
 def test_a_bundled_model_is_scaled_as_its_file_would_be(tmp_path):
     path = tmp_path / "mine.yml"
     path.write_text(LLAMA2_7B_YAML)
     step = {"global_parameter_scale": 4}
-    assert calculate_tflops_per_device(load_shape(path, step)) == calculate_tflops_per_device(
-        load_shape("llama2-7b", step)
-    )
-    assert load_shape("llama2-7b", step).num_decoder_layers == 32
-    assert load_shape("llama2-7b", {**step, "num_decoder_layers": 3}).num_decoder_layers == 3
+    ours, bundled = (load_model_config(source, step) for source in (path, "llama2-7b"))
+    assert calculate_tflops_per_device(ours) == calculate_tflops_per_device(bundled)
+    assert load_model_config("llama2-7b", step).num_decoder_layers == 32
+    assert load_model_config("llama2-7b", {**step, "num_decoder_layers": 3}).num_decoder_layers == 3
     path.write_text("model_name: llama2-7b\nglobal_parameter_scale: 2\n")
-    assert load_shape(path).mlp_dim == 2 * 11008
+    assert load_model_config(path).feed_forward.mlp_dim == 2 * 11008
 
 
 def test_base_config_is_read_beside_the_file_or_above_it(tmp_path):
@@ -139,25 +143,25 @@ def test_base_config_is_read_beside_the_file_or_above_it(tmp_path):
     )
     mine = folder / "mine.yml"
     mine.write_text("base_config: parent.yml\nbase_num_decoder_layers: 2\nmlp_dim: 12\n")
-    shape = load_shape(mine)
-    assert (shape.num_decoder_layers, shape.mlp_dim, shape.emb_dim) == (2, 12, 4096)
-    assert (shape.vocab_size, shape.per_device_batch_size) == (32000, 3)
+    config = load_model_config(mine)
+    assert (config.num_decoder_layers, config.feed_forward.mlp_dim, config.emb_dim) == (2, 12, 4096)
+    assert (config.vocab_size, config.step.per_device_batch_size) == (32000, 3)
     # A named model wins over what is inherited, as in MaxText.
     mine.write_text("base_config: base.yml\nmodel_name: llama2-7b-Instruct\n")
-    assert (load_shape(mine).emb_dim, load_shape(mine).vocab_size) == (4096, 32000)
+    assert (load_model_config(mine).emb_dim, load_model_config(mine).vocab_size) == (4096, 32000)
     mine.write_text("base_config: mine.yml\nvocab_size: 8\n")
     with pytest.raises(UserError, match="its own base_config"):
-        load_shape(mine)
+        load_model_config(mine)
     mine.write_text("base_config: gone.yml\nvocab_size: 8\n")
     with pytest.raises(UserError, match=r"gone\.yml"):
-        load_shape(mine)
+        load_model_config(mine)
 
 
 def test_command_line_keys_win_in_both_spellings(tmp_path):
     path = tmp_path / "mine.yml"
     path.write_text(LLAMA2_7B_YAML)
-    assert load_shape(path, {"num_decoder_layers": 3}).num_decoder_layers == 3
-    assert load_shape(path, {"base_num_decoder_layers": 5}).num_decoder_layers == 5
+    assert load_model_config(path, {"num_decoder_layers": 3}).num_decoder_layers == 3
+    assert load_model_config(path, {"base_num_decoder_layers": 5}).num_decoder_layers == 5
 
 
 @pytest.mark.parametrize(
@@ -253,10 +257,10 @@ def test_a_cold_start_is_fast_and_imports_no_jax():
 
 def test_a_call_takes_under_a_millisecond_for_any_bundled_model():
     for name in model_names():
-        shape = load_shape(name)
+        config = load_model_config(name)
         seconds = []
         for _ in range(7):
             start = time.perf_counter()
-            calculate_tflops_per_device(shape)
+            calculate_tflops_per_device(config)
             seconds.append(time.perf_counter() - start)
         assert min(seconds) < 1e-3, name

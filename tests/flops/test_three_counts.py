@@ -6,18 +6,18 @@ models of `architecture_models`.
 
 from __future__ import annotations
 
-import dataclasses
 import resource
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import mfu_jax.configs
 import pytest
 
-from mfu_jax.flops.analytic.inputs import load_shape
-from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.inputs import load_model_config
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.totals import model_flops_per_device
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
 from mfu_jax.flops.traced.counting import TracedCount, count_model_flops
@@ -95,35 +95,36 @@ MODELS = {
 TRAINED = ("llama2", "mistral", "gpt2", "gpt3")
 
 
-def shrunk(name: str) -> ModelShape:
+def shrunk(name: str) -> ModelConfig:
     """The decoder of a bundled model in tiny sizes: what it has not, it does not get."""
-    shape = load_shape(name, {})
-    nothing = ModelShape(vocab_size=1, num_decoder_layers=1, emb_dim=1)
-    sizes = {k: v for k, v in TINY.items() if getattr(shape, k) != getattr(nothing, k)}
+    config = load_model_config(name)
+    nothing = ModelConfig(vocab_size=1, num_decoder_layers=1, emb_dim=1)
+    given, absent = config.flat(), nothing.flat()
+    sizes = {k: v for k, v in TINY.items() if given[k] != absent[k]}
     sizes |= {"num_query_heads": 4, "model_name": ""}
     sizes |= {"per_device_batch_size": B, "max_target_length": S}
-    if shape.num_kv_heads:
-        all_heads = shape.num_kv_heads == shape.num_query_heads
-        sizes["num_kv_heads"] = 4 if all_heads else min(2, shape.num_kv_heads)
-    for field in dataclasses.fields(shape):  # towers, and what is no size of the decoder
-        if "_vit" in field.name or "audio" in field.name or field.name == "use_multimodal":
-            sizes[field.name] = getattr(nothing, field.name)
-    return dataclasses.replace(shape, **sizes | LONGER.get(shape.decoder_block, {}))
+    if config.attention.num_kv_heads:
+        all_heads = config.attention.num_kv_heads == config.attention.num_query_heads
+        sizes["num_kv_heads"] = 4 if all_heads else min(2, config.attention.num_kv_heads)
+    for name in given:  # towers, and everything else that is not a size of the decoder
+        if "_vit" in name or "audio" in name or name == "use_multimodal":
+            sizes[name] = absent[name]
+    return config.replace(**sizes | LONGER.get(config.decoder_block, {}))
 
 
 def distinct_models() -> list[str]:
-    """The first name of every shrunk shape."""
+    """The first name of every shrunk config."""
     folder = Path(mfu_jax.configs.__file__).parent / "models"
-    names: dict[ModelShape, str] = {}
+    names: dict[ModelConfig, str] = {}
     for path in sorted(folder.glob("*.yml")):
         names.setdefault(shrunk(path.stem), path.stem)
     return list(names.values())
 
 
-def trainers_step(name: str, shape: ModelShape) -> tuple[Any, tuple[Any, ...]]:
+def trainers_step(name: str, model: ModelConfig) -> tuple[Any, tuple[Any, ...]]:
     """The reference trainer's train step, and the shapes of its arguments."""
-    sizes = {k: getattr(shape, k) for k in TINY if k in pyconfig.base_defaults()}
-    heads = {"num_query_heads": shape.num_query_heads, "num_kv_heads": shape.num_kv_heads}
+    sizes = {k: model.value(k) for k in TINY if k in pyconfig.base_defaults()}
+    heads = {k: model.value(k) for k in ("num_query_heads", "num_kv_heads")}
     options = {"dataset_type": "synthetic", "attention": "dot_product"}
     config = pyconfig.from_mapping({}, overrides={"model_name": name, **sizes, **heads, **options})
     grid = mesh.make_mesh(config, jax.devices()[:1])
@@ -131,26 +132,27 @@ def trainers_step(name: str, shape: ModelShape) -> tuple[Any, tuple[Any, ...]]:
     return step.make_train_step(config), arguments
 
 
-def multiplied(shape: ModelShape) -> int:
+def multiplied(config: ModelConfig) -> int:
     """FLOPs of products that XLA writes as multiplications: those that sum nothing, or to a number.
 
     By hand for the models of `architecture_parts`; the gradient of a sum over one factor is such
     an outer product, too. The analytic and the traced count hold them for matmuls.
     """
-    tokens, width = shape.per_device_batch_size * shape.max_target_length, shape.emb_dim
-    streams, kernel = shape.mhc_expansion_rate, shape.engram_kernel_size
+    s = SimpleNamespace(**config.flat())
+    tokens, width = s.per_device_batch_size * s.max_target_length, s.emb_dim
+    streams, kernel = s.mhc_expansion_rate, s.engram_kernel_size
     flops = 0
     if streams > 1:  # streams → a branch's input, two a layer: gradient of the streams
-        flops += 2 * shape.num_decoder_layers * 2 * tokens * streams * width
-    if shape.engram_layers:  # memory · stream → gate, with both gradients; the short convolution's
+        flops += 2 * s.num_decoder_layers * 2 * tokens * streams * width
+    if s.engram_layers:  # memory · stream → gate, with both gradients; the short convolution's
         flops += 3 * 2 * tokens * streams * width + 2 * tokens * kernel * streams * width
-    if shape.gdn_key_head_dim:  # one delta net, one attention layer
-        keys, values = shape.gdn_num_key_heads, shape.gdn_num_value_heads
-        state = values * shape.gdn_key_head_dim * shape.gdn_value_head_dim
-        channels = 2 * keys * shape.gdn_key_head_dim + values * shape.gdn_value_head_dim
+    if s.gdn_key_head_dim:  # one delta net, one attention layer
+        keys, values = s.gdn_num_key_heads, s.gdn_num_value_heads
+        state = values * s.gdn_key_head_dim * s.gdn_value_head_dim
+        channels = 2 * keys * s.gdn_key_head_dim + values * s.gdn_value_head_dim
         # Erased and written by outer products; of two reads, the gradient of the state.
-        flops += 4 * 2 * tokens * state + 2 * tokens * shape.gdn_conv_kernel_dim * channels
-        flops += shape.num_decoder_layers * 2 * tokens * width  # the shared expert's gate
+        flops += 4 * 2 * tokens * state + 2 * tokens * s.gdn_conv_kernel_dim * channels
+        flops += s.num_decoder_layers * 2 * tokens * width  # the shared expert's gate
     return flops
 
 
@@ -166,15 +168,15 @@ def counts(step: Any, arguments: tuple[Any, ...]) -> tuple[TracedCount, Executed
 @pytest.mark.slow
 @pytest.mark.parametrize("name", distinct_models())
 def test_analytic_equals_traced_equals_executed(name: str) -> None:
-    shape = shrunk(name)
-    if shape.decoder_block in TRAINED:
-        traced, executed = counts(*trainers_step(name, shape))
+    config = shrunk(name)
+    if config.decoder_block in TRAINED:
+        traced, executed = counts(*trainers_step(name, config))
     else:
-        model = MODELS.get(shape.decoder_block, models.uniform)
-        traced, executed = counts(*models.training_step(model, shape))
-    analytic = model_flops_per_device(shape, "dense").training
+        model = MODELS.get(config.decoder_block, models.uniform)
+        traced, executed = counts(*models.training_step(model, config))
+    analytic = model_flops_per_device(config, "dense").training
     assert traced.total == analytic
-    assert executed.total == analytic - multiplied(shape)
+    assert executed.total == analytic - multiplied(config)
     assert traced.unaccounted == executed.unaccounted == ()
 
 

@@ -57,7 +57,7 @@ def test_metrics_are_found_in_the_output(output: Callable[..., Any], expected: s
     assert found == {f"learning/{name}" for name in expected}
 
 
-def test_metrics_as_told() -> None:
+def test_metrics_chosen_by_the_user() -> None:
     memory = Memory()
     step = mfu_jax.instrument(
         jax.jit(train_step), metrics=lambda out: {"mine": out[1]["loss"]}, sinks=[memory], **PEAK
@@ -114,7 +114,7 @@ def test_functions_that_cannot_be_jitted_say_so() -> None:
         step(batch())
 
 
-def test_a_call_inside_of_another_trace_says_so() -> None:
+def test_a_call_inside_another_trace_says_so() -> None:
     step = mfu_jax.instrument(jax.jit(train_step), sinks=[], **PEAK)
     with raises("while JAX traces", "expected", "usually", "outermost"):
         jax.jit(step)(make_state(), batch())

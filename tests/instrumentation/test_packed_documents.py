@@ -115,7 +115,7 @@ def test_causal_documents_have_the_pairs_up_to_each_query() -> None:
     assert memory.flops == pytest.approx([2 * 2 * B * D * pairs for pairs in causal], rel=1e-12)
 
 
-def test_what_are_no_segment_ids_is_said() -> None:
+def test_what_is_not_segment_ids_is_refused() -> None:
     step = mfu_jax.instrument(
         train_step, segment_ids=lambda w, x, ids: x, peak_tflops_per_device=1.0, sinks=[]
     )

@@ -32,7 +32,7 @@ def test_the_trace_holds_the_steps_asked_for(tmp_path: Path) -> None:
     step.close()
     assert marked_steps(tmp_path) == {"3", "4"}
     assert [record.step for record in memory.records] == list(range(7))
-    # Starting and writing the trace is no part of any step's time.
+    # Starting and writing the trace is not part of any step's time.
     assert sum("goodput/profile_seconds" in record.scalars for record in memory.records) == 2
 
 
@@ -53,8 +53,8 @@ def test_wrong_steps(text: str) -> None:
         mfu_jax.instrument(train_step, profile_steps=text, profile_dir="p")
 
 
-def test_what_it_does_not_go_with() -> None:
-    with pytest.raises(UserError, match=r"no place to go.*expected profile_dir"):
+def test_what_it_cannot_be_combined_with() -> None:
+    with pytest.raises(UserError, match=r"nowhere to write.*expected profile_dir"):
         Settings(profile_steps="3")
     settings = Settings(profile_steps="3", profile_dir="p", peak_tflops_per_device=1.0)
     with pytest.raises(UserError, match=r"loop that calls record\(\).*expected.*instrument"):

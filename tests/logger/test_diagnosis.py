@@ -26,12 +26,12 @@ def test_hardware_faster_than_its_peak_points_at_the_peak_first() -> None:
     assert list(found) == ["hfu_over_1"]
     text = found["hfu_over_1"]
     assert "HFU 150.0%" in text
-    assert text.index("the peak is of a lower precision") < text.index("of the whole job")
+    assert text.index("the peak is that of a lower precision") < text.index("of the whole job")
 
 
 def test_many_times_the_peak_points_at_the_whole_jobs_flops_first() -> None:
     text = flags(1.0, model_flops_per_device=1000, executed_flops_per_device=8000)["hfu_over_1"]
-    assert text.index("of the whole job") < text.index("the peak is of a lower precision")
+    assert text.index("of the whole job") < text.index("the peak is that of a lower precision")
 
 
 def test_an_mfu_over_1_with_a_possible_hfu_points_at_the_model_count() -> None:

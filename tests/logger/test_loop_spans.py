@@ -1,4 +1,4 @@
-"""What is no step: evals, checkpoints, waits and compilations, kept apart from every step."""
+"""Evals, checkpoints, waits and compilations are excluded from every step."""
 
 import math
 import threading
@@ -90,7 +90,7 @@ def test_a_pause_or_wait_inside_of_a_pause_belongs_to_the_outer_one() -> None:
     assert summary.seconds_by_use == {"train": 2.0, "eval": 4.0, "other": 0.0}
 
 
-def test_an_exposed_wait_for_data_is_shown_apart() -> None:
+def test_an_exposed_wait_for_data_is_shown_separately() -> None:
     run = Run()
     for step in range(3):
         with run.logger.waiting("data"):

@@ -1,18 +1,22 @@
-"""MetricLogger on a fake clock and device: what it measures, writes, keeps apart and refuses."""
+"""MetricLogger on a fake clock and device: what it measures, writes, excludes and refuses."""
 
+import dataclasses
 import logging
 import math
 import threading
+import typing
 
 import numpy as np
 import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.compile_events import CompileEvent, CompileLog
+from mfu_jax.logger.config import ConfigFields, LoggerConfig
+from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.non_finite import NonFiniteLossError
-from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.logger.step_cost import CostFields, StepCost
 from tests.support.fake_device import ListSink
-from tests.support.logger_run import Run
+from tests.support.logger_run import RUN_COST, Run
 
 
 def test_rates_are_flops_and_tokens_over_the_measured_time() -> None:
@@ -42,7 +46,7 @@ def test_without_a_peak_there_is_no_utilisation_but_all_else() -> None:
     assert summary.mfu is None
 
 
-def test_a_step_of_mixed_dtypes_is_held_against_its_optimal_seconds() -> None:
+def test_a_step_of_mixed_dtypes_is_compared_with_its_optimal_seconds() -> None:
     run = Run(optimal_model_seconds=0.2, optimal_executed_seconds=0.3)
     run.steps(0.5)
     run.logger.close()
@@ -84,7 +88,7 @@ def test_metrics_get_maxtexts_names_and_keep_their_own_slashes() -> None:
     assert not any("absent" in name for name in scalars)
 
 
-def test_a_metric_that_is_no_number_is_left_out_and_said_once() -> None:
+def test_a_metric_that_is_not_a_number_is_left_out_and_noted_once() -> None:
     run = Run()
     for step in range(3):
         run.logger.record(step, {"loss": 1.0, "per_token": np.ones((2, 3))}, step_time_seconds=1.0)
@@ -96,7 +100,7 @@ def test_a_metric_that_is_no_number_is_left_out_and_said_once() -> None:
     assert "(2, 3)" in notes[0]
 
 
-def test_warmup_and_compile_steps_are_labelled_and_in_no_summary() -> None:
+def test_warmup_and_compile_steps_are_labelled_and_excluded_from_summaries() -> None:
     log = CompileLog()
     run = Run(warmup_steps=3, start_step=10, compile_log=log)
     log._on_duration("/jax/core/compile/backend_compile_duration", 0.5, fun_name="jit(step)")
@@ -135,11 +139,11 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_its_step_written(loss: floa
     assert caught.value.step == 2
     assert caught.value.value == loss or math.isnan(loss)
     assert [record.step for record in run.sink.records] == [0, 1, 2]
-    assert run.logger.close().steps == 3  # said once is enough
+    assert run.logger.close().steps == 3  # raised once is enough
     assert run.sink.closed
 
 
-def test_the_last_steps_loss_is_looked_at_when_the_logger_closes() -> None:
+def test_the_loss_of_the_last_step_is_checked_when_the_logger_closes() -> None:
     run = Run()
     run.steps(1.0)
     run.steps(1.0, start=1, loss=math.nan)
@@ -187,7 +191,7 @@ def test_an_error_of_the_device_reaches_the_loop_and_the_rest_is_written(
     assert [record.step for record in run.sink.records] == [0, 1]
 
 
-def test_only_steps_of_the_log_period_are_logged_but_all_are_kept_by_who_wants_them() -> None:
+def test_only_steps_of_the_log_period_are_logged_but_some_sinks_keep_all() -> None:
     some, all_of_them = ListSink(), ListSink(every_step=True)
     run = Run(log_period=4, sinks=[some, all_of_them])
     run.steps(*[1.0] * 10)
@@ -261,7 +265,7 @@ def test_the_fraction_of_time_spent_training_so_far() -> None:
     assert run.sink.scalar("goodput/train_fraction") == [1.0 / 3.0, 2.0 / 4.0]
 
 
-def test_the_memory_of_a_device_is_shown_where_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_a_device_is_shown_if_it_reports_any(monkeypatch: pytest.MonkeyPatch) -> None:
     class Device:
         def memory_stats(self) -> dict[str, int]:
             return {"bytes_in_use": 10, "peak_bytes_in_use": 20, "num_allocs": 3}
@@ -309,9 +313,34 @@ def test_wrong_use_says_what_to_do() -> None:
         ("warmup_steps", -1),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(option: str, value: float) -> None:
+def test_impossible_numbers_are_refused(option: str, value: float) -> None:
     with pytest.raises(UserError, match=option):
         Run(**{option: value})
+
+
+def test_cost_and_config_can_be_given_whole_and_by_field() -> None:
+    cost = StepCost(model_flops_per_device=800, tokens_per_device=128)
+    run = Run(cost=cost, config=LoggerConfig(log_period=2, warmup_steps=5))
+    run.steps(1.0, 1.0, 1.0)
+    run.logger.close()
+    # The fields that Run gives by name replace those of `cost` and `config`.
+    assert run.logger.cost == dataclasses.replace(cost, **RUN_COST)
+    assert [record.kind for record in run.sink.records] == ["step"] * len(run.sink.records)
+    assert [record.step for record in run.sink.records] == [0, 2]
+
+
+def test_an_unknown_argument_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(UserError, match=r"'warmup_step'; did you mean 'warmup_steps'.*expected"):
+        MetricLogger(warmup_step=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "kind"), [(CostFields, StepCost), (ConfigFields, LoggerConfig)]
+)
+def test_every_field_has_a_typed_keyword(keywords: type, kind: type) -> None:
+    assert typing.get_type_hints(keywords) == {
+        field.name: typing.get_type_hints(kind)[field.name] for field in dataclasses.fields(kind)
+    }
 
 
 def test_compile_events_know_their_thread() -> None:

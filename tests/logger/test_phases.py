@@ -134,7 +134,7 @@ def test_phases_and_the_whole_step() -> None:
         seconds = last[f"phase/{name}/seconds"]
         assert last[f"phase/{name}/mfu"] == pytest.approx(flops / (1e9 * seconds))
         assert last[f"phase/{name}/hfu"] == last[f"phase/{name}/mfu"]
-        # The first step compiles and is kept out.
+        # The first step compiles and is excluded.
         assert summary.phases[name]["times"] == 3
     assert "phase update: 3 times" in summary.render()
 
@@ -189,13 +189,13 @@ def test_a_step_that_raises_is_not_recorded() -> None:
 def test_wrong_nesting_says_what_to_do() -> None:
     with mfu_jax.MetricLogger(sinks=[]) as logger:
         with (
-            pytest.raises(UserError, match=r"inside of phase 'a'.*expected.*usually.*logger.step"),
+            pytest.raises(UserError, match=r"inside phase 'a'.*expected.*usually.*logger.step"),
             logger.phase("a"),
             logger.phase("b"),
         ):
             pass
         with (
-            pytest.raises(UserError, match=r"inside of step 0.*expected.*usually.*logger.phase"),
+            pytest.raises(UserError, match=r"inside step 0.*expected.*usually.*logger.phase"),
             logger.step(),
             logger.step(),
         ):

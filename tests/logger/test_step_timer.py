@@ -103,7 +103,7 @@ def test_the_step_just_dispatched_is_never_waited_for() -> None:
     assert not second.metrics["loss"].is_ready()
 
 
-def test_time_waited_for_the_device_is_told() -> None:
+def test_time_waited_for_the_device_is_reported() -> None:
     loop = Loop()
     loop.step(5.0)
     assert loop.timer.waited_seconds == 0.0
@@ -112,7 +112,7 @@ def test_time_waited_for_the_device_is_told() -> None:
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0, 0.5])
-def test_a_jump_of_the_wall_clock_is_told_and_kept_out_of_the_step(jump: float) -> None:
+def test_a_jump_of_the_wall_clock_is_reported_and_excluded_from_the_step(jump: float) -> None:
     loop = Loop()
     loop.step(1.0)
     loop.clock.wall_offset += jump
@@ -173,7 +173,7 @@ def test_a_wait_that_the_device_works_through_costs_nothing() -> None:
     assert loop.done[1].spans == {"data_wait": 0.0}
 
 
-def test_only_the_exposed_part_of_a_wait_is_set_apart() -> None:
+def test_only_the_exposed_part_of_a_wait_is_cut_out() -> None:
     loop = Loop()
     loop.step(4.0)
     loop.wait(7.0)
@@ -207,7 +207,7 @@ def test_the_wait_before_the_first_step_is_no_part_of_it() -> None:
     assert loop.done[0].spans == {"data_wait": 30.0}
 
 
-def test_a_second_wait_before_the_same_step_is_set_apart_too() -> None:
+def test_a_second_wait_before_the_same_step_is_cut_out_too() -> None:
     loop = Loop()
     loop.step(1.0)
     loop.wait(2.0)

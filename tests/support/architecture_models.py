@@ -1,12 +1,13 @@
 """Straightforward JAX models of every family, to be counted by tracing.
 
-A model is a function of a shape, ``w`` (name, size → array) and tokens ``[B, S]``, and returns a
-loss.
+A model is a function of sizes (MaxText's flat names), ``w`` (name, shape → array) and tokens
+``[B, S]``, and returns a loss.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -27,15 +28,16 @@ from tests.support.architecture_parts import (
 )
 
 
-def training_step(model, shape, *, trained=lambda name: True):
+def training_step(model, config, *, trained=lambda name: True):
     """Loss and gradient for one batch, and the shapes of their arguments.
 
     Args:
         model: as above.
-        shape: its sizes.
+        config: the `ModelConfig` with its sizes.
         trained: which weights to train, by name.
     """
-    tokens = jax.ShapeDtypeStruct((shape.per_device_batch_size, shape.max_target_length), "int32")
+    s = SimpleNamespace(**config.flat())
+    tokens = jax.ShapeDtypeStruct((s.per_device_batch_size, s.max_target_length), "int32")
     found = {}
 
     def discover(tokens):
@@ -43,21 +45,21 @@ def training_step(model, shape, *, trained=lambda name: True):
             found[name] = jax.ShapeDtypeStruct(size, "float32")
             return jnp.zeros(size)
 
-        return model(shape, weight, tokens)
+        return model(s, weight, tokens)
 
     jax.eval_shape(discover, tokens)
     train = {n: v for n, v in found.items() if trained(n)}
     frozen = {n: v for n, v in found.items() if n not in train}
 
     def loss(train, frozen, tokens):
-        return model(shape, lambda name, *size: {**frozen, **train}[name], tokens)
+        return model(s, lambda name, *size: {**frozen, **train}[name], tokens)
 
     return jax.value_and_grad(loss), (train, frozen, tokens)
 
 
-def trace_training(model, shape, *, trained=lambda name: True):
+def trace_training(model, config, *, trained=lambda name: True):
     """The traced count of `training_step`."""
-    step, arguments = training_step(model, shape, trained=trained)
+    step, arguments = training_step(model, config, trained=trained)
     return count_model_flops(step, *arguments)
 
 
@@ -103,7 +105,7 @@ def layer(s, w, i, attend, forward):
 
 def feed_forward(s, w, name, dense=False):
     if dense or s.num_experts == 1:
-        return partial(dense_mlp, w, name, hidden=s.mlp_dim, gated=s.gated_mlp)
+        return partial(dense_mlp, w, name, hidden=s.mlp_dim, gated=len(s.mlp_activations) > 1)
     shared = s.shared_experts * s.moe_mlp_dim
     return partial(experts, s, w, name, shared=shared)
 
@@ -267,7 +269,7 @@ def gemma4_small(s, w, tokens):
         is_global = (i + 1) % interval == 0
         borrowed = i >= first_shared
         hidden = s.mlp_dim * (2 if borrowed and s.use_double_wide_mlp else 1)
-        forward = partial(dense_mlp, w, f"{i}/m", hidden=hidden, gated=s.gated_mlp)
+        forward = partial(dense_mlp, w, f"{i}/m", hidden=hidden, gated=len(s.mlp_activations) > 1)
         sizes = {"head_dim": s.global_head_dim} if is_global else {}
 
         def attend(y):

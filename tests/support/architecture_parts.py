@@ -1,7 +1,7 @@
 """What the JAX models of `architecture_models` are made of.
 
-Written from the papers, not from the formulas under test: sizes come from the shape, matmuls from
-what the model does.
+Written from the papers, not from the formulas under test: sizes come from the config, matmuls
+from what the model does.
 
 A model is a function of ``w`` (name, shape → array) and tokens ``[B, S]``, and returns a loss.
 """

@@ -117,7 +117,7 @@ def test_synthetic_tokens_are_in_the_vocabulary_and_differ_between_rows() -> Non
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"dataset_path": "/nowhere/at/all"}, "is no folder"),
+        ({"dataset_path": "/nowhere/at/all"}, "is not a folder"),
         ({"dataset_suffixes": (".none",)}, "holds no text files"),
         ({"vocab_size": 100}, "at least 256"),
         ({"max_target_length": 1 << 30}, "sequences of 1073741824 tokens"),

@@ -1,4 +1,4 @@
-"""What a model is made of, as the counts see it: components in layers in a model.
+"""A model as the counts see it: components in layers in a model.
 
 A component holds its multiply-adds (per token, or per attended pair) and its weights, and says what
 its backward pass needs. FLOPs, parameters and breakdown all come from the same components.
@@ -88,7 +88,7 @@ class Component:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
-    """Components that stand together, and how often the model repeats them."""
+    """The components of one layer, and how often the model repeats it."""
 
     name: str
     components: tuple[Component, ...]

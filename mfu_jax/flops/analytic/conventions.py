@@ -1,4 +1,4 @@
-"""How people count model FLOPs differently, and what one count becomes in another.
+"""Conventions of counting model FLOPs: what each counts, row by row.
 
 Three conventions count every matmul and differ in the attention pairs (`maxtext`, `exact`,
 `dense`); `megatron` counts every matmul, with half of all pairs everywhere; the others are formulas
@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.components import Component, Kind, Model
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.parameters import parameters_of
-from mfu_jax.flops.analytic.shapes.model import ModelShape
 from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.masks import Causal, Full, PairCounting
 
@@ -48,13 +48,13 @@ class Convention:
         name: the key.
         summary: what it counts, in one line.
         source: where it is from.
-        rows: (shape, model) → what it counts, row by row.
+        rows: (config, model) → what it counts, row by row.
     """
 
     name: str
     summary: str
     source: str
-    rows: Callable[[ModelShape, Model], list[FlopsRow]]
+    rows: Callable[[ModelConfig, Model], list[FlopsRow]]
 
 
 CONVENTIONS: dict[str, Convention] = {}
@@ -62,10 +62,10 @@ CONVENTIONS: dict[str, Convention] = {}
 
 def _convention(
     name: str, summary: str, source: str
-) -> Callable[[Callable[[ModelShape, Model], list[FlopsRow]]], None]:
+) -> Callable[[Callable[[ModelConfig, Model], list[FlopsRow]]], None]:
     """Registers the function that counts `name`."""
 
-    def register(rows: Callable[[ModelShape, Model], list[FlopsRow]]) -> None:
+    def register(rows: Callable[[ModelConfig, Model], list[FlopsRow]]) -> None:
         CONVENTIONS[name] = Convention(name=name, summary=summary, source=source, rows=rows)
 
     return register
@@ -75,7 +75,7 @@ def find_convention(name: str) -> Convention:
     """The convention of that name.
 
     Raises:
-        UserError: there is none; the nearest name is given.
+        UserError: the name is unknown; the message has the nearest one.
     """
     if name not in CONVENTIONS:
         raise UserError(
@@ -86,14 +86,14 @@ def find_convention(name: str) -> Convention:
 
 
 def matmul_rows(
-    shape: ModelShape,
+    config: ModelConfig,
     model: Model,
     counting: PairCounting,
     change: Callable[[Component], Component] | None = None,
 ) -> list[FlopsRow]:
     """Every component that multiplies, with its attention pairs counted as `counting` says."""
     rows = []
-    sequences, length = shape.sequences_per_step, shape.max_target_length
+    sequences, length = config.sequences_per_step, config.step.max_target_length
     for layer in model.layers:
         times = layer.repeats * sequences
         for part in layer.components:
@@ -117,18 +117,18 @@ def matmul_rows(
 
 
 @_convention("maxtext", "every matmul; causal S²/2, window S·W − W²/2", "MaxText")
-def _maxtext(shape: ModelShape, model: Model) -> list[FlopsRow]:
-    return matmul_rows(shape, model, "maxtext")
+def _maxtext(config: ModelConfig, model: Model) -> list[FlopsRow]:
+    return matmul_rows(config, model, "maxtext")
 
 
 @_convention("exact", "every matmul; the pairs a mask keeps, one by one", "this project")
-def _exact(shape: ModelShape, model: Model) -> list[FlopsRow]:
-    return matmul_rows(shape, model, "exact")
+def _exact(config: ModelConfig, model: Model) -> list[FlopsRow]:
+    return matmul_rows(config, model, "exact")
 
 
 @_convention("dense", "every matmul; all S² pairs whatever the mask", "PyTorch's FLOP counter")
-def _dense(shape: ModelShape, model: Model) -> list[FlopsRow]:
-    return matmul_rows(shape, model, "dense")
+def _dense(config: ModelConfig, model: Model) -> list[FlopsRow]:
+    return matmul_rows(config, model, "dense")
 
 
 @_convention(
@@ -136,25 +136,25 @@ def _dense(shape: ModelShape, model: Model) -> list[FlopsRow]:
     "every matmul but the router; S²/2 in every layer, windows or not",
     "Megatron-LM, 2025, num_floating_point_operations",
 )
-def _megatron(shape: ModelShape, model: Model) -> list[FlopsRow]:
-    padded = _padded_vocabulary(shape)
+def _megatron(config: ModelConfig, model: Model) -> list[FlopsRow]:
+    padded = _padded_vocabulary(config)
 
     def causal(part: Component) -> Component:
         if part.name.endswith("logits"):
-            return part.replace(macs=part.macs * padded // shape.vocab_size)
+            return part.replace(macs=part.macs * padded // config.vocab_size)
         if part.name.endswith(("moe/router", "moe/shared_gate")):
             return part.replace(macs=0)
         if part.mask is None or isinstance(part.mask, Full):
             return part
         return part.replace(mask=Causal())
 
-    return matmul_rows(shape, model, "maxtext", causal)
+    return matmul_rows(config, model, "maxtext", causal)
 
 
-def _padded_vocabulary(shape: ModelShape) -> int:
+def _padded_vocabulary(config: ModelConfig) -> int:
     """Megatron pads the vocabulary to a multiple (128 × its tensor parallelism) and counts that."""
-    multiple = shape.make_vocab_size_divisible_by or 1
-    return -(-shape.vocab_size // multiple) * multiple
+    multiple = config.step.make_vocab_size_divisible_by or 1
+    return -(-config.vocab_size // multiple) * multiple
 
 
 @_convention(
@@ -162,17 +162,19 @@ def _padded_vocabulary(shape: ModelShape) -> int:
     "72·B·S·L·h²·(1 + S/6h + V/12Lh): MLP of 4h, all S² pairs, no recomputation",
     "Narayanan et al., arXiv 2104.04473, with 72 for 96 (no recomputation)",
 )
-def _megatron_2021(shape: ModelShape, model: Model) -> list[FlopsRow]:
+def _megatron_2021(config: ModelConfig, model: Model) -> list[FlopsRow]:
     layers = sum(
         layer.repeats
         for layer in model.layers
         if any(part.mask is not None for part in layer.components)
     )
-    tokens, width = _tokens(shape), shape.emb_dim
+    tokens, width = _tokens(config), config.emb_dim
     return [
         _row("72·B·S·L·h²", "weight", 72 * tokens * layers * width**2, layers),
-        _row("6·B·S·h·V", "weight", 6 * tokens * width * _padded_vocabulary(shape)),
-        _row("12·B·S²·L·h", "attention", 12 * tokens * shape.max_target_length * layers * width),
+        _row("6·B·S·h·V", "weight", 6 * tokens * width * _padded_vocabulary(config)),
+        _row(
+            "12·B·S²·L·h", "attention", 12 * tokens * config.step.max_target_length * layers * width
+        ),
     ]
 
 
@@ -181,8 +183,8 @@ def _megatron_2021(shape: ModelShape, model: Model) -> list[FlopsRow]:
     "6·N + 12·L·H·Q·S per token; N: all active weights",
     "PaLM, arXiv 2204.02311, appendix B",
 )
-def _palm(shape: ModelShape, model: Model) -> list[FlopsRow]:
-    return _formula(shape, model, parameters_of(shape, model).active, attention=True)
+def _palm(config: ModelConfig, model: Model) -> list[FlopsRow]:
+    return _formula(config, model, parameters_of(config, model).active, attention=True)
 
 
 @_convention(
@@ -190,14 +192,14 @@ def _palm(shape: ModelShape, model: Model) -> list[FlopsRow]:
     "6·N + 12·L·H·Q·S per token; N: all active weights but the position table",
     "nanoGPT, model.py, estimate_mfu",
 )
-def _nanogpt(shape: ModelShape, model: Model) -> list[FlopsRow]:
-    count = parameters_of(shape, model)
-    return _formula(shape, model, count.active - count.positions, attention=True)
+def _nanogpt(config: ModelConfig, model: Model) -> list[FlopsRow]:
+    count = parameters_of(config, model)
+    return _formula(config, model, count.active - count.positions, attention=True)
 
 
 @_convention("6n", "6·N per token; N: all active weights", "Hoffmann et al., arXiv 2203.15556")
-def _six_n(shape: ModelShape, model: Model) -> list[FlopsRow]:
-    return _formula(shape, model, parameters_of(shape, model).active, attention=False)
+def _six_n(config: ModelConfig, model: Model) -> list[FlopsRow]:
+    return _formula(config, model, parameters_of(config, model).active, attention=False)
 
 
 @_convention(
@@ -205,17 +207,19 @@ def _six_n(shape: ModelShape, model: Model) -> list[FlopsRow]:
     "6·N per token; N: active weights without tables and output head",
     "Kaplan et al., arXiv 2001.08361",
 )
-def _six_n_non_embedding(shape: ModelShape, model: Model) -> list[FlopsRow]:
-    return _formula(shape, model, parameters_of(shape, model).active_non_embedding, attention=False)
+def _six_n_non_embedding(config: ModelConfig, model: Model) -> list[FlopsRow]:
+    return _formula(
+        config, model, parameters_of(config, model).active_non_embedding, attention=False
+    )
 
 
 def _formula(
-    shape: ModelShape, model: Model, parameters: int, *, attention: bool
+    config: ModelConfig, model: Model, parameters: int, *, attention: bool
 ) -> list[FlopsRow]:
     """6·N a token, and 12·L·H·Q·S, which is 3 × the dense count of QKᵀ and PV."""
-    rows = [_row("6·N", "weight", 6 * parameters * _tokens(shape))]
+    rows = [_row("6·N", "weight", 6 * parameters * _tokens(config))]
     if attention:
-        pairs = shape.max_target_length * _tokens(shape)
+        pairs = config.step.max_target_length * _tokens(config)
         macs = sum(
             layer.repeats * part.macs
             for layer in model.layers
@@ -226,8 +230,8 @@ def _formula(
     return rows
 
 
-def _tokens(shape: ModelShape) -> Number:
-    return shape.sequences_per_step * shape.max_target_length
+def _tokens(config: ModelConfig) -> Number:
+    return config.sequences_per_step * config.step.max_target_length
 
 
 # A formula's backward is twice its forward.

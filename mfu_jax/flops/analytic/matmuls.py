@@ -1,4 +1,4 @@
-"""One formula a component.
+"""One formula per component.
 
 Shapes: T tokens, S sequence length, D model width, H heads, K key/value heads, h head width,
 F hidden width of the MLP, V vocabulary, E experts. An ``[m,k] @ [k,n]`` matmul is m·k·n
@@ -95,7 +95,6 @@ def attention(
     *,
     bias: bool = False,
     output_bias: bool | None = None,
-    v_dim: int | None = None,
     output_width: int | None = None,
     output_gate: bool = False,
     shared_kv: bool = False,
@@ -104,7 +103,6 @@ def attention(
     qk_norm_all_heads: bool = False,
     sinks: bool = False,
     tokens: int | None = None,
-    kv_width: int | None = None,
     kv_tokens: int | None = None,
     name: str = "attention",
 ) -> Components:
@@ -114,28 +112,25 @@ def attention(
 
     Args:
         bias: of q, k and v; `output_bias` of the output (None: as `bias`).
-        v_dim: width of a value head where it differs from `head_dim`.
         output_width: width that the output projects to, where it is not D.
         output_gate: the query projection also makes a gate of the output's size (qwen3-next).
         shared_kv: one projection makes keys and values (gemma4's global layers).
         borrowed_kv: keys and values come from an earlier layer.
         qk_norm: one ``[h]`` scale each for queries and keys; `qk_norm_all_heads`: ``[H·h]`` and
             ``[K·h]``.
-        sinks: one learned logit a head, which takes its share of the softmax.
-        tokens: positions of one sequence, where they are not the text's (a vision tower).
-        kv_width, kv_tokens: width and positions of what is looked at (cross attention).
+        sinks: one learned logit per head takes its share of the softmax.
+        tokens: positions of one sequence, if not the text's (a vision tower).
+        kv_tokens: positions of the sequence attended to (cross attention).
     """
-    v_dim = head_dim if v_dim is None else v_dim
     output_bias = bias if output_bias is None else output_bias
-    kv_width = width if kv_width is None else kv_width
     kv_tokens = tokens if kv_tokens is None else kv_tokens
     q_outputs = (1 + output_gate) * heads * head_dim
     parts = [projection(f"{name}/q_proj", width, q_outputs, bias=bias, tokens=tokens)]
     if not borrowed_kv:
-        names = (("k_proj", head_dim),) if shared_kv else (("k_proj", head_dim), ("v_proj", v_dim))
+        names = ("k_proj",) if shared_kv else ("k_proj", "v_proj")
         parts.extend(
-            projection(f"{name}/{part}", kv_width, kv_heads * dim, bias=bias, tokens=kv_tokens)
-            for part, dim in names
+            projection(f"{name}/{part}", width, kv_heads * head_dim, bias=bias, tokens=kv_tokens)
+            for part in names
         )
     if qk_norm:
         normed = (heads, kv_heads) if qk_norm_all_heads else (1, 1)
@@ -143,10 +138,10 @@ def attention(
         parts.append(norm(f"{name}/qk_norm", head_dim, copies=scales))
     if sinks:
         parts.append(vector(f"{name}/sinks", heads))
-    kept = Cache(kv_heads * (head_dim if shared_kv else head_dim + v_dim), borrowed=borrowed_kv)
-    parts.extend(attention_scores(heads, head_dim, v_dim, mask, f"{name}/scores", cache=kept))
-    out = width if output_width is None else output_width
-    parts.append(projection(f"{name}/o_proj", heads * v_dim, out, bias=output_bias, tokens=tokens))
+    kept = Cache(kv_heads * (head_dim if shared_kv else 2 * head_dim), borrowed=borrowed_kv)
+    parts.extend(attention_scores(heads, head_dim, head_dim, mask, f"{name}/scores", cache=kept))
+    out, joined = width if output_width is None else output_width, heads * head_dim
+    parts.append(projection(f"{name}/o_proj", joined, out, bias=output_bias, tokens=tokens))
     return tuple(parts)
 
 
@@ -175,28 +170,20 @@ def moe(
     per_token: int,
     gated: bool,
     bias: bool = False,
-    router: bool = True,
     router_bias: bool = False,
-    router_width: int | None = None,
     capacity_factor: Number | None = None,
-    name: str = "moe",
 ) -> Components:
     """A router ``[T,D]@[D,E]`` and, for each token, `per_token` of E expert MLPs.
 
     Args:
-        router: False where tokens are routed without a matmul.
-        router_width: what the router reads, where it is not what the experts read.
         capacity_factor: None: no token is dropped and nothing padded (the model's FLOPs). A
             number: each expert computes ⌈capacity⌉ = factor·T·k/E slots, filled or not.
     """
     slots = (
         per_token if capacity_factor is None else integral(per_token * Fraction(capacity_factor))
     )
-    parts = []
-    if router:
-        read = width if router_width is None else router_width
-        parts.append(projection(f"{name}/router", read, experts, bias=router_bias))
-    for part in mlp(width, hidden, gated=gated, bias=bias, name=f"{name}/experts"):
+    parts = [projection("moe/router", width, experts, bias=router_bias)]
+    for part in mlp(width, hidden, gated=gated, bias=bias, name="moe/experts"):
         parts.append(
             part.replace(
                 macs=integral(slots * part.macs),

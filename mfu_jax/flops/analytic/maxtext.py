@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mfu_jax.flops.analytic.inputs import shape_of
+from mfu_jax.flops.analytic.inputs import as_model_config
 from mfu_jax.flops.analytic.totals import (
     TERA,
     TflopsPerDevice,
@@ -52,11 +52,11 @@ def calculate_prefill_tflops_per_device(
     """
     import jax
 
-    shape = shape_of(config).replace(
+    prompt = as_model_config(config).replace(
         max_target_length=prefill_length, per_device_batch_size=1, gradient_accumulation_steps=1
     )
     attention = sum(
-        row.forward_flops for row in flops_breakdown(shape, "maxtext") if row.kind == "attention"
+        row.forward_flops for row in flops_breakdown(prompt, "maxtext") if row.kind == "attention"
     )
     weights = 2 * num_model_parameters * prefill_length
     per_device = TERA * jax.device_count()

@@ -84,12 +84,12 @@ def indexer(
     ``q [T,q_width]@[q_width,H·h]``, one shared key ``[T,D]@[D,h]``, head weights ``[T,D]@[D,H]``,
     then for each causal pair H·h multiply-adds for the scores and H to sum the heads.
 
-    Its inputs are detached, so no gradient ever flows through it to what is below; its own
-    weights have one only when an indexer loss trains them.
+    Its inputs are detached: no gradient reaches the layers below. Its own weights have one only
+    when an indexer loss trains them.
 
     Args:
-        scored: False where the sequence is not longer than top-k: every key is chosen, so there
-            is nothing to score; queries and keys are projected all the same.
+        scored: False if the sequence is no longer than top-k: every key is chosen and none is
+            scored, but queries and keys are still projected.
         trained: whether an indexer loss gives the indexer's weights a gradient.
     """
 
@@ -115,7 +115,7 @@ def indexer(
 
 
 def _detached(part: Component, *, trained: bool) -> Component:
-    """A part of an indexer: no gradient leaves it, and there is one inside only if it is trained.
+    """A part of an indexer: no gradient leaves it; inside there is one only if it is trained.
 
     Scores multiply two activations, whose gradients both lead to the indexer's own weights.
     """
@@ -230,7 +230,7 @@ def compressed_attention(
     topk: int = 0,
     name: str = "attention",
 ) -> Components:
-    """DeepSeek-V4's attention: a sliding window, and keys that each stand for `ratio` tokens.
+    """DeepSeek-V4's attention: a sliding window, and keys that each summarise `ratio` tokens.
 
     Queries through ``[D, q_rank]`` and ``[q_rank, H·h]``; one matrix ``[D, K·h]`` makes keys and
     values; the output passes g groups ``[H·h/g, o_rank]`` and then ``[g·o_rank, D]``.

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from mfu_jax.flops.analytic.architectures import build
 from mfu_jax.flops.analytic.components import Model
-from mfu_jax.flops.analytic.inputs import shape_of
-from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.inputs import as_model_config
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.towers.maxtext import require_towers
 
 
@@ -38,26 +38,26 @@ def count_parameters(config: Any) -> ParameterCount:
     """Counts the weights of `config`.
 
     Args:
-        config: a `ModelShape`, a mapping, or any object with MaxText's field names.
+        config: a `ModelConfig`, a mapping, or any object with MaxText's field names.
 
-    >>> shape = dict(vocab_size=10, num_decoder_layers=1, emb_dim=4, num_query_heads=2,
+    >>> config = dict(vocab_size=10, num_decoder_layers=1, emb_dim=4, num_query_heads=2,
     ...     head_dim=2, mlp_dim=8, mlp_activations=["gelu"], logits_via_embedding=True)
-    >>> count_parameters(shape).total  # table, q k v o, wi wo, three norms
+    >>> count_parameters(config).total  # table, q k v o, wi wo, three norms
     180
     """
-    shape = shape_of(config)
-    return parameters_of(shape, build(shape))
+    model_config = as_model_config(config)
+    return parameters_of(model_config, build(model_config))
 
 
-def parameters_of(shape: ModelShape, model: Model) -> ParameterCount:
-    """Counts the weights of the model that was built from `shape`.
+def parameters_of(config: ModelConfig, model: Model) -> ParameterCount:
+    """Counts the weights of the model that was built from `config`.
 
     Raises:
         UserError: sizes are missing that only the weights, not the FLOPs, depend on.
     """
-    if shape.engram_layers:
-        shape.require("engram_vocab_bases")
-    require_towers(shape)
+    if config.engram.engram_layers:
+        config.require("engram_vocab_bases")
+    require_towers(config)
     total = active = embedding = head = positions = 0
     for layer in model.layers:
         for part in layer.components:

@@ -1,7 +1,7 @@
 """FLOPs and bytes of serving: a prompt's prefill, and decoding one token after a context.
 
-MFU of serving is FLOPs / (time × peak), MBU is bytes / (time × peak bandwidth). Bytes are what has
-to move once: the weights, and the keys, values and states that the masks let a token see.
+MFU of serving is FLOPs / (time × peak), MBU is bytes / (time × peak bandwidth). Bytes count what
+must move once: the weights, and the keys, values and states that the masks let a token see.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.architectures import build
 from mfu_jax.flops.analytic.components import Cache, Component, Model
-from mfu_jax.flops.analytic.inputs import shape_of
+from mfu_jax.flops.analytic.inputs import as_model_config
 from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.masks import SlidingWindow, Strided
 
@@ -28,8 +28,8 @@ class ServingCost:
     Attributes:
         tokens: text tokens that pass through the model.
         flops: matmul FLOPs, of the pairs that the masks keep (convention ``exact``).
-        weight_bytes: weights that are read; of the experts, those that are expected to be used if
-            tokens choose evenly.
+        weight_bytes: weights that are read; of the experts, the expected number in use if tokens
+            choose evenly.
         cache_read_bytes: keys, values and states that are read.
         cache_write_bytes: those that are written.
     """
@@ -58,15 +58,14 @@ def prefill_cost(
     """A prompt of `prompt_length` tokens for each of `batch` sequences.
 
     Args:
-        config: a `ModelShape`, a mapping, or any object with MaxText's field names.
+        config: a `ModelConfig`, a mapping, or any object with MaxText's field names.
         all_logits: whether the output head runs at every position, not only at the last.
 
     Raises:
         UserError: a field or argument is wrong.
     """
     _check(prompt_length=prompt_length, batch=batch)
-    shape = shape_of(config).replace(max_target_length=prompt_length)
-    model = build(shape)
+    model = build(as_model_config(config).replace(max_target_length=prompt_length))
     flops: Number = 0
     written: Number = 0
     for repeats, part in _serving_parts(model):
@@ -93,20 +92,20 @@ def decode_cost(
 ) -> ServingCost:
     """One token for each of `batch` sequences: the `context_length`-th of its sequence.
 
-    What it sees is what a mask's pairs grow by from one token to the next. Latent attention (MLA)
-    attends to the cached latent directly. Towers and encoders have run in the prefill.
+    It sees as many keys as the mask's pairs grow by from the token before. Latent attention (MLA)
+    attends to the cached latent directly. Towers and encoders ran in the prefill.
 
     Raises:
         UserError: a field or argument is wrong.
 
-    >>> from mfu_jax.flops.analytic.inputs import load_shape
-    >>> cost = decode_cost(load_shape("llama3-8b"), 8192)
+    >>> from mfu_jax.flops.analytic.inputs import load_model_config
+    >>> cost = decode_cost(load_model_config("llama3-8b"), 8192)
     >>> cost.cache_read_bytes == 32 * 2 * 8 * 128 * 8192 * 2  # layers, k and v, heads, bytes
     True
     """
     _check(context_length=context_length, batch=batch)
-    shape = shape_of(config).replace(max_target_length=context_length)
-    text = [(repeats, p) for repeats, p in _serving_parts(build(shape)) if p.tokens is None]
+    model = build(as_model_config(config).replace(max_target_length=context_length))
+    text = [(repeats, p) for repeats, p in _serving_parts(model) if p.tokens is None]
     flops: Number = 0
     read: Number = 0
     written: Number = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from mfu_jax.flops.analytic.conventions import CONVENTIONS, FlopsRow, find_convention
-from mfu_jax.flops.analytic.inputs import shape_of
+from mfu_jax.flops.analytic.inputs import as_model_config
 from mfu_jax.flops.analytic.training import training_model
 from mfu_jax.flops.exact import Number, integral
 
@@ -34,15 +34,15 @@ def flops_breakdown(config: Any, convention: str = "dense") -> list[FlopsRow]:
     """FLOPs of every component of every layer, per device and optimizer step.
 
     Args:
-        config: a `ModelShape`, a mapping, or any object with MaxText's field names.
+        config: a `ModelConfig`, a mapping, or any object with MaxText's field names.
         convention: how to count, a key of `CONVENTIONS`.
 
     Raises:
         UserError: a field is missing or wrong, or the convention unknown.
     """
     counted = find_convention(convention)
-    shape = shape_of(config)
-    return counted.rows(shape, training_model(shape))
+    model_config = as_model_config(config)
+    return counted.rows(model_config, training_model(model_config))
 
 
 def model_flops_per_device(config: Any, convention: str = "dense") -> ModelFlops:
@@ -57,10 +57,10 @@ def model_flops_per_device(config: Any, convention: str = "dense") -> ModelFlops
 def calculate_tflops_per_device(config: Any, convention: str = "maxtext") -> TflopsPerDevice:
     """TFLOPs of forward and backward of one optimizer step on one device, without remat.
 
-    >>> shape = dict(vocab_size=512, num_decoder_layers=4, emb_dim=64, num_query_heads=4,
+    >>> config = dict(vocab_size=512, num_decoder_layers=4, emb_dim=64, num_query_heads=4,
     ...     num_kv_heads=4, head_dim=16, mlp_dim=256, mlp_activations=["gelu"],
     ...     per_device_batch_size=2, max_target_length=128)
-    >>> calculate_tflops_per_device(shape, "dense").total * 1e12
+    >>> calculate_tflops_per_device(config, "dense").total * 1e12
     452984832.0
     """
     return tflops_of(flops_breakdown(config, convention))
@@ -76,27 +76,27 @@ def tflops_of(rows: list[FlopsRow]) -> TflopsPerDevice:
 
 
 def calculate_tokens_per_device(config: Any) -> Number:
-    """Tokens that one device takes in one optimizer step."""
-    shape = shape_of(config)
-    return integral(shape.sequences_per_step * shape.max_target_length)
+    """Tokens of one device in one optimizer step."""
+    model_config = as_model_config(config)
+    return integral(model_config.sequences_per_step * model_config.step.max_target_length)
 
 
 def compare_conventions(config: Any) -> dict[str, ModelFlops]:
     """The same step under every convention."""
-    shape = shape_of(config)
-    model = training_model(shape)
+    model_config = as_model_config(config)
+    model = training_model(model_config)
     return {
         name: ModelFlops(
             integral(sum(row.forward_flops for row in rows)),
             integral(sum(row.training_flops for row in rows)),
         )
         for name, convention in CONVENTIONS.items()
-        for rows in (convention.rows(shape, model),)
+        for rows in (convention.rows(model_config, model),)
     }
 
 
 def convert_mfu(mfu: float, config: Any, *, from_convention: str, to_convention: str) -> float:
-    """An MFU that was stated in one convention, in another: the step and its time are the same.
+    """Converts an MFU between conventions; the step and its time stay the same.
 
     Args:
         mfu: model FLOPs by `from_convention` / (step time × peak).

@@ -13,34 +13,35 @@ from collections.abc import Callable, Iterable
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.architectures import build
 from mfu_jax.flops.analytic.components import Component, Layer, Model
-from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
-# Parts that read the residual stream itself, through a norm; the others read what stands before
-# them in the same block.
+# Parts that read the residual stream itself, through a norm; the others read their predecessor in
+# the same block.
 _READS_STREAM = frozenset(
     {
         *("q_proj", "k_proj", "v_proj", "q_a", "kv_a", "kv_proj", "in_proj", "in_proj_qkvz"),
         *("in_proj_ba", "wi", "wi_0", "wi_1", "router", "shared_gate", "logits"),
     }
 )
-# Parts that end a block: what they make is added to the stream.
+# Parts that end a block: their output is added to the stream.
 _ENDS_BLOCK = frozenset({"o_proj", "o_b", "out_proj", "wo"})
 
 
-def training_model(shape: ModelShape) -> Model:
-    """The layers of `shape` with the gradients that its training step needs.
+def training_model(config: ModelConfig) -> Model:
+    """The layers of `config` with the gradients that its training step needs.
 
     Raises:
         UserError: `frozen` or `lora_targets` name nothing in the model.
     """
-    model = build(shape)
-    if shape.lora_rank:
-        model = _with_adapters(model, shape.lora_rank, shape.lora_targets)
-    elif shape.frozen:
-        model = _frozen(model, shape.frozen)
-    if shape.lora_rank or shape.frozen:
+    model = build(config)
+    training = config.training
+    if training.lora_rank:
+        model = _with_adapters(model, training.lora_rank, training.lora_targets)
+    elif training.frozen:
+        model = _frozen(model, training.frozen)
+    if training.lora_rank or training.frozen:
         model = _without_unneeded_gradients(model)
-    return _with_reference(model) if shape.use_dpo else model
+    return _with_reference(model) if training.use_dpo else model
 
 
 def _with_reference(model: Model) -> Model:
@@ -115,9 +116,9 @@ def _frozen(model: Model, frozen: tuple[str, ...]) -> Model:
 
 
 def _without_unneeded_gradients(model: Model) -> Model:
-    """Follows the stream from the first layer up; inputs above nothing trained need no gradient.
+    """Follows the stream upwards: below the first trained weight, inputs need no gradient.
 
-    Layers of several kinds are taken in order of their first appearance.
+    Kinds of layers are taken in order of their first appearance.
     """
     layers: list[Layer] = []
     flows = False
@@ -134,7 +135,12 @@ def _without_unneeded_gradients(model: Model) -> Model:
 
 
 def _through(layer: Layer, flows: bool) -> tuple[Layer, bool]:
-    """The layer with the gradients it needs if its input's is (not) needed; and its output's."""
+    """The layer with the gradients it needs, and whether its output needs one.
+
+    Args:
+        layer: as built, with every gradient.
+        flows: whether its input needs a gradient.
+    """
     block = flows  # whether anything in the block so far has a gradient
     trains: dict[str, bool] = {}  # projection → whether its result has one
     parts = []

@@ -1,4 +1,4 @@
-"""The interface of a sink, what it is given, and the registry."""
+"""The interface of a sink, the records it receives, and the registry."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class StepRecord:
 
     Attributes:
         step: its number.
-        kind: ``step``, or ``compile`` and ``warmup`` for those kept out of every summary.
+        kind: ``step``, or ``compile`` and ``warmup`` for those excluded from every summary.
         unix_seconds: wall clock at its end.
-        scalars: metric name -> number; NaN and Inf are as they came.
+        scalars: metric name -> number; NaN and Inf are unchanged.
         flags: short names of what is impossible about it (`mfu_jax.logger.diagnosis`).
         notes: sentences for a human: a diagnosis, a recompile, a clock jump.
-        is_logged: it falls on the log period, or must be seen; others go to the sinks that
-            keep every step.
+        is_logged: it falls on the log period, or must be seen; other records go only to sinks
+            that keep every step.
     """
 
     step: int
@@ -37,11 +37,11 @@ class StepRecord:
 class Sink:
     """Where records go. All methods but the constructor run on the logger's writer thread.
 
-    A sink may raise: the logger says so once, keeps the records, and tries again later. What is
-    wrong from the start (an unwritable folder) is a `UserError` of the constructor.
+    A sink may raise: the logger reports that once, keeps the records, and tries again later. What
+    is wrong from the start (an unwritable folder) is a `UserError` of the constructor.
 
     Attributes:
-        keeps_every_step: it is given the steps between two log periods, too.
+        keeps_every_step: it also receives the steps between two log periods.
         warnings: what a human should know about how it was opened; logged once.
     """
 
@@ -49,28 +49,28 @@ class Sink:
     warnings: Sequence[str] = ()
 
     def write(self, record: StepRecord) -> None:
-        """Takes one step. Raises whatever went wrong; the same record then comes again."""
+        """Writes one step. If it raises, the same record comes again later."""
         raise NotImplementedError
 
     def write_text(self, tag: str, text: str) -> None:
-        """Takes a text, such as the ledger, under a tag such as ``setup/ledger``."""
+        """Writes a text, such as the ledger, under a tag such as ``setup/ledger``."""
 
     def write_setup(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
-        """Takes what is known before the first step; by default as texts."""
+        """Writes what is known before the first step; by default as texts."""
         if values:
             self.write_text("setup/values", format_values(values))
         for tag, text in texts.items():
             self.write_text(f"setup/{tag}", text)
 
     def write_summary(self, summary: Summary) -> None:
-        """Takes the totals of the whole run, after the last step; by default as a text."""
+        """Writes the totals of the whole run, after the last step; by default as a text."""
         self.write_text("summary", summary.render())
 
     def flush(self) -> None:
-        """Brings what was written to where a crash of this process cannot lose it."""
+        """Brings everything written to disk, where a crash of this process cannot lose it."""
 
     def close(self) -> None:
-        """Writes the rest and lets go of files and terminals."""
+        """Writes the rest and releases files and terminals."""
 
 
 _SinkType = TypeVar("_SinkType", bound=type[Sink])
@@ -78,7 +78,7 @@ SINKS: dict[str, type[Sink]] = {}
 
 
 def register_sink(name: str) -> Callable[[_SinkType], _SinkType]:
-    """Class decorator: the sink can be made by `make_sink(name, …)`."""
+    """Class decorator that registers a sink for `make_sink(name, …)`."""
 
     def register(sink: _SinkType) -> _SinkType:
         SINKS[name] = sink
@@ -102,5 +102,5 @@ def make_sink(name: str, *args: Any, **options: Any) -> Sink:
 
 
 def format_values(values: Mapping[str, Any]) -> str:
-    """One ``key: value`` a line."""
+    """One ``key: value`` per line."""
     return "\n".join(f"{key}: {value}" for key, value in values.items())

@@ -13,12 +13,12 @@ from mfu_jax.logger.sinks.base import Sink, StepRecord, format_values, register_
 
 @register_sink("console")
 class ConsoleSink(Sink):
-    """Prints one line a step to standard output.
+    """Prints one line per step to standard output.
 
     Args:
         stream: where lines go; standard output by default.
         total_steps: number of steps of the run, for the progress bar.
-        progress: show a bar on standard error; by default only if that is a terminal.
+        progress: show a bar on standard error; by default only if it is a terminal.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ConsoleSink(Sink):
 
 
 class _ProgressBar:
-    """A `rich` bar on standard error; drawn by whoever updates it, so it needs no thread."""
+    """A `rich` bar on standard error; drawn by its updates, so it needs no thread."""
 
     def __init__(self, total_steps: int | None) -> None:
         from rich import progress
@@ -79,7 +79,7 @@ class _ProgressBar:
             console=Console(stderr=True),
             auto_refresh=False,
             transient=True,
-            # Lines that go to a file must not be drawn above the bar instead.
+            # Lines that go to a file must not be redirected above the bar.
             redirect_stdout=sys.stdout.isatty(),
         )
         self._task = self._progress.add_task("", total=total_steps, step="", loss="")
@@ -94,7 +94,7 @@ class _ProgressBar:
             step=record.step,
             loss="" if loss is None else f"loss {loss:.3f}",
         )
-        if time.monotonic() - self._drawn_at > 0.2:  # nobody reads faster
+        if time.monotonic() - self._drawn_at > 0.2:  # faster than anybody reads
             self._drawn_at = time.monotonic()
             self._progress.refresh()
 
@@ -132,7 +132,7 @@ def format_step(record: StepRecord) -> str:
     ):
         if name in scalars:
             parts.append(f"{label}: {readable(scalars[name])}")
-    if scalars.get("perf/per_device_tokens_per_sec"):  # 0: nobody told the number of tokens
+    if scalars.get("perf/per_device_tokens_per_sec"):  # 0: the number of tokens is unknown
         parts.append(f"Tokens/s/device: {scalars['perf/per_device_tokens_per_sec']:.1f}")
     if "learning/total_weights" in scalars:
         parts.append(f"total_weights: {scalars['learning/total_weights']:.0f}")

@@ -1,4 +1,4 @@
-"""A table for spreadsheets: one row a step, one column a metric."""
+"""A table for spreadsheets: one row per step, one column per metric."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mfu_jax.logger.sinks.files import AppendOnlyFile, local_path, replace_file,
 
 @register_sink("csv")
 class CsvSink(Sink):
-    """Appends a row for every step; a metric that is new gets a column, empty before.
+    """Appends a row for every step; a new metric gets a column, empty in earlier rows.
 
     Args:
-        path: the file; folders are made.
-        resume_from_step: first step that this run will write; rows from there on are dropped. At
-            0 an existing file is kept beside it (``<path>.previous1``).
+        path: the file; folders are created.
+        resume_from_step: first step that this run will write; rows from there on are dropped. At 0
+            an existing file is renamed to ``<path>.previous1``.
 
     Raises:
         UserError: the path cannot be written to.

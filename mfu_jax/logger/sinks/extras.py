@@ -1,4 +1,4 @@
-"""Sinks for services that have a package of their own, which is imported when the sink is made."""
+"""Sinks for services with their own packages, which are imported when the sink is made."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class PrometheusSink(Sink):
     """Prometheus: each metric's last value as a gauge, ``perf/mfu`` as ``mfu_jax_perf_mfu``.
 
     Args:
-        port: where to serve ``/metrics``; None leaves that to the caller.
+        port: where to serve ``/metrics``; None: the caller serves it.
         registry: Prometheus registry; a new one by default.
     """
 
@@ -82,7 +82,7 @@ class PrometheusSink(Sink):
             except OSError as error:
                 raise UserError(
                     f"port {port} cannot be served ({error.strerror or error}); expected a free "
-                    f"port; usually another run on this machine; give another one"
+                    f"port; usually another run on this machine uses it; pass another port"
                 ) from error
 
     def write(self, record: StepRecord) -> None:
@@ -98,6 +98,7 @@ def _package(name: str, install: str | None = None) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise UserError(
-            f"the sink needs the package {name!r}, which is not installed; expected it beside "
-            f"mfu_jax; it is no part of the default install; run pip install {install or name}"
+            f"the sink needs the package {name!r}, which is not installed; expected it alongside "
+            f"mfu_jax; usually because the default install leaves it out; run pip install "
+            f"{install or name}"
         ) from error

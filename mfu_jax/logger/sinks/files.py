@@ -11,7 +11,7 @@ from mfu_jax.errors import UserError
 
 
 class AppendOnlyFile:
-    """A file that grows by whole pieces only: each is written at once, or not at all.
+    """A file that grows only by whole pieces: each is written completely, or not at all.
 
     Args:
         path: the file; its folder is made.
@@ -32,7 +32,7 @@ class AppendOnlyFile:
         """Adds `piece`, or raises `OSError` and leaves the file as it was."""
         try:
             written = self._file.write(piece)
-            while written < len(piece):  # a disk that is nearly full takes a part
+            while written < len(piece):  # a nearly full disk takes only a part
                 written += self._file.write(piece[written:])
         except OSError:
             os.ftruncate(self._file.fileno(), self._good_size)
@@ -40,24 +40,24 @@ class AppendOnlyFile:
         self._good_size += len(piece)
 
     def sync(self) -> None:
-        """Brings everything to the disk itself."""
+        """Brings everything to disk."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
         self._file.close()
 
 
 def local_path(path: str | os.PathLike[str], what: str) -> Path:
-    """`path` with its folder made.
+    """`path`, after its folder has been created.
 
     Raises:
-        UserError: it is not of this machine, or it is a folder itself, or its folder cannot be
-            made.
+        UserError: it is not on this machine, it is a folder itself, or its folder cannot be
+            created.
     """
     if "://" in os.fspath(path):
         raise UserError(
-            f"{what} {os.fspath(path)!r} is not a path of this machine; expected a local or "
+            f"{what} {os.fspath(path)!r} is not a path on this machine; expected a local or "
             f"mounted folder; usually a bucket's address; write locally and copy, or mount it"
         )
     if Path(path).is_dir():
@@ -70,16 +70,16 @@ def local_path(path: str | os.PathLike[str], what: str) -> Path:
 
 
 def unwritable(path: str | os.PathLike[str], what: str, error: OSError) -> UserError:
-    """The error to raise where `path` cannot be written to from the start."""
+    """The error to raise if `path` cannot be written to from the start."""
     return UserError(
         f"{what} {os.fspath(path)!r} cannot be written ({error.strerror or error}); expected a "
-        f"path that this user may write to; usually a typo, or a full or read-only disk; give "
+        f"path that this user may write to; usually a typo, or a full or read-only disk; pass "
         f"another path"
     )
 
 
 def replace_file(path: Path, pieces: Iterable[bytes]) -> None:
-    """Writes `pieces` so that `path` is the old file or the new one at any moment."""
+    """Writes `pieces` so that at any moment `path` is either the old file or the new one."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:

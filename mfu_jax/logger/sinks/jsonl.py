@@ -1,4 +1,4 @@
-"""One JSON object a step in a text file that survives a kill and a resume."""
+"""One JSON object per step in a text file that survives a kill and a resume."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from mfu_jax.logger.summary import Summary
 class JsonlSink(Sink):
     """Appends ``{"step": 7, "kind": "step", …}`` for every step, in one write each.
 
-    A killed run loses at most the line it was writing. A resumed one drops that torn line and
-    every step that it will run again, so the file has each step once, without gap.
-    NaN and Inf, which JSON does not know, are the strings ``"NaN"``, ``"Infinity"``,
+    A killed run loses at most the line it was writing. A resumed run drops that torn line and every
+    step that it will run again, so the file has each step once, without gaps.
+    NaN and Inf, which JSON does not have, are the strings ``"NaN"``, ``"Infinity"``,
     ``"-Infinity"``. The set-up goes to ``<path>.setup.json`` and the totals of the whole run to
     ``<path>.summary.json``, so that every line is a step.
 
     Args:
-        path: the file; folders are made.
-        resume_from_step: first step that this run will write. Steps from there on are dropped
-            from the file; at 0 an existing file is kept beside it (``<path>.previous1``).
+        path: the file; folders are created.
+        resume_from_step: first step that this run will write. Steps from there on are dropped from
+            the file; at 0 an existing file is renamed to ``<path>.previous1``.
 
     Raises:
         UserError: the path cannot be written, or holds something that is not a metrics file.
@@ -69,7 +69,7 @@ class JsonlSink(Sink):
 
 
 def as_json(record: StepRecord) -> dict[str, Any]:
-    """A record as one flat object that every JSON parser reads."""
+    """A record as one flat object that every JSON parser can read."""
     result: dict[str, Any] = {
         "step": record.step,
         "kind": record.kind,
@@ -90,7 +90,7 @@ def _json_number(value: float) -> float | str:
 
 
 def _prepare(path: Path, resume_from_step: int) -> list[str]:
-    """Makes the file end just before `resume_from_step`; returns what a human should know."""
+    """Makes the file end just before `resume_from_step`; returns warnings for a human."""
     if not path.exists() or path.stat().st_size == 0:
         return []
     if resume_from_step == 0:

@@ -1,4 +1,4 @@
-"""TensorBoard event files in tensorboardX's format: no TensorFlow, and no thread of their own."""
+"""TensorBoard event files through tensorboardX's protos: no TensorFlow and no extra thread."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mfu_jax.logger.sinks.files import AppendOnlyFile, local_path
 class TensorBoardSink(Sink):
     """Writes every metric as a scalar, and texts, such as the set-up, for the text plugin.
 
-    A step is one event, written by the thread that calls. tensorboardX's `SummaryWriter` would
-    send each scalar through a queue between processes, and an error of the disk would end its
-    thread unseen and then block the next write for ever.
+    A step is one event, written by the calling thread. tensorboardX's `SummaryWriter` would send
+    each scalar through a queue between processes, and a disk error would silently end its thread
+    and then block the next write for ever.
 
     Args:
         folder: TensorBoard's log directory of this run.
-        resume_from_step: first step that this run will write; TensorBoard forgets what earlier
+        resume_from_step: first step that this run will write; TensorBoard discards what earlier
             runs wrote to the same folder from there on.
 
     Raises:
@@ -38,7 +38,7 @@ class TensorBoardSink(Sink):
         self._summaries: Any = summary_pb2
         self._text_summary = summary.text
         self._crc = masked_crc32c
-        # Two runs that begin in the same second must not write to one file.
+        # Two runs that start in the same second must not share a file.
         self.path = local_path(
             os.path.join(folder, f"events.out.tfevents.{_unique_suffix()}"), "tensorboard_dir"
         )

@@ -125,7 +125,9 @@ def test_gradient_accumulation_multiplies_tokens_and_flops():
     [
         ({"emb_dim": 0}, "emb_dim"),
         ({"num_query_heads": -4}, "num_query_heads"),
-        ({"head_dim": "16"}, "head_dim"),
+        ({"head_dim": "sixteen"}, "head_dim"),
+        ({"head_dim": 16.5}, "head_dim"),
+        ({"head_dim": True}, "head_dim"),
         ({"per_device_batch_size": float("nan")}, "per_device_batch_size"),
         ({"sliding_windw_size": 64}, "sliding_window_size"),
         ({"decoder_block": "lama2"}, "llama2"),

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mfu_jax.flops.analytic.conventions import CONVENTIONS
-from mfu_jax.flops.analytic.inputs import load_shape, parse_override
+from mfu_jax.flops.analytic.inputs import load_model_config, parse_override
 from mfu_jax.flops.analytic.mixers import gated_delta_net
 from mfu_jax.flops.analytic.totals import calculate_tflops_per_device, compare_conventions
 from tests.flops.analytic.test_architectures import WRONG
@@ -34,7 +34,7 @@ def test_the_table_of_conventions():
     rows = table((ROOT / "docs" / "conventions.md").read_text())
     assert [row[0].strip("`") for row in rows] == list(CONVENTIONS)
     for column, model in ((2, "llama3-8b"), (4, "mixtral-8x7b")):
-        counted = compare_conventions(load_shape(model, {"max_target_length": 8192}))
+        counted = compare_conventions(load_model_config(model, {"max_target_length": 8192}))
         for row in rows:
             training = counted[row[0].strip("`")].training
             assert row[column] == f"{training / 1e12:.2f}", row
@@ -51,8 +51,8 @@ def test_a_row_of_differences(row):
     # MaxText assumes one image wherever it counts any; the others it does not count.
     their_changes = {k: v for k, v in ours_changes.items() if k != "images_per_sequence"}
     maxtext = maxtext_row(model, int(length), **their_changes)["total_tflops"]
-    shape = load_shape(model, {**ours_changes, "max_target_length": int(length)})
-    total = calculate_tflops_per_device(shape, "maxtext").total
+    config = load_model_config(model, {**ours_changes, "max_target_length": int(length)})
+    total = calculate_tflops_per_device(config, "maxtext").total
     assert (theirs, ours, ratio) == (f"{maxtext:.2f}", f"{total:.2f}", f"{maxtext / total:.4f}")
 
 
@@ -63,21 +63,22 @@ def test_numbers_in_the_text_of_differences():
 
     gate = []
     for model in ("qwen3-next-80b-a3b", "qwen3.5-35b-a3b", "qwen3.5-397b-a17b"):
-        shape = load_shape(model, {"max_target_length": 2048})
-        ours = calculate_tflops_per_device(shape).learnable_weight
+        config = load_model_config(model, {"max_target_length": 2048})
+        ours = calculate_tflops_per_device(config).learnable_weight
         gate.append(1 - maxtext_row(model, 2048)["learnable_weight_tflops"] / ours)
     assert f"Weights {100 * min(gate):.1f} to {100 * max(gate):.1f}% low" in DIFFERENCES
 
     window = []
     for length in (8192, 131072):
-        ours = calculate_tflops_per_device(load_shape("olmo3-7b", {"max_target_length": length}))
+        config = load_model_config("olmo3-7b", {"max_target_length": length})
+        ours = calculate_tflops_per_device(config)
         window.append(maxtext_row("olmo3-7b", length)["attention_tflops"] / ours.attention)
     assert f"attention {window[0]:.2f} times\n" in DIFFERENCES
     assert f"{window[1]:.2f} times at 131072" in DIFFERENCES
 
     plain, mtp = (
         calculate_tflops_per_device(
-            load_shape("deepseek3-671b", {"max_target_length": 2048, "mtp_num_layers": n})
+            load_model_config("deepseek3-671b", {"max_target_length": 2048, "mtp_num_layers": n})
         ).total
         for n in (0, 1)
     )

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.inputs import load_shape
+from mfu_jax.flops.analytic.inputs import load_model_config
 from mfu_jax.flops.analytic.maxtext import (
     calculate_prefill_tflops_per_device,
     calculate_tflops_training_per_device,
 )
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.parameters import count_parameters
-from mfu_jax.flops.analytic.shapes.model import ModelShape
 from mfu_jax.flops.analytic.totals import calculate_tflops_per_device, flops_breakdown
 from mfu_jax.flops.traced.counting import count_model_flops
 from tests.support import architecture_parts as parts
@@ -29,8 +29,10 @@ MAXTEXT_TOWERS = {
 
 @pytest.mark.parametrize(("model", "frozen"), MAXTEXT_TOWERS)
 def test_a_tower_equals_maxtext_but_for_gradients_that_nothing_needs(model, frozen):
-    shape = load_shape(model, {"images_per_sequence": 1, "freeze_vision_encoder_params": frozen})
-    rows = [row for row in flops_breakdown(shape, "maxtext") if row.layer.startswith("vision/")]
+    config = load_model_config(
+        model, {"images_per_sequence": 1, "freeze_vision_encoder_params": frozen}
+    )
+    rows = [row for row in flops_breakdown(config, "maxtext") if row.layer.startswith("vision/")]
     weights = sum(row.training_flops for row in rows if row.kind == "weight")
     attention = sum(row.training_flops for row in rows if row.kind == "attention")
     # MaxText bills the gradient of the projector's frozen input, or else of the pixels.
@@ -45,40 +47,42 @@ def test_a_tower_equals_maxtext_but_for_gradients_that_nothing_needs(model, froz
     [("qwen3-vl-30b-a3b", 31_070_754_032), ("qwen3-omni-30b-a3b", 31_719_205_488)],
 )
 def test_parameters_of_towers_equal_the_real_models(model, parameters):
-    assert count_parameters(load_shape(model)).total == parameters
+    assert count_parameters(load_model_config(model)).total == parameters
 
 
 def test_gemma3_with_its_tower_has_the_published_number_of_parameters():
     # google/gemma-3-4b-pt: 4,300,079,472, with 64 more rows in its vocabulary.
-    shape = load_shape("gemma3-4b", {"use_multimodal": True, "vocab_size": 262208})
-    assert count_parameters(shape).total == 4_300_079_472
+    config = load_model_config("gemma3-4b", {"use_multimodal": True, "vocab_size": 262208})
+    assert count_parameters(config).total == 4_300_079_472
 
 
 def tiny(**changes):
-    return ModelShape(
-        decoder_block="gemma3",
-        vocab_size=11,
-        num_decoder_layers=1,
-        emb_dim=6,
-        num_query_heads=2,
-        num_kv_heads=1,
-        head_dim=3,
-        mlp_dim=7,
-        max_target_length=5,
-        per_device_batch_size=2,
-        images_per_sequence=3,
-        image_size_for_vit=(16, 8),
-        patch_size_for_vit=2,
-        hidden_size_for_vit=8,
-        intermediate_size_for_vit=9,
-        num_hidden_layers_for_vit=2,
-        **changes,
+    return ModelConfig.from_mapping(
+        {
+            "decoder_block": "gemma3",
+            "vocab_size": 11,
+            "num_decoder_layers": 1,
+            "emb_dim": 6,
+            "num_query_heads": 2,
+            "num_kv_heads": 1,
+            "head_dim": 3,
+            "mlp_dim": 7,
+            "max_target_length": 5,
+            "per_device_batch_size": 2,
+            "images_per_sequence": 3,
+            "image_size_for_vit": (16, 8),
+            "patch_size_for_vit": 2,
+            "hidden_size_for_vit": 8,
+            "intermediate_size_for_vit": 9,
+            "num_hidden_layers_for_vit": 2,
+            **changes,
+        }
     )
 
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_tower_equals_the_traced_count(frozen):
-    shape = tiny(freeze_vision_encoder_params=frozen)
+    config = tiny(freeze_vision_encoder_params=frozen)
     images = jax.ShapeDtypeStruct((2, 3, 32, 12), "float32")  # patches of 2 · 2 pixels, 3 channels
 
     def embedded(w, images):
@@ -100,16 +104,16 @@ def test_a_tower_equals_the_traced_count(frozen):
     train = {n: v for n, v in weights.items() if n == "projector" or not frozen}
     still = {n: v for n, v in weights.items() if n not in train}
     traced = count_model_flops(jax.value_and_grad(loss), train, still, images)
-    rows = [row for row in flops_breakdown(shape) if row.layer.startswith("vision/")]
+    rows = [row for row in flops_breakdown(config) if row.layer.startswith("vision/")]
     assert sum(row.forward_flops for row in rows) == traced.forward
     assert sum(row.training_flops for row in rows) == traced.total
 
 
 def test_a_text_family_has_no_tower():
     with pytest.raises(UserError, match="use_multimodal"):
-        flops_breakdown(load_shape("llama3-8b", {"images_per_sequence": 1}))
+        flops_breakdown(load_model_config("llama3-8b", {"images_per_sequence": 1}))
     with pytest.raises(UserError, match="use_multimodal"):
-        count_parameters(load_shape("llama3-8b", {"use_multimodal": True}))
+        count_parameters(load_model_config("llama3-8b", {"use_multimodal": True}))
 
 
 def test_a_text_step_needs_no_sizes_of_the_tower():
@@ -121,18 +125,18 @@ def test_a_text_step_needs_no_sizes_of_the_tower():
 
 
 def test_text_only_rows_of_a_multimodal_model_are_the_text_model():
-    shape = load_shape("qwen3-vl-2b")
-    text = load_shape("qwen3-vl-2b", {"use_multimodal": False})
-    assert flops_breakdown(shape) == flops_breakdown(text)
+    config = load_model_config("qwen3-vl-2b")
+    text = load_model_config("qwen3-vl-2b", {"use_multimodal": False})
+    assert flops_breakdown(config) == flops_breakdown(text)
 
 
 def test_maxtext_names_return_what_maxtext_returns(capsys):
-    shape = load_shape("llama2-7b", {"per_device_batch_size": 4, "max_target_length": 8192})
-    total, weight, attention = calculate_tflops_training_per_device(shape)
+    config = load_model_config("llama2-7b", {"per_device_batch_size": 4, "max_target_length": 8192})
+    total, weight, attention = calculate_tflops_training_per_device(config)
     assert total == pytest.approx(1510.1105012736, rel=1e-12)  # MaxText's number
-    assert (total, weight, attention) == calculate_tflops_per_device(shape)
+    assert (total, weight, attention) == calculate_tflops_per_device(config)
     assert "1510.11" in capsys.readouterr().out
-    prefill = calculate_prefill_tflops_per_device(6_738_415_616, 1024, shape, log=False)
+    prefill = calculate_prefill_tflops_per_device(6_738_415_616, 1024, config, log=False)
     # MaxText: 2·N·T, and half of 4·H·L·h·T², over the devices
     devices = jax.device_count()
     assert prefill.learnable_weight == 2 * 6_738_415_616 * 1024 / 1e12 / devices

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.totals import (
     calculate_tokens_per_device,
     flops_breakdown,
@@ -17,16 +17,18 @@ from mfu_jax.flops.analytic.totals import (
 from tests.support import architecture_models as models
 from tests.support import architecture_parts as parts
 
-SHAPE = ModelShape(
-    vocab_size=23,
-    num_decoder_layers=3,
-    emb_dim=12,
-    num_query_heads=4,
-    num_kv_heads=2,
-    head_dim=5,
-    mlp_dim=17,
-    per_device_batch_size=2,
-    max_target_length=9,
+CONFIG = ModelConfig.from_mapping(
+    {
+        "vocab_size": 23,
+        "num_decoder_layers": 3,
+        "emb_dim": 12,
+        "num_query_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 5,
+        "mlp_dim": 17,
+        "per_device_batch_size": 2,
+        "max_target_length": 9,
+    }
 )
 
 
@@ -71,8 +73,8 @@ def with_adapters(s, w, tokens, *, targets, rank):
 )
 def test_lora_equals_the_traced_count(targets):
     model = partial(with_adapters, targets=targets, rank=3)
-    traced = models.trace_training(model, SHAPE, trained=lambda name: "lora" in name)
-    ours = model_flops_per_device(SHAPE.replace(lora_rank=3, lora_targets=targets))
+    traced = models.trace_training(model, CONFIG, trained=lambda name: "lora" in name)
+    ours = model_flops_per_device(CONFIG.replace(lora_rank=3, lora_targets=targets))
     assert ours.forward == traced.forward
     assert ours.training == traced.total
 
@@ -95,31 +97,32 @@ def test_frozen_weights_equal_the_traced_count(frozen, trained):
     def only_matmuls(name):
         return trained(name) and not name.endswith(("n0", "n1", "final_norm"))
 
-    traced = models.trace_training(models.uniform, SHAPE, trained=only_matmuls)
-    ours = model_flops_per_device(SHAPE.replace(frozen=frozen))
+    traced = models.trace_training(models.uniform, CONFIG, trained=only_matmuls)
+    ours = model_flops_per_device(CONFIG.replace(frozen=frozen))
     assert ours.forward == traced.forward
     assert ours.training == traced.total
 
 
 def test_dpo_runs_pairs_through_policy_and_reference():
     # chosen and rejected: 2 × the sequences; policy 3 ×, reference 1 × the forward
-    plain, dpo = model_flops_per_device(SHAPE), model_flops_per_device(SHAPE.replace(use_dpo=True))
+    pairs = CONFIG.replace(use_dpo=True)
+    plain, dpo = model_flops_per_device(CONFIG), model_flops_per_device(pairs)
     assert dpo.training * 3 == plain.training * 2 * 4
-    assert calculate_tokens_per_device(SHAPE.replace(use_dpo=True)) == 2 * 2 * 9
+    assert calculate_tokens_per_device(pairs) == 2 * 2 * 9
 
 
 def test_capacity_factor_counts_slots_filled_or_not():
-    sparse = SHAPE.replace(num_experts=4, num_experts_per_tok=2, moe_mlp_dim=8, mlp_dim=0)
+    sparse = CONFIG.replace(num_experts=4, num_experts_per_tok=2, moe_mlp_dim=8, mlp_dim=0)
     rows, padded = (
-        {row.component: row.forward_flops for row in flops_breakdown(shape)}
-        for shape in (sparse, sparse.replace(capacity_factor=1.25))
+        {row.component: row.forward_flops for row in flops_breakdown(config)}
+        for config in (sparse, sparse.replace(capacity_factor=1.25))
     )
     assert padded["moe/experts/wi_0"] * 4 == rows["moe/experts/wi_0"] * 5
     assert padded["moe/router"] == rows["moe/router"]
 
 
 def test_packed_documents_see_only_themselves():
-    rows = flops_breakdown(SHAPE.replace(packed_document_lengths=(4, 3, 2)), "exact")
+    rows = flops_breakdown(CONFIG.replace(packed_document_lengths=(4, 3, 2)), "exact")
     pairs = sum(1 for n in (4, 3, 2) for q in range(n) for k in range(n) if k <= q)
     scores = [row.forward_flops for row in rows if row.kind == "attention"]
     assert scores == [2 * 2 * 3 * pairs * 4 * 5] * 2
@@ -127,8 +130,8 @@ def test_packed_documents_see_only_themselves():
 
 def test_an_unknown_target_is_named():
     with pytest.raises(UserError, match="'q_proj'"):
-        model_flops_per_device(SHAPE.replace(lora_rank=4, lora_targets=("qproj",)))
+        model_flops_per_device(CONFIG.replace(lora_rank=4, lora_targets=("qproj",)))
     with pytest.raises(UserError, match="lora_targets"):
-        model_flops_per_device(SHAPE.replace(lora_rank=4))
+        model_flops_per_device(CONFIG.replace(lora_rank=4))
     with pytest.raises(UserError, match="tokens"):
-        model_flops_per_device(SHAPE.replace(frozen=("token",)))
+        model_flops_per_device(CONFIG.replace(frozen=("token",)))

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from mfu_jax import calculate_tflops_per_device, flops_breakdown
-from mfu_jax.flops.analytic.inputs import load_shape, shape_of
+from mfu_jax.flops.analytic.inputs import as_model_config, load_model_config
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.parameters import count_parameters
-from mfu_jax.flops.analytic.shapes.model import ModelShape
 from mfu_jax.yaml_files import model_names
 from tests.support.paths import DATA
 
@@ -42,16 +42,16 @@ def row_id(row: dict) -> str:
     return f"{row['model']}-{row['max_target_length']}"
 
 
-def weight_flops(shape, *, experts: bool) -> int:
+def weight_flops(config, *, experts: bool) -> int:
     return sum(
         row.forward_flops
-        for row in flops_breakdown(shape)
+        for row in flops_breakdown(config)
         if row.kind == "weight" and ("moe/experts" in row.component) == experts
     )
 
 
-def one_hot_lookup_flops(shape, rows: int, tokens: int) -> int:
-    return 2 * tokens * (shape.vocab_size + rows) * shape.emb_dim
+def one_hot_lookup_flops(config, rows: int, tokens: int) -> int:
+    return 2 * tokens * (config.vocab_size + rows) * config.emb_dim
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def one_hot_lookup_flops(shape, rows: int, tokens: int) -> int:
 )
 def test_bundled_files_equal_maxtext_where_it_is_right(row):
     step = ("per_device_batch_size", "max_target_length", "gradient_accumulation_steps")
-    shape = load_shape(row["model"], {key: row[key] for key in step})
-    tflops = calculate_tflops_per_device(shape, "maxtext")
+    config = load_model_config(row["model"], {key: row[key] for key in step})
+    tflops = calculate_tflops_per_device(config, "maxtext")
     assert tflops.total == pytest.approx(row["total_tflops"], rel=1e-12)
     assert tflops.learnable_weight == pytest.approx(row["learnable_weight_tflops"], rel=1e-12)
     assert tflops.attention == pytest.approx(row["attention_tflops"], rel=1e-12)
@@ -72,7 +72,7 @@ def test_every_model_equals_maxtext_or_is_known_to_differ(model):
     for length, theirs in zip(
         ALL_MODELS["max_target_lengths"], ALL_MODELS["models"][model], strict=True
     ):
-        ours = calculate_tflops_per_device(load_shape(model, {"max_target_length": length}))
+        ours = calculate_tflops_per_device(load_model_config(model, {"max_target_length": length}))
         weight = ours.learnable_weight == pytest.approx(theirs[0], rel=1e-12)
         assert weight == (model not in WRONG_WEIGHTS)
         equal.append(weight and ours.attention == pytest.approx(theirs[1], rel=1e-12))
@@ -85,7 +85,8 @@ def test_resolved_configs_equal_the_bundled_files(row):
     values = {**GOLDEN["configs"][row["model"]], **{key: row[key] for key in step}}
     defaults = {"indexer_n_heads": 64, "indexer_head_dim": 128}  # MaxText's base.yml
     ours = calculate_tflops_per_device(SimpleNamespace(**defaults, **values))
-    bundled = calculate_tflops_per_device(load_shape(row["model"], {key: row[key] for key in step}))
+    named = load_model_config(row["model"], {key: row[key] for key in step})
+    bundled = calculate_tflops_per_device(named)
     assert ours.learnable_weight == bundled.learnable_weight
     if row["model"] != "olmo3-7b":  # the sample's fields leave its window out
         assert ours == bundled
@@ -95,67 +96,69 @@ def test_resolved_configs_equal_the_bundled_files(row):
 def test_maxtext_writes_minus_one_for_what_it_does_not_use(model):
     # base.yml: no capacity, no latent expert width, no learned positions.
     absent = {"capacity_factor": -1.0, "moe_expert_input_dim": -1, "trainable_position_size": -1}
-    shape = load_shape(model)
-    assert load_shape(vars(shape) | absent) == shape
-    assert shape_of(SimpleNamespace(**(vars(shape) | absent))) == shape
+    config = load_model_config(model)
+    assert load_model_config(config.flat() | absent) == config
+    assert as_model_config(SimpleNamespace(**(config.flat() | absent))) == config
 
 
 @pytest.mark.parametrize("row", GOLDEN["traced"], ids=lambda r: r["model"])
 def test_weights_equal_the_traced_model(row):
     length = row["max_target_length"]
-    shape = load_shape(row["model"], {"max_target_length": length})
+    config = load_model_config(row["model"], {"max_target_length": length})
     traced = round(row["traced_forward_weight_tflops"] * 1e12)
-    experts = weight_flops(shape, experts=True)
+    experts = weight_flops(config, experts=True)
     if experts:
-        rows = length * shape.num_experts_per_tok
+        rows = length * config.experts.num_experts_per_tok
         experts = experts * math.ceil(rows / EXPERT_TILE) * EXPERT_TILE // rows
     extra = 0
     if row["model"] in ONE_HOT_ROWS:
-        extra = one_hot_lookup_flops(shape, ONE_HOT_ROWS[row["model"]], length)
-    if shape.decoder_block == "qwen3_next":
+        extra = one_hot_lookup_flops(config, ONE_HOT_ROWS[row["model"]], length)
+    if config.decoder_block == "qwen3_next":
         # Its convolution pads both ends and cuts off the K − 1 results past the sequence.
-        kernel = shape.gdn_conv_kernel_dim
+        kernel = config.linear_attention.gdn_conv_kernel_dim
         convolution = sum(
-            row.forward_flops for row in flops_breakdown(shape) if row.component.endswith("/conv")
+            row.forward_flops for row in flops_breakdown(config) if row.component.endswith("/conv")
         )
         extra = convolution * (kernel - 1) // length
-    assert weight_flops(shape, experts=False) + experts + extra == traced
+    assert weight_flops(config, experts=False) + experts + extra == traced
 
 
 @pytest.mark.parametrize("model", TRACED["models"])
 def test_weights_outside_experts_equal_the_traced_model(model):
     length = TRACED["max_target_length"]
-    shape = load_shape(model, {"max_target_length": length})
-    ours = weight_flops(shape, experts=False)
+    config = load_model_config(model, {"max_target_length": length})
+    ours = weight_flops(config, experts=False)
     if model in ONE_HOT_ROWS:
-        ours += one_hot_lookup_flops(shape, ONE_HOT_ROWS[model], length)
+        ours += one_hot_lookup_flops(config, ONE_HOT_ROWS[model], length)
     assert ours == TRACED["models"][model]["weight_flops"]
 
 
 @pytest.mark.parametrize("row", GOLDEN["traced"], ids=lambda r: r["model"])
 def test_parameters_equal_the_real_model(row):
-    assert count_parameters(load_shape(row["model"])).total == row["num_params"]
+    assert count_parameters(load_model_config(row["model"])).total == row["num_params"]
 
 
 @pytest.mark.parametrize("model", model_names())
 def test_every_bundled_model_is_counted(model):
-    shape = load_shape(model)
-    assert calculate_tflops_per_device(shape).total > 0
-    assert count_parameters(shape).active <= count_parameters(shape).total
+    config = load_model_config(model)
+    assert calculate_tflops_per_device(config).total > 0
+    assert count_parameters(config).active <= count_parameters(config).total
 
 
 def test_dit_xl_2_has_its_published_parameters():
     # facebookresearch/DiT: DiT-XL/2, 675,129,632 with its fixed position table
-    shape = ModelShape(
-        decoder_block="dit",
-        vocab_size=1001,
-        num_decoder_layers=28,
-        emb_dim=1152,
-        num_query_heads=16,
-        mlp_dim=4608,
-        image_size_for_vit=32,
-        patch_size_for_vit=2,
-        num_channels_for_vit=4,
-        max_target_length=256,
+    config = ModelConfig.from_mapping(
+        {
+            "decoder_block": "dit",
+            "vocab_size": 1001,
+            "num_decoder_layers": 28,
+            "emb_dim": 1152,
+            "num_query_heads": 16,
+            "mlp_dim": 4608,
+            "image_size_for_vit": 32,
+            "patch_size_for_vit": 2,
+            "num_channels_for_vit": 4,
+            "max_target_length": 256,
+        }
     )
-    assert count_parameters(shape).total == 675_129_632
+    assert count_parameters(config).total == 675_129_632

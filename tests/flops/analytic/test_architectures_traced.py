@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.totals import flops_breakdown, model_flops_per_device
 from tests.support import architecture_models as models
 from tests.support import architecture_parts as parts
@@ -177,30 +177,32 @@ def test_analytic_equals_traced_forward_and_backward(family, data):
     block, model, fields = FAMILIES[family]
     values = {name: data.draw(strategy, name) for name, strategy in {**COMMON, **fields}.items()}
     values["num_query_heads"] = values["num_kv_heads"] * data.draw(st.integers(1, 3), "groups")
-    shape = ModelShape(decoder_block=block, **values)
-    assume(shape.num_experts_per_tok <= shape.num_experts)
-    traced = models.trace_training(model, shape)
-    rows = flops_breakdown(shape, "dense")
+    config = ModelConfig.from_mapping({"decoder_block": block, **values})
+    assume(config.experts.num_experts_per_tok <= config.experts.num_experts)
+    traced = models.trace_training(model, config)
+    rows = flops_breakdown(config, "dense")
     assert sum(row.forward_flops for row in rows) == traced.forward
-    assert model_flops_per_device(shape, "dense").training == traced.total
+    assert model_flops_per_device(config, "dense").training == traced.total
 
 
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(side=st.integers(1, 4), heads=st.integers(1, 3), dim=sizes, hidden=sizes, layers=sizes)
 def test_a_diffusion_transformer(side, heads, dim, hidden, layers):
     width = heads * dim
-    shape = ModelShape(
-        decoder_block="dit",
-        vocab_size=11,
-        num_decoder_layers=layers,
-        emb_dim=width,
-        num_query_heads=heads,
-        mlp_dim=hidden,
-        image_size_for_vit=2 * side,
-        patch_size_for_vit=2,
-        num_channels_for_vit=4,
-        max_target_length=side * side,
-        per_device_batch_size=2,
+    config = ModelConfig.from_mapping(
+        {
+            "decoder_block": "dit",
+            "vocab_size": 11,
+            "num_decoder_layers": layers,
+            "emb_dim": width,
+            "num_query_heads": heads,
+            "mlp_dim": hidden,
+            "image_size_for_vit": 2 * side,
+            "patch_size_for_vit": 2,
+            "num_channels_for_vit": 4,
+            "max_target_length": side * side,
+            "per_device_batch_size": 2,
+        }
     )
 
     def dit(s, w, labels):
@@ -223,5 +225,5 @@ def test_a_diffusion_transformer(side, heads, dim, hidden, layers):
         x = (x * (1 + scale[:, None]) + shift[:, None]) @ w("out", width, 32)
         return jnp.sum(x**2)
 
-    traced = models.trace_training(dit, shape)
-    assert model_flops_per_device(shape, "dense") == (traced.forward, traced.total)
+    traced = models.trace_training(dit, config)
+    assert model_flops_per_device(config, "dense") == (traced.forward, traced.total)

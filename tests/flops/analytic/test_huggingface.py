@@ -1,7 +1,7 @@
 """config.json → FLOPs and parameters, against counts of the real PyTorch models.
 
-The data files name their source. What PyTorch's programs do otherwise than the mathematics is set
-apart by name, and each such part is recomputed here by hand:
+The data files name their source. Where PyTorch's programs differ from the mathematics, the part is
+excluded by name and recomputed here by hand:
 
 * causal depthwise convolutions run over S + k − 1 positions, of which k − 1 are cut off;
 * Mamba-2 and delta nets scan in chunks; the model's count is the recurrence;
@@ -37,12 +37,12 @@ def rows(name: str) -> list[Any]:
     return [pytest.param(r, id=f"{r['model_type']}-{i}") for i, r in enumerate(read)]
 
 
-def shape_of(row: dict[str, Any]) -> Any:
+def config_of(row: dict[str, Any]) -> Any:
     step = {"per_device_batch_size": row["batch"], "max_target_length": row["seq"]}
     return from_hf_config({"model_type": row["model_type"], **row.get("config", {}), **step})
 
 
-def apart(row: dict[str, Any]) -> tuple[tuple[str, ...], int]:
+def excluded(row: dict[str, Any]) -> tuple[tuple[str, ...], int]:
     """Our components that PyTorch's program replaces, and the FLOPs of what replaces them."""
     ours: list[str] = []
     theirs = 0
@@ -61,31 +61,31 @@ def apart(row: dict[str, Any]) -> tuple[tuple[str, ...], int]:
 
 def unused_experts(row: dict[str, Any]) -> int:
     """Two input matrices and one output matrix of every expert that a token does not use."""
-    shape = shape_of(row)
-    layers = sum(kind == "moe" for kind in shape.feed_forward_types)
-    unused = shape.num_experts - shape.num_experts_per_tok
+    config = config_of(row)
+    layers = sum(kind == "moe" for kind in config.stack.feed_forward_types)
+    unused = config.experts.num_experts - config.experts.num_experts_per_tok
     tokens = row["batch"] * row["seq"]
-    return 2 * tokens * 3 * shape.emb_dim * shape.moe_mlp_dim * unused * layers
+    return 2 * tokens * 3 * config.emb_dim * config.experts.moe_mlp_dim * unused * layers
 
 
 def check(row: dict[str, Any]) -> None:
-    shape = shape_of(row)
-    replaced, theirs = apart(row)
+    config = config_of(row)
+    replaced, theirs = excluded(row)
     forward = sum(
         part.forward_flops
-        for part in flops_breakdown(shape, "dense")
+        for part in flops_breakdown(config, "dense")
         if not (replaced and part.component.endswith(replaced))
     )
     assert forward == row["forward_flops"] - theirs
-    assert count_parameters(shape).total == row["num_params"]
+    assert count_parameters(config).total == row["num_params"]
 
 
 @pytest.mark.parametrize("row", rows("hf_sample"))
 def test_full_configs_equal_the_counted_models(row: dict[str, Any]) -> None:
-    shape = shape_of(row)
-    forward = sum(part.forward_flops for part in flops_breakdown(shape, "dense"))
+    config = config_of(row)
+    forward = sum(part.forward_flops for part in flops_breakdown(config, "dense"))
     assert forward == row["forward_flops_dense_attention"]
-    assert count_parameters(shape).total == row["num_params"]
+    assert count_parameters(config).total == row["num_params"]
 
 
 @pytest.mark.parametrize("row", rows("hf_defaults"))
@@ -102,7 +102,7 @@ def test_variants_equal_the_counted_models(row: dict[str, Any]) -> None:
 def test_training_equals_forward_and_backward_of_the_counted_models(row: dict[str, Any]) -> None:
     # Every expert that Llama 4 runs in vain has a backward pass too.
     in_vain = 3 * unused_experts(row) if row["model_type"] == "llama4_text" else 0
-    training = sum(part.training_flops for part in flops_breakdown(shape_of(row), "dense"))
+    training = sum(part.training_flops for part in flops_breakdown(config_of(row), "dense"))
     assert training == row["training_flops"] - in_vain
 
 
@@ -131,7 +131,7 @@ def default_row(model_type: str) -> dict[str, Any]:
         ("qwen3_5_text", 4, 2 * 16 * 128 + 32 * 128, 24),
     ],
 )
-def test_convolutions_set_apart_run_past_the_end_of_the_sequence(
+def test_convolutions_excluded_run_past_the_end_of_the_sequence(
     model_type: str, kernel: int, channels: int, layers: int
 ) -> None:
     row = default_row(model_type)
@@ -140,7 +140,7 @@ def test_convolutions_set_apart_run_past_the_end_of_the_sequence(
     assert row["convolution_flops"] == theirs
     ours = sum(
         part.forward_flops
-        for part in flops_breakdown(shape_of(row))
+        for part in flops_breakdown(config_of(row))
         if part.component.endswith("/conv")
     )
     assert ours == 2 * batch * length * kernel * channels * layers
@@ -154,7 +154,7 @@ def test_convolutions_set_apart_run_past_the_end_of_the_sequence(
         ("falcon_h1", 128, 1024, 256, 32),
     ],
 )
-def test_mamba2_scan_set_apart_is_the_chunked_program(
+def test_mamba2_scan_excluded_is_the_chunked_program(
     model_type: str, heads: int, inner: int, state: int, layers: int
 ) -> None:
     row = default_row(model_type)
@@ -169,25 +169,26 @@ def test_mamba2_scan_set_apart_is_the_chunked_program(
     # The recurrence updates the state and reads it.
     ours = sum(
         part.forward_flops
-        for part in flops_breakdown(shape_of(row))
+        for part in flops_breakdown(config_of(row))
         if part.component.endswith("/core")
     )
     assert ours == 2 * row["batch"] * row["seq"] * layers * 2 * inner * state
 
 
 @pytest.mark.parametrize(("model_type", "layers"), [("qwen3_next", 36), ("qwen3_5_text", 24)])
-def test_delta_rule_set_apart_is_the_chunked_program(model_type: str, layers: int) -> None:
+def test_delta_rule_excluded_is_the_chunked_program(model_type: str, layers: int) -> None:
     row = default_row(model_type)
     chunk, key, value, heads = 64, 128, 128, 32
     # k·kᵀ, q·kᵀ and the output inside the chunk; the state is read twice and updated once. Two
-    # triangular solves, applied to v and k, are no matmuls to the counter.
+    # triangular solves, applied to v and k, are not matmuls to the counter.
     per_chunk = chunk * chunk * (2 * key + value) + 3 * chunk * key * value
     chunks = row["seq"] // chunk
     assert row["scan_flops"] == 2 * row["batch"] * layers * heads * chunks * per_chunk
 
 
 # Full multimodal models: forward FLOPs of the vision tower and projector over two images, and all
-# weights, counted as in the data files. The pooling head of SigLIP, which nothing reads, is apart.
+# weights, counted as in the data files. The pooling head of SigLIP, which nothing reads, is
+# excluded.
 _TEXT = {
     "num_hidden_layers": 2,
     "hidden_size": 64,
@@ -296,10 +297,10 @@ def test_vision_towers_equal_the_counted_models(
 ) -> None:
     images = 1 if vision_flops else 0
     step = {"per_device_batch_size": 2, "max_target_length": 16, "images_per_sequence": images}
-    shape = from_hf_config({**config, **step})
-    vision = [r for r in flops_breakdown(shape) if r.layer.startswith("vision")]
+    config = from_hf_config({**config, **step})
+    vision = [r for r in flops_breakdown(config) if r.layer.startswith("vision")]
     assert sum(r.forward_flops for r in vision) == vision_flops
     # Frozen, the tower has no backward pass; the projector needs its weights' gradient.
     trained = [r for r in vision if r.training_flops > r.forward_flops]
     assert {r.layer for r in trained} == ({"vision/projector"} if images else set())
-    assert count_parameters(shape).total == num_params
+    assert count_parameters(config).total == num_params

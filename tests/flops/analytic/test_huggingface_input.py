@@ -1,4 +1,4 @@
-"""config.json as a user gives it: files, mappings, overrides, and what is wrong with them."""
+"""config.json as a user gives it: files, mappings, overrides, and their errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mfu_jax.commands.flops import main
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.huggingface import from_hf_config
 from mfu_jax.flops.analytic.huggingface.registry import TRANSLATIONS
-from mfu_jax.flops.analytic.inputs import load_shape
+from mfu_jax.flops.analytic.inputs import load_model_config
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.flops.analytic.totals import (
     calculate_tflops_per_device,
@@ -44,7 +44,7 @@ def test_mapping_file_and_folder_give_the_same_count(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     sources = [
         {**TINY, **step},
-        *(load_shape(p, step) for p in (tmp_path, tmp_path / "config.json")),
+        *(load_model_config(p, step) for p in (tmp_path, tmp_path / "config.json")),
     ]
     for source in sources:
         assert model_flops_per_device(source, "dense").forward == forward
@@ -72,28 +72,28 @@ def test_command_counts_a_config_json(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_overrides_change_the_count() -> None:
-    one = load_shape(TINY, {"num_decoder_layers": 1})
+    one = load_model_config(TINY, {"num_decoder_layers": 1})
     assert count_parameters(one).total == TINY_PARAMETERS - (2 * 64 + 2 * 32 + 3 * 96 + 16)
 
 
 @pytest.mark.parametrize("key", ["use_qk_norm", "capacity_factor", "encoder_length"])
-def test_an_override_that_nothing_reads_is_told(key: str) -> None:
+def test_an_override_that_nothing_reads_is_reported(key: str) -> None:
     value = {"use_qk_norm": True, "capacity_factor": 1.25, "encoder_length": 7}[key]
     with pytest.warns(UserWarning, match=f"{key}={value} changes nothing"):
-        load_shape(TINY, {key: value, "max_target_length": 16, "mlp_dim": 12})
+        load_model_config(TINY, {key: value, "max_target_length": 16, "mlp_dim": 12})
 
 
 def test_logits_at_some_positions_only() -> None:
-    some = load_shape(TINY, {"logits_positions": 3, "max_target_length": 16})
-    all_of_them = load_shape(TINY, {"max_target_length": 16})
+    some = load_model_config(TINY, {"logits_positions": 3, "max_target_length": 16})
+    all_of_them = load_model_config(TINY, {"max_target_length": 16})
     missing = model_flops_per_device(all_of_them).forward - model_flops_per_device(some).forward
     assert missing == 2 * 13 * 8 * 100
 
 
 def test_a_layer_more_than_is_listed_is_an_error() -> None:
-    shape = load_shape(TINY, {"num_decoder_layers": 3})
+    config = load_model_config(TINY, {"num_decoder_layers": 3})
     with pytest.raises(UserError, match="layer_types has 2 entries"):
-        model_flops_per_device(shape)
+        model_flops_per_device(config)
 
 
 def test_a_field_may_have_another_name_of_the_model_type() -> None:
@@ -128,7 +128,7 @@ def test_null_is_not_absent() -> None:
     # Absent, Mistral has 8 key/value heads; null, as many as query heads.
     absent = from_hf_config({"model_type": "mistral"})
     null = from_hf_config({"model_type": "mistral", "num_key_value_heads": None})
-    assert (absent.num_kv_heads, null.num_kv_heads) == (8, 32)
+    assert (absent.attention.num_kv_heads, null.attention.num_kv_heads) == (8, 32)
 
 
 def test_windows_and_chunks_shorten_exact_attention() -> None:
@@ -166,8 +166,9 @@ def test_the_bare_model_has_no_output_head() -> None:
 
 
 def test_prediction_modules_can_be_added() -> None:
-    more = model_flops_per_device(load_shape(TINY, {"mtp_num_layers": 1, "max_target_length": 16}))
-    base = model_flops_per_device(load_shape(TINY, {"max_target_length": 16}))
+    config = load_model_config(TINY, {"max_target_length": 16})
+    base = model_flops_per_device(config)
+    more = model_flops_per_device(load_model_config(config, {"mtp_num_layers": 1}))
     layer = 16 * (2 * 64 + 2 * 32 + 3 * 96) + 2 * 8 * 16**2
     assert more.forward - base.forward == 2 * (layer + 16 * (2 * 8 * 8 + 800))
 
@@ -270,5 +271,5 @@ def test_hostile_files_are_user_errors(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(UserError) as caught:
-        load_shape(path)
+        load_model_config(path)
     assert "\n" not in str(caught.value)

@@ -1,6 +1,6 @@
 """Towers of Gemma 3n and 4 from a config.json, against counts of the real PyTorch models.
 
-The data file names its source. Gemma 4 averages tokens by a one-hot matmul, which is set apart.
+The data file names its source. Gemma 4 averages tokens by a one-hot matmul, which is excluded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.huggingface import from_hf_config
-from mfu_jax.flops.analytic.inputs import load_shape
+from mfu_jax.flops.analytic.inputs import load_model_config
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.flops.analytic.totals import flops_breakdown
 from tests.support.paths import DATA
@@ -111,7 +111,7 @@ def test_training_gemma4_with_audio_equals_the_counted_model(frozen: bool) -> No
 
 
 def test_maxtext_gemma4_has_the_same_tower_with_equal_heads() -> None:
-    ours = load_shape("gemma4-31b", {"images_per_sequence": 1})
+    ours = load_model_config("gemma4-31b", {"images_per_sequence": 1})
     theirs = from_hf_config(
         {
             "model_type": "gemma4",
@@ -129,8 +129,8 @@ def test_maxtext_gemma4_has_the_same_tower_with_equal_heads() -> None:
         }
     )
     vision = [
-        [row for row in flops_breakdown(shape) if row.layer.startswith("vision")]
-        for shape in (ours, theirs)
+        [row for row in flops_breakdown(config) if row.layer.startswith("vision")]
+        for config in (ours, theirs)
     ]
     assert vision[0] == vision[1]
 

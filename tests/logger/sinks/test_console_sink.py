@@ -51,7 +51,7 @@ def test_small_numbers_keep_digits_that_say_something() -> None:
     assert "MFU: 0.0341%" in text
 
 
-def test_labels_flags_and_time_set_apart_come_after() -> None:
+def test_labels_flags_and_time_outside_steps_come_last() -> None:
     extra = {"goodput/eval_seconds": 3.25, "goodput/data_wait_seconds": 0.0, "eval/avg_loss": 4.5}
     assert line(SCALARS | extra, kind="compile", flags=("mfu_over_1",)).endswith(
         "HFU: 54.9%, eval_seconds: 3.250, eval/avg_loss: 4.5, [compile], [! mfu_over_1]\n"

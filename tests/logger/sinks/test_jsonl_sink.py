@@ -61,7 +61,7 @@ def test_numbers_that_json_does_not_know_are_strings_that_float_reads(tmp_path: 
     sink.close()
 
     def refuse(constant: str) -> float:
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not JSON")
 
     line = json.loads(sink.path.read_text(), parse_constant=refuse)
     assert math.isnan(float(line["a"]))
@@ -96,7 +96,7 @@ def test_steps_that_stand_twice_are_kept_once(tmp_path: Path) -> None:
     assert steps_of(path) == list(range(5))
 
 
-def test_a_gap_is_told(tmp_path: Path) -> None:
+def test_a_gap_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, range(3))
     (warning,) = write(path, range(5, 6), resume_from_step=5).warnings

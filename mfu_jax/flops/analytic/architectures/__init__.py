@@ -3,20 +3,20 @@
 A family is registered under the `decoder_block` names that it serves:
 
     @architecture("llama2", "mistral")
-    def dense_decoder(shape: ModelShape) -> Model: ...
+    def dense_decoder(config: ModelConfig) -> Model: ...
 """
 
 from __future__ import annotations
 
-# Importing a module registers its families: all of them stand here, so that which are known never
-# depends on what else was imported.
+# Importing a module registers its families. All are imported here, so that the known families
+# never depend on what else was imported.
 from mfu_jax.flops.analytic.architectures import (
+    deepseek,
     dense,
     diffusion,
+    encoders,
     gemma4,
-    hf_decoder,
-    hf_encoders,
-    hf_gemma,
+    generic_decoder,
     mixtures,
 )
 from mfu_jax.flops.analytic.architectures.registry import architecture, build, known_blocks
@@ -24,12 +24,12 @@ from mfu_jax.flops.analytic.architectures.registry import architecture, build, k
 __all__ = [
     "architecture",
     "build",
+    "deepseek",
     "dense",
     "diffusion",
+    "encoders",
     "gemma4",
-    "hf_decoder",
-    "hf_encoders",
-    "hf_gemma",
+    "generic_decoder",
     "known_blocks",
     "mixtures",
 ]

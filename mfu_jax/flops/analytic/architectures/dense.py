@@ -8,73 +8,73 @@ from mfu_jax.flops.analytic.architectures import parts
 from mfu_jax.flops.analytic.architectures.registry import architecture
 from mfu_jax.flops.analytic.components import Layer, Model, layers_of
 from mfu_jax.flops.analytic.matmuls import Components
-from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 # MaxText's GPT-3 files set a position table of this many rows.
 _GPT3_POSITIONS = 16384
 
 
 @architecture("default", "llama2", "mistral", "gemma", "gpt2")
-def dense_decoder(shape: ModelShape) -> Model:
-    """L × (attention, MLP or experts), every layer alike."""
-    return uniform(shape)
+def dense_decoder(config: ModelConfig) -> Model:
+    """Attention, then MLP or experts, every layer alike."""
+    return uniform(config)
 
 
 @architecture("qwen3", "qwen3_moe")
-def qwen3(shape: ModelShape) -> Model:
+def qwen3(config: ModelConfig) -> Model:
     """Like llama, with norms on queries and keys."""
-    return uniform(shape, qk_norm=True)
+    return uniform(config, qk_norm=True)
 
 
 @architecture("qwen2")
-def qwen2(shape: ModelShape) -> Model:
+def qwen2(config: ModelConfig) -> Model:
     """Like llama, with a bias on q, k and v only."""
-    return uniform(shape, output_bias=shape.use_bias)
+    return uniform(config, output_bias=config.feed_forward.use_bias)
 
 
 @architecture("mixtral")
-def mixtral(shape: ModelShape) -> Model:
+def mixtral(config: ModelConfig) -> Model:
     """Like llama, with experts."""
-    return uniform(shape)
+    return uniform(config)
 
 
 @architecture("gpt3")
-def gpt3(shape: ModelShape) -> Model:
+def gpt3(config: ModelConfig) -> Model:
     """LayerNorm, learned positions, a bias everywhere, plain MLP."""
-    positions = shape.trainable_position_size or _GPT3_POSITIONS
-    return uniform(shape.replace(use_bias=True, trainable_position_size=positions))
+    positions = config.embedding.trainable_position_size or _GPT3_POSITIONS
+    return uniform(config.replace(use_bias=True, trainable_position_size=positions))
 
 
-def uniform(shape: ModelShape, **attention: Any) -> Model:
-    """Attention, MLP or experts, and two norms, `num_decoder_layers` times."""
+def uniform(config: ModelConfig, **attention: Any) -> Model:
+    """`num_decoder_layers` of attention, MLP or experts, and two norms."""
     block = (
-        *parts.norms(shape, 2),
-        *parts.attention(shape, parts.layer_mask(shape), **attention),
-        *parts.feed_forward(shape),
+        *parts.norms(config, 2),
+        *parts.attention(config, parts.layer_mask(config), **attention),
+        *parts.feed_forward(config),
     )
     return parts.decoder(
-        shape, (Layer(name="layers", components=block, repeats=shape.num_decoder_layers),)
+        config, (Layer(name="layers", components=block, repeats=config.num_decoder_layers),)
     )
 
 
 @architecture("gemma2")
-def gemma2(shape: ModelShape) -> Model:
-    """A local and a global layer in turn; MaxText's `num_decoder_layers` counts the pairs."""
-    return alternating(shape, _local_global(2, 2 * shape.num_decoder_layers), norms=4)
+def gemma2(config: ModelConfig) -> Model:
+    """Alternating local and global layers; MaxText's `num_decoder_layers` counts the pairs."""
+    return alternating(config, _local_global(2, 2 * config.num_decoder_layers), norms=4)
 
 
 @architecture("gemma3")
-def gemma3(shape: ModelShape) -> Model:
+def gemma3(config: ModelConfig) -> Model:
     """Five local layers, then a global one; norms before and after, and on queries and keys."""
-    return alternating(shape, _local_global(6, shape.num_decoder_layers), norms=4, qk_norm=True)
+    return alternating(config, _local_global(6, config.num_decoder_layers), norms=4, qk_norm=True)
 
 
 @architecture("olmo3")
-def olmo3(shape: ModelShape) -> Model:
+def olmo3(config: ModelConfig) -> Model:
     """Three local layers, then a global one; norms after, and over all heads' queries and keys."""
     return alternating(
-        shape,
-        _local_global(4, shape.num_decoder_layers),
+        config,
+        _local_global(4, config.num_decoder_layers),
         norms=2,
         qk_norm=True,
         qk_norm_all_heads=True,
@@ -82,26 +82,26 @@ def olmo3(shape: ModelShape) -> Model:
 
 
 @architecture("gpt_oss")
-def gpt_oss(shape: ModelShape) -> Model:
-    """A local and a global layer in turn, experts with biases, and a sink logit for each head."""
-    biased = shape.replace(use_bias=True, routed_bias=True)
-    return alternating(biased, _local_global(2, shape.num_decoder_layers), norms=2, sinks=True)
+def gpt_oss(config: ModelConfig) -> Model:
+    """Alternating local and global layers, experts with biases, a sink logit for each head."""
+    biased = config.replace(use_bias=True, routed_bias=True)
+    return alternating(biased, _local_global(2, config.num_decoder_layers), norms=2, sinks=True)
 
 
 def alternating(
-    shape: ModelShape, kinds: tuple[str, ...], *, norms: int, **attention: Any
+    config: ModelConfig, kinds: tuple[str, ...], *, norms: int, **attention: Any
 ) -> Model:
     """Layers of kind ``local`` (sliding window) and ``global``, otherwise alike."""
-    masks = {"local": parts.window_mask(shape), "global": parts.global_mask(shape)}
+    masks = {"local": parts.window_mask(config), "global": parts.global_mask(config)}
 
     def block(kind: str) -> tuple[str, Components]:
         return f"{kind}_layers", (
-            *parts.norms(shape, norms),
-            *parts.attention(shape, masks[kind], **attention),
-            *parts.feed_forward(shape),
+            *parts.norms(config, norms),
+            *parts.attention(config, masks[kind], **attention),
+            *parts.feed_forward(config),
         )
 
-    return parts.decoder(shape, layers_of(kinds, block))
+    return parts.decoder(config, layers_of(kinds, block))
 
 
 def _local_global(interval: int, layers: int) -> tuple[str, ...]:

@@ -8,31 +8,30 @@ from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic import matmuls
 from mfu_jax.flops.analytic.architectures.registry import architecture
 from mfu_jax.flops.analytic.components import Layer, Model
-from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.masks import Full
 
 _TIMESTEP_FREQUENCIES = 256
 
 
 @architecture("dit")
-def dit(shape: ModelShape) -> Model:
+def dit(config: ModelConfig) -> Model:
     """DiT (arXiv 2212.09748): patches of a latent ``[side, side, channels]``, adaLN-Zero blocks.
 
-    The condition (timestep and class, one row of `vocab_size` classes) makes six vectors a block,
-    ``[C, 6·C]`` once for each image; two more before the output, which predicts noise and variance.
-    Positions are a fixed table, which is counted as parameters, as its authors do.
+    The condition (timestep and one of `vocab_size` classes) makes six vectors a block, ``[C, 6·C]``
+    once an image, and two more before the output, which predicts noise and variance. Positions are
+    a fixed table, counted as parameters, as its authors do.
     """
-    shape.require("num_query_heads", "mlp_dim", "image_size_for_vit", "patch_size_for_vit")
-    size = shape.image_size_for_vit
-    sides = size if isinstance(size, tuple) else (size, size)
-    tokens = math.prod(side // shape.patch_size_for_vit for side in sides)
-    if shape.max_target_length != tokens:
+    config.require("num_query_heads", "mlp_dim", "image_size_for_vit", "patch_size_for_vit")
+    vision, length = config.vision, config.step.max_target_length
+    tokens = math.prod(vision.patch_grid)
+    if length != tokens:
         raise UserError(
-            f"max_target_length={shape.max_target_length}: expected {tokens}, the patches of "
-            f"image_size_for_vit={size!r} at patch_size_for_vit={shape.patch_size_for_vit}"
+            f"max_target_length={length}: expected {tokens}, the patches of image_size_for_vit="
+            f"{vision.image_size_for_vit!r} at patch_size_for_vit={vision.patch_size_for_vit}"
         )
-    width = shape.emb_dim
-    pixels = shape.num_channels_for_vit * shape.patch_size_for_vit**2
+    width = config.emb_dim
+    pixels = vision.num_channels_for_vit * vision.patch_size_for_vit**2
     # Noise and timesteps are data: their gradient is not needed.
     patches = matmuls.projection("patches", pixels, width, bias=True).replace(left_gradient=False)
     frequencies = matmuls.projection(
@@ -42,13 +41,13 @@ def dit(shape: ModelShape) -> Model:
         matmuls.projection("modulation", width, 6 * width, bias=True, tokens=1),
         *matmuls.attention(
             width,
-            shape.num_query_heads,
-            shape.num_query_heads,
-            shape.head_dim or width // shape.num_query_heads,
+            config.attention.num_query_heads,
+            config.attention.num_query_heads,
+            config.attention.head_dim or width // config.attention.num_query_heads,
             Full(),
             bias=True,
         ),
-        *matmuls.mlp(width, shape.mlp_dim, gated=False, bias=True),
+        *matmuls.mlp(width, config.feed_forward.mlp_dim, gated=False, bias=True),
     )
     return Model(
         layers=(
@@ -59,10 +58,10 @@ def dit(shape: ModelShape) -> Model:
                     matmuls.table("positions", tokens, width),
                     frequencies,
                     matmuls.projection("timestep/mlp_2", width, width, bias=True, tokens=1),
-                    matmuls.table("classes", shape.vocab_size, width),
+                    matmuls.table("classes", config.vocab_size, width),
                 ),
             ),
-            Layer(name="layers", components=block, repeats=shape.num_decoder_layers),
+            Layer(name="layers", components=block, repeats=config.num_decoder_layers),
             Layer(
                 name="head",
                 components=(

@@ -1,105 +1,196 @@
-"""Gemma 4: wider global layers whose keys are their values; the small ones reuse layers' keys."""
+"""Gemma 4: wider global layers whose keys are their values; the small ones reuse layers' keys.
+
+Gemma 3n, which has per-layer inputs and borrowed keys too, and AltUp and Laurel, is here as well.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 from mfu_jax.flops.analytic import matmuls
 from mfu_jax.flops.analytic.architectures import parts
+from mfu_jax.flops.analytic.architectures.generic_decoder import (
+    frame,
+    kinds_of_layers,
+    mask_of_layer,
+    norms,
+)
 from mfu_jax.flops.analytic.architectures.registry import architecture
 from mfu_jax.flops.analytic.components import Component, Model, layers_of
 from mfu_jax.flops.analytic.matmuls import Components
-from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.model_configs.layers import FULL
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+from mfu_jax.flops.masks import Mask
 
 _INTERVAL = 6
 _INTERVAL_E2B = 5
 
 
 @architecture("gemma4")
-def gemma4(shape: ModelShape) -> Model:
+def gemma4(config: ModelConfig) -> Model:
     """Five local layers, then a global one with heads of its own; dense, or experts too."""
-    if shape.num_experts > 1:
+    masks = {False: parts.window_mask(config), True: parts.global_mask(config)}
+    if config.experts.num_experts > 1:
         # The shared expert is as wide as the dense MLP would be.
-        feed_forward: Components = (
-            *parts.moe(shape, shared_dim=shape.mlp_dim),
-            *parts.norms(shape, 3, "moe/norms"),
-            matmuls.vector("moe/router_scale", shape.emb_dim),
-            matmuls.vector("moe/expert_scale", shape.num_experts),
-        )
+        routed = parts.moe(config, shared_dim=config.feed_forward.mlp_dim)
+        feed_forward = (*routed, *_expert_scales(config))
     else:
-        feed_forward = parts.mlp(shape)
+        feed_forward = parts.mlp(config)
 
     def block(is_global: bool) -> tuple[str, Components]:
         return "global_layers" if is_global else "local_layers", (
-            *parts.norms(shape, 4),
+            *parts.norms(config, 4),
             matmuls.vector("layer_scale", 1),
-            *_attention(shape, is_global=is_global),
+            *_attention(config, masks[is_global], is_global=is_global),
             *feed_forward,
         )
 
-    kinds = ((i + 1) % _INTERVAL == 0 for i in range(shape.num_decoder_layers))
-    return parts.decoder(shape, layers_of(kinds, block))
+    kinds = ((i + 1) % _INTERVAL == 0 for i in range(config.num_decoder_layers))
+    return parts.decoder(config, layers_of(kinds, block))
 
 
 @architecture("gemma4_small")
-def gemma4_small(shape: ModelShape) -> Model:
+def gemma4_small(config: ModelConfig) -> Model:
     """E2B and E4B: the last layers reuse keys and values; each layer has inputs of its own."""
-    is_e2b = "e2b" in shape.model_name or shape.use_double_wide_mlp
+    masks = {False: parts.window_mask(config), True: parts.global_mask(config)}
+    is_e2b = "e2b" in config.model_name or config.feed_forward.use_double_wide_mlp
     interval = _INTERVAL_E2B if is_e2b else _INTERVAL
-    first_shared = shape.num_decoder_layers - shape.num_kv_shared_layers
-    width, ple = shape.emb_dim, shape.hidden_size_per_layer_input
+    first_shared = config.num_decoder_layers - config.attention.num_kv_shared_layers
+    width, ple = config.emb_dim, config.embedding.hidden_size_per_layer_input
 
     def block(kind: tuple[bool, bool]) -> tuple[str, Components]:
         is_global, borrowed = kind
         name = "global_layers" if is_global else "local_layers"
-        wide = borrowed and shape.use_double_wide_mlp
+        wide = borrowed and config.feed_forward.use_double_wide_mlp
         return f"{name}_shared_kv" if borrowed else name, (
-            *parts.norms(shape, 5 if ple else 4),
+            *parts.norms(config, 5 if ple else 4),
             matmuls.vector("layer_scale", 1),
-            *_attention(shape, is_global=is_global, borrowed_kv=borrowed),
-            *parts.mlp(shape, (1 + wide) * shape.mlp_dim),
-            *(per_layer_input(width, ple) if ple else ()),
+            *_attention(config, masks[is_global], is_global=is_global, borrowed_kv=borrowed),
+            *parts.mlp(config, (1 + wide) * config.feed_forward.mlp_dim),
+            *_per_layer_input(width, ple),
         )
 
     kinds = (
-        ((i + 1) % interval == 0, 0 < first_shared <= i) for i in range(shape.num_decoder_layers)
+        ((i + 1) % interval == 0, 0 < first_shared <= i) for i in range(config.num_decoder_layers)
     )
-    return parts.decoder(
-        shape, layers_of(kinds, block), embedding=per_layer_embedding(shape) if ple else ()
-    )
+    layers = layers_of(kinds, block)
+    return parts.decoder(config, layers, embedding=_per_layer_embedding(config))
 
 
-def _attention(shape: ModelShape, *, is_global: bool, borrowed_kv: bool = False) -> Components:
-    if not is_global:
-        return parts.attention(
-            shape,
-            parts.window_mask(shape),
-            qk_norm=True,
-            shared_kv=False,
-            borrowed_kv=borrowed_kv,
+@architecture("hf_gemma")
+def gemma_by_layer(config: ModelConfig) -> Model:
+    """Gemma 3n and 4 from a config.json, which lists the kind and MLP width of each layer."""
+    sizes = config.feed_forward
+    first_shared = config.num_decoder_layers - config.attention.num_kv_shared_layers
+    kinds = [
+        (kind, i >= first_shared, sizes.mlp_dims[i] if sizes.mlp_dims else sizes.mlp_dim)
+        for i, (kind, _) in enumerate(kinds_of_layers(config))
+    ]
+
+    def block(kind: tuple[str, bool, int]) -> tuple[str, Components]:
+        mixer, borrowed, hidden = kind
+        wide = borrowed and sizes.use_double_wide_mlp
+        mask, bias = mask_of_layer(config, mixer), config.attention.attention_bias
+        return f"{mixer}_layers{'_shared_kv' if borrowed else ''}", (
+            *_attention(config, mask, is_global=mixer == FULL, borrowed_kv=borrowed, bias=bias),
+            *parts.mlp(config, (1 + wide) * hidden),
+            *_extras(config),
         )
-    return parts.attention(
-        shape,
-        parts.global_mask(shape),
-        qk_norm=True,
-        borrowed_kv=borrowed_kv,
-        kv_heads=shape.global_num_kv_heads or shape.num_kv_heads,
-        head_dim=shape.global_head_dim or shape.head_dim,
+
+    joined = _altup_projections(config)
+    return frame(
+        config,
+        layers_of(kinds, block),
+        embedding=(*_per_layer_embedding(config), *joined),
+        closing=joined,
     )
 
 
-def per_layer_embedding(shape: ModelShape) -> Components:
-    """A table of every layer's inputs ``[V, L·P]``, and a projection ``[D, L·P]`` added to it."""
-    outputs = shape.num_decoder_layers * shape.hidden_size_per_layer_input
-    rows = shape.vocab_size_per_layer_input or shape.vocab_size
+def _attention(config: ModelConfig, mask: Mask, *, is_global: bool, **changes: Any) -> Components:
+    """Norms on queries and keys; global layers have heads of their own and may share k and v."""
+    sizes = config.attention
+    if is_global:
+        changes["kv_heads"] = sizes.global_num_kv_heads or sizes.num_kv_heads
+        changes["head_dim"] = sizes.global_head_dim or sizes.head_dim
+    else:
+        changes["shared_kv"] = False
+    return parts.attention(config, mask, qk_norm=True, **changes)
+
+
+def _expert_scales(config: ModelConfig) -> Components:
+    """Norms around the experts, and scales of the router's input and of each expert."""
     return (
-        matmuls.table("per_layer_tokens", rows, outputs),
-        matmuls.projection("per_layer_projection", shape.emb_dim, outputs),
-        matmuls.norm("per_layer_norm", shape.hidden_size_per_layer_input),
+        *parts.norms(config, 3, "moe/norms"),
+        matmuls.vector("moe/router_scale", config.emb_dim),
+        matmuls.vector("moe/expert_scale", config.experts.num_experts),
     )
 
 
-def per_layer_input(width: int, ple: int) -> tuple[Component, ...]:
-    """Each layer gates ``[D, P]`` its own inputs and adds them back ``[P, D]``."""
+def _extras(config: ModelConfig) -> Components:
+    """Beside attention and MLP: norms, experts, per-layer inputs, Laurel, AltUp."""
+    width, ple = config.emb_dim, config.embedding.hidden_size_per_layer_input
+    rank, streams = config.stack.laurel_rank, config.stack.altup_inputs
+    extras: list[Component] = [*norms(config, 4 + bool(ple), "norms")]
+    if config.experts.moe_beside_mlp:
+        extras.extend((*parts.moe(config), *_expert_scales(config)))
+    extras.extend(_per_layer_input(width, ple))
+    if rank:
+        extras.append(matmuls.projection("laurel/left", width, rank))
+        extras.append(matmuls.projection("laurel/right", rank, width))
+        extras.append(matmuls.norm("laurel/norm", width))
+    if streams:
+        extras.extend(_altup(width, streams))
+    return tuple(extras)
+
+
+def _per_layer_embedding(config: ModelConfig) -> Components:
+    """A table of every layer's inputs ``[V, L·P]``, and a projection ``[D, L·P]`` added to it."""
+    sizes = config.embedding
+    ple = sizes.hidden_size_per_layer_input
+    if not ple:
+        return ()
+    outputs = config.num_decoder_layers * ple
+    return (
+        matmuls.table(
+            "per_layer_tokens", sizes.vocab_size_per_layer_input or config.vocab_size, outputs
+        ),
+        matmuls.projection("per_layer_projection", config.emb_dim, outputs),
+        matmuls.norm("per_layer_norm", ple),
+    )
+
+
+def _per_layer_input(width: int, ple: int) -> Components:
+    """Each layer gates its own inputs ``[D, P]`` and adds them back ``[P, D]``; P may be 0."""
+    if not ple:
+        return ()
     return (
         matmuls.projection("per_layer/gate", width, ple),
         matmuls.projection("per_layer/projection", ple, width),
     )
+
+
+def _altup(width: int, streams: int) -> Components:
+    """Alternating updates (arXiv 2301.13310) over n streams: predict, then correct.
+
+    Both read the router ``[D, n]``; its outputs give ``[n, n²]`` weights of the prediction, which
+    mixes the streams (n²·D multiply-adds of activations), and ``[n, n]`` weights of the correction,
+    which is elementwise.
+    """
+    router = matmuls.projection("altup/router", width, streams)
+    return (
+        router.replace(macs=2 * router.macs),
+        matmuls.projection("altup/prediction", streams, streams**2),
+        Component(name="altup/mix", kind="attention", macs=streams**2 * width),
+        matmuls.projection("altup/correction", streams, streams),
+        matmuls.norm("altup/norm", width),
+        matmuls.vector("altup/scale", width),
+    )
+
+
+def _altup_projections(config: ModelConfig) -> Components:
+    """Into the other streams, or out of them: ``[D, D]`` each."""
+    others = config.stack.altup_inputs - 1
+    if others < 1:
+        return ()
+    width = config.emb_dim
+    return (matmuls.projection("altup/projections", width, width, copies=others),)

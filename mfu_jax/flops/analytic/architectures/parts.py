@@ -1,4 +1,4 @@
-"""What families share: attention and MLP of a shape, and the frame around the layers."""
+"""What families share: masks, attention, MLP and experts, and the frame around the layers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from mfu_jax.flops.analytic import matmuls, mixers
 from mfu_jax.flops.analytic.components import Layer, Model
 from mfu_jax.flops.analytic.matmuls import Components
-from mfu_jax.flops.analytic.shapes.model import ModelShape
-from mfu_jax.flops.analytic.towers.maxtext import towers
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+from mfu_jax.flops.analytic.towers.maxtext import tower_layers
 from mfu_jax.flops.masks import (
     BlockDiffusion,
     Causal,
@@ -24,194 +24,202 @@ from mfu_jax.flops.masks import (
 GPT_BLOCKS = ("gpt2", "gpt3")
 
 
-def layer_norm(shape: ModelShape) -> bool:
+def layer_norm(config: ModelConfig) -> bool:
     """Whether norms have a bias (LayerNorm) or not (RMSNorm)."""
-    if shape.normalization != "auto":
-        return shape.normalization == "layernorm"
-    return shape.decoder_block in GPT_BLOCKS
+    if (normalization := config.stack.normalization) != "auto":
+        return normalization == "layernorm"
+    return config.decoder_block in GPT_BLOCKS
 
 
-def learned_positions(shape: ModelShape) -> bool:
+def learned_positions(config: ModelConfig) -> bool:
     """Whether positions have a table of their own."""
-    if shape.position_embedding != "auto":
-        return shape.position_embedding == "learned"
-    return shape.decoder_block in GPT_BLOCKS
+    if (positions := config.embedding.position_embedding) != "auto":
+        return positions == "learned"
+    return config.decoder_block in GPT_BLOCKS
 
 
-def norms(shape: ModelShape, copies: int, name: str = "norms") -> Components:
+def norms(config: ModelConfig, copies: int, name: str = "norms") -> Components:
     """`copies` norms over the model width."""
-    return (matmuls.norm(name, shape.emb_dim, bias=layer_norm(shape), copies=copies),)
+    return (matmuls.norm(name, config.emb_dim, bias=layer_norm(config), copies=copies),)
 
 
-def global_mask(shape: ModelShape) -> Mask:
-    """Causal over the whole sequence, as far as prefix and packing leave it so."""
-    return _packed(shape, Prefix(shape.prefix_length) if shape.prefix_length else Causal())
+def global_mask(config: ModelConfig) -> Mask:
+    """Causal over the whole sequence, except for a prefix and packed documents."""
+    prefix = config.attention.prefix_length
+    return _packed(config, Prefix(prefix) if prefix else Causal())
 
 
-def layer_mask(shape: ModelShape) -> Mask:
-    """The mask of a family whose layers are all alike, as its config says.
+def layer_mask(config: ModelConfig) -> Mask:
+    """The mask of a family whose layers are all alike.
 
-    A sliding window or a chunk size that is given is applied, whatever `attention_type` says.
+    A window or chunk size in the config applies whatever `attention_type` says.
     """
-    if shape.attention_type == "full":
-        return _packed(shape, Full())
-    if shape.attention_type == "block_diffusion":
-        shape.require("causal_block_size")
-        return _packed(shape, BlockDiffusion(shape.causal_block_size))
-    if shape.chunk_attn_window_size:
-        return chunk_mask(shape)
-    return window_mask(shape)
+    kind = config.attention.attention_type
+    if kind == "full":
+        return _packed(config, Full())
+    if kind == "block_diffusion":
+        config.require("causal_block_size")
+        return _packed(config, BlockDiffusion(config.attention.causal_block_size))
+    if config.attention.chunk_attn_window_size:
+        return chunk_mask(config)
+    return window_mask(config)
 
 
-def window_mask(shape: ModelShape) -> Mask:
+def window_mask(config: ModelConfig) -> Mask:
     """The sliding window; without a size the layer is global."""
-    if not shape.sliding_window_size:
-        return global_mask(shape)
-    return _packed(shape, SlidingWindow(shape.sliding_window_size))
+    window = config.attention.sliding_window_size
+    return _packed(config, SlidingWindow(window)) if window else global_mask(config)
 
 
-def chunk_mask(shape: ModelShape) -> Mask:
-    """Chunks of the attention window; without a size the layer is global."""
-    if not shape.chunk_attn_window_size:
-        return global_mask(shape)
-    return _packed(shape, Chunked(shape.chunk_attn_window_size))
+def chunk_mask(config: ModelConfig) -> Mask:
+    """Chunked attention; without a size the layer is global."""
+    chunk = config.attention.chunk_attn_window_size
+    return _packed(config, Chunked(chunk)) if chunk else global_mask(config)
 
 
-def _packed(shape: ModelShape, mask: Mask) -> Mask:
-    if shape.packed_document_lengths:
-        return Packed(mask, lengths=shape.packed_document_lengths)
-    if shape.packed_document_length:
-        return Packed(mask, each=min(shape.packed_document_length, shape.max_target_length))
+def _packed(config: ModelConfig, mask: Mask) -> Mask:
+    step = config.step
+    if step.packed_document_lengths:
+        return Packed(mask, lengths=step.packed_document_lengths)
+    if step.packed_document_length:
+        return Packed(mask, each=min(step.packed_document_length, step.max_target_length))
     return mask
 
 
-def attention(shape: ModelShape, mask: Mask, **changes: Any) -> Components:
+def attention(config: ModelConfig, mask: Mask, **changes: Any) -> Components:
     """Multi-head or latent attention, as `attention_type` says."""
-    if shape.attention_type == "mla":
-        return latent_attention(shape, mask)
+    sizes = config.attention
+    if sizes.attention_type == "mla":
+        return latent_attention(config, mask)
     options: dict[str, Any] = {
-        "kv_heads": shape.num_kv_heads or shape.num_query_heads,
-        "head_dim": shape.head_dim,
-        "bias": shape.attention_bias or shape.use_bias,
-        "qk_norm": shape.use_qk_norm,
-        "shared_kv": shape.share_kv_projections,
+        "kv_heads": sizes.num_kv_heads or sizes.num_query_heads,
+        "head_dim": sizes.head_dim,
+        "bias": sizes.attention_bias or config.feed_forward.use_bias,
+        "qk_norm": sizes.use_qk_norm,
+        "shared_kv": sizes.share_kv_projections,
         **changes,
     }
-    shape.require("num_query_heads", *(() if options["head_dim"] else ("head_dim",)))
-    return matmuls.attention(shape.emb_dim, shape.num_query_heads, mask=mask, **options)
+    config.require("num_query_heads", *(() if options["head_dim"] else ("head_dim",)))
+    return matmuls.attention(config.emb_dim, sizes.num_query_heads, mask=mask, **options)
 
 
-def latent_attention(shape: ModelShape, mask: Mask, *, bias: bool = False) -> Components:
+def latent_attention(config: ModelConfig, mask: Mask, *, bias: bool = False) -> Components:
     """MLA without its indexer."""
-    shape.require(
+    config.require(
         "num_query_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
     )
+    sizes = config.latent_attention
     return mixers.latent_attention(
-        shape.emb_dim,
-        shape.num_query_heads,
-        q_lora_rank=shape.q_lora_rank,
-        kv_lora_rank=shape.kv_lora_rank,
-        nope_dim=shape.qk_nope_head_dim,
-        rope_dim=shape.qk_rope_head_dim,
-        v_dim=shape.v_head_dim,
+        config.emb_dim,
+        config.attention.num_query_heads,
+        q_lora_rank=sizes.q_lora_rank,
+        kv_lora_rank=sizes.kv_lora_rank,
+        nope_dim=sizes.qk_nope_head_dim,
+        rope_dim=sizes.qk_rope_head_dim,
+        v_dim=sizes.v_head_dim,
         mask=mask,
         bias=bias,
     )
 
 
-def delta_net(shape: ModelShape) -> Components:
-    """The gated delta net of the shape."""
+def delta_net(config: ModelConfig) -> Components:
+    """A gated delta net."""
+    sizes = config.linear_attention
     return mixers.gated_delta_net(
-        shape.emb_dim,
-        key_heads=shape.gdn_num_key_heads,
-        value_heads=shape.gdn_num_value_heads,
-        key_dim=shape.gdn_key_head_dim,
-        value_dim=shape.gdn_value_head_dim,
-        kernel=shape.gdn_conv_kernel_dim,
-        chunk=shape.scan_chunk_size,
+        config.emb_dim,
+        key_heads=sizes.gdn_num_key_heads,
+        value_heads=sizes.gdn_num_value_heads,
+        key_dim=sizes.gdn_key_head_dim,
+        value_dim=sizes.gdn_value_head_dim,
+        kernel=sizes.gdn_conv_kernel_dim,
+        chunk=sizes.scan_chunk_size,
     )
 
 
-def mlp(shape: ModelShape, hidden: int | None = None, name: str = "mlp") -> Components:
-    """The dense MLP of the shape, or one of another hidden width."""
+def mlp(config: ModelConfig, hidden: int | None = None, name: str = "mlp") -> Components:
+    """The dense MLP, of hidden width `hidden` or else `mlp_dim`."""
+    sizes = config.feed_forward
     if hidden is None:
-        shape.require("mlp_dim")
-        hidden = shape.mlp_dim
-    return matmuls.mlp(shape.emb_dim, hidden, gated=shape.gated_mlp, bias=shape.use_bias, name=name)
+        config.require("mlp_dim")
+        hidden = sizes.mlp_dim
+    return matmuls.mlp(config.emb_dim, hidden, gated=sizes.gated, bias=sizes.use_bias, name=name)
 
 
-def moe(shape: ModelShape, *, shared_dim: int | None = None, **changes: Any) -> Components:
-    """Routed experts and, where the shape has them, shared experts of `shared_dim`."""
-    shape.require("moe_mlp_dim", "num_experts", "num_experts_per_tok")
+def moe(config: ModelConfig, *, shared_dim: int | None = None, **changes: Any) -> Components:
+    """Routed experts and, where the config has them, shared experts of `shared_dim`."""
+    config.require("moe_mlp_dim", "num_experts", "num_experts_per_tok")
+    sizes = config.experts
     options: dict[str, Any] = {
-        "width": shape.emb_dim,
-        "hidden": shape.moe_mlp_dim,
-        "bias": shape.use_bias,
-        "router_bias": shape.routed_bias,
-        "capacity_factor": shape.capacity_factor or None,
+        "width": config.emb_dim,
+        "hidden": sizes.moe_mlp_dim,
+        "bias": config.feed_forward.use_bias,
+        "router_bias": sizes.routed_bias,
+        "capacity_factor": sizes.capacity_factor or None,
         **changes,
     }
     routed = matmuls.moe(
-        experts=shape.num_experts,
-        per_token=shape.num_experts_per_tok,
-        gated=shape.gated_mlp,
+        experts=sizes.num_experts,
+        per_token=sizes.num_experts_per_tok,
+        gated=config.feed_forward.gated,
         **options,
     )
-    if not shape.shared_experts:
+    if not sizes.shared_experts:
         return routed
-    hidden = shape.shared_experts * (shape.moe_mlp_dim if shared_dim is None else shared_dim)
-    return (*routed, *mlp(shape, hidden, "moe/shared"))
+    hidden = sizes.shared_experts * (sizes.moe_mlp_dim if shared_dim is None else shared_dim)
+    return (*routed, *mlp(config, hidden, "moe/shared"))
 
 
-def feed_forward(shape: ModelShape) -> Components:
-    """Experts where there is more than one, else the dense MLP."""
-    return moe(shape) if shape.num_experts > 1 else mlp(shape)
+def feed_forward(config: ModelConfig, *, dense: bool = False) -> Components:
+    """The experts of a model that has them, unless this layer is `dense`; else the MLP."""
+    return mlp(config) if dense or config.experts.num_experts == 1 else moe(config)
 
 
-def head(shape: ModelShape, width: int, *, bias: bool = False) -> matmuls.Component:
+def head(config: ModelConfig, width: int, *, bias: bool = False) -> matmuls.Component:
     """The output head, at every position or at `logits_positions` of them."""
-    output = matmuls.head(shape.vocab_size, width, tied=shape.logits_via_embedding, bias=bias)
-    if not shape.logits_positions:
+    tied, step = config.embedding.logits_via_embedding, config.step
+    output = matmuls.head(config.vocab_size, width, tied=tied, bias=bias)
+    if not step.logits_positions:
         return output
-    return output.replace(tokens=min(shape.logits_positions, shape.max_target_length))
+    return output.replace(tokens=min(step.logits_positions, step.max_target_length))
 
 
 def decoder(
-    shape: ModelShape,
+    config: ModelConfig,
     layers: tuple[Layer, ...],
     *,
     embedding: Components = (),
-    last_norm: bool = True,
     closing: Components = (),
 ) -> Model:
     """`layers` between the embedding and the output head.
 
     Args:
-        embedding: further components that stand beside the token embedding.
+        embedding: further components beside the token embedding.
         closing: components between the last layer and the final norm.
     """
-    first = [matmuls.table("tokens", shape.vocab_size, shape.emb_dim)]
-    if learned_positions(shape):
-        positions = shape.trainable_position_size or shape.max_target_length
-        first.append(matmuls.table("positions", positions, shape.emb_dim))
-    output = head(shape, shape.emb_dim)
-    final = norms(shape, 1, "final_norm") if last_norm else ()
+    first = [matmuls.table("tokens", config.vocab_size, config.emb_dim)]
+    if learned_positions(config):
+        positions = config.embedding.trainable_position_size or config.step.max_target_length
+        first.append(matmuls.table("positions", positions, config.emb_dim))
+    output = head(config, config.emb_dim)
+    final = norms(config, 1, "final_norm")
     return Model(
         layers=(
-            *towers(shape),
+            *tower_layers(config),
             Layer(name="embedding", components=(*first, *embedding)),
             *layers,
-            *mtp_modules(shape, layers[-1].components, output),
+            *mtp_modules(config, layers[-1].components, output),
             Layer(name="head", components=(*closing, *final, output)),
         )
     )
 
 
 def mtp_modules(
-    shape: ModelShape, layer: Components, output: matmuls.Component
+    config: ModelConfig, layer: Components, output: matmuls.Component
 ) -> tuple[Layer, ...]:
     """The multi-token-prediction modules, each with a copy of the last decoder layer."""
-    if not shape.mtp_num_layers:
+    if not config.stack.mtp_num_layers:
         return ()
-    parts = matmuls.multi_token_prediction(shape.emb_dim, layer, output)
-    return (Layer(name="multi_token_prediction", components=parts, repeats=shape.mtp_num_layers),)
+    parts = matmuls.multi_token_prediction(config.emb_dim, layer, output)
+    return (
+        Layer(name="multi_token_prediction", components=parts, repeats=config.stack.mtp_num_layers),
+    )

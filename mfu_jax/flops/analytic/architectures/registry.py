@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.components import Model
-from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
-Family = Callable[[ModelShape], Model]
+Family = Callable[[ModelConfig], Model]
 _FAMILIES: dict[str, Family] = {}
 
 
@@ -27,18 +27,18 @@ def known_blocks() -> list[str]:
     return sorted(_FAMILIES)
 
 
-def build(shape: ModelShape) -> Model:
-    """The layers of `shape`.
+def build(config: ModelConfig) -> Model:
+    """The layers of `config`.
 
     Raises:
-        UserError: nobody registered its `decoder_block`.
+        UserError: its `decoder_block` is not registered.
     """
     try:
-        family = _FAMILIES[shape.decoder_block]
+        family = _FAMILIES[config.decoder_block]
     except KeyError:
-        block = shape.decoder_block
+        block = config.decoder_block
         raise UserError(
             f"decoder_block={block!r} is not known{nearest(block, _FAMILIES)}; known are "
             f"{', '.join(known_blocks())}; count_model_flops(fn, *args) counts any JAX function"
         ) from None
-    return family(shape)
+    return family(config)

@@ -1,9 +1,9 @@
-"""A Hugging Face ``config.json`` → `ModelShape`, one small function a family.
+"""A Hugging Face ``config.json`` → `ModelConfig`, one small function a family.
 
 A family is registered under the `model_type`s that it translates:
 
     @model_type("llama", "mistral")
-    def llama(c: Fields) -> ModelShape: ...
+    def llama(c: Fields) -> ModelConfig: ...
 
 Fields that a config leaves out have their defaults of transformers 5.23.0
 (``huggingface_defaults.yml``).
@@ -17,20 +17,35 @@ from typing import Any
 from mfu_jax.errors import UserError, nearest
 
 # Importing a module registers its families.
-from mfu_jax.flops.analytic.huggingface import deepseek_v4 as deepseek_v4
-from mfu_jax.flops.analytic.huggingface import dense as dense
-from mfu_jax.flops.analytic.huggingface import encoders as encoders
-from mfu_jax.flops.analytic.huggingface import gemma as gemma
-from mfu_jax.flops.analytic.huggingface import hybrids as hybrids
-from mfu_jax.flops.analytic.huggingface import mixtures as mixtures
-from mfu_jax.flops.analytic.huggingface import multimodal as multimodal
+from mfu_jax.flops.analytic.huggingface import (
+    deepseek_v4,
+    dense,
+    encoders,
+    gemma,
+    gemma4,
+    hybrids,
+    mixtures,
+    multimodal,
+)
 from mfu_jax.flops.analytic.huggingface.fields import Fields
 from mfu_jax.flops.analytic.huggingface.registry import TRANSLATIONS
-from mfu_jax.flops.analytic.shapes.hf_decoder import HfDecoderShape
-from mfu_jax.flops.analytic.shapes.hf_encoder import HfEncoderShape
-from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+from mfu_jax.flops.analytic.model_configs.towers import Encoder
 
-# Fields of the step, and of what is trained, that may stand beside the config's own.
+__all__ = [
+    "TRANSLATIONS",
+    "deepseek_v4",
+    "dense",
+    "encoders",
+    "from_hf_config",
+    "gemma",
+    "gemma4",
+    "hybrids",
+    "mixtures",
+    "multimodal",
+]
+
+# Fields of the step and of training that may accompany the config's own.
 _STEP_FIELDS = (
     "model_name",
     "per_device_batch_size",
@@ -52,14 +67,14 @@ _STEP_FIELDS = (
 )
 
 
-def from_hf_config(config: Mapping[str, Any]) -> ModelShape:
-    """The shape of a ``config.json`` as it stands.
+def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
+    """Translates a ``config.json`` as it is.
 
-    Fields of the step (``per_device_batch_size``, ``max_target_length``, …) may stand beside it.
+    Fields of the step (``per_device_batch_size``, ``max_target_length``, …) may accompany its own.
 
     Raises:
-        UserError: there is no ``model_type``, it is not known (what was recognised is named), or
-            a field is missing or wrong.
+        UserError: ``model_type`` is missing or unknown (the message names the recognised fields),
+            or a field is missing or wrong.
 
     >>> from_hf_config({"model_type": "gpt2", "n_layer": 2}).num_decoder_layers
     2
@@ -78,24 +93,25 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelShape:
             f"(decoder_block=…, emb_dim=…)"
         )
     fields = Fields(config, model_type)
-    shape = _with_head(fields, TRANSLATIONS[model_type](fields))
+    translated = _with_head(fields, TRANSLATIONS[model_type](fields))
     step = {name: config[name] for name in _STEP_FIELDS if config.get(name) is not None}
-    return shape.replace(**step)
+    return translated.replace(**step)
 
 
-def _with_head(c: Fields, shape: ModelShape) -> ModelShape:
-    """The head of the class that ``architectures`` names; encoders have looked at it themselves."""
+def _with_head(c: Fields, config: ModelConfig) -> ModelConfig:
+    """Keeps or drops the head, as the class in ``architectures`` does; encoders chose theirs."""
     names = c.list_of(str, "architectures")
-    if not names or isinstance(shape, HfEncoderShape):
-        return shape
+    if not names or config.encoder != Encoder():
+        return config
     if names[0].endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
-        return shape
-    if names[0].endswith("Model") and "For" not in names[0] and isinstance(shape, HfDecoderShape):
-        return shape.replace(output_head=False)
+        return config
+    # Only families that list their layers are counted without a head.
+    if names[0].endswith("Model") and "For" not in names[0] and config.stack.layer_types:
+        return config.replace(output_head=False)
     return c.fail("architectures", "expected a class with logits over the vocabulary, or none")
 
 
-# Fields that most configs share: what is told of a config whose model_type is not known.
+# Fields that most configs share: the message about an unknown model_type shows them.
 _COMMON_FIELDS = (
     "vocab_size",
     "hidden_size",

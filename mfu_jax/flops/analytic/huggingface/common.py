@@ -1,26 +1,19 @@
-"""What the translations share: the fields that nearly every decoder has."""
+"""Shared by the translations: the fields that nearly every decoder has."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.shapes.hf_decoder import FULL, SLIDING, HfDecoderShape
+from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 PLAIN_MLP = ("gelu",)
 
 
-Shape = TypeVar("Shape", bound=HfDecoderShape)
-
-
-def decoder(c: Fields, **changes: Any) -> HfDecoderShape:
-    """A decoder with the common fields, see `decoder_of`."""
-    return decoder_of(HfDecoderShape, c, **changes)
-
-
-def decoder_of(kind: type[Shape], c: Fields, **changes: Any) -> Shape:
-    """A decoder with RMSNorm, rotary positions and a gated MLP, as far as `changes` leave it so.
+def decoder(c: Fields, **changes: Any) -> ModelConfig:
+    """A decoder with RMSNorm, rotary positions and a gated MLP, except for `changes`.
 
     Raises:
         UserError: naming the field that is missing or wrong.
@@ -28,6 +21,7 @@ def decoder_of(kind: type[Shape], c: Fields, **changes: Any) -> Shape:
     layers = c.size("num_hidden_layers")
     attention_bias = c.knows("attention_bias") and c.flag("attention_bias")
     values: dict[str, Any] = {
+        "decoder_block": "hf_decoder",
         "vocab_size": c.size("vocab_size"),
         "num_decoder_layers": layers,
         "emb_dim": c.size("hidden_size"),
@@ -48,7 +42,7 @@ def decoder_of(kind: type[Shape], c: Fields, **changes: Any) -> Shape:
         values["sliding_window_size"] = c.optional_size("sliding_window")
     if "layer_types" not in values:
         values["layer_types"] = (SLIDING if values["sliding_window_size"] else FULL,) * layers
-    return kind(**values)
+    return ModelConfig.from_mapping(values)
 
 
 def heads(c: Fields, *, floor: bool = False, derived: bool = False) -> dict[str, int]:
@@ -56,7 +50,7 @@ def heads(c: Fields, *, floor: bool = False, derived: bool = False) -> dict[str,
 
     Args:
         floor: the model's own code rounds ``hidden_size / num_attention_heads`` down.
-        derived: it takes that for the head width whatever ``head_dim`` says.
+        derived: it takes that as the head width whatever ``head_dim`` says.
     """
     query_heads = c.size("num_attention_heads")
     kv_heads = c.size("num_key_value_heads", query_heads)
@@ -121,8 +115,50 @@ def moe_layers(layers: int, is_moe: Callable[[int], bool]) -> Sequence[str]:
 
 
 def refuse(c: Fields, name: str) -> None:
-    """An error where a field switches on a part that is not counted here."""
+    """Raises a `UserError` if a field switches on a part that is not counted here."""
     if c.flag(name):
         c.fail(
             name, "is not counted from a config; count_model_flops(fn, *args) counts any function"
         )
+
+
+def per_layer_inputs(c: Fields) -> dict[str, int]:
+    """Gemma 3n and 4: layers that share keys and values, and inputs of each layer's own."""
+    shared = c.size("num_kv_shared_layers", 0, zero=True)
+    if shared >= c.size("num_hidden_layers"):
+        c.fail("num_kv_shared_layers", "expected fewer than num_hidden_layers")
+    return {
+        "num_kv_shared_layers": shared,
+        "hidden_size_per_layer_input": c.optional_size("hidden_size_per_layer_input"),
+        "vocab_size_per_layer_input": c.size("vocab_size_per_layer_input", c.size("vocab_size")),
+    }
+
+
+def tied_text(c: Fields, kind: str) -> Fields:
+    """The text config of a model whose outer config says whether the head is tied."""
+    tied = c.flag("tie_word_embeddings")
+    return c.nested("text_config", kind).with_values(tie_word_embeddings=tied)
+
+
+def vision_encoder(vision: Fields) -> dict[str, Any]:
+    """Sizes of a plain vision transformer."""
+    vision.quotient("hidden_size", "num_attention_heads")
+    image, patch = vision.size("image_size"), vision.size("patch_size")
+    if image < patch:
+        vision.fail("image_size", f"expected patch_size={patch} or more")
+    return {
+        "image_size_for_vit": image,
+        "patch_size_for_vit": patch,
+        "num_channels_for_vit": vision.size("num_channels"),
+        "hidden_size_for_vit": vision.size("hidden_size"),
+        "intermediate_size_for_vit": vision.size("intermediate_size"),
+        "num_hidden_layers_for_vit": vision.size("num_hidden_layers"),
+    }
+
+
+def audio_channels(audio: Fields, name: str) -> list[int]:
+    """Channels of the two convolutions before a conformer."""
+    channels = audio.list_of(int, name) or []
+    if len(channels) != 2 or min(channels) < 1:
+        audio.fail(name, "expected two numbers")
+    return channels

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from mfu_jax.flops.analytic.huggingface.common import checked_length, experts, refuse
 from mfu_jax.flops.analytic.huggingface.fields import Fields
 from mfu_jax.flops.analytic.huggingface.registry import model_type
-from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 _SPARSE, _HEAVY, _WINDOW = (
     "compressed_sparse_attention",
@@ -19,7 +19,7 @@ _SPARSE_RATIO = 4
 
 
 @model_type("deepseek_v4")
-def deepseek_v4(c: Fields) -> ModelShape:
+def deepseek_v4(c: Fields) -> ModelConfig:
     """Window, compressed and sparse compressed attention by layer; experts everywhere.
 
     One key/value head and one shared expert, as transformers builds it whatever the config says.
@@ -30,27 +30,29 @@ def deepseek_v4(c: Fields) -> ModelShape:
     head_dim = c.size("head_dim")
     if query_heads * head_dim % c.size("o_groups"):
         c.fail("o_groups", "expected a divisor of num_attention_heads · head_dim")
-    return ModelShape(
-        decoder_block="hf_deepseek_v4",
-        vocab_size=c.size("vocab_size"),
-        num_decoder_layers=layers,
-        emb_dim=c.size("hidden_size"),
-        num_query_heads=query_heads,
-        num_kv_heads=1,
-        head_dim=head_dim,
-        logits_via_embedding=c.flag("tie_word_embeddings"),
-        q_lora_rank=c.size("q_lora_rank"),
-        o_groups=c.size("o_groups"),
-        o_lora_rank=c.size("o_lora_rank"),
-        sliding_window_size=c.size("sliding_window"),
-        compress_ratios=_ratios(c, layers),
-        indexer_n_heads=c.size("index_n_heads"),
-        indexer_head_dim=c.size("index_head_dim"),
-        indexer_topk=c.size("index_topk"),
-        first_num_hash_layers=_hash_layers(c, layers),
-        mhc_expansion_rate=c.size("hc_mult"),
-        shared_experts=1,
-        **experts(c, "n_routed_experts"),
+    return ModelConfig.from_mapping(
+        {
+            "decoder_block": "hf_deepseek_v4",
+            "vocab_size": c.size("vocab_size"),
+            "num_decoder_layers": layers,
+            "emb_dim": c.size("hidden_size"),
+            "num_query_heads": query_heads,
+            "num_kv_heads": 1,
+            "head_dim": head_dim,
+            "logits_via_embedding": c.flag("tie_word_embeddings"),
+            "q_lora_rank": c.size("q_lora_rank"),
+            "o_groups": c.size("o_groups"),
+            "o_lora_rank": c.size("o_lora_rank"),
+            "sliding_window_size": c.size("sliding_window"),
+            "compress_ratios": _ratios(c, layers),
+            "indexer_n_heads": c.size("index_n_heads"),
+            "indexer_head_dim": c.size("index_head_dim"),
+            "indexer_topk": c.size("index_topk"),
+            "first_num_hash_layers": _hash_layers(c, layers),
+            "mhc_expansion_rate": c.size("hc_mult"),
+            "shared_experts": 1,
+            **experts(c, "n_routed_experts"),
+        }
     )
 
 

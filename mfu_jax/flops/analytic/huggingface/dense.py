@@ -13,29 +13,30 @@ from mfu_jax.flops.analytic.huggingface.common import (
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
 from mfu_jax.flops.analytic.huggingface.registry import model_type
-from mfu_jax.flops.analytic.shapes.hf_decoder import FULL, SLIDING, HfDecoderShape
+from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
 @model_type("llama", "granite", "mistral", "phi3", "gemma")
-def llama(c: Fields) -> HfDecoderShape:
+def llama(c: Fields) -> ModelConfig:
     """RMSNorm, rotary positions, gated MLP; a window in every layer where there is one."""
     return decoder(c, bidirectional=c.get("use_bidirectional_attention") is True)
 
 
 @model_type("arcee")
-def arcee(c: Fields) -> HfDecoderShape:
+def arcee(c: Fields) -> ModelConfig:
     """A plain MLP with squared ReLU."""
     return decoder(c, mlp_activations=PLAIN_MLP)
 
 
 @model_type("glm")
-def glm(c: Fields) -> HfDecoderShape:
+def glm(c: Fields) -> ModelConfig:
     """The output projection has no bias."""
     return decoder(c, attention_output_bias=False)
 
 
 @model_type("helium")
-def helium(c: Fields) -> HfDecoderShape:
+def helium(c: Fields) -> ModelConfig:
     """As glm; the output projection is square."""
     sizes = heads(c)
     if sizes["num_query_heads"] * sizes["head_dim"] != c.size("hidden_size"):
@@ -44,44 +45,44 @@ def helium(c: Fields) -> HfDecoderShape:
 
 
 @model_type("seed_oss")
-def seed_oss(c: Fields) -> HfDecoderShape:
+def seed_oss(c: Fields) -> ModelConfig:
     """The output projection's bias has a field of its own."""
     return decoder(c, attention_output_bias=c.flag("attention_out_bias"))
 
 
 @model_type("ernie4_5")
-def ernie4_5(c: Fields) -> HfDecoderShape:
+def ernie4_5(c: Fields) -> ModelConfig:
     """One switch for every bias."""
     bias = c.flag("use_bias")
     return decoder(c, attention_bias=bias, use_bias=bias)
 
 
 @model_type("glm4")
-def glm4(c: Fields) -> HfDecoderShape:
+def glm4(c: Fields) -> ModelConfig:
     """Norms before and after attention and MLP."""
     return decoder(c, attention_output_bias=False, norms_per_layer=4)
 
 
 @model_type("olmo")
-def olmo(c: Fields) -> HfDecoderShape:
+def olmo(c: Fields) -> ModelConfig:
     """Norms without weights."""
     return decoder(c, normalization="none")
 
 
 @model_type("olmo2")
-def olmo2(c: Fields) -> HfDecoderShape:
+def olmo2(c: Fields) -> ModelConfig:
     """Norms over all heads' queries and keys."""
     return decoder(c, qk_norm="all_heads")
 
 
 @model_type("olmo3")
-def olmo3(c: Fields) -> HfDecoderShape:
+def olmo3(c: Fields) -> ModelConfig:
     """As olmo2; three layers with a window, then a full one."""
     return decoder(c, qk_norm="all_heads", layer_types=layer_types(c, every(4, FULL, SLIDING)))
 
 
 @model_type("qwen2")
-def qwen2(c: Fields) -> HfDecoderShape:
+def qwen2(c: Fields) -> ModelConfig:
     """A bias on q, k and v only; windows, if used, in the layers from max_window_layers."""
     return decoder(
         c, attention_bias=True, attention_output_bias=False, layer_types=_qwen_layer_types(c)
@@ -89,7 +90,7 @@ def qwen2(c: Fields) -> HfDecoderShape:
 
 
 @model_type("qwen3")
-def qwen3(c: Fields) -> HfDecoderShape:
+def qwen3(c: Fields) -> ModelConfig:
     """Norms on queries and keys."""
     return decoder(c, qk_norm="head", layer_types=_qwen_layer_types(c))
 
@@ -101,7 +102,7 @@ def _qwen_layer_types(c: Fields) -> list[str]:
 
 
 @model_type("smollm3")
-def smollm3(c: Fields) -> HfDecoderShape:
+def smollm3(c: Fields) -> ModelConfig:
     """Layers without rotary positions may have a window."""
     windowed = c.flag("use_sliding_window") and c.optional_size("sliding_window")
     interval = c.size("no_rope_layer_interval", 4)
@@ -115,8 +116,8 @@ def smollm3(c: Fields) -> HfDecoderShape:
 
 
 @model_type("exaone4")
-def exaone4(c: Fields) -> HfDecoderShape:
-    """Norms on queries and keys; windows but for every n-th layer; no bias."""
+def exaone4(c: Fields) -> ModelConfig:
+    """Norms on queries and keys; windows except in every n-th layer; no bias."""
     # Where layers are listed, the pattern is not read: some files spell it "LLLG".
     windowed = c.optional_size("sliding_window") and not c.has("layer_types")
     interval = c.size("sliding_window_pattern", 0, zero=True) if windowed else 0
@@ -125,20 +126,20 @@ def exaone4(c: Fields) -> HfDecoderShape:
 
 
 @model_type("apertus")
-def apertus(c: Fields) -> HfDecoderShape:
+def apertus(c: Fields) -> ModelConfig:
     """A plain MLP whose activation (xIELU) has two learned scalars."""
     return decoder(c, mlp_activations=PLAIN_MLP, qk_norm="head", activation_weights=2)
 
 
 @model_type("cohere")
-def cohere(c: Fields) -> HfDecoderShape:
+def cohere(c: Fields) -> ModelConfig:
     """Attention and MLP in parallel behind one norm."""
     qk_norm = "all_heads" if c.flag("use_qk_norm") else ""
     return decoder(c, norms_per_layer=1, qk_norm=qk_norm)
 
 
 @model_type("cohere2")
-def cohere2(c: Fields) -> HfDecoderShape:
+def cohere2(c: Fields) -> ModelConfig:
     """As cohere; three layers with a window, then a full one."""
     interval = c.size("sliding_window_pattern", 4)
     kinds = layer_types(c, every(interval, FULL, SLIDING))
@@ -146,8 +147,8 @@ def cohere2(c: Fields) -> HfDecoderShape:
 
 
 @model_type("gpt2")
-def gpt2(c: Fields) -> HfDecoderShape:
-    """LayerNorm, learned positions, a bias everywhere but in the head, plain MLP."""
+def gpt2(c: Fields) -> ModelConfig:
+    """LayerNorm, learned positions, a bias everywhere except in the head, plain MLP."""
     refuse(c, "add_cross_attention")
     return _layer_norm_decoder(
         c,
@@ -159,7 +160,7 @@ def gpt2(c: Fields) -> HfDecoderShape:
 
 
 @model_type("gptj")
-def gptj(c: Fields) -> HfDecoderShape:
+def gptj(c: Fields) -> ModelConfig:
     """Attention (without bias) and MLP in parallel behind one norm; the head has a bias."""
     return _layer_norm_decoder(
         c,
@@ -172,14 +173,14 @@ def gptj(c: Fields) -> HfDecoderShape:
 
 
 @model_type("gpt_neox")
-def gpt_neox(c: Fields) -> HfDecoderShape:
+def gpt_neox(c: Fields) -> ModelConfig:
     """LayerNorm, rotary positions, two norms even where attention and MLP are parallel."""
     bias = c.flag("attention_bias", default=True)
     return _layer_norm_decoder(c, attention_bias=bias, **equal_heads(c))
 
 
 @model_type("opt")
-def opt(c: Fields) -> HfDecoderShape:
+def opt(c: Fields) -> ModelConfig:
     """Learned positions (two rows more than their number); the table may be narrower."""
     bias = c.flag("enable_bias", default=True)
     final = c.flag("do_layer_norm_before", default=True) and not c.flag("_remove_final_layer_norm")
@@ -199,14 +200,14 @@ def opt(c: Fields) -> HfDecoderShape:
 
 
 @model_type("xglm")
-def xglm(c: Fields) -> HfDecoderShape:
-    """Sinusoidal positions, which are no weights."""
+def xglm(c: Fields) -> ModelConfig:
+    """Sinusoidal positions, which have no weights."""
     refuse(c, "add_cross_attention")
     return _layer_norm_decoder(c, mlp_dim=c.size("ffn_dim"), **equal_heads(c))
 
 
 @model_type("bloom")
-def bloom(c: Fields) -> HfDecoderShape:
+def bloom(c: Fields) -> ModelConfig:
     """ALiBi positions, a norm behind the embedding, an MLP four times as wide."""
     if c.has("n_embed"):
         c = c.with_values(hidden_size=c.size("n_embed"))
@@ -215,7 +216,7 @@ def bloom(c: Fields) -> HfDecoderShape:
 
 
 @model_type("mpt")
-def mpt(c: Fields) -> HfDecoderShape:
+def mpt(c: Fields) -> ModelConfig:
     """ALiBi positions, norms and projections without bias, an MLP four times as wide."""
     return decoder(
         c,
@@ -227,7 +228,7 @@ def mpt(c: Fields) -> HfDecoderShape:
 
 
 @model_type("phi")
-def phi(c: Fields) -> HfDecoderShape:
+def phi(c: Fields) -> ModelConfig:
     """Attention and MLP in parallel behind one norm; a bias everywhere, in the head too."""
     qk_norm = c.flag("qk_layernorm")
     return _layer_norm_decoder(
@@ -241,7 +242,7 @@ def phi(c: Fields) -> HfDecoderShape:
 
 
 @model_type("persimmon")
-def persimmon(c: Fields) -> HfDecoderShape:
+def persimmon(c: Fields) -> ModelConfig:
     """LayerNorm on queries and keys, a bias everywhere but in the head."""
     qk_norm = c.flag("qk_layernorm", default=True)
     return _layer_norm_decoder(
@@ -250,7 +251,7 @@ def persimmon(c: Fields) -> HfDecoderShape:
 
 
 @model_type("falcon")
-def falcon(c: Fields) -> HfDecoderShape:
+def falcon(c: Fields) -> ModelConfig:
     """One key/value head, several, or as many as queries; norms by the kind of block."""
     if c.has("n_embed"):
         c = c.with_values(hidden_size=c.size("n_embed"))
@@ -276,14 +277,14 @@ def falcon(c: Fields) -> HfDecoderShape:
 
 
 @model_type("starcoder2")
-def starcoder2(c: Fields) -> HfDecoderShape:
+def starcoder2(c: Fields) -> ModelConfig:
     """One switch for every bias; a plain MLP."""
     bias = c.flag("use_bias", default=True)
     return _layer_norm_decoder(c, attention_bias=bias, use_bias=bias, **heads(c))
 
 
 @model_type("stablelm")
-def stablelm(c: Fields) -> HfDecoderShape:
+def stablelm(c: Fields) -> ModelConfig:
     """LayerNorm, gated MLP; norms on queries and keys have a scale for each head."""
     return decoder(
         c,
@@ -296,7 +297,7 @@ def stablelm(c: Fields) -> HfDecoderShape:
     )
 
 
-def _layer_norm_decoder(c: Fields, **changes: object) -> HfDecoderShape:
+def _layer_norm_decoder(c: Fields, **changes: object) -> ModelConfig:
     """LayerNorm, a plain MLP, a bias everywhere but in the head."""
     values = {
         "normalization": "layernorm",

@@ -8,7 +8,7 @@ from typing import Any
 from mfu_jax.flops.analytic.huggingface.common import PLAIN_MLP
 from mfu_jax.flops.analytic.huggingface.fields import Fields
 from mfu_jax.flops.analytic.huggingface.registry import model_type
-from mfu_jax.flops.analytic.shapes.hf_encoder import HfEncoderShape
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
 def _class_heads(c: Fields, heads: Mapping[str, tuple[str, ...]], default: str) -> tuple[str, ...]:
@@ -26,7 +26,7 @@ def _num_labels(c: Fields) -> int:
     return len(labels) if isinstance(labels, Mapping) and labels else c.size("num_labels", 2)
 
 
-def _encoder(c: Fields, block: str, **changes: Any) -> HfEncoderShape:
+def _encoder(c: Fields, block: str, **changes: Any) -> ModelConfig:
     heads = c.size("num_attention_heads")
     values: dict[str, Any] = {
         "decoder_block": block,
@@ -43,7 +43,7 @@ def _encoder(c: Fields, block: str, **changes: Any) -> HfEncoderShape:
         values["head_dim"] = c.quotient("hidden_size", "num_attention_heads")
     if "mlp_dim" not in values:
         values["mlp_dim"] = c.size("intermediate_size")
-    return HfEncoderShape(**values)
+    return ModelConfig.from_mapping(values)
 
 
 _BERT_CLASSES = {
@@ -59,7 +59,7 @@ _BERT_CLASSES = {
 
 
 @model_type("bert")
-def bert(c: Fields) -> HfEncoderShape:
+def bert(c: Fields) -> ModelConfig:
     """Post-norm encoder; masked-language-model head where ``architectures`` names no class."""
     for unsupported in ("add_cross_attention", "is_decoder"):
         if c.flag(unsupported):
@@ -83,7 +83,7 @@ _VIT_CLASSES = {
 
 
 @model_type("vit")
-def vit(c: Fields) -> HfEncoderShape:
+def vit(c: Fields) -> ModelConfig:
     """Image classifier where ``architectures`` names no class; a sequence is one image."""
     labels, image = _num_labels(c), _image(c)
     side = image["image_size_for_vit"] // image["patch_size_for_vit"]
@@ -112,7 +112,7 @@ def _image(c: Fields) -> dict[str, Any]:
 
 
 @model_type("clip")
-def clip(c: Fields) -> HfEncoderShape:
+def clip(c: Fields) -> ModelConfig:
     """Text and vision encoder with their projections; one image a text."""
     text = _clip_part(c, "text")
     vision = _clip_part(c, "vision")
@@ -146,7 +146,7 @@ _T5_CLASSES = {
 
 
 @model_type("t5")
-def t5(c: Fields) -> HfEncoderShape:
+def t5(c: Fields) -> ModelConfig:
     """Encoder and decoder, equally long where encoder_length is not given.
 
     transformers ties the head to the embedding, whatever ``tie_word_embeddings`` says (there it
@@ -179,7 +179,7 @@ _WHISPER_CLASSES = {
 
 
 @model_type("whisper")
-def whisper(c: Fields) -> HfEncoderShape:
+def whisper(c: Fields) -> ModelConfig:
     """Audio encoder of fixed length (max_source_positions) and text decoder."""
     heads = c.size("decoder_attention_heads")
     c.quotient("d_model", "encoder_attention_heads")

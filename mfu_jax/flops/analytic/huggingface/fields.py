@@ -12,7 +12,7 @@ from mfu_jax.yaml_files import read_mapping
 
 DEFAULTS_FILE = Path(__file__).parent.with_name("huggingface_defaults.yml")
 
-# No model has a size beyond this; what is larger is a damaged file.
+# A larger size means a damaged file.
 _LARGEST_SIZE = 2**40
 # Layers are listed one by one.
 _MOST_LAYERS = 100_000
@@ -26,13 +26,13 @@ def _all_defaults() -> dict[str, Any]:
 class Fields:
     """The fields of one config, or of one that is nested in it (``text_config``).
 
-    A field that is absent has the default that its model type has in transformers; ``null`` is
-    kept apart from absent, as transformers does.
+    An absent field has its model type's default in transformers. ``null`` is not the same as
+    absent, as in transformers.
 
     Args:
-        values: the mapping as it stands in the file.
-        model_type: whose defaults hold.
-        path: where the mapping stands, for messages (``text_config.``).
+        values: the mapping as it is in the file.
+        model_type: the type whose defaults apply.
+        path: the mapping's place in the file, for messages (``text_config.``).
     """
 
     def __init__(self, values: Mapping[str, Any], model_type: str, path: str = "") -> None:
@@ -44,7 +44,7 @@ class Fields:
         self._defaults = defaults
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of a field as it stands, else its default in transformers, else `default`."""
+        """The raw value of a field, else its default in transformers, else `default`."""
         other = self._other_names
         names = (name, other.get(name, name), *(k for k, v in other.items() if v == name))
         for source in (self._values, self._defaults):
@@ -84,7 +84,7 @@ class Fields:
         return value
 
     def optional_size(self, name: str) -> int:
-        """A size, where null and absent mean that there is none: 0."""
+        """A size; 0 for null and absent."""
         return self.size(name, 0, zero=True)
 
     def flag(self, name: str, *, default: bool = False) -> bool:

@@ -13,11 +13,12 @@ from mfu_jax.flops.analytic.huggingface.common import (
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
 from mfu_jax.flops.analytic.huggingface.registry import model_type
-from mfu_jax.flops.analytic.shapes.hf_decoder import FULL, HfDecoderShape
+from mfu_jax.flops.analytic.model_configs.layers import FULL
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
 @model_type("mamba2")
-def mamba2(c: Fields) -> HfDecoderShape:
+def mamba2(c: Fields) -> ModelConfig:
     """Mamba-2 layers only: one norm, no feed-forward."""
     layers, width = c.size("num_hidden_layers"), c.size("hidden_size")
     state_heads, head_dim = c.size("num_heads"), c.size("head_dim")
@@ -45,7 +46,7 @@ def mamba2(c: Fields) -> HfDecoderShape:
 
 
 @model_type("bamba")
-def bamba(c: Fields) -> HfDecoderShape:
+def bamba(c: Fields) -> ModelConfig:
     """Mamba-2 layers, attention in those of attn_layer_indices; an MLP in each."""
     attended = c.list_of(int, "attn_layer_indices") or []
     bias = c.flag("mamba_proj_bias")
@@ -61,7 +62,7 @@ def bamba(c: Fields) -> HfDecoderShape:
 
 
 @model_type("falcon_h1")
-def falcon_h1(c: Fields) -> HfDecoderShape:
+def falcon_h1(c: Fields) -> ModelConfig:
     """Mamba-2 and attention side by side in every layer."""
     inner = c.size("mamba_d_ssm", c.size("mamba_expand") * c.size("hidden_size"))
     return decoder(
@@ -91,7 +92,7 @@ def _state_space(c: Fields, inner: int) -> dict[str, Any]:
 
 
 @model_type("jamba")
-def jamba(c: Fields) -> HfDecoderShape:
+def jamba(c: Fields) -> ModelConfig:
     """Mamba-1 with attention in every n-th layer, experts in every m-th."""
     layers, width = c.size("num_hidden_layers"), c.size("hidden_size")
     period, offset = c.size("attn_layer_period"), c.size("attn_layer_offset", zero=True)
@@ -118,7 +119,7 @@ def jamba(c: Fields) -> HfDecoderShape:
 
 
 @model_type("lfm2")
-def lfm2(c: Fields) -> HfDecoderShape:
+def lfm2(c: Fields) -> ModelConfig:
     """Gated short convolutions, attention in the layers of full_attn_idxs."""
     attended = c.list_of(int, "full_attn_idxs")
     hidden = c.size("block_ff_dim", c.size("intermediate_size"))

@@ -14,17 +14,18 @@ from mfu_jax.flops.analytic.huggingface.common import (
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
 from mfu_jax.flops.analytic.huggingface.registry import model_type
-from mfu_jax.flops.analytic.shapes.hf_decoder import CHUNKED, FULL, SLIDING, HfDecoderShape
+from mfu_jax.flops.analytic.model_configs.layers import CHUNKED, FULL, SLIDING
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
 @model_type("mixtral", "granitemoe")
-def mixtral(c: Fields) -> HfDecoderShape:
+def mixtral(c: Fields) -> ModelConfig:
     """As llama, with experts in every layer."""
     return _all_experts(c, "num_local_experts")
 
 
 @model_type("phimoe")
-def phimoe(c: Fields) -> HfDecoderShape:
+def phimoe(c: Fields) -> ModelConfig:
     """LayerNorm; the head may have a bias; the router (SparseMixer) always picks two experts."""
     if c.size("num_experts_per_tok") != 2:
         c.fail("num_experts_per_tok", "expected 2, which the model's router always picks")
@@ -34,14 +35,14 @@ def phimoe(c: Fields) -> HfDecoderShape:
 
 
 @model_type("olmoe")
-def olmoe(c: Fields) -> HfDecoderShape:
+def olmoe(c: Fields) -> ModelConfig:
     """Norms over all heads' queries and keys."""
     return _all_experts(c, "num_experts", qk_norm="all_heads")
 
 
 @model_type("gpt_oss")
-def gpt_oss(c: Fields) -> HfDecoderShape:
-    """A local and a global layer in turn; a bias in router and experts; a sink for each head."""
+def gpt_oss(c: Fields) -> ModelConfig:
+    """Alternating local and global layers; router and experts have a bias; a sink per head."""
     return _all_experts(
         c,
         "num_local_experts",
@@ -52,7 +53,7 @@ def gpt_oss(c: Fields) -> HfDecoderShape:
     )
 
 
-def _all_experts(c: Fields, count: str, **changes: Any) -> HfDecoderShape:
+def _all_experts(c: Fields, count: str, **changes: Any) -> ModelConfig:
     """Experts of width intermediate_size in every layer."""
     kinds = ("moe",) * c.size("num_hidden_layers")
     values = {**experts(c, count, "intermediate_size"), **changes}
@@ -60,7 +61,7 @@ def _all_experts(c: Fields, count: str, **changes: Any) -> HfDecoderShape:
 
 
 @model_type("qwen2_moe")
-def qwen2_moe(c: Fields) -> HfDecoderShape:
+def qwen2_moe(c: Fields) -> ModelConfig:
     """A bias on q, k and v; experts with a gated shared one."""
     windowed = c.flag("use_sliding_window") and c.optional_size("sliding_window")
     first = c.size("max_window_layers", zero=True) if windowed else 0
@@ -74,7 +75,7 @@ def qwen2_moe(c: Fields) -> HfDecoderShape:
 
 
 @model_type("qwen3_moe")
-def qwen3_moe(c: Fields) -> HfDecoderShape:
+def qwen3_moe(c: Fields) -> ModelConfig:
     """Norms on queries and keys; no shared expert."""
     windowed = c.flag("use_sliding_window")
     return decoder(
@@ -86,19 +87,19 @@ def qwen3_moe(c: Fields) -> HfDecoderShape:
 
 
 @model_type("qwen3_next")
-def qwen3_next(c: Fields) -> HfDecoderShape:
+def qwen3_next(c: Fields) -> ModelConfig:
     """Gated delta nets and gated attention; experts with a gated shared one."""
     return decoder(c, **_delta_net(c), **_qwen_experts(c, shared=True))
 
 
 @model_type("qwen3_5_text")
-def qwen3_5_text(c: Fields) -> HfDecoderShape:
+def qwen3_5_text(c: Fields) -> ModelConfig:
     """As qwen3_next, with a dense MLP."""
     return decoder(c, **_delta_net(c))
 
 
 @model_type("qwen3_5_moe_text")
-def qwen3_5_moe_text(c: Fields) -> HfDecoderShape:
+def qwen3_5_moe_text(c: Fields) -> ModelConfig:
     """As qwen3_next, with experts in every layer."""
     return decoder(
         c,
@@ -129,7 +130,7 @@ def _delta_net(c: Fields) -> dict[str, Any]:
 
 
 def _qwen_experts(c: Fields, *, shared: bool) -> dict[str, Any]:
-    """Experts in every n-th layer, as far as mlp_only_layers leaves them."""
+    """Experts in every n-th layer, except those of mlp_only_layers."""
     dense = c.list_of(int, "mlp_only_layers") or []
     step = c.size("decoder_sparse_step")
     number = c.optional_size("num_experts")
@@ -148,7 +149,7 @@ def _qwen_experts(c: Fields, *, shared: bool) -> dict[str, Any]:
 
 
 @model_type("glm4_moe")
-def glm4_moe(c: Fields) -> HfDecoderShape:
+def glm4_moe(c: Fields) -> ModelConfig:
     """Dense layers first, then experts with shared ones."""
     return decoder(
         c,
@@ -160,7 +161,7 @@ def glm4_moe(c: Fields) -> HfDecoderShape:
 
 
 @model_type("deepseek_v2", "deepseek_v3")
-def deepseek(c: Fields) -> HfDecoderShape:
+def deepseek(c: Fields) -> ModelConfig:
     """Latent attention; dense layers first, then experts with shared ones."""
     query_heads = c.size("num_attention_heads")
     nope, rope = c.size("qk_nope_head_dim"), c.size("qk_rope_head_dim")
@@ -193,8 +194,8 @@ def _routed_and_shared(c: Fields) -> dict[str, Any]:
 
 
 @model_type("llama4_text")
-def llama4_text(c: Fields) -> HfDecoderShape:
-    """Chunked attention but for every n-th layer; experts with a shared one where listed."""
+def llama4_text(c: Fields) -> ModelConfig:
+    """Chunked attention except in every n-th layer; experts with a shared one where listed."""
     layers = c.size("num_hidden_layers")
     interval, step = c.size("no_rope_layer_interval", 4), c.size("interleave_moe_layer_step")
     rotary = c.list_of(int, "no_rope_layers")

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
-Translate = Callable[[Fields], ModelShape]
-Family = TypeVar("Family", bound=Translate)
+Translate = Callable[[Fields], ModelConfig]
 TRANSLATIONS: dict[str, Translate] = {}
 
 
-def model_type(*names: str) -> Callable[[Family], Family]:
+def model_type(*names: str) -> Callable[[Translate], Translate]:
     """Registers a function for the `model_type`s that it translates."""
 
-    def register(translate: Family) -> Family:
+    def register(translate: Translate) -> Translate:
         TRANSLATIONS.update(dict.fromkeys(names, translate))
         return translate
 

@@ -10,49 +10,57 @@ import dataclasses
 from collections.abc import Callable
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.components import Layer
 from mfu_jax.flops.analytic.matmuls import Components, norm, projection, vector
-from mfu_jax.flops.analytic.shapes.hf_decoder import HfDecoderShape
-from mfu_jax.flops.analytic.towers import maxtext as towers
-from mfu_jax.flops.analytic.towers.gemma import Tower, gemma3n_towers, gemma4_towers
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+from mfu_jax.flops.analytic.towers.encoder import Tower, frozen_tower
+from mfu_jax.flops.analytic.towers.gemma4 import gemma3n_towers, gemma4_towers
+from mfu_jax.flops.analytic.towers.vision import llama4_vision, qwen3_vision, siglip
 
 
-def tower_layers(shape: HfDecoderShape) -> tuple[Layer, ...]:
-    """The layers of the towers that stand beside the decoder; none for a text model.
+def tower_layers(config: ModelConfig) -> Tower:
+    """The layers of the towers beside the decoder; none for a text model.
 
     Raises:
-        UserError: images or audio are given that no tower takes.
+        UserError: the step has images or audio, and the model no tower for them.
     """
-    vision = bool(shape.vision_tower and shape.hidden_size_for_vit)
-    audio = bool(shape.vision_tower and shape.audio_heads)
-    _text_is(shape, vision=vision, audio=audio)
-    if not shape.vision_tower:
+    tower = config.vision.vision_tower
+    _refuse(config, "images_per_sequence", tower and config.vision.hidden_size_for_vit)
+    _refuse(config, "audio_frames_per_sequence", tower and config.audio.audio_heads)
+    if not tower:
         return ()
-    if shape.images_per_sequence and shape.vision_tower != "gemma3n":
-        shape.require("image_size_for_vit")
-    return tuple(
-        layer
-        for tower in _TOWERS[shape.vision_tower](shape)
-        for layer in towers.frozen_tower(
-            tower,
-            frozen=shape.freeze_audio_encoder_params
-            if tower[0].name.startswith("audio")
-            else shape.freeze_vision_encoder_params,
-        )
+    if config.step.images_per_sequence and tower != "gemma3n":
+        config.require("image_size_for_vit")
+    return tuple(layer for layers in _TOWERS[tower](config) for layer in _frozen(config, layers))
+
+
+def _refuse(config: ModelConfig, name: str, tower: object) -> None:
+    """Raises a `UserError` if the field `name` of the step is given without a tower."""
+    if (given := config.value(name)) and not tower:
+        raise UserError(f"{name}={given}: this model has no tower for them; leave it out")
+
+
+def _frozen(config: ModelConfig, layers: Tower) -> Tower:
+    training, audio = config.training, layers[0].name.startswith("audio")
+    return frozen_tower(
+        layers,
+        frozen=training.freeze_audio_encoder_params
+        if audio
+        else training.freeze_vision_encoder_params,
     )
 
 
-def _siglip(shape: HfDecoderShape) -> tuple[Layer, ...]:
+def _siglip(config: ModelConfig) -> Tower:
     """Gemma 3: SigLIP, pooled to `image_tokens`, a norm and a projection.
 
     SigLIP's own pooling head, where the config has one, is not read: weights without FLOPs.
     """
-    *layers, projector = towers.siglip(shape)
-    width, hidden = shape.hidden_size_for_vit, shape.intermediate_size_for_vit
+    vision = config.vision
+    *layers, projector = siglip(config)
+    width, hidden = vision.hidden_size_for_vit, vision.intermediate_size_for_vit
     *others, last = projector.components
-    tokens = shape.image_tokens * shape.images_per_sequence
+    tokens = vision.image_tokens * config.step.images_per_sequence
     unread: Components = ()
-    if shape.vision_pooling_head:
+    if vision.vision_pooling_head:
         unread = (
             vector("pooling/probe", width),
             projection("pooling/attention", width, width, bias=True, copies=4, tokens=0),
@@ -65,12 +73,12 @@ def _siglip(shape: HfDecoderShape) -> tuple[Layer, ...]:
     return (*layers[:-1], final, dataclasses.replace(projector, components=(*others, read)))
 
 
-def _llama4(shape: HfDecoderShape) -> tuple[Layer, ...]:
+def _llama4(config: ModelConfig) -> Tower:
     """Llama 4: as MaxText's, with a field of its own for the width that the projector reads."""
-    *layers, shuffle, projector = towers.llama4_vision(shape)
+    *layers, shuffle, projector = llama4_vision(config)
     first, second = shuffle.components
-    out = shape.projector_output_dim_for_vit
-    read = shape.vision_output_dim or out
+    out = config.vision.projector_output_dim_for_vit
+    read = config.vision.vision_output_dim or out
     tokens = second.tokens
     return (
         *layers,
@@ -78,29 +86,15 @@ def _llama4(shape: HfDecoderShape) -> tuple[Layer, ...]:
             shuffle, components=(first, projection("fc2", out, out, tokens=tokens))
         ),
         dataclasses.replace(
-            projector, components=(projection("projection", read, shape.emb_dim, tokens=tokens),)
+            projector, components=(projection("projection", read, config.emb_dim, tokens=tokens),)
         ),
     )
 
 
-def _qwen3_5(shape: HfDecoderShape) -> tuple[Layer, ...]:
-    """Qwen 3.5: as Qwen3-VL's, without mergers of inner layers."""
-    return towers.qwen3_vision(shape)
-
-
-def _text_is(shape: HfDecoderShape, *, vision: bool, audio: bool) -> None:
-    """Raises a `UserError` where images or audio are given that no tower takes."""
-    for name, known in (("images_per_sequence", vision), ("audio_frames_per_sequence", audio)):
-        if getattr(shape, name) and not known:
-            raise UserError(
-                f"{name}={getattr(shape, name)}: this model has no tower for them; leave it out"
-            )
-
-
-_TOWERS: dict[str, Callable[[HfDecoderShape], tuple[Tower, ...]]] = {
-    "siglip": lambda shape: (_siglip(shape),),
-    "llama4": lambda shape: (_llama4(shape),),
-    "qwen3_5": lambda shape: (_qwen3_5(shape),),
+_TOWERS: dict[str, Callable[[ModelConfig], tuple[Tower, ...]]] = {
+    "siglip": lambda config: (_siglip(config),),
+    "llama4": lambda config: (_llama4(config),),
+    "qwen3_5": lambda config: (qwen3_vision(config),),
     "gemma3n": gemma3n_towers,
     "gemma4": gemma4_towers,
 }

@@ -1,4 +1,4 @@
-"""Encoders and encoder-decoders of Hugging Face: BERT, ViT, CLIP, T5, Whisper.
+"""Encoders and encoder-decoders: BERT, ViT, CLIP, T5, Whisper.
 
 Shapes as in `matmuls`: S sequence length, D model width, F hidden width of the MLP, V vocabulary,
 N tokens of an image or of a source sequence.
@@ -14,16 +14,17 @@ from mfu_jax.flops.analytic.architectures import parts
 from mfu_jax.flops.analytic.architectures.registry import architecture
 from mfu_jax.flops.analytic.components import Component, Layer, Model
 from mfu_jax.flops.analytic.matmuls import Components
-from mfu_jax.flops.analytic.shapes.hf_encoder import HfEncoderShape
-from mfu_jax.flops.analytic.shapes.model import ModelShape
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+from mfu_jax.flops.analytic.model_configs.towers import Encoder
+from mfu_jax.flops.analytic.towers.encoder import over_images
 from mfu_jax.flops.masks import Causal, Full, Mask
 
 
-def _checked(shape: ModelShape) -> HfEncoderShape:
-    if not isinstance(shape, HfEncoderShape):
-        block = shape.decoder_block
+def _require_config_json(config: ModelConfig) -> None:
+    """Raises a `UserError` where no translation has set the encoder's fields."""
+    if config.encoder == Encoder():
+        block = config.decoder_block
         raise UserError(f"decoder_block={block!r} comes from a config.json; give that instead")
-    return shape
 
 
 def _layer_norm(name: str, width: int, copies: int = 1) -> Component:
@@ -39,9 +40,9 @@ def _block(
     bias: bool = True,
     images: int = 1,
 ) -> Components:
-    """Two LayerNorms, attention, a plain MLP; of `images` images of N tokens each.
+    """Two LayerNorms, attention, a plain MLP, over `images` images of N tokens each.
 
-    The number of heads does not matter: H heads of width D/H make as many multiply-adds as one.
+    The number of heads does not matter: H heads of width D/H do as many multiply-adds as one.
     """
     positions = None if tokens is None else tokens * images
     attended = matmuls.attention(
@@ -49,65 +50,65 @@ def _block(
     )
     return (
         _layer_norm("norms", width, copies=2),
-        *(p.replace(macs=p.macs * images) if p.mask is not None else p for p in attended),
+        *over_images(attended, images),
         *matmuls.mlp(width, hidden, gated=False, bias=True, tokens=positions),
     )
 
 
 @architecture("hf_bert")
-def hf_bert(shape: ModelShape) -> Model:
+def bert(config: ModelConfig) -> Model:
     """Tables and a norm, post-norm encoder layers, the heads of the class that is trained."""
-    shape = _checked(shape)
-    width = shape.emb_dim
+    _require_config_json(config)
+    width = config.emb_dim
     last: list[Component] = []
-    for head in shape.output_heads:
-        last.extend(_text_head(shape, head))
+    for head in config.encoder.output_heads:
+        last.extend(_text_head(config, head))
     return Model(
         layers=(
             Layer(
                 name="embedding",
                 components=(
-                    matmuls.table("tokens", shape.vocab_size, width),
-                    matmuls.table("positions", shape.trainable_position_size, width),
-                    matmuls.table("token_types", shape.token_types, width),
+                    matmuls.table("tokens", config.vocab_size, width),
+                    matmuls.table("positions", config.embedding.trainable_position_size, width),
+                    matmuls.table("token_types", config.encoder.token_types, width),
                     _layer_norm("norm", width),
                 ),
             ),
             Layer(
                 name="layers",
-                components=_block(width, shape.mlp_dim, Full()),
-                repeats=shape.num_decoder_layers,
+                components=_block(width, config.feed_forward.mlp_dim, Full()),
+                repeats=config.num_decoder_layers,
             ),
             Layer(name="head", components=tuple(last)),
         )
     )
 
 
-def _text_head(shape: HfEncoderShape, head: str) -> Components:
-    width = shape.emb_dim
+def _text_head(config: ModelConfig, head: str) -> Components:
+    width = config.emb_dim
     if head == "mlm":
-        tied = shape.logits_via_embedding
+        tied = config.embedding.logits_via_embedding
         # Untied, PyTorch's model holds the bias of the logits twice.
-        second = () if tied else (matmuls.vector("logits_bias", shape.vocab_size),)
+        second = () if tied else (matmuls.vector("logits_bias", config.vocab_size),)
         return (
             matmuls.projection("transform", width, width, bias=True),
             _layer_norm("transform_norm", width),
-            matmuls.head(shape.vocab_size, width, tied=tied, bias=True),
+            matmuls.head(config.vocab_size, width, tied=tied, bias=True),
             *second,
         )
     outputs, tokens = {
-        "pooler": (shape.pooled_width or width, 1),
+        "pooler": (config.encoder.pooled_width or width, 1),
         "next_sentence": (2, 1),
-        "classifier": (shape.num_labels, 1),
-        "token_classifier": (shape.num_labels, None),
+        "classifier": (config.encoder.num_labels, 1),
+        "token_classifier": (config.encoder.num_labels, None),
     }[head]
     return (matmuls.projection(head, width, outputs, bias=True, tokens=tokens),)
 
 
-def _patches(shape: ModelShape, width: int, *, bias: bool, images: int = 1) -> Components:
+def _patches(config: ModelConfig, width: int, *, bias: bool, images: int = 1) -> Components:
     """The patch embedding ``[channels·p², D]`` at N patches, a class token, a position each."""
-    patches = image_patches(shape)
-    pixels = shape.num_channels_for_vit * shape.patch_size_for_vit**2
+    patches = _image_patches(config)
+    pixels = config.vision.num_channels_for_vit * config.vision.patch_size_for_vit**2
     projected = matmuls.projection("patches", pixels, width, bias=bias, tokens=patches * images)
     return (
         projected.replace(left_gradient=False),  # pixels are data
@@ -116,60 +117,62 @@ def _patches(shape: ModelShape, width: int, *, bias: bool, images: int = 1) -> C
     )
 
 
-def image_patches(shape: ModelShape) -> int:
-    """Patches of one image."""
-    shape.require("image_size_for_vit", "patch_size_for_vit")
-    size = shape.image_size_for_vit
-    sides = size if isinstance(size, tuple) else (size, size)
-    return math.prod(side // shape.patch_size_for_vit for side in sides)
+def _image_patches(config: ModelConfig) -> int:
+    config.require("image_size_for_vit", "patch_size_for_vit")
+    return math.prod(config.vision.patch_grid)
 
 
 @architecture("hf_vit")
-def hf_vit(shape: ModelShape) -> Model:
+def vit(config: ModelConfig) -> Model:
     """Patches and a class token through pre-norm encoder layers; a sequence is one image.
 
     The image gives the number of tokens, whatever ``max_target_length`` is.
     """
-    shape = _checked(shape)
-    width, tokens = shape.emb_dim, image_patches(shape) + 1
+    _require_config_json(config)
+    width, tokens = config.emb_dim, _image_patches(config) + 1
     block = _block(
-        width, shape.mlp_dim, Full(queries=tokens), tokens=tokens, bias=shape.attention_bias
+        width,
+        config.feed_forward.mlp_dim,
+        Full(queries=tokens),
+        tokens=tokens,
+        bias=config.attention.attention_bias,
     )
-    heads = [part for head in shape.output_heads for part in _text_head(shape, head)]
+    heads = [part for head in config.encoder.output_heads for part in _text_head(config, head)]
     return Model(
         layers=(
-            Layer(name="embedding", components=_patches(shape, width, bias=True)),
-            Layer(name="layers", components=block, repeats=shape.num_decoder_layers),
+            Layer(name="embedding", components=_patches(config, width, bias=True)),
+            Layer(name="layers", components=block, repeats=config.num_decoder_layers),
             Layer(name="head", components=(_layer_norm("final_norm", width), *heads)),
         )
     )
 
 
 @architecture("hf_clip")
-def hf_clip(shape: ModelShape) -> Model:
+def clip(config: ModelConfig) -> Model:
     """A causal text encoder and a vision encoder, each projected into a shared width.
 
-    Every text of the batch is compared with every image of it; across devices there are more.
+    Each text of the batch is compared with each of its images; across devices there are more.
     """
-    shape = _checked(shape)
-    text, vision, shared = shape.emb_dim, shape.hidden_size_for_vit, shape.projection_width
-    images = shape.images_per_sequence
-    tokens = image_patches(shape) + 1
-    compared = shape.per_device_batch_size * images * shared
+    _require_config_json(config)
+    text, vision = config.emb_dim, config.vision.hidden_size_for_vit
+    shared = config.encoder.projection_width
+    images = config.step.images_per_sequence
+    tokens = _image_patches(config) + 1
+    compared = config.step.per_device_batch_size * images * shared
     similarity = Component(name="similarity", kind="attention", macs=compared, tokens=1)
     return Model(
         layers=(
             Layer(
                 name="text/embedding",
                 components=(
-                    matmuls.table("tokens", shape.vocab_size, text),
-                    matmuls.table("positions", shape.trainable_position_size, text),
+                    matmuls.table("tokens", config.vocab_size, text),
+                    matmuls.table("positions", config.embedding.trainable_position_size, text),
                 ),
             ),
             Layer(
                 name="text/layers",
-                components=_block(text, shape.mlp_dim, parts.global_mask(shape)),
-                repeats=shape.num_decoder_layers,
+                components=_block(text, config.feed_forward.mlp_dim, parts.global_mask(config)),
+                repeats=config.num_decoder_layers,
             ),
             Layer(
                 name="text/head",
@@ -181,7 +184,7 @@ def hf_clip(shape: ModelShape) -> Model:
             Layer(
                 name="vision/embedding",
                 components=(
-                    *_patches(shape, vision, bias=False, images=images),
+                    *_patches(config, vision, bias=False, images=images),
                     _layer_norm("norms", vision, copies=2),
                 ),
             ),
@@ -189,12 +192,12 @@ def hf_clip(shape: ModelShape) -> Model:
                 name="vision/layers",
                 components=_block(
                     vision,
-                    shape.intermediate_size_for_vit,
+                    config.vision.intermediate_size_for_vit,
                     Full(queries=tokens),
                     tokens=tokens,
                     images=images,
                 ),
-                repeats=shape.num_hidden_layers_for_vit,
+                repeats=config.vision.num_hidden_layers_for_vit,
             ),
             Layer(
                 name="vision/head",
@@ -209,15 +212,16 @@ def hf_clip(shape: ModelShape) -> Model:
 
 
 @architecture("hf_t5")
-def hf_t5(shape: ModelShape) -> Model:
+def t5(config: ModelConfig) -> Model:
     """T5: an encoder over the source, a decoder with cross attention; RMSNorm, no bias.
 
     A table of relative positions, one value a bucket and head, in the first layer of each stack.
     """
-    shape = _checked(shape)
-    width, heads, head_dim = shape.emb_dim, shape.num_query_heads, shape.head_dim
-    source = shape.encoder_length or shape.max_target_length
-    relative = matmuls.table("relative_positions", shape.position_buckets, heads)
+    _require_config_json(config)
+    width, sizes = config.emb_dim, config.feed_forward
+    heads, head_dim = config.attention.num_query_heads, config.attention.head_dim
+    source = config.step.encoder_length or config.step.max_target_length
+    relative = matmuls.table("relative_positions", config.encoder.position_buckets, heads)
 
     def attend(mask: Mask, name: str, tokens: int | None, keys: int | None) -> Components:
         return matmuls.attention(
@@ -225,7 +229,7 @@ def hf_t5(shape: ModelShape) -> Model:
         )
 
     def forward(tokens: int | None) -> Components:
-        return matmuls.mlp(width, shape.mlp_dim, gated=shape.gated_mlp, tokens=tokens)
+        return matmuls.mlp(width, sizes.mlp_dim, gated=sizes.gated, tokens=tokens)
 
     encoder = Layer(
         name="encoder/layers",
@@ -234,7 +238,7 @@ def hf_t5(shape: ModelShape) -> Model:
             *attend(Full(queries=source), "attention", source, source),
             *forward(source),
         ),
-        repeats=shape.num_encoder_layers,
+        repeats=config.encoder.num_encoder_layers,
     )
     decoder = Layer(
         name="decoder/layers",
@@ -244,13 +248,13 @@ def hf_t5(shape: ModelShape) -> Model:
             *attend(Full(keys=source), "cross_attention", None, source),
             *forward(None),
         ),
-        repeats=shape.num_decoder_layers,
+        repeats=config.num_decoder_layers,
     )
     final = matmuls.norm("final_norm", width)
     tables = Layer(
-        name="embedding", components=(matmuls.table("tokens", shape.vocab_size, width), relative)
+        name="embedding", components=(matmuls.table("tokens", config.vocab_size, width), relative)
     )
-    if "encoder" in shape.output_heads:
+    if "encoder" in config.encoder.output_heads:
         return Model(layers=(tables, encoder, Layer(name="encoder/head", components=(final,))))
     return Model(
         layers=(
@@ -259,31 +263,31 @@ def hf_t5(shape: ModelShape) -> Model:
             Layer(name="encoder/head", components=(final,)),
             Layer(name="decoder/embedding", components=(relative,)),
             decoder,
-            Layer(name="head", components=(final, *_logits(shape))),
+            Layer(name="head", components=(final, *_logits(config))),
         )
     )
 
 
 @architecture("hf_whisper")
-def hf_whisper(shape: ModelShape) -> Model:
+def whisper(config: ModelConfig) -> Model:
     """Whisper: two convolutions of kernel 3 (the second halves the length), encoder, decoder.
 
     The audio gives the encoder's length, two mel frames a token. Keys have no bias.
     """
-    shape = _checked(shape)
-    width, source = shape.emb_dim, shape.encoder_length
+    _require_config_json(config)
+    width, source, sizes = config.emb_dim, config.step.encoder_length, config.encoder
     encoder = (
         _layer_norm("norms", width, copies=2),
         *_whisper_attention(width, Full(queries=source), "attention", source, source),
-        *matmuls.mlp(width, shape.encoder_mlp_dim, gated=False, bias=True, tokens=source),
+        *matmuls.mlp(width, sizes.encoder_mlp_dim, gated=False, bias=True, tokens=source),
     )
     decoder = (
         _layer_norm("norms", width, copies=3),
         *_whisper_attention(width, Causal(), "attention", None, None),
         *_whisper_attention(width, Full(keys=source), "cross_attention", None, source),
-        *matmuls.mlp(width, shape.mlp_dim, gated=False, bias=True),
+        *matmuls.mlp(width, config.feed_forward.mlp_dim, gated=False, bias=True),
     )
-    frames = matmuls.projection("conv1", 3 * shape.audio_bins, width, bias=True, tokens=2 * source)
+    frames = matmuls.projection("conv1", 3 * sizes.audio_bins, width, bias=True, tokens=2 * source)
     final = _layer_norm("final_norm", width)
     return Model(
         layers=(
@@ -295,25 +299,25 @@ def hf_whisper(shape: ModelShape) -> Model:
                     matmuls.table("positions", source, width),
                 ),
             ),
-            Layer(name="encoder/layers", components=encoder, repeats=shape.num_encoder_layers),
+            Layer(name="encoder/layers", components=encoder, repeats=sizes.num_encoder_layers),
             Layer(name="encoder/head", components=(final,)),
             Layer(
                 name="decoder/embedding",
                 components=(
-                    matmuls.table("tokens", shape.vocab_size, width),
-                    matmuls.table("positions", shape.trainable_position_size, width),
+                    matmuls.table("tokens", config.vocab_size, width),
+                    matmuls.table("positions", config.embedding.trainable_position_size, width),
                 ),
             ),
-            Layer(name="decoder/layers", components=decoder, repeats=shape.num_decoder_layers),
-            Layer(name="head", components=(final, *_logits(shape))),
+            Layer(name="decoder/layers", components=decoder, repeats=config.num_decoder_layers),
+            Layer(name="head", components=(final, *_logits(config))),
         )
     )
 
 
-def _logits(shape: HfEncoderShape) -> Components:
-    if "logits" not in shape.output_heads:
+def _logits(config: ModelConfig) -> Components:
+    if "logits" not in config.encoder.output_heads:
         return ()
-    return (parts.head(shape, shape.emb_dim),)
+    return (parts.head(config, config.emb_dim),)
 
 
 def _whisper_attention(

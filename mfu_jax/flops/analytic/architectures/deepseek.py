@@ -1,0 +1,227 @@
+"""DeepSeek V2, V3, V3.2 and V4: latent, sparse and compressed attention beside experts."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic import matmuls, mixers
+from mfu_jax.flops.analytic.architectures import parts
+from mfu_jax.flops.analytic.architectures.registry import architecture
+from mfu_jax.flops.analytic.components import Model, layers_of
+from mfu_jax.flops.analytic.matmuls import Components
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+from mfu_jax.flops.masks import TopK
+from mfu_jax.values import shown
+
+
+@architecture("deepseek")
+def deepseek(config: ModelConfig) -> Model:
+    """Latent attention; dense layers first, then experts; indexer, hyper-connections, engram."""
+    attended = _deepseek_attention(config)
+
+    def block(kind: tuple[bool, int | None]) -> tuple[str, Components]:
+        dense, engram = kind
+        name = "dense_layers" if dense else "moe_layers"
+        components = (*attended, *parts.feed_forward(config, dense=dense))
+        if engram is None:
+            return name, components
+        return f"{name}_engram_{engram}", (*components, *_engram(config, engram))
+
+    engrams = {layer: index for index, layer in enumerate(config.engram.engram_layers)}
+    dense_layers = config.experts.first_num_dense_layers
+    kinds = ((i < dense_layers, engrams.get(i)) for i in range(config.num_decoder_layers))
+    return parts.decoder(config, layers_of(kinds, block))
+
+
+def _deepseek_attention(config: ModelConfig) -> Components:
+    """Norms, attention with its indexer, and the hyper-connections around both blocks."""
+    sparse = config.sparse_attention
+    if not sparse.use_indexer:
+        attended = parts.attention(config, parts.global_mask(config))
+    else:
+        config.require("indexer_topk", "indexer_n_heads", "indexer_head_dim", "q_lora_rank")
+        attended = (
+            *mixers.indexer(
+                config.emb_dim,
+                config.latent_attention.q_lora_rank,
+                sparse.indexer_n_heads,
+                sparse.indexer_head_dim,
+                scored=config.step.max_target_length > sparse.indexer_topk,
+                trained=sparse.indexer_loss_scaling_factor > 0,
+            ),
+            *parts.attention(config, TopK(sparse.indexer_topk)),
+        )
+    around = _hyper_connections(config) if config.stack.mhc_expansion_rate > 1 else ()
+    return (*parts.norms(config, 2), *around, *attended)
+
+
+def _hyper_connections(config: ModelConfig) -> Components:
+    """Around attention and around the MLP: two a layer."""
+    streams, width = config.stack.mhc_expansion_rate, config.emb_dim
+    return (
+        *matmuls.hyper_connection(streams, width, "hyper_connection/attention"),
+        *matmuls.hyper_connection(streams, width, "hyper_connection/mlp"),
+    )
+
+
+def _engram(config: ModelConfig, index: int) -> Components:
+    """n-gram memory of the `index`-th engram layer: hashed tables, projections, convolution."""
+    config.require(
+        "engram_num_heads", "engram_head_dim", "engram_max_ngram_size", "engram_kernel_size"
+    )
+    sizes = config.engram
+    heads, bases = sizes.engram_num_heads, sizes.engram_vocab_bases
+    orders = sizes.engram_max_ngram_size - 1
+    mixing = matmuls.engram(
+        config.emb_dim,
+        streams=config.stack.mhc_expansion_rate,
+        memory=heads * sizes.engram_head_dim * orders,
+        kernel=sizes.engram_kernel_size,
+    )
+    if not bases:
+        return mixing  # FLOPs need no table sizes; count_parameters asks for them
+    if len(bases) != orders:
+        raise UserError(
+            f"engram_vocab_bases has {len(bases)} entries; expected {orders}, one for each n-gram "
+            f"order up to engram_max_ngram_size"
+        )
+    if heads > _MOST_ENGRAM_HEADS or max(bases) > 2**40:
+        raise UserError(
+            f"engram_num_heads={heads}, engram_vocab_bases={shown(bases)}: expected at most "
+            f"{_MOST_ENGRAM_HEADS} and 2^40"
+        )
+    rows = _engram_rows(bases, heads, len(sizes.engram_layers))[index]
+    return (matmuls.table("engram/tables", rows, sizes.engram_head_dim), *mixing)
+
+
+_MOST_ENGRAM_HEADS = 256
+
+
+@functools.lru_cache
+def _engram_rows(bases: tuple[int, ...], heads: int, layers: int) -> tuple[int, ...]:
+    """Table rows of each engram layer: every head's table has a prime size that no other has."""
+    seen: set[int] = set()
+    rows = []
+    for _ in range(layers):
+        total = 0
+        for base in bases:
+            candidate = base
+            for _ in range(heads):
+                while candidate in seen or not _is_prime(candidate):
+                    candidate += 1
+                seen.add(candidate)
+                total += candidate
+        rows.append(total)
+    return tuple(rows)
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % d for d in range(2, math.isqrt(number) + 1))
+
+
+@architecture("deepseek4")
+def deepseek4(config: ModelConfig) -> Model:
+    """Window, compressed and sparse compressed attention by layer; experts everywhere."""
+    config.require(
+        "num_query_heads",
+        "num_kv_heads",
+        "head_dim",
+        "q_lora_rank",
+        "o_groups",
+        "o_lora_rank",
+        "sliding_window_size",
+        "compress_ratios",
+        "indexer_topk",
+        "indexer_n_heads",
+        "indexer_head_dim",
+    )
+    ratios = config.sparse_attention.compress_ratios
+    if len(ratios) < config.num_decoder_layers:
+        raise UserError(
+            f"compress_ratios has {len(ratios)} entries; expected one for each of "
+            f"{config.num_decoder_layers} layers"
+        )
+    return _compressed_decoder(config, streamed=config.stack.mhc_expansion_rate > 1)
+
+
+@architecture("hf_deepseek_v4")
+def hf_deepseek_v4(config: ModelConfig) -> Model:
+    """As `deepseek4`, but the norms of hyper-connections have no weights."""
+    model = _compressed_decoder(config, streamed=True)
+    layers = tuple(
+        dataclasses.replace(
+            layer,
+            components=tuple(
+                part
+                for part in layer.components
+                if not (part.name.startswith("hyper_connection/") and part.name.endswith("/norm"))
+            ),
+        )
+        for layer in model.layers
+    )
+    return dataclasses.replace(model, layers=layers)
+
+
+def _compressed_decoder(config: ModelConfig, *, streamed: bool) -> Model:
+    """The layers of DeepSeek V4.
+
+    Args:
+        streamed: whether there are hyper-connections; transformers builds them for one stream too.
+    """
+    streams = config.stack.mhc_expansion_rate
+
+    def block(kind: tuple[int, bool]) -> tuple[str, Components]:
+        ratio, hashed = kind
+        name = _DEEPSEEK4_LAYERS.get(ratio, "compressed_layers")
+        return f"{name}_hash_routed" if hashed else name, (
+            *parts.norms(config, 2),
+            *(_hyper_connections(config) if streamed else ()),
+            *_compressed_attention(config, ratio),
+            *(parts.moe(config, router_bias=False) if hashed else parts.moe(config)),
+        )
+
+    ratios = config.sparse_attention.compress_ratios[: config.num_decoder_layers]
+    kinds = ((ratio, i < config.experts.first_num_hash_layers) for i, ratio in enumerate(ratios))
+    # The weights that join the streams are computed from all of them.
+    closing = (
+        matmuls.projection("hyper_head", streams * config.emb_dim, streams, bias=True),
+        matmuls.vector("hyper_head/scale", 1),
+    )
+    layers = layers_of(kinds, block)
+    return parts.decoder(config, layers, closing=closing if streamed else ())
+
+
+# Layers of this ratio have an indexer.
+_INDEXED_RATIO = 4
+_DEEPSEEK4_LAYERS = {0: "window_layers", _INDEXED_RATIO: "sparse_compressed_layers"}
+
+
+def _compressed_attention(config: ModelConfig, ratio: int) -> Components:
+    heads, sparse = config.attention, config.sparse_attention
+    indexed = ratio == _INDEXED_RATIO
+    attended = mixers.compressed_attention(
+        config.emb_dim,
+        heads.num_query_heads,
+        heads.num_kv_heads,
+        heads.head_dim,
+        q_lora_rank=config.latent_attention.q_lora_rank,
+        o_groups=sparse.o_groups,
+        o_lora_rank=sparse.o_lora_rank,
+        window=heads.sliding_window_size,
+        ratio=ratio,
+        topk=sparse.indexer_topk if indexed else 0,
+    )
+    if not indexed:
+        return attended
+    picked = mixers.compressed_indexer(
+        config.emb_dim,
+        config.latent_attention.q_lora_rank,
+        sparse.indexer_n_heads,
+        sparse.indexer_head_dim,
+        ratio=ratio,
+        trained=sparse.indexer_loss_scaling_factor > 0,
+    )
+    return (*picked, *attended)

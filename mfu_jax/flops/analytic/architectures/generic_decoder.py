@@ -1,0 +1,214 @@
+"""The decoder of most config.json families: each layer names its token mixer and feed-forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic import matmuls, mixers
+from mfu_jax.flops.analytic.architectures import parts
+from mfu_jax.flops.analytic.architectures.registry import architecture
+from mfu_jax.flops.analytic.components import Layer, Model, layers_of
+from mfu_jax.flops.analytic.matmuls import Components
+from mfu_jax.flops.analytic.model_configs.layers import CHUNKED, FULL, SLIDING
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+from mfu_jax.flops.analytic.towers.huggingface import tower_layers
+from mfu_jax.flops.masks import BidirectionalWindow, Full, Mask
+
+
+@architecture("hf_decoder")
+def generic_decoder(config: ModelConfig) -> Model:
+    """Embedding, the layers as listed, final norm, output head."""
+
+    def block(kind: tuple[str, str]) -> tuple[str, Components]:
+        name = "_".join(part for part in (*kind, "layers") if part not in ("none", "dense"))
+        return name, (
+            *norms(config, config.stack.norms_per_layer, "norms"),
+            *_token_mixer(config, kind[0]),
+            *_feed_forward(config, kind[1]),
+        )
+
+    return frame(config, layers_of(kinds_of_layers(config), block))
+
+
+def kinds_of_layers(config: ModelConfig) -> tuple[tuple[str, str], ...]:
+    """Token mixer and feed-forward of each layer.
+
+    Raises:
+        UserError: the config lists no layers, or fewer than it has.
+    """
+    layers, stack = config.num_decoder_layers, config.stack
+    if not stack.layer_types:
+        block = config.decoder_block
+        raise UserError(f"decoder_block={block!r} comes from a config.json; give that instead")
+    for name in ("layer_types", "feed_forward_types"):
+        if len(kinds := config.value(name)) < layers:
+            raise UserError(
+                f"num_decoder_layers={layers}, but {name} has {len(kinds)} entries; expected "
+                f"one for each layer; give {name} too"
+            )
+    return tuple(zip(stack.layer_types, stack.feed_forward_types, strict=False))[:layers]
+
+
+def frame(
+    config: ModelConfig,
+    layers: tuple[Layer, ...],
+    *,
+    embedding: Components = (),
+    closing: Components = (),
+) -> Model:
+    """`layers` between the tables and the head, with projections where the table is narrower.
+
+    Args:
+        embedding: further components beside the tables.
+        closing: components between the last layer and the final norm.
+    """
+    tables = config.embedding
+    width = tables.token_width or config.emb_dim
+    projected = width != config.emb_dim
+    first = [matmuls.table("tokens", config.vocab_size, width)]
+    if projected:
+        first.append(matmuls.projection("project_in", width, config.emb_dim))
+    if parts.learned_positions(config):
+        first.append(matmuls.table("positions", tables.trainable_position_size, config.emb_dim))
+    if tables.embedding_norm:
+        first.extend(norms(config, 1, "embedding_norm"))
+    last: list[matmuls.Component] = [
+        *closing,
+        *(norms(config, 1, "final_norm") if config.stack.final_norm else ()),
+    ]
+    if projected:
+        last.append(matmuls.projection("project_out", config.emb_dim, width))
+    output = parts.head(config, width, bias=tables.head_bias)
+    if tables.output_head:
+        last.append(output)
+    return Model(
+        layers=(
+            *tower_layers(config),
+            Layer(name="embedding", components=(*first, *embedding)),
+            *layers,
+            *parts.mtp_modules(config, layers[-1].components, output),
+            Layer(name="head", components=tuple(last)),
+        )
+    )
+
+
+def norms(config: ModelConfig, copies: int, name: str) -> Components:
+    """`copies` norms over the model width; none where norms have no weights."""
+    weightless = not copies or config.stack.normalization == "none"
+    return () if weightless else parts.norms(config, copies, name)
+
+
+def mask_of_layer(config: ModelConfig, kind: str) -> Mask:
+    """The mask of an attention layer; `kind` as in `layer_types`."""
+    if config.attention.bidirectional:
+        window = config.attention.sliding_window_size
+        return BidirectionalWindow(window) if kind == SLIDING and window else Full()
+    masks = {FULL: parts.global_mask, SLIDING: parts.window_mask, CHUNKED: parts.chunk_mask}
+    return masks[kind](config)
+
+
+def _token_mixer(config: ModelConfig, kind: str) -> Components:
+    """The components of a token mixer; `kind` as in `layer_types`."""
+    names = kind.split("+")
+    if unknown := [name for name in names if name not in _MIXERS]:
+        raise UserError(
+            f"layer_types has {unknown[0]!r}; expected {', '.join(_MIXERS)}; count_model_flops(fn, "
+            f"*args) counts any JAX function"
+        )
+    return tuple(part for name in names for part in _MIXERS[name](config, name))
+
+
+def _attention(config: ModelConfig, kind: str) -> Components:
+    sizes, mask = config.attention, mask_of_layer(config, kind)
+    if sizes.attention_type == "mla":
+        return parts.latent_attention(config, mask, bias=sizes.attention_bias)
+    attended = parts.attention(
+        config,
+        mask,
+        bias=sizes.attention_bias,
+        output_bias=sizes.attention_output_bias,
+        output_gate=sizes.attention_output_gate,
+        sinks=sizes.attention_sinks,
+        qk_norm=bool(sizes.qk_norm),
+        qk_norm_all_heads=sizes.qk_norm == "all_heads",
+    )
+    if not sizes.qk_norm_bias:
+        return attended
+    scales = next(part for part in attended if part.name.endswith("qk_norm"))
+    return (*attended, scales.replace(name=f"{scales.name}_bias"))
+
+
+def _delta_net(config: ModelConfig, _: str) -> Components:
+    return parts.delta_net(config)
+
+
+def _mamba(config: ModelConfig, _: str) -> Components:
+    sizes = config.state_space
+    return mixers.mamba(
+        config.emb_dim,
+        inner=sizes.mamba_inner,
+        state=sizes.mamba_state,
+        rank=sizes.mamba_rank,
+        kernel=sizes.mamba_kernel,
+        bias=sizes.mamba_bias,
+        conv_bias=sizes.mamba_conv_bias,
+        inner_norms=sizes.mamba_norm,
+    )
+
+
+def _mamba2(config: ModelConfig, _: str) -> Components:
+    sizes = config.state_space
+    mixed = mixers.mamba2(
+        config.emb_dim,
+        inner=sizes.mamba_inner,
+        heads=sizes.mamba_heads,
+        groups=sizes.mamba_groups,
+        state=sizes.mamba_state,
+        kernel=sizes.mamba_kernel,
+        chunk=config.linear_attention.scan_chunk_size,
+        bias=sizes.mamba_bias,
+        conv_bias=sizes.mamba_conv_bias,
+    )
+    out_bias = (sizes.mamba_output_bias - sizes.mamba_bias) * config.emb_dim
+    return tuple(
+        part.replace(parameters=part.parameters + out_bias)
+        if part.name.endswith("out_proj")
+        else part
+        for part in mixed
+        if sizes.mamba_norm or not part.name.endswith("/norm")
+    )
+
+
+def _short_convolution(config: ModelConfig, _: str) -> Components:
+    sizes = config.state_space
+    return mixers.gated_short_convolution(
+        config.emb_dim, kernel=sizes.conv_kernel, bias=sizes.conv_bias
+    )
+
+
+_MIXERS: dict[str, Callable[[ModelConfig, str], Components]] = {
+    FULL: _attention,
+    SLIDING: _attention,
+    CHUNKED: _attention,
+    "linear_attention": _delta_net,
+    "mamba": _mamba,
+    "mamba2": _mamba2,
+    "conv": _short_convolution,
+}
+
+
+def _feed_forward(config: ModelConfig, kind: str) -> Components:
+    if kind == "none":
+        return ()
+    if kind == "dense":
+        weights = config.feed_forward.activation_weights
+        scalars = (matmuls.vector("mlp/activation", weights),) if weights else ()
+        return (*parts.mlp(config), *scalars)
+    if kind != "moe":
+        raise UserError(f"feed_forward_types has {kind!r}; expected dense, moe or none")
+    sizes = config.experts
+    experts = parts.moe(config, shared_dim=sizes.shared_expert_dim or None, bias=sizes.expert_bias)
+    if not sizes.shared_expert_gate:
+        return experts
+    return (*experts, matmuls.projection("moe/shared_gate", config.emb_dim, 1))

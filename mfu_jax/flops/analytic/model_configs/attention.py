@@ -1,0 +1,121 @@
+"""Token mixers: attention, latent and sparse attention, linear attention, state spaces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic.model_configs.group import Group, hugging_face
+from mfu_jax.flops.exact import Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Group):
+    """Multi-head attention: heads, masks, and whose keys and values a layer reads.
+
+    Attributes:
+        attention_bias: bias of q, k and v; `attention_output_bias` of the output projection.
+        qk_norm: weights of the norms on queries and keys: ``""`` none, ``head`` (``[h]`` each),
+            ``all_heads`` (``[H·h]`` and ``[K·h]``); `qk_norm_bias`: a bias too.
+        attention_sinks: one learned logit a head.
+        attention_output_gate: queries come with a gate of their size.
+        bidirectional: no causal mask.
+    """
+
+    num_query_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    attention_type: str = "global"
+    attention_bias: bool = False
+    use_qk_norm: bool = False
+    sliding_window_size: int = 0
+    chunk_attn_window_size: int = 0
+    nope_layer_interval: int = 0
+    inhomogeneous_layer_cycle_interval: int = 1
+    share_kv_projections: bool = False
+    global_head_dim: int = 0
+    global_num_kv_heads: int = 0
+    num_kv_shared_layers: int = 0
+    attention_output_dim: int = 0
+    causal_block_size: int = 0
+    prefix_length: int = 0
+
+    attention_output_bias: bool = hugging_face(False)
+    qk_norm: str = hugging_face("")
+    qk_norm_bias: bool = hugging_face(False)
+    attention_sinks: bool = hugging_face(False)
+    attention_output_gate: bool = hugging_face(False)
+    bidirectional: bool = hugging_face(False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_kv_heads and self.num_query_heads % self.num_kv_heads:
+            raise UserError(
+                f"num_query_heads={self.num_query_heads} is not a multiple of "
+                f"num_kv_heads={self.num_kv_heads}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttention(Group):
+    """Ranks and head widths of multi-head latent attention (MLA)."""
+
+    q_lora_rank: int = 0
+    kv_lora_rank: int = 0
+    qk_nope_head_dim: int = 0
+    qk_rope_head_dim: int = 0
+    v_head_dim: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseAttention(Group):
+    """DeepSeek's indexer, and the compressed keys and grouped outputs of V4."""
+
+    use_indexer: bool = False
+    indexer_n_heads: int = 0
+    indexer_head_dim: int = 0
+    indexer_topk: int = 0
+    indexer_loss_scaling_factor: Number = 0
+    compress_ratios: tuple[int, ...] = ()
+    o_groups: int = 0
+    o_lora_rank: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearAttention(Group):
+    """The gated delta net.
+
+    Attributes:
+        scan_chunk_size: 0: the recurrence, which is the model's count; else a program that scans
+            in chunks of this many tokens (state-space layers too).
+    """
+
+    gdn_num_key_heads: int = 0
+    gdn_num_value_heads: int = 0
+    gdn_key_head_dim: int = 0
+    gdn_value_head_dim: int = 0
+    gdn_conv_kernel_dim: int = 0
+    scan_chunk_size: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateSpace(Group):
+    """Mamba layers, and LFM2's gated short convolution (`conv_kernel`, `conv_bias`).
+
+    Attributes:
+        mamba_rank: rank of Mamba-1's time step.
+        mamba_norm: Mamba-1: norms over the time step, B and C; Mamba-2: before the output.
+    """
+
+    mamba_inner: int = hugging_face(0)
+    mamba_heads: int = hugging_face(0)
+    mamba_groups: int = hugging_face(0)
+    mamba_state: int = hugging_face(0)
+    mamba_kernel: int = hugging_face(0)
+    mamba_rank: int = hugging_face(0)
+    mamba_bias: bool = hugging_face(False)
+    mamba_output_bias: bool = hugging_face(False)
+    mamba_conv_bias: bool = hugging_face(False)
+    mamba_norm: bool = hugging_face(False)
+    conv_kernel: int = hugging_face(0)
+    conv_bias: bool = hugging_face(False)

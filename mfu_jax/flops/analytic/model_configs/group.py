@@ -1,0 +1,80 @@
+"""What the groups of a `ModelConfig` share: values are converted and checked, one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from mfu_jax.errors import UserError
+from mfu_jax.flops.exact import integral
+from mfu_jax.values import field_types, shown, typed
+
+# A larger size means a damaged file, and counts that no float can hold.
+_LARGEST = 2**50
+
+# Metadata of fields: set by a translation only; 0 is not a value.
+_TRANSLATED = {"translated": True}
+POSITIVE = {"positive": True}
+
+
+def hugging_face(default: Any) -> Any:
+    """A field that MaxText has no name for: only the translation of a ``config.json`` sets it."""
+    return dataclasses.field(default=default, metadata=_TRANSLATED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Fields of one concern, in MaxText's names where MaxText has them.
+
+    Sizes that an architecture lacks are 0. MaxText writes -1 for some; they are read as 0.
+    """
+
+    def __post_init__(self) -> None:
+        cls: type = type(self)
+        for field in own_fields(self):
+            given = getattr(self, field.name)
+            if given is field.default:
+                continue
+            value = _checked(field.name, given, field_types(cls)[field.name])
+            if field.metadata == POSITIVE and value <= 0:
+                raise UserError(f"{field.name}={shown(given)}: expected a positive number")
+            object.__setattr__(self, field.name, value)
+
+    def require_at_most(self, small: str, value: int, large: str, limit: int) -> None:
+        """Raises a `UserError` if the field `small` exceeds the field `large`."""
+        if value > limit:
+            raise UserError(
+                f"{small}={value} contradicts {large}={limit}; expected at most as many"
+            )
+
+
+def own_fields(group: Group | type[Group]) -> Iterator[dataclasses.Field[Any]]:
+    """A group's fields, without those that hold a group."""
+    return (field for field in dataclasses.fields(group) if not group_of(field))
+
+
+def in_maxtext(field: dataclasses.Field[Any]) -> bool:
+    """Whether MaxText has the field; the others come from a ``config.json``."""
+    return field.metadata != _TRANSLATED
+
+
+def group_of(field: dataclasses.Field[Any]) -> type[Group] | None:
+    """The group that a field holds, if it holds one."""
+    made = field.default_factory
+    return made if isinstance(made, type) and issubclass(made, Group) else None
+
+
+def _checked(name: str, value: Any, kind: Any) -> Any:
+    """`value` in the field's type; a number is finite, not negative, and of a possible size."""
+    value = typed(name, value, kind)
+    if isinstance(value, tuple) and kind == int | tuple[int, ...] and len(value) != 2:
+        raise UserError(f"{name}={shown(value)}: expected one number or two, height and width")
+    if isinstance(value, bool) or not isinstance(value, int | Fraction):
+        return value
+    number = 0 if value == -1 else integral(value)
+    if not 0 <= number <= _LARGEST:
+        raise UserError(f"{name}={shown(value)}: expected a number from 0 to {_LARGEST}")
+    return number

@@ -1,0 +1,134 @@
+"""Feed-forward and experts, how the layers are stacked, and the tables below and above them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mfu_jax.flops.analytic.model_configs.group import Group, hugging_face
+from mfu_jax.flops.exact import Number
+
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedForward(Group):
+    """The dense MLP.
+
+    Attributes:
+        use_bias: bias of the MLP and shared experts; in MaxText's families of attention too.
+        mlp_dims: hidden width of each layer's MLP, where they differ.
+        activation_weights: learned scalars of the activation function.
+    """
+
+    mlp_dim: int = 0
+    mlp_activations: tuple[str, ...] = ("silu", "linear")
+    use_bias: bool = False
+    use_double_wide_mlp: bool = False
+
+    mlp_dims: tuple[int, ...] = hugging_face(())
+    activation_weights: int = hugging_face(0)
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has two input matrices: one activation each."""
+        return len(self.mlp_activations) > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts(Group):
+    """Routed and shared experts, and which layers have them.
+
+    Attributes:
+        first_num_hash_layers: layers that route by a hash of the token.
+        routed_bias: bias of the router; `expert_bias` of the routed experts.
+        shared_expert_dim: hidden width of the shared expert where it is not
+            ``shared_experts · moe_mlp_dim``.
+        shared_expert_gate: a ``[D, 1]`` gate scales the shared expert.
+        moe_beside_mlp: every layer has experts beside its MLP.
+    """
+
+    num_experts: int = 1
+    num_experts_per_tok: int = 1
+    moe_mlp_dim: int = 0
+    shared_experts: int = 0
+    first_num_dense_layers: int = 0
+    first_num_hash_layers: int = 0
+    interleave_moe_layer_step: int = 1
+    moe_expert_input_dim: int = 0
+    capacity_factor: Number = 0
+    routed_bias: bool = False
+
+    expert_bias: bool = hugging_face(False)
+    shared_expert_dim: int = hugging_face(0)
+    shared_expert_gate: bool = hugging_face(False)
+    moe_beside_mlp: bool = hugging_face(False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_at_most(
+            "num_experts_per_tok", self.num_experts_per_tok, "num_experts", self.num_experts
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerStack(Group):
+    """What each layer is, its norms, and the streams between the layers.
+
+    Attributes:
+        normalization: ``rmsnorm``, ``layernorm``, ``none`` (norms without weights) or ``auto``.
+        mhc_expansion_rate: residual streams of manifold-constrained hyper-connections.
+        mtp_num_layers: multi-token-prediction modules.
+        layer_types: token mixer of each layer: ``full_attention``, ``sliding_attention``,
+            ``chunked_attention``, ``linear_attention`` (gated delta net), ``mamba`` (Mamba-1),
+            ``mamba2``, ``conv`` (gated short convolution), ``mamba2+full_attention`` (in parallel).
+        feed_forward_types: feed-forward of each layer: ``dense``, ``moe`` or ``none``.
+        norms_per_layer: norms over the model width in a layer.
+        final_norm: the last layer is followed by a norm with weights.
+        altup_inputs: streams of AltUp; 0: none.
+        laurel_rank: rank of the low-rank residual; 0: none.
+    """
+
+    normalization: str = "auto"
+    mhc_expansion_rate: int = 1
+    mtp_num_layers: int = 0
+
+    layer_types: tuple[str, ...] = hugging_face(())
+    feed_forward_types: tuple[str, ...] = hugging_face(())
+    norms_per_layer: int = hugging_face(2)
+    final_norm: bool = hugging_face(True)
+    altup_inputs: int = hugging_face(0)
+    laurel_rank: int = hugging_face(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding(Group):
+    """Tables of tokens and positions, per-layer inputs, and the output head.
+
+    Attributes:
+        token_width: width of the token table, where projections lead to and from the model width.
+        embedding_norm: the embedding is followed by a norm with weights.
+        output_head: there are logits over the vocabulary; `head_bias`: with a bias.
+    """
+
+    logits_via_embedding: bool = False
+    position_embedding: str = "auto"
+    trainable_position_size: int = 0
+    hidden_size_per_layer_input: int = 0
+    vocab_size_per_layer_input: int = 0
+
+    token_width: int = hugging_face(0)
+    embedding_norm: bool = hugging_face(False)
+    output_head: bool = hugging_face(True)
+    head_bias: bool = hugging_face(False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engram(Group):
+    """n-gram memory beside some layers."""
+
+    engram_layers: tuple[int, ...] = ()
+    engram_num_heads: int = 0
+    engram_head_dim: int = 0
+    engram_max_ngram_size: int = 0
+    engram_kernel_size: int = 0
+    engram_vocab_bases: tuple[int, ...] = ()

@@ -1,0 +1,174 @@
+"""`ModelConfig`: one architecture and one step, in groups; flat names at the door."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, dataclass, field
+from typing import Any, Self
+
+from mfu_jax.errors import UserError, nearest
+from mfu_jax.flops.analytic.model_configs.attention import (
+    Attention,
+    LatentAttention,
+    LinearAttention,
+    SparseAttention,
+    StateSpace,
+)
+from mfu_jax.flops.analytic.model_configs.group import (
+    POSITIVE,
+    Group,
+    group_of,
+    in_maxtext,
+    own_fields,
+)
+from mfu_jax.flops.analytic.model_configs.layers import (
+    Embedding,
+    Engram,
+    Experts,
+    FeedForward,
+    LayerStack,
+)
+from mfu_jax.flops.analytic.model_configs.towers import Audio, Encoder, Vision
+from mfu_jax.flops.analytic.model_configs.training import Step, Training
+from mfu_jax.flops.exact import Number, integral
+from mfu_jax.values import field_types
+
+# Layers are listed one by one; more than these are a damaged file.
+_MOST_LAYERS = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Group):
+    """One architecture and one step.
+
+    A field's name is unique over all groups, so a flat mapping of MaxText's names says it all:
+    `from_mapping`, `replace`, `value` and `require` take flat names.
+
+    >>> config = ModelConfig.from_mapping(
+    ...     {"vocab_size": 10, "num_decoder_layers": 2, "emb_dim": 4, "head_dim": 8}
+    ... )
+    >>> config.attention.head_dim, config.replace(max_target_length=64).step.max_target_length
+    (8, 64)
+    """
+
+    model_name: str = ""
+    decoder_block: str = "llama2"
+    vocab_size: int = field(metadata=POSITIVE)
+    num_decoder_layers: int = field(metadata=POSITIVE)
+    emb_dim: int = field(metadata=POSITIVE)
+
+    attention: Attention = field(default_factory=Attention)
+    latent_attention: LatentAttention = field(default_factory=LatentAttention)
+    sparse_attention: SparseAttention = field(default_factory=SparseAttention)
+    linear_attention: LinearAttention = field(default_factory=LinearAttention)
+    state_space: StateSpace = field(default_factory=StateSpace)
+    feed_forward: FeedForward = field(default_factory=FeedForward)
+    experts: Experts = field(default_factory=Experts)
+    stack: LayerStack = field(default_factory=LayerStack)
+    embedding: Embedding = field(default_factory=Embedding)
+    engram: Engram = field(default_factory=Engram)
+    vision: Vision = field(default_factory=Vision)
+    audio: Audio = field(default_factory=Audio)
+    encoder: Encoder = field(default_factory=Encoder)
+    training: Training = field(default_factory=Training)
+    step: Step = field(default_factory=Step)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        layers = self.num_decoder_layers
+        if layers > _MOST_LAYERS:
+            raise UserError(f"num_decoder_layers={layers}: expected at most {_MOST_LAYERS}")
+        for name in ("first_num_dense_layers", "num_kv_shared_layers"):
+            self.require_at_most(name, self.value(name), "num_decoder_layers", layers)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], where: str = "the config") -> Self:
+        """A config from flat names.
+
+        Args:
+            values: field → value.
+            where: what `values` are, for the message.
+
+        Raises:
+            UserError: a key is unknown, a value is wrong, or a field of `REQUIRED` is missing.
+        """
+        own, grouped = _by_group(values)
+        if missing := [name for name in REQUIRED if name not in own]:
+            raise UserError(f"{where} has no {', '.join(missing)}; give it as key=value")
+        groups: dict[str, Any] = {name: _GROUPS[name](**given) for name, given in grouped.items()}
+        return cls(**own, **groups)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed, named as in `from_mapping` and checked again."""
+        own, grouped = _by_group(changes)
+        groups = {
+            name: dataclasses.replace(getattr(self, name), **given)
+            for name, given in grouped.items()
+        }
+        return dataclasses.replace(self, **own, **groups)
+
+    def flat(self) -> dict[str, Any]:
+        """Every field of every group → its value."""
+        return {name: self.value(name) for name in _GROUP_OF}
+
+    def value(self, name: str) -> Any:
+        """The field `name` of whichever group has it."""
+        group = _GROUP_OF[name]
+        return getattr(getattr(self, group) if group else self, name)
+
+    def require(self, *names: str) -> None:
+        """Raises a `UserError` that lists the fields of `names` which are absent."""
+        if missing := self.missing(names):
+            raise UserError(
+                f"decoder_block={self.decoder_block!r} needs {', '.join(missing)}: absent or 0 in "
+                f"the config; give it as key=value"
+            )
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """The fields of `names` which are absent."""
+        return [name for name in names if not self.value(name)]
+
+    @property
+    def sequences_per_step(self) -> Number:
+        """Sequences of one device in one optimizer step; DPO's pairs have two each."""
+        rows = self.step.per_device_batch_size * (1 + self.training.use_dpo)
+        return integral(rows * self.step.gradient_accumulation_steps)
+
+
+_GROUPS: dict[str, type[Group]] = {
+    field.name: group for field in dataclasses.fields(ModelConfig) if (group := group_of(field))
+}
+_HELD: list[tuple[str, Field[Any]]] = [
+    *(("", field) for field in own_fields(ModelConfig)),
+    *((group, field) for group, kind in _GROUPS.items() for field in own_fields(kind)),
+]
+# Field → the group that holds it; "" for the fields of `ModelConfig` itself.
+_GROUP_OF: dict[str, str] = {field.name: group for group, field in _HELD}
+# The fields that a user may give, in MaxText's names.
+MAXTEXT_FIELDS: tuple[str, ...] = tuple(field.name for _, field in _HELD if in_maxtext(field))
+# The fields that have no default.
+REQUIRED: tuple[str, ...] = tuple(
+    field.name for field in own_fields(ModelConfig) if field.default is dataclasses.MISSING
+)
+
+
+def field_type(name: str) -> Any:
+    """The declared type of a field of whichever group has it."""
+    held_by: type = _GROUPS.get(_GROUP_OF[name], ModelConfig)
+    return field_types(held_by)[name]
+
+
+def _by_group(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The fields of `ModelConfig` itself, and those of each group."""
+    own: dict[str, Any] = {}
+    grouped: dict[str, dict[str, Any]] = defaultdict(dict)
+    for name, value in values.items():
+        if name not in _GROUP_OF:
+            raise UserError(f"unknown key {name!r}{nearest(name, _GROUP_OF)}")
+        if holder := _GROUP_OF[name]:
+            grouped[holder][name] = value
+        else:
+            own[name] = value
+    return own, grouped

@@ -1,1 +1,0 @@
-"""The sizes that FLOPs and parameters are counted from."""

@@ -1,0 +1,96 @@
+"""What towers are made of: patches, transformer encoder layers, and the gradients they need.
+
+Shapes: N tokens of one image (or audio chunk), C width of the tower, F hidden width of its MLP.
+Attention is full: N² pairs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mfu_jax.flops.analytic.components import Component, Layer
+from mfu_jax.flops.analytic.matmuls import Components, attention, mlp, norm, projection
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+from mfu_jax.flops.masks import Full
+
+Tower = tuple[Layer, ...]
+
+
+def patch_embedding(config: ModelConfig, tokens: int, *, bias: bool) -> Component:
+    """Cuts the pixels into patches and projects each: ``[channels·t·p², C]``."""
+    vision = config.vision
+    pixels = (
+        vision.num_channels_for_vit
+        * vision.temporal_patch_size_for_vit
+        * vision.patch_size_for_vit**2
+    )
+    return projection(
+        "patch_embedding", pixels, vision.hidden_size_for_vit, bias=bias, tokens=tokens
+    )
+
+
+def encoder_layers(
+    name: str,
+    layers: int,
+    width: int,
+    hidden: int,
+    *,
+    tokens: int,
+    copies: int,
+) -> Layer:
+    """Transformer encoder layers over `copies` images (or chunks) of `tokens` tokens each.
+
+    Per layer and token: q, k, v, out ``[C, C]`` and a plain MLP ``[C, F], [F, C]``; per image N²
+    pairs of C multiply-adds for each of QKᵀ and PV, whatever the number of heads.
+    """
+    heads = attention(width, 1, 1, width, Full(queries=tokens), bias=True, tokens=tokens * copies)
+    return Layer(
+        name=name,
+        repeats=layers,
+        components=(
+            norm("norms", width, bias=True, copies=2),
+            *over_images(heads, copies),
+            *mlp(width, hidden, gated=False, bias=True, tokens=tokens * copies),
+        ),
+    )
+
+
+def over_images(attended: Components, images: int) -> Components:
+    """Attention whose mask is one image's, over `images` of them: as many pairs in each."""
+    return tuple(
+        part.replace(macs=part.macs * images) if part.mask is not None else part
+        for part in attended
+    )
+
+
+def frozen_tower(layers: tuple[Layer, ...], *, frozen: bool) -> Tower:
+    """The tower's layers with the gradients they need; the last one is the projector.
+
+    A frozen tower runs forward only; its projector needs a gradient of its weights, not of its
+    input. In a trained tower only the pixels need none.
+    """
+    first, *middle, last = layers
+    if frozen:
+        still = tuple(_without(layer, left=True, right=True) for layer in (first, *middle))
+        return (*still, dataclasses.replace(last, components=_reading_frozen(last.components)))
+    return (_without(first, left=True, right=False), *middle, last)
+
+
+def _reading_frozen(projector: Components) -> Components:
+    """The projector's first matmul needs no gradient of its input."""
+    first = next(i for i, part in enumerate(projector) if part.macs)
+    entry = projector[first].replace(left_gradient=False)
+    return (*projector[:first], entry, *projector[first + 1 :])
+
+
+def _without(layer: Layer, *, left: bool, right: bool) -> Layer:
+    return dataclasses.replace(
+        layer,
+        components=tuple(
+            part.replace(
+                left_gradient=part.left_gradient and not left,
+                right_gradient=part.right_gradient and not right,
+            )
+            for part in layer.components
+        ),
+    )

@@ -1,0 +1,226 @@
+"""Towers of Gemma 4 and 3n: a vision transformer, MobileNet-V5, an audio conformer.
+
+Shapes: T audio tokens, C width of the tower. A tower is a tuple of layers, the projector last.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from mfu_jax.flops.analytic.components import Component, Layer
+from mfu_jax.flops.analytic.matmuls import (
+    Components,
+    attention,
+    mlp,
+    norm,
+    projection,
+    short_convolution,
+    table,
+    vector,
+)
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+from mfu_jax.flops.analytic.towers.encoder import Tower, over_images
+from mfu_jax.flops.masks import Full, LocalBlocks
+
+# MobileNet-V5 of timm 1.0, which Gemma 3n uses and no config describes: weights, multiply-adds of
+# an image of 768 × 768 pixels (the only size its processor makes), tokens that it becomes.
+_MOBILENET_WEIGHTS = 294_126_912
+_MOBILENET_MACS = 435_741_474_816
+_MOBILENET_TOKENS = 256
+# Its first convolution, 3 × 3 from 3 to 64 channels at every other pixel: its input needs no
+# gradient.
+_STEM_MACS = 9 * 3 * 64 * 384**2
+
+
+def gemma4_vision(config: ModelConfig) -> Tower:
+    """MaxText's Gemma 4: 3 × 3 tokens averaged, then scaled and shifted by learned values."""
+    heads, width = config.vision.num_attention_heads_for_vit, config.vision.hidden_size_for_vit
+    *layers, projector = _gated_vision_transformer(
+        config, heads=heads, kv_heads=heads, head_dim=width // heads, pooling=3
+    )
+    learned = Layer(name="vision/final", components=(vector("standardize", 2 * width),))
+    return (*layers, learned, projector)
+
+
+def gemma4_towers(config: ModelConfig) -> tuple[Tower, ...]:
+    """Gemma 4 from a config.json: the vision transformer and the conformer that it lists."""
+    vision = config.vision
+    towers: list[Tower] = []
+    if vision.hidden_size_for_vit:
+        towers.append(
+            _gated_vision_transformer(
+                config,
+                heads=vision.vision_heads,
+                kv_heads=vision.vision_kv_heads,
+                head_dim=vision.vision_head_dim,
+                pooling=vision.vision_pooling,
+            )
+        )
+    if config.audio.d_model_for_audio:
+        _, tokens = _audio_tokens(config)
+        heard = projection(
+            "projection", config.audio.output_dim_for_audio, config.emb_dim, tokens=tokens
+        )
+        towers.append((*_conformer(config), Layer(name="audio/projector", components=(heard,))))
+    return tuple(towers)
+
+
+def _gated_vision_transformer(
+    config: ModelConfig, *, heads: int, kv_heads: int, head_dim: int, pooling: int
+) -> Tower:
+    """Patches ``[3·p², C]``, a table for each axis, layers of attention and a gated MLP.
+
+    k × k tokens are averaged before the projector. Their positions say which: there is no weight,
+    and nothing to multiply.
+
+    Args:
+        pooling: the side k.
+    """
+    vision = config.vision
+    width, images = vision.hidden_size_for_vit, config.step.images_per_sequence
+    patch, (rows, columns) = vision.patch_size_for_vit, vision.patch_grid
+    tokens = rows * columns
+    attended = attention(
+        width,
+        heads,
+        kv_heads,
+        head_dim,
+        Full(queries=tokens),
+        qk_norm=True,
+        tokens=tokens * images,
+    )
+    block = (
+        norm("norms", width, copies=4),
+        *over_images(attended, images),
+        *mlp(width, vision.intermediate_size_for_vit, gated=True, tokens=tokens * images),
+    )
+    pooled = (rows // pooling) * (columns // pooling) * images
+    return (
+        Layer(
+            name="vision/patches",
+            components=(
+                projection("patch_embedding", 3 * patch**2, width, tokens=tokens * images),
+                table("vision/positions", 2 * vision.num_position_embeddings_for_vit, width),
+            ),
+        ),
+        Layer(name="vision/layers", components=block, repeats=vision.num_hidden_layers_for_vit),
+        Layer(
+            name="vision/projector",
+            components=(projection("projection", width, config.emb_dim, tokens=pooled),),
+        ),
+    )
+
+
+def gemma3n_towers(config: ModelConfig) -> tuple[Tower, ...]:
+    """Gemma 3n: MobileNet-V5 and a conformer, each with a table of 128 hard tokens.
+
+    The tables' norms and projections run at every position; only those of hard tokens are kept.
+    """
+    sizes = config.audio
+    images = config.step.images_per_sequence
+    width, audio = config.vision.hidden_size_for_vit, sizes.d_model_for_audio
+    stem = Component(name="stem", macs=_STEM_MACS, tokens=images)
+    rest = Component(
+        name="blocks",
+        macs=_MOBILENET_MACS - _STEM_MACS,
+        tokens=images,
+        parameters=_MOBILENET_WEIGHTS,
+    )
+    _, tokens = _audio_tokens(config)
+    heard = -(-tokens // sizes.audio_reduction)
+    return (
+        (
+            Layer(name="vision/stem", components=(stem,)),
+            Layer(name="vision/mobilenet", components=(rest,)),
+            Layer(
+                name="vision/projector",
+                components=_hard_and_soft_tokens(
+                    config.vision.vision_vocab, width, config.emb_dim, _MOBILENET_TOKENS * images
+                ),
+            ),
+        ),
+        (
+            *_conformer(config),
+            Layer(
+                name="audio/projector",
+                components=_hard_and_soft_tokens(sizes.audio_vocab, audio, config.emb_dim, heard),
+            ),
+        ),
+    )
+
+
+def _hard_and_soft_tokens(rows: int, width: int, out: int, soft: int) -> Components:
+    """One projection for the tower's tokens, and for the table's at every position."""
+    shared = projection("projection", width, out, tokens=soft)
+    return (
+        shared,
+        table("hard_tokens", rows, width),
+        norm("norms", width, copies=2),
+        shared.replace(name="hard_projection", tokens=None, parameters=0),
+    )
+
+
+def _audio_tokens(config: ModelConfig) -> tuple[int, int]:
+    """Positions in time after each of two convolutions that halve it."""
+    first = math.ceil(config.step.audio_frames_per_sequence / 2)
+    return first, math.ceil(first / 2)
+
+
+def _conformer(config: ModelConfig) -> Tower:
+    """Two strided convolutions over mel bins, then conformer layers of width C, without projector.
+
+    Per layer two MLPs of 4·C, attention inside overlapping blocks, and a gated depthwise
+    convolution. Scores have a second term, queries · relative positions, ``[T, C] @ [C, R]``, whose
+    keys ``[R, C] @ [C, C]`` are the same for every sequence of a batch.
+    """
+    sizes = config.audio
+    width, (first, second) = sizes.d_model_for_audio, sizes.audio_channels
+    halved, tokens = _audio_tokens(config)
+    bins = math.ceil(sizes.num_mel_bins_for_audio / 2)
+    fewer = math.ceil(bins / 2)
+    past, future, relative = (
+        sizes.audio_past,
+        sizes.audio_future,
+        sizes.audio_relative_positions,
+    )
+
+    def scores(name: str, keys: int) -> Component:
+        mask = LocalBlocks(tokens, sizes.audio_chunk, keys, past=past, future=future)
+        return Component(name=f"attention/{name}", kind="attention", macs=width, mask=mask)
+
+    shared = projection("attention/relative_proj", width, width, tokens=1 if tokens else 0)
+    block = (
+        projection("ffw", width, 4 * width, copies=4, tokens=tokens),
+        projection("attention/qkvo", width, width, copies=4, tokens=tokens),
+        shared.replace(
+            macs=Fraction(relative * shared.macs) / config.step.per_device_batch_size,
+            left_gradient=False,  # the positions are constants
+        ),
+        vector("attention/scale", width // sizes.audio_heads),
+        scores("scores_qk", sizes.audio_context),
+        scores("scores_relative", relative),
+        scores("scores_pv", sizes.audio_context),
+        projection("convolution/linear", width, width, copies=3, tokens=tokens),
+        short_convolution("convolution/depthwise", sizes.audio_kernel, width, tokens=tokens),
+        norm("norms", width, copies=9),
+    )
+    layers = Layer(name="audio/layers", components=block, repeats=sizes.encoder_layers_for_audio)
+    out = sizes.output_dim_for_audio
+    closing = projection("output_proj", width, out, bias=True, tokens=tokens)
+    return (
+        Layer(
+            name="audio/entry",
+            components=(projection("conv_0", 9, first, tokens=halved * bins),),
+        ),
+        Layer(
+            name="audio/convolutions",
+            components=(
+                projection("conv_1", 9 * first, second, tokens=tokens * fewer),
+                norm("norms", first + second),
+                projection("linear", second * fewer, width, tokens=tokens),
+            ),
+        ),
+        layers,
+        *((Layer(name="audio/output", components=(closing,)),) if out else ()),
+    )

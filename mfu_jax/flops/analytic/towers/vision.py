@@ -1,0 +1,134 @@
+"""Vision towers of Gemma 3, Llama 4 and Qwen: images → tokens of the decoder's width.
+
+Shapes as in `encoder`. A config says how large an image is, not how many a sequence has.
+"""
+
+from __future__ import annotations
+
+import math
+
+from mfu_jax.flops.analytic.components import Layer
+from mfu_jax.flops.analytic.matmuls import Components, norm, projection, table, vector
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+from mfu_jax.flops.analytic.towers.encoder import Tower, encoder_layers, patch_embedding
+
+
+def siglip(config: ModelConfig) -> Tower:
+    """Gemma 3: SigLIP, its tokens averaged 4 × 4, one projection."""
+    vision = config.vision
+    width, images = vision.hidden_size_for_vit, config.step.images_per_sequence
+    rows, columns = vision.patch_grid
+    tokens = rows * columns
+    pooled = (rows // 4) * (columns // 4)
+    return (
+        Layer(
+            name="vision/patches",
+            components=(
+                patch_embedding(config, tokens * images, bias=True),
+                table("vision/positions", tokens, width),
+            ),
+        ),
+        encoder_layers(
+            "vision/layers",
+            vision.num_hidden_layers_for_vit,
+            width,
+            vision.intermediate_size_for_vit,
+            tokens=tokens,
+            copies=images,
+        ),
+        Layer(name="vision/final", components=(norm("norm", width, bias=True),)),
+        Layer(
+            name="vision/projector",
+            components=(
+                norm("norm", width),
+                projection("projection", width, config.emb_dim, tokens=pooled * images),
+            ),
+        ),
+    )
+
+
+def llama4_vision(config: ModelConfig) -> Tower:
+    """Llama 4: tiles with a class token, pixel shuffle, an MLP, one projection."""
+    vision = config.vision
+    width, side = (
+        vision.hidden_size_for_vit,
+        vision.tile_size_for_vit // vision.patch_size_for_vit,
+    )
+    tiles = config.step.images_per_sequence * max(config.step.tiles_per_image, 1)
+    patches = side * side
+    shuffled = int(patches * vision.pixel_shuffle_ratio_for_vit**2)
+    mixed = vision.projector_input_dim_for_vit
+    last = vision.projector_output_dim_for_vit
+    return (
+        Layer(
+            name="vision/patches",
+            components=(
+                patch_embedding(config, patches * tiles, bias=False),
+                vector("class_token", width),
+                table("vision/positions", patches + 1, width),
+                norm("norms", width, bias=True, copies=2),
+            ),
+        ),
+        encoder_layers(
+            "vision/layers",
+            vision.num_hidden_layers_for_vit,
+            width,
+            vision.intermediate_size_for_vit,
+            tokens=patches + 1,
+            copies=tiles,
+        ),
+        Layer(
+            name="vision/pixel_shuffle",
+            components=(
+                projection("fc1", vision.intermediate_size_for_vit, mixed, tokens=shuffled * tiles),
+                projection("fc2", mixed, last, tokens=shuffled * tiles),
+            ),
+        ),
+        Layer(
+            name="vision/projector",
+            components=(projection("projection", last, config.emb_dim, tokens=shuffled * tiles),),
+        ),
+    )
+
+
+def qwen3_vision(config: ModelConfig) -> Tower:
+    """Qwen3-VL and Omni: patches of two frames, 2 × 2 merged; mergers of inner layers too."""
+    vision = config.vision
+    width, images = vision.hidden_size_for_vit, config.step.images_per_sequence
+    tokens = math.prod(vision.patch_grid)
+    joined = width * vision.spatial_merge_size_for_vit**2
+    merged = tokens // vision.spatial_merge_size_for_vit**2 * images
+    out = vision.out_hidden_size_for_vit or config.emb_dim
+
+    def merger(normed: int) -> Components:
+        return (
+            norm("norm", normed, bias=True),
+            projection("mlp_0", joined, joined, bias=True, tokens=merged),
+            projection("mlp_2", joined, out, bias=True, tokens=merged),
+        )
+
+    deep = len(vision.deepstack_visual_indexes_for_vit)
+    inner = (
+        (Layer(name="vision/deepstack_mergers", components=merger(joined), repeats=deep),)
+        if deep
+        else ()
+    )
+    return (
+        Layer(
+            name="vision/patches",
+            components=(
+                patch_embedding(config, tokens * images, bias=True),
+                table("vision/positions", vision.num_position_embeddings_for_vit, width),
+            ),
+        ),
+        encoder_layers(
+            "vision/layers",
+            vision.num_hidden_layers_for_vit,
+            width,
+            vision.intermediate_size_for_vit,
+            tokens=tokens,
+            copies=images,
+        ),
+        *inner,
+        Layer(name="vision/projector", components=merger(width)),
+    )

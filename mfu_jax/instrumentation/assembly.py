@@ -1,0 +1,125 @@
+"""From settings to a logger, in one way for `instrument`, the flags and the reference trainer.
+
+`make_sinks` is called before anything is compiled, so that an unwritable folder ends the run at
+once; `make_logger` once the cost is known; `setup_table` makes its first text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import jax
+
+from mfu_jax.hardware.step_peaks import StepPeaks, find_peaks
+from mfu_jax.instrumentation.step_flops import ModelCount
+from mfu_jax.logger.compile_events import CompileLog
+from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.sinks import Sink, make_sink
+from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.settings import Settings
+
+
+def make_sinks(
+    settings: Settings, *, total_steps: int | None = None, progress: bool | None = None
+) -> list[Sink]:
+    """A console, and JSONL and TensorBoard where the settings name a place; process 0 only.
+
+    Args:
+        settings: name the places, and the step from which to resume them.
+        total_steps: the console's progress bar counts up to it.
+        progress: show the progress bar; by default where standard error is a terminal.
+
+    Raises:
+        UserError: an output folder cannot be written.
+    """
+    if jax.process_index() != 0:
+        return []
+    resume = {"resume_from_step": settings.start_step}
+    sinks = [make_sink("console", total_steps=total_steps, progress=progress)]
+    if settings.metrics_file:
+        sinks.append(make_sink("jsonl", settings.metrics_file, **resume))
+    if settings.tensorboard_dir:
+        sinks.append(make_sink("tensorboard", settings.tensorboard_dir, **resume))
+    return sinks
+
+
+def make_logger(
+    settings: Settings,
+    *,
+    cost: StepCost | None = None,
+    sinks: Sequence[Sink] | None = None,
+    compile_log: CompileLog | None = None,
+) -> MetricLogger:
+    """The logger that the settings describe.
+
+    Args:
+        settings: numbers of steps, warm-up, log period, aborts; and the sinks.
+        cost: what a step costs; None: each step brings its own cost.
+        sinks: instead of `make_sinks(settings)`.
+        compile_log: see `MetricLogger`.
+
+    Raises:
+        UserError: an output folder cannot be written.
+    """
+    return MetricLogger(
+        cost=cost,
+        config=settings.logger_config(),
+        sinks=make_sinks(settings) if sinks is None else sinks,
+        compile_log=compile_log,
+    )
+
+
+def peaks_of(
+    settings: Settings, device: jax.Device, flops_by_dtype: Mapping[str, int]
+) -> StepPeaks:
+    """The peaks that a step with these matmuls is measured against; see `find_peaks`.
+
+    Raises:
+        UserError: the dtype of most FLOPs has no known peak.
+    """
+    return find_peaks(
+        device,
+        flops_by_dtype,
+        peak_tflops_per_device=settings.peak_tflops_per_device,
+        hardware_name=settings.hardware,
+    )
+
+
+def setup_table(
+    *,
+    devices: str,
+    peaks: StepPeaks,
+    model: ModelCount,
+    model_details: str,
+    tokens_per_device: float | Fraction,
+    flops_by_dtype: Mapping[str, int],
+    parameters: str | None = None,
+    metrics: str | None = None,
+) -> dict[str, Any]:
+    """What a human should know before the first line, name → value.
+
+    Args:
+        devices: number and kind.
+        peaks: what utilisation is relative to.
+        model: the model FLOPs, and what they leave out.
+        model_details: convention and derivation of the model FLOPs.
+        tokens_per_device: of one step; 0 where not known.
+        flops_by_dtype: the matmuls to name in notes on peaks.
+        parameters: number of weights, where known.
+        metrics: which outputs of the step are logged, where they were chosen.
+    """
+    values: dict[str, Any] = {
+        "devices": devices,
+        "peak of one device": str(peaks.main),
+        "number of parameters": parameters,
+        "model TFLOP per device per step": f"{float(model.per_device) / 1e12:.6g} "
+        f"({model_details})",
+        "metrics": metrics,
+        "tokens per device per step": tokens_per_device or None,
+    }
+    values |= {f"not counted ({i})": text for i, text in enumerate(model.unaccounted, 1)}
+    notes = peaks.notes(flops_by_dtype)
+    values |= {f"note on peaks ({i})": text for i, text in enumerate(notes, 1)}
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,91 @@
+"""A step in a wrapper that passes for the step itself, and the wrapper that adds nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn, Self
+
+from mfu_jax.errors import UserError
+from mfu_jax.instrumentation.jitting import name_of
+from mfu_jax.logger.disabled import DisabledLogger
+from mfu_jax.settings import Settings
+
+
+class WrappedStep:
+    """Has the name of the wrapped step; attributes that it lacks are looked up on that step.
+
+    Args:
+        step_fn: the step.
+        settings: kept for the user to read.
+
+    Attributes:
+        settings: the settings of the metrics.
+    """
+
+    def __init__(self, step_fn: Callable[..., Any], settings: Settings) -> None:
+        self.settings = settings
+        self.__wrapped__ = step_fn
+        self.__name__ = name_of(step_fn)
+        self.__doc__ = getattr(step_fn, "__doc__", None)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def _not_called(self, asked: str) -> str:
+        return (
+            f"{self.__name__}.{asked} was asked for, but the step has logged no call; expected at "
+            f"least one before; usually the loop calls the function that was wrapped, or "
+            f"enable_mfu is false; use what instrument() returned in the loop"
+        )
+
+
+class DisabledStep(WrappedStep):
+    """What `instrument` returns with ``enable_mfu=False``: calls the step and does nothing else.
+
+    It has the interface of `InstrumentedStep`; what only a logged call could answer is an error.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the step."""
+        return self.__wrapped__(*args, **kwargs)
+
+    def __exit__(self, *error: object) -> None: ...
+
+    @property
+    def logger(self) -> DisabledLogger:
+        """A logger whose methods do nothing."""
+        return DisabledLogger()
+
+    @property
+    def flops(self) -> NoReturn:
+        """Not known.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(self._not_called("flops"))
+
+    @property
+    def ledger(self) -> NoReturn:
+        """Not known.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(self._not_called("ledger"))
+
+    def summary(self) -> NoReturn:
+        """Not known.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(self._not_called("summary()"))
+
+    def close(self) -> None:
+        """Does nothing."""

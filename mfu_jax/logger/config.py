@@ -1,0 +1,59 @@
+"""How a logger counts and labels steps, independent of what the steps cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+from mfu_jax.errors import UserError
+
+
+class ConfigFields(TypedDict, total=False):
+    """The fields of `LoggerConfig` as keyword arguments."""
+
+    start_step: int
+    warmup_steps: int
+    log_period: int
+    abort_on_nan_loss: bool
+    abort_on_inf_loss: bool
+    is_main_process: bool | None
+    queue_size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoggerConfig:
+    """Options of a `MetricLogger`.
+
+    Attributes:
+        start_step: number of the first step, as after a resume.
+        warmup_steps: steps from there on that are shown but excluded from every summary.
+        log_period: every `log_period`-th step goes to all sinks; the others go only to sinks that
+            keep every step. Above 1 it is also the window of the ``rolling/`` metrics.
+        abort_on_nan_loss: raise `NonFiniteLossError` once the metric ``loss`` is NaN.
+        abort_on_inf_loss: the same for infinities.
+        is_main_process: whether this process writes; None: only process 0 does.
+        queue_size: steps that may wait to be written before `MetricLogger.record` waits too.
+
+    Raises:
+        UserError: `log_period` or `warmup_steps` is too small.
+    """
+
+    start_step: int = 0
+    warmup_steps: int = 2
+    log_period: int = 1
+    abort_on_nan_loss: bool = True
+    abort_on_inf_loss: bool = True
+    is_main_process: bool | None = None
+    queue_size: int = 256
+
+    def __post_init__(self) -> None:
+        if self.log_period < 1:
+            raise UserError(
+                f"log_period={self.log_period}: expected at least 1; usually 0 was meant to switch "
+                f"logging off; that is enable_mfu=false, or sinks=[] for a MetricLogger"
+            )
+        if self.warmup_steps < 0:
+            raise UserError(
+                f"warmup_steps={self.warmup_steps}: expected at least 0; usually a subtraction "
+                f"went wrong; pass warmup_steps=0 or leave it out"
+            )

@@ -1,14 +1,14 @@
-"""Packaging. `configs/` and `layers/` stand at the top and are installed inside `mfu_jax`."""
+"""Packaging. The top-level `configs/` and `layers/` are installed inside `mfu_jax`."""
 
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
-# Trainers of others that tests/clients/ instruments.
+# Third-party libraries whose trainers tests/clients/ instruments.
 CLIENTS = [
     "equinox>=0.13",
     "flowjax>=19",
-    "transformers>=4.46,<5",  # version 5 has no Flax models any more
+    "transformers>=4.46,<5",  # version 5 dropped the Flax models
 ]
 
 setup(

@@ -1,4 +1,4 @@
-"""The reference model: a decoder-only transformer in Flax NNX, one file a kind of layer.
+"""The reference model: a decoder-only transformer in Flax NNX, one file per kind of layer.
 
 Every layer and component runs under a `jax.named_scope` of its name, because FLOPs and device time
 are attributed by it.

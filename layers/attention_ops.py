@@ -24,7 +24,7 @@ _PLATFORMS = {"cudnn_flash": "gpu", "flash": "tpu", "splash": "tpu"}
 
 
 def register_attention(name: str) -> Callable[[AttentionOp], AttentionOp]:
-    """Makes an implementation known under the name that `attention=` takes."""
+    """Registers an implementation under the name that `attention=` takes."""
 
     def register(op: AttentionOp) -> AttentionOp:
         ATTENTION_OPS[name] = op
@@ -34,10 +34,10 @@ def register_attention(name: str) -> Callable[[AttentionOp], AttentionOp]:
 
 
 def choose_attention(name: str, *, platform: str, dtype: str) -> str:
-    """The implementation behind `attention=auto`: the fastest that the platform has.
+    """The implementation to use; ``auto`` is the fastest that the platform has.
 
     Raises:
-        ValueError: `name` is a kernel of another platform, or not made for the dtype.
+        ValueError: `name` is a kernel of another platform, or does not support the dtype.
     """
     platform = "gpu" if platform == "cuda" else platform
     needed = _PLATFORMS.get(name, platform)
@@ -98,7 +98,7 @@ def cudnn_flash(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array
 
 
 def _over_shards(op: AttentionOp) -> AttentionOp:
-    """Runs a kernel that XLA cannot partition on each device's batch rows and heads."""
+    """Runs a kernel that XLA cannot partition on the batch rows and heads of each device."""
 
     @functools.wraps(op)
     def run(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
@@ -116,7 +116,7 @@ def _over_shards(op: AttentionOp) -> AttentionOp:
 @register_attention("flash")
 @_over_shards
 def flash(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """JAX's Pallas flash attention for TPU. It knows no grouped heads: keys are repeated."""
+    """JAX's Pallas flash attention for TPU. Without grouped heads: keys and values are repeated."""
     from jax.experimental.pallas.ops.tpu import flash_attention as kernel
 
     group = q.shape[2] // k.shape[2]
@@ -130,7 +130,7 @@ def flash(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> j
 @register_attention("splash")
 @_over_shards
 def splash(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """JAX's Pallas splash attention for TPU: skips the blocks that the mask leaves empty."""
+    """JAX's Pallas splash attention for TPU: skips blocks that are masked entirely."""
     from jax.experimental.pallas.ops.tpu import splash_attention as kernel
 
     _, S, N, h = q.shape

@@ -15,19 +15,19 @@ from .linears import Dense, Mlp
 from .normalizations import NORMS
 from .sharding import BATCH_AXES, constrain
 
-# The blocks that GPT descends from: LayerNorm and learned positions; all others: RMSNorm and RoPE.
+# Blocks with LayerNorm and learned positions; all others have RMSNorm and RoPE.
 _GPT_BLOCKS = ("gpt2", "gpt3")
 
 
 def normalization(config: Any) -> str:
-    """`config.normalization`, with "auto" answered from `config.decoder_block`."""
+    """`config.normalization`, with "auto" resolved by `config.decoder_block`."""
     if config.normalization != "auto":
         return str(config.normalization)
     return "layernorm" if config.decoder_block in _GPT_BLOCKS else "rmsnorm"
 
 
 def position_embedding(config: Any) -> str:
-    """`config.position_embedding`, with "auto" answered from `config.decoder_block`."""
+    """`config.position_embedding`, with "auto" resolved by `config.decoder_block`."""
     if config.position_embedding != "auto":
         return str(config.position_embedding)
     return "learned" if config.decoder_block in _GPT_BLOCKS else "rope"
@@ -86,8 +86,8 @@ class Decoder(nnx.Module):
 
     Args:
         config: an object with the model's fields (see ``configs/base.yml``).
-        attention: the name of the attention implementation, "auto" already resolved.
-        rngs: where the initial weights come from.
+        attention: name of the attention implementation, "auto" already resolved.
+        rngs: for the initial weights.
     """
 
     def __init__(self, config: Any, *, attention: str, rngs: nnx.Rngs) -> None:
@@ -100,7 +100,7 @@ class Decoder(nnx.Module):
         self.scan_layers = config.scan_layers
         self.remat_policy = config.remat_policy
         self.remat_save_names = config.remat_save_names
-        # One key a layer, so that scanned and unrolled layers start from the same weights.
+        # One key per layer, so that scanned and unrolled layers start from the same weights.
         keys = jax.random.split(rngs.params(), config.num_decoder_layers)
 
         def make_layer(key: jax.Array) -> DecoderLayer:
@@ -153,7 +153,7 @@ class Decoder(nnx.Module):
             return x
 
         graphdef, stacked = nnx.split(self.layers)
-        # In a scan XLA cannot merge the recomputation with the forward anyway.
+        # Inside a scan, XLA cannot merge the recomputation with the forward pass anyway.
         run = self._remat(lambda x, w: block(x, graphdef, w), prevent_cse=False)
 
         def body(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
@@ -163,7 +163,7 @@ class Decoder(nnx.Module):
         return jax.lax.scan(body, x, stacked)[0]
 
     def _remat(self, block: Callable[..., jax.Array], **options: Any) -> Callable[..., jax.Array]:
-        """Wraps a block in `jax.checkpoint`, as `remat_policy` says."""
+        """Wraps a block in `jax.checkpoint` according to `remat_policy`."""
         policies = {
             "minimal": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
             "full": jax.checkpoint_policies.nothing_saveable,
@@ -175,6 +175,6 @@ class Decoder(nnx.Module):
 
 
 def _stacked(make: Callable[[jax.Array], nnx.Module], keys: jax.Array) -> nnx.Module:
-    """A layer for each key as one module, whose weights have a leading dimension of that size."""
+    """One layer per key, stacked: every weight has a leading dimension of that size."""
     graphdef = nnx.graphdef(nnx.eval_shape(lambda: make(keys[0])))
     return nnx.merge(graphdef, jax.vmap(lambda key: nnx.state(make(key)))(keys))

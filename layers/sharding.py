@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 BATCH_AXES = ("data", "fsdp")
 
-# fsdp splits the embedding dimension of every weight, tensor the dimension that differs.
+# fsdp splits the embedding dimension of every weight, tensor the other one.
 MESH_AXIS = {
     "embed": "fsdp",
     "vocab": "tensor",
@@ -30,7 +30,7 @@ def partition_spec(logical_axes: tuple[str, ...], rank: int) -> PartitionSpec:
 
 
 def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
-    """Pins an activation's layout to mesh axes where a mesh is set; else does nothing."""
+    """Pins an activation's layout to mesh axes; does nothing without a mesh."""
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))

@@ -1,36 +1,39 @@
-"""`mfu-jax COMMAND …`: each command is a module of `mfu_jax.commands`, imported when it is run."""
+"""`mfu-jax COMMAND …`: every module of `mfu_jax.commands` is a command.
+
+Its docstring is its manual: ``mfu-jax --help`` shows the first line, ``mfu-jax COMMAND --help`` all
+of it. A command is imported only to be run; its ``main`` takes the words after its name and returns
+the exit code.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from mfu_jax.errors import UserError
+from mfu_jax.formatting import columns
 
-COMMANDS = {
-    "train": "train the reference model and log TFLOP/s, MFU and HFU of every step",
-    "flops": "model FLOPs and parameters of a model name, MaxText YAML or config.json",
-    "compare": "the ledger from model FLOPs to executed and XLA-reported FLOPs",
-    "report": "what a finished run came to: from metrics.jsonl, MaxText's metrics_file or a log",
-    "hardware": "peaks of the attached or named accelerator; --calibrate measures one",
-    "project": "training time, chips, MFU needed or cost, each from the others",
-    "published": "published results recomputed: how far each is from what was printed",
-}
+_FOLDER = Path(__file__).parent / "commands"
+_HELP = frozenset({"-h", "--help"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 2 where the input was wrong."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if not arguments or arguments[0] in {*_HELP, "help"}:
         print(_usage())
         return 0 if arguments else 2
-    name = arguments[0]
+    name, *rest = arguments
     try:
-        if name not in COMMANDS:
-            raise UserError(f"unknown command {name!r}; the commands are: {', '.join(COMMANDS)}")
-        command = importlib.import_module(f"mfu_jax.commands.{name}")
-        return int(command.main(arguments[1:]) or 0)
+        if name not in command_names():
+            known = ", ".join(command_names())
+            raise UserError(f"unknown command {name!r}; the commands are: {known}")
+        if _HELP & set(rest):
+            print(manual(name))
+            return 0
+        return int(importlib.import_module(f"mfu_jax.commands.{name}").main(rest) or 0)
     except UserError as error:
         print(f"mfu-jax {name}: {error}", file=sys.stderr)
         return 2
@@ -39,10 +42,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
 
 
+def command_names() -> list[str]:
+    """All commands, in alphabetical order."""
+    return sorted(path.stem for path in _FOLDER.glob("[!_]*.py"))
+
+
+def manual(name: str) -> str:
+    """The docstring of a command's module, read without importing it: some import jax."""
+    source = (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    return source.partition('"""')[2].partition('"""')[0].rstrip()
+
+
 def _usage() -> str:
-    width = max(map(len, COMMANDS))
-    rows = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
-    return f"usage: mfu-jax COMMAND [arguments]\n\n{rows}\n\nmfu-jax COMMAND --help tells more."
+    rows = [(f"  {name}", manual(name).partition("\n")[0].rstrip(".")) for name in command_names()]
+    table = "\n".join(columns(rows, "<"))
+    return f"usage: mfu-jax COMMAND [arguments]\n\n{table}\n\nmfu-jax COMMAND --help tells more."
 
 
 if __name__ == "__main__":

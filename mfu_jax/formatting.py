@@ -1,8 +1,9 @@
-"""Numbers as a human reads them: enough digits to be non-zero, and no more."""
+"""Text for people: numbers with as many digits as they need, and tables."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def readable(value: float) -> str:
@@ -27,3 +28,24 @@ def percent(fraction: float | None) -> str:
     if 0 < abs(fraction) < 0.01:
         return f"{readable(100 * fraction)}%" if abs(fraction) < 0.001 else f"{100 * fraction:.2f}%"
     return f"{100 * fraction:.1f}%"
+
+
+def columns(rows: Sequence[Sequence[str]], alignment: str = "<>") -> list[str]:
+    """Lines of a table: each column as wide as its widest cell, two spaces between columns.
+
+    Args:
+        rows: cells by row, the header among them; all rows have as many cells.
+        alignment: ``<`` (left) or ``>`` (right) for each column; the last one also serves all
+            columns after it.
+
+    >>> columns([["layer", "FLOPs"], ["mlp", "1,024"], ["attention", "8"]])
+    ['layer      FLOPs', 'mlp        1,024', 'attention      8']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = alignment.ljust(len(widths), alignment[-1])
+    return [
+        "  ".join(
+            f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=False)
+        ).rstrip()
+        for row in rows
+    ]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.values import field_types, typed
@@ -122,15 +123,15 @@ class Settings:
         """
         from mfu_jax.flops.analytic.inputs import load_model_config, parse_override
 
-        words = self.model_config.split()
-        if not words or "=" in words[0] or not all("=" in word for word in words[1:]):
+        words = parse(self.model_config.split())
+        if len(words.names) != 1:
             raise UserError(
                 f"model_config={self.model_config!r} names no model; expected a name or file and "
                 f"then key=value …; flops_source=analytic needs it; pass model_config='llama3-8b "
                 f"per_device_batch_size=4 max_target_length=8192', say"
             )
-        pairs = (word.split("=", 1) for word in words[1:])
-        return load_model_config(words[0], {key: parse_override(key, text) for key, text in pairs})
+        overrides = {key: parse_override(key, text) for key, text in words.pairs}
+        return load_model_config(words.names[0], overrides)
 
 
 # The settings that are fields of a logger's config.

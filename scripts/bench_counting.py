@@ -1,10 +1,10 @@
-"""Times parsing and counting of HLO against compiling it, and against the length of the text.
+"""Times parsing and counting of HLO, against compiling it and against the length of the text.
 
-    python scripts/bench_counting.py [--megabytes=100] [--layers=48]
+    python -m scripts.bench_counting [--megabytes=100] [--layers=48]
 
-The unrolled model has layers of width 1024 over 1024 tokens; where libtpu is installed, it is
-compiled for a TPU v5e, too. The long programs are a recorded one with its body repeated, so that
-every line is a real one.
+Run it from the repository's root. The unrolled model has layers of width 1024 over 1024 tokens;
+with libtpu installed it is also compiled for a TPU v5e. The long programs repeat the body of a
+recorded one, so that every line is real.
 """
 
 from __future__ import annotations
@@ -14,17 +14,10 @@ import importlib.util
 import json
 import lzma
 import os
-import sys
 import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-import record_programs  # noqa: E402
-
-os.environ.update({**record_programs.TPU_ENVIRONMENT, **os.environ})
-
-from mfu_jax.flops.executed.counting import executed_flops  # noqa: E402
+from mfu_jax.flops.executed.counting import executed_flops
+from scripts.absent_devices import ROOT, TPU_ENVIRONMENT, devices
 
 PROGRAMS = ROOT / "tests" / "programs"
 
@@ -35,6 +28,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--layers", type=int, default=48)
     arguments = parser.parse_args()
+    os.environ.update({**TPU_ENVIRONMENT, **os.environ})
     print("| program | text | compile | parse and count | of the compile time |")
     print("| --- | ---: | ---: | ---: | ---: |")
     for platform in ("cpu", "v5e") if importlib.util.find_spec("libtpu") else ("cpu",):
@@ -73,7 +67,7 @@ def _unrolled(platform: str, layers: int) -> None:
         dtype="bfloat16",
     )
     program = program_list.transformer(platform, shape)
-    function, shapes = program.build(record_programs.devices(platform))
+    function, shapes = program.build(devices(platform))
     lowered = jax.jit(function).lower(*shapes)
     started = time.perf_counter()
     compiled = lowered.compile()
@@ -90,7 +84,7 @@ def _row(name: str, text: str, compile_seconds: float) -> None:
 
 
 def _seconds(text: str) -> float:
-    """The best of three: other processes only ever add to it."""
+    """The best of three: other processes only ever add time."""
     times = []
     for _ in range(3 if len(text) < 20e6 else 1):
         started = time.perf_counter()
@@ -104,7 +98,7 @@ def _recorded(name: str) -> str:
 
 
 def _repeated(name: str, length: int) -> str:
-    """A program with its ENTRY called many times over: every copy has its own computations."""
+    """A program whose ENTRY is called many times; every copy has its own computations."""
     text = _recorded(name)
     start = text.index("\n%") + 1
     header, body = text[:start], text[start:]

@@ -1,9 +1,10 @@
 """What `instrument` adds to a step on the training thread, and to a loop as a whole.
 
-    python scripts/bench_instrument.py [--steps 2000] [--markdown docs/benchmarks.md]
+    python -m scripts.bench_instrument [--steps 2000] [--markdown docs/benchmarks.md]
 
-The step has a model of many leaves, as real ones do, and next to no arithmetic. The wait for the
-device is not a cost: without `instrument` the loop would wait for the same step elsewhere.
+Run it from the repository's root. The step has a model of many leaves, as real ones do, and hardly
+any arithmetic. Waiting for the device is not a cost: without `instrument` the loop would wait for
+the same step elsewhere.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from bench_logger import machine, replace_section
 
 import mfu_jax
 from mfu_jax.logger.sinks import ConsoleSink, JsonlSink, TensorBoardSink
 from mfu_jax.logger.summary import percentile
+from scripts.benchmark_page import machine, replace_section
 
 WARMUP = 100
 # Leaves of the state, shapes of the batch, seconds between steps.
@@ -124,7 +125,7 @@ def main() -> None:
     rows = ["| step | jitted call µs | added µs: median | p90 | p99 |", "|---|---|---|---|---|"]
     for leaves, shapes, pause in CASES:
         own, added = costs(leaves, options.steps, shapes, pause)
-        name = f"{leaves} leaves" + (f", {shapes} shapes by turns" if shapes > 1 else "")
+        name = f"{leaves} leaves" + (f", {shapes} alternating shapes" if shapes > 1 else "")
         name += "" if pause else ", no pause between steps"
         shown = [percentile(own, 0.5), *(percentile(added, q) for q in (0.5, 0.9, 0.99))]
         rows.append(f"| {name} | " + " | ".join(f"{n:.1f}" for n in shown) + " |")
@@ -132,12 +133,12 @@ def main() -> None:
     text = "\n".join(
         [
             f"{HEADING}\n",
-            f"{datetime.date.today()}, {machine()}, by `scripts/bench_instrument.py`. What a "
-            f"call of the instrumented step does on the training thread besides calling the jitted "
-            f"one, the device idle before it; console, JSONL and TensorBoard are on.\n",
+            f"{datetime.date.today()}, {machine()}, by `scripts/bench_instrument.py`. Time "
+            f"that a call of the instrumented step takes on the training thread beyond the jitted "
+            f"call, the device idle before it; console, JSONL and TensorBoard are on.\n",
             *rows,
             f"\nA loop of {1e3 * seconds:.1f} ms matmul steps takes {percentile(ratios, 0.5):.3f} "
-            f"× as long with `instrument` (median of {len(ratios)} pairs, by turns; quartiles "
+            f"× as long with `instrument` (median of {len(ratios)} alternating pairs; quartiles "
             f"{percentile(ratios, 0.25):.3f} and {percentile(ratios, 0.75):.3f}). Both cores "
             f"compute; the writer's thread needs one of them for a moment, too.\n",
         ]

@@ -1,9 +1,10 @@
-"""What the logger costs: microseconds a step on the training thread, and the demo with and without.
+"""What the logger costs: microseconds a step on the training thread, and the demo's slow-down.
 
-    python scripts/bench_logger.py [--steps 400] [--no-demo] [--markdown docs/benchmarks.md]
+    python -m scripts.bench_logger [--steps 400] [--no-demo] [--markdown docs/benchmarks.md]
 
-With console (to a file), JSONL and TensorBoard on. The wait for the device is not a cost: without a
-logger the loop would wait for the same step at the next place that needs its outputs.
+Run it from the repository's root. Console (to a file), JSONL and TensorBoard are on. Waiting for
+the device is not a cost: without a logger the loop would wait for the same step wherever it next
+needs the outputs.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
-import re
 import statistics
 import tempfile
 import time
@@ -27,13 +26,14 @@ import jax.numpy as jnp
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import ConsoleSink, JsonlSink, TensorBoardSink
 from mfu_jax.logger.summary import percentile
+from scripts.benchmark_page import machine, replace_section
 
 WARMUP = 20
 HEADING = "## Logger cost"
 
 
 def make_logger(folder: Path, console: Any) -> MetricLogger:
-    """A logger with all three sinks on; its numbers are of no meaning here."""
+    """A logger with all three sinks; its FLOPs and peak are arbitrary."""
     return MetricLogger(
         model_flops_per_device=10**9,
         executed_flops_per_device=10**9,
@@ -106,7 +106,7 @@ def seconds_a_step(steps: int, run: Callable[[], object]) -> float:
 
 
 def demo_blocks(block: int) -> Iterator[tuple[float, float]]:
-    """Seconds a step of the demo without the logger, and with it, in blocks that take turns."""
+    """Seconds a step of the demo without and with the logger, in alternating blocks."""
     from mfu_jax.trainer.data import make_iterator
     from mfu_jax.trainer.mesh import make_mesh, put_batch, rows_per_process
     from mfu_jax.trainer.pyconfig import load
@@ -147,7 +147,7 @@ def demo_blocks(block: int) -> Iterator[tuple[float, float]]:
             before = seconds_a_step(block, plain)
             logger = make_logger(Path(name), console)
             between = seconds_a_step(block, lambda: logged(logger))  # noqa: B023
-            after = seconds_a_step(block, plain)  # so that a machine that slows down blames neither
+            after = seconds_a_step(block, plain)  # a machine that slows down biases neither
             yield (before + after) / 2, between
 
 
@@ -171,31 +171,6 @@ def demo_text(blocks: Sequence[tuple[float, float]], block: int) -> str:
     )
 
 
-def machine() -> str:
-    """Processor, device and versions, in words."""
-    model = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-        model = found.group(1) if found else model
-    device = jax.devices()[0].device_kind
-    return (
-        f"{os.cpu_count()} cores of {model}, JAX {jax.__version__} on {device}, "
-        f"Python {platform.python_version()}"
-    )
-
-
-def replace_section(path: Path, text: str, heading: str = HEADING) -> None:
-    """Puts `text` where the section of that heading is, or at the end of the file."""
-    old = path.read_text() if path.exists() else "# Benchmark records\n"
-    section = re.compile(rf"^{re.escape(heading)}\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
-    if section.search(old):
-        new = section.sub(lambda _: text + "\n", old)
-    else:
-        new = f"{old.rstrip()}\n\n{text}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(new.rstrip() + "\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--steps", type=int, default=400)
@@ -207,7 +182,7 @@ def main() -> None:
     parts = [
         f"{HEADING}\n",
         f"{datetime.date.today()}, {machine()}, by `scripts/bench_logger.py`. Console, JSONL and "
-        f"TensorBoard are on; the wait for the device is left out.\n",
+        f"TensorBoard are on; waiting for the device is excluded.\n",
         cost_table(record_costs(options.steps)) + "\n",
     ]
     if not options.no_demo:
@@ -217,7 +192,7 @@ def main() -> None:
     text = "\n".join(parts)
     print(text)
     if options.markdown:
-        replace_section(options.markdown, text)
+        replace_section(options.markdown, text, HEADING)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Compares model, executed and XLA-reported FLOPs of the reference model's train step.
 
-    python scripts/compare_xla_flops.py [FILE.yml] [key=value …] [--variant="key=value …"] [--json]
-    python scripts/compare_xla_flops.py --topology=v5e:2x4 dtype=bfloat16 attention=splash
+    python -m scripts.compare_xla_flops [FILE.yml] [key=value …] [--variant="key=value …"] [--json]
+    python -m scripts.compare_xla_flops --topology=v5e:2x4 dtype=bfloat16 attention=splash
 
-Every variant is one row; --variant may be repeated. Without it: layers scanned and unrolled, with
-and without full rematerialisation. The step is compiled for the attached devices, or with
---topology for TPUs that need not be there (wants ``pip install 'jax[tpu]'``). `mfu-jax compare`
-explains one row line by line.
+Run it from the repository's root. Every variant is one row; --variant may be repeated. Without it:
+layers scanned and unrolled, with and without full rematerialisation. The step is compiled for the
+attached devices, or with --topology for TPUs that need not be attached (wants ``pip install
+'jax[tpu]'``). `mfu-jax compare` explains one row line by line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ import argparse
 import itertools
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mfu_jax.formatting import columns
+from scripts.absent_devices import TPU_ENVIRONMENT, devices
 
 if TYPE_CHECKING:
     from mfu_jax.flops.ledger import Ledger
@@ -24,12 +27,6 @@ _VARIANTS = [
     f"scan_layers={scan} remat_policy={remat}"
     for scan, remat in itertools.product(("true", "false"), ("none", "full"))
 ]
-_NO_TPU = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "JAX_PLATFORMS": "cpu",
-}
 
 
 def main() -> None:
@@ -42,13 +39,15 @@ def main() -> None:
     parser.add_argument("--topology", help="TPUs to compile for, such as v5e:2x4")
     parser.add_argument("--json", action="store_true", help="the ledgers as one JSON array")
     arguments = parser.parse_args()
-    devices = _absent_tpus(arguments.topology) if arguments.topology else None
+    if arguments.topology:
+        os.environ.update({**TPU_ENVIRONMENT, **os.environ})
 
     from mfu_jax.commands.compare import ledger_of_config
 
+    absent = devices("tpu", arguments.topology) if arguments.topology else None
     variants = _VARIANTS if arguments.variant is None else arguments.variant
     ledgers = {
-        variant: ledger_of_config([*arguments.config, *variant.split()], devices)
+        variant: ledger_of_config([*arguments.config, *variant.split()], absent)
         for variant in variants
     }
     if arguments.json:
@@ -67,22 +66,10 @@ def render(ledgers: dict[str, Ledger]) -> str:
         numbers = (ledger.model, ledger.executed, "-" if reported is None else reported)
         shown = (n if isinstance(n, str) else f"{n:,}" for n in numbers)
         rows.append((variant, *shown, "-" if factor is None else f"{factor:.3f}"))  # type: ignore[arg-type]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        padded = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
-        lines.append("  ".join([first.ljust(widths[0]), *padded]))
+    lines = columns(rows)
     unexplained = [f"{v}: {led.residual:,}" for v, led in ledgers.items() if led.residual]
     lines.append(f"residuals: {', '.join(unexplained) or 'none, every executed FLOP is explained'}")
     return "\n".join(lines)
-
-
-def _absent_tpus(topology: str) -> Any:
-    for name, value in _NO_TPU.items():
-        os.environ.setdefault(name, value)
-    from jax.experimental import topologies
-
-    return topologies.get_topology_desc(topology, "tpu").devices
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """Compiles real TPU, GPU and CPU programs, without that hardware, and records their HLO text.
 
-    python scripts/record_programs.py [--only=REGEX] [--out=tests/programs]
+    python -m scripts.record_programs [--only=REGEX] [--out=tests/programs]
 
-Each platform's programs are compiled in a process apart, because libtpu and the CUDA plugin want
-their own environment, and a compiler crash takes its process with it. Programs whose compiler is
-not installed are left as they are. TPU programs want ``pip install 'jax[tpu]'`` (the libtpu that
-this jax pins), GPU programs ``pip install jax-cuda13-plugin jax-cuda13-pjrt nvidia-cudnn-cu13``;
-two virtual environments with the same jax will do: run the script in each.
+Run it from the repository's root. Each platform's programs are compiled in a separate process,
+because libtpu and the CUDA plugin want their own environment, and a compiler crash takes its
+process with it. Programs whose compiler is not installed are left as they are. TPU programs want
+``pip install 'jax[tpu]'`` (the libtpu that this jax pins), GPU programs ``pip install
+jax-cuda13-plugin jax-cuda13-pjrt nvidia-cudnn-cu13``; with two virtual environments of the same
+jax, run the script in each.
 
-Beside every program stands what XLA's own cost_analysis() says of it, and how long it compiled.
+What XLA's own cost_analysis() reports of a program, and its compile time, are recorded beside it.
 """
 
 from __future__ import annotations
@@ -23,12 +24,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from scripts.absent_devices import ROOT, TPU_ENVIRONMENT, TPU_TOPOLOGIES, devices
 
-TPU_ENVIRONMENT = {
+_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -39,29 +38,6 @@ _ENVIRONMENT = {
     "h100": {"JAX_PLATFORMS": "cpu"},
 }
 _PLUGIN = {"cpu": "jax", "h100": "jax_plugins.xla_cuda13"}
-# device kinds and the topology of their name for one, 4, 8, 64 and 512 devices
-_TOPOLOGIES = {
-    "v4": "v4:2x2x1",
-    "v5e": "v5e:2x4",
-    "v5p": "v5p:2x2x2",
-    "v6e": "v6e:2x4",
-    "tpu7x": "tpu7x:2x2x1",
-}
-
-
-def devices(platform: str, topology: str = "") -> Any:
-    """Devices of a platform to compile for, attached or not."""
-    import jax
-    from jax.experimental import topologies
-
-    if platform == "cpu":
-        return jax.devices()
-    if platform == "h100":
-        target = (ROOT / "tests" / "data" / "h100_target_config.txtpb").read_text()
-        return topologies.get_topology_desc(
-            "h100", "cuda", target_config=target, topology=topology or "1x1x8"
-        ).devices
-    return topologies.get_topology_desc(topology or _TOPOLOGIES[platform], "tpu").devices
 
 
 def record(name: str, out: Path) -> None:
@@ -82,7 +58,7 @@ def record(name: str, out: Path) -> None:
     analysis = compiled.cost_analysis() or {}
     about = {
         "platform": program.platform,
-        "topology": program.topology or _TOPOLOGIES.get(program.platform, ""),
+        "topology": program.topology or TPU_TOPOLOGIES.get(program.platform, ""),
         "xla_reported_flops": analysis.get("flops"),
         "compile_seconds": round(seconds, 2),
         "characters": len(text),
@@ -121,8 +97,11 @@ def _record_apart(platform: str, names: list[str], out: Path) -> list[str]:
     environment = {**os.environ, **_ENVIRONMENT.get(platform, TPU_ENVIRONMENT)}
     failed = []
     while names:
-        command = [sys.executable, __file__, f"--out={out}", "--here", *names]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        module = (sys.executable, "-m", "scripts.record_programs")
+        command = [*module, f"--out={out.resolve()}", "--here", *names]
+        done = subprocess.run(
+            command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+        )
         print(done.stdout, end="", flush=True)
         if done.returncode == 0:
             break

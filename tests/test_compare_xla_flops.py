@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
-from types import ModuleType
 
 import pytest
 
 from mfu_jax.flops.executed.counting import ExecutedCount
 from mfu_jax.flops.ledger import compare_flops
-from tests.support.paths import SCRIPTS
+from scripts import compare_xla_flops
 
-SCRIPT = SCRIPTS / "compare_xla_flops.py"
 TINY = [
     "num_decoder_layers=2",
     "emb_dim=32",
@@ -26,22 +23,13 @@ TINY = [
 ]
 
 
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compare_xla_flops", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.slow
 def test_variants_side_by_side_as_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     variants = ["--variant=scan_layers=true", "--variant=scan_layers=false"]
     monkeypatch.setattr(sys, "argv", ["compare_xla_flops.py", *TINY, *variants, "--json"])
-    script().main()
+    compare_xla_flops.main()
     scanned, unrolled = json.loads(capsys.readouterr().out)
     assert (scanned["variant"], unrolled["variant"]) == ("scan_layers=true", "scan_layers=false")
     # Per layer 4 projections of 32 × 32 and 3 matrices of 32 × 64, the head of 32 × 256; 16 tokens;
@@ -61,7 +49,7 @@ def test_the_table_shows_what_is_unexplained() -> None:
         "one": compare_flops(model=300, executed=executed, xla_reported=75.0),
         "two": compare_flops(model=295, executed=executed),
     }
-    _, one, two, residuals = script().render(ledgers).splitlines()
+    _, one, two, residuals = compare_xla_flops.render(ledgers).splitlines()
     assert one.split() == ["one", "300", "300", "75", "0.250"]
     assert two.split() == ["two", "295", "300", "-", "-"]
     assert residuals == "residuals: two: 5"

@@ -1,4 +1,18 @@
-"""`mfu-jax compare`: the ledger of a compiled step, from a config or from HLO text."""
+"""The ledger from model FLOPs to executed and XLA-reported FLOPs.
+
+usage: mfu-jax compare [FILE.yml] [key=value …] [--json]
+       mfu-jax compare PROGRAM.hlo[.gz|.xz] [model=N] [dense=N] [attention=N] [xla=N] [--json]
+
+Explains executed FLOPs by model FLOPs, and XLA's own report by executed FLOPs, line by line, for
+one step on one device.
+
+The first form compiles the reference model's train step for the attached devices; keys are those
+of configs/base.yml. The second reads compiled.as_text() of any program:
+  model=N          model FLOPs of the step on one device, by convention=… (default maxtext)
+  dense=N          the same with every attention pair, where the program computes them all
+  attention=N      the attention FLOPs in model=, where the program runs attention in kernels
+  xla=N            compiled.cost_analysis()["flops"]
+  --json           one JSON object on stdout"""
 
 from __future__ import annotations
 
@@ -6,29 +20,18 @@ import gzip
 import json
 import lzma
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mfu_jax.errors import UserError, nearest
+from mfu_jax.arguments import Arguments, check_key, parse
+from mfu_jax.errors import UserError
+from mfu_jax.values import typed
 
 if TYPE_CHECKING:
     import jax
 
     from mfu_jax.flops.ledger import Ledger
-
-_USAGE = """usage: mfu-jax compare [FILE.yml] [key=value …] [--json]
-       mfu-jax compare PROGRAM.hlo[.gz|.xz] [model=N] [dense=N] [attention=N] [xla=N] [--json]
-
-Explains executed FLOPs by model FLOPs, and XLA's own report by executed FLOPs, line by line, all
-of one step on one device.
-
-The first form compiles the reference model's train step for the attached devices; keys are those
-of configs/base.yml. The second reads compiled.as_text() of any program:
-  model=N          model FLOPs of the step on one device, by convention=… (default maxtext)
-  dense=N          the same with every attention pair, where the program computes them all
-  attention=N      the attention FLOPs in model=, where the program does attention in kernels
-  xla=N            compiled.cost_analysis()["flops"]
-  --json           one JSON object on stdout"""
 
 _OPENERS: dict[str, Callable[[Path], bytes]] = {
     ".hlo": Path.read_bytes,
@@ -41,15 +44,12 @@ _NUMBERS = ("model", "dense", "attention", "xla")
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    if {"-h", "--help"} & set(argv):
-        print(_USAGE)
-        return 0
-    arguments = [argument for argument in argv if argument != "--json"]
-    if arguments and Path(arguments[0]).suffix in _OPENERS:
-        ledger = _of_text(Path(arguments[0]), arguments[1:])
+    arguments = parse(argv, flags=("--json",))
+    if arguments.names and Path(arguments.names[0]).suffix in _OPENERS:
+        ledger = _of_text(arguments)
     else:
-        ledger = ledger_of_config(arguments)
-    print(json.dumps(ledger.to_json(), indent=1) if "--json" in argv else ledger.render())
+        ledger = ledger_of_config([word for word in argv if word != "--json"])
+    print(json.dumps(ledger.to_json(), indent=1) if arguments.flags else ledger.render())
     return 0
 
 
@@ -60,10 +60,10 @@ def ledger_of_config(
 
     Args:
         arguments: a YAML file and ``key=value``, as the trainer takes them.
-        devices: those to compile for, also absent ones; by default the attached ones.
+        devices: to compile for, attached or not; by default the attached ones.
 
     Raises:
-        UserError: the config is not understood, or does not fit the devices.
+        UserError: the config is wrong, or does not fit the devices.
     """
     from mfu_jax.trainer.mesh import make_mesh
     from mfu_jax.trainer.metrics import count_step
@@ -77,25 +77,17 @@ def ledger_of_config(
     return count_step(config, compile_train_step(config, mesh, abstract_state(config, mesh))).ledger
 
 
-def _of_text(path: Path, arguments: Sequence[str]) -> Ledger:
+def _of_text(arguments: Arguments) -> Ledger:
     from mfu_jax.flops.executed.counting import executed_flops
     from mfu_jax.flops.ledger import compare_flops
 
-    numbers: dict[str, int] = {}
-    convention = "maxtext"
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if key == "convention" and value:
-            convention = value
-        elif equals and key in _NUMBERS:
-            numbers[key] = _integer(key, value)
-        else:
-            known = (*_NUMBERS, "convention")
-            raise UserError(
-                f"unknown argument {argument!r}{nearest(key, known)}; expected key=value with one "
-                f"of {', '.join(known)}; usually a config key, which goes with a YAML file and not "
-                "with HLO text; see mfu-jax compare --help"
-            )
+    path = Path(arguments.one_name("file with HLO text"))
+    values = arguments.values
+    for key in values:
+        usually = "; usually a key of a config, which goes with a YAML file and not with HLO text"
+        check_key(key, (*_NUMBERS, "convention"), usually=usually)
+    numbers = {key: _flops(key, values[key]) for key in _NUMBERS if key in values}
+    convention = values.get("convention") or "maxtext"
     return compare_flops(
         model=numbers.get("model", 0),
         convention=convention if "model" in numbers else "none: pass model=…",
@@ -111,17 +103,11 @@ def _read(path: Path) -> str:
         return _OPENERS[path.suffix](path).decode()
     except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{path} cannot be read ({error}); expected HLO text, as it is or in gzip or xz; "
-            "usually a wrong path or a file cut short; write compiled.as_text() to it again"
+            f"{path} cannot be read ({error}); expected HLO text, plain or compressed by gzip or "
+            "xz; usually a wrong path or a truncated file; write compiled.as_text() to it again"
         ) from None
 
 
-def _integer(key: str, value: str) -> int:
-    try:
-        number = float(value)
-        return int(value) if value.isdecimal() else int(number)
-    except (ValueError, OverflowError):
-        raise UserError(
-            f"{key}={value} is not a number; expected FLOPs of one device in one step; usually a "
-            f"unit was left on it; write {key}=1.5e12, say"
-        ) from None
+def _flops(key: str, text: str) -> int:
+    note = "; usually a unit was left on it; pass FLOPs of one device in one step, as 1.5e12"
+    return int(typed(key, text, int | Fraction, note=note))

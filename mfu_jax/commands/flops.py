@@ -1,13 +1,26 @@
-"""`mfu-jax flops NAME_OR_FILE key=value … [--json]`: FLOPs and parameters from a config."""
+"""Model FLOPs and parameters of a model name, MaxText YAML or config.json.
+
+usage: mfu-jax flops NAME_OR_FILE [key=value …] [--json]
+       mfu-jax flops --list
+
+NAME_OR_FILE  a bundled model (--list names them), a MaxText model YAML, or a config.json
+key=value     any field of the model or the step, for example per_device_batch_size=4
+              max_target_length=8192 gradient_accumulation_steps=2 num_decoder_layers=4
+convention=   maxtext (default), exact, dense, megatron, palm, 6n …: for the total and breakdown
+mfu=          an MFU stated in that convention, converted to all others
+--serving     also prefill of max_target_length tokens, and decoding the token after them (bf16)
+--json        full precision, for programs"""
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from mfu_jax.errors import UserError, nearest
+from mfu_jax.arguments import Arguments, parse
+from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.conventions import CONVENTIONS, FlopsRow, find_convention
 from mfu_jax.flops.analytic.inputs import load_model_config, override_keys, parse_override
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
@@ -20,17 +33,9 @@ from mfu_jax.flops.analytic.totals import (
 )
 from mfu_jax.flops.analytic.training import training_model
 from mfu_jax.flops.exact import Number
-
-USAGE = """\
-usage: mfu-jax flops NAME_OR_FILE [key=value …] [--json]
-
-NAME_OR_FILE  a bundled model (mfu-jax flops --list), a MaxText model YAML, or a config.json
-key=value     any field of the model or the step, for example per_device_batch_size=4
-              max_target_length=8192 gradient_accumulation_steps=2 num_decoder_layers=4
-convention=   maxtext (default), exact, dense, megatron, palm, 6n … : what total and breakdown count
-mfu=          an MFU stated in that convention; it is shown in all others
---serving     also prefill of max_target_length tokens, and decoding the token after them (bf16)
---json        full precision, for programs"""
+from mfu_jax.formatting import columns
+from mfu_jax.values import convert
+from mfu_jax.yaml_files import model_names
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,57 +44,42 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: wrong arguments or input.
     """
-    arguments = list(argv)
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(USAGE)
-        return 0 if arguments else 2
-    if arguments == ["--list"]:
-        from mfu_jax.yaml_files import model_names
-
+    if not argv:
+        print(__doc__)
+        return 2
+    keys = {*override_keys(), "convention", "mfu"}
+    arguments = parse(argv, keys=keys, flags=("--json", "--serving", "--list"))
+    if "--list" in arguments.flags:
+        if len(argv) > 1:
+            raise UserError("--list takes no other arguments; it prints the bundled models")
         print("\n".join(model_names()))
         return 0
-    as_json, serving = "--json" in arguments, "--serving" in arguments
-    names = [a for a in arguments if "=" not in a and a not in ("--json", "--serving")]
-    if flags := [a for a in names if a.startswith("-")]:
-        raise UserError(f"unknown flag {flags[0]!r}; expected --json, --serving, --list or --help")
-    if len(names) != 1:
-        got = " ".join(names) or "none"
-        raise UserError(f"expected one model name or file, got {got}")
-    overrides, convention, mfu = _settings([a for a in arguments if "=" in a])
-    with warnings.catch_warnings(record=True) as unheard:
+    name = arguments.one_name("model name or file")
+    overrides, convention, mfu = _settings(arguments)
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        shape = load_model_config(names[0], overrides)
-    answer = _answer(shape, convention, mfu)
-    for warning in unheard:
+        config = load_model_config(name, overrides)
+    answer = _answer(config, convention, mfu)
+    for warning in caught:
         answer["notes"].append(str(warning.message))
         print(f"mfu-jax flops: warning: {warning.message}", file=sys.stderr)
-    if serving:
-        answer["serving"] = _serving(shape)
-    if as_json:
-        import json
-
-        print(json.dumps(answer, indent=1))
-    else:
-        print(_table(answer))
+    if "--serving" in arguments.flags:
+        answer["serving"] = _serving(config)
+    print(json.dumps(answer, indent=1) if "--json" in arguments.flags else _table(answer))
     return 0
 
 
-def _settings(arguments: Sequence[str]) -> tuple[dict[str, Any], str, float | None]:
+def _settings(arguments: Arguments) -> tuple[dict[str, Any], str, float | None]:
     """Field overrides, the convention, and the MFU to convert."""
     overrides: dict[str, Any] = {}
     convention, mfu = "maxtext", None
-    for argument in arguments:
-        key, _, text = argument.lstrip("-").partition("=")
-        key = key.strip()
+    for key, text in arguments.pairs:
         if key == "convention":
             convention = find_convention(text).name
         elif key == "mfu":
             mfu = _share(text)
         elif key in overrides:
             raise UserError(f"{key} is given twice")
-        elif key not in override_keys():
-            keys = [*override_keys(), "convention", "mfu"]
-            raise UserError(f"unknown key {key!r}{nearest(key, keys)}")
         else:
             overrides[key] = parse_override(key, text)
     return overrides, convention, mfu
@@ -97,7 +87,7 @@ def _settings(arguments: Sequence[str]) -> tuple[dict[str, Any], str, float | No
 
 def _share(text: str) -> float:
     try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        value = convert(text.removesuffix("%"), float) / (100 if text.endswith("%") else 1)
     except ValueError:
         value = -1.0
     if not 0 < value < float("inf"):
@@ -105,11 +95,11 @@ def _share(text: str) -> float:
     return value
 
 
-def _answer(shape: ModelConfig, convention: str, mfu: float | None) -> dict[str, Any]:
-    """What ``--json`` prints; ints stay ints, a fraction of a FLOP becomes a float."""
-    rows = find_convention(convention).rows(shape, training_model(shape))
+def _answer(config: ModelConfig, convention: str, mfu: float | None) -> dict[str, Any]:
+    """The object that ``--json`` prints; ints stay ints, fractions of a FLOP become floats."""
+    rows = find_convention(convention).rows(config, training_model(config))
     tflops = tflops_of(rows)
-    counted = compare_conventions(shape)
+    counted = compare_conventions(config)
     stated = counted[convention].training
     conventions = {
         name: {
@@ -121,29 +111,29 @@ def _answer(shape: ModelConfig, convention: str, mfu: float | None) -> dict[str,
         for name, flops in counted.items()
     }
     return {
-        "model": shape.model_name,
-        "decoder_block": shape.decoder_block,
-        "per_device_batch_size": _plain(shape.step.per_device_batch_size),
-        "max_target_length": shape.step.max_target_length,
-        "gradient_accumulation_steps": shape.step.gradient_accumulation_steps,
+        "model": config.model_name,
+        "decoder_block": config.decoder_block,
+        "per_device_batch_size": _plain(config.step.per_device_batch_size),
+        "max_target_length": config.step.max_target_length,
+        "gradient_accumulation_steps": config.step.gradient_accumulation_steps,
         "convention": convention,
         "total_tflops": tflops.total,
         "learnable_weight_tflops": tflops.learnable_weight,
         "attention_tflops": tflops.attention,
-        "tokens_per_device": _plain(calculate_tokens_per_device(shape)),
-        "parameters": _parameters(count_parameters(shape)),
+        "tokens_per_device": _plain(calculate_tokens_per_device(config)),
+        "parameters": _parameters(count_parameters(config)),
         "conventions": conventions,
         "breakdown": [_row(row) for row in rows],
-        "notes": _notes(shape),
+        "notes": _notes(config),
     }
 
 
-def _serving(shape: ModelConfig) -> dict[str, Any]:
+def _serving(config: ModelConfig) -> dict[str, Any]:
     """One sequence: its prompt of max_target_length tokens, and the token after it."""
     from mfu_jax.flops.analytic.serving import decode_cost, prefill_cost
 
-    length = shape.step.max_target_length
-    costs = {"prefill": prefill_cost(shape, length), "decode": decode_cost(shape, length)}
+    length = config.step.max_target_length
+    costs = {"prefill": prefill_cost(config, length), "decode": decode_cost(config, length)}
     return {
         name: {
             "tokens": cost.tokens,
@@ -173,10 +163,10 @@ def _row(row: FlopsRow) -> dict[str, Any]:
     }
 
 
-def _notes(shape: ModelConfig) -> list[str]:
-    """What the config leaves open and the reader should know."""
+def _notes(config: ModelConfig) -> list[str]:
+    """Assumptions about what the config leaves open."""
     notes = []
-    if shape.vision.use_multimodal and not shape.step.images_per_sequence:
+    if config.vision.use_multimodal and not config.step.images_per_sequence:
         notes.append("text only: a config does not say how many images; images_per_sequence=1 does")
     return notes
 
@@ -186,7 +176,7 @@ def _plain(value: Number) -> int | float:
 
 
 def _table(answer: dict[str, Any]) -> str:
-    """The readable form: what it is, the breakdown by component, the conventions side by side."""
+    """As text: the model, the breakdown by component, the conventions side by side."""
     count = answer["parameters"]
     lines = [
         f"{answer['model'] or answer['decoder_block']}: {count['total']:,} parameters"
@@ -201,12 +191,9 @@ def _table(answer: dict[str, Any]) -> str:
         f"{answer['learnable_weight_tflops']:.6g} learnable weights, "
         f"{answer['attention_tflops']:.6g} attention",
         "",
-        _columns(
-            ["layer", "component", "repeats", "forward TFLOP", "training TFLOP", "share"],
-            [_table_row(row, answer["total_tflops"]) for row in answer["breakdown"]],
-        ),
+        *_breakdown_table(answer),
         "",
-        _conventions_table(answer),
+        *_conventions_table(answer),
         *_serving_lines(answer.get("serving", {})),
         *(f"note: {note}" for note in answer["notes"]),
     ]
@@ -221,6 +208,12 @@ def _serving_lines(serving: dict[str, Any]) -> list[str]:
         f"{cost['cache_write_bytes'] / 1e9:.6f} GB (2 bytes a value)"
         for name, cost in serving.items()
     ]
+
+
+def _breakdown_table(answer: dict[str, Any]) -> list[str]:
+    header = ["layer", "component", "repeats", "forward TFLOP", "training TFLOP", "share"]
+    rows = [_table_row(row, answer["total_tflops"]) for row in answer["breakdown"]]
+    return columns([header, *rows], "<<>")
 
 
 def _table_row(row: dict[str, Any], total: float) -> list[str]:
@@ -239,8 +232,8 @@ def _tera(value: float) -> str:
     return f"{value:.4f}" if value >= 0.1 else f"{value:.3e}"
 
 
-def _conventions_table(answer: dict[str, Any]) -> str:
-    """Every convention, relative to the chosen one, with the MFU that is being converted."""
+def _conventions_table(answer: dict[str, Any]) -> list[str]:
+    """Every convention relative to the chosen one, with the MFU converted to it."""
     with_mfu = any("mfu" in values for values in answer["conventions"].values())
     rows = [
         [
@@ -253,18 +246,5 @@ def _conventions_table(answer: dict[str, Any]) -> str:
         for name, values in answer["conventions"].items()
     ]
     header = ["convention", "training TFLOP", f"vs {answer['convention']}"]
-    return _columns([*header, *(["MFU"] if with_mfu else []), "counts"], rows)
-
-
-def _columns(header: list[str], rows: list[list[str]]) -> str:
-    """Aligned columns: text to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    numeric = [all(row[i][:1].isdigit() for row in rows) for i in range(len(header))]
-    lines = []
-    for row in [header, *rows]:
-        cells = (
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(row, widths, numeric, strict=True)
-        )
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    header += [*(["MFU"] if with_mfu else []), "counts"]
+    return columns([header, *rows], f"<{'>' * (len(header) - 2)}<")

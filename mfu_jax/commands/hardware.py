@@ -1,17 +1,6 @@
-"""`mfu-jax hardware [NAME] [--list] [--calibrate] [--json]`: peaks of chips and their sources."""
+"""Peaks of the attached or named accelerator; --calibrate measures one.
 
-from __future__ import annotations
-
-import json
-from collections.abc import Sequence
-from typing import Any
-
-from mfu_jax import hardware
-from mfu_jax.errors import UserError, nearest
-from mfu_jax.hardware.chips import Chip
-from mfu_jax.hardware.peak import Peak
-
-_USAGE = """usage: mfu-jax hardware [NAME] [options]
+usage: mfu-jax hardware [NAME] [options]
 
 Without NAME: the attached device and its peaks (imports jax). NAME is a device kind or a chip:
 h100, v5p, 'RTX 4090', 'TPU v5 lite'. Peaks are dense, of one JAX device, in TFLOP/s.
@@ -21,46 +10,40 @@ h100, v5p, 'RTX 4090', 'TPU v5 lite'. Peaks are dense, of one JAX device, in TFL
   --dtype=bf16    dtype to measure (default: bf16)
   --json          one JSON object on stdout"""
 
-_FLAGS = ("--list", "--calibrate", "--json", "--dtype", "--help", "-h")
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from mfu_jax import hardware
+from mfu_jax.arguments import parse
+from mfu_jax.errors import UserError
+from mfu_jax.formatting import columns
+from mfu_jax.hardware.chips import Chip
+from mfu_jax.hardware.peak import Peak
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    names: list[str] = []
-    flags: set[str] = set()
-    dtype = "bf16"
-    for argument in argv:
-        flag, equals, value = argument.partition("=")
-        flag = "--dtype" if flag == "dtype" else flag
-        if not flag.startswith("-"):
-            names.append(argument)
-        elif flag == "--dtype" and value:
-            dtype = hardware.canonical_dtype(value)
-        elif flag not in _FLAGS or equals or flag == "--dtype":
-            raise UserError(
-                f"unknown option {argument!r}{nearest(flag, _FLAGS)}; expected one of those of "
-                "mfu-jax hardware --help; --dtype wants =, as in --dtype=bf16"
-            )
-        else:
-            flags.add(flag)
-    if flags & {"--help", "-h"}:
-        print(_USAGE)
-        return 0
-    if len(names) + ("--list" in flags) + ("--calibrate" in flags) > 1:
+    arguments = parse(argv, keys=("dtype",), flags=("--list", "--calibrate", "--json"))
+    if len({*arguments.flags - {"--json"}, *arguments.names}) > 1:
         raise UserError(
             "more than one question at once; expected one name, or --list, or --calibrate; usually "
             "a name with a space; put it in quotes, as in mfu-jax hardware 'RTX 4090'"
         )
+    dtype = hardware.canonical_dtype(arguments.values.get("dtype", "bf16"))
     answer: Any
-    if "--list" in flags:
+    if "--list" in arguments.flags:
         answer = [_as_json(chip) for chip in hardware.table()]
         text = _table(hardware.table())
-    elif names:
-        chip = hardware.named(names[0])
+    elif arguments.names:
+        chip = hardware.named(arguments.names[0])
         answer, text = _as_json(chip), _describe(chip)
     else:
-        answer, text = _attached(dtype, measure="--calibrate" in flags)
-    print(json.dumps(answer, ensure_ascii=False, indent=1) if "--json" in flags else text)
+        answer, text = _attached(dtype, measure="--calibrate" in arguments.flags)
+    as_json = "--json" in arguments.flags
+    print(json.dumps(answer, ensure_ascii=False, indent=1) if as_json else text)
     return 0
 
 
@@ -115,7 +98,7 @@ def _describe(chip: Chip) -> str:
         "dense TFLOP/s": peaks,
         "float32 matmuls": _float32(chip),
         "memory": f"{chip.memory_gib:g} GiB, {chip.memory_bandwidth_gbps:g} GB/s",
-        "devices per chip": f"{chip.devices_per_chip} (all numbers are of one)"
+        "devices per chip": f"{chip.devices_per_chip} (all numbers are for one)"
         if chip.devices_per_chip > 1
         else "",
         "device kinds": ", ".join(chip.device_kinds),
@@ -133,7 +116,7 @@ def _describe(chip: Chip) -> str:
 
 
 def _float32(chip: Chip) -> str:
-    """What JAX's three matmul precisions give for float32 operands."""
+    """TFLOP/s of float32 matmuls at JAX's three precisions."""
     try:
         rates = {
             p: chip.peak_flops_per_sec("fp32", p) / 1e12 for p in ("default", "high", "highest")
@@ -143,22 +126,22 @@ def _float32(chip: Chip) -> str:
     return ", ".join(f"{precision} {rate:.4g}" for precision, rate in rates.items())
 
 
+_DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32")
+
+
 def _table(chips: Sequence[Chip]) -> str:
     """One line a chip: the peaks that training uses, memory, bandwidth, device kinds."""
+    numbers = [f"{name:>7}" for name in (*_DTYPES, "GiB", "GB/s")]
+    header = ["chip", *numbers, "device kinds"]
+    return "\n".join(columns([header, *map(_row, chips)], f"<{'>' * len(numbers)}<"))
 
-    def cell(chip: Chip, dtype: str) -> str:
-        return f"{chip.peak_tflops[dtype]:g}" if dtype in chip.peak_tflops else "-"
 
-    columns = ("bf16", "fp16", "fp8", "tf32", "fp32")
-    width = max(len(chip.name) for chip in chips)
-    head = "".join(f"{name:>9}" for name in (*columns, "GiB", "GB/s"))
-    lines = [f"{'chip':<{width}}{head}  device kinds"]
-    for chip in chips:
-        cells = (
-            *(cell(chip, dtype) for dtype in columns),
-            f"{chip.memory_gib:g}",
-            f"{chip.memory_bandwidth_gbps:g}",
-        )
-        numbers = "".join(f"{text:>9}" for text in cells)
-        lines.append(f"{chip.name:<{width}}{numbers}  {', '.join(chip.device_kinds)}")
-    return "\n".join(lines)
+def _row(chip: Chip) -> list[str]:
+    peaks = (chip.peak_tflops.get(dtype) for dtype in _DTYPES)
+    return [
+        chip.name,
+        *("-" if peak is None else f"{peak:g}" for peak in peaks),
+        f"{chip.memory_gib:g}",
+        f"{chip.memory_bandwidth_gbps:g}",
+        ", ".join(chip.device_kinds),
+    ]

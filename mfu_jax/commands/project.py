@@ -1,17 +1,6 @@
-"""`mfu-jax project key=value …`: training time, chips, MFU needed, tokens or cost."""
+"""Training time, chips, MFU needed or cost, each from the others.
 
-from __future__ import annotations
-
-import json
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from mfu_jax import hardware
-from mfu_jax.errors import UserError, nearest
-from mfu_jax.runs.projection import Projection, as_json, project
-
-_USAGE = """usage: mfu-jax project key=value … [--json]
+usage: mfu-jax project key=value … [--json]
 
 Give three of tokens, chips, time and throughput; the fourth is solved for.
 
@@ -27,6 +16,18 @@ Give three of tokens, chips, time and throughput; the fourth is solved for.
     max_target_length=8192  convention=maxtext
   hardware=h100          the peak, in dtype=bf16; or peak_tflops_per_device=989
   price=2.5              of one chip for one hour; with budget=… for the chips × time it buys"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mfu_jax import hardware
+from mfu_jax.arguments import parse
+from mfu_jax.errors import UserError
+from mfu_jax.runs.projection import Projection, as_json, project
+from mfu_jax.values import convert
 
 _NUMBERS = (
     "tokens",
@@ -45,24 +46,23 @@ _NUMBERS = (
     "budget",
 )
 _WORDS = ("model", "convention", "hardware", "dtype")
-_EACH = "every 1e9 parameters"  # what a run without a model is of
+_EACH = "every 1e9 parameters"  # in place of a model
 _SECONDS = {"days": 86400, "hours": 3600, "seconds": 1}
-_SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    if not argv or {"-h", "--help"} & set(argv):
-        print(_USAGE)
-        return 0 if argv else 2
-    numbers, words = _parse([argument for argument in argv if argument != "--json"])
-    times = [name for name in _SECONDS if name in numbers]
-    if len(times) > 1:
-        raise UserError(
-            f"time is given as {' and '.join(times)}; expected one; usually left over from an "
-            f"earlier call; drop {times[-1]}=…"
-        )
-    seconds = numbers[times[0]] * _SECONDS[times[0]] if times else None
+    if not argv:
+        print(__doc__)
+        return 2
+    arguments = parse(argv, keys=(*_NUMBERS, *_WORDS), flags=("--json",))
+    if arguments.names:
+        raise UserError(f"{arguments.names[0]!r}: expected key=value, as in tokens=15T")
+    values = arguments.values
+    numbers = {key: _number(key, values[key]) for key in _NUMBERS if key in values}
+    words = {key: values[key] for key in _WORDS if key in values}
+    seconds = _seconds(numbers)
     flops_per_token, model_text = _flops_per_token(numbers, words)
     peak, devices_per_chip, chip_text = _peak_per_chip(numbers, words)
     if flops_per_token is None and peak is not None:
@@ -81,39 +81,33 @@ def main(argv: Sequence[str]) -> int:
         price_per_chip_hour=numbers.get("price"),
         budget=numbers.get("budget"),
     )
-    if "--json" in argv:
+    if arguments.flags:
         print(json.dumps({**as_json(run), "model": model_text, "hardware": chip_text}, indent=1))
     else:
         print(_render(run, model_text, chip_text))
     return 0
 
 
-def _parse(arguments: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
-    numbers: dict[str, float] = {}
-    words: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, value = argument.lstrip("-").partition("=")
-        if key not in (*_NUMBERS, *_WORDS) or not equals:
-            raise UserError(
-                f"{argument!r} is not known here{nearest(key, (*_NUMBERS, *_WORDS))}; expected "
-                f"key=value with one of {', '.join((*_NUMBERS, *_WORDS))}; see mfu-jax project -h"
-            )
-        if key in _WORDS:
-            words[key] = value
-        else:
-            numbers[key] = _number(key, value)
-    return numbers, words
+def _seconds(numbers: Mapping[str, float]) -> float | None:
+    times = [name for name in _SECONDS if name in numbers]
+    if len(times) > 1:
+        raise UserError(
+            f"time is given as {' and '.join(times)}; expected one; usually left over from an "
+            f"earlier call; drop {times[-1]}=…"
+        )
+    return numbers[times[0]] * _SECONDS[times[0]] if times else None
 
 
 def _number(key: str, text: str) -> float:
-    """A number, with K, M, B or T behind it if need be.
+    """A number, optionally followed by K, M, B or T.
 
     >>> _number("tokens", "15T"), _number("tokens", "1.5e13")
     (15000000000000.0, 15000000000000.0)
     """
-    match = re.fullmatch(r"(.*?)([KMBT]?)", text.strip().replace("_", "").replace(",", ""))
+    digits = text.strip().replace("_", "").replace(",", "")
+    scale = _SUFFIXES.get(digits[-1:], 1.0)
     try:
-        return float(match[1]) * _SUFFIXES[match[2]] if match else float("")
+        return scale * convert(digits[:-1] if scale > 1 else digits, float)
     except ValueError:
         example = "0.4, not percent" if key == "mfu" else "15e12 or 15T"
         raise UserError(
@@ -125,7 +119,7 @@ def _number(key: str, text: str) -> float:
 def _flops_per_token(
     numbers: Mapping[str, float], words: Mapping[str, str]
 ) -> tuple[float | None, str]:
-    """Model FLOPs of one token, forward and backward, and in words where they come from."""
+    """Model FLOPs of one token, forward and backward, and their source in words."""
     if "model" in words and "params" in numbers:
         raise UserError(
             "model=… and params=… are both given; expected one; params is for models without a "
@@ -141,17 +135,17 @@ def _flops_per_token(
     overrides: dict[str, Any] = {"per_device_batch_size": 1}
     if "max_target_length" in numbers:
         overrides["max_target_length"] = int(numbers["max_target_length"])
-    shape = load_model_config(words["model"], overrides)
+    config = load_model_config(words["model"], overrides)
     convention = words.get("convention", "maxtext")
-    flops = model_flops_per_device(shape, convention).training
-    text = f"{words['model']}, sequences of {shape.step.max_target_length} tokens, {convention}"
-    return float(flops / calculate_tokens_per_device(shape)), text
+    flops = model_flops_per_device(config, convention).training
+    text = f"{words['model']}, sequences of {config.step.max_target_length} tokens, {convention}"
+    return float(flops / calculate_tokens_per_device(config)), text
 
 
 def _without_model(
     numbers: Mapping[str, float], seconds: float | None, peak: float
 ) -> tuple[float | None, str]:
-    """FLOPs of a token of the model that the numbers are enough for, or of 10⁹ parameters."""
+    """FLOPs per token of the largest model that the numbers allow, or of 10⁹ parameters."""
     if not {"tokens", "chips", "mfu"} <= set(numbers) or min(numbers.values()) <= 0:
         return None, ""
     if seconds is None:

@@ -1,37 +1,28 @@
-"""`mfu-jax published [ID …] [--json]`: published results beside the same numbers computed again."""
+"""Published results recomputed: how far each is from what was printed.
+
+usage: mfu-jax published [ID …] [--json]
+
+Published MFUs, throughputs and FLOP counts, computed again from the model's shape and the measured
+speed by the publisher's own convention. A number reproduces where it agrees within the rounding of
+what is printed."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 
-from mfu_jax.errors import UserError
+from mfu_jax.arguments import parse
 from mfu_jax.runs.published import Check, Run, find_run, published_runs, recompute
-
-_USAGE = """usage: mfu-jax published [ID …] [--json]
-
-Published MFUs, throughputs and FLOP counts, computed again from the model's shape and the measured
-speed by the publisher's own convention. A number reproduces where it agrees within the rounding of
-what is printed."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    if {"-h", "--help"} & set(argv):
-        print(_USAGE)
-        return 0
-    flags = [argument for argument in argv if argument.startswith("-")]
-    if set(flags) - {"--json"}:
-        raise UserError(
-            f"unknown option {flags[0]!r}; expected run ids and --json; usually a typo; see "
-            f"mfu-jax published --help"
-        )
-    names = [argument for argument in argv if argument not in flags]
-    runs = [find_run(name) for name in names] if names else list(published_runs())
-    if flags:
+    arguments = parse(argv, keys=(), flags=("--json",))
+    runs = [find_run(name) for name in arguments.names] or list(published_runs())
+    if arguments.flags:
         print(json.dumps([_as_json(run) for run in runs], indent=1, ensure_ascii=False))
     else:
-        print("\n\n".join(_render(run, in_full=bool(names)) for run in runs))
+        print("\n\n".join(_render(run, in_full=bool(arguments.names)) for run in runs))
         checks = [check for run in runs for check in recompute(run)]
         same = sum(check.status != "differs" for check in checks)
         print(f"\n{same} of {len(checks)} numbers of {len(runs)} runs reproduce within rounding")

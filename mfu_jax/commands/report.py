@@ -1,4 +1,14 @@
-"""`mfu-jax report FILE`: what a finished run came to, from its metrics file or its log."""
+"""What a finished run came to, from metrics.jsonl, MaxText's metrics_file or a log.
+
+usage: mfu-jax report FILE [key=value …] [--json]
+
+FILE            metrics.jsonl of mfu_jax, MaxText's metrics_file, or a log with lines
+                'completed step: 7, seconds: 0.123, TFLOP/s/device: …' (MaxText's, or ours)
+hardware=h100   the peak that MFU is relative to, in dtype=bf16; or peak_tflops_per_device=989
+warmup_steps=3  steps left out after each start, where the file does not mark them
+model=NAME_OR_FILE key=value …   the FLOPs of a step are counted from a config, as mfu-jax flops
+                takes it, by convention=maxtext, and shown in the other conventions, too
+--json          one JSON object on stdout"""
 
 from __future__ import annotations
 
@@ -7,29 +17,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mfu_jax import hardware
-from mfu_jax.errors import UserError, nearest
+from mfu_jax.arguments import Arguments, check_key, parse
+from mfu_jax.errors import UserError
 from mfu_jax.formatting import percent, readable
 from mfu_jax.logger.summary import Summary
 from mfu_jax.runs.metrics_files import MetricsRun, Step, read_metrics
+from mfu_jax.values import typed
 
-_USAGE = """usage: mfu-jax report FILE [key=value …] [--json]
-
-FILE            metrics.jsonl of mfu_jax, MaxText's metrics_file, or a log with lines
-                'completed step: 7, seconds: 0.123, TFLOP/s/device: …' (MaxText's, or ours)
-hardware=h100   the peak that MFU is over, in dtype=bf16; or peak_tflops_per_device=989
-warmup_steps=3  steps left out after each start, where the file does not mark them
-model=NAME_OR_FILE key=value …   the FLOPs of a step are counted from a config, as mfu-jax flops
-                takes it, by convention=maxtext, and shown by the others, too
---json          one JSON object on stdout"""
-
-_WORDS = ("hardware", "dtype", "model", "convention")
-_NUMBERS = ("peak_tflops_per_device", "warmup_steps")
-# MaxText's seconds are those between two dispatches, true once its queue is full: in a real run of
-# ten-millisecond steps the third one took "0.001".
+_KEYS = ("hardware", "dtype", "model", "convention", "peak_tflops_per_device", "warmup_steps")
+# MaxText's seconds are the time between two dispatches, which is a step's only once its queue is
+# full: in a real run of ten-millisecond steps the third one took "0.001".
 _WARMUP_STEPS = 3
 _SHOWN = ("maxtext", "exact", "dense", "palm", "6n")
 _FORMS = {"jsonl": "mfu_jax metrics", "maxtext": "MaxText metrics_file", "log": "log lines"}
-_LOGGED = ("step_time_seconds", "per_device_tflops_per_sec")  # to three decimals
+_LOGGED = ("step_time_seconds", "per_device_tflops_per_sec")  # three decimals in a log
 _SMALLEST = 1e-9
 
 
@@ -39,10 +40,12 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: wrong arguments, or a file that holds no run.
     """
-    if not argv or {"-h", "--help"} & set(argv):
-        print(_USAGE)
-        return 0 if argv else 2
-    path, options, fields = _parse([argument for argument in argv if argument != "--json"])
+    if not argv:
+        print(__doc__)
+        return 2
+    arguments = parse(argv, flags=("--json",))
+    path = arguments.one_name("file")
+    options, fields = _options(arguments)
     run = read_metrics(path)
     peak = _peak(options)
     reported = _tflops_of_a_step(run)
@@ -61,38 +64,28 @@ def main(argv: Sequence[str]) -> int:
             f"for its times; pass warmup_steps=0, or the metrics file instead of the log"
         )
     answer = _answer(run, summary, peak, reported, conventions)
-    print(json.dumps(answer, indent=1) if "--json" in argv else _render(answer, run, summary))
+    print(json.dumps(answer, indent=1) if arguments.flags else _render(answer, run, summary))
     return 0
 
 
-def _parse(arguments: Sequence[str]) -> tuple[str, dict[str, str], dict[str, str]]:
-    """The file, the command's own options, and fields of the model."""
-    files = [argument for argument in arguments if "=" not in argument]
-    if len(files) != 1 or files[0].startswith("-"):
-        raise UserError(
-            f"got {' '.join(files) or 'no file'}; expected one file and key=value; usually a "
-            f"forgotten path, or a flag this command does not have; see mfu-jax report --help"
-        )
-    pairs = dict(a.split("=", 1) for a in arguments if "=" in a)
-    options = {key: value for key, value in pairs.items() if key in (*_WORDS, *_NUMBERS)}
-    fields = {key: value for key, value in pairs.items() if key not in options}
-    if "model" not in options and (wrong := [*fields, *(k for k in options if k == "convention")]):
-        raise UserError(
-            f"{wrong[0]}=… is not known here{nearest(wrong[0], (*_WORDS, *_NUMBERS))}; expected "
-            f"{', '.join((*_WORDS, *_NUMBERS))}; usually a field of the model, which needs "
-            f"model=NAME_OR_FILE; see mfu-jax report --help"
-        )
-    return files[0], options, fields
+def _options(arguments: Arguments) -> tuple[dict[str, str], dict[str, str]]:
+    """The command's own options, and fields of the model."""
+    values = arguments.values
+    if "model" not in values:
+        known = [key for key in _KEYS if key != "convention"]
+        usually = "; usually a key for counting the model, which needs model=NAME_OR_FILE"
+        for key in values:
+            check_key(key, known, usually=usually)
+    options = {key: text for key, text in values.items() if key in _KEYS}
+    return options, {key: text for key, text in values.items() if key not in _KEYS}
 
 
 def _warmup_steps(options: Mapping[str, str]) -> int:
-    text = options.get("warmup_steps", str(_WARMUP_STEPS))
-    if not text.isdecimal():
-        raise UserError(
-            f"warmup_steps={text!r}: expected a number of steps from 0 on; usually a typo; leave "
-            f"it out for {_WARMUP_STEPS}"
-        )
-    return int(text)
+    note = f"; it is how many steps to leave out; {_WARMUP_STEPS} if not given"
+    steps: int = typed("warmup_steps", options.get("warmup_steps", _WARMUP_STEPS), int, note=note)
+    if steps < 0:
+        raise UserError(f"warmup_steps={steps}: expected 0 or more{note}")
+    return steps
 
 
 def _peak(options: Mapping[str, str]) -> hardware.Peak | None:
@@ -108,7 +101,7 @@ def _peak(options: Mapping[str, str]) -> hardware.Peak | None:
 
 
 def _tflops_of_a_step(run: MetricsRun) -> float:
-    """As the file has it; a log's is time × rate, of the step in which both are rounded least."""
+    """From the file; for a log, time × rate of the step in which rounding matters least."""
 
     def rounded(step: Step) -> float:
         seconds, rate = (step.scalars.get(f"perf/{name}", 0.0) for name in _LOGGED)
@@ -126,28 +119,28 @@ def _count(
     from mfu_jax.flops.analytic.totals import TERA, calculate_tokens_per_device, compare_conventions
 
     find_convention(convention)
-    shape = load_model_config(
+    config = load_model_config(
         model, {key: parse_override(key, text) for key, text in fields.items()}
     )
-    tokens = float(calculate_tokens_per_device(shape))
+    tokens = float(calculate_tokens_per_device(config))
     longest = max(run.steps, key=lambda step: step.scalars["perf/step_time_seconds"])
     logged, seconds = (
         longest.scalars[f"perf/{name}"] for name in ("per_device_tokens", "step_time_seconds")
     )
-    # A log has milliseconds, and tokens/s to three digits behind the point.
-    unsure = 0.001 + (0.0005 / max(seconds, _SMALLEST) if run.form == "log" else 0.0)
-    if logged and abs(logged / tokens - 1) > unsure:
+    # A log rounds seconds and tokens/s to three decimals.
+    tolerance = 0.001 + (0.0005 / max(seconds, _SMALLEST) if run.form == "log" else 0.0)
+    if logged and abs(logged / tokens - 1) > tolerance:
         raise UserError(
-            f"{run.path!r} has {logged:,.0f} tokens a step and device, {model} as given has "
+            f"{run.path!r} has {logged:,.0f} tokens per step and device, {model} as given has "
             f"{tokens:,.0f}; expected the same; usually per_device_batch_size or "
             f"max_target_length is missing; pass them as key=value"
         )
-    counted = compare_conventions(shape)
+    counted = compare_conventions(config)
     return {name: float(flops.training) / TERA for name, flops in counted.items()}
 
 
 def _with_flops(run: MetricsRun, tflops: float) -> MetricsRun:
-    """The run with the model FLOPs of a step replaced; MFU, where it is known, goes with them."""
+    """The run with other model FLOPs per step; a known MFU scales with them."""
 
     def change(scalars: Mapping[str, float]) -> dict[str, float]:
         new = dict(scalars, **{"perf/per_device_tflops": tflops})
@@ -159,7 +152,7 @@ def _with_flops(run: MetricsRun, tflops: float) -> MetricsRun:
 
 
 def _with_peak(run: MetricsRun, peak: hardware.Peak) -> MetricsRun:
-    """The run with MFU over another peak; HFU, where it is known, keeps its ratio to it."""
+    """The run with MFU relative to another peak; a known HFU keeps its ratio to MFU."""
 
     def change(scalars: Mapping[str, float]) -> dict[str, float]:
         optimal = scalars["perf/per_device_tflops"] / peak.tflops_per_sec
@@ -208,9 +201,9 @@ def _render(answer: Mapping[str, Any], run: MetricsRun, summary: Summary) -> str
         f"{count} {text}"
         for count, text in (
             (run.restarts, "restarts"),
-            (run.other_records, "records that are no steps"),
+            (run.other_records, "records that are not steps"),
             (run.repeated, "lines that repeat a step"),
-            (run.unreadable, "lines unreadable"),
+            (run.unreadable, "unreadable lines"),
         )
         if count
     ]
@@ -222,7 +215,7 @@ def _render(answer: Mapping[str, Any], run: MetricsRun, summary: Summary) -> str
     if answer["peak"]:
         lines.append(f"  peak         {answer['peak']}")
     reported = readable(answer["reported_tflops"])
-    lines.append(f"  model        {reported} TFLOP a step and device, as reported")
+    lines.append(f"  model        {reported} TFLOP per step and device, as reported")
     for name in _SHOWN:
         if name in answer["conventions"]:
             row = answer["conventions"][name]

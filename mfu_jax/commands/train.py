@@ -1,12 +1,17 @@
-"""`mfu-jax train [FILE.yml] key=value …`: the same as ``python -m mfu_jax.train``."""
+"""Trains the reference model and logs TFLOP/s, MFU and HFU of every step.
+
+usage: mfu-jax train [FILE.yml] [key=value …]
+
+The same as python -m mfu_jax.train. Without a file it trains configs/demo.yml; configs/base.yml
+lists every key with its default."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Trains; see `mfu_jax.train`."""
     from mfu_jax.train import main as train
 
-    return train(arguments)
+    return train(argv)

@@ -1,7 +1,7 @@
 """Peaks of accelerators: found from JAX's `device_kind`, named by the user, or given by flag.
 
-The numbers stand in `hardware.yml`, dense and per JAX device, each row with its sources. Nothing is
-guessed: a device kind that no row knows is an error that says how to go on.
+The numbers are in `hardware.yml`, dense and per JAX device, each row with its sources. Nothing is
+guessed: an unknown device kind is an error that says what to do.
 
 >>> lookup("TPU v5 lite").peak_flops_per_sec("bf16") / 1e12
 197.0
@@ -10,13 +10,14 @@ guessed: a device kind that no row knows is an error that says how to go on.
 >>> resolve_peak("TPU v5", "bf16").source
 'table: TPU v5p, bf16'
 
-Nothing here imports jax or numpy; measuring a peak is the work of `hardware.calibration`.
+Nothing here imports jax or numpy; `hardware.calibration` measures peaks.
 """
 
 from __future__ import annotations
 
-from mfu_jax.hardware.chips import Chip, find, lookup, named, table
+from mfu_jax.hardware.chips import Chip, table
 from mfu_jax.hardware.dtypes import canonical_dtype
+from mfu_jax.hardware.naming import find, lookup, named
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.hardware.peaks import CALIBRATE, resolve_peak
 

@@ -1,4 +1,4 @@
-"""A matmul peak measured on the real device, for CPUs and for chips that no table knows.
+"""A matmul peak measured on the real device, for CPUs and for chips that are not in the table.
 
 The number is what a chain of square matmuls reaches on this machine: an honest denominator, but not
 a vendor's peak, so its `source` always says "calibrated". It is kept in the user's cache folder
@@ -32,15 +32,15 @@ from mfu_jax.hardware.peak import Peak
 
 _LOG = logging.getLogger(__name__)
 
-# Small enough for two slow cores, large enough to be limited by arithmetic (at 256 the loop's own
-# cost already shows: 0.19 TFLOP/s where 512 reached 0.42 and 1024 0.46).
+# Small enough for two slow cores, large enough to be limited by arithmetic (at 256 the loop's
+# overhead shows: 0.19 TFLOP/s, against 0.42 at 512 and 0.46 at 1024).
 _CPU_SIZES = (512, 768, 1024)
 _ACCELERATOR_SIZES = (2048, 4096, 8192)
 
 _RUN_SECONDS = 0.01  # one timed run: long against dispatch, short enough to slip between other work
 _SIZE_SECONDS = 0.6  # time given to each size
 _MIN_RUNS = 4
-_BUSY = 0.05  # seconds of waiting for a core, per core and second, that call for the correction
+_BUSY = 0.05  # seconds of waiting for a core, per core and second, from which to correct for it
 
 _JAX_DTYPES: dict[str, Any] = {
     "fp64": jnp.float64,
@@ -54,7 +54,7 @@ _JAX_DTYPES: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a calibrated peak depends on: the cache key, field by field."""
+    """What a calibrated peak depends on; its fields are the cache key."""
 
     device_kind: str
     model: str
@@ -84,29 +84,29 @@ def calibrate(
 ) -> Peak:
     """The matmul peak of one JAX device in `dtype`, measured now or read from the cache.
 
-    Several sizes, each as a chain of dependent matmuls in one jitted loop; after a warm-up run the
-    best run counts, because other work only ever makes a run slower. Takes two to three seconds.
-    Where other processes kept this one waiting for cores (Linux says so), FLOPs per second of CPU
-    time × cores stand in for the best run if they are higher, and `source` says so.
+    Each of several sizes runs as a chain of dependent matmuls in one jitted loop. After a warm-up
+    the best run counts, because other work only ever makes a run slower. Takes two to three
+    seconds. If other processes kept this one waiting for cores (Linux reports it), FLOPs per second
+    of CPU time × cores replace the best run where they are higher, and `source` says so.
 
     N virtual CPU devices (`--xla_force_host_platform_device_count`) share the machine: the peak of
     each is the machine's, measured through one of them with all cores, divided by N.
 
     Args:
-      dtype: operand dtype of the matmuls, by any name that numpy, JAX or HLO has for it.
-      device: the device to measure; the first one by default.
-      refresh: measure even where the cache has an answer.
-      clock: seconds, monotonic; tests inject their own.
+        dtype: of the matmul operands, by any of its names in numpy, JAX or HLO.
+        device: the device to measure; the first one by default.
+        refresh: measure even if the cache has the peak.
+        clock: seconds, monotonic; tests inject their own.
 
     Raises:
-      UserError: the dtype cannot be measured here.
+        UserError: the dtype cannot be measured here.
     """
     name = canonical_dtype(dtype)
     has_fp64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
     if name not in _JAX_DTYPES or (name == "fp64" and not has_fp64):
         raise UserError(
             f"a peak in {name} cannot be measured here; expected one of {', '.join(_JAX_DTYPES)} "
-            "(fp64 with jax_enable_x64); usually a dtype that this JAX backend does not multiply; "
+            "(fp64 with jax_enable_x64); usually a dtype without matmuls in this JAX backend; "
             "pass peak_tflops_per_device=…"
         )
     device = device or jax.local_devices()[0]
@@ -132,11 +132,11 @@ def measure(
     sizes: Sequence[int] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Best matmul rate over the sizes, nothing read from or written to the cache.
+    """Best matmul rate over the sizes; the cache is neither read nor written.
 
     Returns:
-      `flops_per_sec` of all that `device` can use, `size` of the best matrices, and `busy`: seconds
-      that threads waited for a core, per core and second (0 where unknown).
+        `flops_per_sec` of all that `device` can use, `size` of the best matrices, and `busy`:
+        seconds that threads waited for a core, per core and second (0 if unknown).
     """
     sizes = sizes or (_CPU_SIZES if device.platform == "cpu" else _ACCELERATOR_SIZES)
     results = [_measure_size(dtype, device, size, clock) for size in sizes]
@@ -185,7 +185,7 @@ def _measure_size(
 
 
 def _waited_seconds() -> float:
-    """Seconds that this process's threads were ready to run and had no core; 0 where not told."""
+    """Seconds that this process's threads were ready to run and had no core; 0 if unknown."""
     total = 0
     for path in Path("/proc/self/task").glob("*/schedstat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -216,7 +216,7 @@ def _source(record: dict[str, float], machine: Machine, cache: Path | None) -> s
     return ", ".join(parts)
 
 
-# The cache: one small JSON file a key, so that concurrent writers never lose each other's result.
+# The cache: one small JSON file per key, so that concurrent writers never overwrite each other.
 
 
 def cache_directory() -> Path:
@@ -235,12 +235,12 @@ def cache_path(machine: Machine, dtype: str) -> Path:
 
 
 def _key(machine: Machine, dtype: str) -> dict[str, Any]:
-    # the method's version: a change of it makes older files stale
+    # the version of the method: raising it makes older files stale
     return {**machine.__dict__, "dtype": dtype, "method": 1}
 
 
 def _read(path: Path, machine: Machine, dtype: str) -> dict[str, float] | None:
-    """The cached record, or None with a notice where the file cannot be what was written."""
+    """The cached record; None, with a warning, if the file is damaged."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -265,7 +265,7 @@ def _read(path: Path, machine: Machine, dtype: str) -> dict[str, float] | None:
 
 
 def _write(path: Path, machine: Machine, dtype: str, record: dict[str, float]) -> None:
-    """Writes beside the target and renames, so that a reader never sees half a file."""
+    """Writes a temporary file and renames it, so that no reader sees half a file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
@@ -293,7 +293,7 @@ def _cpu_quota() -> float:
 
 
 def _cpu_model() -> str:
-    """'model name' of /proc/cpuinfo, or what the platform calls the processor elsewhere."""
+    """'model name' of /proc/cpuinfo; elsewhere the platform's name of the processor."""
     try:
         for line in (
             Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,24 +1,24 @@
-"""The table of accelerators, and who a device kind or a name means."""
+"""The table of accelerators: hardware.yml as `Chip`s."""
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 import functools
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.errors import UserError
-from mfu_jax.hardware.dtypes import canonical_dtype, float32_unit
+from mfu_jax.errors import UserError, nearest
+from mfu_jax.hardware.dtypes import DTYPES, canonical_dtype, float32_unit
+from mfu_jax.yaml_files import read_mapping
 
 _TABLE = Path(__file__).with_name("hardware.yml")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """One row of hardware.yml. Every number is of one JAX device, not of a package or board."""
+    """One row of hardware.yml. Every number is for one JAX device, not for a package or board."""
 
     name: str
     vendor: str
@@ -39,7 +39,7 @@ class Chip:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of device memory by the label; the runtime's own `bytes_limit` is a little less."""
+        """Device memory as sold, in bytes; the runtime's `bytes_limit` is a little less."""
         return int(self.memory_gib * 2**30)
 
     @property
@@ -50,14 +50,14 @@ class Chip:
     def peak_flops_per_sec(self, dtype: object, precision: str | None = None) -> float:
         """Dense matmul FLOP/s of one JAX device for operands of `dtype`.
 
-        A float32 matmul is what JAX makes of it at `precision` (`jax_default_matmul_precision`; see
+        A float32 matmul runs as JAX lowers it at `precision` (`jax_default_matmul_precision`; see
         jax.lax.Precision's docstring): on TPU 1, 3 or 6 bfloat16 passes for default, high and
         highest; on NVIDIA TF32 where the chip has it, plain float32 for highest; or the passes of
-        a named dot algorithm. Other dtypes do not heed it. Float64 and float32 take the matrix
+        a named dot algorithm. Other dtypes ignore it. Float64 and float32 take the matrix
         unit's rate where the row has one.
 
         Raises:
-          UserError: the table has no peak for that dtype on this chip.
+            UserError: the table has no peak for that dtype on this chip.
         """
         name = canonical_dtype(dtype)
         key, passes = self._unit(name, precision)
@@ -70,7 +70,7 @@ class Chip:
         return self.peak_tflops[key] * 1e12 / passes
 
     def _unit(self, dtype: str, precision: str | None) -> tuple[str, int]:
-        """The number of the row that a matmul of `dtype` runs at, and its passes at that rate."""
+        """The peak of the row that a matmul of `dtype` runs at, and its passes at that rate."""
         if dtype == "fp64":
             return self._first("fp64_tensor", "fp64_matrix", "fp64"), 1
         if dtype != "fp32":
@@ -82,151 +82,75 @@ class Chip:
         return next((key for key in keys if key in self.peak_tflops), keys[-1])
 
     def _describe(self, dtype: str, precision: str | None) -> str:
-        """'H100 SXM, fp32 as tf32': which number of the row was taken."""
+        """'H100 SXM, fp32 as tf32': which peak of the row was taken."""
         key, passes = self._unit(dtype, precision)
         how = "" if key == dtype else f" as {key}" if passes == 1 else f" as {passes} {key} passes"
         return f"{self.name}, {dtype}{how}"
 
 
+_MEMORY = ("memory_gib", "memory_bandwidth_gbps")
+_FIELDS = {field.name: field.default for field in dataclasses.fields(Chip)}
+_REQUIRED = [name for name, default in _FIELDS.items() if default is dataclasses.MISSING]
+
+
 @functools.cache
 def table() -> tuple[Chip, ...]:
-    """All rows of hardware.yml, in its order."""
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    with _TABLE.open("rb") as stream:
-        data = yaml.load(stream, Loader=loader)
-    sources: Mapping[str, str] = data["sources"]
-    return tuple(_chip(row, sources) for row in data["devices"])
-
-
-def _chip(row: dict[str, Any], sources: Mapping[str, str]) -> Chip:
-    row = dict(row)
-    for key in ("aliases", "device_kinds", "unverified"):
-        row[key] = tuple(row.get(key, ()))
-    row["sources"] = tuple(sources[key] for key in row["sources"])
-    return Chip(**row)
-
-
-def find(device_kind: str, compute_capability: str | None = None) -> tuple[Chip, ...]:
-    """The rows that `device_kind` may be: one, none, or several where the name does not say.
-
-    Names are compared whole, because 'NVIDIA A10' begins 'NVIDIA A100' and 'TPU v5' begins
-    'TPU v5 lite'. Drivers older than 470 leave out 'NVIDIA '. Where a ROCm driver says only
-    'AMD Radeon Graphics', the device's `compute_capability` ('gfx942') narrows the choice.
-    """
-    if device_kind == "AMD Radeon Graphics":
-        archs = (
-            {compute_capability} if compute_capability else {c.compute_capability for c in table()}
-        )
-        return tuple(c for c in table() if c.compute_capability in archs - {None})
-    kinds = {device_kind, f"NVIDIA {device_kind}"}
-    exact = tuple(c for c in table() if not kinds.isdisjoint(c.device_kinds))
-    if exact or " MIG " in device_kind:
-        return exact
-    return tuple(c for c in table() if c.pattern and re.fullmatch(c.pattern, device_kind))
-
-
-def lookup(device_kind: str, compute_capability: str | None = None) -> Chip:
-    """The chip behind `jax.Device.device_kind`.
+    """All rows of hardware.yml, in its order.
 
     Raises:
-      UserError: unknown, ambiguous, or a MIG slice; it names the nearest kinds and the ways out.
+        UserError: a row is incomplete, has an unknown field or source, or a number that cannot be.
     """
-    chips = find(device_kind, compute_capability)
-    if len(chips) == 1:
-        return chips[0]
-    if chips:
-        raise UserError(
-            f"device kind {device_kind!r} may be any of {_listed(c.name for c in chips)}; expected "
-            "a kind that names one chip; this driver does not tell them apart; say which one it is "
-            "with hardware=…, or pass peak_tflops_per_device=…"
-        )
-    if device_kind == "cpu":
-        raise UserError(
-            "device kind 'cpu' has no row in the table; expected an accelerator; CPUs differ too "
-            "much to list; measure it with hardware=calibrate or pass peak_tflops_per_device=…"
-        )
-    mig = re.fullmatch(r"(.*\S) MIG (.+)", device_kind)
-    if mig:
-        whole = find(mig[1])
-        of = f" of {whole[0].name}" if len(whole) == 1 else ""
-        raise UserError(
-            f"device kind {device_kind!r} is a MIG slice{of}, whose share of the peak no table "
-            "gives; expected a whole GPU; MIG is switched on for this one; pass "
-            "peak_tflops_per_device=… (the whole peak × the slice's SMs / the GPU's SMs, which "
-            "nvidia-smi mig -lgip lists) or measure it with hardware=calibrate"
-        )
-    known = {kind for chip in table() for kind in chip.device_kinds}
-    raise UserError(
-        f"device kind {device_kind!r} has no known peak; expected one of the {len(known)} kinds "
-        f"that mfu-jax hardware --list shows{_nearest(device_kind, known)}; usually a chip newer "
-        "than the table; pass peak_tflops_per_device=… (dense, one JAX device), name a chip with "
-        "hardware=…, or measure this one with hardware=calibrate"
-    )
+    data = read_mapping(_TABLE)
+    return tuple(chip_of(row, data["sources"]) for row in data["devices"])
 
 
-def named(name: str) -> Chip:
-    """The chip that a person means by 'h100', 'v5p', '4090' or a whole device kind.
+def chip_of(row: Mapping[str, Any], sources: Mapping[str, str]) -> Chip:
+    """A row as a `Chip`, its sources written out.
 
-    Letter case and punctuation aside: an exact name, alias or device kind; else the one row whose
-    name ends so; else the one row that holds all the words. 'h100' and 'a100' are aliases of the
-    SXM 80 GB parts.
+    Args:
+        row: as in hardware.yml.
+        sources: name → where the numbers are from.
 
     Raises:
-      UserError: nothing, or several rows, go by that name; the text lists the candidates.
+        UserError: names the row and what is wrong with it.
     """
-    wanted, words = _squeeze(name), set(_words(name))
-    tests: tuple[Callable[[Chip], bool], ...] = (
-        lambda chip: wanted in {_squeeze(s) for s in _names(chip)},
-        lambda chip: wanted in {_squeeze(s) for s in chip.device_kinds},
-        lambda chip: wanted in _tails(chip.name),
-        lambda chip: words <= set(_words(" ".join((*_names(chip), *chip.device_kinds)))),
-        lambda chip: any(wanted in _squeeze(s) for s in _names(chip)),
-    )
-    chips: list[Chip] = []
-    for test in tests if len(wanted) > 1 else tests[:2]:
-        found = [chip for chip in table() if test(chip)]
-        if len(found) == 1 and test is not tests[-1]:
-            return found[0]
-        chips = chips or found
-    if chips:
-        raise UserError(
-            f"hardware {name!r} may be any of {_listed(c.name for c in chips)}; expected a name "
-            "that fits one chip; usually the name of a family; pass one of these names whole"
-        )
-    known = {spelling for c in table() for spelling in (*_names(c), *c.device_kinds)}
-    raise UserError(
-        f"hardware {name!r} is not known; expected a chip that mfu-jax hardware --list shows"
-        f"{_nearest(name, known)}; usually a spelling, or a chip newer than the table; pass "
-        "peak_tflops_per_device=… instead"
-    )
+    fault = _fault_of(row, sources)
+    if fault:
+        name = row.get("name", dict(row)) if isinstance(row, Mapping) else row
+        raise UserError(f"{_TABLE.name}, row {name!r}: {fault}")
+    lists = {key: tuple(row.get(key, ())) for key in ("aliases", "device_kinds", "unverified")}
+    return Chip(**{**row, **lists, "sources": tuple(sources[key] for key in row["sources"])})
 
 
-def _names(chip: Chip) -> tuple[str, ...]:
-    return (chip.name, *chip.aliases)
+def _fault_of(row: Any, sources: Mapping[str, str]) -> str:
+    """What is wrong with a row; empty if nothing is."""
+    if not isinstance(row, Mapping):
+        return "expected a mapping with name, vendor, peak_tflops, …"
+    for name in _REQUIRED:
+        if not row.get(name):
+            return f"{name} is missing; every chip needs it"
+    for key in row:
+        if key not in _FIELDS:
+            return f"unknown field {key!r}{nearest(key, _FIELDS)}"
+    return _fault_of_sources(row["sources"], sources) or _fault_of_numbers(row)
 
 
-def _words(text: str) -> list[str]:
-    return re.findall(r"[a-z0-9]+", text.lower())
+def _fault_of_sources(keys: Any, sources: Mapping[str, str]) -> str:
+    if not isinstance(keys, list):
+        return f"sources: {keys!r}; expected a list"
+    unknown = [key for key in keys if key not in sources]
+    hint = nearest(str(unknown[0]), sources) if unknown else ""
+    return f"source {unknown[0]!r} is not listed at the top of the file{hint}" if unknown else ""
 
 
-def _squeeze(text: str) -> str:
-    return "".join(_words(text))
-
-
-def _tails(text: str) -> set[str]:
-    """'geforcertx4090', 'rtx4090' and '4090' for 'GeForce RTX 4090'."""
-    words = _words(text)
-    return {"".join(words[i:]) for i in range(len(words))}
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names)
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    """` (nearest: 'a', 'b')` for the up to three known words most like `word`, or nothing."""
-    lower = {spelling.lower(): spelling for spelling in sorted(known)}
-    near = difflib.get_close_matches(word.lower(), lower, n=3, cutoff=0.6)
-    return f" (nearest: {_listed(lower[match] for match in near)})" if near else ""
+def _fault_of_numbers(row: Mapping[str, Any]) -> str:
+    peaks = row["peak_tflops"]
+    if not isinstance(peaks, Mapping):
+        return f"peak_tflops: {peaks!r}; expected {{dtype: TFLOP/s}}"
+    for key in peaks:
+        if key.partition("_")[0] not in DTYPES:
+            return f"peak_tflops of {key!r}; expected one of {', '.join(DTYPES)}"
+    for key, number in (*peaks.items(), *((key, row[key]) for key in _MEMORY)):
+        if not isinstance(number, int | float) or not 0 < number < float("inf"):
+            return f"{key}: {number!r}; expected a number above 0"
+    return ""

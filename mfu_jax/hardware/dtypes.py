@@ -6,7 +6,7 @@ import re
 
 from mfu_jax.errors import UserError
 
-# Names of dtypes in configs, numpy, jaxprs and HLO text -> the name used in hardware.yml
+# hardware.yml's name of a dtype -> its names in configs, numpy, jaxprs and HLO text
 _DTYPE_NAMES = {
     "fp64": "fp64 float64 f64 double",
     "fp32": "fp32 float32 f32 float single",
@@ -25,7 +25,7 @@ DTYPES = tuple(_DTYPE_NAMES)
 _CANONICAL = {alias: name for name, aliases in _DTYPE_NAMES.items() for alias in aliases.split()}
 
 # jax_default_matmul_precision, by lax.Precision's names or by dot algorithm. What a float32 matmul
-# is at each level: (unit, passes) on TPU and on NVIDIA chips that have TF32 (jax.lax.Precision).
+# runs as at each level, on TPUs and on NVIDIA chips with TF32: (unit, passes) (jax.lax.Precision).
 _PRECISION_NAMES = {
     "default": "default fastest bfloat16",
     "high": "high tensorfloat32 bfloat16_3x",
@@ -43,7 +43,7 @@ def canonical_dtype(dtype: object) -> str:
     """The name that peaks are listed under: 'bf16' for 'bfloat16', jnp.bfloat16, HLO's 'bf16'.
 
     Raises:
-      UserError: the dtype has no matmul peak anywhere (bool, strings, complex).
+        UserError: the dtype has no matmul peak anywhere (bool, strings, complex).
     """
     name = dtype if isinstance(dtype, str) else str(getattr(dtype, "__name__", dtype))
     try:
@@ -51,7 +51,7 @@ def canonical_dtype(dtype: object) -> str:
     except KeyError:
         raise UserError(
             f"dtype {name!r} has no matmul peak; expected one of {', '.join(_DTYPE_NAMES)} "
-            "or JAX's names of them; usually a spelling; pass dtype=bf16, say"
+            "or JAX's names for them; usually a typo; pass dtype=bf16, say"
         ) from None
 
 
@@ -59,12 +59,12 @@ def float32_unit(precision: str | None, *, vendor: str, has_tf32: bool) -> tuple
     """The dtype that a float32 matmul runs in at `precision`, and its passes; None: float32 itself.
 
     Args:
-      precision: `jax_default_matmul_precision`, None: default.
-      vendor: of the chip, as in hardware.yml.
-      has_tf32: whether the chip's matrix unit has TF32.
+        precision: `jax_default_matmul_precision`, None: default.
+        vendor: of the chip, as in hardware.yml.
+        has_tf32: whether the chip's matrix unit has TF32.
 
     Raises:
-      UserError: the precision is not known.
+        UserError: the precision is not known.
     """
     level = (precision or "default").lower()
     algorithm = _ALGORITHM.fullmatch(level)
@@ -73,8 +73,8 @@ def float32_unit(precision: str | None, *, vendor: str, has_tf32: bool) -> tuple
     if level not in _PRECISIONS:
         raise UserError(
             f"matmul precision {precision!r} is not known here; expected default, high, "
-            "highest or a dot algorithm such as BF16_BF16_F32_X3; usually an algorithm of "
-            "another kind; pass peak_tflops_per_device=… for it"
+            "highest or a dot algorithm such as BF16_BF16_F32_X3; usually another kind of "
+            "algorithm; pass peak_tflops_per_device=… for it"
         )
     if vendor == "google":
         return _FLOAT32_ON_TPU[_PRECISIONS[level]]

@@ -10,10 +10,10 @@ class Peak:
     """The denominator of MFU and HFU.
 
     Attributes:
-      flops_per_sec: dense FLOP/s of one JAX device.
-      dtype: the canonical dtype that was asked for.
-      kind: 'flag', 'table' or 'calibrated'.
-      source: where the number comes from, in words, for the log.
+        flops_per_sec: dense FLOP/s of one JAX device.
+        dtype: the canonical dtype that was asked for.
+        kind: 'flag', 'table' or 'calibrated'.
+        source: where the number comes from, in words, for the log.
     """
 
     flops_per_sec: float

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 
 from mfu_jax.errors import UserError
-from mfu_jax.hardware.chips import lookup, named
 from mfu_jax.hardware.dtypes import canonical_dtype
+from mfu_jax.hardware.naming import lookup, named
 from mfu_jax.hardware.peak import Peak
 
-CALIBRATE = (
-    "calibrate"  # hardware=calibrate: measure the attached device instead of reading the table
-)
-
-
-# No chip is within a factor of five of this: a larger flag is FLOP/s, not TFLOP/s.
+# hardware=calibrate: measure the attached device instead of reading the table
+CALIBRATE = "calibrate"
+# No chip is within a factor of five of this: a larger flag is in FLOP/s, not TFLOP/s.
 _LARGEST_PLAUSIBLE_TFLOPS = 100_000
 
 
@@ -33,15 +30,15 @@ def resolve_peak(
     anything with `hardware="calibrate"`. An unknown accelerator is an error, never a guess.
 
     Args:
-      device_kind: `jax.devices()[0].device_kind`; may be None where a flag or `hardware` is given.
-      dtype: dtype of the matmul operands, by any name that numpy, JAX or HLO has for it.
-      peak_tflops_per_device: dense TFLOP/s of one JAX device, from the user.
-      hardware: a chip's name (see `named`), or 'calibrate'.
-      precision: `jax_default_matmul_precision`; matters for float32 alone.
-      compute_capability: `device.compute_capability`, where the device has one.
+        device_kind: `jax.devices()[0].device_kind`; None if a flag or `hardware` is given.
+        dtype: dtype of the matmul operands, by any of its names in numpy, JAX or HLO.
+        peak_tflops_per_device: dense TFLOP/s of one JAX device, from the user.
+        hardware: a chip's name (see `named`), or 'calibrate'.
+        precision: `jax_default_matmul_precision`; only float32 depends on it.
+        compute_capability: `device.compute_capability`, where the device has one.
 
     Raises:
-      UserError: no peak is known, or the override makes no sense.
+        UserError: no peak is known, or the override is implausible.
     """
     name = canonical_dtype(dtype)
     if peak_tflops_per_device is not None:
@@ -74,15 +71,16 @@ def resolve_peak(
 
 
 def _checked_override(value: object) -> float:
-    """A TFLOP/s flag as a float, or a UserError: zero, negative, NaN and FLOP/s make no peak."""
+    """A TFLOP/s flag as a float; zero, negative numbers, NaN and FLOP/s are refused."""
     try:
         number = float(value) if not isinstance(value, bool) else math.nan  # type: ignore[arg-type]
     except (TypeError, ValueError):
         number = math.nan
     if not (math.isfinite(number) and number > 0):
         raise UserError(
-            f"peak_tflops_per_device={value!r} is no peak; expected a positive number of TFLOP/s; "
-            "usually a wrong unit or an empty value; give the dense TFLOP/s of one JAX device"
+            f"peak_tflops_per_device={value!r} is not a peak; expected a positive number of "
+            "TFLOP/s; usually a wrong unit or an empty value; give the dense TFLOP/s of one JAX "
+            "device"
         )
     if number > _LARGEST_PLAUSIBLE_TFLOPS:
         raise UserError(

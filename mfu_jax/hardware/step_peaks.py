@@ -1,7 +1,7 @@
-"""The peaks that a step is measured against: by the dtypes of its matmuls, and of its memory.
+"""The peaks that a step is measured against: of its matmuls by dtype, and of its memory.
 
-A step that mixes dtypes has no one peak. Its optimal time is the sum over dtypes of FLOPs / peak,
-and utilisation is that time over the measured one.
+A step that mixes dtypes has no single peak. Its optimal time is the sum over dtypes of FLOPs /
+peak, and utilisation is that time over the measured one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def find_peak(
     """The dense peak of `device` for matmuls of `dtype`: flag, table, or measured on CPUs.
 
     Raises:
-        UserError: the chip is in no table and no override is given.
+        UserError: the chip is not in the table and no override is given.
     """
     return hardware.resolve_peak(
         device.device_kind,
@@ -48,8 +48,8 @@ class StepPeaks:
 
     Attributes:
         main: of the dtype with most model FLOPs.
-        by_dtype: name of a dtype (`canonical_dtype`) → peak in FLOP/s, as far as known.
-        bytes_per_sec: memory bandwidth, None where no table has it.
+        by_dtype: dtype (`canonical_dtype`) → peak in FLOP/s, as far as known.
+        bytes_per_sec: memory bandwidth; None if unknown.
     """
 
     main: Peak
@@ -57,10 +57,10 @@ class StepPeaks:
     bytes_per_sec: float | None
 
     def optimal_seconds(self, flops: Exact, flops_by_dtype: Mapping[str, int]) -> float | None:
-        """Shortest time for `flops`, mixed of dtypes as `flops_by_dtype` is.
+        """Shortest time for `flops`, with dtypes in the proportions of `flops_by_dtype`.
 
-        None where all of them run at the main peak: then it is `flops` / peak. FLOPs in a dtype
-        without a known peak are set at the main one; `notes` says so.
+        None if all of them run at the main peak: then it is `flops` / peak. FLOPs in a dtype
+        without a known peak are set at the main one, and `notes` says so.
         """
         whole = sum(flops_by_dtype.values())
         peaks = {dtype: self._of(dtype) or self.main.flops_per_sec for dtype in flops_by_dtype}
@@ -70,7 +70,7 @@ class StepPeaks:
         return float(mixed * flops / whole)
 
     def notes(self, flops_by_dtype: Mapping[str, int]) -> tuple[str, ...]:
-        """What `optimal_seconds` chooses for want of a number."""
+        """The assumptions of `optimal_seconds` about dtypes without a peak."""
         return tuple(
             f"{flops:,} FLOPs in {dtype}, which has no known peak here, are set at {self.main}"
             for dtype, flops in flops_by_dtype.items()
@@ -115,7 +115,7 @@ def find_peaks(
         by_dtype = dict.fromkeys(DTYPES, main.flops_per_sec)
         return StepPeaks(main=main, by_dtype=by_dtype, bytes_per_sec=bandwidth)
     by_dtype = {main.dtype: main.flops_per_sec}
-    # A peak that has to be measured takes seconds: of the model's own dtypes only.
+    # Measuring a peak takes seconds, so only the step's own dtypes are measured.
     for dtype in DTYPES if main.kind == "table" else counted:
         try:
             peak = find_peak(device, dtype, hardware_name=hardware_name)
@@ -131,6 +131,6 @@ def _bandwidth(device: jax.Device, hardware_name: str | None) -> float | None:
             chip = hardware.named(hardware_name)
         else:
             chip = hardware.lookup(device.device_kind, getattr(device, "compute_capability", None))
-    except UserError:  # no MBU then; the peak is what has to be known
+    except UserError:  # then there is no MBU; only the peak is required
         return None
     return chip.memory_bandwidth_bytes_per_sec

@@ -1,8 +1,8 @@
-"""`python -m mfu_jax.runs.benchmarking --platform gpu`: standard configs on the attached machine.
+"""`python -m mfu_jax.runs.benchmarking --platform gpu`: standard configs on the attached devices.
 
-Each config trains for a few steps in a process of its own (a TPU belongs to one process, and an
-out-of-memory ends one); the metrics file of that run is read back. Called by
-``scripts/benchmark_gpu.sh`` and ``scripts/benchmark_tpu.sh``.
+Each config trains for a few steps in its own process (a TPU belongs to one process, and running
+out of memory ends one); its metrics file is read back. ``scripts/benchmark_gpu.sh`` and
+``scripts/benchmark_tpu.sh`` call this.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 import time
@@ -20,15 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest
+from mfu_jax.formatting import columns
 from mfu_jax.logger.summary import StepStatistics
+from mfu_jax.runs.metrics_files import read_metrics
+from mfu_jax.runs.platforms import GIB, Device, environment_of, performance_flags, probe
 
-GIB = 2**30
 TRAINER = (sys.executable, "-m", "mfu_jax.train", "configs/base.yml")
 
 # Weights, gradients and AdamW's two moments: four numbers a parameter, all in `weight_dtype`.
 _STATE_BYTES_PER_PARAMETER = {"float32": 16, "bfloat16": 8}
 _STATE_SHARE = 0.85  # of the memory; the rest is for activations
-_MEMORY_FRACTION = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}  # of a GPU; JAX takes 0.75 unasked
+_TOO_LARGE = "out of memory"
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
 
 
@@ -37,9 +38,9 @@ class Benchmark:
     """One standard config.
 
     Attributes:
-        parameters: as published, for the question whether the training state fits.
+        parameters: as published; they decide whether the training state fits.
         batches: per-device batch sizes, tried in this order until one fits.
-        settings: the trainer's keys.
+        settings: keys of the trainer.
     """
 
     parameters: float
@@ -71,19 +72,8 @@ STANDARD = ("gpt2-124m", "llama3.2-1b", "llama3-8b")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
-    """What the probe found."""
-
-    platform: str
-    kind: str
-    count: int
-    memory_bytes: int | None
-    jax_version: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Result:
-    """One line of the table. `status` is ``ok``, or says why there are no numbers."""
+    """One line of the table; `status` is ``ok`` or the reason for having no numbers."""
 
     name: str
     status: str
@@ -93,73 +83,11 @@ class Result:
     log: str = ""
 
 
-def performance_flags(platform: str, kind: str, count: int) -> dict[str, str]:
-    """Environment variables that matter for speed on that platform.
-
-    GPU: XLA's latency-hiding scheduler, and for several devices collectives that are combined and
-    pipelined so that it has something to hide (docs.jax.dev, GPU performance tips). TPU: collective
-    fusion, and the larger scoped VMEM that v6e wants (the flags of Google's public recipes).
-    """
-    if platform == "gpu":
-        flags = ["--xla_gpu_enable_latency_hiding_scheduler=true"]
-        if count > 1:
-            gib = str(GIB)
-            for collective in ("all_gather", "reduce_scatter", "all_reduce"):
-                flags += [
-                    f"--xla_gpu_{collective}_combine_threshold_bytes={gib}",
-                    f"--xla_gpu_enable_pipelined_{collective}=true",
-                ]
-        return {"XLA_FLAGS": " ".join(flags), **_MEMORY_FRACTION}
-    if platform == "tpu":
-        flags = []
-        if count > 1:
-            flags = [
-                "--xla_tpu_enable_async_collective_fusion=true",
-                "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
-                "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",
-                "--xla_tpu_overlap_compute_collective_tc=true",
-                "--xla_enable_async_all_gather=true",
-            ]
-        if kind in ("TPU v6 lite", "TPU v6e"):
-            flags.append("--xla_tpu_scoped_vmem_limit_kib=98304")
-        return {"LIBTPU_INIT_ARGS": " ".join(flags)} if flags else {}
-    return {}
-
-
-def probe(platform: str) -> Device:
-    """Asks a process of its own what is attached, so that this one never holds the device.
-
-    Raises:
-        UserError: there is no such device.
-    """
-    code = (
-        "import json, jax; d = jax.local_devices(); s = d[0].memory_stats() or {};"
-        "print(json.dumps([d[0].device_kind, len(d), s.get('bytes_limit'), jax.__version__]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**_MEMORY_FRACTION, **os.environ, **_platform_environment(platform)},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise UserError(
-            f"JAX finds no {platform} ({last[0]}); expected an attached one; usually this machine "
-            f"has none, or its driver or the jax extra is missing; scripts/benchmark_{platform}.sh "
-            f"installs the extra, and --platform=cpu --configs=tiny runs without"
-        )
-    kind, count, limit, version = json.loads(done.stdout.strip().splitlines()[-1])
-    return Device(
-        platform=platform, kind=kind, count=count, memory_bytes=limit, jax_version=version
-    )
-
-
 def plan(name: str, device: Device, steps: int) -> list[dict[str, Any]]:
-    """The trainer's settings to try in turn, largest batch first.
+    """Settings of the trainer to try in turn, largest batch first.
 
-    Weights, gradients and moments are split over all devices (fsdp). They are float32 where they
-    fit, else bfloat16.
+    Weights, gradients and moments are split over all devices (fsdp), in float32 if they fit, else
+    in bfloat16.
 
     Raises:
         UserError: the training state fits in neither.
@@ -185,7 +113,7 @@ def plan(name: str, device: Device, steps: int) -> list[dict[str, Any]]:
         "tensorboard_dir": "",
         **benchmark.settings,
     }
-    # a CPU is no faster for a larger batch, and its memory is not known here
+    # a larger batch makes a CPU no faster, and its memory is unknown here
     batches = benchmark.batches[-1:] if device.platform == "cpu" else benchmark.batches
     return [{**common, "per_device_batch_size": batch} for batch in batches]
 
@@ -199,12 +127,11 @@ def run_benchmark(
     timeout: float,
     trainer: Sequence[str] = TRAINER,
 ) -> Result:
-    """Runs one config, with smaller batches until it fits, and reads its metrics back."""
+    """Runs one config with ever smaller batches until it fits, and reads its metrics back."""
     try:
         attempts = plan(name, device, steps)
     except UserError as reason:
         return Result(name=name, status=str(reason))
-    environment = _environment(device)
     log = folder / f"{name}.log"
     for settings in attempts:
         run_name = f"{name}-b{settings['per_device_batch_size']}"
@@ -216,32 +143,36 @@ def run_benchmark(
             "metrics_file": metrics_file,
         }
         command = [*trainer, *(f"{key}={value}" for key, value in keys.items())]
-        with log.open("w", encoding="utf-8") as stream:
-            print("$", *command, file=stream, flush=True)
-            try:
-                code = subprocess.run(
-                    command, env=environment, stdout=stream, stderr=stream, timeout=timeout
-                ).returncode
-            except subprocess.TimeoutExpired:
-                return Result(
-                    name=name,
-                    status=f"no end after {timeout:.0f} s",
-                    settings=settings,
-                    log=str(log),
-                )
-        if code == 0:
+        status = _train(command, environment_of(device), log, timeout)
+        if status == "ok":
             return _result_of(name, settings, metrics_file, log)
-        text = log.read_text(encoding="utf-8", errors="replace")
-        if not any(sign in text for sign in _OUT_OF_MEMORY):
-            status = f"failed with exit code {code}: {text.strip().splitlines()[-1][:200]}"
+        if status != _TOO_LARGE:
             return Result(name=name, status=status, settings=settings, log=str(log))
-    status = f"out of memory even with batch {attempts[-1]['per_device_batch_size']}"
+    status = f"{_TOO_LARGE} even with batch {attempts[-1]['per_device_batch_size']}"
     return Result(name=name, status=status, settings=attempts[-1], log=str(log))
+
+
+def _train(command: Sequence[str], environment: dict[str, str], log: Path, timeout: float) -> str:
+    """Runs the trainer; returns ``ok``, ``out of memory``, or what went wrong."""
+    with log.open("w", encoding="utf-8") as stream:
+        print("$", *command, file=stream, flush=True)
+        try:
+            code = subprocess.run(
+                command, env=environment, stdout=stream, stderr=stream, timeout=timeout
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return f"not finished after {timeout:.0f} s"
+    if code == 0:
+        return "ok"
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if any(sign in text for sign in _OUT_OF_MEMORY):
+        return _TOO_LARGE
+    return f"failed with exit code {code}: {text.strip().splitlines()[-1][:200]}"
 
 
 def _result_of(name: str, settings: Mapping[str, Any], metrics_file: Path, log: Path) -> Result:
     try:
-        metrics = read_metrics(metrics_file)
+        metrics = summarize(metrics_file)
     except UserError as error:
         return Result(name=name, status=f"failed: {error}", settings=settings, log=str(log))
     return Result(
@@ -254,31 +185,33 @@ def _result_of(name: str, settings: Mapping[str, Any], metrics_file: Path, log: 
     )
 
 
-def read_metrics(path: Path) -> dict[str, float]:
-    """The summary of a metrics file: compile and warm-up steps left out, rates over the total time.
+def summarize(path: Path) -> dict[str, float]:
+    """Statistics of a metrics file: compile and warm-up steps excluded, rates over the total time.
 
     Raises:
         UserError: no measured step is in it.
     """
     statistics = StepStatistics()
-    compile_seconds = peak_memory = 0.0
-    for line in path.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        compile_seconds += record.get("compile/seconds", 0.0)
-        peak_memory = max(peak_memory, record.get("memory/peak_bytes_in_use", 0.0))
-        if record["kind"] == "step":
-            statistics.add(record)
+    steps = read_metrics(path).steps
+    for step in steps:
+        if step.kind == "step":
+            statistics.add(step.scalars)
     if not len(statistics):
         raise UserError(
             f"{path} has no measured step; expected some after compilation and warm-up; usually "
             f"too few steps; pass a larger --steps"
         )
-    fields = {name: value for name, value in statistics.fields().items() if value is not None}
-    return {**fields, "compile_seconds": compile_seconds, "peak_memory_bytes": peak_memory}
+    return {
+        **statistics.fields(),
+        "compile_seconds": sum(s.scalars.get("compile/seconds", 0.0) for s in steps),
+        "peak_memory_bytes": max(
+            step.scalars.get("memory/peak_bytes_in_use", 0.0) for step in steps
+        ),
+    }
 
 
 def _peak_of(path: Path) -> str:
-    """What MFU and HFU are shares of, as the run's set-up beside its metrics file says."""
+    """The peak that MFU and HFU are relative to, from the set-up beside the metrics file."""
     setup = path.with_name(path.name + ".setup.json")
     if not setup.exists():
         return ""
@@ -307,12 +240,11 @@ def _number(result: Result, name: str, form: str, scale: float = 1.0) -> str:
 
 
 def render(results: Sequence[Result]) -> str:
-    """The table; a config without numbers is a line that says why."""
+    """The table, then one line with the reason for each config without numbers."""
     done = [r for r in results if r.status == "ok"]
     cells = [list(_COLUMNS)] * bool(done)
     cells += [[column(r) for column in _COLUMNS.values()] for r in done]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(f"{c:>{w}}" for c, w in zip(row, widths, strict=True)) for row in cells]
+    lines = columns(cells, ">")
     lines += [f"peak: {peak}" for peak in dict.fromkeys(r.peak for r in done if r.peak)]
     lines += [
         f"{r.name}: {r.status}" + (f" (log: {r.log})" if r.log else "")
@@ -381,23 +313,8 @@ def _main(options: argparse.Namespace) -> int:
     path.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
     print(render(results))
     print(f"results: {path}")
-    wrong = any(r.status.startswith(("failed", "no end")) for r in results)
+    wrong = any(r.status.startswith(("failed", "not finished")) for r in results)
     return 1 if wrong or not any(r.status == "ok" for r in results) else 0
-
-
-def _environment(device: Device) -> dict[str, str]:
-    """This process's environment and the performance flags; what the user has set wins."""
-    result = {**os.environ, **_platform_environment(device.platform)}
-    for name, value in performance_flags(device.platform, device.kind, device.count).items():
-        own = os.environ.get(name, "")
-        # of a flag given twice the later one counts
-        result[name] = f"{value} {own}".strip() if value.startswith("--") else own or value
-    return result
-
-
-def _platform_environment(platform: str) -> dict[str, str]:
-    # named outright, so that a missing driver is an error and never a silent run on the CPU
-    return {"JAX_PLATFORMS": {"gpu": "cuda", "tpu": "tpu", "cpu": "cpu"}[platform]}
 
 
 if __name__ == "__main__":

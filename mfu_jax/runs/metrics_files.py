@@ -1,4 +1,4 @@
-"""Metrics of a finished run, read back: our JSONL, MaxText's ``metrics_file``, or a log.
+"""Reads back the metrics of a run: our JSONL, MaxText's ``metrics_file``, or a log.
 
 Imports neither jax nor numpy.
 """
@@ -18,7 +18,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger.summary import StepStatistics, Summary
 
 _TIME = "perf/step_time_seconds"
-# What the log line of MaxText (common/metric_logger.py, 0.2.5) and ours call a metric.
+# Names in the log lines of MaxText (common/metric_logger.py, 0.2.5) and ours → metric names.
 _LOG_NAMES = {
     "seconds": _TIME,
     "TFLOP/s/device": "perf/per_device_tflops_per_sec",
@@ -38,9 +38,9 @@ class Step:
     """One training step of a file.
 
     Attributes:
-        number: as the file counts.
-        kind: ``step``, ``compile`` or ``warmup``; None where the file does not tell.
-        scalars: by our names: ``perf/step_time_seconds``, ….
+        number: as in the file.
+        kind: ``step``, ``compile`` or ``warmup``; None if the file does not say.
+        scalars: metric name → value: ``perf/step_time_seconds``, ….
     """
 
     number: int
@@ -57,8 +57,8 @@ class MetricsRun:
         form: ``jsonl`` (ours), ``maxtext`` (its metrics_file) or ``log``.
         steps: in the file's order.
         other_records: records without a step time: MaxText writes evaluations among the steps.
-        repeated: lines left out because they repeat the step before, as every host's log does.
-        unreadable: lines that look like a record and are none; a killed run leaves one.
+        repeated: lines skipped because they repeat the step before, as the logs of all hosts do.
+        unreadable: lines that look like a record but are broken; a killed run leaves one.
     """
 
     path: str
@@ -70,14 +70,14 @@ class MetricsRun:
 
     @property
     def restarts(self) -> int:
-        """How often the step number went back: the run was resumed."""
+        """How often the step number went back, as it does when a run resumes."""
         return sum(b.number < a.number for a, b in zip(self.steps, self.steps[1:], strict=False))
 
     def summary(self, *, warmup_steps: int) -> Summary:
-        """What the measured steps come to.
+        """Statistics of the measured steps.
 
         Args:
-            warmup_steps: steps left out after each start, where the file does not mark them.
+            warmup_steps: steps to exclude after each start, where the file does not mark them.
         """
         statistics, left_out, loss = StepStatistics(), Counter[str](), None
         since_start, last = 0, -1
@@ -100,16 +100,16 @@ class MetricsRun:
     def with_scalars(
         self, change: Callable[[Mapping[str, float]], Mapping[str, float]]
     ) -> MetricsRun:
-        """The same run with every step's scalars given through `change`."""
+        """The same run with `change` applied to the scalars of every step."""
         steps = (dataclasses.replace(s, scalars=change(s.scalars)) for s in self.steps)
         return dataclasses.replace(self, steps=tuple(steps))
 
 
 def read_metrics(path: str | Path) -> MetricsRun:
-    """Reads a metrics file or a log; which of them it is, its lines tell.
+    """Reads a metrics file or a log; its lines tell which.
 
     Args:
-        path: JSON lines of this package or of MaxText, or text that holds lines
+        path: JSON lines of this package or of MaxText, or text with lines
             ``completed step: 7, seconds: 0.123, TFLOP/s/device: …``.
 
     Raises:
@@ -157,7 +157,7 @@ def read_metrics(path: str | Path) -> MetricsRun:
 
 
 def _read_line(line: str) -> tuple[str, Step | None] | None:
-    """The form of a line and its step; None if it is none of ours, no step if it is broken."""
+    """The form of a line and its step; None if not recognised, no step if it is broken."""
     if line.startswith("{") and '"step"' in line:
         try:
             return _read_json(json.loads(line))
@@ -170,7 +170,7 @@ def _read_line(line: str) -> tuple[str, Step | None] | None:
 
 def _read_json(values: Mapping[str, Any]) -> tuple[str, Step]:
     kind = values.get("kind")
-    scalars = {k: float(v) for k, v in values.items() if "/" in k}  # "NaN" is one, too
+    scalars = {k: float(v) for k, v in values.items() if "/" in k}  # reads "NaN", too
     form = "maxtext" if kind is None else "jsonl"
     return form, Step(number=int(values["step"]), kind=kind, scalars=_complete(scalars))
 
@@ -186,16 +186,16 @@ def _read_log(number: int, text: str) -> tuple[str, Step | None]:
     except ValueError:
         return "log", None
     kind = _KIND.search(text)
-    # Our own lines say which steps are no measurements, so the others are.
+    # Our own lines mark the steps that are not measured, so all others are.
     known = kind[1] if kind else "step" if "perf/mfu" in scalars else None
     return "log", Step(number=number, kind=known, scalars=scalars)
 
 
 def _complete(scalars: dict[str, float]) -> dict[str, float]:
-    """Amounts from rates, which is all that a log line has.
+    """Adds the amounts per step; a log line has only the rates.
 
     Raises:
-        ValueError: the step's time is no time.
+        ValueError: the step time is negative or not finite.
     """
     seconds = scalars.get(_TIME, 0.0)
     if not (math.isfinite(seconds) and seconds >= 0):

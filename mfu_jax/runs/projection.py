@@ -1,7 +1,7 @@
-"""How long a training run takes, how many chips it wants, what MFU it needs, what it costs.
+"""How long a training run takes, how many chips and what MFU it needs, what it costs.
 
-One relation between four numbers, of which three are given (Google, MaxText's page on performance
-metrics, writes the time in three equal ways):
+One relation between four numbers, three of which are given (MaxText's page on performance metrics
+writes the time in these three ways):
 
     time = step time × steps
          = tokens / (tokens per second per chip × chips)
@@ -30,11 +30,11 @@ _TOLERANCE = 1e-9  # two ways to one number may differ by rounding
 
 @dataclass(frozen=True, kw_only=True)
 class Projection:
-    """A training run with everything that follows from what was given.
+    """A training run: the given numbers and everything that follows from them.
 
     Attributes:
         tokens: trained on in all.
-        chips: may be a fraction where it was solved for.
+        chips: may be a fraction if solved for.
         seconds: wall time of training.
         tokens_per_sec_per_chip: measured or implied throughput.
         flops_per_token: model FLOPs, forward and backward; None: unknown, and so is the MFU.
@@ -102,10 +102,10 @@ def project(
     price_per_chip_hour: float | None = None,
     budget: float | None = None,
 ) -> Projection:
-    """Solves for whatever of tokens, chips, time and throughput is not given.
+    """Solves for the missing one of tokens, chips, time and throughput.
 
     Throughput is given as `mfu` (with `flops_per_token` and the peak), as tokens per second, or as
-    `step_time_seconds` (with `tokens_per_step` and `chips`). A `budget` with its price stands for
+    `step_time_seconds` (with `tokens_per_step` and `chips`). A `budget` with its price gives
     chips × time.
 
     Raises:
@@ -117,27 +117,7 @@ def project(
     65.1
     """
     given = {name: value for name, value in locals().items() if value is not None}
-    for name, value in given.items():
-        if not (math.isfinite(value) and value > 0):
-            raise UserError(
-                f"{name}={value:g} cannot be; expected a finite number above 0; usually a typo; "
-                f"leave it out where it is what you want to know"
-            )
-    if mfu is not None and mfu > 1:
-        raise UserError(
-            f"mfu={mfu:g} is above 1; expected a fraction of the peak; usually percent; pass "
-            f"mfu={mfu / 100:g}"
-        )
-    if step_time_seconds is not None and tokens_per_step is None:
-        raise UserError(
-            "step_time_seconds=… is given without tokens_per_step=…; expected both; the step "
-            "time alone says nothing about tokens; pass the global batch size × sequence length"
-        )
-    if budget is not None and price_per_chip_hour is None:
-        raise UserError(
-            "budget=… is given without price=…; expected both; a budget buys chip-hours at a "
-            "price; pass price=… of one chip for one hour"
-        )
+    _refuse_impossible(given)
     known = {name: given[name] for name in _QUANTITIES if name in given}
     if mfu is not None:
         _learn(known, "tokens_per_sec_per_chip", _rate(mfu, given))
@@ -149,7 +129,7 @@ def project(
     if missing:
         raise UserError(
             f"too little is given to solve for the rest; expected three of tokens, chips, time "
-            f"and throughput; unknown are {', '.join(missing[:4])}; pass one more of them"
+            f"and throughput; unknown: {', '.join(missing[:4])}; pass one more of them"
         )
     del known["chip_seconds"]
     return Projection(
@@ -159,6 +139,31 @@ def project(
         tokens_per_step=tokens_per_step,
         price_per_chip_hour=price_per_chip_hour,
     )
+
+
+def _refuse_impossible(given: dict[str, float]) -> None:
+    """Refuses numbers that make no sense, alone or without their partner."""
+    for name, value in given.items():
+        if not (math.isfinite(value) and value > 0):
+            raise UserError(
+                f"{name}={value:g} is impossible; expected a finite number above 0; usually a "
+                f"typo; leave it out to solve for it"
+            )
+    if (mfu := given.get("mfu", 0.0)) > 1:
+        raise UserError(
+            f"mfu={mfu:g} is above 1; expected a fraction of the peak; usually percent; pass "
+            f"mfu={mfu / 100:g}"
+        )
+    if "step_time_seconds" in given and "tokens_per_step" not in given:
+        raise UserError(
+            "step_time_seconds=… is given without tokens_per_step=…; expected both; the step "
+            "time alone says nothing about tokens; pass the global batch size × sequence length"
+        )
+    if "budget" in given and "price_per_chip_hour" not in given:
+        raise UserError(
+            "budget=… is given without price=…; expected both; a budget buys chip-hours at a "
+            "price; pass price=… of one chip for one hour"
+        )
 
 
 def _rate(mfu: float, given: dict[str, float]) -> float:
@@ -178,7 +183,7 @@ def _rate(mfu: float, given: dict[str, float]) -> float:
 def _apply_rules(
     known: dict[str, float], step_time_seconds: float | None, tokens_per_step: float | None
 ) -> None:
-    """Every way from what is known to the rest; a second way to a number must give the same."""
+    """Derives all that follows; a number derived in two ways must agree."""
     if step_time_seconds and tokens_per_step:
         per_second = tokens_per_step / step_time_seconds
         if "chips" in known:
@@ -204,7 +209,7 @@ def _apply_rules(
 def _learn(known: dict[str, float], name: str, value: float) -> None:
     if name in known and not math.isclose(known[name], value, rel_tol=_TOLERANCE):
         raise UserError(
-            f"what is given contradicts itself: {name} would be both {known[name]:g} and "
+            f"the input contradicts itself: {name} would be both {known[name]:g} and "
             f"{value:g}; expected three of tokens, chips, time and throughput; one is too many; "
             f"leave out {_QUANTITIES[name]}, say"
         )
@@ -212,6 +217,6 @@ def _learn(known: dict[str, float], name: str, value: float) -> None:
 
 
 def as_json(run: Projection) -> dict[str, float | None]:
-    """All numbers, those that follow included."""
+    """All numbers, the derived ones included."""
     names = ("mfu", "chip_hours", "cost", "total_flops", "steps", "step_time_seconds")
     return {**dataclasses.asdict(run), **{name: getattr(run, name) for name in names}}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.values import field_types, typed
 from mfu_jax.yaml_files import CONFIG_FOLDER, model_file, read_mapping
@@ -137,13 +138,9 @@ def load(arguments: Sequence[str] = ()) -> Config:
     >>> load(["configs/base.yml", "steps=7", "learning_rate=3e-4"]).steps
     7
     """
-    files = [a for a in arguments if "=" not in a]
-    if len(files) > 1:
-        raise UserError(f"expected one YAML file, got {len(files)}: {' '.join(files)}")
-    path = _config_path(files[0]) if files else CONFIG_FOLDER / "demo.yml"
-    from_file = read_mapping(path)
-    from_line = dict(_key_value(a) for a in arguments if "=" in a)
-    return from_mapping(from_file, overrides=from_line, where=str(path))
+    words = parse(arguments)
+    path = _config_path(words.one_name("YAML file")) if words.names else CONFIG_FOLDER / "demo.yml"
+    return from_mapping(read_mapping(path), overrides=words.values, where=str(path))
 
 
 def from_mapping(
@@ -193,11 +190,6 @@ def _config_path(text: str) -> Path:
     if not path.exists() and path.parent.name in ("", "configs") and bundled.exists():
         return bundled
     return path
-
-
-def _key_value(argument: str) -> tuple[str, str]:
-    key, _, value = argument.lstrip("-").partition("=")
-    return key.strip(), value
 
 
 def _auto_path(setting: str, default: Path) -> Path | None:

@@ -150,7 +150,7 @@ def test_the_text_names_file_peak_and_conventions(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(METRICS), "hardware=v5p", f"model={model}", "num_experts=1"]) == 2
-    assert "has 256 tokens a step and device" in capsys.readouterr().err
+    assert "has 256 tokens per step and device" in capsys.readouterr().err
     assert (
         main(["report", str(METRICS), "hardware=v5p", f"model={model}", "per_device_batch_size=2"])
         == 0
@@ -171,8 +171,8 @@ def test_the_text_names_file_peak_and_conventions(
         (("both.txt",), "holds the steps as log and as maxtext"),
         (("short.jsonl",), "none of them with a measured time"),
         (("zero.log",), "none of them with a measured time"),
-        (("short.jsonl", "warmup_steps=-1"), "warmup_steps='-1'"),
-        (("short.jsonl", "peak_tflops_per_device=x"), "is no peak"),
+        (("short.jsonl", "warmup_steps=-1"), "warmup_steps=-1: expected 0 or more"),
+        (("short.jsonl", "peak_tflops_per_device=x"), "is not a peak"),
         (("short.jsonl", "hardware=abacus"), "hardware 'abacus' is not known"),
         (("short.jsonl", "hardwear=h100"), "did you mean"),
         (("short.jsonl", "emb_dim=4"), "needs model=NAME_OR_FILE"),
@@ -180,7 +180,7 @@ def test_the_text_names_file_peak_and_conventions(
         (("short.jsonl", "model=llama9"), "llama9"),
         (("short.jsonl", "model=llama2-7b", "convention=mine"), "mine"),
         (("short.jsonl", "empty.txt"), "expected one file"),
-        (("--yaml",), "expected one file"),
+        (("--yaml",), "unknown flag '--yaml'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import subprocess
@@ -10,8 +9,9 @@ import sys
 
 import pytest
 
-from mfu_jax import cli, hardware
+from mfu_jax import hardware
 from mfu_jax.errors import UserError
+from mfu_jax.hardware.chips import chip_of
 
 
 def test_every_row_has_a_source_and_positive_numbers():
@@ -219,23 +219,46 @@ def test_a_lookup_imports_neither_jax_nor_numpy():
     assert done.stdout.strip() == "set()"
 
 
-def test_the_command_prints_a_named_chip_as_json(capsys: pytest.CaptureFixture[str]):
-    assert cli.main(["hardware", "v5p", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["name"] == "TPU v5p"
-    assert answer["memory_bytes"] == 95 * 2**30
-    assert answer["memory_bandwidth_bytes_per_sec"] == 2765e9
-    assert answer["sources"]
+ROW = {
+    "name": "H900",
+    "vendor": "nvidia",
+    "peak_tflops": {"bf16": 1000, "fp8_fp16acc": 2000},
+    "memory_gib": 96,
+    "memory_bandwidth_gbps": 4000,
+    "confidence": "high",
+    "sources": ["datasheet"],
+}
+SOURCES = {"datasheet": "NVIDIA H900 datasheet"}
 
 
-def test_the_command_lists_every_chip(capsys: pytest.CaptureFixture[str]):
-    assert cli.main(["hardware", "--list"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 121
+def test_a_chip_is_one_row():
+    chip = chip_of(ROW, SOURCES)
+    assert chip.sources == ("NVIDIA H900 datasheet",)
+    assert chip.peak_flops_per_sec("bfloat16") == 1e15
 
 
-@pytest.mark.parametrize("arguments", [["b400"], ["--lst"], ["RTX", "4090"], ["--dtype=bool"]])
-def test_the_command_answers_bad_input_with_one_line(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-):
-    assert cli.main(["hardware", *arguments]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"sources": []}, "sources is missing"),
+        ({"sources": ["datashet"]}, "source 'datashet' is not listed"),
+        ({"sources": "datasheet"}, "expected a list"),
+        ({"memory_gib": None}, "memory_gib is missing"),
+        ({"memory_gib": "96 GiB"}, "memory_gib: '96 GiB'; expected a number above 0"),
+        ({"peak_tflops": {"bf16": -1}}, "bf16: -1; expected a number above 0"),
+        ({"peak_tflops": {"bf61": 1}}, "peak_tflops of 'bf61'; expected one of fp64, "),
+        ({"peak_tflops": 1000}, "expected {dtype: TFLOP/s}"),
+        ({"device_kind": "NVIDIA H900"}, "'device_kind'; did you mean 'device_kinds'?"),
+    ],
+)
+def test_a_faulty_row_is_named_with_its_fault(change: dict[str, object], says: str):
+    with pytest.raises(UserError) as error:
+        chip_of({**ROW, **change}, SOURCES)
+    assert str(error.value).startswith("hardware.yml, row 'H900': ")
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_row_that_is_not_a_mapping_is_shown():
+    with pytest.raises(UserError, match=r"hardware\.yml, row 'H900': expected a mapping"):
+        chip_of("H900", SOURCES)  # type: ignore[arg-type]

@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.runs import benchmarking
+from mfu_jax.runs import benchmarking, platforms
 from mfu_jax.trainer import pyconfig
 
-CPU = benchmarking.Device(
-    platform="cpu", kind="cpu", count=1, memory_bytes=None, jax_version="0.10.2"
-)
+CPU = platforms.Device(platform="cpu", kind="cpu", count=1, memory_bytes=None, jax_version="0.10.2")
 # Usable bytes of an 80 GiB H100 at a memory fraction of 0.92, and of a 16 GiB v5e.
-H100 = benchmarking.Device(
+H100 = platforms.Device(
     platform="gpu",
     kind="NVIDIA H100 80GB HBM3",
     count=1,
@@ -90,7 +88,7 @@ def test_a_model_that_cannot_fit_is_skipped_with_the_numbers():
     ],
 )
 def test_weights_are_float32_where_the_state_fits(
-    name: str, device: benchmarking.Device, weights: str
+    name: str, device: platforms.Device, weights: str
 ):
     plan = benchmarking.plan(name, device, steps=5)
     assert {settings["weight_dtype"] for settings in plan} == {weights}
@@ -113,17 +111,17 @@ def test_a_cpu_takes_the_smallest_batch():
 
 
 def test_flags_follow_the_platform(monkeypatch: pytest.MonkeyPatch):
-    one, eight = (benchmarking.performance_flags("gpu", H100.kind, n)["XLA_FLAGS"] for n in (1, 8))
+    one, eight = (platforms.performance_flags("gpu", H100.kind, n)["XLA_FLAGS"] for n in (1, 8))
     assert one == "--xla_gpu_enable_latency_hiding_scheduler=true"
     assert "--xla_gpu_enable_pipelined_all_gather=true" in eight
-    assert benchmarking.performance_flags("cpu", "cpu", 1) == {}
-    assert benchmarking.performance_flags("tpu", "TPU v4", 1) == {}
-    assert benchmarking.performance_flags("tpu", "TPU v6 lite", 1) == {
+    assert platforms.performance_flags("cpu", "cpu", 1) == {}
+    assert platforms.performance_flags("tpu", "TPU v4", 1) == {}
+    assert platforms.performance_flags("tpu", "TPU v6 lite", 1) == {
         "LIBTPU_INIT_ARGS": "--xla_tpu_scoped_vmem_limit_kib=98304"
     }
     monkeypatch.setenv("XLA_FLAGS", "--mine")
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
-    environment = benchmarking._environment(H100)
+    environment = platforms.environment_of(H100)
     assert environment["XLA_FLAGS"] == f"{one} --mine"  # a later flag wins
     assert environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.5"
     assert environment["JAX_PLATFORMS"] == "cuda"  # a missing driver must not become a CPU run
@@ -131,9 +129,9 @@ def test_flags_follow_the_platform(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_metrics_file_without_measured_steps_is_an_error(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 0, "kind": "compile"}\n')
+    path.write_text('{"step": 0, "kind": "compile", "perf/step_time_seconds": 1}\n')
     with pytest.raises(UserError, match="--steps"):
-        benchmarking.read_metrics(path)
+        benchmarking.summarize(path)
     script = FAKE_TRAINER.replace("range(4)", "range(1)")
     assert _run(script, tmp_path).status.startswith("failed: ")
 
@@ -147,7 +145,7 @@ def test_a_missing_accelerator_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     nowhere = {"JAX_PLATFORMS": "a_platform_that_no_machine_has"}
-    monkeypatch.setattr(benchmarking, "_platform_environment", lambda platform: nowhere)
+    monkeypatch.setattr(platforms, "platform_environment", lambda platform: nowhere)
     assert benchmarking.main(["--platform=gpu"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("benchmark: JAX finds no gpu")

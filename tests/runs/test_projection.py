@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mfu_jax import cli
 from mfu_jax.errors import UserError
 from mfu_jax.runs.projection import project
 
@@ -91,63 +89,3 @@ def test_an_mfu_without_model_or_chip_names_both_ways_out():
         project(tokens=1, chips=1, mfu=0.4)
     with pytest.raises(UserError, match="hardware="):
         project(tokens=1, chips=1, mfu=0.4, flops_per_token=1)
-
-
-def test_the_command_answers_by_6n(capsys: pytest.CaptureFixture[str]):
-    arguments = "tokens=15T chips=16384 hardware=h100 mfu=0.4 params=405B price=2 --json"
-    assert cli.main(["project", *arguments.split()]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    # 6 × 405e9 × 15e12 / (0.4 × 16384 × 989.4e12)
-    assert answer["seconds"] == pytest.approx(5_621_415.6, rel=1e-8)
-    assert answer["cost"] == pytest.approx(5_621_415.6 / 3600 * 16384 * 2, rel=1e-8)
-    assert "H100 SXM" in answer["hardware"]
-
-
-def test_without_a_model_the_time_is_of_each_billion_parameters(
-    capsys: pytest.CaptureFixture[str],
-):
-    numbers = ["tokens=15e12", "chips=16384", "peak_tflops_per_device=1000", "mfu=0.4"]
-    assert cli.main(["project", *numbers, "--json"]) == 0
-    run = json.loads(capsys.readouterr().out)
-    # 6·10⁹·15·10¹² FLOPs at 0.4·10¹⁵ FLOP/s on each of 16384 chips
-    assert run["seconds"] == pytest.approx(9e22 / (0.4e15 * 16384))
-    assert cli.main(["project", *numbers]) == 0
-    assert "for every 1e9 parameters" in capsys.readouterr().out
-    # With a time: the model it is enough for. 86400 s · 0.4e15 · 16384 / (6 · 15e12) = 6.29e9
-    assert cli.main(["project", *numbers, "days=1"]) == 0
-    assert "(6.2915e+09 parameters, 6N (no attention): solved for)" in capsys.readouterr().out
-
-
-def test_a_chip_of_two_devices_has_twice_the_peak(capsys: pytest.CaptureFixture[str]):
-    arguments = "tokens=1T chips=2 hardware=v7x mfu=0.5 params=1B --json"
-    assert cli.main(["project", *arguments.split()]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["peak_flops_per_sec_per_chip"] == 2307e12  # Google's number is of the chip
-
-
-def test_a_model_has_its_flops_per_token_at_the_sequence_length(
-    capsys: pytest.CaptureFixture[str],
-):
-    arguments = "model=llama2-7b max_target_length=4096 tokens=2T chips=64 hardware=v5p mfu=0.5"
-    assert cli.main(["project", *arguments.split(), "convention=dense", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    # 6 × matmul weights (layers × (4 h² + 3 h f) + h V) + 12 × layers × h × length
-    weights = 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 4096 * 32000
-    assert answer["flops_per_token"] == 6 * weights + 12 * 32 * 4096 * 4096
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "tokens=many chips=1 mfu=0.4",
-        "tokns=1",
-        "tokens=1 days=1 hours=1",
-        "tokens=1T chips=1 mfu=0.4 params=1B hardware=h1000",
-        "tokens=1T chips=1 mfu=0.4 params=1B model=llama2-7b",
-        "tokens=1T chips=1 mfu=0.4 params=1B hardware=h100 dtype=bool",
-        "tokens=1T chips=1 mfu=0.4 model=no-such-model hardware=h100",
-    ],
-)
-def test_bad_input_is_one_line(arguments: str, capsys: pytest.CaptureFixture[str]):
-    assert cli.main(["project", *arguments.split()]) == 2
-    assert capsys.readouterr().err.count("\n") == 1

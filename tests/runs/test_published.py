@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import yaml
 
-from mfu_jax import cli
 from mfu_jax.runs import published
 from tests.support.paths import DATA
 
@@ -65,25 +62,3 @@ def test_every_row_names_source_and_known_formulas():
         for check in run.checks:
             assert check["value"] in published.VALUES
             assert check.get("formula", "palm") in published.FORMULAS
-
-
-def test_the_command_prints_all_three_numbers(capsys: pytest.CaptureFixture[str]):
-    assert cli.main(["published", "palm-540b"]) == 0
-    printed = capsys.readouterr().out
-    assert "published 46.2" in printed
-    assert "recomputed 46.2289" in printed
-    assert "+0.063%" in printed
-    assert "arXiv 2204.02311" in printed
-
-
-def test_the_command_gives_json(capsys: pytest.CaptureFixture[str]):
-    assert cli.main(["published", "--json"]) == 0
-    runs = json.loads(capsys.readouterr().out)
-    assert len(runs) == len(_RECOMPUTED)
-    assert sum(len(run["checks"]) for run in runs) == len(_CHECKS)
-
-
-@pytest.mark.parametrize("arguments", [["palm-541b"], ["--jsno"]])
-def test_bad_input_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]):
-    assert cli.main(["published", *arguments]) == 2
-    assert capsys.readouterr().err.count("\n") == 1

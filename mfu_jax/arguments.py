@@ -1,0 +1,109 @@
+"""The words after a command, read in one way by all: names, ``key=value`` and ``--flags``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from mfu_jax.errors import UserError, nearest
+
+_MOST_LISTED = 25  # keys that an error message lists; the fields of a model are more
+
+
+class Arguments(NamedTuple):
+    """The words of a command line by kind.
+
+    Attributes:
+        names: words that are neither of the others: models, files, chips.
+        pairs: key and text of every ``key=value`` or ``--key=value``, in the order given.
+        flags: ``--json`` and the like.
+    """
+
+    names: tuple[str, ...]
+    pairs: tuple[tuple[str, str], ...]
+    flags: frozenset[str]
+
+    @property
+    def values(self) -> dict[str, str]:
+        """Key → text; of a key given twice the last one counts."""
+        return dict(self.pairs)
+
+    def one_name(self, what: str) -> str:
+        """The only name.
+
+        Args:
+            what: is expected, for the message.
+
+        Raises:
+            UserError: there is none, or more than one.
+        """
+        if len(self.names) != 1:
+            raise UserError(f"expected one {what}, got {' '.join(self.names) or 'none'}")
+        return self.names[0]
+
+
+def parse(
+    words: Iterable[str], *, keys: Collection[str] | None = None, flags: Collection[str] = ()
+) -> Arguments:
+    """Sorts the words of a command line.
+
+    Args:
+        words: as the shell splits them, without the command.
+        keys: all that the command knows; None: any, for commands that look at them later.
+        flags: all that the command knows, with their dashes; ``--help`` never gets here.
+
+    Raises:
+        UserError: an unknown key or flag, a key without a value or a flag with one.
+
+    >>> parse(["h100", "--dtype=fp8", "--json"], keys=["dtype"], flags=["--json"]).values
+    {'dtype': 'fp8'}
+    """
+    names, pairs, given = [], [], set()
+    for word in words:
+        name, equals, text = word.partition("=")
+        key = name.lstrip("-").strip()
+        if equals and name in flags:
+            raise UserError(f"{name} takes no value; expected {name} alone, got {word!r}")
+        if equals:
+            if keys is not None:
+                check_key(key, keys)
+            pairs.append((key, text))
+        elif word in flags:
+            given.add(word)
+        elif word.startswith("-"):
+            raise _unknown_flag(word, keys or (), flags)
+        else:
+            names.append(word)
+    return Arguments(names=tuple(names), pairs=tuple(pairs), flags=frozenset(given))
+
+
+def check_key(key: str, known: Collection[str], *, usually: str = "") -> None:
+    """Refuses an unknown key.
+
+    Args:
+        key: as it was given.
+        known: all keys that are understood here.
+        usually: the common cause and the way out.
+
+    Raises:
+        UserError: the key is unknown; names the nearest.
+    """
+    if key in known:
+        return
+    if not known:
+        raise UserError(f"unknown key {key!r}; no key=value is expected here{usually}")
+    listed = f"; expected {_listed(known)}" if len(known) <= _MOST_LISTED else ""
+    raise UserError(f"unknown key {key!r}{nearest(key, known)}{listed}{usually}")
+
+
+def _unknown_flag(word: str, keys: Collection[str], flags: Collection[str]) -> UserError:
+    if word.lstrip("-") in keys:
+        return UserError(f"{word} has no value; expected {word}=…, with an equals sign")
+    return UserError(
+        f"unknown flag {word!r}{nearest(word, flags)}; expected {_listed((*flags, '--help'))}"
+    )
+
+
+def _listed(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} or {last}" if most else last

@@ -1,0 +1,86 @@
+"""`mfu-jax compare` on the text of a compiled program."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+
+from mfu_jax.cli import main
+
+# 2 · 4 · 8 · 16 = 1024 FLOPs.
+PROGRAM = """HloModule jit_f, is_scheduled=true
+
+ENTRY %main (a: f32[4,8], b: f32[8,16]) -> f32[4,16] {
+  %a = f32[4,8]{1,0} parameter(0)
+  %b = f32[8,16]{1,0} parameter(1)
+  ROOT %dot = f32[4,16]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.hlo"
+    path.write_text(PROGRAM)
+    return path
+
+
+def test_the_ledger_of_a_text_as_json(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = ["model=1e3", "--dense=1010", "xla=2048"]
+    assert main(["compare", str(program), *numbers, "convention=exact", "--json"]) == 0
+    ledger = json.loads(capsys.readouterr().out)
+    assert (ledger["executed"], ledger["model"], ledger["xla_reported"]) == (1024, 1000, 2048)
+    assert ledger["convention"] == "exact"
+    assert {"masked pairs": 10}.items() <= {
+        line["label"]: line["flops"] for line in ledger["lines"]
+    }.items()
+
+
+def test_without_model_flops_the_convention_says_so(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", str(program)]) == 0
+    assert "none: pass model=…" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_compressed_texts_are_read(
+    suffix: str, compress, program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = program.with_suffix(f".hlo{suffix}")
+    path.write_bytes(compress(PROGRAM.encode()))
+    assert main(["compare", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["executed"] == 1024
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["program.hlo", "modle=3"], "did you mean 'model'?"),
+        (["program.hlo", "emb_dim=3"], "goes with a YAML file and not with HLO text"),
+        (["program.hlo", "model=2GFLOP"], "usually a unit was left on it"),
+        (["program.hlo", "other.hlo"], "expected one file with HLO text"),
+        (["torn.hlo.xz"], "cannot be read"),
+        (["nowhere.hlo"], "cannot be read"),
+        (["nowhere.yml"], "nowhere.yml"),
+        (["stesp=3"], "did you mean 'steps'?"),
+        (["--jsno"], "did you mean '--json'?"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str],
+    says: str,
+    program: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(program.parent)
+    Path("torn.hlo.xz").write_bytes(lzma.compress(PROGRAM.encode())[:40])
+    assert main(["compare", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1

@@ -1,0 +1,31 @@
+"""`mfu-jax hardware`: one chip, or all of the table."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mfu_jax.cli import main
+
+
+def test_the_command_prints_a_named_chip_as_json(capsys: pytest.CaptureFixture[str]):
+    assert main(["hardware", "v5p", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["name"] == "TPU v5p"
+    assert answer["memory_bytes"] == 95 * 2**30
+    assert answer["memory_bandwidth_bytes_per_sec"] == 2765e9
+    assert answer["sources"]
+
+
+def test_the_command_lists_every_chip(capsys: pytest.CaptureFixture[str]):
+    assert main(["hardware", "--list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 121
+
+
+@pytest.mark.parametrize("arguments", [["b400"], ["--lst"], ["RTX", "4090"], ["--dtype=bool"]])
+def test_the_command_answers_bad_input_with_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+):
+    assert main(["hardware", *arguments]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,51 @@
+"""YAML files: mappings as PyYAML reads them, faults on one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mfu_jax.errors import UserError
+from mfu_jax.yaml_files import CONFIG_FOLDER, read_mapping
+from tests.support.paths import ROOT
+
+BUNDLED = [*CONFIG_FOLDER.rglob("*.yml"), *(ROOT / "mfu_jax").rglob("*.yml")]
+
+
+def test_the_bundled_files_are_read_as_pyyaml_reads_them() -> None:
+    assert len(BUNDLED) > 50
+    for path in BUNDLED:
+        assert read_mapping(path) == yaml.safe_load(path.read_text(encoding="utf-8")), path
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: " + "[" * 50_000, "nests more than 50 levels"),
+        ("- " * 60 + "1", "nests more than 50 levels"),
+        ("a: 1\na: 2", "line 2: 'a' is given twice"),
+        ("? [1]\n: 2", "line 1: found unhashable key"),
+        ("1: 2", "expected `key: value` lines"),
+        ("- 1", "expected `key: value` lines, got a list"),
+        ("a: 1\n---\nb: 2", "another document"),
+        ("a: !!python/object/apply:os.system ['true']", "is not plain YAML"),
+    ],
+)
+def test_a_fault_is_one_line_that_names_the_file(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yml"
+    path.write_text(text)
+    with pytest.raises(UserError) as error:
+        read_mapping(path)
+    assert says in str(error.value)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_nesting_up_to_the_limit_and_empty_files_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.yml"
+    path.write_text("a: " + "[" * 48 + "]" * 48)
+    assert set(read_mapping(path)) == {"a"}
+    path.write_text("# nothing yet\n")
+    assert read_mapping(path) == {}

@@ -1,12 +1,4 @@
-"""`instrument`: a training step that counts, times and logs itself.
-
-::
-
-    train_step = mfu_jax.instrument(train_step)
-    for batch in batches:
-        state, loss = train_step(state, batch)
-    train_step.close()
-"""
+"""`instrument`: a training step that counts, times and logs itself."""
 
 from __future__ import annotations
 

@@ -1,13 +1,9 @@
-"""Writes docs/api.md from the docstrings of every public name.
-
-python scripts/make_api_page.py            # after a docstring has changed
-"""
+"""docs/api.md: the docstrings of every public name. `scripts/make_pages.py` writes it."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from pathlib import Path
 from typing import Any
 
 import mfu_jax
@@ -17,17 +13,16 @@ from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.phases import Phase, StepScope
 from mfu_jax.settings import Settings
 
-PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 HEAD = """# Public names
 
-Generated from the docstrings by `scripts/make_api_page.py`; do not edit. Examples run as tests.
+Generated from the docstrings by `scripts/make_pages.py`; do not edit. Examples run as tests.
 """
-# Classes that users meet without making them.
+# Classes that users receive but never construct.
 RETURNED = (InstrumentedStep, DisabledStep, StepScope, Phase, Settings, LoggerConfig)
 MODULES = (mfu_jax.flags, mfu_jax.hardware)
 
 
-def make_page() -> str:
+def make_api_page() -> str:
     """The whole page."""
     parts = [HEAD]
     names = sorted(set(mfu_jax.__all__) - {module.__name__.split(".")[-1] for module in MODULES})
@@ -72,21 +67,16 @@ def signature_of(name: str, value: Any) -> str:
     except (TypeError, ValueError):
         return short
     signature = re.sub(r"(: |-> )'([^']*)'", r"\1\2", signature)
-    # What a default prints as must not depend on this machine.
+    # A default's repr must not depend on the machine.
     signature = re.sub(r"<(?:function|built-in function) ([\w.]+)[^>]*>", r"\1", signature)
     return short + re.sub(r"<([\w.]+) object at \w+>", "…", signature)
 
 
 def text_of(value: Any) -> str:
-    """The docstring, its sections and examples as Markdown keeps them."""
+    """The docstring as Markdown; sections and examples become text blocks."""
     first, *rest = (inspect.getdoc(value) or "").split("\n\n")
     blocks = [" ".join(first.split("\n"))]
     for block in rest:
         is_laid_out = block.startswith(("    ", ">>>")) or re.match(r"[A-Z]\w+:\n", block)
         blocks.append(f"```text\n{block}\n```" if is_laid_out else block)
     return "\n\n".join(blocks)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(make_page(), encoding="utf-8")
-    print(f"wrote {PAGE}")

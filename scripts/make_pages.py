@@ -1,0 +1,83 @@
+"""Writes what is generated in README.md and docs/: run it after a docstring, the three-line example
+or the ledger's text has changed.
+
+    python -m scripts.make_pages
+
+- ``docs/api.md``, from the docstrings
+- ``docs/ledger.svg``, from `COMMAND`
+- every block between ``<!-- include NAME -->`` and ``<!-- end -->``: the three-line example, whose
+  source is the first Python block of ``docs/integration.md``, and the output of `COMMAND`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from pathlib import Path
+
+from mfu_jax import cli
+from scripts.api_page import make_api_page
+from scripts.ledger_picture import draw
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+# The ledger that the pages show. The recorded program has 80 scanned layers of Llama 3 70B's width
+# with flash attention; test_executed_programs.py derives the four numbers by hand.
+COMMAND = (
+    "compare",
+    "tests/programs/v5p_llama70b.hlo.xz",
+    "convention=exact",
+    "model=7360126541365248",
+    "attention=527830005841920",
+    "xla=212843144151040",
+)
+_TITLE = "One training step, Llama-3-70B-sized, full remat, one of 512 TPU v5p"
+_LINE = 140  # columns of a line in a block; kernels have long names
+_BLOCK = re.compile(r"(<!-- include ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def pages() -> dict[Path, str]:
+    """Every page with a generated part: path → text as it should be."""
+    blocks = {"three-lines": three_lines(), "ledger": ledger_block()}
+    made = {DOCS / "api.md": make_api_page(), DOCS / "ledger.svg": ledger_picture()}
+    for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
+        text = path.read_text(encoding="utf-8")
+        if path not in made and _BLOCK.search(text):
+            made[path] = _BLOCK.sub(lambda found: found[1] + blocks[found[2]] + found[3], text)
+    return made
+
+
+def three_lines() -> str:
+    """The example that every page shows, as a fenced block."""
+    page = (DOCS / "integration.md").read_text(encoding="utf-8")
+    match = re.search(r"^```python\n.*?^```\n", page, re.DOTALL | re.MULTILINE)
+    assert match is not None
+    return match[0]
+
+
+def ledger_block() -> str:
+    """`COMMAND` and its output, as a fenced block; long lines are cut."""
+    lines = [line if len(line) <= _LINE else f"{line[: _LINE - 1].rstrip()}…" for line in _ledger()]
+    command = " ".join(["$ mfu-jax", *COMMAND[:3], "\\\n     ", *COMMAND[3:]])
+    return "\n".join(["```", command, *lines, "```", ""])
+
+
+def ledger_picture() -> str:
+    """The output of `COMMAND` as a picture."""
+    return draw(json.loads("\n".join(_ledger("--json"))), title=_TITLE)
+
+
+def _ledger(*flags: str) -> list[str]:
+    output = io.StringIO()
+    with contextlib.chdir(ROOT), contextlib.redirect_stdout(output):
+        code = cli.main([*COMMAND, *flags])
+    assert code == 0
+    return output.getvalue().splitlines()
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path.relative_to(ROOT)}")

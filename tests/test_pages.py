@@ -1,0 +1,110 @@
+"""What is generated in README.md and docs/ is up to date, and its example runs."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import mfu_jax
+from scripts import make_pages
+from tests.support.instrumented import Memory
+from tests.support.paths import DOCS, ROOT
+
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")))
+
+
+def test_the_pages_are_up_to_date() -> None:
+    stale = [p.name for p, text in make_pages.pages().items() if p.read_text() != text]
+    assert not stale, "run python -m scripts.make_pages"
+
+
+def test_every_public_name_has_a_docstring_on_the_page() -> None:
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    for name in mfu_jax.__all__:
+        assert f"`mfu_jax.{name}`" in page
+        assert getattr(mfu_jax, name).__doc__
+
+
+def test_the_three_lines_run_and_leave_the_step_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @jax.jit
+    def train_step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        return w - 0.1 * gradient, {"loss": loss}
+
+    batches = [jnp.full((2, 8), float(i)) for i in range(3)]
+    plain = jnp.ones((8, 4))
+    for batch in batches:
+        plain, _ = train_step(plain, batch)
+    memory = Memory()
+    options = {"peak_tflops_per_device": 1.0, "sinks": [memory]}
+    monkeypatch.setattr(mfu_jax, "instrument", functools.partial(mfu_jax.instrument, **options))
+    names = {"train_step": train_step, "batches": batches, "state": jnp.ones((8, 4))}
+    exec("\n".join(make_pages.three_lines().splitlines()[1:-1]), names)
+    assert (names["state"] == plain).all()
+    assert len(memory.records) == len(batches)
+    assert memory.summary is not None
+
+
+def test_the_ledger_on_the_pages_explains_every_flop() -> None:
+    picture = make_pages.ledger_picture()
+    ElementTree.fromstring(picture)
+    assert "Residual: 0 FLOPs" in picture
+    assert "+ residual                                      0 " in make_pages.ledger_block()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_and_every_path_of_a_page_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!https?:)([^)#\s]+)", text)
+    missing = [link for link in links if not (page.parent / link).exists()]
+    paths = re.findall(r"`((?:mfu_jax|tests|scripts|configs|docs|layers)/[\w./-]*)`", text)
+    missing += [p for p in paths if "NAME" not in p and not (ROOT / p).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_name_of_the_package_on_a_page_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    imports = re.findall(r"from (mfu_jax[\w.]*) import (\w[\w, ]*)", text)
+    names = {f"{module}.{name.strip()}" for module, line in imports for name in line.split(",")}
+    names |= set(re.findall(r"\bmfu_jax(?:\.\w+)+", text))
+    assert [name for name in sorted(names) if not exists(name)] == []
+
+
+def test_what_the_changelog_says_moved_is_at_its_new_place() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    moved = re.findall(r"\| `(?:python -m )?(mfu_jax[\w.]+)` \|$", text, re.MULTILINE)
+    assert len(moved) > 10
+    assert [name for name in moved if not exists(name)] == []
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of one."""
+    found: Any = mfu_jax
+    for i, part in enumerate(name.split(".")[1:], 2):
+        if not hasattr(found, part):
+            try:
+                importlib.import_module(".".join(name.split(".")[:i]))
+            except ModuleNotFoundError:
+                return False
+        found = getattr(found, part)
+    return True
+
+
+def test_every_test_and_decorator_that_contributors_are_sent_to_exists() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for folder, pattern in (("tests", r"`(test_\w+)`"), ("mfu_jax", r"`@(\w+)\(")):
+        names = re.findall(pattern, page)
+        source = "\n".join(path.read_text() for path in (ROOT / folder).rglob("*.py"))
+        assert names
+        assert [name for name in names if f"def {name}(" not in source] == []

@@ -24,7 +24,7 @@ from scripts.ledger_picture import draw
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 # The ledger that the pages show. The recorded program has 80 scanned layers of Llama 3 70B's width
-# with flash attention; test_executed_programs.py derives the four numbers by hand.
+# with flash attention; test_recorded_programs.py derives the four numbers by hand.
 COMMAND = (
     "compare",
     "tests/programs/v5p_llama70b.hlo.xz",

@@ -15,8 +15,8 @@ import pytest
 
 import mfu_jax
 from scripts import make_pages
-from tests.support.instrumented import Memory
 from tests.support.paths import DOCS, ROOT
+from tests.support.sinks import ListSink
 
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")))
 
@@ -45,7 +45,7 @@ def test_the_three_lines_run_and_leave_the_step_as_it_was(
     plain = jnp.ones((8, 4))
     for batch in batches:
         plain, _ = train_step(plain, batch)
-    memory = Memory()
+    memory = ListSink()
     options = {"peak_tflops_per_device": 1.0, "sinks": [memory]}
     monkeypatch.setattr(mfu_jax, "instrument", functools.partial(mfu_jax.instrument, **options))
     names = {"train_step": train_step, "batches": batches, "state": jnp.ones((8, 4))}

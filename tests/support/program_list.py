@@ -1,6 +1,6 @@
 """The programs that are compiled and recorded for the tests, with what each must execute.
 
-`scripts/record_programs.py` compiles them; `test_executed_programs.py` counts what it recorded.
+`scripts/record_programs.py` compiles them; `test_recorded_programs.py` counts what it recorded.
 """
 
 from __future__ import annotations

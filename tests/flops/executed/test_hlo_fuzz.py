@@ -1,6 +1,6 @@
 """Mutated programs give a count or an `HloParseError`, soon, and nothing else.
 
-    MFU_JAX_FUZZ_MUTATIONS=100000 pytest tests/flops/executed/test_executed_fuzz.py -s
+    MFU_JAX_FUZZ_MUTATIONS=100000 pytest tests/flops/executed/test_hlo_fuzz.py -s
 
 runs longer than the seconds of the default. The bodies of Pallas kernels, binary code that jaxlib's
 MLIR decodes, are exchanged and cut as a whole, but not mutated inside: MLIR can hang on that.

@@ -7,4 +7,4 @@ ruff check .
 ruff format --check .
 mypy
 lint-imports
-exec python -m pytest -n auto --durations=10 "$@"
+exec python -m pytest -n auto --dist worksteal --durations=10 "$@"

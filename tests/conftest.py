@@ -5,10 +5,12 @@ import os
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+_DEVICES = "--xla_force_host_platform_device_count"
+if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=8"
 os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
 
-import jax  # noqa: F401  # reads the environment now: what is set below is for started processes
+import jax  # noqa: E402, F401  # reads the environment now; what is set below is for child processes
 
 
 @pytest.fixture(scope="session", autouse=True)

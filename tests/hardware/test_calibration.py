@@ -27,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Stands in for the measurement: 8e11 FLOP/s; the list fills with the dtypes asked for."""
+    """Replaces the measurement by 8e11 FLOP/s; the list fills with the dtypes asked for."""
     asked: list[str] = []
 
     def measure(dtype: str, device: jax.Device, **_: object) -> dict[str, float]:
@@ -62,7 +62,7 @@ def test_rate_is_two_n_cubed_over_the_best_run():
     assert (result["flops_per_sec"], result["size"]) == (2 * 64**3, 64)
 
 
-def test_the_chain_multiplies_as_often_as_it_is_told():
+def test_the_chain_multiplies_as_often_as_asked():
     a = jax.random.normal(jax.random.key(0), (8, 8))
     x = jax.random.normal(jax.random.key(1), (8, 8))
     chained = jax.jit(calibration._chain)(a, x, 3)

@@ -11,7 +11,7 @@ from mfu_jax.logger.timer import TimedStep
 
 
 class FakeClock:
-    """Time that passes only when told to; the wall clock can jump away from it."""
+    """Time that passes only through `advance`; the wall clock can jump away from it."""
 
     def __init__(self) -> None:
         self.now = 0.0

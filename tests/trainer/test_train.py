@@ -34,8 +34,8 @@ TINY = [
 
 def one_device() -> dict[str, str]:
     """The environment of a trainer on one CPU device, whose machine code is not optimised."""
-    own = {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
-    return {**os.environ, **own}
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
+    return {**os.environ, "XLA_FLAGS": flags, "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
 
 
 def start(folder: Path, *arguments: str, **options: Any) -> subprocess.Popen[str]:

@@ -1,4 +1,4 @@
-"""The words after a command, read in one way by all: names, ``key=value`` and ``--flags``."""
+"""Command-line words of every command: names, ``key=value`` and ``--flags``."""
 
 from __future__ import annotations
 

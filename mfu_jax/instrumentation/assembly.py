@@ -1,4 +1,4 @@
-"""From settings to a logger, in one way for `instrument`, the flags and the reference trainer.
+"""From settings to a logger, shared by `instrument`, the flags and the reference trainer.
 
 `make_sinks` is called before anything is compiled, so that an unwritable folder ends the run at
 once; `make_logger` once the cost is known; `setup_table` makes its first text.

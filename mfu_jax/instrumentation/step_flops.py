@@ -97,7 +97,7 @@ def traced_model(
         UserError: the function cannot be traced, or the convention needs a config.
     """
     count: TracedCount = count_model_flops(step, *args, **kwargs)
-    total = count.total_in(convention)  # type: ignore[arg-type]  # it says what is allowed
+    total = count.total_in(convention)  # type: ignore[arg-type]  # checked by total_in
     skipped = count.total - total
     return ModelCount(
         per_device=_share(total, devices),

@@ -49,7 +49,7 @@ class StepPrograms:
         compile_log.subscribe(self._on_compile)
 
     def begin_call(self) -> int:
-        """To be called before the step is, on the same thread; returns `compile_count`."""
+        """Call it on the same thread before the step; returns `compile_count`."""
         self._thread_id = threading.get_ident()
         return self.compile_count
 

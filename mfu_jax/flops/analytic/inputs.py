@@ -1,4 +1,4 @@
-"""A model's name, file, mapping or object → `ModelConfig`: MaxText's flat names end here."""
+"""A model's name, file, mapping or object → `ModelConfig`; reads MaxText's flat names."""
 
 from __future__ import annotations
 

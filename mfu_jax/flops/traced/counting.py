@@ -21,7 +21,7 @@ Convention = Literal["exact", "maxtext"]
 
 @dataclass(frozen=True, kw_only=True)
 class TracedCount(FlopCount):
-    """MatmulKind FLOPs (2·m·n·k each) of one call of a JAX function, over all devices.
+    """Matmul FLOPs (2·m·n·k each) of one call of a JAX function, over all devices.
 
     `total` is the model: `forward` + `backward` without any `jax.checkpoint` and without dead code,
     with every attention pair counted (convention ``dense``). The splits sum to it. It excludes

@@ -1,4 +1,4 @@
-"""config → list of layers, one small function a family.
+"""config → list of layers, one small function per family.
 
 A family is registered under the `decoder_block` names that it serves:
 

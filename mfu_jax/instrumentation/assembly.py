@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from mfu_jax.hardware.step_peaks import StepPeaks, find_peaks
-from mfu_jax.instrumentation.step_flops import ModelCount
+from mfu_jax.instrumentation.counts import ModelCount
 from mfu_jax.logger.compile_events import CompileLog
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import Sink, make_sink

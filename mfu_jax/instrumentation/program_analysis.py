@@ -12,7 +12,7 @@ import jax
 
 from mfu_jax.hardware.step_peaks import StepPeaks
 from mfu_jax.instrumentation.assembly import peaks_of, setup_table
-from mfu_jax.instrumentation.step_flops import (
+from mfu_jax.instrumentation.counts import (
     ModelCount,
     StepFlops,
     analytic_model,

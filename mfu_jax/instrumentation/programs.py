@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from mfu_jax.instrumentation.counts import StepFlops
+from mfu_jax.instrumentation.outputs import Selection
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
 from mfu_jax.instrumentation.signatures import Signature, SignatureTable
-from mfu_jax.instrumentation.step_flops import StepFlops
-from mfu_jax.instrumentation.step_outputs import Selection
 from mfu_jax.logger.compile_events import CompileEvent, CompileLog
 
 

@@ -18,7 +18,7 @@ _PUBLIC = {
     # MaxText's own names and signatures
     "calculate_tflops_training_per_device": "mfu_jax.flops.analytic.maxtext",
     "calculate_prefill_tflops_per_device": "mfu_jax.flops.analytic.maxtext",
-    "attention_mask": "mfu_jax.flops.traced.declared_masks",
+    "attention_mask": "mfu_jax.flops.traced.masks.declared",
     "count_model_flops": "mfu_jax.flops.traced.counting",
     "executed_flops": "mfu_jax.flops.executed.counting",
     "compare_flops": "mfu_jax.flops.ledger",
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from mfu_jax.flops.executed.counting import executed_flops
     from mfu_jax.flops.ledger import compare_flops
     from mfu_jax.flops.traced.counting import count_model_flops
-    from mfu_jax.flops.traced.declared_masks import attention_mask
+    from mfu_jax.flops.traced.masks.declared import attention_mask
     from mfu_jax.flops.traced.module_table import tabulate
     from mfu_jax.instrumentation.instrumented_step import instrument
     from mfu_jax.logger.metric_logger import MetricLogger

@@ -1,16 +1,17 @@
-"""The words after a command, read in one way by all: names, ``key=value`` and ``--flags``."""
+"""Command-line words of every command: names, ``key=value`` and ``--flags``."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from mfu_jax.errors import UserError, nearest
 
 _MOST_LISTED = 25  # keys that an error message lists; the fields of a model are more
 
 
-class Arguments(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
     """The words of a command line by kind.
 
     Attributes:

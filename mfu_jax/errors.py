@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -10,7 +9,15 @@ class UserError(ValueError):
     """Wrong input. Its text says what was seen, what was expected, and the way out."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for the known word most similar to `word`, or an empty string."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+def nearest(word: str, known: Iterable[str], *, similarity: float = 0.5) -> str:
+    """``; did you mean 'x'?`` for the known word most similar to `word`, or an empty string.
+
+    Args:
+        word: what was given.
+        known: what could have been meant.
+        similarity: ratio from 0 to 1 that a known word must reach.
+    """
+    import difflib  # only a wrong word needs it
+
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=similarity)
     return f"; did you mean {matches[0]!r}?" if matches else ""

@@ -118,7 +118,7 @@ def make_logger(
     Args:
         settings: from `settings` or `from_mapping`.
         step: the jitted step; a plain function is jitted to be counted.
-        *args: arguments like those of the loop; `jax.ShapeDtypeStruct`s do.
+        *args: arguments like those of the loop; `jax.ShapeDtypeStruct`s are enough.
         config: for ``flops_source=analytic``, instead of `Settings.model_config`.
         **kwargs: arguments by name.
 

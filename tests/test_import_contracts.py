@@ -17,13 +17,13 @@ PLANTED = {
     ("mfu_jax/flops/analytic/mixers.py", "import mfu_jax.flops.analytic.totals"): "analytic:",
     (
         "mfu_jax/flops/analytic/huggingface/dense.py",
-        "import mfu_jax.flops.analytic.architectures.dense",
+        "import mfu_jax.flops.analytic.architectures.plain_decoders",
     ): "config.json and layers",
     ("mfu_jax/flops/executed/hlo.py", "import mfu_jax.flops.executed.costs"): "executed:",
     ("mfu_jax/logger/timer.py", "import mfu_jax.logger.spans"): "logger:",
     ("mfu_jax/flops/analytic/matmuls.py", "import jax"): "A laptop's answer",
     (
-        "mfu_jax/flops/executed/names.py",
+        "mfu_jax/flops/executed/op_names.py",
         "import mfu_jax.flops.traced.jax_internals",
     ): "What JAX may change",
     ("layers/linears.py", "import mfu_jax.errors"): "The reference model",

@@ -4,7 +4,7 @@ usage: mfu-jax project key=value … [--json]
 
 Give three of tokens, chips, time and throughput; the fourth is solved for.
 
-  tokens=15e12           trained on in all (15T will do)
+  tokens=15e12           tokens to train on (15T works, too)
   chips=16384            accelerators; a TPU7x or MI250X chip is two JAX devices
   days=54                time; or hours=…, seconds=…
   mfu=0.4                throughput, as a fraction of the peak; or

@@ -19,7 +19,7 @@ from mfu_jax.hardware.chips import Chip, table
 from mfu_jax.hardware.dtypes import canonical_dtype
 from mfu_jax.hardware.naming import find, lookup, named
 from mfu_jax.hardware.peak import Peak
-from mfu_jax.hardware.peaks import CALIBRATE, resolve_peak
+from mfu_jax.hardware.peak_sources import CALIBRATE, resolve_peak
 
 __all__ = [
     "CALIBRATE",

@@ -40,7 +40,7 @@ _ACCELERATOR_SIZES = (2048, 4096, 8192)
 _RUN_SECONDS = 0.01  # one timed run: long against dispatch, short enough to slip between other work
 _SIZE_SECONDS = 0.6  # time given to each size
 _MIN_RUNS = 4
-_BUSY = 0.05  # seconds of waiting for a core, per core and second, from which to correct for it
+_BUSY = 0.05  # share of the time spent waiting for a core above which the result is corrected
 
 _JAX_DTYPES: dict[str, Any] = {
     "fp64": jnp.float64,

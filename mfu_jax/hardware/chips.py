@@ -98,7 +98,7 @@ def table() -> tuple[Chip, ...]:
     """All rows of hardware.yml, in its order.
 
     Raises:
-        UserError: a row is incomplete, has an unknown field or source, or a number that cannot be.
+        UserError: a row is incomplete, has an unknown field or source, or an impossible number.
     """
     data = read_mapping(_TABLE)
     return tuple(chip_of(row, data["sources"]) for row in data["devices"])

@@ -1,4 +1,4 @@
-"""From settings to a logger, in one way for `instrument`, the flags and the reference trainer.
+"""From settings to a logger, shared by `instrument`, the flags and the reference trainer.
 
 `make_sinks` is called before anything is compiled, so that an unwritable folder ends the run at
 once; `make_logger` once the cost is known; `setup_table` makes its first text.
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from mfu_jax.hardware.step_peaks import StepPeaks, find_peaks
-from mfu_jax.instrumentation.step_flops import ModelCount
+from mfu_jax.instrumentation.counts import ModelCount
 from mfu_jax.logger.compile_events import CompileLog
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import Sink, make_sink

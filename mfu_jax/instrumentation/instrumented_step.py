@@ -11,15 +11,15 @@ import jax
 from mfu_jax.errors import UserError
 from mfu_jax.flops.ledger import Ledger
 from mfu_jax.instrumentation.assembly import make_logger
+from mfu_jax.instrumentation.counts import StepFlops
+from mfu_jax.instrumentation.device_trace import StepProfile
 from mfu_jax.instrumentation.jitting import first_call, jitted, name_of, programs_of
 from mfu_jax.instrumentation.options import refuse_logger_settings, resolve
+from mfu_jax.instrumentation.outputs import select_metrics
 from mfu_jax.instrumentation.packed_documents import PackedDocuments
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
+from mfu_jax.instrumentation.programs import StepProgram, StepPrograms
 from mfu_jax.instrumentation.signatures import Signature
-from mfu_jax.instrumentation.step_flops import StepFlops
-from mfu_jax.instrumentation.step_outputs import select_metrics
-from mfu_jax.instrumentation.step_profile import StepProfile
-from mfu_jax.instrumentation.step_programs import StepProgram, StepPrograms
 from mfu_jax.instrumentation.wrapped_step import DisabledStep, WrappedStep
 from mfu_jax.logger.compile_events import CompileLog
 from mfu_jax.logger.metric_logger import MetricLogger
@@ -60,7 +60,7 @@ def instrument(
         step_fn: what `jax.jit`, `jax.pmap`, ``nnx.jit`` or ``eqx.filter_jit`` returned. A plain
             function is jitted here. Without it, `instrument` is a decorator with options.
         metrics: a function from the step's output to a mapping of scalars, or to the loss; by
-            default they are found (see `mfu_jax.instrumentation.step_outputs.select_metrics`).
+            default they are found (see `mfu_jax.instrumentation.outputs.select_metrics`).
         segment_ids: for batches of packed documents, a function from the step's arguments to their
             segment ids; each step then has the FLOPs of its own documents where the model's
             attention is inside ``attention_mask("documents")`` or ``"causal_documents"``.

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.traced.pairs import document_pairs, read_pairs
+from mfu_jax.flops.traced.masks.pairs import document_pairs, read_pairs
 from mfu_jax.logger.step_cost import StepCost
 
 

@@ -12,7 +12,7 @@ import jax
 
 from mfu_jax.hardware.step_peaks import StepPeaks
 from mfu_jax.instrumentation.assembly import peaks_of, setup_table
-from mfu_jax.instrumentation.step_flops import (
+from mfu_jax.instrumentation.counts import (
     ModelCount,
     StepFlops,
     analytic_model,
@@ -52,7 +52,7 @@ def count_model(
     """
     if settings.flops_source == "value":
         given = given_model(settings.model_flops_per_device)
-        traced = traced_model(step, args, kwargs, devices=devices)  # knows what it multiplies
+        traced = traced_model(step, args, kwargs, devices=devices)  # for the dtypes of its matmuls
         return dataclasses.replace(given, flops_by_dtype=traced.flops_by_dtype)
     if settings.flops_source == "analytic":
         config = settings.parsed_model_config() if config is None else config
@@ -72,7 +72,7 @@ class ProgramAnalysis:
         kwargs: the same by name.
         settings: the sources of the counts and peaks.
         config: see `count_model`.
-        backlog: how many records wait for `cost`; none ever, by default.
+        backlog: how many records wait for `cost`; by default 0.
 
     Attributes:
         compiled: the executable, until it is counted.

@@ -1,4 +1,4 @@
-"""A step in a wrapper that passes for the step itself, and the wrapper that adds nothing."""
+"""The wrapper that behaves like the step it wraps, and the one that does nothing more."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _too_fast(
         causes = [causes[1], causes[2], causes[0]]
     if seconds < _SHORT_STEP_SECONDS:
         causes.append(
-            "the end of the step before was seen late, which takes from a step as short as this one"
+            "the previous step was seen to end late, which shortens a step as short as this one"
         )
     return Finding(
         flag=f"{name.lower()}_over_1",

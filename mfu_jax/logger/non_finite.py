@@ -1,4 +1,4 @@
-"""A loss that is NaN or infinite: the error, and the exit code of a program that ends by it."""
+"""A loss that is NaN or infinite: the error, and the exit code of a program that it ends."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Projection:
     """A training run: the given numbers and everything that follows from them.
 
     Attributes:
-        tokens: trained on in all.
+        tokens: of the whole training run.
         chips: may be a fraction if solved for.
         seconds: wall time of training.
         tokens_per_sec_per_chip: measured or implied throughput.

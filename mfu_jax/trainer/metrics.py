@@ -10,8 +10,9 @@ import jax
 
 from mfu_jax.flops.analytic.totals import calculate_tokens_per_device
 from mfu_jax.hardware.step_peaks import StepPeaks
-from mfu_jax.instrumentation import assembly, step_flops
-from mfu_jax.instrumentation.step_flops import StepFlops
+from mfu_jax.instrumentation import assembly
+from mfu_jax.instrumentation import counts as step_flops
+from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.logger.compile_events import CompileLog
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import Sink
@@ -100,7 +101,7 @@ def _setup(
 
 def _shares(model: step_flops.ModelCount) -> str:
     """The convention, and the TFLOPs of weights and of attention."""
-    assert model.attention is not None  # a config tells
+    assert model.attention is not None  # always known where the source is a config
     weights = float(model.per_device - model.attention) / 1e12
     attention = float(model.attention) / 1e12
     return f"{model.convention}: weights {weights:.6g}, attention {attention:.6g}"

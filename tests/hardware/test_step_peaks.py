@@ -13,7 +13,7 @@ from mfu_jax.flops.analytic.totals import flops_breakdown
 from mfu_jax.flops.executed.counting import ExecutedCount
 from mfu_jax.flops.ledger import compare_flops
 from mfu_jax.hardware.step_peaks import find_peaks
-from mfu_jax.instrumentation.step_flops import StepFlops, analytic_model, given_model
+from mfu_jax.instrumentation.counts import StepFlops, analytic_model, given_model
 
 # Dense TFLOP/s of an H100 SXM (NVIDIA's data sheet halves its sparse numbers), and GB/s.
 BF16, FP8, TF32, BANDWIDTH = 989.4, 1978.9, 494.7, 3350

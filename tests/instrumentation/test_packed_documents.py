@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import mfu_jax
-from mfu_jax.flops.traced.pairs import document_pairs, read_pairs
+from mfu_jax.flops.traced.masks.pairs import document_pairs, read_pairs
 from tests.support.sinks import ListSink
 
 B, S, D = 2, 12, 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +80,8 @@ def model_name_of(source: str) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    import json  # most models are named or in YAML, and the answer should be there at once
+
     text = read_config_text(path)
     try:
         values = json.loads(text, object_pairs_hook=_once_each)

@@ -1,8 +1,7 @@
-"""A model's name, file, mapping or object → `ModelConfig`: MaxText's flat names end here."""
+"""A model's name, file, mapping or object → `ModelConfig`; reads MaxText's flat names."""
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Mapping
 from fractions import Fraction
@@ -246,9 +245,8 @@ def _refuse_misspelt(values: Mapping[str, Any], absent: list[str]) -> None:
     for key in values:
         if key in MAXTEXT_FIELDS or key in _EXTRA_KEYS:
             continue
-        slips = difflib.get_close_matches(key.removeprefix("base_"), absent, n=1, cutoff=_MISSPELT)
-        if slips:
-            raise UserError(f"unknown key {key!r}; did you mean {slips[0]!r}?")
+        if hint := nearest(key.removeprefix("base_"), absent, similarity=_MISSPELT):
+            raise UserError(f"unknown key {key!r}{hint}")
 
 
 _EXTRA_KEYS = frozenset({*_SCALED, "global_parameter_scale", "override_model_config"})

@@ -16,7 +16,7 @@ from mfu_jax.flops.executed.dataflow import Dataflow, UnknownValueError
 from mfu_jax.flops.executed.elementwise import elementwise_flops
 from mfu_jax.flops.executed.hbm import hbm_bytes
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
-from mfu_jax.flops.executed.kernels.registry import (
+from mfu_jax.flops.executed.kernels import (
     KernelCall,
     KernelCost,
     UnknownCost,

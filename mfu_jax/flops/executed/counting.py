@@ -14,9 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-# Imported for the kernel costs that they register.
-import mfu_jax.flops.executed.kernels.cudnn
-import mfu_jax.flops.executed.kernels.mosaic  # noqa: F401
 from mfu_jax.flops.count import FlopCount
 from mfu_jax.flops.executed.collectives import Collective
 from mfu_jax.flops.executed.costs import (
@@ -29,7 +26,7 @@ from mfu_jax.flops.executed.costs import (
 from mfu_jax.flops.executed.duplicates import duplicates
 from mfu_jax.flops.executed.gradients import gradient_users
 from mfu_jax.flops.executed.hlo import HloInstruction, HloModule, HloParseError, parse_hlo
-from mfu_jax.flops.executed.names import inferred_op_name
+from mfu_jax.flops.executed.op_names import inferred_op_name
 from mfu_jax.flops.scopes import Scope, read_scope
 
 

@@ -143,7 +143,7 @@ class Dataflow:
         """Whether a loop's body passes element `index` of its state on unchanged."""
         key = (body.name, index)
         if key not in self._unchanged:
-            self._unchanged[key] = False  # for a loop that contains itself: an error elsewhere
+            self._unchanged[key] = False  # ends the recursion if a loop contains itself
             try:
                 frame, source, path = self.follow(Frame(body), body.root, (index,))
             except UnknownValueError:

@@ -21,8 +21,8 @@ from mfu_jax.flops.executed.dataflow import (
 )
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
 
-_MAX_SIMULATED = 10_000  # iterations of a counter that grows other than by a constant
-_MAX_STEPS = 200_000  # instructions evaluated for one loop
+_MAX_SIMULATED = 10_000  # iterations of a counter that does not grow by a constant: bounds the time
+_MAX_STEPS = 200_000  # instructions evaluated for one loop: bounds the time, whatever the text
 
 
 def _divide(a: int, b: int) -> int:

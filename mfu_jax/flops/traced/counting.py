@@ -11,9 +11,9 @@ from typing import Any, Literal
 from mfu_jax.errors import UserError
 from mfu_jax.flops.count import FlopCount
 from mfu_jax.flops.traced import jax_internals, linalg  # noqa: F401  (registers its rules)
-from mfu_jax.flops.traced.declared_masks import PACKED
 from mfu_jax.flops.traced.flow import MatmulKind, Tally, classify_operands
-from mfu_jax.flops.traced.pairs import KeptPairs
+from mfu_jax.flops.traced.masks.declared import PACKED
+from mfu_jax.flops.traced.masks.pairs import KeptPairs
 from mfu_jax.flops.traced.walk import Walker
 
 Convention = Literal["exact", "maxtext"]
@@ -21,7 +21,7 @@ Convention = Literal["exact", "maxtext"]
 
 @dataclass(frozen=True, kw_only=True)
 class TracedCount(FlopCount):
-    """MatmulKind FLOPs (2·m·n·k each) of one call of a JAX function, over all devices.
+    """Matmul FLOPs (2·m·n·k each) of one call of a JAX function, over all devices.
 
     `total` is the model: `forward` + `backward` without any `jax.checkpoint` and without dead code,
     with every attention pair counted (convention ``dense``). The splits sum to it. It excludes
@@ -68,7 +68,7 @@ class TracedCount(FlopCount):
         """Model FLOPs of a batch of packed documents that `attention_mask` declares.
 
         Args:
-            pairs: the batch's real pairs, from `mfu_jax.flops.traced.pairs.read_pairs`.
+            pairs: the batch's real pairs, from `mfu_jax.flops.traced.masks.pairs.read_pairs`.
             of: all pairs of the batch: B·S².
         """
         return self.total - self.packed * (of - pairs) // of

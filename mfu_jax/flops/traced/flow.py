@@ -10,9 +10,10 @@ from typing import Any, Literal, NamedTuple
 
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.scopes import Phase
-from mfu_jax.flops.traced import jax_internals, mask_patterns
+from mfu_jax.flops.traced import jax_internals
 from mfu_jax.flops.traced.known_values import Known
-from mfu_jax.flops.traced.mask_patterns import Pattern
+from mfu_jax.flops.traced.masks import patterns as mask_patterns
+from mfu_jax.flops.traced.masks.patterns import Pattern
 
 _SHORT_DTYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "s", "complex": "c"}
 

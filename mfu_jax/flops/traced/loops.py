@@ -14,7 +14,7 @@ from jax.extend.core import Literal
 from mfu_jax.flops.traced import jax_internals
 from mfu_jax.flops.traced.known_values import Known, Table, evaluate, scalar
 
-_MAX_SIMULATED = 10_000  # iterations of a counter that grows other than by a constant
+_MAX_SIMULATED = 10_000  # iterations of a counter that does not grow by a constant: bounds the time
 _MAX_DEPTH = 100
 _COMPARE = {name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "ne", "eq")}
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}

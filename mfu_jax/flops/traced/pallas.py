@@ -25,7 +25,8 @@ from mfu_jax.flops.traced.rules import RULES
 # Matmuls of Mosaic GPU kernels, whose operands are memory references without shapes.
 _OPAQUE = {"wgmma", "wgmma_ref", "tcgen05_mma"}
 
-# Loops whose counter a condition may depend on are unrolled up to this length.
+# Loops whose counter a condition may depend on are unrolled up to this length, which bounds
+# the time.
 _LONGEST_UNROLLED = 4096
 
 
@@ -202,7 +203,7 @@ class _Programs:
         cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         trips = jaxpr_trip_count(condition, body, known, cond_consts, body_consts)
         if trips is not None and not self.skips:
-            trips = np.max(trips)  # the program that skips the least
+            trips = np.max(trips)  # an upper bound: the longest of all grid steps
         before = self.flops.total()
         carry = [None] * (len(body.invars) - body_consts)
         fixed = known[cond_consts : cond_consts + body_consts]

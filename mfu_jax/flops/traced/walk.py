@@ -12,7 +12,7 @@ from jax.extend.core import Literal, Primitive, primitives
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.kernels import BY_PRIMITIVE
 from mfu_jax.flops.scopes import read_scope
-from mfu_jax.flops.traced import jax_internals, mask_patterns
+from mfu_jax.flops.traced import jax_internals
 from mfu_jax.flops.traced.attention_primitives import fused_attention
 from mfu_jax.flops.traced.flow import (
     INPUT,
@@ -28,10 +28,11 @@ from mfu_jax.flops.traced.flow import (
 )
 from mfu_jax.flops.traced.known_values import Known, constant, evaluate, scalar
 from mfu_jax.flops.traced.loops import jaxpr_trip_count
-from mfu_jax.flops.traced.pairs import Band, KeptPairs
+from mfu_jax.flops.traced.masks import patterns as mask_patterns
+from mfu_jax.flops.traced.masks.pairs import Band, KeptPairs
+from mfu_jax.flops.traced.masks.scores import Scores, is_batched
 from mfu_jax.flops.traced.pallas import attention_kernel, pallas_cost, sequence_sizes
 from mfu_jax.flops.traced.rules import RULES
-from mfu_jax.flops.traced.scores import Scores, is_batched
 
 # Primitives that run one jaxpr once, with their own operands and results.
 _CALLS = {

@@ -11,8 +11,8 @@ A sink is a class of a few methods (`Sink`), registered by one decorator::
 from mfu_jax.logger.sinks.base import SINKS, Sink, StepRecord, make_sink, register_sink
 from mfu_jax.logger.sinks.console import ConsoleSink
 from mfu_jax.logger.sinks.csv import CsvSink
-from mfu_jax.logger.sinks.extras import MlflowSink, PrometheusSink, WandbSink
 from mfu_jax.logger.sinks.jsonl import JsonlSink
+from mfu_jax.logger.sinks.services import MlflowSink, PrometheusSink, WandbSink
 from mfu_jax.logger.sinks.tensorboard import TensorBoardSink
 
 __all__ = [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mfu_jax.flops.traced.counting import count_model_flops
-from mfu_jax.flops.traced.declared_masks import attention_mask
+from mfu_jax.flops.traced.masks.declared import attention_mask
 from tests.support.small_functions import shape
 
 B, S, T, H, D = 2, 12, 20, 3, 4

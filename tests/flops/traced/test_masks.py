@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.counting import count_model_flops
-from mfu_jax.flops.traced.declared_masks import attention_mask
-from mfu_jax.flops.traced.pairs import Band, document_pairs, read_pairs
+from mfu_jax.flops.traced.masks.declared import attention_mask
+from mfu_jax.flops.traced.masks.pairs import Band, document_pairs, read_pairs
 from tests.support.small_functions import shape
 
 B, S, H, D = 2, 12, 4, 8

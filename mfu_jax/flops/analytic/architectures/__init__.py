@@ -1,4 +1,4 @@
-"""config → list of layers, one small function a family.
+"""config → list of layers, one small function per family.
 
 A family is registered under the `decoder_block` names that it serves:
 
@@ -12,13 +12,13 @@ from __future__ import annotations
 # never depend on what else was imported.
 from mfu_jax.flops.analytic.architectures import (
     deepseek,
-    dense,
     diffusion,
     encoders,
     gemma4,
     generic_decoder,
     mixtures,
 )
+from mfu_jax.flops.analytic.architectures import plain_decoders as dense
 from mfu_jax.flops.analytic.architectures.registry import architecture, build, known_blocks
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""A Hugging Face ``config.json`` → `ModelConfig`, one small function a family.
+"""A Hugging Face ``config.json`` → `ModelConfig`, one small function per family.
 
 A family is registered under the `model_type`s that it translates:
 

@@ -13,7 +13,7 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 @model_type("llama4")
 def llama4(c: Fields) -> ModelConfig:
-    """Llama 4 with its vision tower; images_per_sequence and tiles_per_image say how much."""
+    """Llama 4 with its vision tower; images_per_sequence and tiles_per_image say how many."""
     vision = c.nested("vision_config", "llama4_vision_model")
     ratio = vision.get("pixel_shuffle_ratio")
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:

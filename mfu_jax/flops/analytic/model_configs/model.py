@@ -1,4 +1,4 @@
-"""`ModelConfig`: one architecture and one step, in groups; flat names at the door."""
+"""`ModelConfig`: one architecture and one step, fields grouped by concern."""
 
 from __future__ import annotations
 

@@ -1,1 +1,34 @@
-"""Custom calls whose FLOPs the HLO text does not show: cuDNN, Mosaic, and a registry."""
+"""Custom calls whose FLOPs the HLO text does not show, one file per library.
+
+A rule is registered under the custom call's target, or under the kernel's own name:
+
+    @register_kernel("my_fused_mlp")
+    def _(call: KernelCall) -> int:
+        rows, width = call.operands[0].dims
+        return 2 * rows * width * call.operands[1].dims[1]
+"""
+
+# Importing a module registers its rules.
+from mfu_jax.flops.executed.kernels import cublas, cudnn, triton
+from mfu_jax.flops.executed.kernels.mosaic import cost as mosaic
+from mfu_jax.flops.executed.kernels.registry import (
+    KernelCall,
+    KernelCost,
+    UnknownCost,
+    kernel_cost,
+    kernel_name,
+    register_kernel,
+)
+
+__all__ = [
+    "KernelCall",
+    "KernelCost",
+    "UnknownCost",
+    "cublas",
+    "cudnn",
+    "kernel_cost",
+    "kernel_name",
+    "mosaic",
+    "register_kernel",
+    "triton",
+]

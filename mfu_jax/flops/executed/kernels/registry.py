@@ -1,19 +1,11 @@
-"""Costs of custom calls: library matmuls, attention kernels, Pallas kernels, and yours.
+"""The table of rules for custom calls, and what a rule is given.
 
-Register a kernel's cost by the custom call's target, or by the kernel's own name:
-
-    @register_kernel("my_fused_mlp")
-    def _(call: KernelCall) -> int:
-        rows, width = call.operands[0].dims
-        return 2 * rows * width * call.operands[1].dims[1]
-
-A kernel without a cost is listed in the count's `unaccounted`, never counted as 0. Facts of
+A kernel without a rule is listed in the count's `unaccounted`, never counted as 0. Facts of
 attention kernels that traced and executed counts share are in `mfu_jax.flops.kernels`.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,8 +14,6 @@ from functools import cached_property
 from typing import Any
 
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, Shape, dtype_bits
-from mfu_jax.flops.executed.matmuls import operand_dtype, result_shape
-from mfu_jax.flops.kernels import kernels_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +79,7 @@ class KernelCall:
         >>> kernel_name("jit(f)/jvp(a)/flash_fwd/pallas_call", "flash_fwd.3")
         'flash_fwd'
         """
-        if self.target == _TRITON and (match := _TRITON_NAME.search(self.instruction.tail)):
+        if self.target == TRITON and (match := _TRITON_NAME.search(self.instruction.tail)):
             return match[1]
         return kernel_name(self.instruction.op_name, self.instruction.name)
 
@@ -120,7 +110,7 @@ class KernelCall:
 
 
 # Its backend_config is in MLIR's notation, not JSON.
-_TRITON = "__gpu$xla.gpu.triton"
+TRITON = "__gpu$xla.gpu.triton"
 _TRITON_NAME = re.compile(r'backend_config=\{.*\bname = "([^"]+)"', re.DOTALL)
 
 KernelRule = Callable[[KernelCall], KernelCost | UnknownCost | int]
@@ -190,28 +180,3 @@ def json_integers(call: KernelCall, values: Any) -> tuple[int, ...]:
         return tuple(int(value) for value in values)
     except (TypeError, ValueError):
         raise call.instruction.error("dimensions that are not numbers") from None
-
-
-@register_kernel(_TRITON)
-def _triton(call: KernelCall) -> UnknownCost:
-    """A Pallas kernel for GPUs, whose body is a binary form of MLIR that is not parsed."""
-    shares = [kernel.share_recomputed for kernel in kernels_named(call.name)]
-    return UnknownCost(
-        reason="a Triton kernel tells nothing of it",
-        dtype=next(
-            (shape.dtype for shape in call.operands if shape.dtype.startswith(("f", "bf"))), ""
-        ),
-        share_rematerialized=shares[0] if shares else Fraction(0),
-    )
-
-
-@register_kernel("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8")
-def _cublas(call: KernelCall) -> KernelCost:
-    """cuBLAS and cuBLASLt matmuls, FP8 included: 2 · result elements · contracted elements."""
-    lhs = call.operand(0)
-    dims = dot_dimensions(call, call.config.get("gemm_backend_config"))
-    if any(not 0 <= d < len(lhs.dims) for d in dims):
-        raise call.instruction.error(f"contracted dimension out of range of {lhs}")
-    flops = 2 * result_shape(call.instruction).size * math.prod(lhs.dims[d] for d in dims)
-    dtype = operand_dtype(call.computation, call.instruction)  # FP8 calls have f32 scales, too
-    return KernelCost(flops=flops, dtype=dtype, seen_by_xla=flops)

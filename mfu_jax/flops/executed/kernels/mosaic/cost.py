@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from mfu_jax.flops.executed.kernels.mosaic_body import (
+from mfu_jax.flops.executed.kernels.mosaic.body import (
     KernelBody,
     Table,
     UnknownBodyError,
     kernel_body,
 )
-from mfu_jax.flops.executed.kernels.mosaic_walk import grid_flops
+from mfu_jax.flops.executed.kernels.mosaic.walk import grid_flops
 from mfu_jax.flops.executed.kernels.registry import (
     KernelCall,
     KernelCost,

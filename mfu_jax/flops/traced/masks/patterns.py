@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mfu_jax.flops.traced.known_values import Known, Table
-from mfu_jax.flops.traced.pairs import Band
+from mfu_jax.flops.traced.masks.pairs import Band
 
 _NO_BOUNDS = Band()
 

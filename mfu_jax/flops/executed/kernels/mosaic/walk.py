@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 
-from mfu_jax.flops.executed.kernels.mosaic_body import (
+from mfu_jax.flops.executed.kernels.mosaic.body import (
     Block,
     KernelBody,
     Op,

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from mfu_jax.instrumentation.counts import StepFlops
+from mfu_jax.instrumentation.outputs import Selection
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
 from mfu_jax.instrumentation.signatures import Signature, SignatureTable
-from mfu_jax.instrumentation.step_flops import StepFlops
-from mfu_jax.instrumentation.step_outputs import Selection
 from mfu_jax.logger.compile_events import CompileEvent, CompileLog
 
 
@@ -49,7 +49,7 @@ class StepPrograms:
         compile_log.subscribe(self._on_compile)
 
     def begin_call(self) -> int:
-        """To be called before the step is, on the same thread; returns `compile_count`."""
+        """Call it on the same thread before the step; returns `compile_count`."""
         self._thread_id = threading.get_ident()
         return self.compile_count
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mfu_jax.flops.traced import mask_patterns
-from mfu_jax.flops.traced.declared_masks import declared_around, declared_mask
 from mfu_jax.flops.traced.flow import Flow, Origin, Score
-from mfu_jax.flops.traced.mask_patterns import Pattern
-from mfu_jax.flops.traced.pairs import Band, KeptPairs, kept_pairs
+from mfu_jax.flops.traced.masks import patterns as mask_patterns
+from mfu_jax.flops.traced.masks.declared import declared_around, declared_mask
+from mfu_jax.flops.traced.masks.pairs import Band, KeptPairs, kept_pairs
+from mfu_jax.flops.traced.masks.patterns import Pattern
 
 # Operands of a product of scores; the cotangent of a plain sum is a constant.
 _NO_PARAMETERS = {Origin.CONSTANT, Origin.ACTIVATION}

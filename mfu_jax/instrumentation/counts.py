@@ -17,7 +17,7 @@ from mfu_jax.flops.exact import integral
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
 from mfu_jax.flops.ledger import Ledger, compare_flops
 from mfu_jax.flops.traced.counting import TracedCount, count_model_flops, pallas_kernel_flops
-from mfu_jax.flops.traced.declared_masks import PACKED
+from mfu_jax.flops.traced.masks.declared import PACKED
 from mfu_jax.hardware.step_peaks import Exact, StepPeaks
 from mfu_jax.logger.step_cost import StepCost
 
@@ -97,7 +97,7 @@ def traced_model(
         UserError: the function cannot be traced, or the convention needs a config.
     """
     count: TracedCount = count_model_flops(step, *args, **kwargs)
-    total = count.total_in(convention)  # type: ignore[arg-type]  # it says what is allowed
+    total = count.total_in(convention)  # type: ignore[arg-type]  # checked by total_in
     skipped = count.total - total
     return ModelCount(
         per_device=_share(total, devices),

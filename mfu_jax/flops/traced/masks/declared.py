@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, get_args
 import jax
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.traced.pairs import Band, KeptPairs, kept_pairs
+from mfu_jax.flops.traced.masks.pairs import Band, KeptPairs, kept_pairs
 
 MaskKind = Literal["causal", "full", "documents", "causal_documents"]
 PACKED = ("documents", "causal_documents")

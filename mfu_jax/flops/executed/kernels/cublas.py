@@ -1,0 +1,25 @@
+"""cuBLAS and cuBLASLt matmuls."""
+
+from __future__ import annotations
+
+import math
+
+from mfu_jax.flops.executed.kernels.registry import (
+    KernelCall,
+    KernelCost,
+    dot_dimensions,
+    register_kernel,
+)
+from mfu_jax.flops.executed.matmuls import operand_dtype, result_shape
+
+
+@register_kernel("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8")
+def _cublas(call: KernelCall) -> KernelCost:
+    """cuBLAS and cuBLASLt matmuls, FP8 included: 2 · result elements · contracted elements."""
+    lhs = call.operand(0)
+    dims = dot_dimensions(call, call.config.get("gemm_backend_config"))
+    if any(not 0 <= d < len(lhs.dims) for d in dims):
+        raise call.instruction.error(f"contracted dimension out of range of {lhs}")
+    flops = 2 * result_shape(call.instruction).size * math.prod(lhs.dims[d] for d in dims)
+    dtype = operand_dtype(call.computation, call.instruction)  # FP8 calls have f32 scales, too
+    return KernelCost(flops=flops, dtype=dtype, seen_by_xla=flops)

@@ -41,6 +41,7 @@ def compilations() -> Iterator[Compilations]:
     jax.monitoring.unregister_event_duration_listener(seen)
 
 
+@pytest.mark.usefixtures("compilations")
 def test_counts_model_and_executed_flops_of_a_step() -> None:
     memory = ListSink()
     step = mfu_jax.instrument(jax.jit(train_step), sinks=[memory], **PEAK)

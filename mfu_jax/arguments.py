@@ -62,6 +62,9 @@ def parse(
     names, pairs, given = [], [], set()
     for word in words:
         name, equals, text = word.partition("=")
+        if "/" in name:  # no key has one: a file such as runs/lr=0.1/metrics.jsonl
+            names.append(word)
+            continue
         key = name.lstrip("-").strip()
         if equals and name in flags:
             raise UserError(f"{name} takes no value; expected {name} alone, got {word!r}")

@@ -13,6 +13,7 @@ from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.values import field_types, typed
 
 TRACED_CONVENTIONS = ("maxtext", "exact", "dense")
+_PATHS = ("metrics_file", "tensorboard_dir", "profile_dir")
 
 
 def _key(default: Any, text: str) -> Any:
@@ -65,6 +66,11 @@ class Settings:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             kind, given = field_types(Settings)[field.name], getattr(self, field.name)
+            if field.name in _PATHS and isinstance(given, int | float):
+                raise UserError(
+                    f"{field.name}={given!r}: expected text; usually 0 or false was meant to "
+                    f"switch it off; leave it out, or pass an empty text"
+                )
             note = f"; usually a misspelling; {field.name} is: {field.metadata['help']}"
             object.__setattr__(self, field.name, typed(field.name, given, kind, note=note))
         self.logger_config()

@@ -79,7 +79,10 @@ def convert(value: Any, kind: Any) -> Any:
 
 def shown(value: Any) -> str:
     """`value` for an error message: one short line, however large or nested it is."""
-    text = _SHORT.repr(value)
+    try:
+        text = _SHORT.repr(value)
+    except ValueError:  # Python refuses to print an integer of thousands of digits
+        text = f"a {type(value).__name__} of too many digits"
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
 
 
@@ -117,9 +120,14 @@ def _one_of(value: Any, kinds: tuple[Any, ...]) -> Any:
 def _bool(value: Any) -> bool:
     if isinstance(value, str):
         value = _WORDS.get(value.strip().lower())
-    if not isinstance(value, bool):
+    if not _is_bool(value) and (isinstance(value, float) or value not in (0, 1)):
         raise TypeError
-    return value
+    return bool(value)
+
+
+def _is_bool(value: Any) -> bool:
+    """Also NumPy's, without importing NumPy."""
+    return isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", "") == "b"
 
 
 def _int(value: Any) -> int:
@@ -139,7 +147,7 @@ def _fraction(value: Any) -> Fraction:
 
 
 def _number(value: Any) -> Any:
-    if isinstance(value, bool):
+    if _is_bool(value):
         raise TypeError
     if not isinstance(value, str):
         return value
@@ -150,9 +158,12 @@ def _number(value: Any) -> Any:
 
 
 def _str(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float | os.PathLike):
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    is_date = hasattr(value, "isoformat")  # YAML reads 2026-01-01 as one
+    if _is_bool(value) or not (isinstance(value, str | int | float) or is_date):
         raise TypeError
-    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+    return str(value)
 
 
 _PLAIN: dict[Any, Callable[[Any], Any]] = {

@@ -62,6 +62,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
         raise
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise UserError(f"{path} is not plain YAML: {_one_line(error)}") from None
+    except (KeyError, IndexError, AttributeError) as error:  # PyYAML's, for !!bool x, !!int ""
+        raise UserError(
+            f"{path} is not plain YAML: a tag does not fit its value ({error})"
+        ) from None
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
@@ -106,7 +110,7 @@ def _loader() -> Any:
 
         def descend_resolver(self, *_: Any) -> None:
             self.depth += 1
-            if self.depth > _DEEPEST_NESTING:
+            if self.depth > _DEEPEST_NESTING + 1:  # a scalar is a node, too
                 raise ValueError(f"it nests more than {_DEEPEST_NESTING} levels")
 
         def ascend_resolver(self) -> None:

@@ -25,6 +25,12 @@ def test_text_after_the_first_equals_sign_is_kept() -> None:
     assert parse(["model_config=llama3-8b steps=2"]).values == {"model_config": "llama3-8b steps=2"}
 
 
+def test_a_path_with_an_equals_sign_is_a_name() -> None:
+    arguments = parse(["runs/lr=0.1/step.hlo.xz", "./a=b", "model=x/y=z"], keys=["model"])
+    assert arguments.names == ("runs/lr=0.1/step.hlo.xz", "./a=b")
+    assert arguments.values == {"model": "x/y=z"}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

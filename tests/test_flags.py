@@ -159,6 +159,7 @@ def test_argparse_and_mappings_give_the_same() -> None:
         ({"flops_source": "value"}, ["no number", "expected", "usually", "pass it"]),
         ({"model_flops_per_device": 3}, ["does not read it", "flops_source=value"]),
         ({"peak_tflops_per_device": -1}, ["-1", "at least 0", "usually"]),
+        ({"tensorboard_dir": 0}, ["tensorboard_dir=0", "expected text", "usually", "leave it out"]),
         ({"convention": "palm"}, ["palm", "expected", "flops_source=analytic"]),
     ],
 )

@@ -30,7 +30,8 @@ PLANTED = {
 }
 
 
-def broken_contracts(folder: Path) -> list[str]:
+def broken_contracts(folder: Path) -> tuple[list[str], str]:
+    """The names of the contracts that break, and the whole report with single spaces."""
     command = [
         sys.executable,
         "-c",
@@ -41,17 +42,19 @@ def broken_contracts(folder: Path) -> list[str]:
     broken = [line.partition(" BROKEN")[0] for line in lines if " BROKEN" in line]
     assert bool(broken) == (done.returncode != 0), done.stdout + done.stderr
     assert any("Contracts: " in line for line in lines), done.stdout + done.stderr
-    return broken
+    return broken, " ".join(done.stdout.split())
 
 
 def test_each_planted_violation_breaks_its_contract(tmp_path: Path) -> None:
     for name in ("mfu_jax", "layers"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    assert broken_contracts(tmp_path) == []
+    assert broken_contracts(tmp_path)[0] == []
     for file, line in PLANTED:
         with (tmp_path / file).open("a") as stream:
             stream.write(f"{line}\n")
-    broken = broken_contracts(tmp_path)
-    for planted, contract in PLANTED.items():
-        assert any(name.startswith(contract) for name in broken), planted
+    broken, report = broken_contracts(tmp_path)
+    for (file, line), contract in PLANTED.items():
+        assert any(name.startswith(contract) for name in broken), contract
+        importer = file.removesuffix(".py").replace("/", ".")
+        assert f"{importer} -> {line.removeprefix('import ')} (l." in report, file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import enum
 import re
 from fractions import Fraction
@@ -35,6 +36,9 @@ class Block(enum.Enum):
         ("off", bool, False),
         ("0", bool, False),
         (True, bool, True),
+        (1, bool, True),
+        (0, bool, False),
+        (np.True_, bool, True),
         ("12", int, 12),
         ("1e3", int, 1000),
         ("-1", int, -1),
@@ -51,6 +55,7 @@ class Block(enum.Enum):
         ("text", str, "text"),
         ("", str, ""),
         (4090, str, "4090"),
+        (datetime.date(2026, 1, 2), str, "2026-01-02"),
         (Path("a/b"), str, "a/b"),
         (Block.LLAMA2, str, "llama2"),
         ("full", Policy, "full"),
@@ -75,7 +80,10 @@ def test_values_take_the_declared_type(value: object, kind: Any, result: object)
     ("value", "kind", "expected"),
     [
         ("maybe", bool, "true or false"),
-        (1, bool, "true or false"),
+        (2, bool, "true or false"),
+        (1.0, bool, "true or false"),
+        (np.True_, int, "a whole number"),
+        (np.False_, float, "a number"),
         (None, bool, "true or false"),
         ("many", int, "a whole number"),
         ("1.5", int, "a whole number"),

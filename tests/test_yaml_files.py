@@ -30,6 +30,9 @@ def test_the_bundled_files_are_read_as_pyyaml_reads_them() -> None:
         ("1: 2", "expected `key: value` lines"),
         ("- 1", "expected `key: value` lines, got a list"),
         ("a: 1\n---\nb: 2", "another document"),
+        ("a: !!bool foo", "is not plain YAML: a tag does not fit"),
+        ('a: !!int ""', "is not plain YAML: a tag does not fit"),
+        ("a: !!timestamp x", "is not plain YAML: a tag does not fit"),
         ("a: !!python/object/apply:os.system ['true']", "is not plain YAML"),
     ],
 )
@@ -45,7 +48,7 @@ def test_a_fault_is_one_line_that_names_the_file(text: str, says: str, tmp_path:
 
 def test_nesting_up_to_the_limit_and_empty_files_are_read(tmp_path: Path) -> None:
     path = tmp_path / "config.yml"
-    path.write_text("a: " + "[" * 48 + "]" * 48)
+    path.write_text("a: " + "[" * 49 + "1" + "]" * 49)
     assert set(read_mapping(path)) == {"a"}
     path.write_text("# nothing yet\n")
     assert read_mapping(path) == {}

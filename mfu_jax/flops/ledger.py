@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from mfu_jax.flops.executed.counting import ExecutedCount
+from mfu_jax.formatting import columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,17 +80,12 @@ class Ledger:
 
 
 def _table(rows: list[tuple[str, int | None, str]], whole: int) -> list[str]:
-    label_width = max(len(label) for label, _, _ in rows)
-    numbers = ["-" if flops is None else f"{flops:,}" for _, flops, _ in rows]
-    number_width = max(map(len, numbers))
-    out = [
-        f"  {'FLOPs per step per device':<{label_width}}  {'FLOPs':>{number_width}}  of executed"
-    ]
-    for (label, flops, note), number in zip(rows, numbers, strict=True):
-        share = f"{flops / whole:>11.2%}" if whole and flops is not None else " " * 11
-        line = f"  {label:<{label_width}}  {number:>{number_width}}  {share}  {note}"
-        out.append(line.rstrip())
-    return out
+    cells = [("  FLOPs per step per device", "FLOPs", "of executed", "")]
+    for label, flops, note in rows:
+        number = "-" if flops is None else f"{flops:,}"
+        share = f"{flops / whole:.2%}" if whole and flops is not None else ""
+        cells.append((f"  {label}", number, share, note))
+    return columns(cells, "<>><")
 
 
 def compare_flops(

@@ -317,8 +317,6 @@ class InstrumentedStep(WrappedStep):
         if self._profile is not None:
             self._profile.close()
         self._programs.close(_COUNT_SECONDS)
-        if self._shares_logger or self._logger is None:
-            self._compile_log.close()
 
     def _known_program(self, asked: str) -> ProgramAnalysis:
         if self._programs.current is None:

@@ -39,10 +39,10 @@ class CompileEvent:
 
 
 class CompileLog:
-    """Listens to JAX's compile events from its creation until `close()`.
+    """Listens to JAX's compile events from its creation until its last subscriber leaves.
 
     Create it before the first compilation and pass it to `MetricLogger`, so that the summary
-    includes the time to compile the step.
+    includes the time to compile the step. Several loggers may share one.
 
     Attributes:
         compile_count: executables made so far, on any thread.
@@ -57,7 +57,7 @@ class CompileLog:
         # Spans that may still turn out to lie in a longer one, by thread: (start, end).
         self._spans: dict[int, list[tuple[float, float]]] = {}
         self._lock = threading.Lock()
-        self.available = _register(self._on_duration)
+        self._is_open = self.available = _register(self._on_duration)
 
     @property
     def seconds(self) -> float:
@@ -68,17 +68,22 @@ class CompileLog:
 
     def subscribe(self, listener: Callable[[CompileEvent], None]) -> None:
         """Calls `listener` with every event, on the thread that compiles."""
+        if not self._is_open:
+            self._is_open = _register(self._on_duration)
         self._subscribers.append(listener)
 
     def unsubscribe(self, listener: Callable[[CompileEvent], None]) -> None:
-        """Stops calling `listener`; an unknown one is ignored."""
+        """Stops calling `listener`, and listening if it was the last; an unknown one is ignored."""
         if listener in self._subscribers:
             self._subscribers.remove(listener)
+            if not self._subscribers:
+                self.close()
 
     def close(self) -> None:
         """Stops listening; the counts stay readable."""
-        _unregister(self._on_duration)
-        self._subscribers.clear()
+        if self._is_open:
+            self._is_open = False
+            _unregister(self._on_duration)
 
     def _on_duration(self, name: str, seconds: float, **details: Any) -> None:
         stage = _STAGES.get(name)

@@ -59,8 +59,8 @@ class MetricLogger:
             their own cost, as instrumented functions do.
         config: step numbers, warm-up, log period, and when to abort.
         sinks: where records go; the console by default. They are closed with the logger.
-        compile_log: a log that has been open since before the step was compiled. It is closed
-            with the logger.
+        compile_log: a log that has been open since before the step was compiled; loggers may
+            share one.
         clock: wall clock in seconds, the measure of step time.
         monotonic: monotonic clock in seconds, believed where the two disagree.
         watcher: replaces the thread that sees a step end while the loop waits for data.
@@ -314,7 +314,7 @@ class MetricLogger:
         )
         self._timer.close()
         self.phases.close()
-        self._compile_log.close()
+        self._compile_log.unsubscribe(self._on_compile)
         atexit.unregister(self._close_quietly)
         return self._summary
 

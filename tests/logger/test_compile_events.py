@@ -96,3 +96,24 @@ def test_a_step_with_a_new_shape_is_a_compile_step() -> None:
     assert any("recompiled jit(" in note for note in sink.records[3].notes)
     assert sink.records[3].scalars["compile/seconds"] > 0
     assert sink.scalar("learning/loss") == [8.0, 8.0, 8.0, 16.0, 16.0]
+
+
+def test_a_shared_log_goes_on_for_the_loggers_that_are_left() -> None:
+    step = jax.jit(lambda x: {"loss": jnp.mean(x * 3)})
+    log = CompileLog()
+    first = MetricLogger(compile_log=log, sinks=[])
+    second = MetricLogger(compile_log=log, sinks=[])
+    first.close()
+    before = log.compile_count
+    for number in range(4):
+        second.record(number, step(jnp.ones(number + 1)))
+    assert log.compile_count >= before + 4
+    summary = second.close()
+    assert summary.compile_steps == 4
+    after = log.compile_count
+    step(jnp.ones(9))
+    assert log.compile_count == after, "nobody is left, so it does not listen"
+    third = MetricLogger(compile_log=log, sinks=[])
+    step(jnp.ones(10))
+    assert log.compile_count > after
+    third.close()

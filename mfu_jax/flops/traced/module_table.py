@@ -23,6 +23,7 @@ from flax import linen, nnx
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.counting import TracedCount, count_with_scopes
+from mfu_jax.formatting import columns
 
 Path = tuple[str, ...]
 
@@ -66,14 +67,7 @@ class ModuleTable:
     def __str__(self) -> str:
         header = ("path", "module", "parameters", "forward FLOPs", "backward FLOPs", "share")
         lines = [header, *(_cells(row) for row in self.rows)]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-        text = [
-            "  ".join(
-                cell.ljust(width) if column < 2 else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        ]
+        text = columns(lines, "<<>")
         text.insert(1, "-" * max(map(len, text)))
         text += [f"not counted: {item.name} × {item.times}: {item.reason}"
                  for item in self.count.unaccounted]  # fmt: skip

@@ -13,7 +13,7 @@ def _triton(call: KernelCall) -> UnknownCost:
     """A Pallas kernel for GPUs, whose body is a binary form of MLIR that is not parsed."""
     shares = [kernel.share_recomputed for kernel in kernels_named(call.name)]
     return UnknownCost(
-        reason="the body of a Triton kernel is not readable",
+        reason="a Triton kernel tells nothing of it",
         dtype=next(
             (shape.dtype for shape in call.operands if shape.dtype.startswith(("f", "bf"))), ""
         ),

@@ -18,14 +18,23 @@ PairCounting = Literal["maxtext", "exact", "dense"]
 
 
 class Mask(Protocol):
-    """Which keys each query of a sequence sees."""
+    """Which keys each query of a sequence sees; a new mask is one subclass."""
 
     def pairs(self, length: int, counting: PairCounting) -> Number:
         """(query, key) pairs of one sequence of `length` tokens: an int or a half-integer."""
 
+    def keys_kept(self, length: int) -> int:
+        """Keys that a cache holds after `length` tokens."""
+        return length
+
+    @property
+    def keys_per_token(self) -> Number:
+        """Keys that each token adds to a cache."""
+        return 1
+
 
 @dataclass(frozen=True)
-class Full:
+class Full(Mask):
     """Every query sees every key (encoders).
 
     Attributes:
@@ -42,7 +51,7 @@ class Full:
 
 
 @dataclass(frozen=True)
-class Causal:
+class Causal(Mask):
     """A query sees itself and everything before it.
 
     >>> [Causal().pairs(8, counting) for counting in ("maxtext", "exact", "dense")]
@@ -58,7 +67,7 @@ class Causal:
 
 
 @dataclass(frozen=True)
-class SlidingWindow:
+class SlidingWindow(Mask):
     """A causal query sees the last `size` tokens, itself included.
 
     Exact pairs: Σᵢ min(i, W) = S·W − W(W−1)/2 for W ≤ S.
@@ -77,9 +86,12 @@ class SlidingWindow:
             return length * window - window * (window - 1) // 2
         return integral(length * window - Fraction(window * window, 2))
 
+    def keys_kept(self, length: int) -> int:
+        return min(self.size, length)  # a window forgets the older ones
+
 
 @dataclass(frozen=True)
-class BidirectionalWindow:
+class BidirectionalWindow(Mask):
     """A query sees itself and the tokens fewer than `size` before and after it.
 
     Exact pairs: S + 2·Σ (S − d) over the distances d from 1 to W − 1.
@@ -100,7 +112,7 @@ class BidirectionalWindow:
 
 
 @dataclass(frozen=True)
-class Chunked:
+class Chunked(Mask):
     """Causal attention inside consecutive chunks of `size` tokens; the last may be shorter."""
 
     size: int
@@ -114,7 +126,7 @@ class Chunked:
 
 
 @dataclass(frozen=True)
-class Prefix:
+class Prefix(Mask):
     """The first `prefix` tokens see each other; all others are causal over everything."""
 
     prefix: int
@@ -130,7 +142,7 @@ class Prefix:
 
 
 @dataclass(frozen=True)
-class BlockDiffusion:
+class BlockDiffusion(Mask):
     """Blocks of `block` tokens: a token sees its whole block and every block before it.
 
     With `noised` the sequence is in the batch twice, noised and clean (BD3-LM, arXiv
@@ -151,7 +163,7 @@ class BlockDiffusion:
 
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(Mask):
     """A causal query sees the `size` keys that an indexer chose: min(i, K) of them.
 
     As many as in a window: which keys are chosen does not change their number.
@@ -166,7 +178,7 @@ class TopK:
 
 
 @dataclass(frozen=True)
-class Packed:
+class Packed(Mask):
     """Documents packed into one sequence; no token sees another document.
 
     Attributes:
@@ -192,7 +204,7 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class Strided:
+class Strided(Mask):
     """Causal attention over keys that each summarise `ratio` tokens (compressed attention).
 
     A query sees the ⌊i/ratio⌋ compressed keys whose last token is not after it, at most `limit` of
@@ -218,9 +230,16 @@ class Strided:
             return ramp + keys * (rest + 1) if keys else 0
         return ramp + limit * (self.ratio * (keys - 1 - limit) + rest + 1)
 
+    def keys_kept(self, length: int) -> int:
+        return length // self.ratio
+
+    @property
+    def keys_per_token(self) -> Number:
+        return Fraction(1, self.ratio)
+
 
 @dataclass(frozen=True)
-class LocalBlocks:
+class LocalBlocks(Mask):
     """Attention inside overlapping blocks (audio encoders).
 
     Attributes:

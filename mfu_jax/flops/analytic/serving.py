@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 from mfu_jax.errors import UserError
@@ -16,9 +15,10 @@ from mfu_jax.flops.analytic.architectures import build
 from mfu_jax.flops.analytic.components import Cache, Component, Model
 from mfu_jax.flops.analytic.inputs import as_model_config
 from mfu_jax.flops.exact import Number, integral
-from mfu_jax.flops.masks import SlidingWindow, Strided
+from mfu_jax.flops.masks import Full
 
 _NOTHING_KEPT = Cache()
+_EVERY_KEY = Full()  # of a part without a mask, which has a state but no keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def prefill_cost(
         if part.name == "logits" and not all_logits:
             part = part.replace(tokens=1)
         flops += repeats * part.forward_flops(prompt_length, "exact")
-        written += repeats * _kept(part, _keys_kept(part, prompt_length))
+        written += repeats * _kept(part, (part.mask or _EVERY_KEY).keys_kept(prompt_length))
     return ServingCost(
         tokens=batch * prompt_length,
         flops=integral(batch * flops),
@@ -115,7 +115,7 @@ def decode_cost(
         macs = part.macs if cache.decode_macs is None else cache.decode_macs
         flops += repeats * 2 * macs * seen
         read += repeats * (seen * cache.width + cache.state)
-        written += repeats * _kept(part, _key_of_one_token(part))
+        written += repeats * _kept(part, (part.mask or _EVERY_KEY).keys_per_token)
     return ServingCost(
         tokens=batch,
         flops=integral(batch * flops),
@@ -138,20 +138,6 @@ def _seen_by_last(part: Component, length: int) -> Number:
         return 0
     before = part.mask.pairs(length - 1, "exact") if length > 1 else 0
     return part.mask.pairs(length, "exact") - before
-
-
-def _keys_kept(part: Component, length: int) -> Number:
-    """Keys that `length` tokens leave behind: a window forgets the older ones."""
-    if isinstance(part.mask, SlidingWindow):
-        return min(part.mask.size, length)
-    if isinstance(part.mask, Strided):
-        return length // part.mask.ratio
-    return length
-
-
-def _key_of_one_token(part: Component) -> Number:
-    """A key a token; a compressed key once in `ratio` tokens."""
-    return Fraction(1, part.mask.ratio) if isinstance(part.mask, Strided) else 1
 
 
 def _kept(part: Component, keys: Number) -> Number:

@@ -1,4 +1,4 @@
-"""Which families are known does not depend on what was imported before."""
+"""What is registered does not depend on what was imported before, and no file is forgotten."""
 
 from __future__ import annotations
 
@@ -45,3 +45,21 @@ def test_every_decorated_model_type_is_known() -> None:
         "from mfu_jax.flops.analytic.huggingface import TRANSLATIONS; print(*TRANSLATIONS)"
     )
     assert known == names_in_source("huggingface")
+
+
+@pytest.mark.parametrize(
+    "room",
+    [
+        "mfu_jax.flops.analytic.architectures",
+        "mfu_jax.flops.analytic.huggingface",
+        "mfu_jax.flops.executed.kernels",
+        "mfu_jax.logger.sinks",
+    ],
+)
+def test_a_room_of_registered_things_imports_each_of_its_files(room: str) -> None:
+    imported = printed(f"import sys, {room}; print(*sys.modules)")
+    folder = ROOT / room.replace(".", "/")
+    files = [path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py")]
+    modules = {".".join((room, *file.parts)).removesuffix(".__init__") for file in files}
+    assert len(modules) > 4
+    assert modules <= imported

@@ -12,15 +12,8 @@ from mfu_jax.flops.analytic.totals import (
     TERA,
     TflopsPerDevice,
     calculate_tflops_per_device,
-    calculate_tokens_per_device,
     flops_breakdown,
 )
-from mfu_jax.flops.exact import Number
-
-
-def calculate_tokens_training_per_device(config: Any) -> Number:
-    """Tokens of one device in one optimizer step."""
-    return calculate_tokens_per_device(config)
 
 
 def calculate_tflops_training_per_device(config: Any, log: bool = True) -> TflopsPerDevice:

@@ -40,11 +40,6 @@ class ServingCost:
     cache_read_bytes: Number
     cache_write_bytes: Number
 
-    @property
-    def total_bytes(self) -> Number | float:
-        """Everything that moves."""
-        return self.weight_bytes + self.cache_read_bytes + self.cache_write_bytes
-
 
 def prefill_cost(
     config: Any,

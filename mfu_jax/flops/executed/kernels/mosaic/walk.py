@@ -172,7 +172,7 @@ class _Walk:
                 total += self.loop(op)
             elif op.regions:
                 if op.name not in ("tpu.region", "scf.execute_region"):
-                    raise UnknownBodyError(f"it multiplies inside of {op.name}")
+                    raise UnknownBodyError(f"it multiplies inside {op.name}")
                 total += sum(self.block(region) for region in op.regions)
             else:
                 total += op.flops

@@ -133,10 +133,10 @@ def make_logger(
             f"step called through instrument(step, settings=…); usually the flag was set along "
             f"with the others; leave it out, or profile these steps with jax.profiler.trace"
         )
-    sinks, compile_log = assembly.make_sinks(settings), CompileLog()
+    sinks, compile_log = assembly.sinks_of(settings), CompileLog()
     program = _analyse(step, args, kwargs, settings, config)
     flops = program.count()
-    logger = assembly.make_logger(
+    logger = assembly.logger_of(
         settings, cost=program.known_cost, sinks=sinks, compile_log=compile_log
     )
     texts = {} if flops is None else {"ledger": flops.ledger.render()}

@@ -24,14 +24,14 @@ from mfu_jax.trainer.mesh import (
     put_batch,
     rows_per_process,
 )
-from mfu_jax.trainer.metrics import (
+from mfu_jax.trainer.pyconfig import Config, load
+from mfu_jax.trainer.run_logger import (
     count_step,
     find_step_peaks,
-    make_logger,
-    make_sinks,
+    make_run_logger,
+    make_run_sinks,
     settings_of,
 )
-from mfu_jax.trainer.pyconfig import Config, load
 from mfu_jax.trainer.state import TrainState, abstract_state, create_state, resolve_attention
 from mfu_jax.trainer.step import compile_eval_step, compile_train_step
 
@@ -59,11 +59,11 @@ def train(config: Config, stop: StopRequest) -> None:
             print(f"nothing to do: {why if start_step else 'steps=0'}")
             return
         settings = settings_of(config, start_step)
-        sinks = make_sinks(config, settings)
+        sinks = make_run_sinks(config, settings)
         evaluate = _evaluator(config, mesh, shapes)
         train_step = compile_train_step(config, mesh, shapes)
         flops = count_step(config, train_step)
-        with make_logger(
+        with make_run_logger(
             config,
             settings,
             flops=flops,

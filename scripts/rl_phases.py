@@ -20,7 +20,7 @@ import optax
 
 import mfu_jax
 from mfu_jax.flags import add_arguments, from_mapping
-from mfu_jax.instrumentation.assembly import make_logger
+from mfu_jax.instrumentation.assembly import logger_of
 
 ENVIRONMENTS = 256
 STEPS = 64
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     environments = Environments(
         jnp.zeros((ENVIRONMENTS, 4)), jnp.zeros(ENVIRONMENTS, jnp.int32), jax.random.key(1)
     )
-    with make_logger(settings) as logger:
+    with logger_of(settings) as logger:
         peak = {key: getattr(settings, key) for key in ("hardware", "peak_tflops_per_device")}
         play = mfu_jax.instrument(rollout, logger=logger, **peak)
         learn = mfu_jax.instrument(update, logger=logger, **peak)

@@ -66,8 +66,8 @@ def ledger_of_config(
         UserError: the config is wrong, or does not fit the devices.
     """
     from mfu_jax.trainer.mesh import make_mesh
-    from mfu_jax.trainer.metrics import count_step
     from mfu_jax.trainer.pyconfig import load
+    from mfu_jax.trainer.run_logger import count_step
     from mfu_jax.trainer.state import abstract_state, resolve_attention
     from mfu_jax.trainer.step import compile_train_step
 

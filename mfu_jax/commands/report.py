@@ -21,7 +21,7 @@ from mfu_jax.arguments import Arguments, check_key, parse
 from mfu_jax.errors import UserError
 from mfu_jax.formatting import percent, readable
 from mfu_jax.logger.summary import Summary
-from mfu_jax.runs.metrics_files import MetricsRun, Step, read_metrics
+from mfu_jax.runs.metrics_files import LoggedStep, MetricsRun, read_metrics
 from mfu_jax.values import typed
 
 _KEYS = ("hardware", "dtype", "model", "convention", "peak_tflops_per_device", "warmup_steps")
@@ -103,7 +103,7 @@ def _peak(options: Mapping[str, str]) -> hardware.Peak | None:
 def _tflops_of_a_step(run: MetricsRun) -> float:
     """From the file; for a log, time × rate of the step in which rounding matters least."""
 
-    def rounded(step: Step) -> float:
+    def rounded(step: LoggedStep) -> float:
         seconds, rate = (step.scalars.get(f"perf/{name}", 0.0) for name in _LOGGED)
         return 1 / max(seconds, _SMALLEST) + 1 / max(rate, _SMALLEST)
 

@@ -12,7 +12,7 @@ import functools
 import re
 from typing import Literal, NamedTuple
 
-Phase = Literal["forward", "backward", "rematerialized", "optimizer", "other"]
+FlopPhase = Literal["forward", "backward", "rematerialized", "optimizer", "other"]
 
 _WRAPPER = re.compile(r"^(\w+)\((.*)\)$")
 _FUNCTION_WRAPPERS = {"jit", "pjit", "xla_call", "pmap", "core_call"}
@@ -28,7 +28,7 @@ _OPTIMIZER = re.compile(r"(^|/)(optimizer|opt_update|apply_updates)(/|$)")
 class Scope(NamedTuple):
     """An operation's phase, and its named scopes joined by ``/``."""
 
-    phase: Phase
+    phase: FlopPhase
     path: str
 
 

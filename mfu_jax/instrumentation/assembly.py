@@ -1,7 +1,7 @@
 """From settings to a logger, shared by `instrument`, the flags and the reference trainer.
 
-`make_sinks` is called before anything is compiled, so that an unwritable folder ends the run at
-once; `make_logger` once the cost is known; `setup_table` makes its first text.
+`sinks_of` is called before anything is compiled, so that an unwritable folder ends the run at
+once; `logger_of` once the cost is known; `setup_table` makes its first text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.settings import Settings
 
 
-def make_sinks(
+def sinks_of(
     settings: Settings, *, total_steps: int | None = None, progress: bool | None = None
 ) -> list[Sink]:
     """A console, and JSONL and TensorBoard where the settings name a place; process 0 only.
@@ -45,7 +45,7 @@ def make_sinks(
     return sinks
 
 
-def make_logger(
+def logger_of(
     settings: Settings,
     *,
     cost: StepCost | None = None,
@@ -57,7 +57,7 @@ def make_logger(
     Args:
         settings: numbers of steps, warm-up, log period, aborts; and the sinks.
         cost: what a step costs; None: each step brings its own cost.
-        sinks: instead of `make_sinks(settings)`.
+        sinks: instead of `sinks_of(settings)`.
         compile_log: see `MetricLogger`.
 
     Raises:
@@ -66,7 +66,7 @@ def make_logger(
     return MetricLogger(
         cost=cost,
         config=settings.logger_config(),
-        sinks=make_sinks(settings) if sinks is None else sinks,
+        sinks=sinks_of(settings) if sinks is None else sinks,
         compile_log=compile_log,
     )
 

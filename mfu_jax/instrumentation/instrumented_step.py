@@ -10,7 +10,7 @@ import jax
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.ledger import Ledger
-from mfu_jax.instrumentation.assembly import make_logger
+from mfu_jax.instrumentation.assembly import logger_of
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.device_trace import StepProfile
 from mfu_jax.instrumentation.jitting import first_call, jitted, name_of, programs_of
@@ -213,7 +213,7 @@ class InstrumentedStep(WrappedStep):
     def logger(self) -> MetricLogger:
         """The `MetricLogger`, for ``pause("eval")``, ``waiting("data")``, ``record_eval`` …."""
         if self._logger is None:
-            self._logger = make_logger(
+            self._logger = logger_of(
                 self.settings, sinks=self._sinks, compile_log=self._compile_log
             )
         return self._logger

@@ -34,7 +34,7 @@ _KIND = re.compile(r"\[(compile|warmup)\]")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class LoggedStep:
     """One training step of a file.
 
     Attributes:
@@ -63,7 +63,7 @@ class MetricsRun:
 
     path: str
     form: str
-    steps: tuple[Step, ...]
+    steps: tuple[LoggedStep, ...]
     other_records: int = 0
     repeated: int = 0
     unreadable: int = 0
@@ -116,7 +116,7 @@ def read_metrics(path: str | Path) -> MetricsRun:
         UserError: it cannot be read, or holds no training step.
     """
     path = Path(path)
-    steps: list[Step] = []
+    steps: list[LoggedStep] = []
     forms, others, repeated, unreadable = set(), 0, 0, 0
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
@@ -156,7 +156,7 @@ def read_metrics(path: str | Path) -> MetricsRun:
     )
 
 
-def _read_line(line: str) -> tuple[str, Step | None] | None:
+def _read_line(line: str) -> tuple[str, LoggedStep | None] | None:
     """The form of a line and its step; None if not recognised, no step if it is broken."""
     if line.startswith("{") and '"step"' in line:
         try:
@@ -168,14 +168,14 @@ def _read_line(line: str) -> tuple[str, Step | None] | None:
     return None
 
 
-def _read_json(values: Mapping[str, Any]) -> tuple[str, Step]:
+def _read_json(values: Mapping[str, Any]) -> tuple[str, LoggedStep]:
     kind = values.get("kind")
     scalars = {k: float(v) for k, v in values.items() if "/" in k}  # reads "NaN", too
     form = "maxtext" if kind is None else "jsonl"
-    return form, Step(number=int(values["step"]), kind=kind, scalars=_complete(scalars))
+    return form, LoggedStep(number=int(values["step"]), kind=kind, scalars=_complete(scalars))
 
 
-def _read_log(number: int, text: str) -> tuple[str, Step | None]:
+def _read_log(number: int, text: str) -> tuple[str, LoggedStep | None]:
     try:
         scalars = {
             _LOG_NAMES[found["name"]]: float(found["value"]) / (100 if found["percent"] else 1)
@@ -188,7 +188,7 @@ def _read_log(number: int, text: str) -> tuple[str, Step | None]:
     kind = _KIND.search(text)
     # Our own lines mark the steps that are not measured, so all others are.
     known = kind[1] if kind else "step" if "perf/mfu" in scalars else None
-    return "log", Step(number=number, kind=known, scalars=scalars)
+    return "log", LoggedStep(number=number, kind=known, scalars=scalars)
 
 
 def _complete(scalars: dict[str, float]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Self, TypeVar
 from mfu_jax.flops.exact import Number
 from mfu_jax.flops.masks import Mask, PairCounting
 
-Kind = Literal["weight", "attention"]
+ComponentKind = Literal["weight", "attention"]
 KindOfLayer = TypeVar("KindOfLayer", bound=Hashable)
 
 
@@ -57,7 +57,7 @@ class Component:
     """
 
     name: str
-    kind: Kind = "weight"
+    kind: ComponentKind = "weight"
     macs: Number = 0
     mask: Mask | None = None
     tokens: int | None = None

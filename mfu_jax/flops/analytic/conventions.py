@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.flops.analytic.components import Component, Kind, Model
+from mfu_jax.flops.analytic.components import Component, ComponentKind, Model
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.parameters import parameters_of
 from mfu_jax.flops.exact import Number, integral
@@ -34,7 +34,7 @@ class FlopsRow(NamedTuple):
 
     layer: str
     component: str
-    kind: Kind
+    kind: ComponentKind
     repeats: int
     forward_flops: Number
     training_flops: Number
@@ -238,7 +238,7 @@ def _tokens(config: ModelConfig) -> Number:
 _FORWARD_SHARE = Fraction(1, 3)
 
 
-def _row(component: str, kind: Kind, training: Number, repeats: int = 1) -> FlopsRow:
+def _row(component: str, kind: ComponentKind, training: Number, repeats: int = 1) -> FlopsRow:
     return FlopsRow(
         "model", component, kind, repeats, integral(training * _FORWARD_SHARE), integral(training)
     )

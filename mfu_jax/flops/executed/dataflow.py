@@ -9,7 +9,7 @@ from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
 
 MAX_DEPTH = 100
 
-Path = tuple[int, ...]
+TuplePath = tuple[int, ...]
 
 
 class UnknownValueError(Exception):
@@ -103,8 +103,8 @@ class Dataflow:
         return Frame(self.module[names[0]], tuple((frame, operand) for operand in operands))
 
     def follow(
-        self, frame: Frame, instruction: HloInstruction, path: Path = ()
-    ) -> tuple[Frame, HloInstruction, Path]:
+        self, frame: Frame, instruction: HloInstruction, path: TuplePath = ()
+    ) -> tuple[Frame, HloInstruction, TuplePath]:
         """Follows a value, or the element at `path` of a tuple, to the instruction that makes it.
 
         Stops at a parameter whose value is unknown; for a loop's state, the remaining path says

@@ -16,7 +16,7 @@ from mfu_jax.flops.executed.dataflow import (
     MAX_DEPTH,
     Dataflow,
     Frame,
-    Path,
+    TuplePath,
     UnknownValueError,
 )
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
@@ -161,7 +161,9 @@ class _Loop:
             raise UnknownValueError
         return frame, root
 
-    def _value(self, frame: Frame, instruction: HloInstruction, path: Path, depth: int = 0) -> int:
+    def _value(
+        self, frame: Frame, instruction: HloInstruction, path: TuplePath, depth: int = 0
+    ) -> int:
         """The integer value of an instruction, or of the element at `path` of its tuple."""
         self.steps += 1
         if self.steps > _MAX_STEPS or depth > MAX_DEPTH:

@@ -16,7 +16,7 @@ from mfu_jax.flops.traced.masks.declared import PACKED
 from mfu_jax.flops.traced.masks.pairs import KeptPairs
 from mfu_jax.flops.traced.walk import Walker
 
-Convention = Literal["exact", "maxtext"]
+MaskConvention = Literal["exact", "maxtext"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class TracedCount(FlopCount):
     activations: int = 0
     by_primitive: Mapping[str, int] = field(default_factory=dict)
     by_mask: Mapping[str, int] = field(default_factory=dict)
-    skipped: Mapping[Convention, int] = field(default_factory=dict)
+    skipped: Mapping[MaskConvention, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -151,7 +151,7 @@ def _summary(walker: Walker, tally: Tally) -> TracedCount:
     operands = classify_operands(model)
     by_operands = _split(model, lambda matmul: operands[matmul])
     by_mask: Counter[str] = Counter()
-    skipped: Counter[Convention] = Counter()
+    skipped: Counter[MaskConvention] = Counter()
     made_by: dict[int, MatmulKind] = {}
     for matmul in model:
         for number in matmul.scores:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from mfu_jax.flops.count import Unaccounted
-from mfu_jax.flops.scopes import Phase
+from mfu_jax.flops.scopes import FlopPhase
 from mfu_jax.flops.traced import jax_internals
 from mfu_jax.flops.traced.known_values import Known
 from mfu_jax.flops.traced.masks import patterns as mask_patterns
@@ -123,7 +123,7 @@ class MatmulKind(NamedTuple):
         scores: numbers of the `Score`s that it computes or uses.
     """
 
-    phase: Phase
+    phase: FlopPhase
     scope: str
     dtype: str
     primitive: str

@@ -1,7 +1,7 @@
 """Integers that are known while tracing: loop counters, bounds, positions in a kernel's grid.
 
 A known value is a Python number, a numpy array with one number per program of a kernel's grid, or a
-`Table`. All rules work on numbers and arrays alike.
+`ConstantTable`. All rules work on numbers and arrays alike.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Known = Any  # None: unknown
 _LARGEST_TABLE = 2**24  # elements
 
 
-class Table:
+class ConstantTable:
     """A constant array of the traced function, by identity: ints, booleans, or a float mask."""
 
     def __init__(self, values: np.ndarray) -> None:
@@ -24,7 +24,7 @@ class Table:
 
 
 def constant(value: Any) -> Known:
-    """The known value of a constant: a scalar, a `Table`, or None."""
+    """The known value of a constant: a scalar, a `ConstantTable`, or None."""
     shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
     if dtype is None or isinstance(value, np.generic):
         return scalar(value)
@@ -34,7 +34,7 @@ def constant(value: Any) -> Known:
     is_small = is_readable and np.prod(shape, dtype=object) <= _LARGEST_TABLE
     if is_small and getattr(value, "is_fully_addressable", True):
         values = np.asarray(value)
-        return Table(values) if shape else scalar(values)
+        return ConstantTable(values) if shape else scalar(values)
     return None
 
 
@@ -83,7 +83,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 def evaluate(eqn: Any, known: Sequence[Known]) -> Known:
     """The value of an integer scalar computed from known scalars, None if unknown."""
     name = eqn.primitive.name
-    if any(v is None or isinstance(v, Table) for v in known) or len(eqn.outvars) != 1:
+    if any(v is None or isinstance(v, ConstantTable) for v in known) or len(eqn.outvars) != 1:
         return None
     aval = eqn.outvars[0].aval
     if aval.shape != () or aval.dtype.kind not in "iub":

@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from mfu_jax.flops.traced import jax_internals
-from mfu_jax.flops.traced.known_values import Known, Table, evaluate, scalar
+from mfu_jax.flops.traced.known_values import ConstantTable, Known, evaluate, scalar
 
 _MAX_SIMULATED = 10_000  # iterations of a counter that does not grow by a constant: bounds the time
 _MAX_DEPTH = 100
@@ -144,7 +144,7 @@ class _Scalars:
             self.depth += 1
             found = evaluate(eqn, [self.value(operand) for operand in eqn.invars])
             self.depth -= 1
-        return None if isinstance(found, Table | float) else found
+        return None if isinstance(found, ConstantTable | float) else found
 
     def comparison(self, atom: Any) -> tuple[str, Known]:
         """The comparison that makes a boolean, and left − right."""

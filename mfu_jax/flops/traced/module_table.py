@@ -25,7 +25,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.counting import TracedCount, count_with_scopes
 from mfu_jax.formatting import columns
 
-Path = tuple[str, ...]
+ModulePath = tuple[str, ...]
 
 _MARKER = re.compile(r"mfu_jax_module\.(\d+)")
 _NUMBER = "_mfu_jax_module"
@@ -158,7 +158,7 @@ def _tabulate_linen(
     model: linen.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> ModuleTable:
     rngs = {name: jax.random.key(0) for name in ("params", "dropout", "default")}
-    kinds: dict[Path, str] = {}
+    kinds: dict[ModulePath, str] = {}
 
     def enter(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
         path = context.module.path
@@ -194,12 +194,12 @@ def _tabulate_linen(
 
 
 def _count_modules(
-    loss: Callable[..., Any], arguments: tuple[Any, ...], paths: Iterable[Path]
-) -> tuple[TracedCount, dict[tuple[str, Path], int]]:
+    loss: Callable[..., Any], arguments: tuple[Any, ...], paths: Iterable[ModulePath]
+) -> tuple[TracedCount, dict[tuple[str, ModulePath], int]]:
     """Counts a loss and its gradient by (phase, path); `paths` may grow while it is traced."""
     count, flops = count_with_scopes(jax.value_and_grad(loss), arguments, {})
     numbered = list(paths)
-    by_path: Counter[tuple[str, Path]] = Counter()
+    by_path: Counter[tuple[str, ModulePath]] = Counter()
     for (phase, scope), amount in flops.items():
         markers = _MARKER.findall(scope)
         by_path[phase, numbered[int(markers[-1])] if markers else ()] += amount
@@ -207,11 +207,13 @@ def _count_modules(
 
 
 def _table(
-    modules: Mapping[Path, _Module], by_path: Mapping[tuple[str, Path], int], count: TracedCount
+    modules: Mapping[ModulePath, _Module],
+    by_path: Mapping[tuple[str, ModulePath], int],
+    count: TracedCount,
 ) -> ModuleTable:
     """One row per module, including the modules inside it."""
 
-    def inside(path: Path, phase: str) -> int:
+    def inside(path: ModulePath, phase: str) -> int:
         return sum(n for (p, at), n in by_path.items() if p == phase and at[: len(path)] == path)
 
     rows = []
@@ -230,7 +232,7 @@ def _table(
     return ModuleTable(rows=tuple(rows), count=count)
 
 
-def _natural_order(path: Path) -> list[tuple[bool, int, str]]:
+def _natural_order(path: ModulePath) -> list[tuple[bool, int, str]]:
     """Layer 2 before layer 10."""
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in path]
 
@@ -301,7 +303,7 @@ def _size(tree: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
-def _at(tree: Any, path: Path) -> Any:
+def _at(tree: Any, path: ModulePath) -> Any:
     for name in path:
         tree = tree.get(name, {})
     return tree

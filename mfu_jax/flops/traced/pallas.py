@@ -18,7 +18,7 @@ from jax.extend.core import Literal
 from mfu_jax.flops.kernels import AttentionKernel, kernels_named
 from mfu_jax.flops.traced import jax_internals
 from mfu_jax.flops.traced.flow import operand_dtype
-from mfu_jax.flops.traced.known_values import Known, Table, evaluate, scalar
+from mfu_jax.flops.traced.known_values import ConstantTable, Known, evaluate, scalar
 from mfu_jax.flops.traced.loops import jaxpr_trip_count
 from mfu_jax.flops.traced.rules import RULES
 
@@ -76,7 +76,7 @@ def pallas_cost(eqn: Any, operands: Sequence[Known]) -> PallasCost:
 
     Args:
         eqn: the equation.
-        operands: known values of its operands; a `Table` for a constant.
+        operands: known values of its operands; a `ConstantTable` for a constant.
     """
     mapping = eqn.params["grid_mapping"]
     grid = tuple(size if isinstance(size, int) else 1 for size in mapping.grid)
@@ -137,7 +137,7 @@ class _Programs:
             return [np.arange(self.grid[axis]).reshape(shape)]
         if name == "num_programs":
             return [self.grid[self.axes[eqn.params["axis"]]]]
-        if name == "get" and isinstance(known[0], Table):
+        if name == "get" and isinstance(known[0], ConstantTable):
             return [_look_up(eqn, known)]
         if name == "cond":
             return self._cond(eqn, known, times)
@@ -177,7 +177,7 @@ class _Programs:
             for number, branch in enumerate(branches)
         ]
         return [
-            None if any(case is None or isinstance(case, Table) for case in cases)
+            None if any(case is None or isinstance(case, ConstantTable) for case in cases)
             else np.choose(chosen, np.broadcast_arrays(*cases))
             for cases in zip(*results, strict=True)
         ] if eqn.outvars else nothing  # fmt: skip

@@ -12,7 +12,7 @@ from mfu_jax.flops.analytic.components import Layer, Model, layers_of
 from mfu_jax.flops.analytic.matmuls import Components
 from mfu_jax.flops.analytic.model_configs.layers import CHUNKED, FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.towers.huggingface import tower_layers
+from mfu_jax.flops.analytic.towers.huggingface import hugging_face_towers
 from mfu_jax.flops.masks import BidirectionalWindow, Full, Mask
 
 
@@ -84,7 +84,7 @@ def frame(
         last.append(output)
     return Model(
         layers=(
-            *tower_layers(config),
+            *hugging_face_towers(config),
             Layer(name="embedding", components=(*first, *embedding)),
             *layers,
             *parts.mtp_modules(config, layers[-1].components, output),

@@ -8,7 +8,7 @@ from mfu_jax.flops.analytic import matmuls, mixers
 from mfu_jax.flops.analytic.components import Layer, Model
 from mfu_jax.flops.analytic.matmuls import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.towers.maxtext import tower_layers
+from mfu_jax.flops.analytic.towers.maxtext import maxtext_towers
 from mfu_jax.flops.masks import (
     BlockDiffusion,
     Causal,
@@ -204,7 +204,7 @@ def decoder(
     final = norms(config, 1, "final_norm")
     return Model(
         layers=(
-            *tower_layers(config),
+            *maxtext_towers(config),
             Layer(name="embedding", components=(*first, *embedding)),
             *layers,
             *mtp_modules(config, layers[-1].components, output),

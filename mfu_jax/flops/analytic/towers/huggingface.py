@@ -17,7 +17,7 @@ from mfu_jax.flops.analytic.towers.gemma4 import gemma3n_towers, gemma4_towers
 from mfu_jax.flops.analytic.towers.vision import llama4_vision, qwen3_vision, siglip
 
 
-def tower_layers(config: ModelConfig) -> Tower:
+def hugging_face_towers(config: ModelConfig) -> Tower:
     """The layers of the towers beside the decoder; none for a text model.
 
     Raises:

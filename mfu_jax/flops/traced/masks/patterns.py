@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mfu_jax.flops.traced.known_values import Known, Table
+from mfu_jax.flops.traced.known_values import ConstantTable, Known
 from mfu_jax.flops.traced.masks.pairs import Band
 
 _NO_BOUNDS = Band()
 
-Kind = Literal["positions", "distance", "keeps", "drops", "bias"]
+PatternKind = Literal["positions", "distance", "keeps", "drops", "bias"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Pattern:
         partial: the mask keeps an unknown subset of the pairs in the band.
     """
 
-    kind: Kind
+    kind: PatternKind
     terms: tuple[tuple[int, int], ...] = ()
     offset: float = 0
     band: Band = _NO_BOUNDS
@@ -105,7 +105,7 @@ def of_constant(value: Known) -> Pattern | None:
         return EVERYWHERE
     if isinstance(value, bool | int | float):
         return Pattern("positions", (), value)
-    if not isinstance(value, Table):
+    if not isinstance(value, ConstantTable):
         return None
     values = value.values
     long_dims = [d for d, size in enumerate(values.shape) if size > 1]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mfu_jax.settings import Settings
-from mfu_jax.trainer.metrics import settings_of
 from mfu_jax.trainer.pyconfig import load
+from mfu_jax.trainer.run_logger import settings_of
 
 
 def test_keys_of_the_config_that_are_settings_keep_their_values() -> None:

@@ -10,8 +10,7 @@ import jax
 
 from mfu_jax.flops.analytic.totals import calculate_tokens_per_device
 from mfu_jax.hardware.step_peaks import StepPeaks
-from mfu_jax.instrumentation import assembly
-from mfu_jax.instrumentation import counts as step_flops
+from mfu_jax.instrumentation import assembly, counts
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.logger.compile_events import CompileLog
 from mfu_jax.logger.metric_logger import MetricLogger
@@ -48,19 +47,19 @@ def find_step_peaks(config: Config) -> StepPeaks:
     return assembly.peaks_of(settings_of(config), jax.local_devices()[0], {config.dtype: 1})
 
 
-def make_sinks(config: Config, settings: Settings) -> list[Sink]:
+def make_run_sinks(config: Config, settings: Settings) -> list[Sink]:
     """The sinks of the settings, with a progress bar on the console unless switched off."""
     progress = None if config.progress_bar else False
-    return assembly.make_sinks(settings, total_steps=config.steps, progress=progress)
+    return assembly.sinks_of(settings, total_steps=config.steps, progress=progress)
 
 
 def count_step(config: Config, train_step: jax.stages.Compiled) -> StepFlops:
     """Counts the compiled step and explains the count, from the model's FLOPs on."""
-    model = step_flops.analytic_model(config, convention=config.convention)
-    return step_flops.count_program(train_step, model)
+    model = counts.analytic_model(config, convention=config.convention)
+    return counts.count_program(train_step, model)
 
 
-def make_logger(
+def make_run_logger(
     config: Config,
     settings: Settings,
     *,
@@ -76,7 +75,7 @@ def make_logger(
         tokens_per_device=flops.model.tokens_per_device,
         hfu_source=settings.hfu_source,
     )
-    logger = assembly.make_logger(settings, cost=cost, sinks=sinks, compile_log=compile_log)
+    logger = assembly.logger_of(settings, cost=cost, sinks=sinks, compile_log=compile_log)
     logger.write_setup(*_setup(config, state, peaks, flops))
     return logger
 
@@ -99,7 +98,7 @@ def _setup(
     return {"run": str(config.run_directory)} | table, texts
 
 
-def _shares(model: step_flops.ModelCount) -> str:
+def _shares(model: counts.ModelCount) -> str:
     """The convention, and the TFLOPs of weights and of attention."""
     assert model.attention is not None  # always known where the source is a config
     weights = float(model.per_device - model.attention) / 1e12

@@ -28,9 +28,9 @@ from mfu_jax.errors import UserError
 from mfu_jax.instrumentation import assembly
 from mfu_jax.instrumentation.jitting import jitted, name_of
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
-from mfu_jax.logger.compile_events import CompileLog
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import Settings
 from mfu_jax.values import field_types
 

@@ -14,8 +14,8 @@ from typing import Any
 import jax
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.compile_events import CompileLog
 from mfu_jax.logger.non_finite import NON_FINITE_EXIT_CODE, NonFiniteLossError
+from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.trainer.checkpoint import Checkpointer, StopRequest
 from mfu_jax.trainer.data import make_iterator
 from mfu_jax.trainer.mesh import (

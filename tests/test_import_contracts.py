@@ -20,7 +20,7 @@ PLANTED = {
         "import mfu_jax.flops.analytic.architectures.plain_decoders",
     ): "config.json and layers",
     ("mfu_jax/flops/executed/hlo.py", "import mfu_jax.flops.executed.costs"): "executed:",
-    ("mfu_jax/logger/timer.py", "import mfu_jax.logger.spans"): "logger:",
+    ("mfu_jax/logger/timing/timer.py", "import mfu_jax.logger.spans"): "logger:",
     ("mfu_jax/flops/analytic/matmuls.py", "import jax"): "A laptop's answer",
     (
         "mfu_jax/flops/executed/op_names.py",

@@ -14,10 +14,10 @@ import jax
 
 from mfu_jax.hardware.step_peaks import StepPeaks, find_peaks
 from mfu_jax.instrumentation.counts import ModelCount
-from mfu_jax.logger.compile_events import CompileLog
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import Sink, make_sink
 from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import Settings
 
 

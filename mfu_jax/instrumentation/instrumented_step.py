@@ -21,11 +21,11 @@ from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
 from mfu_jax.instrumentation.programs import StepProgram, StepPrograms
 from mfu_jax.instrumentation.signatures import Signature
 from mfu_jax.instrumentation.wrapped_step import DisabledStep, WrappedStep
-from mfu_jax.logger.compile_events import CompileLog
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import Sink
 from mfu_jax.logger.sinks.base import format_values
 from mfu_jax.logger.summary import Summary
+from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import Settings
 
 _log = logging.getLogger("mfu_jax")

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.readiness import end_marker
+from mfu_jax.logger.timing.readiness import end_marker
 
 Metrics = dict[str, Any]
 Select = Callable[[Any], Any]

@@ -10,7 +10,7 @@ from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.outputs import Selection
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
 from mfu_jax.instrumentation.signatures import Signature, SignatureTable
-from mfu_jax.logger.compile_events import CompileEvent, CompileLog
+from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
 
 
 class StepProgram(NamedTuple):

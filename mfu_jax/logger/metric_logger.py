@@ -28,7 +28,6 @@ from typing import Any, Self, Unpack
 import jax
 
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.logger.compile_events import CompileEvent, CompileLog
 from mfu_jax.logger.config import ConfigFields, LoggerConfig
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.phases import Phase, PhaseBook, StepScope
@@ -39,7 +38,8 @@ from mfu_jax.logger.sinks.console import ConsoleSink
 from mfu_jax.logger.spans import LoopSpans
 from mfu_jax.logger.step_cost import CostFields, StepCost
 from mfu_jax.logger.summary import Summary
-from mfu_jax.logger.timer import StepTimer, TimedStep, Watcher
+from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
+from mfu_jax.logger.timing.timer import StepTimer, TimedStep, Watcher
 
 _log = logging.getLogger("mfu_jax")
 

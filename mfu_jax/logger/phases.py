@@ -27,8 +27,8 @@ from typing import Any, Protocol, Self
 import jax
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.readiness import end_marker
 from mfu_jax.logger.step_cost import StepCost, add_costs
+from mfu_jax.logger.timing.readiness import end_marker
 
 LateCost = StepCost | Callable[[], StepCost]
 

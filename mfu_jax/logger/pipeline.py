@@ -12,7 +12,7 @@ from mfu_jax.logger.non_finite import NonFiniteLossError, is_bad
 from mfu_jax.logger.records import RecordBuilder
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.summary import Summary
-from mfu_jax.logger.timer import TimedStep
+from mfu_jax.logger.timing.timer import TimedStep
 from mfu_jax.logger.writer import BackgroundWriter, GuardedSink
 
 _log = logging.getLogger("mfu_jax")

@@ -15,7 +15,7 @@ from mfu_jax.logger.diagnosis import diagnose
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.summary import StepStatistics, Summary
-from mfu_jax.logger.timer import TimedStep
+from mfu_jax.logger.timing.timer import TimedStep
 
 # The rolling window, in measured steps, where every step is logged.
 DEFAULT_WINDOW = 100

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mfu_jax.logger.pipeline import RecordPipeline
-from mfu_jax.logger.timer import Reading, StepTimer, TimedStep
+from mfu_jax.logger.timing.timer import Reading, StepTimer, TimedStep
 
 
 class LoopSpans:

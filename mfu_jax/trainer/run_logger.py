@@ -12,9 +12,9 @@ from mfu_jax.flops.analytic.totals import calculate_tokens_per_device
 from mfu_jax.hardware.step_peaks import StepPeaks
 from mfu_jax.instrumentation import assembly, counts
 from mfu_jax.instrumentation.counts import StepFlops
-from mfu_jax.logger.compile_events import CompileLog
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import Sink
+from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import Settings
 from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.trainer.state import TrainState, parameter_count

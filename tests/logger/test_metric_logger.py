@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.compile_events import CompileEvent, CompileLog
 from mfu_jax.logger.config import ConfigFields, LoggerConfig
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.non_finite import NonFiniteLossError
 from mfu_jax.logger.step_cost import CostFields, StepCost
+from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
 from tests.support.logger_run import RUN_COST, Run
 from tests.support.sinks import ListSink
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mfu_jax.logger.readiness import is_ready
-from mfu_jax.logger.timer import TimedStep
+from mfu_jax.logger.timing.readiness import is_ready
+from mfu_jax.logger.timing.timer import TimedStep
 
 
 class FakeClock:

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
-from mfu_jax.logger.compile_events import CompileEvent
-from mfu_jax.logger.readiness import block_until_ready, is_ready
 from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.logger.timing.compile_events import CompileEvent
+from mfu_jax.logger.timing.readiness import block_until_ready, is_ready
 
 # Slewing clocks drift by at most 500 ppm (NTP); anything more is a jump, not the step's time.
 JUMP_SECONDS = 1e-3

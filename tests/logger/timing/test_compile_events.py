@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mfu_jax.logger.compile_events import CompileEvent, CompileLog
 from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
 from tests.support.fake_device import FakeClock
 from tests.support.sinks import ListSink
 

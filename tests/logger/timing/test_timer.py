@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.compile_events import CompileEvent
-from mfu_jax.logger.timer import Reading, StepTimer, ThreadWatcher, TimedStep
+from mfu_jax.logger.timing.compile_events import CompileEvent
+from mfu_jax.logger.timing.timer import Reading, StepTimer, ThreadWatcher, TimedStep
 from tests.support.fake_device import FakeArray, FakeClock, FakeDevice, FakeWatcher
 from tests.support.work import HANG_SECONDS
 

@@ -15,7 +15,7 @@ from mfu_jax.flops.executed.collectives import KINDS, Collective, is_further_lin
 from mfu_jax.flops.executed.dataflow import Dataflow, UnknownValueError
 from mfu_jax.flops.executed.elementwise import elementwise_flops
 from mfu_jax.flops.executed.hbm import hbm_bytes
-from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo import CALLEE_KEYS, HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.kernels import (
     KernelCall,
     KernelCost,
@@ -28,8 +28,6 @@ from mfu_jax.flops.kernels import is_attention
 
 KernelFlops = Mapping[str, int] | Callable[[KernelCall], int | None]
 
-# The attribute that names the computation which an instruction runs.
-_CALLEE_KEY = {"fusion": "calls", "call": "to_apply", "async": "calls"}
 # Instructions that XLA runs as library routines, whose FLOPs are not counted.
 _LIBRARY_ROUTINES = {
     "fft": "an FFT is no matmul; 5·n·log2(n) is the usual estimate",
@@ -184,14 +182,12 @@ class CostReader:
         return InstructionCost(MatmulCost(instruction, flops, dtype, seen_by_xla=flops))
 
     def _call(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
-        key = _CALLEE_KEY[instruction.opcode.removesuffix("-start")]
-        return InstructionCost(call=_call(instruction, instruction.computations(key)))
+        return InstructionCost(call=_call(instruction))
 
     def _conditional(
         self, computation: HloComputation, instruction: HloInstruction
     ) -> InstructionCost:
-        call = _call(instruction, instruction.callees)
-        return InstructionCost(call=call._replace(is_choice=True))
+        return InstructionCost(call=_call(instruction)._replace(is_choice=True))
 
     def _while(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
         body, condition = instruction.loop_computations
@@ -309,7 +305,7 @@ class CostReader:
 _Rule = Callable[[CostReader, HloComputation, HloInstruction], InstructionCost]
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(MATMULS, CostReader._matmul),
-    **dict.fromkeys(_CALLEE_KEY, CostReader._call),
+    **dict.fromkeys(CALLEE_KEYS, CostReader._call),
     **dict.fromkeys(KINDS, CostReader._collective),
     **dict.fromkeys(_LIBRARY_ROUTINES, CostReader._library_routine),
     "conditional": CostReader._conditional,
@@ -318,10 +314,10 @@ _RULES: dict[str, _Rule] = {
 }
 
 
-def _call(instruction: HloInstruction, names: tuple[str, ...]) -> Call:
-    if not names:
+def _call(instruction: HloInstruction) -> Call:
+    if not instruction.callees:
         raise instruction.error(f"{instruction.opcode} without its computation")
-    return Call(instruction, tuple((name, 1) for name in names))
+    return Call(instruction, tuple([(name, 1) for name in instruction.callees]))
 
 
 def _unaccounted(instruction: HloInstruction, name: str, reason: str) -> Unaccounted:

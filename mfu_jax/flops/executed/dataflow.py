@@ -54,7 +54,8 @@ SAME_VALUE = {
     "opt-barrier",
     "optimization-barrier",
 }
-CALLEE = {"fusion": "calls", "call": "to_apply"}
+# Instructions that run one computation once, on their operands.
+_CALLS = frozenset({"fusion", "call"})
 
 
 class Dataflow:
@@ -66,7 +67,7 @@ class Dataflow:
 
     def frame_of(self, computation: HloComputation) -> Frame:
         """The frame of a computation, with those of the computations that enclose it."""
-        return self._enclosing(computation, {"while", *CALLEE})
+        return self._enclosing(computation, {"while", *_CALLS})
 
     def frame_in_fusions(self, computation: HloComputation) -> Frame:
         """The frame of a fused computation, up to the first computation that is not fused."""
@@ -96,7 +97,7 @@ class Dataflow:
         Raises:
             UnknownValueError: it does not run exactly one computation.
         """
-        names = call.computations(CALLEE[call.opcode])
+        names = call.callees
         if len(names) != 1:
             raise UnknownValueError
         operands = (frame.computation[name] for name in call.operands)
@@ -120,7 +121,7 @@ class Dataflow:
                 instruction, path = computation.operand(instruction, path[0]), path[1:]
             elif opcode in SAME_VALUE:
                 instruction = computation.operand(instruction, 0)
-            elif opcode in CALLEE:
+            elif opcode in _CALLS:
                 frame = self.enter(frame, instruction)
                 instruction = frame.computation.root
             elif opcode == "parameter" and frame.arguments is not None:

@@ -15,7 +15,7 @@ from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
 # Whether a value was computed from gradients; for a tuple, whether each element was.
 Taint: TypeAlias = "bool | tuple[Taint, ...]"
 
-_ONE_CALLEE = {"fusion": "calls", "call": "to_apply", "async-start": "calls"}
+_CALLS = frozenset({"fusion", "call", "async-start"})
 
 
 def gradient_users(module: HloModule, backward: Collection[int]) -> set[int]:
@@ -86,8 +86,8 @@ class _Walk:
         if opcode == "get-tuple-element" and operands and isinstance(operands[0], tuple):
             (index,) = instruction.integers("index") or (0,)
             return operands[0][index] if index < len(operands[0]) else _any(operands[0])
-        if opcode in _ONE_CALLEE:
-            names = instruction.computations(_ONE_CALLEE[opcode])
+        if opcode in _CALLS:
+            names = instruction.callees
             results = [self.run(self.module[name], operands, depth + 1) for name in names]
         elif opcode == "while" and operands:
             names = instruction.computations("body")

@@ -40,7 +40,7 @@ def hbm_bytes(module: HloModule, computation: HloComputation, instruction: HloIn
         # Reads and writes the updated rows.
         return 2 * _in_hbm(operands[0], operands[2]) + sum(map(_bytes, operands[1:]))
     if opcode == "fusion":
-        names = instruction.computations("calls")
+        names = instruction.callees
         if len(names) == 1:
             return _fusion(module[names[0]], operands, result)
     return sum(map(_bytes, operands)) + _bytes(result)

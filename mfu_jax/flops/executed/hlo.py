@@ -26,6 +26,7 @@ from mfu_jax.flops.executed.hlo_shapes import (
 )
 
 __all__ = [
+    "CALLEE_KEYS",
     "HloComputation",
     "HloInstruction",
     "HloModule",
@@ -42,10 +43,12 @@ _INTEGER = re.compile(r"-?\d+")
 _PLAIN_VALUE = re.compile(r'(?:\{[^{}"]*\}|[^\s,{}()\["]+)(?=,|$)')
 
 
-_CALLEE_KEYS = {
+# The attributes that name the computations which an instruction runs, by its opcode without
+# ``-start``.
+CALLEE_KEYS = {
     "fusion": ("calls",),
     "call": ("to_apply",),
-    "async-start": ("calls",),
+    "async": ("calls",),
     "while": ("body", "condition"),
     "conditional": ("branch_computations", "true_computation", "false_computation"),
 }
@@ -56,6 +59,7 @@ class HloInstruction:
 
     __slots__ = (
         "_attributes",
+        "_callees",
         "_lines",
         "_operand_text",
         "_operands",
@@ -80,6 +84,7 @@ class HloInstruction:
         self._operand_text: str | None = None
         self._operands: tuple[str, ...] | None = None
         self._attributes: dict[str, str] | None = None
+        self._callees: tuple[str, ...] | None = None
 
     def extend(self, line: str) -> None:
         """Appends a line of an instruction that spans several."""
@@ -181,9 +186,11 @@ class HloInstruction:
 
     @property
     def callees(self) -> tuple[str, ...]:
-        """Names of all computations that the instruction calls."""
-        keys = _CALLEE_KEYS.get(self.opcode, ())
-        return tuple(name for key in keys for name in self.computations(key))
+        """Names of all computations that the instruction calls, in the order of `CALLEE_KEYS`."""
+        if self._callees is None:
+            keys = CALLEE_KEYS.get(self.opcode.removesuffix("-start"), ())
+            self._callees = tuple([name for key in keys for name in self.computations(key)])
+        return self._callees
 
     @property
     def loop_computations(self) -> tuple[str, str]:
@@ -313,7 +320,7 @@ class HloModule:
         callers: dict[str, tuple[HloComputation, HloInstruction] | None] = {}
         for computation in self.computations.values():
             for instruction in computation.instructions.values():
-                if instruction.opcode in _CALLEE_KEYS:
+                if instruction.opcode.removesuffix("-start") in CALLEE_KEYS:
                     for callee in set(instruction.callees):
                         is_first = callee not in callers
                         callers[callee] = (computation, instruction) if is_first else None
@@ -345,16 +352,18 @@ def parse_hlo(text: str) -> HloModule:
     name = header = entry = ""
     computations: dict[str, HloComputation] = {}
     computation: HloComputation | None = None
+    instructions: dict[str, HloInstruction] = {}
     last: HloInstruction | None = None
+    match_instruction = _INSTRUCTION.match
     for number, line in enumerate(text.split("\n"), 1):
         if computation is not None:
-            match = _INSTRUCTION.match(line)
+            match = match_instruction(line)
             if match:
                 root, instruction, shape, opcode, tail = match.groups()
-                if instruction in computation.instructions:
+                if instruction in instructions:
                     raise HloParseError("a second instruction of this name", line, number)
                 last = HloInstruction(instruction, shape, opcode, tail, root is not None, number)
-                computation.instructions[instruction] = last
+                instructions[instruction] = last
             elif line.startswith("}") and (last is None or last.is_complete()):
                 computation = last = None
             elif line.strip():
@@ -364,6 +373,7 @@ def parse_hlo(text: str) -> HloModule:
         elif line.endswith("{") and (match := _COMPUTATION.match(line)):
             computation = HloComputation(match[2], number)
             computations[match[2]] = computation
+            instructions = computation.instructions
             if match[1]:
                 entry = match[2]
         elif line.startswith("HloModule "):

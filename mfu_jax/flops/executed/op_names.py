@@ -60,7 +60,7 @@ def _users(
     for user in computation.users.get(instruction.name, []):
         yield computation, user
         if user.opcode == "fusion" and not user.op_name:
-            for fused in map(module.__getitem__, user.computations("calls")):
+            for fused in map(module.__getitem__, user.callees):
                 for number, operand in enumerate(user.operands):
                     if operand == instruction.name and number in fused.parameters:
                         parameter = fused.parameters[number]

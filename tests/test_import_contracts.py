@@ -21,7 +21,7 @@ PLANTED = {
     ): "config.json and layers",
     ("mfu_jax/flops/executed/hlo.py", "import mfu_jax.flops.executed.costs"): "executed:",
     ("mfu_jax/logger/timing/timer.py", "import mfu_jax.logger.spans"): "logger:",
-    ("mfu_jax/flops/analytic/matmuls.py", "import jax"): "A laptop's answer",
+    ("mfu_jax/flops/analytic/formulas.py", "import jax"): "A laptop's answer",
     (
         "mfu_jax/flops/executed/op_names.py",
         "import mfu_jax.flops.traced.jax_internals",

@@ -1,12 +1,12 @@
 """Ways to mix tokens other than plain attention: latent, sparse, compressed, recurrent.
 
-Shapes as in `matmuls`: T tokens, S sequence length, D model width, H heads, h head width.
+Shapes as in `formulas`: T tokens, S sequence length, D model width, H heads, h head width.
 """
 
 from __future__ import annotations
 
 from mfu_jax.flops.analytic.components import Cache, Component
-from mfu_jax.flops.analytic.matmuls import (
+from mfu_jax.flops.analytic.formulas import (
     Components,
     attention_scores,
     norm,

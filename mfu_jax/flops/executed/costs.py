@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from mfu_jax.flops.attention_kernels import is_attention
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.executed.collectives import KINDS, Collective, is_further_link, read_collective
 from mfu_jax.flops.executed.dataflow import Dataflow, UnknownValueError
@@ -24,7 +25,6 @@ from mfu_jax.flops.executed.kernels import (
 )
 from mfu_jax.flops.executed.loops import hlo_trip_count
 from mfu_jax.flops.executed.matmuls import MATMULS, operand_dtype
-from mfu_jax.flops.kernels import is_attention
 
 KernelFlops = Mapping[str, int] | Callable[[KernelCall], int | None]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from mfu_jax.flops.kernels import BY_PRIMITIVE, OF_VALUE_WIDTH, AttentionKernel
+from mfu_jax.flops.attention_kernels import BY_PRIMITIVE, OF_VALUE_WIDTH, AttentionKernel
 from mfu_jax.flops.traced.masks.pairs import Band
 
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.extend.core import Literal
 
-from mfu_jax.flops.kernels import AttentionKernel, kernels_named
+from mfu_jax.flops.attention_kernels import AttentionKernel, kernels_named
 from mfu_jax.flops.traced import jax_internals
 from mfu_jax.flops.traced.flow import operand_dtype
 from mfu_jax.flops.traced.known_values import ConstantTable, Known, evaluate, scalar

@@ -9,8 +9,8 @@ from typing import Any
 
 from jax.extend.core import Literal, Primitive, primitives
 
+from mfu_jax.flops.attention_kernels import BY_PRIMITIVE
 from mfu_jax.flops.count import Unaccounted
-from mfu_jax.flops.kernels import BY_PRIMITIVE
 from mfu_jax.flops.scopes import read_scope
 from mfu_jax.flops.traced import jax_internals
 from mfu_jax.flops.traced.attention_primitives import fused_attention

@@ -17,19 +17,19 @@ from mfu_jax.flops.analytic.architectures import (
     gemma4,
     generic_decoder,
     mixtures,
+    plain_decoders,
 )
-from mfu_jax.flops.analytic.architectures import plain_decoders as dense
 from mfu_jax.flops.analytic.architectures.registry import architecture, build, known_blocks
 
 __all__ = [
     "architecture",
     "build",
     "deepseek",
-    "dense",
     "diffusion",
     "encoders",
     "gemma4",
     "generic_decoder",
     "known_blocks",
     "mixtures",
+    "plain_decoders",
 ]

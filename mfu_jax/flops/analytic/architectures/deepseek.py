@@ -7,11 +7,11 @@ import functools
 import math
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic import matmuls, mixers
+from mfu_jax.flops.analytic import formulas, mixers
 from mfu_jax.flops.analytic.architectures import parts
 from mfu_jax.flops.analytic.architectures.registry import architecture
 from mfu_jax.flops.analytic.components import Model, layers_of
-from mfu_jax.flops.analytic.matmuls import Components
+from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.masks import TopK
 from mfu_jax.values import shown
@@ -62,8 +62,8 @@ def _hyper_connections(config: ModelConfig) -> Components:
     """Around attention and around the MLP: two a layer."""
     streams, width = config.stack.mhc_expansion_rate, config.emb_dim
     return (
-        *matmuls.hyper_connection(streams, width, "hyper_connection/attention"),
-        *matmuls.hyper_connection(streams, width, "hyper_connection/mlp"),
+        *formulas.hyper_connection(streams, width, "hyper_connection/attention"),
+        *formulas.hyper_connection(streams, width, "hyper_connection/mlp"),
     )
 
 
@@ -75,7 +75,7 @@ def _engram(config: ModelConfig, index: int) -> Components:
     sizes = config.engram
     heads, bases = sizes.engram_num_heads, sizes.engram_vocab_bases
     orders = sizes.engram_max_ngram_size - 1
-    mixing = matmuls.engram(
+    mixing = formulas.engram(
         config.emb_dim,
         streams=config.stack.mhc_expansion_rate,
         memory=heads * sizes.engram_head_dim * orders,
@@ -94,7 +94,7 @@ def _engram(config: ModelConfig, index: int) -> Components:
             f"{_MOST_ENGRAM_HEADS} and 2^40"
         )
     rows = _engram_rows(bases, heads, len(sizes.engram_layers))[index]
-    return (matmuls.table("engram/tables", rows, sizes.engram_head_dim), *mixing)
+    return (formulas.table("engram/tables", rows, sizes.engram_head_dim), *mixing)
 
 
 _MOST_ENGRAM_HEADS = 256
@@ -187,8 +187,8 @@ def _compressed_decoder(config: ModelConfig, *, streamed: bool) -> Model:
     kinds = ((ratio, i < config.experts.first_num_hash_layers) for i, ratio in enumerate(ratios))
     # The weights that join the streams are computed from all of them.
     closing = (
-        matmuls.projection("hyper_head", streams * config.emb_dim, streams, bias=True),
-        matmuls.vector("hyper_head/scale", 1),
+        formulas.projection("hyper_head", streams * config.emb_dim, streams, bias=True),
+        formulas.vector("hyper_head/scale", 1),
     )
     layers = layers_of(kinds, block)
     return parts.decoder(config, layers, closing=closing if streamed else ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic import matmuls
+from mfu_jax.flops.analytic import formulas
 from mfu_jax.flops.analytic.architectures.registry import architecture
 from mfu_jax.flops.analytic.components import Layer, Model
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
@@ -33,13 +33,13 @@ def dit(config: ModelConfig) -> Model:
     width = config.emb_dim
     pixels = vision.num_channels_for_vit * vision.patch_size_for_vit**2
     # Noise and timesteps are data: their gradient is not needed.
-    patches = matmuls.projection("patches", pixels, width, bias=True).replace(left_gradient=False)
-    frequencies = matmuls.projection(
+    patches = formulas.projection("patches", pixels, width, bias=True).replace(left_gradient=False)
+    frequencies = formulas.projection(
         "timestep/mlp_0", _TIMESTEP_FREQUENCIES, width, bias=True, tokens=1
     ).replace(left_gradient=False)
     block = (
-        matmuls.projection("modulation", width, 6 * width, bias=True, tokens=1),
-        *matmuls.attention(
+        formulas.projection("modulation", width, 6 * width, bias=True, tokens=1),
+        *formulas.attention(
             width,
             config.attention.num_query_heads,
             config.attention.num_query_heads,
@@ -47,7 +47,7 @@ def dit(config: ModelConfig) -> Model:
             Full(),
             bias=True,
         ),
-        *matmuls.mlp(width, config.feed_forward.mlp_dim, gated=False, bias=True),
+        *formulas.mlp(width, config.feed_forward.mlp_dim, gated=False, bias=True),
     )
     return Model(
         layers=(
@@ -55,18 +55,18 @@ def dit(config: ModelConfig) -> Model:
                 name="embedding",
                 components=(
                     patches,
-                    matmuls.table("positions", tokens, width),
+                    formulas.table("positions", tokens, width),
                     frequencies,
-                    matmuls.projection("timestep/mlp_2", width, width, bias=True, tokens=1),
-                    matmuls.table("classes", config.vocab_size, width),
+                    formulas.projection("timestep/mlp_2", width, width, bias=True, tokens=1),
+                    formulas.table("classes", config.vocab_size, width),
                 ),
             ),
             Layer(name="layers", components=block, repeats=config.num_decoder_layers),
             Layer(
                 name="head",
                 components=(
-                    matmuls.projection("modulation", width, 2 * width, bias=True, tokens=1),
-                    matmuls.projection("output", width, 2 * pixels, bias=True),
+                    formulas.projection("modulation", width, 2 * width, bias=True, tokens=1),
+                    formulas.projection("output", width, 2 * pixels, bias=True),
                 ),
             ),
         )

@@ -1,6 +1,6 @@
 """Encoders and encoder-decoders: BERT, ViT, CLIP, T5, Whisper.
 
-Shapes as in `matmuls`: S sequence length, D model width, F hidden width of the MLP, V vocabulary,
+Shapes as in `formulas`: S sequence length, D model width, F hidden width of the MLP, V vocabulary,
 N tokens of an image or of a source sequence.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic import matmuls
+from mfu_jax.flops.analytic import formulas
 from mfu_jax.flops.analytic.architectures import parts
 from mfu_jax.flops.analytic.architectures.registry import architecture
 from mfu_jax.flops.analytic.components import Component, Layer, Model
-from mfu_jax.flops.analytic.matmuls import Components
+from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.model_configs.towers import Encoder
 from mfu_jax.flops.analytic.towers.encoder import over_images
@@ -28,7 +28,7 @@ def _require_config_json(config: ModelConfig) -> None:
 
 
 def _layer_norm(name: str, width: int, copies: int = 1) -> Component:
-    return matmuls.norm(name, width, bias=True, copies=copies)
+    return formulas.norm(name, width, bias=True, copies=copies)
 
 
 def _block(
@@ -45,13 +45,13 @@ def _block(
     The number of heads does not matter: H heads of width D/H do as many multiply-adds as one.
     """
     positions = None if tokens is None else tokens * images
-    attended = matmuls.attention(
+    attended = formulas.attention(
         width, 1, 1, width, mask, bias=bias, output_bias=True, tokens=positions
     )
     return (
         _layer_norm("norms", width, copies=2),
         *over_images(attended, images),
-        *matmuls.mlp(width, hidden, gated=False, bias=True, tokens=positions),
+        *formulas.mlp(width, hidden, gated=False, bias=True, tokens=positions),
     )
 
 
@@ -68,9 +68,9 @@ def bert(config: ModelConfig) -> Model:
             Layer(
                 name="embedding",
                 components=(
-                    matmuls.table("tokens", config.vocab_size, width),
-                    matmuls.table("positions", config.embedding.trainable_position_size, width),
-                    matmuls.table("token_types", config.encoder.token_types, width),
+                    formulas.table("tokens", config.vocab_size, width),
+                    formulas.table("positions", config.embedding.trainable_position_size, width),
+                    formulas.table("token_types", config.encoder.token_types, width),
                     _layer_norm("norm", width),
                 ),
             ),
@@ -89,11 +89,11 @@ def _text_head(config: ModelConfig, head: str) -> Components:
     if head == "mlm":
         tied = config.embedding.logits_via_embedding
         # Untied, PyTorch's model holds the bias of the logits twice.
-        second = () if tied else (matmuls.vector("logits_bias", config.vocab_size),)
+        second = () if tied else (formulas.vector("logits_bias", config.vocab_size),)
         return (
-            matmuls.projection("transform", width, width, bias=True),
+            formulas.projection("transform", width, width, bias=True),
             _layer_norm("transform_norm", width),
-            matmuls.head(config.vocab_size, width, tied=tied, bias=True),
+            formulas.head(config.vocab_size, width, tied=tied, bias=True),
             *second,
         )
     outputs, tokens = {
@@ -102,18 +102,18 @@ def _text_head(config: ModelConfig, head: str) -> Components:
         "classifier": (config.encoder.num_labels, 1),
         "token_classifier": (config.encoder.num_labels, None),
     }[head]
-    return (matmuls.projection(head, width, outputs, bias=True, tokens=tokens),)
+    return (formulas.projection(head, width, outputs, bias=True, tokens=tokens),)
 
 
 def _patches(config: ModelConfig, width: int, *, bias: bool, images: int = 1) -> Components:
     """The patch embedding ``[channels·p², D]`` at N patches, a class token, a position each."""
     patches = _image_patches(config)
     pixels = config.vision.num_channels_for_vit * config.vision.patch_size_for_vit**2
-    projected = matmuls.projection("patches", pixels, width, bias=bias, tokens=patches * images)
+    projected = formulas.projection("patches", pixels, width, bias=bias, tokens=patches * images)
     return (
         projected.replace(left_gradient=False),  # pixels are data
-        matmuls.vector("class_token", width),
-        matmuls.table("positions", patches + 1, width),
+        formulas.vector("class_token", width),
+        formulas.table("positions", patches + 1, width),
     )
 
 
@@ -165,8 +165,8 @@ def clip(config: ModelConfig) -> Model:
             Layer(
                 name="text/embedding",
                 components=(
-                    matmuls.table("tokens", config.vocab_size, text),
-                    matmuls.table("positions", config.embedding.trainable_position_size, text),
+                    formulas.table("tokens", config.vocab_size, text),
+                    formulas.table("positions", config.embedding.trainable_position_size, text),
                 ),
             ),
             Layer(
@@ -178,7 +178,7 @@ def clip(config: ModelConfig) -> Model:
                 name="text/head",
                 components=(
                     _layer_norm("final_norm", text),
-                    matmuls.projection("projection", text, shared, tokens=1),
+                    formulas.projection("projection", text, shared, tokens=1),
                 ),
             ),
             Layer(
@@ -202,8 +202,8 @@ def clip(config: ModelConfig) -> Model:
             Layer(
                 name="vision/head",
                 components=(
-                    matmuls.projection("projection", vision, shared, tokens=images),
-                    matmuls.vector("logit_scale", 1),
+                    formulas.projection("projection", vision, shared, tokens=images),
+                    formulas.vector("logit_scale", 1),
                     similarity,
                 ),
             ),
@@ -221,20 +221,20 @@ def t5(config: ModelConfig) -> Model:
     width, sizes = config.emb_dim, config.feed_forward
     heads, head_dim = config.attention.num_query_heads, config.attention.head_dim
     source = config.step.encoder_length or config.step.max_target_length
-    relative = matmuls.table("relative_positions", config.encoder.position_buckets, heads)
+    relative = formulas.table("relative_positions", config.encoder.position_buckets, heads)
 
     def attend(mask: Mask, name: str, tokens: int | None, keys: int | None) -> Components:
-        return matmuls.attention(
+        return formulas.attention(
             width, heads, heads, head_dim, mask, tokens=tokens, kv_tokens=keys, name=name
         )
 
     def forward(tokens: int | None) -> Components:
-        return matmuls.mlp(width, sizes.mlp_dim, gated=sizes.gated, tokens=tokens)
+        return formulas.mlp(width, sizes.mlp_dim, gated=sizes.gated, tokens=tokens)
 
     encoder = Layer(
         name="encoder/layers",
         components=(
-            matmuls.norm("norms", width, copies=2),
+            formulas.norm("norms", width, copies=2),
             *attend(Full(queries=source), "attention", source, source),
             *forward(source),
         ),
@@ -243,16 +243,16 @@ def t5(config: ModelConfig) -> Model:
     decoder = Layer(
         name="decoder/layers",
         components=(
-            matmuls.norm("norms", width, copies=3),
+            formulas.norm("norms", width, copies=3),
             *attend(Causal(), "attention", None, None),
             *attend(Full(keys=source), "cross_attention", None, source),
             *forward(None),
         ),
         repeats=config.num_decoder_layers,
     )
-    final = matmuls.norm("final_norm", width)
+    final = formulas.norm("final_norm", width)
     tables = Layer(
-        name="embedding", components=(matmuls.table("tokens", config.vocab_size, width), relative)
+        name="embedding", components=(formulas.table("tokens", config.vocab_size, width), relative)
     )
     if "encoder" in config.encoder.output_heads:
         return Model(layers=(tables, encoder, Layer(name="encoder/head", components=(final,))))
@@ -279,15 +279,15 @@ def whisper(config: ModelConfig) -> Model:
     encoder = (
         _layer_norm("norms", width, copies=2),
         *_whisper_attention(width, Full(queries=source), "attention", source, source),
-        *matmuls.mlp(width, sizes.encoder_mlp_dim, gated=False, bias=True, tokens=source),
+        *formulas.mlp(width, sizes.encoder_mlp_dim, gated=False, bias=True, tokens=source),
     )
     decoder = (
         _layer_norm("norms", width, copies=3),
         *_whisper_attention(width, Causal(), "attention", None, None),
         *_whisper_attention(width, Full(keys=source), "cross_attention", None, source),
-        *matmuls.mlp(width, config.feed_forward.mlp_dim, gated=False, bias=True),
+        *formulas.mlp(width, config.feed_forward.mlp_dim, gated=False, bias=True),
     )
-    frames = matmuls.projection("conv1", 3 * sizes.audio_bins, width, bias=True, tokens=2 * source)
+    frames = formulas.projection("conv1", 3 * sizes.audio_bins, width, bias=True, tokens=2 * source)
     final = _layer_norm("final_norm", width)
     return Model(
         layers=(
@@ -295,8 +295,8 @@ def whisper(config: ModelConfig) -> Model:
                 name="encoder/embedding",
                 components=(
                     frames.replace(left_gradient=False),  # audio is data
-                    matmuls.projection("conv2", 3 * width, width, bias=True, tokens=source),
-                    matmuls.table("positions", source, width),
+                    formulas.projection("conv2", 3 * width, width, bias=True, tokens=source),
+                    formulas.table("positions", source, width),
                 ),
             ),
             Layer(name="encoder/layers", components=encoder, repeats=sizes.num_encoder_layers),
@@ -304,8 +304,8 @@ def whisper(config: ModelConfig) -> Model:
             Layer(
                 name="decoder/embedding",
                 components=(
-                    matmuls.table("tokens", config.vocab_size, width),
-                    matmuls.table("positions", config.embedding.trainable_position_size, width),
+                    formulas.table("tokens", config.vocab_size, width),
+                    formulas.table("positions", config.embedding.trainable_position_size, width),
                 ),
             ),
             Layer(name="decoder/layers", components=decoder, repeats=config.num_decoder_layers),
@@ -323,7 +323,7 @@ def _logits(config: ModelConfig) -> Components:
 def _whisper_attention(
     width: int, mask: Mask, name: str, tokens: int | None, keys: int | None
 ) -> Components:
-    attended = matmuls.attention(
+    attended = formulas.attention(
         width, 1, 1, width, mask, bias=True, tokens=tokens, kv_tokens=keys, name=name
     )
     return tuple(

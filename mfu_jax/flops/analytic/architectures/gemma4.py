@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mfu_jax.flops.analytic import matmuls
+from mfu_jax.flops.analytic import formulas
 from mfu_jax.flops.analytic.architectures import parts
 from mfu_jax.flops.analytic.architectures.generic_decoder import (
     frame,
@@ -17,7 +17,7 @@ from mfu_jax.flops.analytic.architectures.generic_decoder import (
 )
 from mfu_jax.flops.analytic.architectures.registry import architecture
 from mfu_jax.flops.analytic.components import Component, Model, layers_of
-from mfu_jax.flops.analytic.matmuls import Components
+from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.layers import FULL
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.masks import Mask
@@ -40,7 +40,7 @@ def gemma4(config: ModelConfig) -> Model:
     def block(is_global: bool) -> tuple[str, Components]:
         return "global_layers" if is_global else "local_layers", (
             *parts.norms(config, 4),
-            matmuls.vector("layer_scale", 1),
+            formulas.vector("layer_scale", 1),
             *_attention(config, masks[is_global], is_global=is_global),
             *feed_forward,
         )
@@ -64,7 +64,7 @@ def gemma4_small(config: ModelConfig) -> Model:
         wide = borrowed and config.feed_forward.use_double_wide_mlp
         return f"{name}_shared_kv" if borrowed else name, (
             *parts.norms(config, 5 if ple else 4),
-            matmuls.vector("layer_scale", 1),
+            formulas.vector("layer_scale", 1),
             *_attention(config, masks[is_global], is_global=is_global, borrowed_kv=borrowed),
             *parts.mlp(config, (1 + wide) * config.feed_forward.mlp_dim),
             *_per_layer_input(width, ple),
@@ -121,8 +121,8 @@ def _expert_scales(config: ModelConfig) -> Components:
     """Norms around the experts, and scales of the router's input and of each expert."""
     return (
         *parts.norms(config, 3, "moe/norms"),
-        matmuls.vector("moe/router_scale", config.emb_dim),
-        matmuls.vector("moe/expert_scale", config.experts.num_experts),
+        formulas.vector("moe/router_scale", config.emb_dim),
+        formulas.vector("moe/expert_scale", config.experts.num_experts),
     )
 
 
@@ -135,9 +135,9 @@ def _extras(config: ModelConfig) -> Components:
         extras.extend((*parts.moe(config), *_expert_scales(config)))
     extras.extend(_per_layer_input(width, ple))
     if rank:
-        extras.append(matmuls.projection("laurel/left", width, rank))
-        extras.append(matmuls.projection("laurel/right", rank, width))
-        extras.append(matmuls.norm("laurel/norm", width))
+        extras.append(formulas.projection("laurel/left", width, rank))
+        extras.append(formulas.projection("laurel/right", rank, width))
+        extras.append(formulas.norm("laurel/norm", width))
     if streams:
         extras.extend(_altup(width, streams))
     return tuple(extras)
@@ -151,11 +151,11 @@ def _per_layer_embedding(config: ModelConfig) -> Components:
         return ()
     outputs = config.num_decoder_layers * ple
     return (
-        matmuls.table(
+        formulas.table(
             "per_layer_tokens", sizes.vocab_size_per_layer_input or config.vocab_size, outputs
         ),
-        matmuls.projection("per_layer_projection", config.emb_dim, outputs),
-        matmuls.norm("per_layer_norm", ple),
+        formulas.projection("per_layer_projection", config.emb_dim, outputs),
+        formulas.norm("per_layer_norm", ple),
     )
 
 
@@ -164,8 +164,8 @@ def _per_layer_input(width: int, ple: int) -> Components:
     if not ple:
         return ()
     return (
-        matmuls.projection("per_layer/gate", width, ple),
-        matmuls.projection("per_layer/projection", ple, width),
+        formulas.projection("per_layer/gate", width, ple),
+        formulas.projection("per_layer/projection", ple, width),
     )
 
 
@@ -176,14 +176,14 @@ def _altup(width: int, streams: int) -> Components:
     mixes the streams (n²·D multiply-adds of activations), and ``[n, n]`` weights of the correction,
     which is elementwise.
     """
-    router = matmuls.projection("altup/router", width, streams)
+    router = formulas.projection("altup/router", width, streams)
     return (
         router.replace(macs=2 * router.macs),
-        matmuls.projection("altup/prediction", streams, streams**2),
+        formulas.projection("altup/prediction", streams, streams**2),
         Component(name="altup/mix", kind="attention", macs=streams**2 * width),
-        matmuls.projection("altup/correction", streams, streams),
-        matmuls.norm("altup/norm", width),
-        matmuls.vector("altup/scale", width),
+        formulas.projection("altup/correction", streams, streams),
+        formulas.norm("altup/norm", width),
+        formulas.vector("altup/scale", width),
     )
 
 
@@ -193,4 +193,4 @@ def _altup_projections(config: ModelConfig) -> Components:
     if others < 1:
         return ()
     width = config.emb_dim
-    return (matmuls.projection("altup/projections", width, width, copies=others),)
+    return (formulas.projection("altup/projections", width, width, copies=others),)

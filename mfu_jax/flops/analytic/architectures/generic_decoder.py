@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic import matmuls, mixers
+from mfu_jax.flops.analytic import formulas, mixers
 from mfu_jax.flops.analytic.architectures import parts
 from mfu_jax.flops.analytic.architectures.registry import architecture
 from mfu_jax.flops.analytic.components import Layer, Model, layers_of
-from mfu_jax.flops.analytic.matmuls import Components
+from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.layers import CHUNKED, FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.towers.huggingface import hugging_face_towers
@@ -66,19 +66,19 @@ def frame(
     tables = config.embedding
     width = tables.token_width or config.emb_dim
     projected = width != config.emb_dim
-    first = [matmuls.table("tokens", config.vocab_size, width)]
+    first = [formulas.table("tokens", config.vocab_size, width)]
     if projected:
-        first.append(matmuls.projection("project_in", width, config.emb_dim))
+        first.append(formulas.projection("project_in", width, config.emb_dim))
     if parts.learned_positions(config):
-        first.append(matmuls.table("positions", tables.trainable_position_size, config.emb_dim))
+        first.append(formulas.table("positions", tables.trainable_position_size, config.emb_dim))
     if tables.embedding_norm:
         first.extend(norms(config, 1, "embedding_norm"))
-    last: list[matmuls.Component] = [
+    last: list[formulas.Component] = [
         *closing,
         *(norms(config, 1, "final_norm") if config.stack.final_norm else ()),
     ]
     if projected:
-        last.append(matmuls.projection("project_out", config.emb_dim, width))
+        last.append(formulas.projection("project_out", config.emb_dim, width))
     output = parts.head(config, width, bias=tables.head_bias)
     if tables.output_head:
         last.append(output)
@@ -203,7 +203,7 @@ def _feed_forward(config: ModelConfig, kind: str) -> Components:
         return ()
     if kind == "dense":
         weights = config.feed_forward.activation_weights
-        scalars = (matmuls.vector("mlp/activation", weights),) if weights else ()
+        scalars = (formulas.vector("mlp/activation", weights),) if weights else ()
         return (*parts.mlp(config), *scalars)
     if kind != "moe":
         raise UserError(f"feed_forward_types has {kind!r}; expected dense, moe or none")
@@ -211,4 +211,4 @@ def _feed_forward(config: ModelConfig, kind: str) -> Components:
     experts = parts.moe(config, shared_dim=sizes.shared_expert_dim or None, bias=sizes.expert_bias)
     if not sizes.shared_expert_gate:
         return experts
-    return (*experts, matmuls.projection("moe/shared_gate", config.emb_dim, 1))
+    return (*experts, formulas.projection("moe/shared_gate", config.emb_dim, 1))

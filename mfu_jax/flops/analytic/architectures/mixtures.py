@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mfu_jax.flops.analytic import matmuls
+from mfu_jax.flops.analytic import formulas
 from mfu_jax.flops.analytic.architectures import parts
 from mfu_jax.flops.analytic.architectures.registry import architecture
 from mfu_jax.flops.analytic.components import Layer, Model, layers_of
-from mfu_jax.flops.analytic.matmuls import Components
+from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
@@ -61,9 +61,9 @@ def qwen3_custom_moe(config: ModelConfig) -> Model:
             qk_norm=True,
             output_width=config.attention.attention_output_dim,
         ),
-        matmuls.norm("latent_norm", latent),
+        formulas.norm("latent_norm", latent),
         *parts.moe(config, width=latent),
-        matmuls.projection("up_proj", latent, config.emb_dim),
+        formulas.projection("up_proj", latent, config.emb_dim),
     )
     return parts.decoder(
         config, (Layer(name="layers", components=block, repeats=config.num_decoder_layers),)
@@ -83,7 +83,7 @@ def qwen3_next(config: ModelConfig) -> Model:
     )
     experts = parts.feed_forward(config)
     if config.experts.num_experts > 1 and config.experts.shared_experts:
-        experts = (*experts, matmuls.projection("moe/shared_gate", config.emb_dim, 1))
+        experts = (*experts, formulas.projection("moe/shared_gate", config.emb_dim, 1))
     token_mixers = {
         "full_attention_layers": parts.attention(
             config, parts.global_mask(config), output_gate=True, qk_norm=True

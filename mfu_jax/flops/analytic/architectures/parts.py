@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mfu_jax.flops.analytic import matmuls, mixers
+from mfu_jax.flops.analytic import formulas, mixers
 from mfu_jax.flops.analytic.components import Layer, Model
-from mfu_jax.flops.analytic.matmuls import Components
+from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.towers.maxtext import maxtext_towers
 from mfu_jax.flops.masks import (
@@ -40,7 +40,7 @@ def learned_positions(config: ModelConfig) -> bool:
 
 def norms(config: ModelConfig, copies: int, name: str = "norms") -> Components:
     """`copies` norms over the model width."""
-    return (matmuls.norm(name, config.emb_dim, bias=layer_norm(config), copies=copies),)
+    return (formulas.norm(name, config.emb_dim, bias=layer_norm(config), copies=copies),)
 
 
 def global_mask(config: ModelConfig) -> Mask:
@@ -100,7 +100,7 @@ def attention(config: ModelConfig, mask: Mask, **changes: Any) -> Components:
         **changes,
     }
     config.require("num_query_heads", *(() if options["head_dim"] else ("head_dim",)))
-    return matmuls.attention(config.emb_dim, sizes.num_query_heads, mask=mask, **options)
+    return formulas.attention(config.emb_dim, sizes.num_query_heads, mask=mask, **options)
 
 
 def latent_attention(config: ModelConfig, mask: Mask, *, bias: bool = False) -> Components:
@@ -142,7 +142,7 @@ def mlp(config: ModelConfig, hidden: int | None = None, name: str = "mlp") -> Co
     if hidden is None:
         config.require("mlp_dim")
         hidden = sizes.mlp_dim
-    return matmuls.mlp(config.emb_dim, hidden, gated=sizes.gated, bias=sizes.use_bias, name=name)
+    return formulas.mlp(config.emb_dim, hidden, gated=sizes.gated, bias=sizes.use_bias, name=name)
 
 
 def moe(config: ModelConfig, *, shared_dim: int | None = None, **changes: Any) -> Components:
@@ -157,7 +157,7 @@ def moe(config: ModelConfig, *, shared_dim: int | None = None, **changes: Any) -
         "capacity_factor": sizes.capacity_factor or None,
         **changes,
     }
-    routed = matmuls.moe(
+    routed = formulas.moe(
         experts=sizes.num_experts,
         per_token=sizes.num_experts_per_tok,
         gated=config.feed_forward.gated,
@@ -174,10 +174,10 @@ def feed_forward(config: ModelConfig, *, dense: bool = False) -> Components:
     return mlp(config) if dense or config.experts.num_experts == 1 else moe(config)
 
 
-def head(config: ModelConfig, width: int, *, bias: bool = False) -> matmuls.Component:
+def head(config: ModelConfig, width: int, *, bias: bool = False) -> formulas.Component:
     """The output head, at every position or at `logits_positions` of them."""
     tied, step = config.embedding.logits_via_embedding, config.step
-    output = matmuls.head(config.vocab_size, width, tied=tied, bias=bias)
+    output = formulas.head(config.vocab_size, width, tied=tied, bias=bias)
     if not step.logits_positions:
         return output
     return output.replace(tokens=min(step.logits_positions, step.max_target_length))
@@ -196,10 +196,10 @@ def decoder(
         embedding: further components beside the token embedding.
         closing: components between the last layer and the final norm.
     """
-    first = [matmuls.table("tokens", config.vocab_size, config.emb_dim)]
+    first = [formulas.table("tokens", config.vocab_size, config.emb_dim)]
     if learned_positions(config):
         positions = config.embedding.trainable_position_size or config.step.max_target_length
-        first.append(matmuls.table("positions", positions, config.emb_dim))
+        first.append(formulas.table("positions", positions, config.emb_dim))
     output = head(config, config.emb_dim)
     final = norms(config, 1, "final_norm")
     return Model(
@@ -214,12 +214,12 @@ def decoder(
 
 
 def mtp_modules(
-    config: ModelConfig, layer: Components, output: matmuls.Component
+    config: ModelConfig, layer: Components, output: formulas.Component
 ) -> tuple[Layer, ...]:
     """The multi-token-prediction modules, each with a copy of the last decoder layer."""
     if not config.stack.mtp_num_layers:
         return ()
-    parts = matmuls.multi_token_prediction(config.emb_dim, layer, output)
+    parts = formulas.multi_token_prediction(config.emb_dim, layer, output)
     return (
         Layer(name="multi_token_prediction", components=parts, repeats=config.stack.mtp_num_layers),
     )

@@ -7,7 +7,7 @@ from typing import Any
 from mfu_jax.flops.analytic.architectures import parts
 from mfu_jax.flops.analytic.architectures.registry import architecture
 from mfu_jax.flops.analytic.components import Layer, Model, layers_of
-from mfu_jax.flops.analytic.matmuls import Components
+from mfu_jax.flops.analytic.formulas import Components
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 # MaxText's GPT-3 files set a position table of this many rows.

@@ -6,7 +6,7 @@ A family is registered under the `model_type`s that it translates:
     def llama(c: Fields) -> ModelConfig: ...
 
 Fields that a config leaves out have their defaults of transformers 5.23.0
-(``huggingface_defaults.yml``).
+(``defaults.yml``).
 """
 
 from __future__ import annotations

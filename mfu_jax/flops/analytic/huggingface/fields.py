@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from mfu_jax.errors import UserError
 from mfu_jax.yaml_files import read_mapping
 
-DEFAULTS_FILE = Path(__file__).parent.with_name("huggingface_defaults.yml")
+DEFAULTS_FILE = Path(__file__).with_name("defaults.yml")
 
 # A larger size means a damaged file.
 _LARGEST_SIZE = 2**40

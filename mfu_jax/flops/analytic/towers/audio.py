@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mfu_jax.flops.analytic.components import Layer
-from mfu_jax.flops.analytic.matmuls import norm, projection
+from mfu_jax.flops.analytic.formulas import norm, projection
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.towers.encoder import Tower, encoder_layers
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from mfu_jax.flops.analytic.components import Component, Layer
-from mfu_jax.flops.analytic.matmuls import Components, attention, mlp, norm, projection
+from mfu_jax.flops.analytic.formulas import Components, attention, mlp, norm, projection
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.masks import Full
 

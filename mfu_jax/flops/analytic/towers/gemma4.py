@@ -9,7 +9,7 @@ import math
 from fractions import Fraction
 
 from mfu_jax.flops.analytic.components import Component, Layer
-from mfu_jax.flops.analytic.matmuls import (
+from mfu_jax.flops.analytic.formulas import (
     Components,
     attention,
     mlp,

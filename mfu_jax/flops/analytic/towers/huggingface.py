@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.matmuls import Components, norm, projection, vector
+from mfu_jax.flops.analytic.formulas import Components, norm, projection, vector
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.towers.encoder import Tower, frozen_tower
 from mfu_jax.flops.analytic.towers.gemma4 import gemma3n_towers, gemma4_towers

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from mfu_jax.flops.analytic.components import Layer
-from mfu_jax.flops.analytic.matmuls import Components, norm, projection, table, vector
+from mfu_jax.flops.analytic.formulas import Components, norm, projection, table, vector
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.towers.encoder import Tower, encoder_layers, patch_embedding
 

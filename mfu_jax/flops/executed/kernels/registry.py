@@ -1,7 +1,7 @@
 """The table of rules for custom calls, and what a rule is given.
 
 A kernel without a rule is listed in the count's `unaccounted`, never counted as 0. Facts of
-attention kernels that traced and executed counts share are in `mfu_jax.flops.kernels`.
+attention kernels that traced and executed counts share are in `mfu_jax.flops.attention_kernels`.
 """
 
 from __future__ import annotations

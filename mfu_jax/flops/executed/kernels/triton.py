@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from mfu_jax.flops.attention_kernels import kernels_named
 from mfu_jax.flops.executed.kernels.registry import TRITON, KernelCall, UnknownCost, register_kernel
-from mfu_jax.flops.kernels import kernels_named
 
 
 @register_kernel(TRITON)

@@ -1,7 +1,7 @@
 """Matmul FLOPs of Pallas TPU kernels, from the kernel's own body.
 
-A ``tpu_custom_call`` carries its kernel as MLIR (Mosaic), which `mosaic_body` parses and
-`mosaic_walk` runs. Branches that depend on tables in scalar memory (splash attention's block mask)
+A ``tpu_custom_call`` carries its kernel as MLIR (Mosaic), which `mosaic.body` parses and
+`mosaic.walk` runs. Branches that depend on tables in scalar memory (splash attention's block mask)
 are decided from the tables if these are constants of the program.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
+from mfu_jax.flops.attention_kernels import kernels_named
 from mfu_jax.flops.executed.kernels.mosaic.body import (
     KernelBody,
     Table,
@@ -27,7 +28,6 @@ from mfu_jax.flops.executed.kernels.registry import (
     UnknownCost,
     register_kernel,
 )
-from mfu_jax.flops.kernels import kernels_named
 
 
 @register_kernel("tpu_custom_call")

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 
-from mfu_jax.flops import kernels
+from mfu_jax.flops import attention_kernels as kernels
+from mfu_jax.flops.attention_kernels import KERNELS, AttentionKernel, kernels_named
 from mfu_jax.flops.executed.counting import executed_flops
-from mfu_jax.flops.kernels import KERNELS, AttentionKernel, kernels_named
 from mfu_jax.flops.traced.counting import count_model_flops
 from tests.support.paths import RECORDED
 

@@ -75,7 +75,7 @@ def parse(
         elif word in flags:
             given.add(word)
         elif word.startswith("-"):
-            raise _unknown_flag(word, keys or (), flags)
+            raise _unknown_flag(word, keys, flags)
         else:
             names.append(word)
     return Arguments(names=tuple(names), pairs=tuple(pairs), flags=frozenset(given))
@@ -100,9 +100,12 @@ def check_key(key: str, known: Collection[str], *, usually: str = "") -> None:
     raise UserError(f"unknown key {key!r}{nearest(key, known)}{listed}{usually}")
 
 
-def _unknown_flag(word: str, keys: Collection[str], flags: Collection[str]) -> UserError:
-    if word.lstrip("-") in keys:
+def _unknown_flag(word: str, keys: Collection[str] | None, flags: Collection[str]) -> UserError:
+    if word.lstrip("-") in (keys or ()):
         return UserError(f"{word} has no value; expected {word}=…, with an equals sign")
+    if keys is None:
+        expected = _listed((f"{word}=…, with an equals sign", *flags, "--help"))
+        return UserError(f"unknown flag {word!r}{nearest(word, flags)}; expected {expected}")
     return UserError(
         f"unknown flag {word!r}{nearest(word, flags)}; expected {_listed((*flags, '--help'))}"
     )

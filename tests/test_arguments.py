@@ -25,6 +25,14 @@ def test_text_after_the_first_equals_sign_is_kept() -> None:
     assert parse(["model_config=llama3-8b steps=2"]).values == {"model_config": "llama3-8b steps=2"}
 
 
+def test_a_key_without_its_equals_sign_is_shown_with_one_where_any_key_may_be_meant() -> None:
+    with pytest.raises(UserError) as error:
+        parse(["--steps", "5"])
+    assert str(error.value) == (
+        "unknown flag '--steps'; expected --steps=…, with an equals sign or --help"
+    )
+
+
 def test_a_path_with_an_equals_sign_is_a_name() -> None:
     arguments = parse(["runs/lr=0.1/step.hlo.xz", "./a=b", "model=x/y=z"], keys=["model"])
     assert arguments.names == ("runs/lr=0.1/step.hlo.xz", "./a=b")

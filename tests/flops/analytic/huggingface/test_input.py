@@ -166,9 +166,11 @@ def test_the_bare_model_has_no_output_head() -> None:
 
 
 def test_prediction_modules_can_be_added() -> None:
-    config = load_model_config(TINY, {"max_target_length": 16})
+    length = {"max_target_length": 16}
+    config = load_model_config(TINY, length)
     base = model_flops_per_device(config)
-    more = model_flops_per_device(load_model_config(config, {"mtp_num_layers": 1}))
+    more = model_flops_per_device(load_model_config(TINY, {"mtp_num_layers": 1, **length}))
+    assert more == model_flops_per_device(load_model_config(config, {"mtp_num_layers": 1}))
     layer = 16 * (2 * 64 + 2 * 32 + 3 * 96) + 2 * 8 * 16**2
     assert more.forward - base.forward == 2 * (layer + 16 * (2 * 8 * 8 + 800))
 

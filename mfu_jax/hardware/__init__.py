@@ -1,4 +1,4 @@
-"""Peaks of accelerators: found from JAX's `device_kind`, named by the user, or given by flag.
+"""Peaks of accelerators: looked up by JAX's `device_kind`, named by the user, or given by flag.
 
 The numbers are in `hardware.yml`, dense and per JAX device, each row with its sources. Nothing is
 guessed: an unknown device kind is an error that says what to do.

@@ -37,7 +37,7 @@ _LOG = logging.getLogger(__name__)
 _CPU_SIZES = (512, 768, 1024)
 _ACCELERATOR_SIZES = (2048, 4096, 8192)
 
-_RUN_SECONDS = 0.01  # one timed run: long against dispatch, short enough to slip between other work
+_RUN_SECONDS = 0.01  # one timed run: much longer than dispatch, short enough to fit between others
 _SIZE_SECONDS = 0.6  # time given to each size
 _MIN_RUNS = 4
 _BUSY = 0.05  # share of the time spent waiting for a core above which the result is corrected
@@ -93,7 +93,7 @@ def calibrate(
     each is the machine's, measured through one of them with all cores, divided by N.
 
     Args:
-        dtype: of the matmul operands, by any of its names in numpy, JAX or HLO.
+        dtype: of the matmul operands, under any of its names in numpy, JAX or HLO.
         device: the device to measure; the first one by default.
         refresh: measure even if the cache has the peak.
         clock: seconds, monotonic; tests inject their own.
@@ -185,7 +185,7 @@ def _measure_size(
 
 
 def _waited_seconds() -> float:
-    """Seconds that this process's threads were ready to run and had no core; 0 if unknown."""
+    """Seconds that this process's threads were ready to run but had no core; 0 if unknown."""
     total = 0
     for path in Path("/proc/self/task").glob("*/schedstat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -235,7 +235,7 @@ def cache_path(machine: Machine, dtype: str) -> Path:
 
 
 def _key(machine: Machine, dtype: str) -> dict[str, Any]:
-    # the version of the method: raising it makes older files stale
+    # version of the method: raising it invalidates older files
     return {**machine.__dict__, "dtype": dtype, "method": 1}
 
 

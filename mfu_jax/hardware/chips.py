@@ -39,7 +39,7 @@ class Chip:
 
     @property
     def memory_bytes(self) -> int:
-        """Device memory as sold, in bytes; the runtime's `bytes_limit` is a little less."""
+        """Nominal device memory in bytes; the runtime's `bytes_limit` is a little less."""
         return int(self.memory_gib * 2**30)
 
     @property
@@ -105,11 +105,11 @@ def table() -> tuple[Chip, ...]:
 
 
 def chip_of(row: Mapping[str, Any], sources: Mapping[str, str]) -> Chip:
-    """A row as a `Chip`, its sources written out.
+    """A row as a `Chip`, with its sources spelled out.
 
     Args:
         row: as in hardware.yml.
-        sources: name → where the numbers are from.
+        sources: name → where the numbers come from.
 
     Raises:
         UserError: names the row and what is wrong with it.

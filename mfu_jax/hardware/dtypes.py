@@ -51,7 +51,7 @@ def canonical_dtype(dtype: object) -> str:
     except KeyError:
         raise UserError(
             f"dtype {name!r} has no matmul peak; expected one of {', '.join(_DTYPE_NAMES)} "
-            "or JAX's names for them; usually a typo; pass dtype=bf16, say"
+            "or JAX's names for them; usually a typo; pass, for example, dtype=bf16"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Which chip of the table a `device_kind` of JAX or a name given by a person means."""
+"""Resolves JAX's `device_kind`, or a name given by a person, to a chip of the table."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lookup(device_kind: str, compute_capability: str | None = None) -> Chip:
     """The chip behind `jax.Device.device_kind`.
 
     Raises:
-        UserError: unknown, ambiguous, or a MIG slice; it names the nearest kinds and the ways out.
+        UserError: unknown, ambiguous, or a MIG slice; names the nearest kinds and what to do.
     """
     chips = find(device_kind, compute_capability)
     if len(chips) == 1:

@@ -31,7 +31,7 @@ def resolve_peak(
 
     Args:
         device_kind: `jax.devices()[0].device_kind`; None if a flag or `hardware` is given.
-        dtype: dtype of the matmul operands, by any of its names in numpy, JAX or HLO.
+        dtype: dtype of the matmul operands, under any of its names in numpy, JAX or HLO.
         peak_tflops_per_device: dense TFLOP/s of one JAX device, from the user.
         hardware: a chip's name (see `named`), or 'calibrate'.
         precision: `jax_default_matmul_precision`; only float32 depends on it.
@@ -60,7 +60,7 @@ def resolve_peak(
     else:
         raise UserError(
             "no device and no hardware is given; expected a device kind, hardware=… or "
-            "peak_tflops_per_device=…; usually an empty key; pass hardware=h100, say"
+            "peak_tflops_per_device=…; usually an empty key; pass, for example, hardware=h100"
         )
     return Peak(
         flops_per_sec=chip.peak_flops_per_sec(name, precision),

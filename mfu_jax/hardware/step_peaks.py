@@ -59,8 +59,8 @@ class StepPeaks:
     def optimal_seconds(self, flops: Exact, flops_by_dtype: Mapping[str, int]) -> float | None:
         """Shortest time for `flops`, with dtypes in the proportions of `flops_by_dtype`.
 
-        None if all of them run at the main peak: then it is `flops` / peak. FLOPs in a dtype
-        without a known peak are set at the main one, and `notes` says so.
+        None if all of them run at the main peak: the time is then `flops` / peak. FLOPs in a dtype
+        without a known peak are timed at the main one, and `notes` says so.
         """
         whole = sum(flops_by_dtype.values())
         peaks = {dtype: self._of(dtype) or self.main.flops_per_sec for dtype in flops_by_dtype}
@@ -80,7 +80,7 @@ class StepPeaks:
     def _of(self, dtype: str) -> float | None:
         try:
             return self.by_dtype.get(canonical_dtype(dtype))
-        except UserError:  # complex numbers, say
+        except UserError:  # for example complex numbers
             return None
 
 
@@ -131,6 +131,6 @@ def _bandwidth(device: jax.Device, hardware_name: str | None) -> float | None:
             chip = hardware.named(hardware_name)
         else:
             chip = hardware.lookup(device.device_kind, getattr(device, "compute_capability", None))
-    except UserError:  # then there is no MBU; only the peak is required
+    except UserError:  # without it there is no MBU; only the peak is required
         return None
     return chip.memory_bandwidth_bytes_per_sec

@@ -98,7 +98,7 @@ def setup_table(
     parameters: str | None = None,
     metrics: str | None = None,
 ) -> dict[str, Any]:
-    """What a human should know before the first line, name → value.
+    """The set-up shown before the first log line, name → value.
 
     Args:
         devices: number and kind.

@@ -25,7 +25,7 @@ HfuSource = Literal["executed", "cost_analysis"]
 
 
 def unwrap_compiled(compiled: Any) -> jax.stages.Compiled:
-    """JAX's own `Compiled` from what Flax's or Equinox's jit made of it."""
+    """JAX's own `Compiled`, unwrapped from that of Flax's or Equinox's jit."""
     while not isinstance(compiled, jax.stages.Compiled) and hasattr(compiled, "compiled"):
         compiled = compiled.compiled
     return compiled
@@ -41,7 +41,7 @@ def compiled_devices(compiled: jax.stages.Compiled) -> tuple[int, jax.Device]:
 
 
 def xla_reported_flops(compiled: Any) -> float | None:
-    """``compiled.cost_analysis()["flops"]`` as it is, or None where there is none."""
+    """``compiled.cost_analysis()["flops"]``, unchanged; None if absent."""
     analysis: Any = compiled.cost_analysis()
     return analysis.get("flops") if analysis else None
 
@@ -60,7 +60,7 @@ class ModelCount:
         packed: the part of `per_device` that attention within packed documents would take with all
             pairs, by kind of mask as declared with `attention_mask`.
         flops_by_dtype: FLOPs of the step's matmuls, to find the peak; any scale.
-        unaccounted: what the count does not know, in words.
+        unaccounted: work that could not be counted, in words.
         how: the number's derivation in words, for the log.
     """
 
@@ -84,11 +84,11 @@ def traced_model(
     devices: int,
     convention: str = "maxtext",
 ) -> ModelCount:
-    """Counts ``step(*args, **kwargs)`` on its jaxpr, which is of all devices, and divides.
+    """Counts ``step(*args, **kwargs)`` on its jaxpr, which covers all devices, and divides.
 
     Args:
         step: a jitted or plain function.
-        args: arrays, donated ones too, or `jax.ShapeDtypeStruct`s; trees of them.
+        args: arrays, donated or not, or `jax.ShapeDtypeStruct`s; trees of them.
         kwargs: the same by name.
         devices: of the whole job; every device gets an equal share, as an exact fraction.
         convention: ``maxtext``, ``exact`` or ``dense``, for masks recognised or declared.
@@ -138,7 +138,7 @@ def analytic_model(config: Any, *, convention: str = "maxtext") -> ModelCount:
 
 
 def _config_dtype(config: Any) -> Mapping[str, int]:
-    """The dtype of a config's matmuls, where it says so."""
+    """The dtype of a config's matmuls, if it states one."""
     dtype = config.get("dtype") if isinstance(config, Mapping) else getattr(config, "dtype", None)
     return {dtype: 1} if isinstance(dtype, str) and dtype else {}
 

@@ -70,7 +70,7 @@ class StepProfile:
         return jax.profiler.StepTraceAnnotation("train", step_num=number)
 
     def after(self, number: int, logger: Any) -> None:
-        """Follows the record of a step: the last step ends the trace."""
+        """Called after a step is recorded: the last step ends the trace."""
         if self._is_on and number >= self._last:
             with logger.pause("profile"):
                 self._stop()

@@ -169,8 +169,8 @@ class InstrumentedStep(WrappedStep):
         """Calls the step and logs it.
 
         Raises:
-            UserError: after `close`, inside another function's trace, or where a new program
-                cannot be analysed.
+            UserError: after `close`, inside another function's trace, or if a new program cannot be
+                analysed.
             NonFiniteLossError: an earlier step's loss is NaN or infinite.
         """
         if self._closed:
@@ -220,7 +220,7 @@ class InstrumentedStep(WrappedStep):
 
     @property
     def flops(self) -> StepFlops:
-        """Every count of the program that ran last; waits for it.
+        """All counts of the program that ran last; waits for them.
 
         Raises:
             UserError: the step has not been called, or its program could not be counted.
@@ -250,10 +250,10 @@ class InstrumentedStep(WrappedStep):
         return self.logger.summary()
 
     def close(self) -> Summary | None:
-        """Ends the logging: writes what is left and the summary. A shared logger stays open.
+        """Stops logging: writes pending records and the summary. A shared logger stays open.
 
         Returns:
-            The summary; None where nothing was logged.
+            The summary; None if nothing was logged.
         """
         if self._closed:
             return None

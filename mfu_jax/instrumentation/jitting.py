@@ -14,7 +14,7 @@ from mfu_jax.errors import UserError
 
 
 def name_of(step_fn: Any) -> str:
-    """The name of a function, also of a partial one."""
+    """The name of a function, even of a partial."""
     while isinstance(step_fn, functools.partial):
         step_fn = step_fn.func
     return getattr(step_fn, "__name__", type(step_fn).__name__)
@@ -70,7 +70,7 @@ def jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
 
 
 def first_call(step_fn: Any, call: Any, name: str) -> Any:
-    """`call` for the first time, where a function jitted here may turn out not to be jittable.
+    """`call`, for its first use: a function jitted here may not be jittable.
 
     Args:
         step_fn: what the user passed.

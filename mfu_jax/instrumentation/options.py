@@ -9,14 +9,14 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger.sinks import Sink
 from mfu_jax.settings import LOGGER_KEYS, Settings
 
-# Settings that belong to a logger and its loop, so they cannot be set beside a given one.
+# Settings that belong to a logger and its loop, so they cannot accompany a given one.
 _OF_SHARED = ("metrics_file", "tensorboard_dir", *LOGGER_KEYS, "profile_steps")
 
 
 def resolve(
     settings: Settings | None, options: Mapping[str, Any], flops_source: Any
 ) -> tuple[Settings, Any]:
-    """The settings with `options` over them, and the config if `flops_source` is one."""
+    """The settings with `options` applied, and the config if `flops_source` is one."""
     values = {} if settings is None else vars(settings)
     config = None
     if isinstance(flops_source, str):
@@ -33,7 +33,7 @@ def resolve(
 
 
 def refuse_logger_settings(settings: Settings, sinks: Sequence[Sink] | None) -> None:
-    """Raises a `UserError` where options of a logger are given beside a logger."""
+    """Raises a `UserError` if logger options are given along with a logger."""
     defaults = Settings()
     changed = [k for k in _OF_SHARED if getattr(settings, k) != getattr(defaults, k)]
     if sinks is not None:

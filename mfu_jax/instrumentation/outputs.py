@@ -1,4 +1,4 @@
-"""Which of a step's outputs are metrics, and which of them shows that the step has ended."""
+"""Which of a step's outputs are metrics, and which one shows that the step has ended."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from mfu_jax.settings import Settings
 
 _log = logging.getLogger("mfu_jax")
 
-# Most records that may wait for a count; the writer's queue has room for more.
+# Maximum number of records that wait for a count; the writer's queue has room for more.
 _MOST_WAITING = 100
 
 
@@ -81,7 +81,7 @@ class ProgramAnalysis:
         flops: all counts; None until `count` is done.
         cost: for `MetricLogger.record`: what a step costs; before `count` is done, a function that
             waits for it on the writer's thread.
-        known_cost: what is known of `cost` so far, without waiting.
+        known_cost: the part of `cost` known so far, without waiting.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class ProgramAnalysis:
         return self.known_cost
 
     def setup(self, outputs: str) -> dict[str, Any]:
-        """What a human should know before the first line, name → value.
+        """The set-up shown before the first log line, name → value.
 
         Args:
             outputs: which outputs are logged.

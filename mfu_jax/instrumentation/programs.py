@@ -21,7 +21,7 @@ class StepProgram(NamedTuple):
 
 
 class StepPrograms:
-    """Knows which program a call ran, wherever possible without looking at its arguments.
+    """Tells which program a call ran, if possible without looking at its arguments.
 
     A call that compiled something ran a new program. Any other call ran the last program again if
     only one is known; only if several are known do the arguments decide.
@@ -33,7 +33,7 @@ class StepPrograms:
 
     Attributes:
         current: the program that ran last.
-        is_ambiguous: a call may have run another program than `current`.
+        is_ambiguous: a call may have run a program other than `current`.
         compile_count: compilations on the thread that called the step last.
     """
 
@@ -54,7 +54,7 @@ class StepPrograms:
         return self.compile_count
 
     def look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Makes the program of these arguments the current one; False if it is not known."""
+        """Makes the program of these arguments the current one; False if unknown."""
         known = None if self.current is None else self._known.find(args, kwargs)
         if known is not None:
             self.current = known
@@ -73,7 +73,7 @@ class StepPrograms:
         return None if before is None else before.differences(signature)
 
     def count(self, program: ProgramAnalysis, name: str, then: Callable[[StepFlops], None]) -> None:
-        """Counts a program on a thread of its own, and then calls `then` there with the count."""
+        """Counts a program on its own thread, then calls `then` there with the count."""
 
         def run() -> None:
             flops = program.count()
@@ -85,7 +85,7 @@ class StepPrograms:
         thread.start()
 
     def close(self, timeout: float) -> None:
-        """Waits for the counts, `timeout` seconds for each at most; sees no more compilations."""
+        """Waits for the counts, `timeout` seconds for each at most; stops watching compilations."""
         for thread in self._counting:
             thread.join(timeout)
         self._compile_log.unsubscribe(self._on_compile)

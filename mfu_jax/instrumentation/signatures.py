@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 from jax.sharding import NamedSharding
 
-_MOST_DIFFERENCES = 8  # of a model whose every weight changed, nobody wants to read each
+_MOST_DIFFERENCES = 8  # if every weight of a model changed, nobody reads them all
 _NUMBERS = (bool, int, float, complex)
 
 LeafKey = tuple[Any, ...]
@@ -120,7 +120,7 @@ def _by_name(
 ) -> dict[str, Any]:
     try:
         return dict(inspect.signature(fn).bind(*args, **kwargs).arguments)
-    except (TypeError, ValueError):  # no signature, as of some C functions
+    except (TypeError, ValueError):  # some C functions have no signature
         return {f"argument {i}": arg for i, arg in enumerate(args)} | dict(kwargs)
 
 
@@ -133,7 +133,7 @@ class SignatureTable(Generic[_Entry]):
         whole: compare all leaves instead, because programs may exist that were never announced.
 
     Attributes:
-        is_ambiguous: whether finding a call's program takes a look at its arguments.
+        is_ambiguous: whether finding a call's program requires looking at its arguments.
     """
 
     def __init__(self, *, whole: bool = False) -> None:
@@ -147,7 +147,7 @@ class SignatureTable(Generic[_Entry]):
         return len(self._known)
 
     def add(self, signature: Signature, entry: _Entry) -> None:
-        """Adds one, or replaces what is known under the same signature."""
+        """Adds an entry, or replaces the one with the same signature."""
         self._known.pop(signature, None)
         self._known[signature] = entry
         self.is_ambiguous = self._whole or len(self._known) > 1
@@ -178,7 +178,7 @@ class SignatureTable(Generic[_Entry]):
         else:
             try:
                 probe = tuple([leaf_key(place.leaf(args, kwargs)) for place in self._places])
-            except LookupError:  # given by position instead of by name, say
+            except LookupError:  # for example given by position instead of by name
                 return None
         return self._found.get(probe) or self._found.get(tuple(map(loosened, probe)))
 

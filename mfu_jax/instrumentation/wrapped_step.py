@@ -1,4 +1,4 @@
-"""The wrapper that behaves like the step it wraps, and the one that does nothing more."""
+"""The wrapper that behaves like the step it wraps, and the one that only calls it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class WrappedStep:
 class DisabledStep(WrappedStep):
     """What `instrument` returns with ``enable_mfu=False``: calls the step and does nothing else.
 
-    It has the interface of `InstrumentedStep`; what only a logged call could answer is an error.
+    It has the interface of `InstrumentedStep`; anything that needs a logged call is an error.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ class DisabledStep(WrappedStep):
 
     @property
     def flops(self) -> NoReturn:
-        """Not known.
+        """Not available.
 
         Raises:
             UserError: always.
@@ -72,7 +72,7 @@ class DisabledStep(WrappedStep):
 
     @property
     def ledger(self) -> NoReturn:
-        """Not known.
+        """Not available.
 
         Raises:
             UserError: always.
@@ -80,7 +80,7 @@ class DisabledStep(WrappedStep):
         raise UserError(self._not_called("ledger"))
 
     def summary(self) -> NoReturn:
-        """Not known.
+        """Not available.
 
         Raises:
             UserError: always.

@@ -25,8 +25,8 @@ class LoggerConfig:
     """Options of a `MetricLogger`.
 
     Attributes:
-        start_step: number of the first step, as after a resume.
-        warmup_steps: steps from there on that are shown but excluded from every summary.
+        start_step: number of the first step, above 0 after a resume.
+        warmup_steps: first steps, shown but excluded from every summary.
         log_period: every `log_period`-th step goes to all sinks; the others go only to sinks that
             keep every step. Above 1 it is also the window of the ``rolling/`` metrics.
         abort_on_nan_loss: raise `NonFiniteLossError` once the metric ``loss`` is NaN.

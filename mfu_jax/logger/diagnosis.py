@@ -1,4 +1,4 @@
-"""Impossible numbers: what cannot be true of a step, and the most likely cause.
+"""Impossible numbers: values that no step can have, and their likely causes.
 
 They are shown and marked, never clipped: a clipped MFU hides the mistake behind it.
 """

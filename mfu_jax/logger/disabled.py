@@ -1,4 +1,4 @@
-"""The logger where metrics are switched off: every call does nothing."""
+"""The logger used when metrics are switched off: every call does nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 class DisabledLogger:
-    """Has the methods of `MetricLogger`; each costs only its call."""
+    """The methods of `MetricLogger` as no-ops."""
 
     next_step = 0
 

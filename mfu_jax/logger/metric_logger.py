@@ -49,7 +49,7 @@ class LoggerFields(CostFields, ConfigFields, total=False):
 
 
 class MetricLogger:
-    """Times steps one behind, derives TFLOP/s, MFU and HFU, and hands them to sinks.
+    """Times each step one step late, derives TFLOP/s, MFU and HFU, and hands them to sinks.
 
     The training thread only reads the clocks. Copies to the host, arithmetic, formatting and
     writing happen on one background thread.
@@ -59,10 +59,9 @@ class MetricLogger:
             their own cost, as instrumented functions do.
         config: step numbers, warm-up, log period, and when to abort.
         sinks: where records go; the console by default. They are closed with the logger.
-        compile_log: a log that has been open since before the step was compiled; loggers may
-            share one.
-        clock: wall clock in seconds, the measure of step time.
-        monotonic: monotonic clock in seconds, believed where the two disagree.
+        compile_log: a log opened before the step was compiled; loggers may share one.
+        clock: wall clock in seconds; it measures step time.
+        monotonic: monotonic clock in seconds, trusted when the two disagree.
         watcher: replaces the thread that sees a step end while the loop waits for data.
         **fields: any field of `StepCost` (``model_flops_per_device=…``) and of `LoggerConfig`
             (``warmup_steps=…``); it replaces that field of `cost` or `config`.
@@ -132,7 +131,7 @@ class MetricLogger:
 
     @property
     def next_step(self) -> int:
-        """The number after that of the last recorded step."""
+        """The last recorded step's number plus one."""
         return self._last_step + 1
 
     def record(
@@ -152,8 +151,8 @@ class MetricLogger:
                 ``current_learning_rate``, ``total_weights`` and all other names without a slash
                 are shown under ``learning/``; an array under a name that starts with ``_`` is
                 waited for, but not shown. Nothing is copied to the host here.
-            step_time_seconds: the step's time, if the caller measured it; then nothing is waited
-                for.
+            step_time_seconds: the step's time, if the caller measured it; the logger then does not
+                wait.
             cost: what this step costs, if that differs from the other steps; or a function that
                 returns it, called later on the writer's thread.
 
@@ -208,11 +207,11 @@ class MetricLogger:
 
         Args:
             name: ``eval``, ``checkpoint``, ``compile``, or any other.
-            flush: bring all records to disk first, so that a checkpoint never has more steps than
+            flush: write all records to disk first, so that a checkpoint never has more steps than
                 the metrics; by default only for ``checkpoint``.
 
         Raises:
-            NonFiniteLossError: at its start, so that a broken state is never checkpointed.
+            NonFiniteLossError: on entry, so that a broken state is never checkpointed.
         """
 
         def check() -> None:
@@ -225,8 +224,8 @@ class MetricLogger:
     def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[None]:
         """Context manager for waits during which the device may be busy: ``next(batches)``.
 
-        Costs nothing while the device is busy. The part of the wait in which it is idle is shown as
-        ``goodput/<name>_wait_seconds`` and excluded from every step's time.
+        Costs nothing while the device is busy. The part of the wait during which it is idle is
+        shown as ``goodput/<name>_wait_seconds`` and excluded from every step's time.
         """
         return self._spans.wait(name)
 
@@ -360,7 +359,7 @@ class MetricLogger:
 def _with_fields(
     cost: StepCost | None, config: LoggerConfig | None, fields: Mapping[str, Any]
 ) -> tuple[StepCost, LoggerConfig]:
-    """`cost` and `config` with those of their fields that were given by name."""
+    """`cost` and `config` with the fields given by keyword replaced."""
     of_cost, of_config = CostFields.__annotations__, ConfigFields.__annotations__
     if unknown := [name for name in fields if name not in of_cost and name not in of_config]:
         raise UserError(

@@ -1,4 +1,4 @@
-"""A loss that is NaN or infinite: the error, and the exit code of a program that it ends."""
+"""NaN and infinite losses: the error, and the exit code of a program that stops on one."""
 
 from __future__ import annotations
 

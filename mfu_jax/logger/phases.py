@@ -59,7 +59,7 @@ class Phase:
 
     Attributes:
         name: shown as ``phase/<name>/…``.
-        has_compiled: something was compiled inside, so its time means nothing.
+        has_compiled: something was compiled inside, so its time is meaningless.
     """
 
     def __init__(
@@ -304,7 +304,7 @@ class PhaseBook:
             self._watcher.shutdown()
 
     def _stamp(self, marker: Any) -> float:
-        with contextlib.suppress(Exception):  # the training thread meets the same error
+        with contextlib.suppress(Exception):  # the training thread hits the same error
             jax.block_until_ready(marker)
         return self._clock()
 
@@ -349,7 +349,7 @@ class StepScope:
         self._logger.record(self.number, self._of_parts() | metrics | self.metrics, cost=cost)
 
     def _of_parts(self) -> dict[str, Any]:
-        """The metrics of instrumented calls; by function if several have any."""
+        """The metrics of instrumented calls, by function if several return any."""
         of_name = {part.name: part.metrics for part in self.parts}
         shown = [n for n, metrics in of_name.items() if any(m[0] != "_" for m in metrics)]
         waited_for = {f"_{name}": of_name.pop(name) for name in set(of_name) - set(shown)}

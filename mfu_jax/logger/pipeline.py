@@ -19,7 +19,7 @@ _log = logging.getLogger("mfu_jax")
 
 # Longest wait for the sinks when everything must be written: at a flush and at the end.
 DRAIN_SECONDS = 30.0
-# The same after a sink has hung, so that later checkpoints do not wait for it again.
+# Shorter after a sink has hung, so that later checkpoints do not wait for it again.
 HUNG_DRAIN_SECONDS = 0.5
 
 
@@ -84,7 +84,7 @@ class RecordPipeline:
 
         Args:
             last: the last step of the run.
-            spans: time since then that belongs to no step, by name.
+            spans: time since then not attributed to any step, by name.
             summarize: called once all steps are in the statistics.
         """
         if last is not None:

@@ -204,7 +204,7 @@ def _compile_seconds(step: TimedStep) -> float:
 
 
 def _named(metrics: Mapping[str, Any], folder: str) -> Iterator[tuple[str, Any]]:
-    """Leaves under their full names; a name with a slash, as MaxText's, is already full.
+    """Leaves under their full names; a name with a slash, like MaxText's, is already full.
 
     Values under a name with a leading underscore are waited for, but not shown.
     """

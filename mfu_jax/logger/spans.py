@@ -45,12 +45,12 @@ class LoopSpans:
             self.late |= {**metrics, "step": step}
 
     def take_late(self) -> dict[str, Any]:
-        """`late`, emptied."""
+        """Returns `late` and clears it."""
         late, self.late = self.late, {}
         return late
 
     def take_last(self) -> TimedStep | None:
-        """The held step with all late results, as no step comes after it; it is no longer held."""
+        """Releases the held step, with all late results because no step comes after it."""
         last, self.held = self.held, None
         if last is not None:
             last.extra |= self.take_late()

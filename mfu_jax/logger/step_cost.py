@@ -30,14 +30,14 @@ class StepCost:
     """The work of one optimizer step on one JAX device, and the device's peaks.
 
     Attributes:
-        model_flops_per_device: matmul FLOPs that the mathematics needs, no recomputation.
+        model_flops_per_device: matmul FLOPs that the mathematics needs, without recomputation.
         tokens_per_device: tokens that one device processes.
         peak_flops_per_sec: dense peak of one device in FLOP/s; None where unknown: no MFU, no HFU.
         executed_flops_per_device: matmul FLOPs that the compiled program runs; None: no HFU.
         optimal_model_seconds: shortest time for the model FLOPs of a step that mixes dtypes (the
             sum over dtypes of FLOPs / peak); None: model FLOPs / peak.
         optimal_executed_seconds: the same for the executed FLOPs.
-        xla_reported_flops: ``compiled.cost_analysis()["flops"]`` as it is.
+        xla_reported_flops: ``compiled.cost_analysis()["flops"]``, unchanged.
         bytes_per_device: bytes moved to and from device memory; with `peak_bytes_per_sec`, MBU.
         peak_bytes_per_sec: peak memory bandwidth of one device in bytes/s.
 
@@ -94,7 +94,7 @@ class StepCost:
         return self.bytes_per_device / self.peak_bytes_per_sec
 
     def utilization(self, seconds: float) -> dict[str, float]:
-        """``perf/mfu``, ``perf/hfu``, ``perf/mbu`` of a step of that many seconds, where known.
+        """``perf/mfu``, ``perf/hfu``, ``perf/mbu`` of a step that takes `seconds`, where known.
 
         Utilisation is optimal time / measured time, which for one dtype is FLOPs / (time × peak).
 
@@ -111,7 +111,7 @@ class StepCost:
         return {name: best / seconds for name, best in optimal.items() if best is not None}
 
     def rates(self, seconds: float) -> dict[str, float]:
-        """All ``perf/`` scalars of a step of that many seconds, under MaxText's names.
+        """All ``perf/`` scalars of a step that takes `seconds`, under MaxText's names.
 
         Args:
             seconds: the step's time; without rates if it is not above 0.

@@ -51,7 +51,7 @@ class Summary:
         seconds_by_use: that time by use: ``train``, ``compile``, ``eval``, ….
         clock_jumps: steps in which the wall clock jumped.
         dropped_records: records that reached no sink because writing was stuck.
-        flags: what was impossible, and in how many steps.
+        flags: impossible numbers by name, and in how many steps.
         phases: totals of each phase over the measured steps; see `PhaseBook.totals`.
     """
 
@@ -90,7 +90,7 @@ class Summary:
         return self.shares.get("train")
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, shares and goodput as plain values that `json.dump` takes."""
+        """All fields, shares and goodput as plain values that `json.dump` accepts."""
         values = dataclasses.asdict(self) | {"shares": self.shares, "goodput": self.goodput}
         if values["last_loss"] is not None and not math.isfinite(values["last_loss"]):
             values["last_loss"] = str(values["last_loss"])
@@ -151,13 +151,13 @@ def _phase(name: str, values: Mapping[str, float]) -> str:
 
 
 class StepStatistics:
-    """Adds up measured steps, in eight bytes each, so a long run keeps exact percentiles."""
+    """Adds up measured steps, at eight bytes each, so a long run keeps exact percentiles."""
 
     def __init__(self) -> None:
         self._seconds = array.array("d")
         self._tokens = 0.0
         self._tflops = 0.0
-        # Optimal seconds, and the measured seconds of the steps that they are known for.
+        # Optimal seconds, and the measured seconds of the steps for which they are known.
         self._optimal: dict[str, tuple[float, float]] = {}
 
     def __len__(self) -> int:

@@ -14,7 +14,7 @@ from mfu_jax.logger.sinks.base import Sink, StepRecord
 
 logger = logging.getLogger("mfu_jax")
 
-# Most records kept for a failing sink before the oldest are given up.
+# Most records kept for a failing sink before the oldest are dropped.
 BACKLOG_RECORDS = 10_000
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0

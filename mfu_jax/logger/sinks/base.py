@@ -12,14 +12,14 @@ from mfu_jax.logger.summary import Summary
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord:
-    """Everything that is known about one step, on the host.
+    """Everything known about one step, on the host.
 
     Attributes:
         step: its number.
         kind: ``step``, or ``compile`` and ``warmup`` for those excluded from every summary.
         unix_seconds: wall clock at its end.
         scalars: metric name -> number; NaN and Inf are unchanged.
-        flags: short names of what is impossible about it (`mfu_jax.logger.diagnosis`).
+        flags: short names of its impossible numbers (`mfu_jax.logger.diagnosis`).
         notes: sentences for a human: a diagnosis, a recompile, a clock jump.
         is_logged: it falls on the log period, or must be seen; other records go only to sinks
             that keep every step.
@@ -37,8 +37,8 @@ class StepRecord:
 class Sink:
     """Where records go. All methods but the constructor run on the logger's writer thread.
 
-    A sink may raise: the logger reports that once, keeps the records, and tries again later. What
-    is wrong from the start (an unwritable folder) is a `UserError` of the constructor.
+    A sink may raise: the logger reports that once, keeps the records, and tries again later. A
+    problem present from the start (an unwritable folder) is a `UserError` from the constructor.
 
     Attributes:
         keeps_every_step: it also receives the steps between two log periods.
@@ -67,7 +67,7 @@ class Sink:
         self.write_text("summary", summary.render())
 
     def flush(self) -> None:
-        """Brings everything written to disk, where a crash of this process cannot lose it."""
+        """Flushes everything written to disk, where a crash of this process cannot lose it."""
 
     def close(self) -> None:
         """Writes the rest and releases files and terminals."""

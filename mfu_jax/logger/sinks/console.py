@@ -64,7 +64,7 @@ class ConsoleSink(Sink):
 
 
 class _ProgressBar:
-    """A `rich` bar on standard error; drawn by its updates, so it needs no thread."""
+    """A `rich` bar on standard error; redrawn by its updates, so it needs no thread."""
 
     def __init__(self, total_steps: int | None) -> None:
         from rich import progress
@@ -94,7 +94,7 @@ class _ProgressBar:
             step=record.step,
             loss="" if loss is None else f"loss {loss:.3f}",
         )
-        if time.monotonic() - self._drawn_at > 0.2:  # faster than anybody reads
+        if time.monotonic() - self._drawn_at > 0.2:  # nobody reads faster
             self._drawn_at = time.monotonic()
             self._progress.refresh()
 

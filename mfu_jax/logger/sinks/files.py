@@ -11,10 +11,10 @@ from mfu_jax.errors import UserError
 
 
 class AppendOnlyFile:
-    """A file that grows only by whole pieces: each is written completely, or not at all.
+    """A file that grows only in whole pieces: each is written completely, or not at all.
 
     Args:
-        path: the file; its folder is made.
+        path: the file; its folder is created.
         what: the setting that names it, for errors.
 
     Raises:
@@ -40,7 +40,7 @@ class AppendOnlyFile:
         self._good_size += len(piece)
 
     def sync(self) -> None:
-        """Brings everything to disk."""
+        """Flushes everything to disk."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ def replace_file(path: Path, pieces: Iterable[bytes]) -> None:
 
 
 def set_aside(path: Path) -> str:
-    """Renames an earlier run's file to ``<path>.previous1``, or the next free number; says so."""
+    """Renames an earlier run's file to a free ``<path>.previousN``; returns a note that says so."""
     for number in itertools.count(1):
         kept = path.with_name(f"{path.name}.previous{number}")
         if not kept.exists():

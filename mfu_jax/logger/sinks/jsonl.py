@@ -27,7 +27,7 @@ class JsonlSink(Sink):
 
     A killed run loses at most the line it was writing. A resumed run drops that torn line and every
     step that it will run again, so the file has each step once, without gaps.
-    NaN and Inf, which JSON does not have, are the strings ``"NaN"``, ``"Infinity"``,
+    NaN and Inf, which JSON lacks, are the strings ``"NaN"``, ``"Infinity"``,
     ``"-Infinity"``. The set-up goes to ``<path>.setup.json`` and the totals of the whole run to
     ``<path>.summary.json``, so that every line is a step.
 

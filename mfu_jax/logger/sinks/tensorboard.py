@@ -18,7 +18,7 @@ class TensorBoardSink(Sink):
 
     A step is one event, written by the calling thread. tensorboardX's `SummaryWriter` would send
     each scalar through a queue between processes, and a disk error would silently end its thread
-    and then block the next write for ever.
+    and then block the next write forever.
 
     Args:
         folder: TensorBoard's log directory of this run.
@@ -86,6 +86,6 @@ class TensorBoardSink(Sink):
 
 
 def _unique_suffix() -> str:
-    """Seconds first, as TensorBoard reads the files of a folder in the order of their names."""
+    """Seconds first, because TensorBoard reads a folder's files in name order."""
     now = time.time_ns()
     return f"{now // 10**9}.{socket.gethostname()}.{os.getpid()}.{now % 10**9:09d}"

@@ -1,4 +1,4 @@
-"""What JAX traced, lowered and compiled, and for how long; the one place for JAX's event names.
+"""What JAX traced, lowered and compiled, and for how long; the only place with JAX's event names.
 
 `jax.monitoring` costs nothing while nothing compiles, so a recompile during a run is seen for free.
 """
@@ -137,4 +137,4 @@ def _unregister(listener: Callable[..., None]) -> None:
 
         monitoring.unregister_event_duration_listener(listener)
     except (ImportError, AttributeError, ValueError, AssertionError):
-        return  # an older JAX cannot; the listener has no subscribers and does nothing
+        return  # an older JAX cannot unregister; the listener has no subscribers and does nothing

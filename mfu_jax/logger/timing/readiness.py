@@ -47,7 +47,7 @@ def is_ready(metrics: Mapping[str, Any]) -> bool:
 
 
 def end_marker(output: Any) -> Any:
-    """A small array that is ready when `output` is, and that no later call can be given.
+    """A small array that is ready when `output` is, and that no later call can donate.
 
     Args:
         output: what a step returned.

@@ -1,4 +1,4 @@
-"""Times steps one behind, so that the device never idles because of a clock reading.
+"""Times each step one step late, so that the device never idles for a clock reading.
 
 Step N is dispatched first; then the timer waits for step N−1's outputs and reads the clocks. The
 difference between two such readings is the time of step N−1. If the host is slower than the device,
@@ -22,7 +22,7 @@ from mfu_jax.logger.timing.readiness import block_until_ready, is_ready
 # Slewing clocks drift by at most 500 ppm (NTP); anything more is a jump, not the step's time.
 JUMP_SECONDS = 1e-3
 JUMP_FRACTION = 1e-3
-# Time to find that an array is ready, on a slow host.
+# Time that a slow host takes to notice that an array is ready.
 HOST_BOUND_SECONDS = 1e-4
 
 _JOIN_SECONDS = 30.0
@@ -43,11 +43,11 @@ class TimedStep:
         metrics: what `record` was given.
         seconds: measured step time.
         ended_at: wall clock at its end, seconds since 1970.
-        spans: seconds next to it that belong to no step, by name (``eval``, ``data_wait``, …).
+        spans: seconds beside it not attributed to any step, by name (``eval``, ``data_wait``, …).
         compile_events: what was compiled to dispatch it.
         is_compile: its time cannot be separated from that of a compilation.
         clock_jump_seconds: how far the wall clock jumped inside its interval, else None.
-        overhead_seconds: time that the logger took on the training thread for it.
+        overhead_seconds: time that the logger spent on it on the training thread.
         completed: both clocks when its outputs became ready, if observed.
         watched: the watcher was asked to observe it.
         successor: the step that the writer passes on to the watcher after this one.
@@ -75,7 +75,7 @@ class Watcher(Protocol):
     """Stamps `TimedStep.completed` when the step's outputs are ready, off the training thread."""
 
     def watch(self, step: TimedStep, *, after: TimedStep | None = None) -> None:
-        """Watches `step`; `after` is the step before it if that is on its way to be written."""
+        """Watches `step`; `after` is the step before it if that one is about to be written."""
 
     def close(self) -> None: ...
 
@@ -118,7 +118,7 @@ class ThreadWatcher:
         while (step := self._queue.get()) is not None:
             try:
                 block_until_ready(step.metrics)
-            except Exception:  # the training thread meets the same error, where it can be handled
+            except Exception:  # the training thread hits the same error, where it can be handled
                 continue
             step.completed = step.completed or self._read()
 
@@ -127,8 +127,8 @@ class StepTimer:
     """The arithmetic of step times on the training thread, without rates or sinks.
 
     Args:
-        clock: wall clock in seconds; the measure.
-        monotonic: monotonic clock in seconds, believed where the two disagree.
+        clock: wall clock in seconds; it measures step time.
+        monotonic: monotonic clock in seconds, trusted when the two disagree.
         watcher: watches the device while the training thread does something else.
         writer_is_idle: see `ThreadWatcher`.
     """
@@ -175,7 +175,7 @@ class StepTimer:
             self._finish(previous, previous.completed or now)
         self._take(step)
         self._pending = step
-        # No wait means that the device waits for the host; the reading then comes too late to say
+        # No wait means that the device was waiting for the host: the reading comes too late to tell
         # when the step ended.
         if self._has_waits or self.waited_seconds < HOST_BOUND_SECONDS:
             self._watch(step, after=previous)
@@ -214,7 +214,7 @@ class StepTimer:
         return spans
 
     def begin_wait(self) -> Reading | None:
-        """A wait for the host begins. Returns its start if the device is idle already."""
+        """A wait for the host begins. Returns its start if the device is already idle."""
         self._has_waits = True
         step = self._pending
         if step is None:
@@ -248,11 +248,11 @@ class StepTimer:
         return step
 
     def compiling(self, event: CompileEvent) -> None:
-        """The training thread compiles, to dispatch the step that comes next."""
+        """Called when the training thread compiles to dispatch the next step."""
         step = self._pending
         if step is not None and not step.watched:
             if is_ready(step.metrics):
-                # It ended before or during this compilation; which, cannot be known.
+                # Whether it ended before or during this compilation is unknown.
                 step.is_compile = True
                 step.completed = self.read()
             self._watch(step)
@@ -263,7 +263,7 @@ class StepTimer:
         self._watcher.close()
 
     def pass_on(self, step: TimedStep) -> None:
-        """Has the successor of a step watched; called on the writer's thread."""
+        """Starts watching a step's successor; called on the writer's thread."""
         successor, step.successor = step.successor, None
         if successor is not None:
             self._watcher.watch(successor)

@@ -1,4 +1,4 @@
-"""Fused attention kernels: the facts of each that the traced and the executed count both need.
+"""Fused attention kernels: the facts that the traced and the executed count both need.
 
 To add a kernel, add a row to `KERNELS`. The row says how a jaxpr and HLO name the kernel and which
 matmuls it runs; both counts then know which of them the model needs and which ones are recomputed.
@@ -31,7 +31,7 @@ class AttentionKernel:
         primitives: JAX primitives that call it.
         targets: its custom-call targets in HLO.
         products: the matmuls that it runs over all pairs of query and key.
-        recomputed: those of them that another kernel, or the same one before, has already run.
+        recomputed: those that another kernel, or the same one earlier, has already run.
         sequence_dim: dimension of Q and K that holds positions; None where a parameter says it.
         mask_type: parameter of the primitive, and key of the backend_config, that names the mask.
         window: the same for the number of keys that a query sees, itself included.

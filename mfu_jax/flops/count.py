@@ -36,7 +36,7 @@ class FlopCount:
     """Matmul FLOPs (2·m·n·k each) of one call of one program, split by purpose.
 
     All numbers are Python ints. `rematerialized` is forward work that the backward pass repeats
-    because of `jax.checkpoint`, `optimizer` work on gradients (Muon's matmuls), `other` work of no
+    because of `jax.checkpoint`, `optimizer` work on gradients (Muon's matmuls), `other` work in no
     known phase. `by_scope` maps `jax.named_scope` paths to FLOPs, `by_dtype` operand dtypes
     (``bf16``); each of the two sums to everything counted.
     """

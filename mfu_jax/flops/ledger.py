@@ -98,7 +98,7 @@ def compare_flops(
     xla_reported: float | None = None,
     overheads: Mapping[str, int] | None = None,
 ) -> Ledger:
-    """Explains executed FLOPs by model FLOPs, and XLA's number by executed FLOPs.
+    """Explains executed FLOPs in terms of model FLOPs, and XLA's number in terms of executed.
 
     Args:
         model: model FLOPs per step per device by `convention`.
@@ -109,11 +109,11 @@ def compare_flops(
         attention: attention FLOPs in `model`; if attention runs in kernels, the masked pairs are
             those that the kernels' blocks compute beyond it, instead of those of `dense`.
         xla_reported: ``compiled.cost_analysis()["flops"]``, None or a negative number if unknown.
-        overheads: known further work of the program beyond the model, by label, such as
+        overheads: other known work of the program beyond the model, by label, such as
             ``{"MoE one-hot and dispatch matmuls": …}``.
 
     Returns:
-        The ledger; its `residual` is unexplained.
+        The ledger; its `residual` is the unexplained rest.
     """
     model = round(model)
     lines = [LedgerLine(label="model", flops=model, note=f"convention {convention}")]

@@ -1,8 +1,9 @@
 """Attention masks: the (query, key) pairs of one sequence, under each way of counting.
 
 A mask has three counts. `dense` is every pair, as a program that ignores the mask computes them.
-`exact` is the pairs that the mask keeps, one by one. `maxtext` is the continuous area that MaxText
-uses (S²/2 under a causal diagonal, S·W − W²/2 in a window): half a diagonal less than `exact`.
+`exact` counts the pairs that the mask keeps, one by one. `maxtext` is the continuous area that
+MaxText uses (S²/2 under a causal diagonal, S·W − W²/2 in a window): half a diagonal less than
+`exact`.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ class Packed(Mask):
         lengths: tokens of each document of one sequence; their sum must not exceed its length. The
             rest is padding and sees nothing.
         each: the length of every document if all are equal (or only the mean is known, which
-            undercounts the pairs of mixed lengths); the last document is cut off.
+            undercounts the pairs of mixed lengths); the last document is truncated.
     """
 
     inner: Mask

@@ -2,8 +2,8 @@
 
 JAX writes both in the same grammar, for example
 ``jit(step)/transpose(jvp(decoder))/while/body/closed_call/layers/layers/checkpoint/mlp/wi/dot_general``:
-transformations wrap a scope, control flow adds parts, and a rematerialised block repeats the scope
-that it is in.
+transformations wrap a scope, control flow adds parts, and a rematerialised block repeats its
+enclosing scope.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FlopPhase = Literal["forward", "backward", "rematerialized", "optimizer", "other
 
 _WRAPPER = re.compile(r"^(\w+)\((.*)\)$")
 _FUNCTION_WRAPPERS = {"jit", "pjit", "xla_call", "pmap", "core_call"}
-# Parts that JAX itself adds to a path (an einsum its formula), and the markers of attention_mask.
+# Parts that JAX itself adds to a path (einsum: its formula), and the markers of attention_mask.
 _NOT_A_SCOPE = re.compile(
     r"^(while|body|cond|scan|closed_call|core_call|eval_jaxpr|custom_jvp_call"
     r"|custom_vjp_call|checkpoint|remat\d?|rematted_computation|shard_map|pjit|branch_\d+_fun|body_fun|cond_fun"
@@ -86,7 +86,7 @@ def _split(op_name: str) -> list[str]:
 
 
 def _collapse_repeats(path: list[str]) -> list[str]:
-    """``a b a b c`` → ``a b c``: a checkpointed block repeats the scope that it is in."""
+    """``a b a b c`` → ``a b c``: a checkpointed block repeats its enclosing scope."""
     out: list[str] = []
     for part in path:
         out.append(part)

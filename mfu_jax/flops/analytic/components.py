@@ -20,7 +20,7 @@ KindOfLayer = TypeVar("KindOfLayer", bound=Hashable)
 
 
 class Cache(NamedTuple):
-    """What serving keeps of a sequence for one component.
+    """What serving caches of a sequence for one component.
 
     Attributes:
         width: values of each key that a token sees (its key and value, or a latent of both).

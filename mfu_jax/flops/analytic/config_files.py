@@ -80,7 +80,7 @@ def model_name_of(source: str) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    import json  # most models are named or in YAML, and the answer should be there at once
+    import json  # most models are named or in YAML, and need no json
 
     text = read_config_text(path)
     try:

@@ -216,7 +216,7 @@ def _six_n_non_embedding(config: ModelConfig, model: Model) -> list[FlopsRow]:
 def _formula(
     config: ModelConfig, model: Model, parameters: int, *, attention: bool
 ) -> list[FlopsRow]:
-    """6·N a token, and 12·L·H·Q·S, which is 3 × the dense count of QKᵀ and PV."""
+    """6·N per token, and 12·L·H·Q·S, which is 3 × the dense count of QKᵀ and PV."""
     rows = [_row("6·N", "weight", 6 * parameters * _tokens(config))]
     if attention:
         pairs = config.step.max_target_length * _tokens(config)

@@ -197,7 +197,7 @@ def moe(
 def short_convolution(
     name: str, kernel: int, channels: int, *, bias: bool = False, tokens: int | None = None
 ) -> Component:
-    """A depthwise convolution along the sequence: `kernel` multiply-adds a channel and token."""
+    """A depthwise convolution along the sequence: `kernel` multiply-adds per channel and token."""
     return Component(
         name=name,
         macs=kernel * channels,
@@ -227,7 +227,7 @@ def hyper_connection(streams: int, width: int, name: str = "hyper_connection") -
 def engram(
     width: int, *, streams: int, memory: int, kernel: int, name: str = "engram"
 ) -> Components:
-    """n-gram memory of `memory` values a token, mixed into G residual `streams`.
+    """n-gram memory of `memory` values per token, mixed into G residual `streams`.
 
     Keys ``[M, G·D]``, values ``[M, D]``, one gate for each stream (key · stream: G·D multiply-adds
     of activations), and a depthwise convolution over the G·D channels.

@@ -55,7 +55,7 @@ _SCALED = {
 
 
 def as_model_config(config: Any) -> ModelConfig:
-    """Converts whatever describes a model to a `ModelConfig`.
+    """Converts any description of a model to a `ModelConfig`.
 
     Args:
         config: a `ModelConfig`, a source that `load_model_config` takes (bundled name, file,
@@ -116,7 +116,7 @@ def load_model_config(source: Any, overrides: Mapping[str, Any] | None = None) -
 
 
 def _as_written(value: Any) -> str:
-    """A value for a message, as YAML has it: a list, a decimal."""
+    """A value for a message, as YAML writes it: a list, a decimal."""
     if isinstance(value, tuple):
         return shown(list(value))
     return shown(float(value) if isinstance(value, Fraction) else value)
@@ -241,7 +241,7 @@ _MISSPELT = 0.9
 
 
 def _refuse_misspelt(values: Mapping[str, Any], absent: list[str]) -> None:
-    """Most keys of a config are not read; one that almost names an absent field is a slip."""
+    """Most keys of a config are not read; one that almost names an absent field is a typo."""
     for key in values:
         if key in MAXTEXT_FIELDS or key in _EXTRA_KEYS:
             continue

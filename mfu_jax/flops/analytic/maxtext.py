@@ -34,7 +34,7 @@ def calculate_prefill_tflops_per_device(
 ) -> TflopsPerDevice:
     """TFLOPs of one device for one prompt that is split over all devices of the job.
 
-    2·N a token for the weights, as MaxText counts them, and the causal attention of every layer
+    2·N per token for the weights, as MaxText counts them, and the causal attention of every layer
     (forward only), windows included.
 
     Args:

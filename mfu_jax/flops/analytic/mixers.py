@@ -60,7 +60,7 @@ def _latent_scores(
     """Scores of MLA. Decoding keeps the latent and the rotary key, and attends to them directly:
 
     latent + rope multiply-adds for Q·K and latent for P·V, per head and pair; the up-projections
-    move to the query and the output, at the cost they had.
+    move to the query and the output, at the same cost.
     """
     query, value = attention_scores(heads, qk_dim, v_dim, mask, name)
     return (
@@ -187,7 +187,7 @@ def mamba2(
     """A Mamba-2 layer (arXiv 2405.21060) with I inner channels, G groups and a state of N.
 
     ``in [D, 2·I + 2·G·N + H]``, a depthwise convolution over I + 2·G·N channels, ``out [I, D]``.
-    The recurrence updates the state (x·Bᵀ) and reads it (C·h): 2·I·N multiply-adds a token.
+    The recurrence updates the state (x·Bᵀ) and reads it (C·h): 2·I·N multiply-adds per token.
 
     Args:
         chunk: 0: the recurrent form (the model's FLOPs). A size C: the chunked program: per token
@@ -325,7 +325,7 @@ def mamba(
 
     ``in [D, 2·I]``, a depthwise convolution over I channels, ``x [I, R + 2·N]``, ``dt [R, I]``,
     ``out [I, D]``. The recurrence updates the state elementwise, without a sum, and reads it (h·C):
-    I·N multiply-adds a token.
+    I·N multiply-adds per token.
 
     Args:
         inner_norms: norms over the time step, B and C (Jamba).

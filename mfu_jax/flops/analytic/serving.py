@@ -143,7 +143,7 @@ def _kept(part: Component, keys: Number) -> Number:
 def _weights_read(
     parts: Iterable[tuple[int, Component]], tokens: int, bytes_per_weight: Number
 ) -> Number | float:
-    """Bytes of the weights that `tokens` tokens use; of lookup tables nothing (a row a token).
+    """Bytes of the weights that `tokens` tokens use; of lookup tables nothing (a row per token).
 
     Of E experts of which a token takes k, T tokens use E·(1 − (1 − k/E)ᵀ), if they choose evenly.
     """

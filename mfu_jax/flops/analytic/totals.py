@@ -1,6 +1,6 @@
 """Model FLOPs of one optimizer step on one device, from the config alone.
 
-Everything is the sum over `flops_breakdown`: one row a component of a layer, in exact ints.
+Everything is the sum over `flops_breakdown`: one row per component of a layer, in exact ints.
 """
 
 from __future__ import annotations

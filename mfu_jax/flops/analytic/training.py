@@ -45,7 +45,7 @@ def training_model(config: ModelConfig) -> Model:
 
 
 def _with_reference(model: Model) -> Model:
-    """DPO's reference model beside the policy: a forward pass of its own, no gradient."""
+    """DPO's reference model beside the policy: a separate forward pass, no gradient."""
     reference = tuple(
         dataclasses.replace(
             layer,

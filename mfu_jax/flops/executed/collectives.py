@@ -43,7 +43,7 @@ def is_further_link(computation: HloComputation, instruction: HloInstruction) ->
 
     TPU programs spread one collective over a chain of fusions that compute something else
     meanwhile: the first has it with ``AsyncCollectiveStart``, the last with
-    ``AsyncCollectiveDone``, and those in between have it, too.
+    ``AsyncCollectiveDone``, and those in between have it as well.
     """
     if "chain_id" not in instruction.attributes.get("frontend_attributes", ""):
         return False

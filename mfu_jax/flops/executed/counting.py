@@ -143,7 +143,7 @@ class _Constants:
 
 
 class _Found(NamedTuple):
-    """A matmul of the program, with what its callers say of it.
+    """A matmul of the program, with the context that its callers provide.
 
     Attributes:
         matmul: its cost.
@@ -242,7 +242,7 @@ class _Counter:
         )
 
     def _total(self, cost: ComputationCost) -> int:
-        """FLOPs of one run, with all that it calls."""
+        """FLOPs of one run, including everything that it calls."""
         return sum(matmul.flops for matmul in cost.matmuls) + sum(
             self.totals[callee] * times
             for call in cost.calls
@@ -250,7 +250,7 @@ class _Counter:
         )
 
     def _run_callees(self, name: str) -> None:
-        """Passes a computation's runs on to those that it calls; its callers come before it."""
+        """Passes a computation's runs on to those that it calls; callers are visited first."""
         runs, once = self.runs[name], self.once[name]
         for call in self.costs[name].calls:
             taken = self._taken(call)
@@ -341,7 +341,7 @@ class _Counter:
         return (max(call.callees, key=lambda callee: self.totals[callee[0]]),)
 
     def _choice(self, call: Call) -> str:
-        """What the reader should know of a choice between branches of different cost."""
+        """The flag for a choice between branches of different cost."""
         flops = [self.totals[callee] for callee, _ in call.callees]
         if not call.is_choice or len(set(flops)) < 2:
             return ""

@@ -19,7 +19,7 @@ Place = tuple[HloComputation, HloInstruction]
 
 
 def duplicates(dataflow: Dataflow, places: Iterable[Place]) -> list[HloInstruction]:
-    """The instructions, of those given, that recompute what an earlier one of them computes."""
+    """The given instructions that recompute what an earlier one computes."""
     alike: dict[Hashable, list[Place]] = defaultdict(list)
     for computation, instruction in places:
         if op_name := instruction.op_name:
@@ -51,7 +51,7 @@ def _repeated(
 
 
 def _unfused(frame: Frame, instruction: HloInstruction) -> Hashable:
-    """What names the value of an instruction that is not in a fusion."""
+    """A key for the value of an instruction that is not in a fusion."""
     while instruction.opcode in _SAME_VALUE and instruction.operands:
         instruction = frame.computation.operand(instruction, 0)
     return (frame.computation.name, instruction.name)

@@ -123,7 +123,7 @@ class HloInstruction:
         if self._operand_text is None:
             end = closing_parenthesis(self.tail, 0)
             if end < 0:
-                raise self.error("operands without their closing parenthesis")
+                raise self.error("operands without a closing parenthesis")
             self._operand_text = self._tail[:end]
         return self._operand_text
 

@@ -93,7 +93,7 @@ def _parse_shape(text: str, depth: int) -> Shape:
         raise HloParseError("tuple shape nested too deeply", text)
     if text.startswith("("):
         if not text.endswith(")"):
-            raise HloParseError("tuple shape without its closing parenthesis", text)
+            raise HloParseError("tuple shape without a closing parenthesis", text)
         parts = split_top_level(text[1:-1])
         return Shape("tuple", elements=tuple(_parse_shape(p, depth + 1) for p in parts))
     match = _ARRAY.match(text)

@@ -39,7 +39,7 @@ def _shift_right(a: int, b: int) -> int:
 
 
 def _shift_right_logical(a: int, b: int) -> int:
-    if a < 0:  # depends on its number of bits
+    if a < 0:  # the result depends on the bit width
         raise UnknownValueError
     return _shift_right(a, b)
 
@@ -222,4 +222,4 @@ def _closed_form(first: int, step: int, direction: str) -> int:
         return -(first // step)
     if direction == "NE" and step and first % step == 0 and -first // step >= 0:
         return -first // step
-    raise UnknownValueError  # it never ends, or not by this comparison
+    raise UnknownValueError  # it never ends, or ends another way

@@ -17,7 +17,7 @@ class FusedAttention(NamedTuple):
 
 
 def fused_attention(eqn: Any) -> FusedAttention:
-    """2 · pairs · head width for each matmul that the model needs; recomputed scores are not.
+    """2 · pairs · head width for each matmul that the model needs, without recomputed scores.
 
     Queries are [B, T, N, H], or [B, N, T, H] in layout 1; keys and values alike.
     """

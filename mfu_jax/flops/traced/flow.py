@@ -62,7 +62,7 @@ class Flow(NamedTuple):
         origin: what it was computed from.
         gradient: whether it depends on the result of a backward pass.
         known: its value, if that is an integer known while tracing (see `known_values`).
-        pattern: its elements as a function of their position (see `mask_patterns`).
+        pattern: its elements as a function of their position (see `masks.patterns`).
         scores: the scores that its elements correspond to one by one.
     """
 
@@ -73,7 +73,7 @@ class Flow(NamedTuple):
     scores: frozenset[Score] = frozenset()
 
     def stacked(self, times: int, dims: int) -> Flow:
-        """Of `times` such values stacked (`dims` = 1), or of one slice of a stack (`dims` = −1)."""
+        """The flow of `times` such values stacked (`dims` = 1), or of one slice of a stack (−1)."""
         pattern = self.pattern and self.pattern.moved(
             lambda dim: dim + dims if dim + dims >= 0 else None
         )

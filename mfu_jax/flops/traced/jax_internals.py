@@ -1,4 +1,4 @@
-"""Everything that the traced count uses of JAX beyond its stable API.
+"""Everything that the traced count uses from JAX beyond its stable API.
 
 `remat_p` and `dce_jaxpr` come from `jax.extend` and `jax.interpreters`: exported, but free to
 change between versions.
@@ -25,7 +25,7 @@ _this_thread = threading.local()
 class _CheckpointPatch:
     """Replaces `remat_p.bind` for as long as any thread traces without checkpoints.
 
-    JAX has no hook to ignore `jax.checkpoint`. Threads that do not ask for it keep JAX's own
+    JAX has no hook to ignore `jax.checkpoint`. Threads that do not ask for this keep JAX's own
     behaviour while the patch is in place.
     """
 
@@ -64,8 +64,8 @@ _patch = _CheckpointPatch()
 def without_checkpoints() -> Iterator[None]:
     """While this thread traces in here, `jax.checkpoint` does nothing; other threads keep it.
 
-    JAX caches traces. The metadata is part of its cache keys, so that traces made in here are
-    neither taken from that cache nor found by anyone else.
+    JAX caches traces. The metadata is part of its cache keys, so that traces made in here neither
+    come from that cache nor are found by anyone else.
     """
     before = getattr(_this_thread, "inlines_checkpoints", False)
     with _patch, set_xla_metadata(mfu_jax_trace="without_checkpoints"):
@@ -180,7 +180,7 @@ def inner_jaxprs(params: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
 
 
 def open_jaxpr(value: Any) -> Any | None:
-    """The jaxpr inside a closed one, an open one as it is, None for anything else."""
+    """The jaxpr inside a closed one, an open one unchanged, None for anything else."""
     if isinstance(value, ClosedJaxpr):
         return value.jaxpr
     return value if isinstance(value, Jaxpr) else None
@@ -199,7 +199,7 @@ def scan_groups(eqn: Any) -> tuple[int, int]:
 
 
 def user_frames(source_traceback: Any) -> tuple[tuple[str, int], ...]:
-    """Where in the user's code an equation came from: (file, line) pairs, without JAX's own."""
+    """Where in the user's code an equation came from: (file, line) pairs, excluding JAX's own."""
     if source_traceback is None:
         return ()
     return tuple(

@@ -31,7 +31,7 @@ def jaxpr_trip_count(
     """Iterations of a `while`: a number, an array (one per program of a grid), or None.
 
     Follows the few integers that the condition depends on through three iterations, and through all
-    of them if they do not grow evenly.
+    of them if they do not grow linearly.
 
     Args:
         condition: the open jaxpr (constants, carry) → bool.
@@ -179,7 +179,7 @@ def _is_even(values: Sequence[Any]) -> bool:
 
 
 def _closed_form(name: str, distance: Any, change: Any) -> Known:
-    """For how many k = 0, 1, 2, … ``distance + k·change`` compares with 0 by `name`."""
+    """The number of k = 0, 1, 2, … for which ``distance + k·change`` compares with 0 by `name`."""
     if np.ndim(change):
         if not np.all(change == change.flat[0]):
             return None

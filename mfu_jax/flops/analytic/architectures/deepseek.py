@@ -59,7 +59,7 @@ def _deepseek_attention(config: ModelConfig) -> Components:
 
 
 def _hyper_connections(config: ModelConfig) -> Components:
-    """Around attention and around the MLP: two a layer."""
+    """Around attention and around the MLP: two per layer."""
     streams, width = config.stack.mhc_expansion_rate, config.emb_dim
     return (
         *formulas.hyper_connection(streams, width, "hyper_connection/attention"),
@@ -82,7 +82,7 @@ def _engram(config: ModelConfig, index: int) -> Components:
         kernel=sizes.engram_kernel_size,
     )
     if not bases:
-        return mixing  # FLOPs need no table sizes; count_parameters asks for them
+        return mixing  # FLOPs need no table sizes; count_parameters requires them
     if len(bases) != orders:
         raise UserError(
             f"engram_vocab_bases has {len(bases)} entries; expected {orders}, one for each n-gram "

@@ -18,9 +18,9 @@ _TIMESTEP_FREQUENCIES = 256
 def dit(config: ModelConfig) -> Model:
     """DiT (arXiv 2212.09748): patches of a latent ``[side, side, channels]``, adaLN-Zero blocks.
 
-    The condition (timestep and one of `vocab_size` classes) makes six vectors a block, ``[C, 6·C]``
-    once an image, and two more before the output, which predicts noise and variance. Positions are
-    a fixed table, counted as parameters, as its authors do.
+    The condition (timestep and one of `vocab_size` classes) makes six vectors per block,
+    ``[C, 6·C]`` once per image, and two more before the output, which predicts noise and variance.
+    Positions are a fixed table, counted as parameters, as its authors do.
     """
     config.require("num_query_heads", "mlp_dim", "image_size_for_vit", "patch_size_for_vit")
     vision, length = config.vision, config.step.max_target_length

@@ -21,7 +21,7 @@ from mfu_jax.flops.masks import Causal, Full, Mask
 
 
 def _require_config_json(config: ModelConfig) -> None:
-    """Raises a `UserError` where no translation has set the encoder's fields."""
+    """Raises a `UserError` if no translation has set the encoder's fields."""
     if config.encoder == Encoder():
         block = config.decoder_block
         raise UserError(f"decoder_block={block!r} comes from a config.json; give that instead")
@@ -215,7 +215,7 @@ def clip(config: ModelConfig) -> Model:
 def t5(config: ModelConfig) -> Model:
     """T5: an encoder over the source, a decoder with cross attention; RMSNorm, no bias.
 
-    A table of relative positions, one value a bucket and head, in the first layer of each stack.
+    A table of relative positions, one value per bucket and head, in the first layer of each stack.
     """
     _require_config_json(config)
     width, sizes = config.emb_dim, config.feed_forward
@@ -272,7 +272,7 @@ def t5(config: ModelConfig) -> Model:
 def whisper(config: ModelConfig) -> Model:
     """Whisper: two convolutions of kernel 3 (the second halves the length), encoder, decoder.
 
-    The audio gives the encoder's length, two mel frames a token. Keys have no bias.
+    The audio gives the encoder's length, two mel frames per token. Keys have no bias.
     """
     _require_config_json(config)
     width, source, sizes = config.emb_dim, config.step.encoder_length, config.encoder

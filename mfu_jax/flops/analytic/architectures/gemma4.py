@@ -1,6 +1,6 @@
-"""Gemma 4: wider global layers whose keys are their values; the small ones reuse layers' keys.
+"""Gemma 4: wider global layers whose keys are their values; small models reuse layers' keys.
 
-Gemma 3n, which has per-layer inputs and borrowed keys too, and AltUp and Laurel, is here as well.
+Gemma 3n is here too: per-layer inputs and borrowed keys, plus AltUp and Laurel.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INTERVAL_E2B = 5
 
 @architecture("gemma4")
 def gemma4(config: ModelConfig) -> Model:
-    """Five local layers, then a global one with heads of its own; dense, or experts too."""
+    """Five local layers, then a global one with its own heads; dense, or experts too."""
     masks = {False: parts.window_mask(config), True: parts.global_mask(config)}
     if config.experts.num_experts > 1:
         # The shared expert is as wide as the dense MLP would be.
@@ -51,7 +51,7 @@ def gemma4(config: ModelConfig) -> Model:
 
 @architecture("gemma4_small")
 def gemma4_small(config: ModelConfig) -> Model:
-    """E2B and E4B: the last layers reuse keys and values; each layer has inputs of its own."""
+    """E2B and E4B: the last layers reuse keys and values; each layer has its own inputs."""
     masks = {False: parts.window_mask(config), True: parts.global_mask(config)}
     is_e2b = "e2b" in config.model_name or config.feed_forward.use_double_wide_mlp
     interval = _INTERVAL_E2B if is_e2b else _INTERVAL
@@ -107,7 +107,7 @@ def gemma_by_layer(config: ModelConfig) -> Model:
 
 
 def _attention(config: ModelConfig, mask: Mask, *, is_global: bool, **changes: Any) -> Components:
-    """Norms on queries and keys; global layers have heads of their own and may share k and v."""
+    """Norms on queries and keys; global layers have their own heads and may share k and v."""
     sizes = config.attention
     if is_global:
         changes["kv_heads"] = sizes.global_num_kv_heads or sizes.num_kv_heads

@@ -32,7 +32,7 @@ def layer_norm(config: ModelConfig) -> bool:
 
 
 def learned_positions(config: ModelConfig) -> bool:
-    """Whether positions have a table of their own."""
+    """Whether positions have their own table."""
     if (positions := config.embedding.position_embedding) != "auto":
         return positions == "learned"
     return config.decoder_block in GPT_BLOCKS

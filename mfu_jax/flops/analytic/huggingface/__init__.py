@@ -5,7 +5,7 @@ A family is registered under the `model_type`s that it translates:
     @model_type("llama", "mistral")
     def llama(c: Fields) -> ModelConfig: ...
 
-Fields that a config leaves out have their defaults of transformers 5.23.0
+Fields that a config leaves out take their defaults from transformers 5.23.0
 (``defaults.yml``).
 """
 
@@ -68,7 +68,7 @@ _STEP_FIELDS = (
 
 
 def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
-    """Translates a ``config.json`` as it is.
+    """Translates an unmodified ``config.json``.
 
     Fields of the step (``per_device_batch_size``, ``max_target_length``, …) may accompany its own.
 
@@ -99,7 +99,7 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def _with_head(c: Fields, config: ModelConfig) -> ModelConfig:
-    """Keeps or drops the head, as the class in ``architectures`` does; encoders chose theirs."""
+    """Keeps or drops the head, as the class in ``architectures`` does; encoders have theirs."""
     names = c.list_of(str, "architectures")
     if not names or config.encoder != Encoder():
         return config

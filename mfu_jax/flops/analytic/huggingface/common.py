@@ -123,7 +123,7 @@ def refuse(c: Fields, name: str) -> None:
 
 
 def per_layer_inputs(c: Fields) -> dict[str, int]:
-    """Gemma 3n and 4: layers that share keys and values, and inputs of each layer's own."""
+    """Gemma 3n and 4: layers that share keys and values, and per-layer inputs."""
     shared = c.size("num_kv_shared_layers", 0, zero=True)
     if shared >= c.size("num_hidden_layers"):
         c.fail("num_kv_shared_layers", "expected fewer than num_hidden_layers")

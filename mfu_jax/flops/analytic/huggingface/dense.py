@@ -46,7 +46,7 @@ def helium(c: Fields) -> ModelConfig:
 
 @model_type("seed_oss")
 def seed_oss(c: Fields) -> ModelConfig:
-    """The output projection's bias has a field of its own."""
+    """The output projection's bias has its own field."""
     return decoder(c, attention_output_bias=c.flag("attention_out_bias"))
 
 
@@ -133,7 +133,7 @@ def apertus(c: Fields) -> ModelConfig:
 
 @model_type("cohere")
 def cohere(c: Fields) -> ModelConfig:
-    """Attention and MLP in parallel behind one norm."""
+    """Attention and MLP in parallel after one norm."""
     qk_norm = "all_heads" if c.flag("use_qk_norm") else ""
     return decoder(c, norms_per_layer=1, qk_norm=qk_norm)
 
@@ -161,7 +161,7 @@ def gpt2(c: Fields) -> ModelConfig:
 
 @model_type("gptj")
 def gptj(c: Fields) -> ModelConfig:
-    """Attention (without bias) and MLP in parallel behind one norm; the head has a bias."""
+    """Attention (without bias) and MLP in parallel after one norm; the head has a bias."""
     return _layer_norm_decoder(
         c,
         attention_bias=False,
@@ -208,7 +208,7 @@ def xglm(c: Fields) -> ModelConfig:
 
 @model_type("bloom")
 def bloom(c: Fields) -> ModelConfig:
-    """ALiBi positions, a norm behind the embedding, an MLP four times as wide."""
+    """ALiBi positions, a norm after the embedding, an MLP four times as wide."""
     if c.has("n_embed"):
         c = c.with_values(hidden_size=c.size("n_embed"))
     width = c.size("hidden_size")
@@ -229,7 +229,7 @@ def mpt(c: Fields) -> ModelConfig:
 
 @model_type("phi")
 def phi(c: Fields) -> ModelConfig:
-    """Attention and MLP in parallel behind one norm; a bias everywhere, in the head too."""
+    """Attention and MLP in parallel after one norm; a bias everywhere, in the head too."""
     qk_norm = c.flag("qk_layernorm")
     return _layer_norm_decoder(
         c,

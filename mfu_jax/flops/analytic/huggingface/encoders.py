@@ -113,7 +113,7 @@ def _image(c: Fields) -> dict[str, Any]:
 
 @model_type("clip")
 def clip(c: Fields) -> ModelConfig:
-    """Text and vision encoder with their projections; one image a text."""
+    """Text and vision encoder with their projections; one image per text."""
     text = _clip_part(c, "text")
     vision = _clip_part(c, "vision")
     vision.quotient("hidden_size", "num_attention_heads")

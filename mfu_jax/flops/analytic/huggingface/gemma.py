@@ -41,7 +41,7 @@ def gemma3_text(c: Fields) -> ModelConfig:
         qk_norm="head",
         layer_types=layer_types(c, every(interval, FULL, SLIDING)),
         bidirectional=both_ways,
-        # The field holds the whole window, which then reaches half to each side.
+        # The field holds the whole window, which extends half to each side.
         sliding_window_size=window // 2 + 1 if both_ways and window else window,
     )
 

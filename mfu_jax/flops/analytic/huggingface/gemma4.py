@@ -22,7 +22,7 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 @model_type("gemma4_text")
 def gemma4_text(c: Fields) -> ModelConfig:
-    """Five local layers, then a global one with heads of its own; dense, or experts beside."""
+    """Five local layers, then a global one with its own heads; dense, or experts beside."""
     both_ways = c.get("use_bidirectional_attention") == "all"
     window = c.optional_size("sliding_window")
     kinds = layer_types(c, every(6, FULL, SLIDING))
@@ -116,11 +116,11 @@ def _audio(audio: Fields) -> dict[str, Any]:
         "audio_kernel": audio.size("conv_kernel_size"),
         "audio_chunk": chunk,
         "audio_context": chunk + left + right,
-        # The mask keeps one key less on either side than the blocks hold.
+        # The mask keeps one key fewer on either side than the blocks hold.
         "audio_past": max(left - 1, 0),
         "audio_future": max(right - 1, 0),
         "audio_relative_positions": (chunk + left + right) // 2 + 1,
-        # As many mel bins as channels: the projection behind the convolutions takes it for granted.
+        # As many mel bins as channels: the projection after the convolutions assumes it.
         "num_mel_bins_for_audio": channels[0],
         "d_model_for_audio": audio.size("hidden_size"),
         "encoder_layers_for_audio": audio.size("num_hidden_layers"),

@@ -17,8 +17,8 @@ class Attention(Group):
         attention_bias: bias of q, k and v; `attention_output_bias` of the output projection.
         qk_norm: weights of the norms on queries and keys: ``""`` none, ``head`` (``[h]`` each),
             ``all_heads`` (``[H·h]`` and ``[K·h]``); `qk_norm_bias`: a bias too.
-        attention_sinks: one learned logit a head.
-        attention_output_gate: queries come with a gate of their size.
+        attention_sinks: one learned logit per head.
+        attention_output_gate: queries come with a gate of the same size.
         bidirectional: no causal mask.
     """
 

@@ -43,7 +43,7 @@ _MOST_LAYERS = 100_000
 class ModelConfig(Group):
     """One architecture and one step.
 
-    A field's name is unique over all groups, so a flat mapping of MaxText's names says it all:
+    A field's name is unique over all groups, so a flat mapping of MaxText's names suffices:
     `from_mapping`, `replace`, `value` and `require` take flat names.
 
     >>> config = ModelConfig.from_mapping(

@@ -18,7 +18,7 @@ class Vision(Group):
     Attributes:
         image_size_for_vit: pixels of a side, or height and width.
         vision_tower: ``siglip``, ``llama4``, ``qwen3_5``, ``gemma3n`` or ``gemma4``: the tower that
-            a ``config.json`` brings along.
+            a ``config.json`` describes.
         image_tokens: tokens that an image becomes.
         vision_pooling_head: SigLIP has its own pooling head.
         vision_output_dim: what Llama 4's projector reads.
@@ -109,7 +109,7 @@ class Encoder(Group):
 
     Attributes:
         output_heads: ``mlm`` (transform and logits), ``pooler`` (the first token, ``[D, D]``),
-            ``next_sentence``, ``classifier`` (one token a sequence), ``token_classifier``,
+            ``next_sentence``, ``classifier`` (one token per sequence), ``token_classifier``,
             ``logits`` (the decoder's), ``encoder`` (no decoder), ``none``.
         num_labels: classes of the classifiers.
         token_types: rows of the table of segment types.

@@ -83,7 +83,7 @@ def maxtext_towers(config: ModelConfig) -> Tower:
 def require_towers(config: ModelConfig) -> None:
     """Raises a `UserError` where a tower is used that is unknown or lacks a size."""
     if config.decoder_block.startswith("hf_"):
-        return  # a config.json brings its towers along: see `towers.huggingface`
+        return  # a config.json describes its own towers: see `towers.huggingface`
     if config.vision.use_multimodal or config.step.images_per_sequence:
         if config.decoder_block not in _TOWERS:
             raise UserError(

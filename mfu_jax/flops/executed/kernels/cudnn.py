@@ -21,15 +21,15 @@ def attention_pairs(queries: int, keys: int, *, causal: bool, window: int = 0) -
     Args:
         queries: number of queries.
         keys: number of keys.
-        causal: whether query i meets keys 0 … i only (aligned at the top left, as cuDNN's CAUSAL).
-        window: if positive, query i meets its last `window` keys only, itself included.
+        causal: whether query i sees keys 0 … i only (aligned at the top left, like cuDNN's CAUSAL).
+        window: if positive, query i sees its last `window` keys only, itself included.
 
     >>> attention_pairs(4, 4, causal=True), attention_pairs(4, 4, causal=True, window=2)
     (10, 7)
     """
     if not causal:
         return queries * keys
-    full = min(queries, keys)  # query i < full meets i + 1 keys, a later one all keys
+    full = min(queries, keys)  # query i < full sees i + 1 keys, a later one all keys
     pairs = full * (full + 1) // 2 + (queries - full) * keys
     if 0 < window < queries:
         # Query i loses keys 0 … i − window, as far as they exist.
@@ -88,7 +88,7 @@ def _head_width(call: KernelCall, operand: int) -> int:
     """The last dimension of ``[batch, sequence, heads, width]``."""
     shape = call.operand(operand)
     if len(shape.dims) != 4:
-        raise call.instruction.error(f"attention operand {shape} that has not 4 dimensions")
+        raise call.instruction.error(f"attention operand {shape} that does not have 4 dimensions")
     return shape.dims[-1]
 
 

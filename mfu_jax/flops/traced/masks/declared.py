@@ -27,7 +27,7 @@ _this_thread = threading.local()
 
 @contextlib.contextmanager
 def attention_mask(kind: MaskKind, *, window: int | None = None) -> Iterator[None]:
-    """Declares to the traced count which pairs the attention traced in here needs.
+    """Declares to the traced count which pairs the attention traced inside it needs.
 
     For attention whose mask the trace does not show: a mask that is an argument of the step, a
     custom kernel. Put it around the attention in the model, or around `count_model_flops`. It is

@@ -58,7 +58,7 @@ class Pattern:
         return self.kind in ("keeps", "drops")
 
 
-# A score plus this has no weight after the softmax.
+# A score to which this is added has no weight after the softmax.
 _VERY_NEGATIVE = -1e4
 
 EVERYWHERE = Pattern("keeps")
@@ -173,7 +173,7 @@ def _broadcast(eqn: Any, pattern: Pattern) -> Pattern | None:
     shape = eqn.invars[0].aval.shape
     dims = eqn.params["broadcast_dimensions"]
     sizes = eqn.outvars[0].aval.shape
-    # A stretched dimension of size 1 has no positions along the result's dimension.
+    # A broadcast dimension of size 1 has no positions along the result's dimension.
     return pattern.moved(lambda d: dims[d] if shape[d] == sizes[dims[d]] else None)
 
 

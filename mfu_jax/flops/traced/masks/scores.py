@@ -36,7 +36,7 @@ class Scores:
         if used:
             return used, frozenset()
         origins = {flow.origin for flow in operands}
-        # Queries, keys and values are activations, or arguments of a function that is nothing but
+        # Queries, keys and values are activations, or arguments of a function that computes only
         # attention. A declared mask applies to these only: projections share its scope.
         is_activations = origins <= _NO_PARAMETERS
         is_arguments = origins == {Origin.INPUT}

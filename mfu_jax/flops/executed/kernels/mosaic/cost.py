@@ -59,7 +59,7 @@ def _pallas_tpu(call: KernelCall) -> KernelCost | UnknownCost:
 def _share_recomputed(body: KernelBody, name: str) -> Fraction:
     """The share of the body's matmuls that an attention kernel recomputes.
 
-    Of several kernels of one name, the first whose matmuls the body has a whole number of times.
+    Of several kernels with one name, the first whose matmul count divides the body's.
     """
     kernels = kernels_named(name)
     fitting = [kernel for kernel in kernels if body.matmuls % len(kernel.products) == 0]

@@ -34,7 +34,7 @@ def register_attention(name: str) -> Callable[[AttentionOp], AttentionOp]:
 
 
 def choose_attention(name: str, *, platform: str, dtype: str) -> str:
-    """The implementation to use; ``auto`` is the fastest that the platform has.
+    """The implementation to use; ``auto`` is the platform's fastest.
 
     Raises:
         ValueError: `name` is a kernel of another platform, or does not support the dtype.

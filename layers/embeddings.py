@@ -11,7 +11,7 @@ _EMBEDDING_STD = 0.02
 
 
 class Embed(nnx.Module):
-    """A table [rows, emb_dim] that is looked up, and multiplied by when it is the output head."""
+    """A table [rows, emb_dim]: for lookups and, as the output head, for a matmul."""
 
     def __init__(
         self,

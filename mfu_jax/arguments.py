@@ -1,4 +1,4 @@
-"""Command-line words of every command: names, ``key=value`` and ``--flags``."""
+"""Parses the words of a command line: names, ``key=value`` and ``--flags``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Arguments:
     """The words of a command line by kind.
 
     Attributes:
-        names: words that are neither of the others: models, files, chips.
+        names: words that are neither pairs nor flags: models, files, chips.
         pairs: key and text of every ``key=value`` or ``--key=value``, in the order given.
         flags: ``--json`` and the like.
     """
@@ -26,14 +26,14 @@ class Arguments:
 
     @property
     def values(self) -> dict[str, str]:
-        """Key → text; of a key given twice the last one counts."""
+        """Key → text; if a key is given twice, the last one wins."""
         return dict(self.pairs)
 
     def one_name(self, what: str) -> str:
         """The only name.
 
         Args:
-            what: is expected, for the message.
+            what: the thing expected, for the message.
 
         Raises:
             UserError: there is none, or more than one.
@@ -50,7 +50,7 @@ def parse(
 
     Args:
         words: as the shell splits them, without the command.
-        keys: all that the command knows; None: any, for commands that look at them later.
+        keys: all that the command knows; None: any, for commands that check them later.
         flags: all that the command knows, with their dashes; ``--help`` never gets here.
 
     Raises:
@@ -62,7 +62,7 @@ def parse(
     names, pairs, given = [], [], set()
     for word in words:
         name, equals, text = word.partition("=")
-        if "/" in name:  # no key has one: a file such as runs/lr=0.1/metrics.jsonl
+        if "/" in name:  # no key has a slash: a file such as runs/lr=0.1/metrics.jsonl
             names.append(word)
             continue
         key = name.lstrip("-").strip()
@@ -87,7 +87,7 @@ def check_key(key: str, known: Collection[str], *, usually: str = "") -> None:
     Args:
         key: as it was given.
         known: all keys that are understood here.
-        usually: the common cause and the way out.
+        usually: the common cause and the fix.
 
     Raises:
         UserError: the key is unknown; names the nearest.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Wrong input. Its text says what was seen, what was expected, and the way out."""
+    """Wrong input. Its text says what was seen, what was expected, and what to do."""
 
 
 def nearest(word: str, known: Iterable[str], *, similarity: float = 0.5) -> str:

@@ -95,7 +95,7 @@ def settings(flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> Settings:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds ``--metrics_file`` and all other keys of `Settings` to an argparse parser.
 
-    Their values come back by ``from_mapping(vars(args), strict=False)``.
+    Read their values with ``from_mapping(vars(args), strict=False)``.
     """
     group = parser.add_argument_group("metrics (mfu_jax)")
     for field in dataclasses.fields(Settings):

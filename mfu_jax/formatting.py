@@ -34,7 +34,7 @@ def columns(rows: Sequence[Sequence[str]], alignment: str = "<>") -> list[str]:
     """Lines of a table: each column as wide as its widest cell, two spaces between columns.
 
     Args:
-        rows: cells by row, the header among them; all rows have as many cells.
+        rows: cells by row, the header among them; all rows have equally many cells.
         alignment: ``<`` (left) or ``>`` (right) for each column; the last one also serves all
             columns after it.
 

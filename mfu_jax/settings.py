@@ -31,13 +31,13 @@ class Settings:
     """
 
     enable_mfu: bool = _key(True, "count, time and log; false: do nothing")
-    metrics_file: str = _key("", "JSONL file, one object a step; empty: none")
+    metrics_file: str = _key("", "JSONL file, one object per step; empty: none")
     tensorboard_dir: str = _key("", "folder for TensorBoard events; empty: none")
     log_period: int = _key(
-        1, "steps from one console line and TensorBoard point to the next (the JSONL has all)"
+        1, "steps per console line and TensorBoard point (the JSONL has every step)"
     )
     warmup_steps: int = _key(2, "first steps, shown but excluded from summaries")
-    start_step: int = _key(0, "number of the first step, as after a resume")
+    start_step: int = _key(0, "number of the first step, above 0 after a resume")
     hardware: str = _key(
         "", "chip whose peak to use, such as h100; 'calibrate' measures; empty: the attached one"
     )
@@ -55,10 +55,10 @@ class Settings:
     )
     convention: str = _key("maxtext", "how attention pairs are counted: maxtext, exact, dense")
     hfu_source: Literal["executed", "cost_analysis"] = _key(
-        "executed", "FLOPs behind HFU: counted in the program, or XLA's cost analysis as it is"
+        "executed", "FLOPs behind HFU: counted in the program, or XLA's cost analysis unchanged"
     )
-    tokens_per_step: int = _key(0, "tokens of a step over all devices, for tokens/s; 0: not shown")
-    profile_steps: str = _key("", "steps to write a device trace of, as 10-12; empty: none")
+    tokens_per_step: int = _key(0, "tokens per step over all devices, for tokens/s; 0: not shown")
+    profile_steps: str = _key("", "steps to trace on the device, such as 10-12; empty: none")
     profile_dir: str = _key("", "folder for device traces; empty: tensorboard_dir")
     abort_on_nan_loss: bool = _key(True, "raise NonFiniteLossError when the loss is NaN")
     abort_on_inf_loss: bool = _key(True, "raise NonFiniteLossError when the loss is infinite")

@@ -1,4 +1,4 @@
-"""Devices to compile for without having them: TPUs by libtpu, H100s by JAX's CUDA plugin."""
+"""Devices to compile for without having them: TPUs via libtpu, H100s via JAX's CUDA plugin."""
 
 from __future__ import annotations
 

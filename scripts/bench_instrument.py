@@ -64,7 +64,7 @@ class Timed:
 
 
 def costs(leaves: int, steps: int, shapes: int, pause: float) -> tuple[list[float], list[float]]:
-    """Microseconds of the jitted call, and of what `instrument` does around it, of every step."""
+    """Microseconds of the jitted call, and of what `instrument` does around it, for every step."""
     batches = [jnp.ones((8 + i, 8)) for i in range(shapes)]
     own, added = [], []
     with tempfile.TemporaryDirectory() as name, open(os.path.join(name, "log"), "w") as console:
@@ -92,7 +92,7 @@ def costs(leaves: int, steps: int, shapes: int, pause: float) -> tuple[list[floa
 
 
 def loop_ratio(steps: int) -> tuple[float, list[float]]:
-    """Seconds a step of a 10 ms matmul loop, and ratios with `instrument` to without, ascending."""
+    """Seconds per step of a 10 ms matmul loop, and sorted ratios with / without `instrument`."""
 
     def matmuls(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         for _ in range(4):
@@ -135,7 +135,7 @@ def main() -> None:
             f"{HEADING}\n",
             f"{datetime.date.today()}, {machine()}, by `scripts/bench_instrument.py`. Time "
             f"that a call of the instrumented step takes on the training thread beyond the jitted "
-            f"call, the device idle before it; console, JSONL and TensorBoard are on.\n",
+            f"call, with the device idle before it; console, JSONL and TensorBoard are on.\n",
             *rows,
             f"\nA loop of {1e3 * seconds:.1f} ms matmul steps takes {percentile(ratios, 0.5):.3f} "
             f"× as long with `instrument` (median of {len(ratios)} alternating pairs; quartiles "

@@ -1,4 +1,4 @@
-"""What the logger costs: microseconds a step on the training thread, and the demo's slow-down.
+"""What the logger costs: microseconds per step on the training thread, and the demo's slow-down.
 
     python -m scripts.bench_logger [--steps 400] [--no-demo] [--markdown docs/benchmarks.md]
 
@@ -106,7 +106,7 @@ def seconds_a_step(steps: int, run: Callable[[], object]) -> float:
 
 
 def demo_blocks(block: int) -> Iterator[tuple[float, float]]:
-    """Seconds a step of the demo without and with the logger, in alternating blocks."""
+    """Seconds per step of the demo without and with the logger, in alternating blocks."""
     from mfu_jax.trainer.data import make_iterator
     from mfu_jax.trainer.mesh import make_mesh, put_batch, rows_per_process
     from mfu_jax.trainer.pyconfig import load

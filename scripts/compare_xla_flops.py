@@ -5,7 +5,7 @@
 
 Run it from the repository's root. Every variant is one row; --variant may be repeated. Without it:
 layers scanned and unrolled, with and without full rematerialisation. The step is compiled for the
-attached devices, or with --topology for TPUs that need not be attached (wants ``pip install
+attached devices, or with --topology for TPUs that need not be attached (needs ``pip install
 'jax[tpu]'``). `mfu-jax compare` explains one row line by line.
 """
 

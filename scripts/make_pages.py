@@ -1,5 +1,5 @@
-"""Writes what is generated in README.md and docs/: run it after a docstring, the three-line example
-or the ledger's text has changed.
+"""Writes the generated parts of README.md and docs/: run it after changing a docstring, the
+three-line example or the ledger's text.
 
     python -m scripts.make_pages
 
@@ -39,7 +39,7 @@ _BLOCK = re.compile(r"(<!-- include ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL
 
 
 def pages() -> dict[Path, str]:
-    """Every page with a generated part: path → text as it should be."""
+    """Every page with a generated part: path → expected text."""
     blocks = {"three-lines": three_lines(), "ledger": ledger_block()}
     made = {DOCS / "api.md": make_api_page(), DOCS / "ledger.svg": ledger_picture()}
     for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):

@@ -3,13 +3,13 @@
     python -m scripts.record_programs [--only=REGEX] [--out=tests/programs]
 
 Run it from the repository's root. Each platform's programs are compiled in a separate process,
-because libtpu and the CUDA plugin want their own environment, and a compiler crash takes its
-process with it. Programs whose compiler is not installed are left as they are. TPU programs want
+because libtpu and the CUDA plugin need their own environment, and a compiler crash takes its
+process with it. Programs whose compiler is not installed are left as they are. TPU programs need
 ``pip install 'jax[tpu]'`` (the libtpu that this jax pins), GPU programs ``pip install
 jax-cuda13-plugin jax-cuda13-pjrt nvidia-cudnn-cu13``; with two virtual environments of the same
 jax, run the script in each.
 
-``index.json`` has one line per program: what XLA's own cost_analysis() reports, the compile time.
+``index.json`` has one line per program: what XLA's cost_analysis() reports, and the compile time.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def main() -> int:
 
 
 def _record_apart(platform: str, names: list[str], out: Path) -> list[str]:
-    """Records in another process; after a crash, goes on with the next program in a new one."""
+    """Records in another process; after a crash, continues with the next program in a new one."""
     environment = {**os.environ, **_ENVIRONMENT.get(platform, TPU_ENVIRONMENT)}
     failed = []
     while names:

@@ -3,7 +3,7 @@
     python scripts/rl_phases.py [--iterations 60] [--metrics_file rl.jsonl …]
 
 Each iteration is one step of two phases: a rollout that plays (inference, many small matmuls) and
-an update that learns (forward and backward over all that was played).
+an update that learns (forward and backward over everything played).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def dynamics(observation: jax.Array, action: jax.Array) -> jax.Array:
 
 
 def advance(state: Environments, action: jax.Array) -> tuple[Environments, jax.Array]:
-    """The environments after `action`, those that ended started again."""
+    """The environments after `action`; those that ended are restarted."""
     key, fresh = jax.random.split(state.key)
     observation = dynamics(state.observation, action)
     fell = (abs(observation[:, 0]) > FARTHEST) | (abs(observation[:, 2]) > STEEPEST)
@@ -142,7 +142,7 @@ def update(learner: Learner, played: Played) -> tuple[Learner, dict[str, jax.Arr
 
 
 def main(arguments: Sequence[str] | None = None) -> float:
-    """Trains; returns the mean number of steps that a pole stands at the end."""
+    """Trains; returns the mean number of steps that a pole stays up at the end."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--iterations", type=int, default=60)
     add_arguments(parser)

@@ -3,8 +3,8 @@
 usage: mfu-jax compare [FILE.yml] [key=value …] [--json]
        mfu-jax compare PROGRAM.hlo[.gz|.xz] [model=N] [dense=N] [attention=N] [xla=N] [--json]
 
-Explains executed FLOPs by model FLOPs, and XLA's own report by executed FLOPs, line by line, for
-one step on one device.
+Explains executed FLOPs in terms of model FLOPs, and XLA's own report in terms of executed FLOPs,
+line by line, for one step on one device.
 
 The first form compiles the reference model's train step for the attached devices; keys are those
 of configs/base.yml. The second reads compiled.as_text() of any program:
@@ -84,7 +84,7 @@ def _of_text(arguments: Arguments) -> Ledger:
     path = Path(arguments.one_name("file with HLO text"))
     values = arguments.values
     for key in values:
-        usually = "; usually a key of a config, which goes with a YAML file and not with HLO text"
+        usually = "; usually a config key, which belongs with a YAML file, not with HLO text"
         check_key(key, (*_NUMBERS, "convention"), usually=usually)
     numbers = {key: _flops(key, values[key]) for key in _NUMBERS if key in values}
     convention = values.get("convention") or "maxtext"

@@ -130,7 +130,7 @@ _DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32")
 
 
 def _table(chips: Sequence[Chip]) -> str:
-    """One line a chip: the peaks that training uses, memory, bandwidth, device kinds."""
+    """One line per chip: the peaks that training uses, memory, bandwidth, device kinds."""
     numbers = [f"{name:>7}" for name in (*_DTYPES, "GiB", "GB/s")]
     header = ["chip", *numbers, "device kinds"]
     return "\n".join(columns([header, *map(_row, chips)], f"<{'>' * len(numbers)}<"))

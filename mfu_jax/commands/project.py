@@ -1,4 +1,4 @@
-"""Training time, chips, MFU needed or cost, each from the others.
+"""Training time, chips, MFU or cost, each derived from the others.
 
 usage: mfu-jax project key=value … [--json]
 
@@ -11,7 +11,7 @@ Give three of tokens, chips, time and throughput; the fourth is solved for.
     tokens_per_sec_per_device=…, or step_time_seconds=… with tokens_per_step=…
 
   model=llama3-8b        a bundled model, MaxText YAML or config.json: the FLOPs of a token; or
-    params=8e9 (6N); neither: the time is of every 1e9 parameters, and with tokens, chips, time
+    params=8e9 (6N); neither: the time is per 1e9 parameters, and with tokens, chips, time
     and mfu all given, the parameters are solved for
     max_target_length=8192  convention=maxtext
   hardware=h100          the peak, in dtype=bf16; or peak_tflops_per_device=989

@@ -1,10 +1,10 @@
-"""Published results recomputed: how far each is from what was printed.
+"""Recomputes published results: how far each is from the printed number.
 
 usage: mfu-jax published [ID …] [--json]
 
 Published MFUs, throughputs and FLOP counts, computed again from the model's shape and the measured
-speed by the publisher's own convention. A number reproduces where it agrees within the rounding of
-what is printed."""
+speed by the publisher's own convention. A number reproduces if it agrees within the rounding of the
+printed value."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What a finished run came to, from metrics.jsonl, MaxText's metrics_file or a log.
+"""Summarises a finished run: metrics.jsonl, MaxText's metrics_file or a log.
 
 usage: mfu-jax report FILE [key=value …] [--json]
 
 FILE            metrics.jsonl of mfu_jax, MaxText's metrics_file, or a log with lines
                 'completed step: 7, seconds: 0.123, TFLOP/s/device: …' (MaxText's, or ours)
 hardware=h100   the peak that MFU is relative to, in dtype=bf16; or peak_tflops_per_device=989
-warmup_steps=3  steps left out after each start, where the file does not mark them
+warmup_steps=3  steps excluded after each start, if the file does not mark them
 model=NAME_OR_FILE key=value …   the FLOPs of a step are counted from a config, as mfu-jax flops
                 takes it, by convention=maxtext, and shown in the other conventions, too
 --json          one JSON object on stdout"""
@@ -25,8 +25,8 @@ from mfu_jax.runs.metrics_files import LoggedStep, MetricsRun, read_metrics
 from mfu_jax.values import typed
 
 _KEYS = ("hardware", "dtype", "model", "convention", "peak_tflops_per_device", "warmup_steps")
-# MaxText's seconds are the time between two dispatches, which is a step's only once its queue is
-# full: in a real run of ten-millisecond steps the third one took "0.001".
+# MaxText's seconds are the time between two dispatches, which equals a step's time only once its
+# queue is full: in a real run of ten-millisecond steps the third one took "0.001".
 _WARMUP_STEPS = 3
 _SHOWN = ("maxtext", "exact", "dense", "palm", "6n")
 _FORMS = {"jsonl": "mfu_jax metrics", "maxtext": "MaxText metrics_file", "log": "log lines"}

@@ -1,1 +1,1 @@
-"""What finished runs came to: metrics files read, benchmarks, projections, published results."""
+"""Finished runs: their metrics files, benchmarks, projections, published results."""

@@ -1,7 +1,7 @@
 """`python -m mfu_jax.runs.benchmarking --platform gpu`: standard configs on the attached devices.
 
-Each config trains for a few steps in its own process (a TPU belongs to one process, and running
-out of memory ends one); its metrics file is read back. ``scripts/benchmark_gpu.sh`` and
+Each config trains for a few steps in its own process (a TPU belongs to one process, and running out
+of memory kills it); its metrics file is read back. ``scripts/benchmark_gpu.sh`` and
 ``scripts/benchmark_tpu.sh`` call this.
 """
 
@@ -26,7 +26,7 @@ from mfu_jax.runs.platforms import GIB, Device, environment_of, performance_flag
 
 TRAINER = (sys.executable, "-m", "mfu_jax.train", "configs/base.yml")
 
-# Weights, gradients and AdamW's two moments: four numbers a parameter, all in `weight_dtype`.
+# Weights, gradients and AdamW's two moments: four numbers per parameter, all in `weight_dtype`.
 _STATE_BYTES_PER_PARAMETER = {"float32": 16, "bfloat16": 8}
 _STATE_SHARE = 0.85  # of the memory; the rest is for activations
 _TOO_LARGE = "out of memory"
@@ -189,7 +189,7 @@ def summarize(path: Path) -> dict[str, float]:
     """Statistics of a metrics file: compile and warm-up steps excluded, rates over the total time.
 
     Raises:
-        UserError: no measured step is in it.
+        UserError: it has no measured step.
     """
     statistics = StepStatistics()
     steps = read_metrics(path).steps
@@ -258,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the configs in turn, prints the table, writes ``results.json``.
 
     Returns:
-        0; 1 where a config failed or none gave numbers; 2 for wrong input.
+        0; 1 if a config failed or none gave numbers; 2 for wrong input.
     """
     parser = argparse.ArgumentParser(prog="mfu_jax.runs.benchmarking", description=__doc__)
     parser.add_argument("--platform", choices=("gpu", "tpu", "cpu"), required=True)
@@ -280,7 +280,7 @@ def _main(options: argparse.Namespace) -> int:
         if name not in BENCHMARKS:
             raise UserError(
                 f"unknown config {name!r}{nearest(name, BENCHMARKS)}; expected some of "
-                f"{', '.join(BENCHMARKS)}; usually a spelling; pass --configs=gpt2-124m, say"
+                f"{', '.join(BENCHMARKS)}; usually a misspelling; pass --configs=gpt2-124m"
             )
     if options.steps < 1 or not options.timeout > 0:
         raise UserError(

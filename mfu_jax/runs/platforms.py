@@ -107,5 +107,5 @@ def environment_of(device: Device) -> dict[str, str]:
 
 
 def platform_environment(platform: str) -> dict[str, str]:
-    """Names the platform outright: a missing driver is an error, never a silent run on the CPU."""
+    """Sets the platform explicitly: a missing driver is an error, never a silent run on the CPU."""
     return {"JAX_PLATFORMS": {"gpu": "cuda", "tpu": "tpu", "cpu": "cpu"}[platform]}

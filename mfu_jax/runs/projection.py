@@ -25,7 +25,7 @@ _QUANTITIES = {
     "tokens_per_sec_per_chip": "mfu=… (or tokens_per_sec_per_device, step_time_seconds)",
     "chip_seconds": "budget=… with price=…",
 }
-_TOLERANCE = 1e-9  # two ways to one number may differ by rounding
+_TOLERANCE = 1e-9  # two derivations of a number may differ by rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ def project(
 
 
 def _refuse_impossible(given: dict[str, float]) -> None:
-    """Refuses numbers that make no sense, alone or without their partner."""
+    """Rejects numbers that make no sense, alone or without their partner."""
     for name, value in given.items():
         if not (math.isfinite(value) and value > 0):
             raise UserError(
@@ -183,7 +183,7 @@ def _rate(mfu: float, given: dict[str, float]) -> float:
 def _apply_rules(
     known: dict[str, float], step_time_seconds: float | None, tokens_per_step: float | None
 ) -> None:
-    """Derives all that follows; a number derived in two ways must agree."""
+    """Derives everything that follows; a number derived in two ways must agree."""
     if step_time_seconds and tokens_per_step:
         per_second = tokens_per_step / step_time_seconds
         if "chips" in known:

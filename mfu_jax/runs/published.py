@@ -1,7 +1,7 @@
 """Published MFUs, throughputs and FLOP counts, recomputed from the config and the measurement.
 
 ``published.yml`` holds the rows. A number reproduces if the recomputed one is within half a unit of
-its last printed digit. A difference that rounded measurements explain has a status of its own.
+its last printed digit. A difference that rounded measurements explain has its own status.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Checkpointer:
         """The newest state, or None without a checkpoint; moves `data` to its read position.
 
         Raises:
-            UserError: the checkpoint is that of another model, or cannot be read.
+            UserError: the checkpoint is from another model, or cannot be read.
         """
         steps_done = self._manager.latest_step() if self._manager else None
         if self._manager is None or steps_done is None:

@@ -156,7 +156,7 @@ def _rows(config: Config, split: str) -> TokenRows | RandomRows:
 def split_documents(
     documents: dict[str, bytes], eval_fraction: float
 ) -> tuple[list[bytes], list[bytes]]:
-    """Splits whole documents by a hash of their names, so that adding files moves no others.
+    """Splits whole documents by a hash of their names, so that adding files does not move others.
 
     A single document is cut in two.
     """
@@ -172,7 +172,7 @@ def split_documents(
     return train, [text for name, text in documents.items() if name in held_out]
 
 
-@functools.lru_cache(maxsize=1)  # both splits come from one reading
+@functools.lru_cache(maxsize=1)  # both splits share one read
 def _read_documents(folder: Path, suffixes: tuple[str, ...]) -> dict[str, bytes]:
     if not folder.is_dir():
         raise UserError(

@@ -84,7 +84,7 @@ def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Me
     axis_types = (AxisType.Auto,) * 3
     try:
         return jax.make_mesh(shape, _AXES, axis_types=axis_types, devices=devices)
-    except NotImplementedError:  # no axis of the TPU's torus has the size of one of ours
+    except NotImplementedError:  # no axis of the TPU's torus matches one of ours in size
         _log.warning(
             "the mesh data=%d fsdp=%d tensor=%d splits axes of the TPU's torus: some collectives "
             "take longer paths than with sizes that are products of whole axes",

@@ -42,7 +42,7 @@ def find_step_peaks(config: Config) -> StepPeaks:
     """The peaks of one device, first in the working dtype: given, from the table, or measured.
 
     Raises:
-        UserError: the chip is in no table and no peak is given.
+        UserError: the chip is not in the table and no peak is given.
     """
     return assembly.peaks_of(settings_of(config), jax.local_devices()[0], {config.dtype: 1})
 
@@ -107,7 +107,7 @@ def _shares(model: counts.ModelCount) -> str:
 
 
 def _as_argument(value: object) -> str:
-    """A value as the command line takes it, so that a logged config can be run again."""
+    """A value as the command line takes it, so that a logged config can be rerun."""
     if isinstance(value, tuple):
         return f"[{','.join(value)}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -61,7 +61,7 @@ def test_compressed_texts_are_read(
     ("arguments", "says"),
     [
         (["program.hlo", "modle=3"], "did you mean 'model'?"),
-        (["program.hlo", "emb_dim=3"], "goes with a YAML file and not with HLO text"),
+        (["program.hlo", "emb_dim=3"], "belongs with a YAML file, not with HLO text"),
         (["program.hlo", "model=2GFLOP"], "usually a unit was left on it"),
         (["program.hlo", "other.hlo"], "expected one file with HLO text"),
         (["torn.hlo.xz"], "cannot be read"),

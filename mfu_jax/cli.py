@@ -20,7 +20,7 @@ _HELP = frozenset({"-h", "--help"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 2 where the input was wrong."""
+    """Runs one command and returns its exit code: 2 if the input was wrong."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in {*_HELP, "help"}:
         print(_usage())

@@ -18,7 +18,7 @@ def readable(value: float) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction in per cent, ``n/a`` where it is not known.
+    """A fraction in per cent, ``n/a`` if unknown.
 
     >>> [percent(x) for x in (0.4123, 1.5, 0.00031, None)]
     ['41.2%', '150.0%', '0.0310%', 'n/a']

@@ -158,7 +158,7 @@ def _check_not_negative(settings: Settings) -> None:
         if not getattr(settings, name) >= 0:
             raise UserError(
                 f"{name}={getattr(settings, name)}: expected a number of at least 0; usually a "
-                f"wrong unit; leave it out where it is not known"
+                f"wrong unit; leave it out if it is not known"
             )
 
 

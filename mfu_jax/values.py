@@ -108,7 +108,7 @@ def _items(value: Any) -> Any:
 
 
 def _one_of(value: Any, kinds: tuple[Any, ...]) -> Any:
-    """The first of `kinds` that takes the value, a list only where the value looks like one."""
+    """The first of `kinds` that takes the value, a list only if the value looks like one."""
     for kind in kinds:
         try:
             return _convert(value, kind)

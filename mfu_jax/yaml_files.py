@@ -110,7 +110,7 @@ def _loader() -> Any:
 
         def descend_resolver(self, *_: Any) -> None:
             self.depth += 1
-            if self.depth > _DEEPEST_NESTING + 1:  # a scalar is a node, too
+            if self.depth > _DEEPEST_NESTING + 1:  # a scalar is also a node
                 raise ValueError(f"it nests more than {_DEEPEST_NESTING} levels")
 
         def ascend_resolver(self) -> None:

@@ -47,7 +47,7 @@ def record(name: str, out: Path) -> None:
     module = compiled.runtime_executable().hlo_modules()[0]
     options = sys.modules[type(module).__module__].HloPrintOptions()
     # Block masks of attention kernels are constants of a few hundred elements. Larger constants
-    # are a program's tables; leaving them out is what as_text() does, too.
+    # are a program's tables; as_text() leaves them out too.
     options.print_large_constants = program.platform not in ("cpu", "h100")
     text = module.to_string(options)
     text = re.sub(r'"/[^"\n]*/([\w.]+\.py)"', r'"\1"', text)  # paths of the machine it ran on

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up .venv, then lint, types, import contracts and all tests. Arguments go to pytest: scripts/test.sh -k logger
+# Sets up .venv, then runs lint, types, import contracts and all tests. Arguments go to pytest: scripts/test.sh -k logger
 set -euo pipefail
 . "$(dirname "$0")/venv.sh" test
 export JAX_PLATFORMS=cpu

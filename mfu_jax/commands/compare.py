@@ -9,8 +9,8 @@ line by line, for one step on one device.
 The first form compiles the reference model's train step for the attached devices; keys are those
 of configs/base.yml. The second reads compiled.as_text() of any program:
   model=N          model FLOPs of the step on one device, by convention=… (default maxtext)
-  dense=N          the same with every attention pair, where the program computes them all
-  attention=N      the attention FLOPs in model=, where the program runs attention in kernels
+  dense=N          the same with every attention pair, if the program computes them all
+  attention=N      the attention FLOPs in model=, if the program runs attention in kernels
   xla=N            compiled.cost_analysis()["flops"]
   --json           one JSON object on stdout"""
 

@@ -32,7 +32,7 @@ class AttentionKernel:
         targets: its custom-call targets in HLO.
         products: the matmuls that it runs over all pairs of query and key.
         recomputed: those that another kernel, or the same one earlier, has already run.
-        sequence_dim: dimension of Q and K that holds positions; None where a parameter says it.
+        sequence_dim: dimension of Q and K that holds positions; None if a parameter names it.
         mask_type: parameter of the primitive, and key of the backend_config, that names the mask.
         window: the same for the number of keys that a query sees, itself included.
     """

@@ -18,7 +18,7 @@ class Unaccounted:
 
     Attributes:
         name: the primitive, HLO opcode or custom-call target.
-        where: its op_name or name stack, as far as known.
+        where: its op_name or name stack, if known.
         shapes: operand and result shapes, as text.
         reason: what is missing, and what to do about it.
         times: how often it runs in one step.

@@ -87,7 +87,7 @@ def calibrate(
     Each of several sizes runs as a chain of dependent matmuls in one jitted loop. After a warm-up
     the best run counts, because other work only ever makes a run slower. Takes two to three
     seconds. If other processes kept this one waiting for cores (Linux reports it), FLOPs per second
-    of CPU time × cores replace the best run where they are higher, and `source` says so.
+    of CPU time × cores replace the best run if they are higher, and `source` says so.
 
     N virtual CPU devices (`--xla_force_host_platform_device_count`) share the machine: the peak of
     each is the machine's, measured through one of them with all cores, divided by N.

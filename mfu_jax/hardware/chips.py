@@ -52,9 +52,9 @@ class Chip:
 
         A float32 matmul runs as JAX lowers it at `precision` (`jax_default_matmul_precision`; see
         jax.lax.Precision's docstring): on TPU 1, 3 or 6 bfloat16 passes for default, high and
-        highest; on NVIDIA TF32 where the chip has it, plain float32 for highest; or the passes of
+        highest; on NVIDIA TF32 if the chip has it, plain float32 for highest; or the passes of
         a named dot algorithm. Other dtypes ignore it. Float64 and float32 take the matrix
-        unit's rate where the row has one.
+        unit's rate if the row has one.
 
         Raises:
             UserError: the table has no peak for that dtype on this chip.

@@ -1,4 +1,4 @@
-"""The peak to divide by: given, named, of the attached device, or measured."""
+"""The peak to divide by: given, named, looked up for the attached device, or measured."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def resolve_peak(
         peak_tflops_per_device: dense TFLOP/s of one JAX device, from the user.
         hardware: a chip's name (see `named`), or 'calibrate'.
         precision: `jax_default_matmul_precision`; only float32 depends on it.
-        compute_capability: `device.compute_capability`, where the device has one.
+        compute_capability: `device.compute_capability`, if the device has one.
 
     Raises:
         UserError: no peak is known, or the override is implausible.

@@ -1,4 +1,4 @@
-"""The peaks that a step is measured against: of its matmuls by dtype, and of its memory.
+"""The peaks that a step is compared with: of its matmuls by dtype, and of its memory.
 
 A step that mixes dtypes has no single peak. Its optimal time is the sum over dtypes of FLOPs /
 peak, and utilisation is that time over the measured one.
@@ -48,7 +48,7 @@ class StepPeaks:
 
     Attributes:
         main: of the dtype with most model FLOPs.
-        by_dtype: dtype (`canonical_dtype`) → peak in FLOP/s, as far as known.
+        by_dtype: dtype (`canonical_dtype`) → peak in FLOP/s, for those known.
         bytes_per_sec: memory bandwidth; None if unknown.
     """
 
@@ -91,7 +91,7 @@ def find_peaks(
     peak_tflops_per_device: float | None = None,
     hardware_name: str | None = None,
 ) -> StepPeaks:
-    """The peaks that a step with these matmuls is measured against.
+    """The peaks that a step with these matmuls is compared with.
 
     Args:
         device: what it runs on.

@@ -24,12 +24,12 @@ from mfu_jax.settings import Settings
 def sinks_of(
     settings: Settings, *, total_steps: int | None = None, progress: bool | None = None
 ) -> list[Sink]:
-    """A console, and JSONL and TensorBoard where the settings name a place; process 0 only.
+    """A console, plus JSONL and TensorBoard if the settings name a path; process 0 only.
 
     Args:
-        settings: name the places, and the step from which to resume them.
+        settings: name the paths, and the step from which to resume.
         total_steps: the console's progress bar counts up to it.
-        progress: show the progress bar; by default where standard error is a terminal.
+        progress: show the progress bar; by default if standard error is a terminal.
 
     Raises:
         UserError: an output folder cannot be written.
@@ -74,7 +74,7 @@ def logger_of(
 def peaks_of(
     settings: Settings, device: jax.Device, flops_by_dtype: Mapping[str, int]
 ) -> StepPeaks:
-    """The peaks that a step with these matmuls is measured against; see `find_peaks`.
+    """The peaks that a step with these matmuls is compared with; see `find_peaks`.
 
     Raises:
         UserError: the dtype of most FLOPs has no known peak.
@@ -105,10 +105,10 @@ def setup_table(
         peaks: what utilisation is relative to.
         model: the model FLOPs, and what they leave out.
         model_details: convention and derivation of the model FLOPs.
-        tokens_per_device: of one step; 0 where not known.
+        tokens_per_device: of one step; 0 if unknown.
         flops_by_dtype: the matmuls to name in notes on peaks.
-        parameters: number of weights, where known.
-        metrics: which outputs of the step are logged, where they were chosen.
+        parameters: number of weights, if known.
+        metrics: which outputs of the step are logged, if chosen.
     """
     values: dict[str, Any] = {
         "devices": devices,

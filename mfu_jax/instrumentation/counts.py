@@ -54,9 +54,9 @@ class ModelCount:
         per_device: matmul FLOPs by `convention`.
         source: ``traced``, ``analytic`` or ``value``.
         convention: how attention pairs are counted; ``as given`` for a value.
-        tokens_per_device: tokens of one step on one device, where the source knows them.
-        dense: the same FLOPs with all attention pairs, None where not known.
-        attention: the part of `per_device` between activations, None where not known.
+        tokens_per_device: tokens of one step on one device, if the source knows them.
+        dense: the same FLOPs with all attention pairs, None if unknown.
+        attention: the part of `per_device` between activations, None if unknown.
         packed: the part of `per_device` that attention within packed documents would take with all
             pairs, by kind of mask as declared with `attention_mask`.
         flops_by_dtype: FLOPs of the step's matmuls, to find the peak; any scale.

@@ -130,9 +130,9 @@ class InstrumentedStep(WrappedStep):
         settings: see `instrument`, like the arguments below.
         config: where the model FLOPs come from, if from a config.
         metrics: the user's choice of metrics.
-        documents: the documents of each batch, where batches are packed.
+        documents: the documents of each batch, if batches are packed.
         logger: a logger to share.
-        sinks: where records go, if not where the settings say.
+        sinks: where records go, instead of where the settings say.
         profile: the steps to trace.
     """
 

@@ -100,6 +100,6 @@ def first_call(step_fn: Any, call: Any, name: str) -> Any:
 
 
 def programs_of(jitted: Any) -> int:
-    """How many programs a jitted function has compiled so far; 0 if it cannot say."""
+    """How many programs a jitted function has compiled so far; 0 if unknown."""
     size = getattr(getattr(jitted, "jitted_fn", jitted), "_cache_size", None)
     return size() if size is not None else 0

@@ -292,7 +292,7 @@ class PhaseBook:
         """Totals of each phase over the measured steps that were written.
 
         Returns:
-            Phase → ``times``, total ``seconds``, and where known ``tflops_per_sec_per_device``,
+            Phase → ``times``, total ``seconds``, and, if known, ``tflops_per_sec_per_device``,
             ``mfu`` and ``hfu``.
         """
         with self._lock:

@@ -32,7 +32,7 @@ class StepCost:
     Attributes:
         model_flops_per_device: matmul FLOPs that the mathematics needs, without recomputation.
         tokens_per_device: tokens that one device processes.
-        peak_flops_per_sec: dense peak of one device in FLOP/s; None where unknown: no MFU, no HFU.
+        peak_flops_per_sec: dense peak of one device in FLOP/s; None if unknown: no MFU, no HFU.
         executed_flops_per_device: matmul FLOPs that the compiled program runs; None: no HFU.
         optimal_model_seconds: shortest time for the model FLOPs of a step that mixes dtypes (the
             sum over dtypes of FLOPs / peak); None: model FLOPs / peak.
@@ -94,7 +94,7 @@ class StepCost:
         return self.bytes_per_device / self.peak_bytes_per_sec
 
     def utilization(self, seconds: float) -> dict[str, float]:
-        """``perf/mfu``, ``perf/hfu``, ``perf/mbu`` of a step that takes `seconds`, where known.
+        """``perf/mfu``, ``perf/hfu``, ``perf/mbu`` of a step that takes `seconds`, if known.
 
         Utilisation is optimal time / measured time, which for one dtype is FLOPs / (time × peak).
 

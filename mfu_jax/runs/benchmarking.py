@@ -294,8 +294,8 @@ def _main(options: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"--output={str(folder)!r} cannot be made ({error.strerror}); expected a folder that "
-            f"this user may write to; give another"
+            f"--output={str(folder)!r} cannot be created ({error.strerror}); expected a folder "
+            f"that this user may write to; pass another"
         ) from None
     print(f"{device.count} × {device.kind}, jax {device.jax_version}", flush=True)
     results = []

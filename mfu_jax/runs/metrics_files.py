@@ -77,7 +77,7 @@ class MetricsRun:
         """Statistics of the measured steps.
 
         Args:
-            warmup_steps: steps to exclude after each start, where the file does not mark them.
+            warmup_steps: steps to exclude after each start, if the file does not mark them.
         """
         statistics, left_out, loss = StepStatistics(), Counter[str](), None
         since_start, last = 0, -1
@@ -144,7 +144,7 @@ def read_metrics(path: str | Path) -> MetricsRun:
     if len(forms) > 1:
         raise UserError(
             f"{str(path)!r} holds the steps as {' and as '.join(sorted(forms))}; expected one of "
-            f"them; usually two outputs of a run were joined; pass each as a file of its own"
+            f"them; usually two outputs of a run were joined; pass each as its own file"
         )
     return MetricsRun(
         path=str(path),

@@ -22,7 +22,7 @@ class Device:
         platform: gpu, tpu or cpu.
         kind: JAX's `device_kind`.
         count: devices of this host.
-        memory_bytes: usable by one device; None where the runtime does not say (CPUs).
+        memory_bytes: usable by one device; None if the runtime does not say (CPUs).
         jax_version: of the process that trains.
     """
 

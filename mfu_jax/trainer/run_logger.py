@@ -100,7 +100,7 @@ def _setup(
 
 def _shares(model: counts.ModelCount) -> str:
     """The convention, and the TFLOPs of weights and of attention."""
-    assert model.attention is not None  # always known where the source is a config
+    assert model.attention is not None  # always known if the source is a config
     weights = float(model.per_device - model.attention) / 1e12
     attention = float(model.attention) / 1e12
     return f"{model.convention}: weights {weights:.6g}, attention {attention:.6g}"

@@ -26,7 +26,7 @@ class Cache(NamedTuple):
         width: values of each key that a token sees (its key and value, or a latent of both).
         state: values of the whole sequence (a recurrent state, the last inputs of a convolution).
         borrowed: whether another layer keeps them: they are read here, not written.
-        decode_macs: multiply-adds of a pair in decoding, where they differ from training.
+        decode_macs: multiply-adds of a pair in decoding, if they differ from training.
     """
 
     width: int = 0
@@ -42,7 +42,7 @@ class Component:
     Attributes:
         name: what it is, for the breakdown.
         kind: ``weight`` where one operand is a weight, ``attention`` where both are activations.
-        macs: multiply-adds of one token; of one (query, key) pair where there is a mask.
+        macs: multiply-adds of one token; of one (query, key) pair if there is a mask.
         mask: which pairs an attention component computes; None: it works token by token.
         tokens: tokens of one sequence that it works on; None: all of them.
         parameters: weights it holds (also those that multiply nothing: biases, norms, tables).

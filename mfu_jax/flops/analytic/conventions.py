@@ -47,7 +47,7 @@ class Convention:
     Attributes:
         name: the key.
         summary: what it counts, in one line.
-        source: where it is from.
+        source: where it comes from.
         rows: (config, model) → what it counts, row by row.
     """
 

@@ -112,7 +112,7 @@ def attention(
 
     Args:
         bias: of q, k and v; `output_bias` of the output (None: as `bias`).
-        output_width: width that the output projects to, where it is not D.
+        output_width: width that the output projects to, if not D.
         output_gate: the query projection also makes a gate of the output's size (qwen3-next).
         shared_kv: one projection makes keys and values (gemma4's global layers).
         borrowed_kv: keys and values come from an earlier layer.

@@ -18,7 +18,7 @@ class ParameterCount(NamedTuple):
         total: every weight, a tied one once.
         active: the weights that one token uses: all but the experts it is not routed to.
         embedding: lookup tables (tokens, positions, per-layer inputs).
-        head: weights of the output head; 0 where it is the embedding table.
+        head: weights of the output head; 0 if it is the embedding table.
         positions: the part of `embedding` that is a table of positions.
     """
 

@@ -46,7 +46,7 @@ class MatmulCost(NamedTuple):
     Attributes:
         instruction: the instruction.
         flops: 2·m·n·k of every contraction in it.
-        dtype: the operands' dtype, the wider one where they differ.
+        dtype: the operands' dtype, the wider one if they differ.
         rematerialized: the part that recomputes forward results.
         kernel: name of the custom kernel that runs them; empty for XLA's own matmuls.
         seen_by_xla: FLOPs that XLA's cost analysis reports for the instruction.
@@ -272,7 +272,7 @@ class CostReader:
     def _literal(
         self, computation: HloComputation, instruction: HloInstruction, index: int
     ) -> str | None:
-        """The text of a constant operand, even where the program's text elides it."""
+        """The text of a constant operand, even if the program's text elides it."""
         frame = self.dataflow.frame_of(computation)
         operand = computation.operand(instruction, index)
         try:

@@ -91,7 +91,7 @@ def executed_flops(
     Args:
         program: the result of ``jax.jit(f).lower(…).compile()``, or its ``as_text()``.
         kernel_flops: FLOPs of one run of custom kernels, by kernel name or custom-call target; or
-            a function of the `KernelCall` that returns them, or None if unknown. Used where the
+            a function of the `KernelCall` that returns them, or None if unknown. Used when the
             program does not contain the cost; `register_kernel` overrides the program's.
         trip_counts: iterations of loops that depend on data, by the op_name or name of the
             ``while`` that `unaccounted` shows.

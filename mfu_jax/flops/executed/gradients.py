@@ -21,7 +21,7 @@ _CALLS = frozenset({"fusion", "call", "async-start"})
 def gradient_users(module: HloModule, backward: Collection[int]) -> set[int]:
     """Ids of all instructions that depend on a backward matmul.
 
-    A loop's state enters its body as it is before the loop: weights that one iteration updates are
+    A loop's state enters its body as it was before the loop: weights that one iteration updates are
     weights, not gradients, in the next one.
 
     Args:

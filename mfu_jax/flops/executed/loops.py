@@ -71,7 +71,7 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
 def hlo_trip_count(
     dataflow: Dataflow, computation: HloComputation, instruction: HloInstruction
 ) -> int | None:
-    """Iterations of one run of a ``while``, or None where they depend on data.
+    """Iterations of one run of a ``while``, or None if they depend on data.
 
     Args:
         dataflow: of the program.

@@ -39,7 +39,7 @@ class ModuleRow:
     Attributes:
         path: attribute names from the model down, joined by ``/``; empty for the model itself.
         kind: its class, empty for a named scope.
-        parameters: elements of its parameters, None where unknown (named scopes).
+        parameters: elements of its parameters, None if unknown (named scopes).
         forward: FLOPs of its forward pass, all pairs of attention counted.
         backward: FLOPs of its gradient.
         share: its share of the whole model's forward and backward FLOPs.

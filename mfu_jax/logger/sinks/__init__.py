@@ -1,4 +1,4 @@
-"""Where a step's record goes: console, JSONL, TensorBoard, CSV, or a sink of your own.
+"""Where a step's record goes: console, JSONL, TensorBoard, CSV, or your own sink.
 
 Weights & Biases, MLflow and Prometheus need their own packages, imported when they are first used.
 A sink is a class of a few methods (`Sink`), registered by one decorator::

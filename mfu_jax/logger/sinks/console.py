@@ -1,4 +1,4 @@
-"""MaxText's log line with MFU and HFU at its end, and a progress bar where there is a terminal."""
+"""MaxText's log line with MFU and HFU at its end, and a progress bar if there is a terminal."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def frame(
     embedding: Components = (),
     closing: Components = (),
 ) -> Model:
-    """`layers` between the tables and the head, with projections where the table is narrower.
+    """`layers` between the tables and the head, with projections if the table is narrower.
 
     Args:
         embedding: further components beside the tables.

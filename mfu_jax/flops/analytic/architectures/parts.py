@@ -146,7 +146,7 @@ def mlp(config: ModelConfig, hidden: int | None = None, name: str = "mlp") -> Co
 
 
 def moe(config: ModelConfig, *, shared_dim: int | None = None, **changes: Any) -> Components:
-    """Routed experts and, where the config has them, shared experts of `shared_dim`."""
+    """Routed experts and, if the config has them, shared experts of `shared_dim`."""
     config.require("moe_mlp_dim", "num_experts", "num_experts_per_tok")
     sizes = config.experts
     options: dict[str, Any] = {

@@ -92,7 +92,7 @@ def checked_length(c: Fields, name: str, given: list[Any]) -> list[Any]:
 
 
 def every(interval: int, last: str, others: str) -> Callable[[int], str]:
-    """`last` for every `interval`-th layer (none where it is 0), `others` for the rest."""
+    """`last` for every `interval`-th layer (none if it is 0), `others` for the rest."""
     return lambda i: last if interval and (i + 1) % interval == 0 else others
 
 

@@ -19,7 +19,7 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 @model_type("llama", "granite", "mistral", "phi3", "gemma")
 def llama(c: Fields) -> ModelConfig:
-    """RMSNorm, rotary positions, gated MLP; a window in every layer where there is one."""
+    """RMSNorm, rotary positions, gated MLP; a window in every layer if the config has one."""
     return decoder(c, bidirectional=c.get("use_bidirectional_attention") is True)
 
 

@@ -12,7 +12,7 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
 def _class_heads(c: Fields, heads: Mapping[str, tuple[str, ...]], default: str) -> tuple[str, ...]:
-    """The heads of the class that ``architectures`` names; `default` where it names none."""
+    """The heads of the class that ``architectures`` names; `default` if it names none."""
     given = c.list_of(str, "architectures")
     name = given[0] if given else default
     if name not in heads:

@@ -30,7 +30,7 @@ class Fields:
     absent, as in transformers.
 
     Args:
-        values: the mapping as it is in the file.
+        values: the mapping as in the file.
         model_type: the type whose defaults apply.
         path: the mapping's place in the file, for messages (``text_config.``).
     """
@@ -106,7 +106,7 @@ class Fields:
         return value
 
     def list_of(self, kind: type, name: str) -> list[Any] | None:
-        """A list of `kind`; None where it is null or absent."""
+        """A list of `kind`; None if null or absent."""
         value = self.get(name)
         if value is None:
             return None

@@ -16,7 +16,7 @@ class FeedForward(Group):
 
     Attributes:
         use_bias: bias of the MLP and shared experts; in MaxText's families of attention too.
-        mlp_dims: hidden width of each layer's MLP, where they differ.
+        mlp_dims: hidden width of each layer's MLP, if they differ.
         activation_weights: learned scalars of the activation function.
     """
 
@@ -41,7 +41,7 @@ class Experts(Group):
     Attributes:
         first_num_hash_layers: layers that route by a hash of the token.
         routed_bias: bias of the router; `expert_bias` of the routed experts.
-        shared_expert_dim: hidden width of the shared expert where it is not
+        shared_expert_dim: hidden width of the shared expert if it is not
             ``shared_experts · moe_mlp_dim``.
         shared_expert_gate: a ``[D, 1]`` gate scales the shared expert.
         moe_beside_mlp: every layer has experts beside its MLP.

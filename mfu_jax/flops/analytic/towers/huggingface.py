@@ -52,7 +52,7 @@ def _frozen(config: ModelConfig, layers: Tower) -> Tower:
 def _siglip(config: ModelConfig) -> Tower:
     """Gemma 3: SigLIP, pooled to `image_tokens`, a norm and a projection.
 
-    SigLIP's own pooling head, where the config has one, is not read: weights without FLOPs.
+    SigLIP's own pooling head, if the config has one, is not read: weights without FLOPs.
     """
     vision = config.vision
     *layers, projector = siglip(config)

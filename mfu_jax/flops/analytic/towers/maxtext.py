@@ -61,7 +61,7 @@ _TOWERS: dict[str, tuple[tuple[str, ...], Callable[[ModelConfig], Tower]]] = {
 def maxtext_towers(config: ModelConfig) -> Tower:
     """The layers of the vision and audio towers; none for a text model.
 
-    A step without images needs no sizes of the tower: where they are absent, only the text model
+    A step without images needs no sizes of the tower: if they are absent, only the text model
     is counted.
 
     Raises:

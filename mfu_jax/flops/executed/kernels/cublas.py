@@ -21,5 +21,5 @@ def _cublas(call: KernelCall) -> KernelCost:
     if any(not 0 <= d < len(lhs.dims) for d in dims):
         raise call.instruction.error(f"contracted dimension out of range of {lhs}")
     flops = 2 * result_shape(call.instruction).size * math.prod(lhs.dims[d] for d in dims)
-    dtype = operand_dtype(call.computation, call.instruction)  # FP8 calls have f32 scales, too
+    dtype = operand_dtype(call.computation, call.instruction)  # FP8 calls also have f32 scales
     return KernelCost(flops=flops, dtype=dtype, seen_by_xla=flops)

@@ -32,7 +32,7 @@ def attention_pairs(queries: int, keys: int, *, causal: bool, window: int = 0) -
     full = min(queries, keys)  # query i < full sees i + 1 keys, a later one all keys
     pairs = full * (full + 1) // 2 + (queries - full) * keys
     if 0 < window < queries:
-        # Query i loses keys 0 … i − window, as far as they exist.
+        # Query i loses those keys of 0 … i − window that exist.
         pairs -= attention_pairs(queries - window, keys, causal=True)
     return pairs
 

@@ -1,4 +1,4 @@
-"""`attention_mask`: declares which pairs attention needs, where the trace does not show it.
+"""`attention_mask`: declares which pairs attention needs, if the trace does not show it.
 
 A declaration is a named scope. Scope names survive differentiation, scan and jit, and so reach the
 jaxpr of the traced function.

@@ -12,7 +12,7 @@ from mfu_jax.flops.masks import Causal, Mask, SlidingWindow
 
 
 class Band(NamedTuple):
-    """Keeps the pairs of query i and key j with low ≤ i − j ≤ high; None is no bound.
+    """Keeps the pairs of query i and key j with low ≤ i − j ≤ high; None means no bound.
 
     >>> Band(0, None).pairs(4, 4)  # causal: 1 + 2 + 3 + 4
     10

@@ -295,7 +295,7 @@ def _compare_mask(name: str, mask: Pattern, number: float | None) -> Pattern | N
 
 
 def _both(a: Pattern | None, b: Pattern | None) -> Pattern | None:
-    """Both masks at once; an unknown one can only exclude more pairs."""
+    """The conjunction of both masks; an unknown one can only exclude more pairs."""
     masks = [mask for mask in (_as("keeps", a), _as("keeps", b)) if mask]
     bounded = [mask for mask in masks if mask.terms]
     if not bounded:

@@ -48,7 +48,7 @@ def choose_attention(name: str, *, platform: str, dtype: str) -> str:
         )
     if name == "cudnn_flash" and dtype == "float32":
         raise ValueError(
-            "attention=cudnn_flash needs dtype=bfloat16 or float16; with float32 take "
+            "attention=cudnn_flash needs dtype=bfloat16 or float16; with float32 use "
             "attention=dot_product"
         )
     if name != "auto":

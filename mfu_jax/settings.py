@@ -133,8 +133,8 @@ class Settings:
         if len(words.names) != 1:
             raise UserError(
                 f"model_config={self.model_config!r} names no model; expected a name or file and "
-                f"then key=value …; flops_source=analytic needs it; pass model_config='llama3-8b "
-                f"per_device_batch_size=4 max_target_length=8192', say"
+                f"then key=value …; flops_source=analytic needs it; pass, for example, "
+                f"model_config='llama3-8b per_device_batch_size=4 max_target_length=8192'"
             )
         overrides = {key: parse_override(key, text) for key, text in words.pairs}
         return load_model_config(words.names[0], overrides)

@@ -63,7 +63,7 @@ class Chip:
         key, passes = self._unit(name, precision)
         if key not in self.peak_tflops:
             raise UserError(
-                f"{self.name} has no listed {name} peak; listed are {', '.join(self.peak_tflops)}; "
+                f"{self.name} has no listed {name} peak; it lists {', '.join(self.peak_tflops)}; "
                 "usually the chip has no matrix unit for that dtype and XLA converts the operands; "
                 "pass peak_tflops_per_device=… or the dtype that the matmuls really run in"
             )

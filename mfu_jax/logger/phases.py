@@ -182,7 +182,7 @@ class PhaseBook:
         """A new phase."""
         if not name or "/" in name:
             raise UserError(
-                f"phase {name!r} has no usable name; expected a word without a slash; usually an "
+                f"phase name {name!r} is not usable; expected a word without a slash; usually an "
                 f"empty string or a path; the metrics are named phase/<name>/seconds and so on"
             )
         return Phase(self, name, cost, self._clock)

@@ -169,7 +169,7 @@ def _refuse_impossible(given: dict[str, float]) -> None:
 def _rate(mfu: float, given: dict[str, float]) -> float:
     """Tokens per second per chip: MFU × peak / FLOPs per token."""
     for name, text in (
-        ("flops_per_token", "the model: model=llama3-8b, say, or params=8e9"),
+        ("flops_per_token", "the model: model=llama3-8b or params=8e9"),
         ("peak_flops_per_sec_per_chip", "the chip: hardware=h100, or peak_tflops_per_device=…"),
     ):
         if name not in given:
@@ -211,7 +211,7 @@ def _learn(known: dict[str, float], name: str, value: float) -> None:
         raise UserError(
             f"the input contradicts itself: {name} would be both {known[name]:g} and "
             f"{value:g}; expected three of tokens, chips, time and throughput; one is too many; "
-            f"leave out {_QUANTITIES[name]}, say"
+            f"leave out, for example, {_QUANTITIES[name]}"
         )
     known.setdefault(name, value)
 

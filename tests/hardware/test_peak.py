@@ -158,7 +158,7 @@ def test_compute_capability_tells_rocm_chips_apart_where_it_can():
 
 
 def test_a_dtype_without_a_peak_is_an_error_that_lists_the_others():
-    with pytest.raises(UserError, match=r"A100 80GB SXM has no listed fp8 peak; listed are .*bf16"):
+    with pytest.raises(UserError, match=r"A100 80GB SXM has no listed fp8 peak; it lists .*bf16"):
         hardware.resolve_peak("NVIDIA A100-SXM4-80GB", "fp8")
 
 

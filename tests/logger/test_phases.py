@@ -195,7 +195,7 @@ def test_wrong_nesting_says_what_to_do() -> None:
             logger.step(),
         ):
             pass
-        with pytest.raises(UserError, match=r"no usable name.*expected.*usually"):
+        with pytest.raises(UserError, match=r"is not usable.*expected.*usually"):
             logger.phase("a/b")
 
 

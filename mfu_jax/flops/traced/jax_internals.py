@@ -109,8 +109,8 @@ def trace(
         raise UserError(
             f"{name} could not be traced with the given arguments "
             f"({type(error).__name__}: {first_line}); expected a function that jax.jit accepts and "
-            "arguments with the shapes and dtypes of a real call; usual cause: a wrong example "
-            "argument, or Python control flow on array values; way out: try "
+            "arguments with the shapes and dtypes of a real call; usually a wrong example "
+            "argument, or Python control flow on array values; try "
             f"jax.eval_shape({name}, …) with the same arguments and fix what it reports"
         ) from error
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, True, instantiate=True)

@@ -184,7 +184,7 @@ def _tabulate_linen(
         raise UserError(
             f"{type(model).__name__} could not be initialised with the given arguments "
             f"({type(error).__name__}: {str(error).splitlines()[0]}); expected the arguments of a "
-            "training step; usual cause: a wrong example argument"
+            "training step; usually a wrong example argument"
         ) from error
     parameters = rest.pop("params", {})
     with linen.intercept_methods(enter):

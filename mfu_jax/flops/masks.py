@@ -8,19 +8,21 @@ MaxText uses (S²/2 under a causal diagonal, S·W − W²/2 in a window): half a
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal, Protocol
+from typing import Literal
 
 from mfu_jax.flops.exact import Number, integral
 
 PairCounting = Literal["maxtext", "exact", "dense"]
 
 
-class Mask(Protocol):
+class Mask(ABC):
     """Which keys each query of a sequence sees; a new mask is one subclass."""
 
+    @abstractmethod
     def pairs(self, length: int, counting: PairCounting) -> Number:
         """(query, key) pairs of one sequence of `length` tokens: an int or a half-integer."""
 

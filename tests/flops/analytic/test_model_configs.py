@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 from collections import Counter
 
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.inputs import override_keys
+from mfu_jax.flops.analytic.inputs import load_model_config, override_keys
 from mfu_jax.flops.analytic.model_configs.group import Group
 from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS, ModelConfig
 
@@ -59,3 +61,42 @@ def test_contradictions_are_errors_within_and_across_groups(
 ) -> None:
     with pytest.raises(UserError, match=message):
         CONFIG.replace(**changes)
+
+
+def test_equal_configs_are_equal_and_hash_alike_also_as_copies() -> None:
+    config = load_model_config("llama3-8b")
+    for same in (load_model_config("llama3-8b"), copy.deepcopy(config), config.replace()):
+        assert same == config
+        assert hash(same) == hash(config)
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+@pytest.mark.parametrize("change", [{"emb_dim": 64}, {"head_dim": 8}, {"max_target_length": 9}])
+def test_a_field_of_any_group_makes_another_config(change: dict[str, int]) -> None:
+    config = load_model_config("llama3-8b")
+    assert config.replace(**change) != config
+    assert config.replace(**change) == config.replace(**change)
+
+
+def test_groups_of_different_kinds_are_never_equal() -> None:
+    config = load_model_config("llama3-8b")
+    assert config.attention != config.experts
+    assert config.attention != vars(config.attention)
+
+
+def test_no_field_can_be_assigned() -> None:
+    config = load_model_config("llama3-8b")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.emb_dim = 1  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.attention.head_dim = 1  # type: ignore[misc]
+
+
+def test_a_config_shows_what_differs_from_the_defaults() -> None:
+    config = ModelConfig.from_mapping(
+        {"vocab_size": 10, "num_decoder_layers": 2, "emb_dim": 4, "head_dim": 8}
+    )
+    assert repr(config) == (
+        "ModelConfig(vocab_size=10, num_decoder_layers=2, emb_dim=4, "
+        "attention=Attention(head_dim=8))"
+    )

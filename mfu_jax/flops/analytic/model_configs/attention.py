@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.model_configs.group import Group, hugging_face
+from mfu_jax.flops.analytic.model_configs.group import Group, field_group, hugging_face
 from mfu_jax.flops.exact import Number
 
 
-@dataclass(frozen=True, kw_only=True)
+@field_group
 class Attention(Group):
     """Multi-head attention: heads, masks, and whose keys and values a layer reads.
 
@@ -56,7 +54,7 @@ class Attention(Group):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@field_group
 class LatentAttention(Group):
     """Ranks and head widths of multi-head latent attention (MLA)."""
 
@@ -67,7 +65,7 @@ class LatentAttention(Group):
     v_head_dim: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@field_group
 class SparseAttention(Group):
     """DeepSeek's indexer, and the compressed keys and grouped outputs of V4."""
 
@@ -81,7 +79,7 @@ class SparseAttention(Group):
     o_lora_rank: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@field_group
 class LinearAttention(Group):
     """The gated delta net.
 
@@ -98,7 +96,7 @@ class LinearAttention(Group):
     scan_chunk_size: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@field_group
 class StateSpace(Group):
     """Mamba layers, and LFM2's gated short convolution (`conv_kernel`, `conv_bias`).
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar, dataclass_transform
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.exact import integral
@@ -14,6 +14,8 @@ from mfu_jax.values import field_types, shown, typed
 
 # A larger size means a damaged file, and counts that no float can hold.
 _LARGEST = 2**50
+
+GroupType = TypeVar("GroupType")
 
 # Metadata of fields: set by a translation only; 0 is not a value.
 _TRANSLATED = {"translated": True}
@@ -25,7 +27,17 @@ def hugging_face(default: Any) -> Any:
     return dataclasses.field(default=default, metadata=_TRANSLATED)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True, eq_default=False)
+def field_group(cls: type[GroupType]) -> type[GroupType]:
+    """A frozen, keyword-only dataclass with the methods of `Group`.
+
+    Python compiles the methods of each dataclass one by one. Sixteen groups with their own
+    ``__eq__``, ``__hash__`` and ``__repr__`` took a tenth of the start of ``mfu-jax flops``.
+    """
+    return dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
+
+
+@field_group
 class Group:
     """Fields of one concern, in MaxText's names where MaxText has them.
 
@@ -43,12 +55,32 @@ class Group:
                 raise UserError(f"{field.name}={shown(given)}: expected a positive number")
             object.__setattr__(self, field.name, value)
 
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(vars(self).values()))
+
+    def __repr__(self) -> str:
+        """Only what differs from the defaults: most fields are absent in most models."""
+        given = [
+            f"{field.name}={value!r}"
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != _default(field)
+        ]
+        return f"{type(self).__name__}({', '.join(given)})"
+
     def require_at_most(self, small: str, value: int, large: str, limit: int) -> None:
         """Raises a `UserError` if the field `small` exceeds the field `large`."""
         if value > limit:
             raise UserError(
                 f"{small}={value} contradicts {large}={limit}; expected at most as many"
             )
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    made = group_of(field)
+    return made() if made else field.default
 
 
 def own_fields(group: Group | type[Group]) -> Iterator[dataclasses.Field[Any]]:

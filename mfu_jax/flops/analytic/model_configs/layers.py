@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from mfu_jax.flops.analytic.model_configs.group import Group, hugging_face
+from mfu_jax.flops.analytic.model_configs.group import Group, field_group, hugging_face
 from mfu_jax.flops.exact import Number
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
-@dataclass(frozen=True, kw_only=True)
+@field_group
 class FeedForward(Group):
     """The dense MLP.
 
@@ -34,7 +32,7 @@ class FeedForward(Group):
         return len(self.mlp_activations) > 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@field_group
 class Experts(Group):
     """Routed and shared experts, and which layers have them.
 
@@ -70,7 +68,7 @@ class Experts(Group):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@field_group
 class LayerStack(Group):
     """What each layer is, its norms, and the streams between the layers.
 
@@ -100,7 +98,7 @@ class LayerStack(Group):
     laurel_rank: int = hugging_face(0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@field_group
 class Embedding(Group):
     """Tables of tokens and positions, per-layer inputs, and the output head.
 
@@ -122,7 +120,7 @@ class Embedding(Group):
     head_bias: bool = hugging_face(False)
 
 
-@dataclass(frozen=True, kw_only=True)
+@field_group
 class Engram(Group):
     """n-gram memory beside some layers."""
 

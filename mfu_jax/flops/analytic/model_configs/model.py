@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import Field, dataclass, field
+from dataclasses import Field, field
 from typing import Any, Self
 
 from mfu_jax.errors import UserError, nearest
@@ -19,6 +19,7 @@ from mfu_jax.flops.analytic.model_configs.attention import (
 from mfu_jax.flops.analytic.model_configs.group import (
     POSITIVE,
     Group,
+    field_group,
     group_of,
     in_maxtext,
     own_fields,
@@ -39,7 +40,7 @@ from mfu_jax.values import field_types
 _MOST_LAYERS = 100_000
 
 
-@dataclass(frozen=True, kw_only=True)
+@field_group
 class ModelConfig(Group):
     """One architecture and one step.
 

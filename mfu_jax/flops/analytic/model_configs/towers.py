@@ -5,13 +5,11 @@ What a sequence holds (images, audio frames) is not in a model's config: it is i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from mfu_jax.flops.analytic.model_configs.group import Group, hugging_face
+from mfu_jax.flops.analytic.model_configs.group import Group, field_group, hugging_face
 from mfu_jax.flops.exact import Number
 
 
-@dataclass(frozen=True, kw_only=True)
+@field_group
 class Vision(Group):
     """A vision tower, and the patches of models that read images only.
 
@@ -68,7 +66,7 @@ class Vision(Group):
         return height // self.patch_size_for_vit, width // self.patch_size_for_vit
 
 
-@dataclass(frozen=True, kw_only=True)
+@field_group
 class Audio(Group):
     """An audio tower; the ``audio_*`` fields are a conformer's.
 
@@ -103,7 +101,7 @@ class Audio(Group):
     audio_reduction: int = hugging_face(1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@field_group
 class Encoder(Group):
     """BERT, ViT, CLIP, T5, Whisper: an encoder, alone or before a decoder.
 

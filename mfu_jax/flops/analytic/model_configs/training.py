@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.model_configs.group import POSITIVE, Group
+from mfu_jax.flops.analytic.model_configs.group import POSITIVE, Group, field_group
 from mfu_jax.flops.exact import Number
 
 
-@dataclass(frozen=True, kw_only=True)
+@field_group
 class Training(Group):
     """Which weights train: frozen parts, LoRA, DPO with its reference model."""
 
@@ -21,7 +21,7 @@ class Training(Group):
     freeze_audio_encoder_params: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
+@field_group
 class Step(Group):
     """Sequences of one device in one optimizer step, and what a sequence holds.
 

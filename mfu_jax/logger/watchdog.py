@@ -1,0 +1,219 @@
+"""Notices a run that hangs: no step completes for much longer than steps take.
+
+One thread looks at the clock a few times a second at most; the training thread only notes when it
+records a step. When the run hangs, a file gets the stacks of all threads and the last records. A
+heartbeat file tells a supervisor outside that the process lives, and where it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import json
+import logging
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.formatting import readable
+from mfu_jax.logger.sinks.base import StepRecord
+
+_log = logging.getLogger("mfu_jax")
+
+# Fewer intervals than this have no median worth the name.
+_FEWEST_INTERVALS = 5
+# XLA needs half an hour for a very large step; only then is a compilation a hang.
+_COMPILE_SECONDS = 1800.0
+# A thread that wakes this much late did not run: the machine slept or the process was stopped.
+_STOPPED_SECONDS = 5.0
+_LAST_RECORDS = 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class WatchdogConfig:
+    """When a run counts as hung, and where the watchdog writes.
+
+    Attributes:
+        factor: median step times without a completed step; 0: no watchdog.
+        seconds: the shortest time that counts as a hang.
+        heartbeat_file: rewritten every `heartbeat_seconds` with step, time and state; None: none.
+        heartbeat_seconds: see `heartbeat_file`.
+        folder: gets the file with the stacks; None: the temporary folder.
+    """
+
+    factor: float = 50.0
+    seconds: float = 30.0
+    heartbeat_file: Path | None = None
+    heartbeat_seconds: float = 10.0
+    folder: Path | None = None
+
+
+class Watchdog:
+    """Watches the steps of one logger.
+
+    Args:
+        config: limits and files.
+        monotonic: clock in seconds.
+
+    Attributes:
+        stopped_seconds: how long the process did not run since the last step, as far as noticed.
+    """
+
+    def __init__(
+        self, config: WatchdogConfig, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.stopped_seconds = 0.0
+        self._config = config
+        self._monotonic = monotonic
+        self._step = -1
+        self._completed_at = self._checked_at = monotonic()
+        self._beat_at = float("-inf")
+        self._intervals: deque[float] = deque(maxlen=101)
+        self._records: deque[StepRecord] = deque(maxlen=_LAST_RECORDS)
+        self._is_paused = False
+        self._is_compiling = False
+        self._is_hung = False
+        self._may_write_heartbeat = config.heartbeat_file is not None
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def period_seconds(self) -> float:
+        """Time between two looks: short enough to see a hang in time, and a heartbeat's period."""
+        return max(0.05, min(self._config.seconds / 4, self._config.heartbeat_seconds, 5.0))
+
+    def start(self) -> None:
+        """Starts the thread, unless nothing is to be watched."""
+        if self._config.factor > 0 or self._may_write_heartbeat:
+            self._thread = threading.Thread(target=self._run, name="mfu_jax watchdog", daemon=True)
+            self._thread.start()
+
+    def completed(self, step: int) -> None:
+        """Called by the training thread when it records a step; costs a clock reading."""
+        now = self._monotonic()
+        if self._step >= 0 and not self._is_compiling:
+            self._intervals.append(now - self._completed_at)
+        self._completed_at = now
+        self._step = step
+        self._is_compiling = False
+        self.stopped_seconds = 0.0
+
+    def saw(self, record: StepRecord) -> None:
+        """Keeps a record for the report of a hang."""
+        self._records.append(record)
+
+    def compiling(self, stage: str) -> None:
+        """Called when JAX has traced, lowered or compiled something for the step."""
+        self._is_compiling = stage != "compile"
+        self._completed_at = self._monotonic()
+
+    def pause(self) -> None:
+        """An eval, a checkpoint or the like begins, which may take its time."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """The pause ends; the time starts anew."""
+        self._completed_at = self._monotonic()
+        self._is_paused = False
+
+    def limit_seconds(self) -> float | None:
+        """How long no step may complete; None: too few steps to tell, or watching is off."""
+        intervals = list(self._intervals)
+        if self._config.factor <= 0 or len(intervals) < _FEWEST_INTERVALS:
+            return None
+        limit = max(self._config.seconds, self._config.factor * statistics.median(intervals))
+        return max(limit, _COMPILE_SECONDS) if self._is_compiling else limit
+
+    def check(self) -> None:
+        """Looks at the clock once: reports a hang, notes a stop of the process, beats."""
+        now = self._monotonic()
+        late = now - self._checked_at - self.period_seconds
+        self._checked_at = now
+        if late > _STOPPED_SECONDS:
+            self.stopped_seconds += late
+            _log.warning(
+                "the process did not run for %.0f s: the machine slept, or the process was stopped; "
+                "step %d takes longer by as much",
+                late,
+                self._step + 1,
+            )
+        spent = now - self._completed_at - self.stopped_seconds
+        limit = self.limit_seconds()
+        is_hung = limit is not None and not self._is_paused and spent > limit
+        if is_hung and not self._is_hung:
+            self._report(spent)
+        elif self._is_hung and not is_hung:
+            _log.warning("steps complete again: step %d", self._step)
+        if is_hung != self._is_hung:
+            self._beat_at = float("-inf")  # a supervisor hears of it at once
+        self._is_hung = is_hung
+        if now - self._beat_at >= self._config.heartbeat_seconds:
+            self._beat_at = now
+            self._beat("hung" if is_hung else "paused" if self._is_paused else "running")
+
+    def close(self) -> None:
+        """Ends the thread; the heartbeat's last state is ``ended``."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(timeout=1.0)  # a disk that hangs must not hold up the end of the run
+            self._thread = None
+            self._beat("ended")
+
+    def _run(self) -> None:
+        while not self._closing.wait(self.period_seconds):
+            try:
+                self.check()
+            except Exception as error:
+                _log.warning("the watchdog ends: %s: %s", type(error).__name__, error)
+                return
+
+    def _report(self, spent: float) -> None:
+        median = statistics.median(list(self._intervals))
+        head = (
+            f"no step completed for {readable(spent)} s after step {self._step} "
+            f"(median {readable(median)} s)"
+        )
+        try:
+            where = f"stacks of all threads and the last records are in {self._dump(head)}"
+        except OSError as error:
+            where = f"the stacks could not be written ({error.strerror or error})"
+        _log.warning("%s: the run seems to hang; %s", head, where)
+
+    def _dump(self, head: str) -> Path:
+        folder = self._config.folder or Path(tempfile.gettempdir())
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"hang-after-step{self._step}-pid{os.getpid()}.txt"
+        with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')}: {head}\n\nThreads:\n")
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.write(f"\nThe last {len(self._records)} records, the newest last:\n")
+            for record in list(self._records):
+                file.write(f"step {record.step} [{record.kind}] {dict(record.scalars)}\n")
+        return path
+
+    def _beat(self, state: str) -> None:
+        path = self._config.heartbeat_file
+        if path is None or not self._may_write_heartbeat:
+            return
+        values: dict[str, Any] = {
+            "state": state,
+            "unix_seconds": time.time(),
+            "last_step": self._step if self._step >= 0 else None,
+            "seconds_since_step": round(self._monotonic() - self._completed_at, 3),
+            "pid": os.getpid(),
+        }
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(values) + "\n", encoding="utf-8")
+            os.replace(temporary, path)
+        except OSError as error:
+            self._may_write_heartbeat = False
+            _log.warning("the heartbeat %s is not written any more: %s", path, error)

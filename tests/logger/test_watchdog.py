@@ -1,0 +1,164 @@
+"""The watchdog, with a clock that only the test moves."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mfu_jax.logger.sinks import StepRecord
+from mfu_jax.logger.watchdog import Watchdog, WatchdogConfig
+from tests.support.fake_device import FakeClock
+
+
+class Run:
+    """Steps of half a second under a watchdog that looks once a second."""
+
+    def __init__(self, folder: Path, **config: float) -> None:
+        self.clock = FakeClock()
+        self.heartbeat = folder / "heartbeat.json"
+        given = {"factor": 10.0, "seconds": 4.0, **config}
+        self.watchdog = Watchdog(
+            WatchdogConfig(folder=folder / "hangs", heartbeat_file=self.heartbeat, **given),
+            monotonic=self.clock.monotonic,
+        )
+        self.step = 0
+
+    def steps(self, count: int, seconds: float = 0.5) -> None:
+        for _ in range(count):
+            self.clock.advance(seconds)
+            self.watchdog.completed(self.step)
+            self.watchdog.saw(
+                StepRecord(step=self.step, unix_seconds=0.0, scalars={"learning/loss": 4.25})
+            )
+            self.watchdog.check()
+            self.step += 1
+
+    def passes(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.clock.advance(1.0)
+            self.watchdog.check()
+
+    def beat(self) -> dict[str, object]:
+        return json.loads(self.heartbeat.read_text())
+
+
+def test_a_hang_is_said_once_with_stacks_and_last_records(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(tmp_path)
+    run.steps(30)
+    run.passes(5)  # 10 × 0.5 s, not longer
+    assert not caplog.messages
+    run.passes(20)
+    assert len(caplog.messages) == 1
+    assert "no step completed for 6" in caplog.messages[0]
+    assert "median 0.500 s" in caplog.messages[0]
+    (report,) = (tmp_path / "hangs").iterdir()
+    assert str(report) in caplog.messages[0]
+    text = report.read_text()
+    assert "test_a_hang_is_said_once" in text  # this function's frame is on a stack
+    assert "step 29 [step] {'learning/loss': 4.25}" in text
+    assert "step 10 " in text
+    assert "step 9 " not in text
+
+
+def test_a_run_that_goes_on_says_so_and_can_hang_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(tmp_path)
+    run.steps(10)
+    run.passes(10)
+    run.steps(1)
+    assert [text.split(":")[0][:18] for text in caplog.messages] == [
+        "no step completed ",
+        "steps complete aga",
+    ]
+    run.passes(10)
+    assert len(caplog.messages) == 3
+    assert len(list((tmp_path / "hangs").iterdir())) == 2
+
+
+@pytest.mark.parametrize("config", [{"factor": 0.0}, {"factor": 100.0}, {"seconds": 60.0}])
+def test_the_limit_is_the_larger_of_both_settings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, config: dict[str, float]
+) -> None:
+    run = Run(tmp_path, **config)
+    run.steps(10)
+    run.passes(45)
+    assert not caplog.messages
+
+
+def test_pauses_compilations_and_first_steps_are_not_hangs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(tmp_path)
+    run.steps(4)
+    run.passes(300)  # four intervals have no median yet
+    run.steps(6)
+    run.watchdog.pause()
+    run.passes(300)
+    run.watchdog.resume()
+    run.passes(3)
+    run.steps(3)
+    run.watchdog.compiling("trace")
+    run.passes(300)
+    run.watchdog.compiling("compile")
+    run.steps(10)
+    assert not caplog.messages
+    run.watchdog.compiling("trace")
+    run.passes(1801)  # a compilation, too, can hang
+    assert len(caplog.messages) == 1
+
+
+def test_a_machine_that_slept_is_told_apart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(tmp_path)
+    run.steps(10)
+    run.clock.advance(3600.0)  # nobody looked meanwhile
+    run.watchdog.check()
+    run.passes(3)
+    assert [text[:34] for text in caplog.messages] == ["the process did not run for 3599 s"]
+    assert run.watchdog.stopped_seconds == pytest.approx(3599.0)
+    run.steps(1)
+    assert run.watchdog.stopped_seconds == 0
+    run.passes(10)  # a hang after that is still a hang
+    assert len(caplog.messages) == 2
+
+
+def test_the_heartbeat_follows_the_run(tmp_path: Path) -> None:
+    run = Run(tmp_path, heartbeat_seconds=10.0)
+    run.passes(1)
+    assert run.beat()["last_step"] is None
+    run.steps(40)
+    assert run.beat()["state"] == "running"
+    assert run.beat()["last_step"] == 39  # written every 10 s
+    run.passes(20)
+    assert run.beat()["state"] == "hung"
+    run.steps(1)
+    assert run.beat()["state"] == "running"
+    assert run.beat()["last_step"] == 40
+
+
+def test_a_heartbeat_that_cannot_be_written_costs_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    run = Run(tmp_path / "file", heartbeat_seconds=1.0)  # a file where the folder should be
+    run.steps(20)
+    assert [text[:13] for text in caplog.messages] == ["the heartbeat"]
+    run.passes(30)  # neither can the stacks, and the run goes on
+    assert len(caplog.messages) == 2
+    assert "could not be written" in caplog.messages[1]
+
+
+def test_the_thread_looks_by_itself_and_says_that_it_ended(tmp_path: Path) -> None:
+    beat = tmp_path / "new" / "beat.json"
+    config = WatchdogConfig(heartbeat_file=beat, heartbeat_seconds=0.05)
+    watchdog = Watchdog(config)
+    watchdog.start()
+    while not beat.exists():
+        pass
+    assert json.loads(beat.read_text())["state"] == "running"
+    watchdog.close()
+    assert json.loads(beat.read_text())["state"] == "ended"

@@ -138,8 +138,8 @@ class Watchdog:
         if late > _STOPPED_SECONDS:
             self.stopped_seconds += late
             _log.warning(
-                "the process did not run for %.0f s: the machine slept, or the process was stopped; "
-                "step %d takes longer by as much",
+                "the process did not run for %.0f s: the machine slept, or the process was "
+                "stopped; step %d takes longer by as much",
                 late,
                 self._step + 1,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import statistics
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from scripts.faults.rows import Row
 
 STEPS = 200
 _STEP_SECONDS = 0.002
+_SPEED_BLOCKS = 5
 # `close` may take this long in all: its stated time-out and a little for a busy machine.
 CLOSE_SECONDS = 20.0
 _released = threading.Event()  # lets the hanging threads go at the end
@@ -101,8 +103,47 @@ def rows(folder: Path) -> list[Row]:
     """One row for each kind of sink."""
     logging.getLogger("mfu_jax").setLevel(logging.CRITICAL)
     made = [_row(kind, make(), folder / f"{i}") for i, (kind, make) in enumerate(KINDS.items())]
+    made.append(_speed(folder / "speed"))
     _released.set()
     return made
+
+
+def _speed(folder: Path) -> Row:
+    """A hanging, a slow and a raising sink at once: the loop's speed beside healthy sinks alone."""
+    row = Row("a sink that hangs, one that takes 10 ms and one that raises, at once")
+    bad: tuple[Callable[[], BadSink], ...] = (
+        KINDS["hangs at each write"],
+        KINDS["takes 10 ms for a record"],
+        KINDS["raises RuntimeError always"],
+    )
+    ratios = []
+    for number in range(_SPEED_BLOCKS):
+        before = _loop_seconds(row, [], folder / f"{number}a")
+        between = _loop_seconds(row, [make() for make in bad], folder / f"{number}b")
+        after = _loop_seconds(row, [], folder / f"{number}c")
+        ratios.append((before + after) / 2 / between)
+        row.count += 1
+    row.lost = (
+        f"nothing of the others; the loop ran at {statistics.median(ratios):.1%} of its speed"
+    )
+    return row
+
+
+def _loop_seconds(row: Row, bad: list[BadSink], folder: Path) -> float:
+    """Time of the loop alone, with a healthy JSONL beside the bad sinks."""
+    folder.mkdir(parents=True)
+    path = folder / "metrics.jsonl"
+    logger = MetricLogger(sinks=[*bad, JsonlSink(path)], warmup_steps=0)
+    begin = time.monotonic()
+    for step in range(STEPS):
+        time.sleep(_STEP_SECONDS)
+        logger.record(step, {"loss": 1.0})
+    spent = time.monotonic() - begin
+    closing = time.monotonic()
+    logger.close()
+    row.expect(time.monotonic() - closing < CLOSE_SECONDS, "close took too long")
+    row.expect(len(path.read_text().splitlines()) == STEPS, "JSONL is not complete")
+    return spent
 
 
 def _row(kind: str, bad: BadSink, folder: Path) -> Row:

@@ -140,7 +140,9 @@ def _one(row: Row, job: Job, kind: str, chance: random.Random, wanted: list[floa
     saved = max((int(n) for n in job.checkpoints() if n.isdigit()), default=0)
 
     codes = [child.wait(_START_SECONDS) for child in job.start()]
-    row.expect(codes == [0] * job.processes, f"{job.folder.name} did not resume: exit codes {codes}")
+    row.expect(
+        codes == [0] * job.processes, f"{job.folder.name} did not resume: exit codes {codes}"
+    )
     row.expect(job.steps() == list(range(STEPS)), f"{job.folder.name}: steps after the resume")
     row.expect(job.losses() == wanted, f"{job.folder.name}: other losses after the resume")
     return max(0, len(done) - saved)

@@ -3,8 +3,8 @@
     python -m scripts.fault_matrix [--seed 0] [--scale 1.0] [--only logger-kills,disks] [--write]
 
 Prints the table; ``--write`` puts it, with the date and the machine, between the markers of
-docs/reliability.md. Scale 1 is about 500 kills and 3,000 hostile inputs: a quarter of an hour on two
-cores. The exit code is 1 if a promise was broken.
+docs/reliability.md. Scale 1 is about 500 kills and 3,000 hostile inputs: a quarter of an hour on
+two cores. The exit code is 1 if a promise was broken.
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scripts.faults import bad_records, bad_sinks, clocks, disks, hostile, logger_kills
-from scripts.faults import trainer_kills
+from scripts.faults import (
+    bad_records,
+    bad_sinks,
+    clocks,
+    disks,
+    hostile,
+    logger_kills,
+    trainer_kills,
+)
 from scripts.faults.rows import Row, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"

@@ -1,6 +1,6 @@
-"""SIGKILL of the reference trainer: in training, in a checkpoint, in a resume, one of two processes.
+"""SIGKILL of the reference trainer: in training, in a checkpoint, in a resume, one of two.
 
-Every run is started again afterwards and has to give the losses of an uninterrupted run, bit by bit.
+Every run is started again afterwards and has to give the losses of an uninterrupted run, bitwise.
 """
 
 from __future__ import annotations

@@ -16,16 +16,18 @@ of configs/base.yml. The second reads compiled.as_text() of any program:
 
 from __future__ import annotations
 
+import contextlib
 import gzip
-import json
 import lzma
+import zlib
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from mfu_jax.arguments import Arguments, check_key, parse
-from mfu_jax.errors import UserError
+from mfu_jax.formatting import json_text
+from mfu_jax.user_files import opened, too_large, unreadable
 from mfu_jax.values import typed
 
 if TYPE_CHECKING:
@@ -33,12 +35,18 @@ if TYPE_CHECKING:
 
     from mfu_jax.flops.ledger import Ledger
 
-_OPENERS: dict[str, Callable[[Path], bytes]] = {
-    ".hlo": Path.read_bytes,
-    ".txt": Path.read_bytes,
-    ".gz": lambda path: gzip.decompress(path.read_bytes()),
-    ".xz": lambda path: lzma.decompress(path.read_bytes()),
+_OPENERS: dict[str, Callable[[BinaryIO], Any]] = {
+    ".hlo": contextlib.nullcontext,
+    ".txt": contextlib.nullcontext,
+    ".gz": gzip.open,
+    ".xz": lzma.open,
 }
+_EXPECTED = (
+    "HLO text, plain or compressed by gzip or xz; usually a wrong path or a truncated file; write "
+    "compiled.as_text() to it again"
+)
+# An unpacked one, too. The step of a 70B model is 0.4 MB, scanned; this is a thousand times that.
+_MOST_BYTES = 256 * 2**20
 _NUMBERS = ("model", "dense", "attention", "xla")
 
 
@@ -49,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         ledger = _of_text(arguments)
     else:
         ledger = ledger_of_config([word for word in argv if word != "--json"])
-    print(json.dumps(ledger.to_json(), indent=1) if arguments.flags else ledger.render())
+    print(json_text(ledger.to_json()) if arguments.flags else ledger.render())
     return 0
 
 
@@ -100,12 +108,13 @@ def _of_text(arguments: Arguments) -> Ledger:
 
 def _read(path: Path) -> str:
     try:
-        return _OPENERS[path.suffix](path).decode()
-    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{path} cannot be read ({error}); expected HLO text, plain or compressed by gzip or "
-            "xz; usually a wrong path or a truncated file; write compiled.as_text() to it again"
-        ) from None
+        with opened(path, _EXPECTED, _MOST_BYTES) as file, _OPENERS[path.suffix](file) as text:
+            content: bytes = text.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise too_large(path, len(content), _MOST_BYTES, _EXPECTED)
+        return content.decode()
+    except (EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError) as error:
+        raise unreadable(path, str(error), _EXPECTED) from None
 
 
 def _flops(key: str, text: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -187,7 +188,8 @@ def _config_path(text: str) -> Path:
     """The file itself, or the bundled one of that name (``configs/base.yml`` in a wheel)."""
     path = Path(text)
     bundled = CONFIG_FOLDER / path.name
-    if not path.exists() and path.parent.name in ("", "configs") and bundled.exists():
+    exists = os.path.exists  # unlike Path.exists, it knows no name that is too long
+    if not exists(path) and path.parent.name in ("", "configs") and exists(bundled):
         return bundled
     return path
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from mfu_jax.arguments import Arguments, check_key, parse
+from mfu_jax.errors import UserError
 from mfu_jax.formatting import json_text
 from mfu_jax.user_files import opened, too_large, unreadable
 from mfu_jax.values import typed
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     import jax
 
     from mfu_jax.flops.ledger import Ledger
+    from mfu_jax.trainer.pyconfig import Config
 
 _OPENERS: dict[str, Callable[[BinaryIO], Any]] = {
     ".hlo": contextlib.nullcontext,
@@ -80,9 +82,36 @@ def ledger_of_config(
     from mfu_jax.trainer.step import compile_train_step
 
     config = load(arguments)
+    _refuse_absurd(config)
     mesh = make_mesh(config, devices)
     config = resolve_attention(config, mesh)
     return count_step(config, compile_train_step(config, mesh, abstract_state(config, mesh))).ledger
+
+
+# JAX traces unrolled layers one by one, at several a second. XLA aborts the process if the bytes
+# of an array overflow 63 bits; its largest has the layers' activations or attention scores.
+_MOST_UNROLLED_LAYERS = 1000
+_MOST_ELEMENTS = 2**56
+
+
+def _refuse_absurd(config: Config) -> None:
+    """Nothing is allocated here, so any size compiles, up to these."""
+    layers, length = config.num_decoder_layers, config.max_target_length
+    if layers > _MOST_UNROLLED_LAYERS and not config.scan_layers:
+        raise UserError(
+            f"num_decoder_layers={layers} with scan_layers=false: expected at most "
+            f"{_MOST_UNROLLED_LAYERS} unrolled layers; they would be traced for hours; pass "
+            f"scan_layers=true"
+        )
+    heads = config.num_query_heads
+    width = max(config.vocab_size, config.emb_dim, config.mlp_dim, heads * config.head_dim)
+    rows = config.per_device_batch_size * config.gradient_accumulation_steps * length
+    elements = layers * max(rows * max(width, heads * length), config.emb_dim * width)
+    if elements > _MOST_ELEMENTS:
+        raise UserError(
+            f"the config makes an array of {elements:.2g} elements; expected at most 2^56; usually "
+            f"a typo in a size; look at per_device_batch_size, max_target_length and emb_dim"
+        )
 
 
 def _of_text(arguments: Arguments) -> Ledger:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.values import field_types, typed
+from mfu_jax.values import field_types, shown, typed
 from mfu_jax.yaml_files import CONFIG_FOLDER, model_file, read_mapping
 
 REMAT_NAMES = (
@@ -230,8 +230,9 @@ def _check_ranges(config: Config) -> None:
         value = getattr(config, field.name)
         if isinstance(value, float) and not abs(value) < float("inf"):
             raise UserError(f"{field.name}={value}: expected a finite number")
-        if isinstance(value, int) and abs(value) >= 2**63:
-            raise UserError(f"{field.name}={value}: expected a number below 2^63")
+        bits = 63 if field.name == "seed" else 31  # JAX's integers
+        if isinstance(value, int) and abs(value) >= 2**bits:
+            raise UserError(f"{field.name}={shown(value)}: expected a number below 2^{bits}")
     for key in _POSITIVE:
         if getattr(config, key) <= 0:
             raise UserError(f"{key}={getattr(config, key)}: expected more than 0")

@@ -142,7 +142,8 @@ def extremes(draw: st.DrawFn) -> Case:
         mfu = draw(st.sampled_from(["mfu=0.4", "mfu=5e-324", "tokens_per_sec_per_device=1e-300"]))
         rest = ["project", mfu, *(f"{key}={draw(_positive())!r}" for key in keys)]
     else:
-        whole = st.integers(0, 50).map(lambda power: 2**power) | st.integers(0, 9)
+        whole = st.integers(0, 50).map(lambda power: str(2**power)) | st.integers(0, 9).map(str)
+        whole |= st.lists(whole, max_size=4).map(lambda items: f"[{','.join(items)}]")
         keys = draw(st.lists(st.sampled_from(override_keys()), max_size=4, unique=True))
         rest = ["flops", draw(st.sampled_from(_MODELS)), *(f"{k}={draw(whole)}" for k in keys)]
     return Case(kind="extremes", argv=(*rest, *flags))

@@ -42,8 +42,8 @@ def opened(path: str | Path, expected: str, most_bytes: float = float("inf")) ->
 def _refuse_irregular(path: str | Path, expected: str, most_bytes: float) -> None:
     try:
         status = os.stat(path)
-    except ValueError as error:  # Python's, for NUL in a path
-        raise unreadable(path, str(error), expected) from None
+    except ValueError:  # the only one that os.stat raises
+        raise unreadable(path, "its name holds a NUL", expected) from None
     if stat.S_ISDIR(status.st_mode):
         raise unreadable(path, os.strerror(errno.EISDIR), expected)
     if not stat.S_ISREG(status.st_mode):

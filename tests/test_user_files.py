@@ -32,7 +32,7 @@ def make_link(folder: Path) -> Path:
         (lambda folder: folder / "missing", "(No such file or directory)"),
         (lambda folder: folder / ("x" * 300), "(File name too long)"),
         (lambda folder: folder / ("a/" * 3000), "(File name too long)"),
-        (lambda folder: folder / "a\0b", "(embedded null byte)"),
+        (lambda folder: folder / "a\0b", "(its name holds a NUL)"),
     ],
 )
 def test_what_is_no_regular_file_is_refused(path, says: str, tmp_path: Path) -> None:

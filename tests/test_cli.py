@@ -153,8 +153,9 @@ def test_an_answer_that_cannot_be_written_is_one_line() -> None:
 
 def test_a_terminal_without_unicode_gets_the_answer() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "mfu_jax.cli", "hardware", "h100"],
+        [sys.executable, "-m", "mfu_jax.cli", "published", "palm-540b"],
         capture_output=True,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )
     assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"6144 \xd7 TPU v4" in done.stdout

@@ -97,7 +97,7 @@ def hostile_inputs(random_seed: int, count: int) -> list[Result]:
 
     Args:
         random_seed: the same one gives the same inputs.
-        count: at least so many in all.
+        count: in all; of files there are only some 600 different ones.
     """
     results: list[Result] = []
     with tempfile.TemporaryDirectory() as name, Worker() as worker:

@@ -13,7 +13,7 @@ import pytest
 from jax.extend.core import primitives
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.traced import jax_internals as _jax_internals
+from mfu_jax.flops.traced import tracing
 from mfu_jax.flops.traced.counting import count_model_flops
 from tests.support.small_functions import FIRST, SECOND, TWO_LAYERS, B, D, F, shape
 
@@ -206,7 +206,7 @@ def primitives_of_gradient():
 def test_checkpoints_are_ignored_on_the_counting_thread_only():
     before = primitives_of_gradient()
     seen = []
-    with _jax_internals.without_checkpoints():
+    with tracing.without_checkpoints():
         thread = threading.Thread(target=lambda: seen.append(primitives_of_gradient()))
         thread.start()
         thread.join()

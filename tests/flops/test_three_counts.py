@@ -23,6 +23,7 @@ from mfu_jax.flops.traced.counting import TracedCount, count_model_flops
 from mfu_jax.trainer import mesh, pyconfig, state, step
 from tests.support import architecture_models as models
 from tests.support.compilation import only_counted
+from tests.support.jax_versions import FASTER_TO_COMPILE, VERSION
 from tests.support.work import count_calls
 
 B, S = 2, 12
@@ -160,10 +161,8 @@ def multiplied(config: ModelConfig) -> int:
 def counts(step: Any, arguments: tuple[Any, ...]) -> tuple[TracedCount, ExecutedCount]:
     """What is traced, and what the program compiled for this CPU runs."""
     jitted = jax.jit(step)
-    # Other fusions of the same matmuls, in half the time; test_step has XLA's own choice.
-    options = {"xla_cpu_use_fusion_emitters": False}
-    with only_counted():
-        compiled = jitted.lower(*arguments).compile(compiler_options=options)
+    with only_counted():  # test_step has XLA's own choice
+        compiled = jitted.lower(*arguments).compile(compiler_options=FASTER_TO_COMPILE)
     return count_model_flops(jitted, *arguments), executed_flops(compiled)
 
 
@@ -178,7 +177,12 @@ def test_analytic_equals_traced_equals_executed(name: str) -> None:
         traced, executed = counts(*models.training_step(model, config))
     analytic = model_flops_per_device(config, "dense").training
     assert traced.total == analytic
-    assert executed.total == analytic - multiplied(config)
+    if VERSION < (0, 10) and config.value(
+        "engram_layers"
+    ):  # XLA wrote some of these products as dots
+        assert analytic - multiplied(config) <= executed.total <= analytic
+    else:
+        assert executed.total == analytic - multiplied(config)
     assert traced.unaccounted == executed.unaccounted == ()
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import mfu_jax
 from mfu_jax.errors import UserError
@@ -135,7 +135,8 @@ def test_programs_compiled_before_instrumenting_are_distinguished(
 
 
 def test_per_device_counts_over_a_mesh_keep_shardings(compilations: Compilations) -> None:
-    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    explicit = (AxisType.Explicit,)
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4], axis_types=explicit)
     rows = NamedSharding(mesh, PartitionSpec("data"))
     everywhere = NamedSharding(mesh, PartitionSpec())
     jitted = jax.jit(train_step, donate_argnums=0, out_shardings=(everywhere, None))

@@ -15,6 +15,7 @@ from jax.extend.core import primitives
 from mfu_jax.errors import UserError
 from mfu_jax.flops.traced import tracing
 from mfu_jax.flops.traced.counting import count_model_flops
+from tests.support.jax_versions import has_scaled_dot
 from tests.support.small_functions import FIRST, SECOND, TWO_LAYERS, B, D, F, shape
 
 
@@ -144,6 +145,7 @@ def test_low_precision_matmuls_are_split_by_dtype():
     assert count.by_dtype == {"f8e4m3fn": 2 * 4 * 8 * 4, "bf16": 2 * 4**3, "s8": 2 * 4**3}
 
 
+@has_scaled_dot
 def test_scaled_dots():
     eight = functools.partial(shape, dtype=jnp.float8_e4m3fn)
     scale = functools.partial(shape, dtype=jnp.float8_e8m0fnu)

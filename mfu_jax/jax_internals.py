@@ -15,10 +15,17 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, primitives
 from jax.interpreters.partial_eval import dce_jaxpr
 
+# Exported by JAX 0.8.3, not yet by 0.8.0.
 try:
     from jax.extend.core.primitives import remat_p
-except ImportError:  # before JAX 0.8.3
+except ImportError:
     from jax._src.ad_checkpoint import remat_p
+try:
+    from jax.monitoring import unregister_event_duration_listener
+except ImportError:
+    from jax._src.monitoring import (  # type: ignore[attr-defined,no-redef]
+        _unregister_event_duration_listener_by_callback as unregister_event_duration_listener,
+    )
 
 __all__ = [
     "ClosedJaxpr",
@@ -35,6 +42,7 @@ __all__ = [
     "set_xla_metadata",
     "split_torus",
     "text_with_large_constants",
+    "unregister_event_duration_listener",
     "user_frames",
     "without_dead_code",
 ]

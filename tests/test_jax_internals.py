@@ -30,7 +30,10 @@ PURPOSES = {
     "jaxlib.mlir.ir": "the bodies of Pallas kernels in TPU programs",
     "jaxlib.mlir.passmanager.PassManager": "the bodies of Pallas kernels in TPU programs",
 }
-OF_OLD_VERSIONS = {"jax._src.ad_checkpoint.remat_p"}  # jax_internals.py says of which
+OF_OLD_VERSIONS = {  # jax_internals.py says of which
+    "jax._src.ad_checkpoint.remat_p",
+    "jax._src.monitoring._unregister_event_duration_listener_by_callback",
+}
 UNSTABLE = ("jax._src", "jax.experimental", "jax.extend", "jax.interpreters", "jaxlib")
 
 

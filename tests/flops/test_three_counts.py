@@ -23,7 +23,7 @@ from mfu_jax.flops.traced.counting import TracedCount, count_model_flops
 from mfu_jax.trainer import mesh, pyconfig, state, step
 from tests.support import architecture_models as models
 from tests.support.compilation import only_counted
-from tests.support.jax_versions import FASTER_TO_COMPILE, VERSION
+from tests.support.jax_versions import FASTER_TO_COMPILE, VERSION, has_nnx_list
 from tests.support.work import count_calls
 
 B, S = 2, 12
@@ -166,8 +166,17 @@ def counts(step: Any, arguments: tuple[Any, ...]) -> tuple[TracedCount, Executed
     return count_model_flops(jitted, *arguments), executed_flops(compiled)
 
 
+def model_cases() -> list[Any]:
+    """The models, those of the trainer marked."""
+    trained = {name for name in distinct_models() if shrunk(name).decoder_block in TRAINED}
+    return [
+        pytest.param(name, marks=[has_nnx_list] if name in trained else [])
+        for name in distinct_models()
+    ]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", distinct_models())
+@pytest.mark.parametrize("name", model_cases())
 def test_analytic_equals_traced_equals_executed(name: str) -> None:
     config = shrunk(name)
     if config.decoder_block in TRAINED:
@@ -186,6 +195,7 @@ def test_analytic_equals_traced_equals_executed(name: str) -> None:
     assert traced.unaccounted == executed.unaccounted == ()
 
 
+@has_nnx_list
 def test_tracing_a_step_of_405e9_parameters_takes_little_work_and_memory() -> None:
     keys = {"model_name": "llama3.1-405b", "per_device_batch_size": 1, "max_target_length": 8192}
     options = {"remat_policy": "full", "attention": "dot_product"}

@@ -145,24 +145,33 @@ def _tabulate_nnx(
     graph, parameters, rest = parts
     modules = {
         tuple(map(str, path)): _Module(type(module).__name__, _size(nnx.state(module, nnx.Param)))
-        for path, module in nnx.iter_modules(model)
+        for path, module in _modules_of(model)
         if not isinstance(module, _containers())
     }
     numbers = {path: number for number, path in enumerate(modules)}
 
     def loss(parameters: Any, rest: Any, args: tuple[Any, ...], kwargs: Any) -> jax.Array:
         clone = nnx.merge(graph, parameters, rest, copy=True)
-        for path, module in nnx.iter_modules(clone):
+        for path, module in _modules_of(clone):
             number = numbers.get(tuple(map(str, path)))
             if number is not None:
                 # A static attribute, which survives nnx's own transformations.
                 setattr(module, _NUMBER, number)
         return _sum_of_floats(clone(*args, **kwargs))
 
-    classes = {type(module) for _, module in nnx.iter_modules(model)}
+    classes = {type(module) for _, module in _modules_of(model)}
     with _methods_in_scopes(classes):
         count, by_path = _count_modules(loss, (parameters, rest, args, kwargs), list(modules))
     return _table(modules, by_path, count)
+
+
+def _modules_of(model: nnx.Module) -> Iterator[tuple[tuple[Any, ...], nnx.Module]]:
+    """Paths and modules, the model itself included; a method until Flax 0.12."""
+    from flax import nnx
+
+    if hasattr(nnx, "iter_modules"):
+        return nnx.iter_modules(model)
+    return type(model).iter_modules(model)
 
 
 def _containers() -> tuple[type, ...]:

@@ -9,7 +9,8 @@ cd "$(dirname "$0")/.."
 export JAX_PLATFORMS=cpu PIP_DISABLE_PIP_VERSION_CHECK=1
 
 PYTHONS=(3.11 3.12 3.13)
-JAXES=(lowest 0.8.3 0.9.2 0.10.2 0.11 0.12)
+NEWEST=0.12
+JAXES=(lowest 0.8.3 0.9.2 0.10.2 0.11 "$NEWEST")
 SHORT=(
     tests/test_jax_internals.py tests/test_missing_parts.py tests/test_flags.py
     tests/instrumentation/test_instrumented_step.py tests/logger/test_metric_logger.py
@@ -67,13 +68,14 @@ run() { # pair $1, such as 3.11-0.8.3; prints its row
     return $status
 }
 
-newest() { # the newest Python that is newer than .venv's, with the newest JAX
-    local version
-    for version in $(printf '%s\n' "${PYTHONS[@]}" | tac); do
+newest() { # the newest Python of this machine with the newest JAX, if it is newer than .venv's
+    local version found=""
+    for version in "${PYTHONS[@]}"; do
         .venv/bin/python -c 'import sys; v = sys.argv[1].split("."); sys.exit(
             sys.version_info[:2] >= tuple(map(int, v)))' "$version" 2>/dev/null &&
-            [ -n "$(find_python "$version")" ] && echo "$version-${JAXES[-1]}" && return
+            [ -n "$(find_python "$version")" ] && found=$version
     done
+    echo "${found:+$found-$NEWEST}"
 }
 
 tests=("${CORE[@]}")
@@ -82,7 +84,7 @@ for argument in "$@"; do
     case $argument in
     --short) tests=("${SHORT[@]}") ;;
     oldest) pairs+=("${PYTHONS[0]}-lowest") ;;
-    newest) mapfile -t -O "${#pairs[@]}" pairs < <(newest) ;;
+    newest) for pair in $(newest); do pairs+=("$pair"); done ;;
     *) pairs+=("$argument") ;;
     esac
 done

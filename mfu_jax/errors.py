@@ -21,3 +21,8 @@ def nearest(word: str, known: Iterable[str], *, similarity: float = 0.5) -> str:
 
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=similarity)
     return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+def first_line(error: BaseException) -> str:
+    """An error's text for the inside of a one-line message: its first line, or its type."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -124,11 +124,11 @@ def test_another_kind_of_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("name", ["", "file/metrics.jsonl", "gs://bucket/metrics.jsonl"])
+@pytest.mark.parametrize("name", ["", "file/metrics.jsonl", "nowhere://bucket/metrics.jsonl"])
 def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("")
     path = name if "://" in name else str(tmp_path / name)
-    with pytest.raises(UserError, match=r"metrics_file .* (cannot be written|not a path)"):
+    with pytest.raises(UserError, match=r"metrics_file .* cannot be (written|reached)"):
         JsonlSink(path)
 
 

@@ -295,6 +295,8 @@ class MetricLogger:
         return self
 
     def __exit__(self, kind: object, *error: object) -> None:
+        if kind is not None and self._summary is None:
+            self._pipeline.tell("write_failure", repr(error[0])[:300])
         self.close() if kind is None else self._close()
 
     def _close(self) -> Summary:

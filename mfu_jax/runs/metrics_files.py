@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, first_line
 from mfu_jax.logger.summary import StepStatistics, Summary
+from mfu_jax.storage.addresses import open_text
 
 _TIME = "perf/step_time_seconds"
 # Names in the log lines of MaxText (common/metric_logger.py, 0.2.5) and ours → metric names.
@@ -115,11 +116,10 @@ def read_metrics(path: str | Path) -> MetricsRun:
     Raises:
         UserError: it cannot be read, or holds no training step.
     """
-    path = Path(path)
     steps: list[LoggedStep] = []
     forms, others, repeated, unreadable = set(), 0, 0, 0
     try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
+        with open_text(path) as lines:
             for form, found in filter(None, map(_read_line, lines)):
                 if found is None:
                     unreadable += 1
@@ -132,8 +132,9 @@ def read_metrics(path: str | Path) -> MetricsRun:
                     steps.append(found)
     except OSError as error:
         raise UserError(
-            f"{str(path)!r} cannot be read ({error.strerror}); expected a metrics file or a log; "
-            f"usually a wrong path or a folder; pass the file that metrics_file named"
+            f"{str(path)!r} cannot be read ({error.strerror or first_line(error)}); expected a "
+            f"metrics file or a log; usually a wrong path or a folder; pass the file that "
+            f"metrics_file named"
         ) from None
     if not steps:
         raise UserError(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from mfu_jax.errors import UserError, first_line
 
@@ -89,3 +90,17 @@ def filesystem_of(address: Address, what: str) -> tuple[Any, str]:
             f"fsspec can open; usually its package is missing, such as gcsfs or s3fs; install it, "
             f"or pass a local or mounted folder"
         ) from error
+
+
+def open_text(path: str | os.PathLike[str]) -> TextIO:
+    """Opens a local file or an object to read; what is not UTF-8 is replaced.
+
+    Raises:
+        UserError: the store cannot be reached.
+        OSError: it cannot be opened.
+    """
+    found = path_of(path)
+    if isinstance(found, Path):
+        return found.open(encoding="utf-8", errors="replace")
+    files, name = filesystem_of(found, "file")
+    return io.TextIOWrapper(files.open(name, "rb"), encoding="utf-8", errors="replace")

@@ -180,8 +180,10 @@ def local_path(path: Path, what: str) -> Path:
 
 def unwritable(path: str | os.PathLike[str], what: str, error: OSError) -> UserError:
     """The error to raise if `path` cannot be written to from the start."""
+    text = os.fspath(path)
+    shown = text if len(text) <= 300 else f"{text[:150]}…{text[-100:]}"
     return UserError(
-        f"{what} {os.fspath(path)!r} cannot be written ({error.strerror or error}); expected a "
+        f"{what} {shown!r} cannot be written ({error.strerror or error}); expected a "
         f"path that this user may write to; usually a typo, or a full or read-only disk; pass "
         f"another path"
     )

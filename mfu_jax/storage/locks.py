@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import socket
@@ -146,5 +147,12 @@ def _forget() -> None:
     _HELD.clear()
 
 
+def _release_all() -> None:
+    for lock in list(_HELD.values()):
+        lock.release()
+
+
+# Registered before any logger's own exit handler, so that it runs after it.
+atexit.register(_release_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)

@@ -204,8 +204,11 @@ class SpooledTarget(Target):
         for name in found:
             ending = f"/{name.rpartition('/')[2]}" if is_folder else ""
             self._files.mv(name, f"{base}previous{number}{ending}")
-        note = f"{self._address} held an earlier run, which is now {base}previous{number}"
-        self.warnings = [*self.warnings, note]
+        kept = self._files.unstrip_protocol(f"{base}previous{number}")
+        self.warnings = [
+            *self.warnings,
+            f"{self._address} held an earlier run, which is now {kept}",
+        ]
 
 
 def file_target(path: str | os.PathLike[str], what: str, *, keep: bool) -> Target:

@@ -19,6 +19,7 @@ class UniqueNames:
         allowed: the nearest name that it accepts, but for its length.
         longest: most characters that it accepts.
         reserved: names that it uses itself.
+        is_tree: names are paths of files: ``a`` and ``a/b`` cannot both be there.
 
     >>> names = UniqueNames("Prometheus", lambda name: name.replace("-", "_"))
     >>> names["top_1"], names["top-1"], names["top-1"]
@@ -32,11 +33,14 @@ class UniqueNames:
         *,
         longest: int = 250,
         reserved: Iterable[str] = (),
+        is_tree: bool = False,
     ) -> None:
         self._backend = backend
         self._allowed = allowed
         self._longest = longest
         self._taken = set(reserved)
+        self._is_tree = is_tree
+        self._folders: set[str] = set()
         self._mapped: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> str:
@@ -47,7 +51,7 @@ class UniqueNames:
         allowed = self._allowed(name)[: self._longest] or "_"
         found = allowed
         for number in itertools.count(2):
-            if found not in self._taken:
+            if self._is_free(found):
                 break
             ending = f"_{number}"
             found = allowed[: self._longest - len(ending)] + ending
@@ -60,5 +64,18 @@ class UniqueNames:
                 allowed,
             )
         self._taken.add(found)
+        self._folders.update(self._folders_of(found))
         self._mapped[name] = found
         return found
+
+    def _is_free(self, name: str) -> bool:
+        return (
+            name not in self._taken
+            and name not in self._folders
+            and self._taken.isdisjoint(self._folders_of(name))
+        )
+
+    def _folders_of(self, name: str) -> list[str]:
+        """``a`` and ``a/b`` for ``a/b/c``."""
+        parts = name.split("/") if self._is_tree else []
+        return ["/".join(parts[:end]) for end in range(1, len(parts))]

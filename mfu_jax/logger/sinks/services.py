@@ -19,12 +19,15 @@ _MLFLOW_TAG = 5000
 _MLFLOW_METRICS = 1000
 _MLFLOW_PARAMETERS = 100
 
+_WANDB_OWN = ("step/kind", "step/number", "_step", "_runtime", "_timestamp")
+
 
 @register_sink("wandb")
 class WandbSink(Sink):
     """Weights & Biases: scalars by step, set-up as config, totals as the run's summary.
 
-    A run of the process that is already open is used and left open.
+    Without arguments, a run of the process that is already open is used and left open; its rows
+    have our step as ``step/number``.
 
     Args:
         init: arguments of ``wandb.init``, such as ``project``, ``name``, ``mode="offline"`` (`wandb
@@ -37,14 +40,19 @@ class WandbSink(Sink):
     def __init__(self, **init: Any) -> None:
         wandb = _package("wandb")
         open_run = wandb.run
-        self._run = _opened("wandb", lambda: wandb.init(**init))
+        use_open = open_run is not None and not init
+        self._run = open_run if use_open else _opened("wandb", lambda: wandb.init(**init))
         self._is_ours = self._run is not open_run
         self._exit_code = 0
-        self._names = UniqueNames("W&B", reserved=("step/kind", "_step", "_runtime", "_timestamp"))
+        self._names = UniqueNames("W&B", reserved=_WANDB_OWN)
 
     def write(self, record: StepRecord) -> None:
-        scalars = {self._names[name]: value for name, value in record.scalars.items()}
-        self._run.log(scalars | {"step/kind": record.kind}, step=record.step, commit=True)
+        row: dict[str, Any] = {"step/kind": record.kind}
+        row |= {self._names[name]: value for name, value in record.scalars.items()}
+        if self._is_ours:
+            self._run.log(row, step=record.step, commit=True)
+        else:  # its owner counts the steps: these values join the row that is being filled
+            self._run.log(row | {"step/number": record.step}, commit=False)
 
     def write_setup(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
         self._run.config.update({**values, **texts}, allow_val_change=True)
@@ -80,7 +88,7 @@ class MlflowSink(Sink):
     def __init__(self, **start: Any) -> None:
         mlflow = _package("mlflow", "mlflow-skinny")
         self._entities = importlib.import_module("mlflow.entities")
-        self._client = mlflow.MlflowClient()
+        self._client = _opened("mlflow", mlflow.MlflowClient)
         active = None if start else mlflow.active_run()
         self._is_ours = active is None
         self._status = "FINISHED"
@@ -89,7 +97,7 @@ class MlflowSink(Sink):
             # No longer the thread's active run, which the caller's own code would stumble over.
             mlflow.end_run("RUNNING")
         self._run_id = active.info.run_id
-        self._names = UniqueNames("MLflow", _mlflow_name, longest=_MLFLOW_KEY)
+        self._names = UniqueNames("MLflow", _mlflow_name, longest=_MLFLOW_KEY, is_tree=True)
 
     def write(self, record: StepRecord) -> None:
         metrics = self._metrics(record)

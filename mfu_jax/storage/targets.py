@@ -204,7 +204,7 @@ class SpooledTarget(Target):
         for name in found:
             ending = f"/{name.rpartition('/')[2]}" if is_folder else ""
             self._files.mv(name, f"{base}previous{number}{ending}")
-        kept = self._files.unstrip_protocol(f"{base}previous{number}")
+        kept = f"{self._address.rstrip('/')}{'/' if is_folder else '.'}previous{number}"
         self.warnings = [
             *self.warnings,
             f"{self._address} held an earlier run, which is now {kept}",

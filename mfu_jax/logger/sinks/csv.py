@@ -62,9 +62,14 @@ class CsvSink(Sink):
     def write_many(self, records: Sequence[StepRecord]) -> None:
         rows = [self._row(record) for record in records]
         new = dict.fromkeys(name for row in rows for name in row if name not in self._columns)
-        if new:
-            self._add_columns(new)
-        self._file.append(b"".join(map(self._encoded, rows)))
+        try:
+            if new:
+                self._add_columns(new)
+            lines = [_line(row, self._columns) for row in rows]
+        except (ValueError, TypeError, OverflowError) as error:
+            steps = f"steps {records[0].step} to {records[-1].step}"
+            raise RecordError(f"{steps} cannot be rows: {error}") from error
+        self._file.append(b"".join(lines))
         self._target.wrote()
 
     def flush(self) -> None:
@@ -100,12 +105,6 @@ class CsvSink(Sink):
         )
         row |= {self._names[name]: value for name, value in record.scalars.items()}
         return row
-
-    def _encoded(self, row: Mapping[str, Any]) -> bytes:
-        try:
-            return _line(row, self._columns)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise RecordError(f"step {row['step']} cannot be a row: {error}") from error
 
     def _add_columns(self, new: Iterable[str]) -> None:
         columns = [*self._columns, *new]

@@ -49,6 +49,8 @@ class UniqueNames:
 
     def _add(self, name: str) -> str:
         allowed = self._allowed(name)[: self._longest] or "_"
+        if not self._taken.isdisjoint(self._folders_of(allowed)):
+            allowed = allowed.replace("/", "_")  # no number at its end would help
         found = allowed
         for number in itertools.count(2):
             if self._is_free(found):
@@ -69,11 +71,7 @@ class UniqueNames:
         return found
 
     def _is_free(self, name: str) -> bool:
-        return (
-            name not in self._taken
-            and name not in self._folders
-            and self._taken.isdisjoint(self._folders_of(name))
-        )
+        return name not in self._taken and name not in self._folders
 
     def _folders_of(self, name: str) -> list[str]:
         """``a`` and ``a/b`` for ``a/b/c``."""

@@ -62,7 +62,7 @@ class WandbSink(Sink):
 
     def write_failure(self, reason: str) -> None:
         self._exit_code = 1
-        self._run.summary.update({"failure": reason})
+        self._run.summary["failure"] = reason
 
     def close(self) -> None:
         if self._is_ours:

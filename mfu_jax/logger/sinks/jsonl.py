@@ -53,6 +53,7 @@ class JsonlSink(Sink):
         self._target = file_target(path, "metrics_file", keep=resume_from_step > 0)
         self.path = self._target.path
         self._names = UniqueNames("metrics_file", reserved=_RECORD_FIELDS)
+        self._beside: dict[Path, bytes] = {}
         with self._target.opening():
             try:
                 warnings = _prepare(self.path, resume_from_step)
@@ -78,6 +79,9 @@ class JsonlSink(Sink):
 
     def flush(self) -> None:
         self._file.sync()
+        for path, text in self._beside.items():
+            if not path.exists():  # deleted with its folder
+                replace_file(path, [text])
         self._target.flush()
 
     def close(self) -> None:
@@ -105,9 +109,10 @@ class JsonlSink(Sink):
         return result
 
     def _write_beside(self, name: str, content: Mapping[str, Any]) -> None:
-        text = json.dumps(content, indent=2, default=str)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(self.path.with_name(f"{self.path.name}.{name}.json"), [text.encode(), b"\n"])
+        path = self.path.with_name(f"{self.path.name}.{name}.json")
+        self._beside[path] = f"{json.dumps(content, indent=2, default=str)}\n".encode()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, [self._beside[path]])
 
 
 def _json_number(value: float) -> float | str:

@@ -245,14 +245,15 @@ def test_a_run_folder_that_is_deleted_comes_back_with_every_step(
 ) -> None:
     path = tmp_path / "run" / "metrics.jsonl"
     sink = JsonlSink(path)
+    sink.write_setup({"peak": 1.0}, {})
     sink.write(record(0))
     shutil.rmtree(path.parent)
-    sink.write_summary(Summary(steps=1))
     sink.write(record(1))
+    sink.flush()
     sink.close()
     assert steps_of(path) == [0, 1]
     assert "was deleted" in caplog.text
-    assert sorted(os.listdir(path.parent)) == ["metrics.jsonl", "metrics.jsonl.summary.json"]
+    assert sorted(os.listdir(path.parent)) == ["metrics.jsonl", "metrics.jsonl.setup.json"]
 
 
 def test_a_file_of_another_process_is_refused(tmp_path: Path) -> None:

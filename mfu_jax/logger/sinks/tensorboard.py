@@ -56,7 +56,7 @@ class TensorBoardSink(Sink):
             "tensorboard_dir",
             keep=resume_from_step > 0,
             ending=event_files.ENDING,
-            lock=".mfu_jax.lock",
+            lock=".writer.lock",
         )
         # Two runs that start in the same second must not share a file.
         name = f"events.out.tfevents.{_unique_suffix()}{event_files.ENDING}"

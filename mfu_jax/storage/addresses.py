@@ -46,7 +46,7 @@ def path_of(text: str | os.PathLike[str]) -> Path | Address:
     scheme = _SCHEME.match(text)
     if scheme is None:
         return Path(text)
-    return Path(text[scheme.end() :]) if scheme[1] == "file" else Address(text)
+    return Path(text[scheme.end() :]) if scheme[1] in ("file", "local") else Address(text)
 
 
 def check_path(text: str | os.PathLike[str], what: str) -> Path | Address:

@@ -14,6 +14,7 @@ from mfu_jax.storage.addresses import Address, check_path, filesystem_of, open_t
         ("gs://b/run", Address("gs://b/run")),
         ("s3://b", Address("s3://b")),
         ("file:///tmp/run", Path("/tmp/run")),
+        ("local:///tmp/run", Path("/tmp/run")),
         ("output/run", Path("output/run")),
         ("c:/run", Path("c:/run")),  # a drive of Windows
     ],

@@ -53,17 +53,24 @@ def last_step(made_by: tuple[str, Mapping[str, Any]]) -> int:
 
     A record may have got there although its sink hung in writing it.
     """
+    return max(_steps(made_by, _TAIL_BYTES), default=-1)
+
+
+def steps_of(made_by: tuple[str, Mapping[str, Any]]) -> set[int]:
+    """All steps in the file of a JSONL or CSV sink."""
+    return set(_steps(made_by, sys.maxsize))
+
+
+def _steps(made_by: tuple[str, Mapping[str, Any]], last_bytes: int) -> Iterator[int]:
     path = made_by[1].get("path")
     if not isinstance(path, Path) or not path.is_file():
-        return -1
+        return
     with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        lines = [line for line in file if line.endswith(b"\n")]
-    try:
-        last = lines[-1]
-        return int(json.loads(last)["step"] if last[:1] == b"{" else last.split(b",")[0])
-    except (IndexError, ValueError, TypeError, KeyError):
-        return -1
+        file.seek(max(0, path.stat().st_size - last_bytes))
+        for line in file:
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # torn, or a header
+                if line.endswith(b"\n"):
+                    yield int(json.loads(line)["step"] if line[:1] == b"{" else line.split(b",")[0])
 
 
 def _record(line: bytes) -> StepRecord | None:

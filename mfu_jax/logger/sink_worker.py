@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from mfu_jax.errors import UserError
 from mfu_jax.logger.backlog import Backlog
 from mfu_jax.logger.backlog_files import Segment
 from mfu_jax.logger.sinks.base import Sink, StepRecord
@@ -32,8 +33,9 @@ LONGEST_RETRY_SECONDS = 60.0
 # the run, when all others would be lost with it, one is enough.
 POISON_ATTEMPTS = 5
 
-# Mistakes in the record, not in the world: trying again cannot help. RecordError is a ValueError.
-_PERMANENT = (ValueError, TypeError, OverflowError)
+# Mistakes in the record, not in the world: trying again cannot help. RecordError is a ValueError;
+# so is UserError, but that one is about the output.
+PERMANENT = (ValueError, TypeError, OverflowError)
 
 Call = Callable[[], None]
 
@@ -292,7 +294,7 @@ class SinkWorker:
             records: it, and the one after it if there is one.
         """
         error = self._attempt(records[0])
-        if error is not None and not isinstance(error, _PERMANENT):
+        if error is not None and not _is_permanent(error):
             self._attempts += 1
             if self._attempts < POISON_ATTEMPTS and not self._is_last:
                 self._fail(records[0], error)
@@ -302,7 +304,7 @@ class SinkWorker:
         if error is None:
             self._works()
             return 1
-        if isinstance(error, _PERMANENT):
+        if _is_permanent(error):
             self._drop(records[0], error)
             return 1
         if len(records) == 2 and self._attempt(records[1]) is None:
@@ -359,6 +361,10 @@ class SinkWorker:
         if self._retry_seconds:
             self._retry_seconds = 0.0
             logger.warning("%s works again; %d records were lost", self.name, self.losses().total())
+
+
+def _is_permanent(error: BaseException) -> bool:
+    return isinstance(error, PERMANENT) and not isinstance(error, UserError)
 
 
 def _text(error: BaseException) -> str:

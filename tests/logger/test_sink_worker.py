@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mfu_jax.errors import UserError
 from mfu_jax.logger.backlog import Backlog
 from mfu_jax.logger.sink_worker import SinkWorker
 from mfu_jax.logger.sinks import StepRecord
@@ -123,7 +124,9 @@ def test_mistakes_in_a_record_are_never_tried_again(
     assert sink.steps == [1]
 
 
-@pytest.mark.parametrize("error", [OSError("full"), SystemExit(1), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [OSError("full"), UserError("no folder"), SystemExit(1), KeyboardInterrupt()]
+)
 def test_any_other_failure_is_tried_again(
     make: Callable[..., SinkWorker], error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:

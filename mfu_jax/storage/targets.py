@@ -33,6 +33,7 @@ class Target:
 
     Attributes:
         path: where to write.
+        place: what was asked for: `path`, or an address.
         lock: held until `close`.
         warnings: what a human should know about how it was opened.
 
@@ -42,6 +43,7 @@ class Target:
 
     def __init__(self, path: Path, what: str, *, lock: Path | None) -> None:
         self.path = path
+        self.place: Path | Address = path
         self.lock = None if lock is None else FileLock(lock, f"{what} {os.fspath(path)!r}")
         self.warnings: Sequence[str] = () if self.lock is None else self.lock.warnings
 
@@ -110,6 +112,7 @@ class SpooledTarget(Target):
         self._remote = remote.rstrip("/") if is_folder else remote.rpartition("/")[0]
         path = self._spool if is_folder else self._spool / address.name
         super().__init__(path, what, lock=None)
+        self.place = address
         self._what = what
         self._uploaded: dict[Path, tuple[int, int]] = {}
         self._next_upload = monotonic() + UPLOAD_SECONDS

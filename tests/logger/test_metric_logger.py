@@ -363,11 +363,11 @@ def test_sinks_are_told_that_the_loop_raised() -> None:
             self.reasons.append(reason)
 
     def loop() -> None:
-        with MetricLogger(RUN_COST, sinks=[Told()]):
+        with MetricLogger(**RUN_COST, sinks=[Told()]):
             raise ValueError("her own")
 
     with pytest.raises(ValueError, match="her own"):
         loop()
     assert Told.reasons == ["ValueError('her own')"]
-    MetricLogger(RUN_COST, sinks=[Told()]).close()
+    MetricLogger(**RUN_COST, sinks=[Told()]).close()
     assert len(Told.reasons) == 1

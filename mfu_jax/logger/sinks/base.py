@@ -50,11 +50,15 @@ class Sink:
         warnings: what a human should know about how it was opened; logged once.
         write_many: a method that writes several records, or raises having written none; None: the
             logger calls `write` for each.
+        made_by: registered name and constructor arguments that make it again, `Path`s for what lies
+            on disk; the records that it could not write are then kept in a ``backlog/`` beside
+            that. None: they are kept in memory only.
     """
 
     keeps_every_step = False
     warnings: Sequence[str] = ()
     write_many: Callable[[Sequence[StepRecord]], None] | None = None
+    made_by: tuple[str, Mapping[str, Any]] | None = None
 
     def write(self, record: StepRecord) -> None:
         """Writes one step. If it raises, the same record comes again later."""

@@ -45,6 +45,7 @@ class CsvSink(Sink):
     ) -> None:
         self._target = file_target(path, "csv_file", keep=resume_from_step > 0)
         self.path = self._target.path
+        self.made_by = ("csv", {"path": self._target.place})
         self.warnings: list[str] = list(self._target.warnings)
         self._columns: list[str] = []
         self._names = UniqueNames("csv_file", _one_line, reserved=_RECORD_FIELDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class JsonlSink(Sink):
     ) -> None:
         self._target = file_target(path, "metrics_file", keep=resume_from_step > 0)
         self.path = self._target.path
+        self.made_by = ("jsonl", {"path": self._target.place})
         self._names = UniqueNames("metrics_file", reserved=_RECORD_FIELDS)
         self._beside: dict[Path, bytes] = {}
         with self._target.opening():
@@ -90,29 +91,35 @@ class JsonlSink(Sink):
 
     def _line(self, record: StepRecord) -> bytes:
         try:
-            return _ENCODER.encode(self._as_json(record)).encode() + b"\n"
+            return _ENCODER.encode(as_json(record, self._names.__getitem__)).encode() + b"\n"
         except (TypeError, ValueError, OverflowError) as error:
             raise RecordError(f"step {record.step} cannot be JSON: {error}") from error
-
-    def _as_json(self, record: StepRecord) -> dict[str, Any]:
-        """A record as one flat object that every JSON parser can read."""
-        result: dict[str, Any] = {
-            "step": record.step,
-            "kind": record.kind,
-            "unix_seconds": record.unix_seconds,
-        }
-        result |= {self._names[k]: _json_number(value) for k, value in record.scalars.items()}
-        if record.flags:
-            result["flags"] = record.flags
-        if record.notes:
-            result["notes"] = record.notes
-        return result
 
     def _write_beside(self, name: str, content: Mapping[str, Any]) -> None:
         path = self.path.with_name(f"{self.path.name}.{name}.json")
         self._beside[path] = f"{json.dumps(content, indent=2, default=str)}\n".encode()
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, [self._beside[path]])
+
+
+def as_json(record: StepRecord, name_of: Callable[[str], str] = str) -> dict[str, Any]:
+    """A record as one flat object that every JSON parser can read.
+
+    Args:
+        record: the record.
+        name_of: the field of each metric.
+    """
+    result: dict[str, Any] = {
+        "step": record.step,
+        "kind": record.kind,
+        "unix_seconds": record.unix_seconds,
+    }
+    result |= {name_of(name): _json_number(value) for name, value in record.scalars.items()}
+    if record.flags:
+        result["flags"] = record.flags
+    if record.notes:
+        result["notes"] = record.notes
+    return result
 
 
 def _json_number(value: float) -> float | str:

@@ -11,6 +11,7 @@ from typing import Any
 from mfu_jax.logger.sinks import event_files
 from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_sink
 from mfu_jax.logger.sinks.names import UniqueNames
+from mfu_jax.parts import load_part
 from mfu_jax.storage.files import AppendOnlyFile, unwritable
 from mfu_jax.storage.targets import folder_target
 
@@ -43,12 +44,9 @@ class TensorBoardSink(Sink):
         resume_from_step: int = 0,
         fsync_seconds: float = -1.0,
     ) -> None:
-        from tensorboardX import summary
-        from tensorboardX.proto import event_pb2, summary_pb2
-
-        self._events: Any = event_pb2
-        self._summaries: Any = summary_pb2
-        self._text_summary = summary.text
+        self._events = _tensorboardx("proto.event_pb2")
+        self._summaries = _tensorboardx("proto.summary_pb2")
+        self._text_summary = _tensorboardx("summary").text
         self._names = UniqueNames("TensorBoard", reserved=_OWN_TAGS)
         self._step = resume_from_step
         self._target = folder_target(
@@ -58,6 +56,7 @@ class TensorBoardSink(Sink):
             ending=event_files.ENDING,
             lock=".writer.lock",
         )
+        self.made_by = ("tensorboard", {"folder": self._target.place})
         # Two runs that start in the same second must not share a file.
         name = f"events.out.tfevents.{_unique_suffix()}{event_files.ENDING}"
         self.path = self._target.path / name
@@ -134,3 +133,7 @@ def _unique_suffix() -> str:
     """Seconds first, because TensorBoard reads a folder's files in name order."""
     now = time.time_ns()
     return f"{now // 10**9}.{socket.gethostname()}.{os.getpid()}.{now % 10**9:09d}"
+
+
+def _tensorboardx(module: str) -> Any:
+    return load_part(f"tensorboardX.{module}", "the sink 'tensorboard'", install="tensorboardX")

@@ -41,3 +41,8 @@ def one_line(message: str) -> str:
 def _printable(text: str) -> str:
     text = text.replace("\r", "").replace("\n", " ")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def first_line(error: BaseException) -> str:
+    """An error's text for the inside of a one-line message: its first line, or its type."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -5,19 +5,21 @@ Imports neither jax nor numpy.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.summary import StepStatistics, Summary
 from mfu_jax.runs.step_table import Change, LoggedStep, StepTable
+from mfu_jax.storage.addresses import Address, open_object, path_of
 from mfu_jax.user_files import opened, text_lines, unreadable
 from mfu_jax.values import convert
 
@@ -122,9 +124,16 @@ def read_metrics(path: str | Path) -> MetricsRun:
             raise unreadable("-", "no standard input", _EXPECTED)
         reader.read(text_lines(sys.stdin.buffer, "-", _EXPECTED))
     else:
-        with opened(path, _EXPECTED) as file:
+        with _opened(path) as file:
             reader.read(text_lines(file, path, _EXPECTED))
     return reader.run(str(path))
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path) -> Iterator[BinaryIO]:
+    found = path_of(path)
+    with open_object(found) if isinstance(found, Address) else opened(found, _EXPECTED) as file:
+        yield file
 
 
 class _Reader:

@@ -8,38 +8,32 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mfu_jax.errors import UserError
+from mfu_jax.logger.scalars import is_deleted
 
 
 def block_until_ready(metrics: Mapping[str, Any]) -> None:
     """Waits for every array of `metrics`, without copying any to the host.
 
-    Raises:
-        UserError: an array was donated to a later step.
+    An array that was donated to a later step is not waited for: nobody can read it any more.
     """
-    for name, value in metrics.items():
+    for value in metrics.values():
         block = getattr(value, "block_until_ready", None)
         if block is not None:
             try:
                 block()
-            except RuntimeError as error:
-                if not value.is_deleted():
+            except RuntimeError:
+                if not is_deleted(value):
                     raise
-                raise UserError(
-                    f"metric {name!r} was deleted before it could be read; expected outputs that "
-                    f"live for one more step; usually it is part of the donated state; return a "
-                    f"copy of it as a separate metric"
-                ) from error
         elif isinstance(value, Mapping):
             block_until_ready(value)
 
 
 def is_ready(metrics: Mapping[str, Any]) -> bool:
-    """True if every array of `metrics` has been computed."""
+    """True if every array of `metrics` has been computed, or was donated to a later step."""
     for value in metrics.values():
         ready = getattr(value, "is_ready", None)
         if ready is not None:
-            if not ready():
+            if not (is_deleted(value) or ready()):
                 return False
         elif isinstance(value, Mapping) and not is_ready(value):
             return False

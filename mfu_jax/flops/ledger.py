@@ -14,6 +14,9 @@ from typing import Any
 from mfu_jax.flops.executed.counting import ExecutedCount
 from mfu_jax.formatting import columns
 
+# What the compiler removed of the model's work.
+REMOVED = "removed by XLA"
+
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerLine:
@@ -52,11 +55,24 @@ class Ledger:
         return self.executed - sum(line.flops for line in self.lines)
 
     @property
+    def removed(self) -> int:
+        """Model FLOPs that the compiler removed; 0 or above."""
+        return -sum(line.flops for line in self.lines if line.label == REMOVED)
+
+    @property
     def xla_factor(self) -> float | None:
         """XLA-reported / executed: 1 if XLA is right."""
         if self.xla_reported is None or not self.executed:
             return None
         return self.xla_reported / self.executed
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def __repr__(self) -> str:
+        return (
+            f"Ledger(model={self.model:_}, executed={self.executed:_}, residual={self.residual:_})"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain JSON values, `residual` and `xla_factor` included."""
@@ -97,6 +113,7 @@ def compare_flops(
     attention: int | Fraction | None = None,
     xla_reported: float | None = None,
     overheads: Mapping[str, int] | None = None,
+    is_whole: bool = False,
 ) -> Ledger:
     """Explains executed FLOPs in terms of model FLOPs, and XLA's number in terms of executed.
 
@@ -111,6 +128,8 @@ def compare_flops(
         xla_reported: ``compiled.cost_analysis()["flops"]``, None or a negative number if unknown.
         overheads: other known work of the program beyond the model, by label, such as
             ``{"MoE one-hot and dispatch matmuls": …}``.
+        is_whole: `model` was traced from the function that was compiled, and either count covers
+            all of its work: what the program lacks of it, the compiler removed.
 
     Returns:
         The ledger; its `residual` is the unexplained rest.
@@ -132,6 +151,10 @@ def compare_flops(
         lines.append(LedgerLine(label=label, flops=flops))
     outside = executed.optimizer + executed.other
     lines.append(LedgerLine(label="other", flops=outside, note="optimizer, or no phase"))
+    missing = executed.total - sum(line.flops for line in lines)
+    if is_whole and missing < 0:
+        note = "no matmul is left of it: folded, merged with an equal one, or made elementwise"
+        lines.append(LedgerLine(label=REMOVED, flops=missing, note=note))
     reported = None if xla_reported is None or xla_reported < 0 else round(xla_reported)
     return Ledger(
         model=model,

@@ -138,8 +138,9 @@ def compare_flops(
     lines = [LedgerLine(label="model", flops=model, note=f"convention {convention}")]
     kernels = executed.attention_kernels
     if attention is not None and kernels:
+        beyond = kernels - executed.repeated_attention - round(attention)
         note = "attention pairs that the kernels' blocks compute beyond it"
-        lines.append(LedgerLine(label="masked pairs", flops=kernels - round(attention), note=note))
+        lines.append(LedgerLine(label="masked pairs", flops=beyond, note=note))
     elif dense is not None:
         note = "attention pairs that the mask throws away but the program computes"
         lines.append(LedgerLine(label="masked pairs", flops=round(dense) - model, note=note))
@@ -147,6 +148,9 @@ def compare_flops(
     lines.append(LedgerLine(label="rematerialised", flops=executed.rematerialized, note=note))
     note = "matmuls that XLA runs again in another fusion instead of keeping their result"
     lines.append(LedgerLine(label="duplicated by XLA", flops=executed.duplicated, note=note))
+    for label, flops in executed.repeated.items():
+        note = "these devices compute the same values; usually nothing is sharded over them"
+        lines.append(LedgerLine(label=label, flops=flops, note=note))
     for label, flops in (overheads or {}).items():
         lines.append(LedgerLine(label=label, flops=flops))
     outside = executed.optimizer + executed.other

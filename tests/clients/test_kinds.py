@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import jax
 import numpy as np
 import pytest
 
 from tests.support.client import Bare, Client, Observed, run_loop
-from tests.support.client_loops import flax_loops, packages, plain, reinforcement
-
-CLIENTS = (*plain.CLIENTS, *flax_loops.CLIENTS, *reinforcement.CLIENTS, *packages.CLIENTS)
+from tests.support.client_loops import CLIENTS
+from tests.support.paths import DOCS
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
@@ -20,7 +20,7 @@ def test_a_loop_is_observed_and_stays_as_it_was(
 ) -> None:
     pytest.importorskip(client.package)
     bare = run_loop(client.loop, Bare())
-    observer = Observed(shares_logger=client.shares_logger)
+    observer = Observed(shares_logger=client.shares_logger, peak_tflops_per_device=1)
     with caplog.at_level(logging.WARNING, logger="mfu_jax"):
         ours = run_loop(client.loop, observer)
         observer.close()
@@ -42,6 +42,13 @@ def test_a_loop_is_observed_and_stays_as_it_was(
     assert {flag for record in records for flag in record.flags} == set()
     assert [note for record in records if record.kind == "step" for note in record.notes] == []
     assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_the_page_shows_every_kind_with_its_flops() -> None:
+    page = (DOCS / "client_logs.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^## (.+)\n\n.+\n\nModel FLOPs of one step: ([\d,]+)$", page, re.M)
+    expected = {client.name: client.flops for client in CLIENTS}
+    assert {name: int(flops.replace(",", "")) for name, flops in shown} == expected
 
 
 def test_the_list_names_at_least_twenty_two_kinds() -> None:

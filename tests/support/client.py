@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 import mfu_jax
+from mfu_jax.logger.sinks import Sink
 from tests.support.sinks import ListSink
 
 STEPS = 4
@@ -41,17 +42,23 @@ class Observed(Bare):
 
     Args:
         shares_logger: the loop's steps are parts of one step of a shared logger.
+        sinks: where records go, too.
+        **options: of `mfu_jax.instrument`.
     """
 
-    def __init__(self, *, shares_logger: bool = False) -> None:
+    def __init__(
+        self, *, shares_logger: bool = False, sinks: Sequence[Sink] = (), **options: Any
+    ) -> None:
         self.memory = ListSink()
         self.steps: list[Any] = []
-        self.logger = mfu_jax.MetricLogger(sinks=[self.memory]) if shares_logger else None
+        self.options = options
+        self.sinks = [self.memory, *sinks]
+        self.logger = mfu_jax.MetricLogger(sinks=self.sinks) if shares_logger else None
 
     def wrap(self, step: Callable[..., Any]) -> Any:
         """The instrumented step."""
-        where: Any = {"sinks": [self.memory]} if self.logger is None else {"logger": self.logger}
-        self.steps.append(mfu_jax.instrument(step, peak_tflops_per_device=1, **where))
+        where: Any = {"sinks": self.sinks} if self.logger is None else {"logger": self.logger}
+        self.steps.append(mfu_jax.instrument(step, **where, **self.options))
         return self.steps[-1]
 
     def together(self) -> contextlib.AbstractContextManager[Any]:

@@ -157,7 +157,7 @@ def compare_flops(
     lines.append(LedgerLine(label="other", flops=outside, note="optimizer, or no phase"))
     missing = executed.total - sum(line.flops for line in lines)
     if is_whole and missing < 0:
-        note = "no matmul is left of it: folded, merged with an equal one, or made elementwise"
+        note = "no matmul is left of it: merged, folded, or made elementwise"
         lines.append(LedgerLine(label=REMOVED, flops=missing, note=note))
     reported = None if xla_reported is None or xla_reported < 0 else round(xla_reported)
     return Ledger(

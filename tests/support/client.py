@@ -91,6 +91,7 @@ class Client:
         executed: executed FLOPs where they differ from `flops`.
         shares_logger: see `Observed`.
         package: what has to be installed for it.
+        views: most one-element shards that JAX keeps with an output once one of them was read.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Client:
     executed: int | None = None
     shares_logger: bool = False
     package: str = "jax"
+    views: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

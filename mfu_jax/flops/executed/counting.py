@@ -135,7 +135,7 @@ def executed_flops(
         trip_counts=trip_counts or {},
         constants=_Constants(program).module,
     )
-    return _Counter(module, reader).count()
+    return _Counter(module, reader, program).count()
 
 
 class _Constants:
@@ -215,7 +215,8 @@ class _Sums:
 class _Counter:
     """Multiplies each computation's cost by its runs, and adds everything up."""
 
-    def __init__(self, module: HloModule, reader: CostReader) -> None:
+    def __init__(self, module: HloModule, reader: CostReader, program: Any) -> None:
+        self.program = program
         self.module = module
         self.reader = reader
         self.costs: dict[str, ComputationCost] = {}
@@ -312,7 +313,7 @@ class _Counter:
         ]
         users = gradient_users(self.module, backward) if backward and any(undifferentiated) else ()
         sums = _Sums()
-        held = holders(self.module)
+        held = holders(self.module, self.program)
         again = self._duplicates if held else {}  # they have a line of their own
         for item, scope, is_plain in zip(found, scopes, undifferentiated, strict=True):
             number = id(item.matmul.instruction)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Hashable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,10 +32,15 @@ _MESH = re.compile(r"mesh\[((?:'\w+'=\d+,?)+)\] \{((?:'\w+',?)*)\}$")
 _MOST_LOOP_PASSES = 8
 
 
-def holders(module: HloModule) -> dict[int, Groups]:
+def holders(module: HloModule, program: Any) -> dict[int, Groups]:
     """Of each instruction that runs, by ``id``, the devices on which its result is the same.
 
-    Empty if the program is not partitioned over devices.
+    Args:
+        module: the parsed program.
+        program: the compiled one, or its text.
+
+    Returns:
+        Empty if the program is not partitioned over devices.
     """
     devices = module.header_int("num_partitions")
     if devices == 1 or module.header_int("replica_count") > 1:
@@ -42,10 +48,23 @@ def holders(module: HloModule) -> dict[int, Groups]:
     walk = _Walk(module, devices)
     entry = module.entry
     given: list[Held] = [walk.different] * (max(entry.parameters, default=-1) + 1)
+    known = _parameter_shardings(program)
     for number, parameter in entry.parameters.items():
-        given[number] = _placed(parameter.attributes.get("sharding", ""), devices)
+        of_executable = known[number] if number < len(known) else ""
+        given[number] = _placed(parameter.attributes.get("sharding", of_executable), devices)
     walk.run(entry, given, 0)
     return walk.found
+
+
+def _parameter_shardings(program: Any) -> list[str]:
+    """The executable's parameter shardings, which the text of JAX 0.12's programs lacks."""
+    if not hasattr(program, "runtime_executable"):
+        return []
+    try:
+        protos = program.runtime_executable().get_parameter_shardings() or []
+        return [repr(sys.modules[type(p).__module__].HloSharding.from_proto(p)) for p in protos]
+    except (AttributeError, RuntimeError):  # a plugin without them
+        return []
 
 
 def _canonical(keys: Sequence[Hashable]) -> Groups:

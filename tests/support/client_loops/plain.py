@@ -284,7 +284,7 @@ CLIENTS = (
         flops=2 * matmul(ROWS, INPUTS, HIDDEN) + 3 * matmul(ROWS, HIDDEN, INPUTS),
     ),
     Client(name="a key made in the step", loop=key_made_in_the_step, flops=MLP),
-    Client(name="pmap", loop=pmap, flops=MLP),
+    Client(name="pmap", loop=pmap, flops=MLP, views=8),
     Client(name="shard_map", loop=shard_map, flops=MLP),
     Client(name="jit over a mesh", loop=sharded_jit, flops=MLP // 2),
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -147,12 +146,12 @@ class _Constants:
         self.tried = False
 
     def module(self) -> HloModule | None:
-        if not self.tried and hasattr(self.program, "runtime_executable"):
+        if not self.tried and not isinstance(self.program, str):
+            from mfu_jax.jax_internals import text_with_large_constants  # text needs no JAX
+
             self.tried = True
-            hlo = self.program.runtime_executable().hlo_modules()[0]
-            options = sys.modules[type(hlo).__module__].HloPrintOptions()
-            options.print_large_constants = True
-            self.made = parse_hlo(hlo.to_string(options))
+            text = text_with_large_constants(self.program)
+            self.made = parse_hlo(text) if text else None
         return self.made
 
 

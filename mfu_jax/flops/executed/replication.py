@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
@@ -48,7 +47,7 @@ def holders(module: HloModule, program: Any) -> dict[int, Groups]:
     walk = _Walk(module, devices)
     entry = module.entry
     given: list[Held] = [walk.different] * (max(entry.parameters, default=-1) + 1)
-    known = _parameter_shardings(program)
+    known = _shardings_of(program)
     for number, parameter in entry.parameters.items():
         of_executable = known[number] if number < len(known) else ""
         given[number] = _placed(parameter.attributes.get("sharding", of_executable), devices)
@@ -56,15 +55,12 @@ def holders(module: HloModule, program: Any) -> dict[int, Groups]:
     return walk.found
 
 
-def _parameter_shardings(program: Any) -> list[str]:
-    """The executable's parameter shardings, which the text of JAX 0.12's programs lacks."""
-    if not hasattr(program, "runtime_executable"):
+def _shardings_of(program: Any) -> list[str]:
+    if isinstance(program, str):
         return []
-    try:
-        protos = program.runtime_executable().get_parameter_shardings() or []
-        return [repr(sys.modules[type(p).__module__].HloSharding.from_proto(p)) for p in protos]
-    except (AttributeError, RuntimeError):  # a plugin without them
-        return []
+    from mfu_jax.jax_internals import parameter_shardings  # text needs no JAX
+
+    return parameter_shardings(program)
 
 
 def _canonical(keys: Sequence[Hashable]) -> Groups:

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from mfu_jax.jax_internals import host_value
+
 Known = Any  # None: unknown
 
 _LARGEST_TABLE = 2**24  # elements
@@ -25,6 +27,7 @@ class ConstantTable:
 
 def constant(value: Any) -> Known:
     """The known value of a constant: a scalar, a `ConstantTable`, or None."""
+    value = host_value(value)
     shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
     if dtype is None or isinstance(value, np.generic):
         return scalar(value)
@@ -40,6 +43,7 @@ def constant(value: Any) -> Known:
 
 def scalar(value: Any) -> int | float | None:
     """A scalar constant as a Python number, None if its value is not available."""
+    value = host_value(value)
     if isinstance(value, int | float):
         return value
     if getattr(value, "shape", None) != () or not isinstance(value, np.ndarray | np.generic):

@@ -11,6 +11,7 @@ from flax import linen, nnx
 
 import mfu_jax
 from mfu_jax.errors import UserError
+from tests.support.jax_versions import has_nnx_list
 
 B, S, D, V, H = 2, 6, 8, 10, 2
 X = jax.ShapeDtypeStruct((B, S, D), jnp.float32)
@@ -59,6 +60,7 @@ def rows_of(table):
     return {row.path: row for row in table.rows}
 
 
+@has_nnx_list
 def test_nnx_modules():
     model = Decoder(nnx.Rngs(0))
     table = mfu_jax.tabulate(model, TOKENS)

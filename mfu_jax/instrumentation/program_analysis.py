@@ -119,7 +119,7 @@ class ProgramAnalysis:
             self.known_cost = self.flops.cost(
                 self.peaks, tokens_per_device=self._tokens, hfu_source=self._hfu_source
             )
-            for note in self.peaks.notes(self.flops.executed.by_dtype):
+            for note in self.peaks.notes(self.flops.timed_by_dtype):
                 _log.warning("the program runs %s", note)
         except Exception as error:
             _log.warning("executed FLOPs are not known, HFU is left out: %s", error)

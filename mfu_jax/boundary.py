@@ -42,7 +42,12 @@ class Boundary:
         return self._times.total()
 
     def attempt(
-        self, missing: str, function: Callable[..., Any], *args: Any, instead: Any = None
+        self,
+        missing: str,
+        function: Callable[..., Any],
+        *args: Any,
+        instead: Any = None,
+        passes: tuple[type[Exception], ...] = (),
     ) -> Any:
         """``function(*args)``, or `instead` if that fails.
 
@@ -51,9 +56,12 @@ class Boundary:
             function: what may fail.
             *args: its arguments.
             instead: the result after a failure.
+            passes: exceptions that are meant for the caller.
         """
         try:
             return function(*args)
+        except passes:
+            raise
         except Exception as error:
             self.report(error, missing)
             return instead
@@ -75,19 +83,25 @@ class Boundary:
             else:
                 _log.debug("again (%d): %s: %s", self._times[origin], missing, _first_line(error))
 
+    def thread(
+        self, name: str, missing: str, function: Callable[..., Any], *args: Any
+    ) -> threading.Thread:
+        """A thread, not started yet, that runs ``function(*args)`` inside this boundary."""
+        return threading.Thread(target=self.attempt, name=name, args=(missing, function, *args))
+
 
 def guarded(
     missing: str,
     *,
     passes: tuple[type[Exception], ...] = (),
-    instead: Callable[[], Any] = lambda: None,
+    instead: Callable[[Any], Any] = lambda self: None,
 ) -> Callable[[_Method], _Method]:
     """Decorates a method whose failures must not reach the caller; `self` has a ``_boundary``.
 
     Args:
         missing: see `Boundary.attempt`; ``{0}`` is `self`.
         passes: exceptions that are meant for the caller.
-        instead: makes the result after a failure.
+        instead: makes the result after a failure, from `self`.
     """
 
     def decorate(method: _Method) -> _Method:
@@ -99,7 +113,7 @@ def guarded(
                 raise
             except Exception as error:
                 self._boundary.report(error, missing.format(self))
-                return instead()
+                return instead(self)
 
         return wrapper  # type: ignore[return-value]  # the signature is that of `method`
 

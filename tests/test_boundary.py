@@ -26,7 +26,7 @@ class Observer:
     def __init__(self) -> None:
         self._boundary = Boundary()
 
-    @guarded("MFU of {0.name} is not known", passes=(UserError,), instead=lambda: -1)
+    @guarded("MFU of {0.name} is not known", passes=(UserError,), instead=lambda self: -1)
     def look(self, error: BaseException | None = None) -> int:
         """Doc."""
         if error is not None:

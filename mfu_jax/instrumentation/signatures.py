@@ -45,8 +45,13 @@ class Signature:
         paths, keys = zip(*found, strict=True) if found else ((), ())
         return cls(jax.tree.structure((tuple(args), dict(kwargs))), paths, keys)
 
-    def differences(self, later: Signature) -> list[str]:
+    def differences(self, later: Signature, *, numbers_are_traced: bool = False) -> list[str]:
         """What changed from this call to a `later` one, a line each.
+
+        Args:
+            later: the other call.
+            numbers_are_traced: no argument is static, so that another value of a Python number is
+                no other program.
 
         >>> before = Signature.of(lambda x: x, (jax.ShapeDtypeStruct((8, 4), "float32"),), {})
         >>> after = Signature.of(lambda x: x, (jax.ShapeDtypeStruct((6, 4), "float32"),), {})
@@ -54,10 +59,14 @@ class Signature:
         ['x: float32[8,4] → float32[6,4]']
         """
         old, new = dict(zip(self.paths, self.keys)), dict(zip(later.paths, later.keys))  # noqa: B905
+
+        def same(path: str) -> bool:
+            return bool(loosened(old[path]) == loosened(new[path]))
+
         lines = [
             f"{path}: {_shown(old[path], new[path])}"
             for path in new
-            if path in old and old[path] != new[path]
+            if path in old and old[path] != new[path] and not (numbers_are_traced and same(path))
         ]
         lines += [f"{path}: new, {describe(new[path])}" for path in new if path not in old]
         lines += [f"{path}: gone, was {describe(old[path])}" for path in old if path not in new]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.non_finite import NonFiniteLossError, is_bad
+from mfu_jax.logger.non_finite import LossWatch, NonFiniteLossError
 from mfu_jax.logger.records import RecordBuilder
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.summary import Summary
@@ -53,8 +53,8 @@ class RecordPipeline:
         for sink in sinks:
             for warning in sink.warnings:
                 _log.warning("%s", warning)
-        self._is_failure = functools.partial(
-            is_bad, nan=config.abort_on_nan_loss, inf=config.abort_on_inf_loss
+        self._losses = LossWatch(
+            abort_on_nan=config.abort_on_nan_loss, abort_on_inf=config.abort_on_inf_loss
         )
         self._writer = BackgroundWriter(self._write, size=config.queue_size)
         self.put: Callable[[TimedStep], None] = self._writer.put
@@ -109,9 +109,7 @@ class RecordPipeline:
         record = self._builder.build(step, is_last=is_last)
         for sink in self._sinks:
             sink.write(record)
-        loss = record.scalars.get("learning/loss")
-        if loss is not None and self._is_failure(loss):
-            self.failure = NonFiniteLossError(step.step, loss)
+        self.failure = self._losses.judge(step.step, record.scalars.get("learning/loss"))
 
     def _tell(self, method: str, *arguments: Any) -> None:
         for sink in self._sinks:
@@ -125,5 +123,6 @@ class RecordPipeline:
         self._builder.add_spans(spans)
         summary = summarize()
         for sink in self._sinks:
-            sink.call("write_summary", summary)
+            if summary.has_steps:
+                sink.call("write_summary", summary)
             sink.close()

@@ -14,7 +14,7 @@ from mfu_jax.errors import UserError
 class CostFields(TypedDict, total=False):
     """The fields of `StepCost` as keyword arguments."""
 
-    model_flops_per_device: int | Fraction
+    model_flops_per_device: int | Fraction | None
     tokens_per_device: int | float
     peak_flops_per_sec: float | None
     executed_flops_per_device: int | Fraction | None
@@ -30,7 +30,8 @@ class StepCost:
     """The work of one optimizer step on one JAX device, and the device's peaks.
 
     Attributes:
-        model_flops_per_device: matmul FLOPs that the mathematics needs, without recomputation.
+        model_flops_per_device: matmul FLOPs that the mathematics needs, without recomputation;
+            None if unknown: no TFLOP/s, no MFU.
         tokens_per_device: tokens that one device processes.
         peak_flops_per_sec: dense peak of one device in FLOP/s; None if unknown: no MFU, no HFU.
         executed_flops_per_device: matmul FLOPs that the compiled program runs; None: no HFU.
@@ -45,7 +46,7 @@ class StepCost:
         UserError: an impossible number: negative, not finite, or a peak of zero.
     """
 
-    model_flops_per_device: int | Fraction
+    model_flops_per_device: int | Fraction | None
     tokens_per_device: int | float = 0
     peak_flops_per_sec: float | None = None
     executed_flops_per_device: int | Fraction | None = None
@@ -73,7 +74,7 @@ class StepCost:
         """Shortest time in seconds in which one device could run the model FLOPs."""
         if self.optimal_model_seconds is not None:
             return self.optimal_model_seconds
-        if self.peak_flops_per_sec is None:
+        if self.peak_flops_per_sec is None or self.model_flops_per_device is None:
             return None
         return float(self.model_flops_per_device / Fraction(self.peak_flops_per_sec))
 
@@ -116,10 +117,12 @@ class StepCost:
         Args:
             seconds: the step's time; without rates if it is not above 0.
         """
-        tflops = float(self.model_flops_per_device) / 1e12
-        scalars = {"perf/step_time_seconds": seconds, "perf/per_device_tflops": tflops}
-        if seconds > 0:
-            scalars["perf/per_device_tflops_per_sec"] = tflops / seconds
+        scalars = {"perf/step_time_seconds": seconds}
+        if self.model_flops_per_device is not None:
+            tflops = float(self.model_flops_per_device) / 1e12
+            scalars["perf/per_device_tflops"] = tflops
+            if seconds > 0:
+                scalars["perf/per_device_tflops_per_sec"] = tflops / seconds
         scalars["perf/per_device_tokens"] = self.tokens_per_device
         if seconds > 0:
             scalars["perf/per_device_tokens_per_sec"] = self.tokens_per_device / seconds
@@ -149,7 +152,7 @@ def add_costs(costs: Iterable[StepCost]) -> StepCost:
     first = parts[0]
     same_peak = len({part.peak_flops_per_sec for part in parts}) == 1
     return StepCost(
-        model_flops_per_device=sum(part.model_flops_per_device for part in parts),
+        model_flops_per_device=total("model_flops_per_device"),  # type: ignore[arg-type]
         tokens_per_device=sum(part.tokens_per_device for part in parts),
         peak_flops_per_sec=first.peak_flops_per_sec if same_peak else None,
         executed_flops_per_device=total("executed_flops_per_device"),  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -114,10 +115,19 @@ def test_functions_that_cannot_be_jitted_say_so() -> None:
         step(batch())
 
 
-def test_a_call_inside_another_trace_says_so() -> None:
-    step = mfu_jax.instrument(jax.jit(train_step), sinks=[], **PEAK)
-    with raises("while JAX traces", "expected", "usually", "outermost"):
-        jax.jit(step)(make_state(), batch())
+def test_calls_inside_another_trace_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    memory = ListSink()
+    step = mfu_jax.instrument(jax.jit(train_step), sinks=[memory], **PEAK)
+    for _ in range(2):
+        shapes = jax.eval_shape(step, make_state(), batch())
+        assert shapes[1]["loss"].shape == ()
+    jax.jit(lambda state, x: step(state, x))(make_state(), batch())
+    run(step, 3)
+    jax.eval_shape(step, make_state(), batch())
+    step.close()
+    assert [record.step for record in memory.records] == [0, 1, 2]
+    (line,) = caplog.messages
+    assert re.search("while JAX traces.*expected.*usually.*outermost", line)
 
 
 def test_a_closed_logger_takes_no_step() -> None:

@@ -159,6 +159,16 @@ class StepTimer:
         """Seconds since the timer was made."""
         return self._monotonic() - self._started[1]
 
+    def begin_call(self) -> None:
+        """Call it just before the next step is called; it never waits.
+
+        If the step in flight has ended by now, it ends here: what the call itself takes, such as a
+        compilation, is the next step's time.
+        """
+        step = self._pending
+        if step is not None and step.completed is None and is_ready(step.metrics):
+            step.completed = self._clock(), self._monotonic()
+
     def dispatched(self, step: TimedStep) -> TimedStep | None:
         """Takes the step just dispatched and returns the one before it, timed.
 

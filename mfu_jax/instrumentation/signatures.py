@@ -61,12 +61,12 @@ class Signature:
         old, new = dict(zip(self.paths, self.keys)), dict(zip(later.paths, later.keys))  # noqa: B905
 
         def same(path: str) -> bool:
-            return bool(loosened(old[path]) == loosened(new[path]))
+            return numbers_are_traced and _traced(old[path]) == _traced(new[path])
 
         lines = [
             f"{path}: {_shown(old[path], new[path])}"
             for path in new
-            if path in old and old[path] != new[path] and not (numbers_are_traced and same(path))
+            if path in old and old[path] != new[path] and not same(path)
         ]
         lines += [f"{path}: new, {describe(new[path])}" for path in new if path not in old]
         lines += [f"{path}: gone, was {describe(old[path])}" for path in old if path not in new]
@@ -96,6 +96,14 @@ def loosened(key: Any) -> Any:
     """The key of a Python number without its value, for numbers that are traced."""
     if isinstance(key, tuple) and key[0] == "value" and key[1] in _NUMBERS:
         return key[:2]
+    return key
+
+
+def _traced(key: LeafKey) -> LeafKey:
+    """The key as a traced argument: a Python number is a scalar array of weak type."""
+    if key[0] == "value" and key[1] in _NUMBERS:
+        aval = jax.typeof(key[2])
+        return ("array", (), str(aval.dtype), aval.weak_type, None)
     return key
 
 

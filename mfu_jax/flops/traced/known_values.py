@@ -28,7 +28,7 @@ def constant(value: Any) -> Known:
     shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
     if dtype is None or isinstance(value, np.generic):
         return scalar(value)
-    kind = np.dtype(dtype).kind if isinstance(dtype, np.dtype | type) else "V"
+    kind = kind_of(np.dtype(dtype) if isinstance(dtype, type) else dtype)
     # Floats on a device are parameters; a host array may be a mask that is added to scores.
     is_readable = kind in "iub" or (kind == "f" and isinstance(value, np.ndarray))
     is_small = is_readable and np.prod(shape, dtype=object) <= _LARGEST_TABLE
@@ -36,6 +36,11 @@ def constant(value: Any) -> Known:
         values = np.asarray(value)
         return ConstantTable(values) if shape else scalar(values)
     return None
+
+
+def kind_of(dtype: Any) -> str:
+    """``i``, ``u``, ``f``, ``b``, ``c``, as numpy has it; ``V`` for JAX's own, such as a key's."""
+    return str(getattr(dtype, "kind", "V"))
 
 
 def scalar(value: Any) -> int | float | None:
@@ -86,14 +91,14 @@ def evaluate(eqn: Any, known: Sequence[Known]) -> Known:
     if any(v is None or isinstance(v, ConstantTable) for v in known) or len(eqn.outvars) != 1:
         return None
     aval = eqn.outvars[0].aval
-    if aval.shape != () or aval.dtype.kind not in "iub":
+    if aval.shape != () or kind_of(aval.dtype) not in "iub":
         return None
     if name == "convert_element_type":
-        result = np.asarray(known[0]).astype(np.bool_ if aval.dtype.kind == "b" else np.int64)
+        result = np.asarray(known[0]).astype(np.bool_ if kind_of(aval.dtype) == "b" else np.int64)
     elif name == "select_n":
         which, *cases = known
         result = np.choose(np.asarray(which).astype(np.int64), cases)
-    elif name == "not" and aval.dtype.kind != "b":
+    elif name == "not" and kind_of(aval.dtype) != "b":
         return None
     elif name in _ARITHMETIC:
         result = _ARITHMETIC[name](*known)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from mfu_jax.flops.traced.known_values import kind_of
 from mfu_jax.flops.traced.rules import batch_of, register_rule
 
 
@@ -150,4 +151,4 @@ def fft(eqn: Any) -> int:
 
 
 def _is_complex(variable: Any) -> bool:
-    return bool(variable.aval.dtype.kind == "c")
+    return kind_of(variable.aval.dtype) == "c"

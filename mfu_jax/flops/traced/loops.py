@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from mfu_jax.flops.traced import jax_internals
-from mfu_jax.flops.traced.known_values import ConstantTable, Known, evaluate, scalar
+from mfu_jax.flops.traced.known_values import ConstantTable, Known, evaluate, kind_of, scalar
 
 _MAX_SIMULATED = 10_000  # iterations of a counter that does not grow by a constant: bounds the time
 _MAX_DEPTH = 100
@@ -130,7 +130,8 @@ class _Scalars:
         """The value of a scalar integer, None if it is unknown or not a scalar integer."""
         if isinstance(atom, Literal):
             return scalar(atom.val)
-        if atom.aval.shape != () or atom.aval.dtype.kind not in "iub" or self.depth > _MAX_DEPTH:
+        is_integer = atom.aval.shape == () and kind_of(atom.aval.dtype) in "iub"
+        if not is_integer or self.depth > _MAX_DEPTH:
             return None
         if atom in self.inputs:
             found = self.read(self.inputs[atom])

@@ -16,6 +16,7 @@ from mfu_jax.instrumentation.options import checked_trip_counts, refuse_logger_s
 from mfu_jax.instrumentation.packed_documents import PackedDocuments
 from mfu_jax.instrumentation.step_observer import COUNT_SECONDS, StepObserver, StepOptions
 from mfu_jax.instrumentation.wrapped_step import DisabledStep, WrappedStep
+from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
 from mfu_jax.logger.sinks import Sink
@@ -135,7 +136,8 @@ class InstrumentedStep(WrappedStep):
     ) -> None:
         super().__init__(step_fn, options.settings)
         self._run = caller_of(call)
-        self._may_be_unjittable = self._run is call is not step_fn
+        self._is_jitted_here = self._run is call is not step_fn
+        self._was_called = self._has_run = False
         self._closed = False
         self._observer = StepObserver(self, call, options, logger)
         self._boundary = self._observer.boundary
@@ -154,16 +156,17 @@ class InstrumentedStep(WrappedStep):
                 f"close() is inside the loop, or `with` ends early; close it after the loop, or "
                 f"call {self.__name__}.__wrapped__ to go on without logging"
             )
-        observer = self._observer
+        self._was_called, observer = True, self._observer
         begun = observer.begin(args, kwargs)
         try:
             output = self._run(*args, **kwargs)
         except BaseException as error:
             observer.failed(begun)
-            if self._may_be_unjittable and (why := jitting_error(self.__name__, error)):
+            is_first = self._is_jitted_here and not self._has_run
+            if is_first and (why := jitting_error(self.__name__, error)):
                 raise why from error
             raise
-        self._may_be_unjittable = False
+        self._has_run = True
         if begun is not None:
             observer.end(begun, args, kwargs, output)
         return output
@@ -177,6 +180,7 @@ class InstrumentedStep(WrappedStep):
             self._observer.close_logger(kind, *error)
 
     @property
+    @guarded("{0.__name__} is not logged", passes=(UserError,), instead=lambda _: DisabledLogger())
     def logger(self) -> MetricLogger:
         """The `MetricLogger`, for ``pause("eval")``, ``waiting("data")``, ``record_eval`` …."""
         return self._observer.logger  # type: ignore[return-value]  # or one that does nothing
@@ -188,7 +192,7 @@ class InstrumentedStep(WrappedStep):
         Raises:
             UserError: the step has not been called, or its program could not be counted.
         """
-        self._check_called("flops")
+        self._check_has_run("flops")
         flops = self._observer.flops()
         if flops is None:
             raise UserError(
@@ -203,14 +207,15 @@ class InstrumentedStep(WrappedStep):
         """From model FLOPs to executed FLOPs, line by line, of the program that ran last."""
         return self.flops.ledger
 
+    @guarded("there is no summary", passes=(UserError,), instead=lambda _: Summary(steps=0))
     def summary(self) -> Summary:
         """The run so far.
 
         Raises:
             UserError: the step has not been called.
         """
-        self._check_called("summary()")
-        return self.logger.summary()
+        self._check_has_run("summary()")
+        return self.logger.summary() or Summary(steps=0)
 
     @guarded("there is no summary", passes=MEANT_FOR_THE_LOOP)
     def close(self) -> Summary | None:
@@ -221,7 +226,7 @@ class InstrumentedStep(WrappedStep):
         """
         if self._closed:
             return None
-        if not self._observer.was_called and not self._observer.shares_logger:
+        if not self._was_called and not self._observer.shares_logger:
             _log.warning("%s", self._not_called("close()"))
         self._finish()
         return self._observer.close_logger()
@@ -230,6 +235,6 @@ class InstrumentedStep(WrappedStep):
         self._closed = True
         self._observer.close()
 
-    def _check_called(self, asked: str) -> None:
-        if self._observer.current is None:
+    def _check_has_run(self, asked: str) -> None:
+        if not self._has_run:
             raise UserError(self._not_called(asked))

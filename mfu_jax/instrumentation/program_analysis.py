@@ -167,20 +167,18 @@ class ProgramAnalysis:
         return given or (0 if self.model is None else self.model.tokens_per_device)
 
     def counted_on(self, thread: threading.Thread) -> None:
-        """Says which thread will run `count`; if that ends early, nobody waits any longer."""
+        """Says which thread runs `count`; call it before that is started."""
         self._thread = thread
 
     def wait(self, seconds: float) -> None:
         """Waits until `count` is done, or the time is up."""
-        if self._thread is None:
-            self._done.wait(seconds)
-        else:
+        if self._thread is not None:
             self._thread.join(seconds)
 
     def _wait(self) -> StepCost:
         # A line without HFU is better than a training thread blocked on the writer's queue.
-        while self._backlog() < _MOST_WAITING and not self._done.wait(0.02):
-            if self._thread is not None and not self._thread.is_alive():
+        while self._thread is not None and self._thread.is_alive():
+            if self._backlog() >= _MOST_WAITING or self._done.wait(0.02):
                 break
         return self.known_cost
 

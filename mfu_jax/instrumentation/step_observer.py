@@ -92,7 +92,6 @@ class StepObserver:
         boundary: where failures are reported.
         current: the program that ran last.
         shares_logger: the logger is the user's.
-        was_called: the step has been called.
     """
 
     def __init__(
@@ -105,7 +104,6 @@ class StepObserver:
         self.boundary = self._boundary = Boundary()
         self.current: StepProgram | None = None
         self.shares_logger = logger is not None
-        self.was_called = False
         self._step = step
         self._call = call
         self._options = options
@@ -119,11 +117,6 @@ class StepObserver:
         self._is_lost = False
 
     @property
-    def name(self) -> str:
-        """The name of the step; the user may change it."""
-        return self._step.__name__
-
-    @property
     def logger(self) -> MetricLogger | DisabledLogger:
         """The logger, made at its first use; one that does nothing if that fails.
 
@@ -134,7 +127,11 @@ class StepObserver:
             self._logger = self._make_logger()
         return self._logger
 
-    @guarded("{0.name} is not logged", passes=(UserError,), instead=lambda self: DisabledLogger())
+    @guarded(
+        "{0._step.__name__} is not logged",
+        passes=(UserError,),
+        instead=lambda self: DisabledLogger(),
+    )
     def _make_logger(self) -> MetricLogger | DisabledLogger:
         return logger_of(
             self._options.settings,
@@ -143,14 +140,13 @@ class StepObserver:
             boundary=self._boundary,
         )
 
-    @guarded("a step of {0.name} is not logged", passes=(UserError,))
+    @guarded("a step of {0._step.__name__} is not logged", passes=(UserError,))
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Begun | None:
         """Call it just before the step; None if the call is not to be logged.
 
         Raises:
             UserError: an output folder cannot be written.
         """
-        self.was_called = True
         logger = self.logger
         if isinstance(logger, DisabledLogger):
             return None
@@ -167,7 +163,7 @@ class StepObserver:
         logger.begin_call()
         return Begun(compile_count, packed, mark)
 
-    @guarded("a step of {0.name} is not logged", passes=MEANT_FOR_THE_LOOP)
+    @guarded("a step of {0._step.__name__} is not logged", passes=MEANT_FOR_THE_LOOP)
     def end(self, begun: Begun, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Call it after the step has been dispatched.
 
@@ -179,7 +175,7 @@ class StepObserver:
         if begun.mark is not None:
             begun.mark.__exit__(None, None, None)
         program = self._boundary.attempt(
-            f"MFU of {self.name} is not known",
+            f"MFU of {self._step.__name__} is not known",
             self._program_of, begun, args, kwargs, output,
             instead=StepProgram(None, (self.current or _UNSELECTED).selection),
             passes=(NonFiniteLossError, jax.errors.JaxRuntimeError),
@@ -195,7 +191,7 @@ class StepObserver:
         if isinstance(logger, DisabledLogger):
             return
         if logger.phases.takes_calls:
-            logger.phases.add_call(self.name, cost, metrics, output)
+            logger.phases.add_call(self._step.__name__, cost, metrics, output)
             return
         logger.record(logger.next_step, metrics, cost=cost)
         if self._options.profile is not None:
@@ -220,7 +216,7 @@ class StepObserver:
         if self._options.profile is not None:
             self._boundary.attempt("the device trace does not end", self._options.profile.close)
         self._boundary.attempt(
-            f"HFU of {self.name} may not be known", self._programs.close, COUNT_SECONDS
+            f"HFU of {self._step.__name__} may not be known", self._programs.close, COUNT_SECONDS
         )
 
     def close_logger(self, kind: object = None, *error: object) -> Summary | None:
@@ -269,9 +265,9 @@ class StepObserver:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> StepProgram:
         """Analyses the program that has just been dispatched for the first time."""
-        attempt, unknown = self._boundary.attempt, f"MFU of {self.name} is not known"
+        attempt, unknown = self._boundary.attempt, f"MFU of {self._step.__name__} is not known"
         selection = attempt(
-            f"the metrics of {self.name} are not logged",
+            f"the metrics of {self._step.__name__} are not logged",
             select_metrics, output, self._options.metrics,
             instead=_UNSELECTED.selection,
         )  # fmt: skip
@@ -279,6 +275,7 @@ class StepObserver:
         with self.logger.pause("count", flush=False):
             analysis = attempt(unknown, self._analyse, args, kwargs)
         program = StepProgram(analysis, selection)
+        self._is_lost = True  # unless the call's signature is kept
         attempt(unknown, self._announce, args, kwargs, program)
         return program
 
@@ -292,7 +289,7 @@ class StepObserver:
             settings=options.settings,
             config=options.config,
             trip_counts=options.trip_counts,
-            name=self.name,
+            name=self._step.__name__,
             boundary=self._boundary,
             backlog=lambda: logger.next_step - first,
         )
@@ -301,25 +298,25 @@ class StepObserver:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], program: StepProgram
     ) -> None:
         """Makes a new program known: to later calls, to the user, and to the counting thread."""
-        self._is_lost = True  # unless the call's signature is kept below
         signature = Signature.of(self._step.__wrapped__, args, kwargs)
         changes = self._programs.add(signature, program)
         self._is_lost = False
         self._tell(program, changes)
         if program.analysis is not None:
-            self._programs.count(program.analysis, self.name, then=self._write_ledger)
+            self._programs.count(program.analysis, self._step.__name__, then=self._write_ledger)
 
     def _tell(self, program: StepProgram, changes: Sequence[str] | None) -> None:
         self.logger.explain(self._programs.functions)
         if changes is None:
             self._write_setup(program)
             return
+        name = self._step.__name__
         changes = changes or [
             "no argument changed; usually a global setting of JAX, or a context such as a mesh, did"
         ]
         self.logger.write_text(
-            f"recompiled/{self.name}",
-            f"{self.name} was recompiled at step {self.logger.next_step}: {'; '.join(changes)}",
+            f"recompiled/{name}",
+            f"{name} was recompiled at step {self.logger.next_step}: {'; '.join(changes)}",
         )
 
     def _write_setup(self, program: StepProgram) -> None:
@@ -327,9 +324,9 @@ class StepObserver:
         table = {"metrics": selection.text}
         if analysis is not None:
             table = analysis.setup(selection.text, selection.left_out)
-        values = {"step function": self.name, **table}
+        values = {"step function": self._step.__name__, **table}
         if self.shares_logger:
-            self.logger.write_text(f"setup/{self.name}", format_values(values))
+            self.logger.write_text(f"setup/{self._step.__name__}", format_values(values))
         else:
             self.logger.write_setup(values)
 
@@ -337,16 +334,19 @@ class StepObserver:
         """A ledger equal to an earlier one says nothing new."""
         if flops.ledger not in self._ledgers:
             self._ledgers.append(flops.ledger)
-            self.logger.write_text(f"ledger/{self.name}", f"{self.name}:\n{flops.ledger.render()}")
+            name = self._step.__name__
+            self.logger.write_text(
+                f"ledger/{self._step.__name__}", f"{self._step.__name__}:\n{flops.ledger.render()}"
+            )
 
     def _read(self, selection: Selection, output: Any) -> Metrics:
         """The metrics of one call; without them, only what shows its end."""
         try:
             return selection.read(output)
         except Exception as error:
-            self._boundary.report(error, f"the metrics of {self.name} are not logged")
+            self._boundary.report(error, f"the metrics of {self._step.__name__} are not logged")
         return self._boundary.attempt(
-            f"the times of {self.name} are not known", read_marker, output, instead={}
+            f"the times of {self._step.__name__} are not known", read_marker, output, instead={}
         )
 
     def _cost(self, program: StepProgram, packed: PackedBatch | None) -> Any:
@@ -370,7 +370,7 @@ class StepObserver:
                 "%s was called while JAX traces another function, which is not logged; expected "
                 "calls from a Python loop; usually it is called inside jit, scan, grad or "
                 "eval_shape; instrument the outermost function that the loop calls",
-                self.name,
+                self._step.__name__,
             )
 
 

@@ -15,7 +15,16 @@ NAMES = cli.command_names()
 
 
 def test_every_module_of_the_folder_is_a_command() -> None:
-    assert NAMES == ["compare", "flops", "hardware", "project", "published", "report", "train"]
+    assert NAMES == [
+        "compare",
+        "flops",
+        "hardware",
+        "project",
+        "published",
+        "replay",
+        "report",
+        "train",
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)

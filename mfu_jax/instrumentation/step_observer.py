@@ -335,9 +335,7 @@ class StepObserver:
         if flops.ledger not in self._ledgers:
             self._ledgers.append(flops.ledger)
             name = self._step.__name__
-            self.logger.write_text(
-                f"ledger/{self._step.__name__}", f"{self._step.__name__}:\n{flops.ledger.render()}"
-            )
+            self.logger.write_text(f"ledger/{name}", f"{name}:\n{flops.ledger.render()}")
 
     def _read(self, selection: Selection, output: Any) -> Metrics:
         """The metrics of one call; without them, only what shows its end."""

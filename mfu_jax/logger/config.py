@@ -33,7 +33,8 @@ class LoggerConfig:
             the first one is a warning, and the run goes on.
         abort_on_inf_loss: the same for infinities.
         is_main_process: whether this process writes; None: only process 0 does.
-        queue_size: steps that may wait to be written before `MetricLogger.record` waits too.
+        queue_size: steps that may wait until records are made of them. Only if that is stuck does
+            it fill up; the oldest steps then go, and training goes on.
 
     Raises:
         UserError: `log_period` or `warmup_steps` is too small.

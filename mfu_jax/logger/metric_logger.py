@@ -36,11 +36,13 @@ from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP, NonFiniteLossError
 from mfu_jax.logger.phases import Phase, PhaseBook, StepScope
 from mfu_jax.logger.pipeline import RecordPipeline
 from mfu_jax.logger.records import RecordBuilder
+from mfu_jax.logger.scalars import plain_seconds
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.sinks.console import ConsoleSink
 from mfu_jax.logger.small_metrics import listed, small
 from mfu_jax.logger.spans import LoopSpans
 from mfu_jax.logger.step_cost import CostFields, StepCost
+from mfu_jax.logger.strict_json import printable
 from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
 from mfu_jax.logger.timing.timer import StepTimer, TimedStep, Watcher
@@ -127,14 +129,8 @@ class MetricLogger:
             self._builder,
             _sinks_of_process(sinks, config),
             config,
-            on_step=lambda step: self._timer.pass_on(step),
         )
-        self._timer = StepTimer(
-            clock=clock,
-            monotonic=monotonic,
-            watcher=watcher,
-            writer_is_idle=self._pipeline.is_idle,
-        )
+        self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
         self._spans = LoopSpans(self._timer, self._pipeline, self._boundary)
         self.phases = PhaseBook(
             monotonic, warmup_steps=config.warmup_steps, boundary=self._boundary
@@ -209,15 +205,18 @@ class MetricLogger:
         taken = TimedStep(step, metrics, cost=cost)
         if self._spans.late:
             taken.extra = self._spans.take_late()
-        if step_time_seconds is None:
+        given = None if step_time_seconds is None else plain_seconds(step_time_seconds)
+        if given is None:
+            if step_time_seconds is not None:
+                taken.refused_seconds = printable(repr(step_time_seconds)[:100])
             finished = self._timer.dispatched(taken)
         else:
-            finished = self._timer.timed_elsewhere(taken, step_time_seconds)
+            finished = self._timer.timed_elsewhere(taken, given)
         if self._spans.held is not None:
             self._spans.release()
         if finished is not None:
             self._pipeline.put(finished)
-        if step_time_seconds is not None:
+        if given is not None:
             self._spans.hold(taken)  # a later eval may still add to it
         taken.overhead_seconds = self._monotonic() - begin - self._timer.waited_seconds
 
@@ -385,7 +384,7 @@ class MetricLogger:
             total_seconds=self._timer.elapsed_seconds() + self._compiled_before_seconds,
             compile_seconds=self._compile_log.seconds,
             compile_count=self._compile_log.compile_count,
-            dropped_records=self._pipeline.dropped_records,
+            dropped_by_sink=self._pipeline.dropped_by_sink,
         )
         return dataclasses.replace(summary, phases=self.phases.totals())
 

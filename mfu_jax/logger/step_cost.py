@@ -104,12 +104,7 @@ class StepCost:
         >>> cost.utilization(0.5)
         {'perf/mfu': 0.6, 'perf/hfu': 0.8}
         """
-        optimal = {
-            "perf/mfu": self.model_seconds,
-            "perf/hfu": self.executed_seconds,
-            "perf/mbu": self.memory_seconds,
-        }
-        return {name: best / seconds for name, best in optimal.items() if best is not None}
+        return StepRates(self).utilization(seconds)
 
     def rates(self, seconds: float) -> dict[str, float]:
         """All ``perf/`` scalars of a step that takes `seconds`, under MaxText's names.
@@ -117,19 +112,50 @@ class StepCost:
         Args:
             seconds: the step's time; without rates if it is not above 0.
         """
+        return StepRates(self).at(seconds)
+
+
+class StepRates:
+    """The rates of many steps of one cost; exact fractions are divided once, not in every step.
+
+    Args:
+        cost: what each of the steps costs.
+    """
+
+    def __init__(self, cost: StepCost) -> None:
+        self.cost = cost
+        model = cost.model_flops_per_device
+        self._tflops = None if model is None else float(model) / 1e12
+        self._tokens = _plain(cost.tokens_per_device)
+        optimal = {
+            "perf/mfu": cost.model_seconds,
+            "perf/hfu": cost.executed_seconds,
+            "perf/mbu": cost.memory_seconds,
+        }
+        self._optimal = {name: best for name, best in optimal.items() if best is not None}
+        xla = cost.xla_reported_flops
+        self._xla = {} if xla is None else {"perf/xla_reported_tflops": float(xla) / 1e12}
+
+    def utilization(self, seconds: float) -> dict[str, float]:
+        """See `StepCost.utilization`."""
+        return {name: best / seconds for name, best in self._optimal.items()}
+
+    def at(self, seconds: float) -> dict[str, float]:
+        """See `StepCost.rates`."""
         scalars = {"perf/step_time_seconds": seconds}
-        if self.model_flops_per_device is not None:
-            tflops = float(self.model_flops_per_device) / 1e12
-            scalars["perf/per_device_tflops"] = tflops
+        if self._tflops is not None:
+            scalars["perf/per_device_tflops"] = self._tflops
             if seconds > 0:
-                scalars["perf/per_device_tflops_per_sec"] = tflops / seconds
-        scalars["perf/per_device_tokens"] = self.tokens_per_device
+                scalars["perf/per_device_tflops_per_sec"] = self._tflops / seconds
+        scalars["perf/per_device_tokens"] = self._tokens
         if seconds > 0:
-            scalars["perf/per_device_tokens_per_sec"] = self.tokens_per_device / seconds
+            scalars["perf/per_device_tokens_per_sec"] = self._tokens / seconds
             scalars |= self.utilization(seconds)
-        if self.xla_reported_flops is not None:
-            scalars["perf/xla_reported_tflops"] = self.xla_reported_flops / 1e12
-        return scalars
+        return scalars | self._xla
+
+
+def _plain(number: float) -> int | float:
+    return number if isinstance(number, int) else float(number)
 
 
 def add_costs(costs: Iterable[StepCost]) -> StepCost:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mfu_jax.formatting import percent, readable
+from mfu_jax.logger.strict_json import strict
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:
@@ -50,7 +51,8 @@ class Summary:
         total_seconds: all wall time, including compilations before the first step.
         seconds_by_use: that time by use: ``train``, ``compile``, ``eval``, ….
         clock_jumps: steps in which the wall clock jumped.
-        dropped_records: records that reached no sink because writing was stuck.
+        dropped_records: records that did not arrive, added up over all sinks.
+        dropped_by_sink: the same by sink and reason.
         flags: impossible numbers by name, and in how many steps.
         phases: totals of each phase over the measured steps; see `PhaseBook.totals`.
     """
@@ -74,6 +76,7 @@ class Summary:
     seconds_by_use: Mapping[str, float] = dataclasses.field(default_factory=dict)
     clock_jumps: int = 0
     dropped_records: int = 0
+    dropped_by_sink: Mapping[str, int] = dataclasses.field(default_factory=dict)
     flags: Mapping[str, int] = dataclasses.field(default_factory=dict)
     phases: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
 
@@ -99,7 +102,7 @@ class Summary:
         values = dataclasses.asdict(self) | {"shares": self.shares, "goodput": self.goodput}
         if values["last_loss"] is not None and not math.isfinite(values["last_loss"]):
             values["last_loss"] = str(values["last_loss"])
-        return values
+        return dict(strict(values))
 
     def render(self) -> str:
         """A few lines of text for the end of a run."""
@@ -133,8 +136,10 @@ class Summary:
             lines.append(f"  wall time    {_seconds(self.total_seconds)}: {shares}")
         if self.clock_jumps:
             lines.append(f"  clock jumps  {self.clock_jumps} (the monotonic clock is used)")
-        if self.dropped_records:
-            lines.append(f"  not written  {self.dropped_records} records: writing was stuck")
+        lines += [
+            f"  not written  {count} records, {name}"
+            for name, count in self.dropped_by_sink.items()
+        ]
         lines += [f"  impossible   {flag} in {count} steps" for flag, count in self.flags.items()]
         return "\n".join(lines)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import logging
-import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -159,7 +158,7 @@ class Lines(logging.Handler):
 
 def fault_of(kind: Any, folder: Path, injector: Injector, code: types.CodeType) -> str:
     """What is wrong with the run in which `code` fails; empty if nothing is."""
-    step, lines, died = CountedStep(), Lines(), []
+    step, lines = CountedStep(), Lines()
     loop = kind(step, folder)
     logging.getLogger("mfu_jax").addHandler(lines)
     try:

@@ -30,6 +30,7 @@ class CsvSink(Sink):
 
     def __init__(self, path: str | os.PathLike[str], *, resume_from_step: int = 0) -> None:
         self.path = local_path(path, "csv_file")
+        self.made_by = ("csv", {"path": self.path})
         self._columns: list[str] = []
         if self.path.exists() and self.path.stat().st_size:
             if resume_from_step:

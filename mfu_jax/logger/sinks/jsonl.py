@@ -44,6 +44,7 @@ class JsonlSink(Sink):
 
     def __init__(self, path: str | os.PathLike[str], *, resume_from_step: int = 0) -> None:
         self.path = local_path(path, "metrics_file")
+        self.made_by = ("jsonl", {"path": self.path})
         try:
             self.warnings = _prepare(self.path, resume_from_step)
         except OSError as error:

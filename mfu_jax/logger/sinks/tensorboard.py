@@ -43,6 +43,7 @@ class TensorBoardSink(Sink):
             os.path.join(folder, f"events.out.tfevents.{_unique_suffix()}"), "tensorboard_dir"
         )
         self._file = AppendOnlyFile(self.path, "tensorboard_dir")
+        self.made_by = ("tensorboard", {"folder": self.path.parent})
         self._step = resume_from_step
         self._append(0, file_version="brain.Event:2")
         if resume_from_step > 0:

@@ -8,13 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mfu_jax.logger.scalars import is_deleted
 from mfu_jax.logger.small_metrics import MOST_NUMBERS
 
 
 def block_until_ready(metrics: Mapping[str, Any]) -> None:
     """Waits for every array of `metrics`, without copying any to the host.
 
-    An array that was donated to a later step has no value left; it is not waited for.
+    An array that was donated to a later step is not waited for: nobody can read it any more.
     """
     for value in metrics.values():
         block = getattr(value, "block_until_ready", None)
@@ -22,28 +23,23 @@ def block_until_ready(metrics: Mapping[str, Any]) -> None:
             try:
                 block()
             except RuntimeError:
-                if not value.is_deleted():
+                if not is_deleted(value):
                     raise
         elif isinstance(value, Mapping):
             block_until_ready(value)
 
 
 def is_ready(metrics: Mapping[str, Any]) -> bool:
-    """True if every array of `metrics` has been computed, or deleted."""
+    """True if every array of `metrics` has been computed, or was donated to a later step."""
     for value in metrics.values():
         ready = getattr(value, "is_ready", None)
         if ready is not None:
             # On a deleted array is_ready() ends the process with a segmentation fault (jax 0.10).
-            if not _is_deleted(value) and not ready():
+            if not (is_deleted(value) or ready()):
                 return False
         elif isinstance(value, Mapping) and not is_ready(value):
             return False
     return True
-
-
-def _is_deleted(value: Any) -> bool:
-    is_deleted = getattr(value, "is_deleted", None)
-    return is_deleted is not None and is_deleted()
 
 
 def end_marker(output: Any) -> Any:

@@ -2,8 +2,9 @@
 
 Step N is dispatched first; then the timer waits for step N−1's outputs and reads the clocks. The
 difference between two such readings is the time of step N−1. If the host is slower than the device,
-a thread watches the device and notes when a step ends. Spans outside training (eval, checkpoints,
-exposed waits for data) are cut out of the interval in which they lie.
+a step ends for the timer when the host comes back for the next one; only during declared waits, and
+while JAX compiles, a thread watches the device. Spans outside training (eval, checkpoints, exposed
+waits for data) are cut out of the interval in which they lie.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from mfu_jax.logger.timing.readiness import block_until_ready, is_ready
 # Slewing clocks drift by at most 500 ppm (NTP); anything more is a jump, not the step's time.
 JUMP_SECONDS = 1e-3
 JUMP_FRACTION = 1e-3
-# Time that a slow host takes to notice that an array is ready.
-HOST_BOUND_SECONDS = 1e-4
+# The wall clock is corrected when the machine wakes up.
+SLEEP_TOLERANCE_SECONDS = 1.0
 
 _JOIN_SECONDS = 30.0
 
@@ -47,10 +48,11 @@ class TimedStep:
         compile_events: what was compiled to dispatch it.
         is_compile: its time cannot be separated from that of a compilation.
         clock_jump_seconds: how far the wall clock jumped inside its interval, else None.
+        slept_seconds: how long the machine was suspended inside its interval.
+        refused_seconds: the text of a `step_time_seconds` that is no time, else None.
         overhead_seconds: time that the logger spent on it on the training thread.
         completed: both clocks when its outputs became ready, if observed.
         watched: the watcher was asked to observe it.
-        successor: the step that the writer passes on to the watcher after this one.
         extra: scalars of the same step that came later, such as those of an eval.
         cost: the cost passed to `record`, if it differs from that of the run.
     """
@@ -63,10 +65,11 @@ class TimedStep:
     compile_events: list[CompileEvent] = dataclasses.field(default_factory=list)
     is_compile: bool = False
     clock_jump_seconds: float | None = None
+    slept_seconds: float = 0.0
+    refused_seconds: str | None = None
     overhead_seconds: float = 0.0
     completed: Reading | None = None
     watched: bool = False
-    successor: TimedStep | None = None
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
     cost: StepCost | Callable[[], StepCost] | None = None
 
@@ -74,8 +77,7 @@ class TimedStep:
 class Watcher(Protocol):
     """Stamps `TimedStep.completed` when the step's outputs are ready, off the training thread."""
 
-    def watch(self, step: TimedStep, *, after: TimedStep | None = None) -> None:
-        """Watches `step`; `after` is the step before it if that one is about to be written."""
+    def watch(self, step: TimedStep) -> None: ...
 
     def close(self) -> None: ...
 
@@ -85,23 +87,14 @@ class ThreadWatcher:
 
     Args:
         read: reads the clocks.
-        writer_is_idle: whether the writer's thread will take the next step at once. Waking a
-            thread costs the training thread tens of microseconds; the writer is woken anyway, so
-            it passes the request on (`TimedStep.successor`).
     """
 
-    def __init__(
-        self, read: Callable[[], Reading], writer_is_idle: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, read: Callable[[], Reading]) -> None:
         self._read = read
-        self._writer_is_idle = writer_is_idle
         self._queue: queue.SimpleQueue[TimedStep | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def watch(self, step: TimedStep, *, after: TimedStep | None = None) -> None:
-        if after is not None and self._writer_is_idle():
-            after.successor = step
-            return
+    def watch(self, step: TimedStep) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="mfu_jax watcher", daemon=True)
             self._thread.start()
@@ -121,6 +114,17 @@ class ThreadWatcher:
             except Exception:  # the training thread hits the same error, where it can be handled
                 continue
             step.completed = step.completed or self._read()
+            step = None  # keep no device arrays alive while the thread waits
+
+
+def suspended_seconds() -> float:
+    """How long this machine has been suspended since it booted; 0 where that cannot be read."""
+    boot_time, monotonic = (
+        getattr(time, name, None) for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC")
+    )
+    if boot_time is None or monotonic is None:
+        return 0.0
+    return time.clock_gettime(boot_time) - time.clock_gettime(monotonic)
 
 
 class StepTimer:
@@ -130,7 +134,7 @@ class StepTimer:
         clock: wall clock in seconds; it measures step time.
         monotonic: monotonic clock in seconds, trusted when the two disagree.
         watcher: watches the device while the training thread does something else.
-        writer_is_idle: see `ThreadWatcher`.
+        suspended: how long the machine has been suspended so far; read only after a clock jump.
     """
 
     def __init__(
@@ -139,12 +143,13 @@ class StepTimer:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         watcher: Watcher | None = None,
-        writer_is_idle: Callable[[], bool] = lambda: False,
+        suspended: Callable[[], float] = suspended_seconds,
     ) -> None:
         self._clock = clock
         self._monotonic = monotonic
-        self._watcher = watcher or ThreadWatcher(self.read, writer_is_idle)
-        self._has_waits = False
+        self._watcher = watcher or ThreadWatcher(self.read)
+        self._suspended = suspended
+        self._suspended_seconds = suspended()
         self._pending: TimedStep | None = None
         self._spans: dict[str, float] = {}
         self._compile_events: list[CompileEvent] = []
@@ -185,10 +190,6 @@ class StepTimer:
             self._finish(previous, previous.completed or now)
         self._take(step)
         self._pending = step
-        # No wait means that the device was waiting for the host: the reading comes too late to tell
-        # when the step ended.
-        if self._has_waits or self.waited_seconds < HOST_BOUND_SECONDS:
-            self._watch(step, after=previous)
         return previous
 
     def timed_elsewhere(self, step: TimedStep, seconds: float) -> TimedStep | None:
@@ -198,7 +199,7 @@ class StepTimer:
         self._take(step)
         self._finish(step, self.read())
         step.seconds = seconds
-        step.clock_jump_seconds = None
+        step.clock_jump_seconds, step.slept_seconds = None, 0.0
         return previous
 
     def drain(self) -> TimedStep | None:
@@ -225,13 +226,11 @@ class StepTimer:
 
     def begin_wait(self) -> Reading | None:
         """A wait for the host begins. Returns its start if the device is already idle."""
-        self._has_waits = True
         step = self._pending
         if step is None:
             return self.read()
         if is_ready(step.metrics):
             now = self.read()
-            step.watched = True
             step.completed = step.completed or now
             return now
         self._watch(step)
@@ -260,7 +259,7 @@ class StepTimer:
     def compiling(self, event: CompileEvent) -> None:
         """Called when the training thread compiles to dispatch the next step."""
         step = self._pending
-        if step is not None and not step.watched:
+        if step is not None and step.completed is None and not step.watched:
             if is_ready(step.metrics):
                 # Whether it ended before or during this compilation is unknown.
                 step.is_compile = True
@@ -272,16 +271,10 @@ class StepTimer:
         """Ends the watcher's thread."""
         self._watcher.close()
 
-    def pass_on(self, step: TimedStep) -> None:
-        """Starts watching a step's successor; called on the writer's thread."""
-        successor, step.successor = step.successor, None
-        if successor is not None:
-            self._watcher.watch(successor)
-
-    def _watch(self, step: TimedStep, *, after: TimedStep | None = None) -> None:
-        if not step.watched:
+    def _watch(self, step: TimedStep) -> None:
+        if step.completed is None and not step.watched:
             step.watched = True
-            self._watcher.watch(step, after=after)
+            self._watcher.watch(step)
 
     def _take(self, step: TimedStep) -> None:
         if self._spans:
@@ -296,7 +289,16 @@ class StepTimer:
         jump = seconds - monotonic_seconds
         if abs(jump) > JUMP_SECONDS + JUMP_FRACTION * monotonic_seconds:
             step.clock_jump_seconds = jump
+            slept = self._take_suspension()
+            # A suspension inside an earlier pause is no cause of a jump now.
+            step.slept_seconds = slept if abs(slept - jump) < SLEEP_TOLERANCE_SECONDS else 0.0
             seconds = monotonic_seconds
         step.seconds = seconds
         step.ended_at = end[0]
         self._mark = end
+
+    def _take_suspension(self) -> float:
+        """Seconds of suspension since this was last asked; none below a second."""
+        before, self._suspended_seconds = self._suspended_seconds, self._suspended()
+        slept = self._suspended_seconds - before
+        return slept if slept >= 1.0 else 0.0

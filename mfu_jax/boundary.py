@@ -84,10 +84,17 @@ class Boundary:
                 _log.debug("again (%d): %s: %s", self._times[origin], missing, _first_line(error))
 
     def thread(
-        self, name: str, missing: str, function: Callable[..., Any], *args: Any
+        self,
+        name: str,
+        missing: str,
+        function: Callable[..., Any],
+        *args: Any,
+        daemon: bool = True,
     ) -> threading.Thread:
         """A thread, not started yet, that runs ``function(*args)`` inside this boundary."""
-        return threading.Thread(target=self.attempt, name=name, args=(missing, function, *args))
+        return threading.Thread(
+            target=self.attempt, name=name, args=(missing, function, *args), daemon=daemon
+        )
 
 
 def guarded(

@@ -85,7 +85,12 @@ class StepPrograms:
     def count(self, program: ProgramAnalysis, name: str, then: Callable[[StepFlops], None]) -> None:
         """Counts a program on its own thread, then calls `then` there with the count."""
         thread = self._boundary.thread(
-            f"mfu_jax count {name}", f"HFU of {name} is not known", _count, program, then
+            f"mfu_jax count {name}",
+            f"HFU of {name} is not known",
+            _count,
+            program,
+            then,
+            daemon=False,  # a count that runs when the interpreter ends would abort it
         )
         program.counted_on(thread)
         self._counting = [t for t in self._counting if t.is_alive()] + [thread]

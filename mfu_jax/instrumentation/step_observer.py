@@ -16,7 +16,6 @@ import jax
 
 from mfu_jax.boundary import Boundary, guarded
 from mfu_jax.errors import UserError
-from mfu_jax.flops.ledger import Ledger
 from mfu_jax.instrumentation.assembly import logger_of
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.device_trace import StepProfile
@@ -112,7 +111,7 @@ class StepObserver:
         self._programs = StepPrograms(
             self._compile_log, self._boundary, has_earlier_programs=programs_of(call) != 0
         )
-        self._ledgers: list[Ledger] = []
+        self._ledgers: list[tuple[Any, ...]] = []
         self._said_traced = False
         self._is_lost = False
 
@@ -331,9 +330,11 @@ class StepObserver:
             self.logger.write_setup(values)
 
     def _write_ledger(self, flops: StepFlops) -> None:
-        """A ledger equal to an earlier one says nothing new."""
-        if flops.ledger not in self._ledgers:
-            self._ledgers.append(flops.ledger)
+        """Writes the ledger, unless it says of the FLOPs what an earlier one said."""
+        ledger = flops.ledger
+        counts = (ledger.model, ledger.executed, ledger.lines, ledger.notes)
+        if counts not in self._ledgers:
+            self._ledgers.append(counts)
             name = self._step.__name__
             self.logger.write_text(f"ledger/{name}", f"{name}:\n{flops.ledger.render()}")
 

@@ -214,7 +214,7 @@ class PhaseBook:
 
     def open(self, phase: Phase) -> None:
         """Called when a phase is entered."""
-        if self._open is not None:
+        if self._open is not None and not self.boundary.failures:  # else it could not be closed
             raise UserError(
                 f"phase {phase.name!r} was entered inside phase {self._open.name!r}; expected one "
                 f"after the other; usually a phase around the whole step; use "
@@ -234,7 +234,7 @@ class PhaseBook:
 
     def open_step(self, step: StepScope) -> None:
         """Called when a step is entered."""
-        if self._step is not None:
+        if self._step is not None and not self.boundary.failures:
             raise UserError(
                 f"step {step.number} was entered inside step {self._step.number}; expected one "
                 f"after the other; usually a part of the step was meant; use logger.phase(name)"

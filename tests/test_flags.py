@@ -13,7 +13,7 @@ import pytest
 from absl import flags as absl_flags
 
 import mfu_jax
-from mfu_jax import flags
+from mfu_jax import flags, jax_internals
 from mfu_jax.errors import UserError
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.settings import Settings
@@ -66,7 +66,7 @@ def test_logger_from_flags_logs_what_the_flags_say(tmp_path: Path) -> None:
             logger.record(step, metrics)
         logger.close()
     finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+        jax_internals.unregister_event_duration_listener(listen)
     assert compiled.count("jit(train_step)") == 1
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert [record["step"] for record in records] == [0, 1, 2]

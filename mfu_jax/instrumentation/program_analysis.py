@@ -131,7 +131,7 @@ class ProgramAnalysis:
             self.peaks, tokens_per_device=self._tokens, hfu_source=self._settings.hfu_source
         )
         if self.peaks is not None:
-            for note in self.peaks.notes(self.flops.executed.by_dtype):
+            for note in self.peaks.notes(self.flops.timed_by_dtype):
                 _log.warning("the program runs %s", note)
 
     def _count_model(

@@ -20,6 +20,7 @@ class CostFields(TypedDict, total=False):
     executed_flops_per_device: int | Fraction | None
     optimal_model_seconds: float | None
     optimal_executed_seconds: float | None
+    removed_flops_per_device: int | Fraction
     xla_reported_flops: float | None
     bytes_per_device: int | None
     peak_bytes_per_sec: float | None
@@ -38,6 +39,8 @@ class StepCost:
         optimal_model_seconds: shortest time for the model FLOPs of a step that mixes dtypes (the
             sum over dtypes of FLOPs / peak); None: model FLOPs / peak.
         optimal_executed_seconds: the same for the executed FLOPs.
+        removed_flops_per_device: model FLOPs that the compiler is known to have removed, so that
+            the program may run that much less than the model.
         xla_reported_flops: ``compiled.cost_analysis()["flops"]``, unchanged.
         bytes_per_device: bytes moved to and from device memory; with `peak_bytes_per_sec`, MBU.
         peak_bytes_per_sec: peak memory bandwidth of one device in bytes/s.
@@ -52,6 +55,7 @@ class StepCost:
     executed_flops_per_device: int | Fraction | None = None
     optimal_model_seconds: float | None = None
     optimal_executed_seconds: float | None = None
+    removed_flops_per_device: int | Fraction = 0
     xla_reported_flops: float | None = None
     bytes_per_device: int | None = None
     peak_bytes_per_sec: float | None = None
@@ -184,6 +188,7 @@ def add_costs(costs: Iterable[StepCost]) -> StepCost:
         executed_flops_per_device=total("executed_flops_per_device"),  # type: ignore[arg-type]
         optimal_model_seconds=total("model_seconds") or None,
         optimal_executed_seconds=total("executed_seconds") or None,
+        removed_flops_per_device=sum(part.removed_flops_per_device for part in parts),
         xla_reported_flops=total("xla_reported_flops"),
         bytes_per_device=total("bytes_per_device"),  # type: ignore[arg-type]
         peak_bytes_per_sec=first.peak_bytes_per_sec,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mfu_jax.formatting import percent, readable
+from mfu_jax.formatting import loss_text, percent, readable
 from mfu_jax.logger.strict_json import strict
 
 
@@ -104,6 +104,9 @@ class Summary:
             values["last_loss"] = str(values["last_loss"])
         return dict(strict(values))
 
+    def __str__(self) -> str:
+        return self.render()
+
     def render(self) -> str:
         """A few lines of text for the end of a run."""
         left_out = [
@@ -125,7 +128,7 @@ class Summary:
             ]
         lines += [_phase(name, values) for name, values in self.phases.items()]
         if self.last_loss is not None:
-            lines.append(f"  last loss    {self.last_loss:.4f}")
+            lines.append(f"  last loss    {loss_text(self.last_loss, decimals=4)}")
         if self.compile_count:
             lines.append(
                 f"  compiling    {_seconds(self.compile_seconds)} "

@@ -11,6 +11,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from mfu_jax.errors import UserError
+from mfu_jax.jax_internals import reached_preemption_sync_point
 from mfu_jax.trainer.data import CheckpointableIterator
 from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.trainer.state import TrainState
@@ -136,9 +137,7 @@ class StopRequest:
     def agreed(self, step: int) -> bool:
         """Whether to stop after `step`; the same answer in all processes."""
         if jax.process_count() > 1:
-            from jax.experimental import multihost_utils
-
-            self.received = bool(multihost_utils.reached_preemption_sync_point(step))
+            self.received = reached_preemption_sync_point(step)
         return self.received
 
 

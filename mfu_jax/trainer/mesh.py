@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
-from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mfu_jax.errors import UserError
+from mfu_jax.jax_internals import split_torus
 from mfu_jax.layers.sharding import BATCH_AXES, partition_spec
 from mfu_jax.trainer.pyconfig import Config
 
@@ -90,7 +90,7 @@ def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Me
             "take longer paths than with sizes that are products of whole axes",
             *shape,
         )
-        grid = create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        grid = split_torus(shape, devices)
         return Mesh(grid, _AXES, axis_types=axis_types)
 
 

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import mfu_jax
+from mfu_jax import jax_internals
 from mfu_jax.errors import UserError
 from mfu_jax.instrumentation.instrumented_step import InstrumentedStep
 from mfu_jax.instrumentation.wrapped_step import DisabledStep
@@ -39,7 +40,7 @@ def compilations() -> Iterator[Compilations]:
     seen = Compilations()
     jax.monitoring.register_event_duration_secs_listener(seen)
     yield seen
-    jax.monitoring.unregister_event_duration_listener(seen)
+    jax_internals.unregister_event_duration_listener(seen)
 
 
 @pytest.mark.usefixtures("compilations")
@@ -136,7 +137,8 @@ def test_programs_compiled_before_instrumenting_are_distinguished(
 
 
 def test_per_device_counts_over_a_mesh_keep_shardings(compilations: Compilations) -> None:
-    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    explicit = (AxisType.Explicit,)
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4], axis_types=explicit)
     rows = NamedSharding(mesh, PartitionSpec("data"))
     everywhere = NamedSharding(mesh, PartitionSpec())
     jitted = jax.jit(train_step, donate_argnums=0, out_shardings=(everywhere, None))
@@ -372,7 +374,7 @@ def test_the_disabled_step_has_everything_that_the_instrumented_one_has() -> Non
 
 def test_a_closed_step_no_longer_listens_to_compilations(monkeypatch: pytest.MonkeyPatch) -> None:
     register = jax.monitoring.register_event_duration_secs_listener
-    unregister = jax.monitoring.unregister_event_duration_listener
+    unregister = jax_internals.unregister_event_duration_listener
     listening: list[Any] = []
     monkeypatch.setattr(
         jax.monitoring,
@@ -380,7 +382,7 @@ def test_a_closed_step_no_longer_listens_to_compilations(monkeypatch: pytest.Mon
         lambda listener: (listening.append(listener), register(listener)),
     )
     monkeypatch.setattr(
-        jax.monitoring,
+        jax_internals,
         "unregister_event_duration_listener",
         lambda listener: (listening.remove(listener), unregister(listener)),
     )

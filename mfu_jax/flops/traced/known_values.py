@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from mfu_jax.jax_internals import host_value
+
 Known = Any  # None: unknown
 
 _LARGEST_TABLE = 2**24  # elements
@@ -25,10 +27,11 @@ class ConstantTable:
 
 def constant(value: Any) -> Known:
     """The known value of a constant: a scalar, a `ConstantTable`, or None."""
+    value = host_value(value)
     shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
     if dtype is None or isinstance(value, np.generic):
         return scalar(value)
-    kind = kind_of(np.dtype(dtype) if isinstance(dtype, type) else dtype)
+    kind = np.dtype(dtype).kind if isinstance(dtype, np.dtype | type) else "V"
     # Floats on a device are parameters; a host array may be a mask that is added to scores.
     is_readable = kind in "iub" or (kind == "f" and isinstance(value, np.ndarray))
     is_small = is_readable and np.prod(shape, dtype=object) <= _LARGEST_TABLE
@@ -38,13 +41,9 @@ def constant(value: Any) -> Known:
     return None
 
 
-def kind_of(dtype: Any) -> str:
-    """``i``, ``u``, ``f``, ``b``, ``c``, as numpy has it; ``V`` for JAX's own, such as a key's."""
-    return str(getattr(dtype, "kind", "V"))
-
-
 def scalar(value: Any) -> int | float | None:
     """A scalar constant as a Python number, None if its value is not available."""
+    value = host_value(value)
     if isinstance(value, int | float):
         return value
     if getattr(value, "shape", None) != () or not isinstance(value, np.ndarray | np.generic):
@@ -85,20 +84,25 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 }
 
 
+def is_integer_scalar(aval: Any) -> bool:
+    """Whether values of this type are known; typed random keys have a dtype without a kind."""
+    return aval.shape == () and getattr(aval.dtype, "kind", "") in {"i", "u", "b"}
+
+
 def evaluate(eqn: Any, known: Sequence[Known]) -> Known:
     """The value of an integer scalar computed from known scalars, None if unknown."""
     name = eqn.primitive.name
     if any(v is None or isinstance(v, ConstantTable) for v in known) or len(eqn.outvars) != 1:
         return None
     aval = eqn.outvars[0].aval
-    if aval.shape != () or kind_of(aval.dtype) not in "iub":
+    if not is_integer_scalar(aval):
         return None
     if name == "convert_element_type":
-        result = np.asarray(known[0]).astype(np.bool_ if kind_of(aval.dtype) == "b" else np.int64)
+        result = np.asarray(known[0]).astype(np.bool_ if aval.dtype.kind == "b" else np.int64)
     elif name == "select_n":
         which, *cases = known
         result = np.choose(np.asarray(which).astype(np.int64), cases)
-    elif name == "not" and kind_of(aval.dtype) != "b":
+    elif name == "not" and aval.dtype.kind != "b":
         return None
     elif name in _ARITHMETIC:
         result = _ARITHMETIC[name](*known)

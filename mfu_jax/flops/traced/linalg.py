@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mfu_jax.flops.traced.known_values import kind_of
 from mfu_jax.flops.traced.rules import batch_of, register_rule
 
 
@@ -151,4 +150,4 @@ def fft(eqn: Any) -> int:
 
 
 def _is_complex(variable: Any) -> bool:
-    return kind_of(variable.aval.dtype) == "c"
+    return bool(variable.aval.dtype.kind == "c")

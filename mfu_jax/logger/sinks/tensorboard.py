@@ -10,6 +10,7 @@ from typing import Any
 
 from mfu_jax.logger.sinks.base import Sink, StepRecord, register_sink
 from mfu_jax.logger.sinks.files import AppendOnlyFile, local_path
+from mfu_jax.parts import load_part
 
 
 @register_sink("tensorboard")
@@ -30,14 +31,10 @@ class TensorBoardSink(Sink):
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, resume_from_step: int = 0) -> None:
-        from tensorboardX import summary
-        from tensorboardX.proto import event_pb2, summary_pb2
-        from tensorboardX.record_writer import masked_crc32c
-
-        self._events: Any = event_pb2
-        self._summaries: Any = summary_pb2
-        self._text_summary = summary.text
-        self._crc = masked_crc32c
+        self._events = _tensorboardx("proto.event_pb2")
+        self._summaries = _tensorboardx("proto.summary_pb2")
+        self._text_summary = _tensorboardx("summary").text
+        self._crc = _tensorboardx("record_writer").masked_crc32c
         # Two runs that start in the same second must not share a file.
         self.path = local_path(
             os.path.join(folder, f"events.out.tfevents.{_unique_suffix()}"), "tensorboard_dir"
@@ -90,3 +87,7 @@ def _unique_suffix() -> str:
     """Seconds first, because TensorBoard reads a folder's files in name order."""
     now = time.time_ns()
     return f"{now // 10**9}.{socket.gethostname()}.{os.getpid()}.{now % 10**9:09d}"
+
+
+def _tensorboardx(module: str) -> Any:
+    return load_part(f"tensorboardX.{module}", "the sink 'tensorboard'", install="tensorboardX")

@@ -147,8 +147,8 @@ def _register(listener: Callable[..., None]) -> bool:
 
 def _unregister(listener: Callable[..., None]) -> None:
     try:
-        from jax import monitoring
+        from mfu_jax.jax_internals import unregister_event_duration_listener
 
-        monitoring.unregister_event_duration_listener(listener)
-    except (ImportError, AttributeError, ValueError, AssertionError):
-        return  # an older JAX cannot unregister; the listener has no subscribers and does nothing
+        unregister_event_duration_listener(listener)
+    except (ImportError, ValueError, AssertionError):
+        return  # this JAX cannot unregister; the listener has no subscribers and does nothing

@@ -195,13 +195,15 @@ class StepFlops:
         return self.model.flops_by_dtype if is_widened else self.executed.by_dtype
 
     def cost(
-        self, peaks: StepPeaks, *, tokens_per_device: int | float, hfu_source: HfuSource
+        self, peaks: StepPeaks | None, *, tokens_per_device: int | float, hfu_source: HfuSource
     ) -> StepCost:
         """What `MetricLogger.record` takes."""
         executed: Exact | None = self.executed.total
         if hfu_source == "cost_analysis":
             executed = None if self.xla_reported is None else round(self.xla_reported)
-        optimal = None if executed is None else peaks.optimal_seconds(executed, self.timed_by_dtype)
+        optimal = None
+        if executed is not None and peaks is not None:
+            optimal = peaks.optimal_seconds(executed, self.timed_by_dtype)
         return dataclasses.replace(
             model_cost(self.model, peaks, tokens_per_device=tokens_per_device),
             executed_flops_per_device=executed,
@@ -209,7 +211,7 @@ class StepFlops:
             removed_flops_per_device=self.ledger.removed,
             xla_reported_flops=self.xla_reported,
             bytes_per_device=self.executed.hbm_bytes,
-            peak_bytes_per_sec=peaks.bytes_per_sec,
+            peak_bytes_per_sec=None if peaks is None else peaks.bytes_per_sec,
         )
 
 
@@ -218,9 +220,17 @@ def count_program(
     model: ModelCount,
     *,
     kernel_flops: Mapping[str, int] | None = None,
+    trip_counts: Mapping[str, int] | None = None,
 ) -> StepFlops:
-    """Counts a compiled step and explains the count, from the model's FLOPs on."""
-    executed = executed_flops(compiled, kernel_flops=kernel_flops or None)
+    """Counts a compiled step and explains the count, from the model's FLOPs on.
+
+    Args:
+        compiled: the program.
+        model: the model FLOPs of the same step.
+        kernel_flops: see `executed_flops`, like the next one.
+        trip_counts: iterations of loops that depend on data.
+    """
+    executed = executed_flops(compiled, kernel_flops=kernel_flops or None, trip_counts=trip_counts)
     reported = xla_reported_flops(compiled)
     ledger = compare_flops(
         model=model.per_device,
@@ -234,11 +244,17 @@ def count_program(
     return StepFlops(model=model, executed=executed, xla_reported=reported, ledger=ledger)
 
 
-def model_cost(model: ModelCount, peaks: StepPeaks, *, tokens_per_device: int | float) -> StepCost:
-    """The cost of a step whose program is not counted yet."""
-    return StepCost(
-        model_flops_per_device=model.per_device,
-        tokens_per_device=tokens_per_device,
+def model_cost(
+    model: ModelCount | None, peaks: StepPeaks | None, *, tokens_per_device: int | float
+) -> StepCost:
+    """The cost of a step whose program is not counted yet; what is None is not known."""
+    if model is None:
+        return StepCost(model_flops_per_device=None, tokens_per_device=tokens_per_device)
+    cost = StepCost(model_flops_per_device=model.per_device, tokens_per_device=tokens_per_device)
+    if peaks is None:
+        return cost
+    return dataclasses.replace(
+        cost,
         peak_flops_per_sec=peaks.main.flops_per_sec,
         optimal_model_seconds=peaks.optimal_seconds(model.per_device, model.flops_by_dtype),
     )

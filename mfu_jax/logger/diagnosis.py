@@ -65,16 +65,17 @@ def _runs_too_little(cost: StepCost) -> bool:
 
     FLOPs decide, not utilisation: each of the two may be relative to another dtype's peak.
     """
-    executed = cost.executed_flops_per_device
-    if executed is None:
+    executed, model = cost.executed_flops_per_device, cost.model_flops_per_device
+    if executed is None or model is None:
         return False
-    needed = cost.model_flops_per_device - cost.removed_flops_per_device
+    needed = model - cost.removed_flops_per_device
     return executed < needed * (1 - Fraction(TOLERANCE))
 
 
 def _too_little(mfu: float, hfu: float, cost: StepCost) -> Finding:
     executed, model = cost.executed_flops_per_device, cost.model_flops_per_device
     assert executed is not None  # without it there is no HFU
+    assert model is not None  # nor MFU without this
     share = float(executed / Fraction(model))
     return Finding(
         flag="hfu_below_mfu",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from mfu_jax.errors import UserError, first_line
 
@@ -92,15 +91,12 @@ def filesystem_of(address: Address, what: str) -> tuple[Any, str]:
         ) from error
 
 
-def open_text(path: str | os.PathLike[str]) -> TextIO:
-    """Opens a local file or an object to read; what is not UTF-8 is replaced.
+def open_object(address: Address, what: str) -> BinaryIO:
+    """Opens an object to read.
 
     Raises:
         UserError: the store cannot be reached.
-        OSError: it cannot be opened.
+        OSError: the object cannot be opened.
     """
-    found = path_of(path)
-    if isinstance(found, Path):
-        return found.open(encoding="utf-8", errors="replace")
-    files, name = filesystem_of(found, "file")
-    return io.TextIOWrapper(files.open(name, "rb"), encoding="utf-8", errors="replace")
+    files, name = filesystem_of(address, what)
+    return files.open(name, "rb")

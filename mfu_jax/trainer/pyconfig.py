@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any, Literal
 from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.storage.addresses import Address, check_path, path_of
-from mfu_jax.values import field_types, typed
+from mfu_jax.values import field_types, shown, typed
 from mfu_jax.yaml_files import CONFIG_FOLDER, model_file, read_mapping
 
 REMAT_NAMES = (
@@ -189,7 +190,8 @@ def _config_path(text: str) -> Path:
     """The file itself, or the bundled one of that name (``configs/base.yml`` in a wheel)."""
     path = Path(text)
     bundled = CONFIG_FOLDER / path.name
-    if not path.exists() and path.parent.name in ("", "configs") and bundled.exists():
+    exists = os.path.exists  # unlike Path.exists, it knows no name that is too long
+    if not exists(path) and path.parent.name in ("", "configs") and exists(bundled):
         return bundled
     return path
 
@@ -230,8 +232,9 @@ def _check_ranges(config: Config) -> None:
         value = getattr(config, field.name)
         if isinstance(value, float) and not abs(value) < float("inf"):
             raise UserError(f"{field.name}={value}: expected a finite number")
-        if isinstance(value, int) and abs(value) >= 2**63:
-            raise UserError(f"{field.name}={value}: expected a number below 2^63")
+        bits = 63 if field.name == "seed" else 31  # JAX's integers
+        if isinstance(value, int) and abs(value) >= 2**bits:
+            raise UserError(f"{field.name}={shown(value)}: expected a number below 2^{bits}")
     for key in _POSITIVE:
         if getattr(config, key) <= 0:
             raise UserError(f"{key}={getattr(config, key)}: expected more than 0")

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.storage.addresses import Address, check_path, filesystem_of, open_text, path_of
+from mfu_jax.runs.metrics_files import read_metrics
+from mfu_jax.storage.addresses import Address, check_path, filesystem_of, open_object, path_of
 
 
 @pytest.mark.parametrize(
@@ -51,5 +52,17 @@ def test_a_store_that_nothing_here_reaches_is_refused() -> None:
 def test_objects_are_read_as_files_are() -> None:
     fsspec = pytest.importorskip("fsspec")
     fsspec.filesystem("memory").pipe_file("/addresses/x", b"a\xffb\n")
-    with open_text("memory://addresses/x") as lines:
-        assert list(lines) == ["a\ufffdb\n"]
+    with open_object(Address("memory://addresses/x"), "file") as lines:
+        assert list(lines) == [b"a\xffb\n"]
+    with pytest.raises(FileNotFoundError):
+        open_object(Address("memory://addresses/y"), "file")
+
+
+def test_a_report_reads_a_metrics_file_in_a_store() -> None:
+    store = pytest.importorskip("fsspec").filesystem("memory")
+    line = b'{"step": 3, "kind": "step", "perf/step_time_seconds": 0.5}\n'
+    store.pipe_file("memory://addresses/metrics.jsonl", line)
+    (step,) = read_metrics("memory://addresses/metrics.jsonl").steps
+    assert (step.number, step.scalars["perf/step_time_seconds"]) == (3, 0.5)
+    with pytest.raises(UserError, match=r"'memory://addresses/none' cannot be read"):
+        read_metrics("memory://addresses/none")

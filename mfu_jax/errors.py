@@ -25,11 +25,6 @@ def nearest(word: str, known: Iterable[str], *, similarity: float = 0.5) -> str:
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
-def first_line(error: BaseException) -> str:
-    """An error's text for the inside of a one-line message: its first line, or its type."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
-
-
 def one_line(message: str) -> str:
     r"""A message for a terminal: one line of at most 1,500 characters, all of them printable.
 
@@ -46,3 +41,8 @@ def one_line(message: str) -> str:
 def _printable(text: str) -> str:
     text = text.replace("\r", "").replace("\n", " ")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def first_line(error: BaseException) -> str:
+    """An error's text for the inside of a one-line message: its first line, or its type."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -18,6 +18,17 @@ def readable(value: float) -> str:
     return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}"
 
 
+def loss_text(value: float, *, decimals: int = 3) -> str:
+    """A loss with three decimals, as MaxText prints it; a very large or small one with digits.
+
+    >>> [loss_text(x) for x in (4.2111, 0.05, 0.0, 0.0000213, 205603758669824.0, float("nan"))]
+    ['4.211', '0.050', '0.000', '2.13e-05', '2.05604e+14', 'nan']
+    """
+    if 0 < abs(value) < 0.001:
+        return f"{value:.3g}"
+    return f"{value:.6g}" if abs(value) >= 1e6 else f"{value:.{decimals}f}"
+
+
 def percent(fraction: float | None) -> str:
     """A fraction in per cent, ``n/a`` if unknown.
 

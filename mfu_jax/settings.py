@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError, nearest
+from mfu_jax.hardware.naming import named
+from mfu_jax.hardware.peak_sources import CALIBRATE, checked_peak
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.storage.addresses import Address, check_path
 from mfu_jax.values import field_types, typed
@@ -65,8 +68,10 @@ class Settings:
     tokens_per_step: int = _key(0, "tokens per step over all devices, for tokens/s; 0: not shown")
     profile_steps: str = _key("", "steps to trace on the device, such as 10-12; empty: none")
     profile_dir: str = _key("", "folder for device traces; empty: tensorboard_dir")
-    abort_on_nan_loss: bool = _key(True, "raise NonFiniteLossError when the loss is NaN")
-    abort_on_inf_loss: bool = _key(True, "raise NonFiniteLossError when the loss is infinite")
+    abort_on_nan_loss: bool = _key(
+        False, "raise NonFiniteLossError when the loss is NaN; false: warn once and go on"
+    )
+    abort_on_inf_loss: bool = _key(False, "the same for an infinite loss")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -81,6 +86,9 @@ class Settings:
         self.logger_config()
         _check_not_negative(self)
         _check_flops_source(self)
+        _check_peak(self)
+        if self.profile_steps:
+            parse_steps(self.profile_steps)
         if self.profile_steps and not (self.profile_dir or self.tensorboard_dir):
             raise UserError(
                 f"profile_steps={self.profile_steps!r} has nowhere to write; expected profile_dir "
@@ -153,6 +161,33 @@ LOGGER_KEYS = tuple(
     for field in dataclasses.fields(LoggerConfig)
     if field.name in Settings.__dataclass_fields__
 )
+
+
+def parse_steps(text: str) -> tuple[int, int]:
+    """First and last step of ``10-12`` or ``10``.
+
+    Raises:
+        UserError: it is neither.
+
+    >>> parse_steps("10-12"), parse_steps("10")
+    ((10, 12), (10, 10))
+    """
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+    if first > last:
+        raise UserError(
+            f"profile_steps={text!r}: expected the first and the last step, as 10-12, or one step; "
+            f"usually they are the wrong way round; leave it out for no trace"
+        )
+    return first, last
+
+
+def _check_peak(settings: Settings) -> None:
+    """The chip and the peak are looked up now, not when the first step has been compiled."""
+    if settings.hardware and settings.hardware != CALIBRATE:
+        named(settings.hardware)
+    if settings.peak_tflops_per_device:
+        checked_peak(settings.peak_tflops_per_device)
 
 
 def _check_not_negative(settings: Settings) -> None:

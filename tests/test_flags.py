@@ -170,6 +170,30 @@ def test_wrong_values_say_what_to_do(values: dict[str, Any], parts: list[str]) -
         flags.from_mapping(values)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--hardware=h1000"], "^hardware 'h1000' is not known"),
+        (["--flops_source=value"], "^flops_source=value has no number"),
+        (["--profile_steps=9-3", "--profile_dir=p"], "^profile_steps='9-3'"),
+    ],
+)
+def test_wrong_flags_fail_when_they_are_parsed(arguments: list[str], message: str) -> None:
+    with pytest.raises(absl_flags.IllegalFlagValueError, match=message):
+        parsed(*arguments)
+
+
+def test_a_count_that_fails_gives_a_logger_without_mfu(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("mfu_jax.instrumentation.program_analysis.traced_model", lambda *_: 1 / 0)
+    with flags.make_logger(Settings(peak_tflops_per_device=1.0), train_step, W, X) as logger:
+        logger.record(0, train_step(W, X)[1])
+    assert logger.summary().steps + logger.summary().warmup_steps == 1
+    (line,) = caplog.messages
+    assert line.startswith("MFU of train_step is not known: TypeError")
+
+
 def test_wrong_use_of_flags_says_what_to_do() -> None:
     with pytest.raises(UserError, match=r"no flag --enable_mfu.*define\(\) before app.run"):
         flags.settings(absl_flags.FlagValues())

@@ -5,17 +5,18 @@ Imports neither jax nor numpy.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from mfu_jax.errors import UserError, first_line
+from mfu_jax.errors import UserError
 from mfu_jax.logger.summary import StepStatistics, Summary
 from mfu_jax.runs.step_table import Change, LoggedStep, StepTable
 from mfu_jax.storage.addresses import Address, open_object, path_of
@@ -122,16 +123,17 @@ def read_metrics(path: str | Path) -> MetricsRun:
         if sys.stdin is None:  # closed by the caller
             raise unreadable("-", "no standard input", _EXPECTED)
         reader.read(text_lines(sys.stdin.buffer, "-", _EXPECTED))
-    elif isinstance(address := path_of(path), Address):
-        try:
-            with open_object(address, "file") as file:
-                reader.read(text_lines(file, path, _EXPECTED))
-        except OSError as error:
-            raise unreadable(path, first_line(error), _EXPECTED) from error
     else:
-        with opened(address, _EXPECTED) as file:
+        with _opened(path) as file:
             reader.read(text_lines(file, path, _EXPECTED))
     return reader.run(str(path))
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path) -> Iterator[BinaryIO]:
+    found = path_of(path)
+    with open_object(found) if isinstance(found, Address) else opened(found, _EXPECTED) as file:
+        yield file
 
 
 class _Reader:

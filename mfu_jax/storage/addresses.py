@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -91,12 +93,19 @@ def filesystem_of(address: Address, what: str) -> tuple[Any, str]:
         ) from error
 
 
-def open_object(address: Address, what: str) -> BinaryIO:
+@contextlib.contextmanager
+def open_object(address: Address) -> Iterator[BinaryIO]:
     """Opens an object to read.
 
     Raises:
-        UserError: the store cannot be reached.
-        OSError: the object cannot be opened.
+        UserError: the store cannot be reached, or has no such object.
     """
-    files, name = filesystem_of(address, what)
-    return files.open(name, "rb")
+    files, name = filesystem_of(address, "file")
+    try:
+        with files.open(name, "rb") as file:
+            yield file
+    except OSError as error:
+        raise UserError(
+            f"{address!r} cannot be read ({error.strerror or first_line(error)}); expected an "
+            f"object of that store; usually a typo; list its folder"
+        ) from None

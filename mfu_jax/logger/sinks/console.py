@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from mfu_jax.errors import UserError
-from mfu_jax.formatting import percent, readable
+from mfu_jax.formatting import loss_text, percent, readable
 from mfu_jax.logger.sinks.base import Sink, StepRecord, format_values, register_sink
 from mfu_jax.parts import TRAIN, load_part
 
@@ -116,7 +116,7 @@ class _ProgressBar:
             self._task,
             completed=record.step + 1,
             step=record.step,
-            loss="" if loss is None else f"loss {loss:.3f}",
+            loss="" if loss is None else f"loss {loss_text(loss)}",
         )
         if time.monotonic() - self._drawn_at > 0.2:  # nobody reads faster
             self._drawn_at = time.monotonic()
@@ -161,7 +161,7 @@ def format_step(record: StepRecord) -> str:
     if "learning/total_weights" in scalars:
         parts.append(f"total_weights: {scalars['learning/total_weights']:.0f}")
     if "learning/loss" in scalars:
-        parts.append(f"loss: {scalars['learning/loss']:.3f}")
+        parts.append(f"loss: {loss_text(scalars['learning/loss'])}")
     parts.append(f"MFU: {percent(scalars.get('perf/mfu'))}")
     parts.append(f"HFU: {percent(scalars.get('perf/hfu'))}")
     for name, value in scalars.items():

@@ -51,6 +51,23 @@ def test_small_numbers_keep_digits_that_say_something() -> None:
     assert "MFU: 0.0341%" in text
 
 
+@pytest.mark.parametrize(
+    ("loss", "shown"),
+    [
+        (205603758669824.0, "2.05604e+14"),
+        (-1234567.0, "-1.23457e+06"),
+        (999999.0, "999999.000"),
+        (0.05, "0.050"),
+        (0.0, "0.000"),
+        (0.0000213, "2.13e-05"),
+        (float("nan"), "nan"),
+        (float("-inf"), "-inf"),
+    ],
+)
+def test_a_loss_of_any_size_is_readable(loss: float, shown: str) -> None:
+    assert f", loss: {shown}, MFU" in line(SCALARS | {"learning/loss": loss})
+
+
 def test_labels_flags_and_time_outside_steps_come_last() -> None:
     extra = {"goodput/eval_seconds": 3.25, "goodput/data_wait_seconds": 0.0, "eval/avg_loss": 4.5}
     assert line(SCALARS | extra, kind="compile", flags=("mfu_over_1",)).endswith(

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mfu_jax.boundary import Boundary
+
 logger = logging.getLogger("mfu_jax")
 
 # How often items are taken while they come, and how often the thread looks around while none do.
@@ -58,7 +60,9 @@ class BuilderThread:
         self._has_moved = threading.Event()
         self._is_asleep = self._is_stuck = self._is_over = False
         self._reported: set[str] = set()
-        self._thread = threading.Thread(target=self._run, name="mfu_jax builder", daemon=True)
+        self._thread = Boundary().thread(
+            "mfu_jax builder", "no more metrics are written", self._run
+        )
         self._thread.start()
 
     def put(self, item: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from mfu_jax.logger.backlog import backlogs_of
 from mfu_jax.logger.builder_thread import BuilderThread
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.non_finite import NonFiniteLossError, is_bad
+from mfu_jax.logger.non_finite import LossWatch, NonFiniteLossError
 from mfu_jax.logger.records import RecordBuilder
 from mfu_jax.logger.sink_worker import SinkWorker
 from mfu_jax.logger.sinks.base import Sink, StepRecord
@@ -67,8 +67,8 @@ class RecordPipeline:
             SinkWorker(sink, backlog=kept)
             for sink, kept in zip(sinks, backlogs_of(sinks, config.start_step), strict=True)
         ]
-        self._is_failure = functools.partial(
-            is_bad, nan=config.abort_on_nan_loss, inf=config.abort_on_inf_loss
+        self._losses = LossWatch(
+            abort_on_nan=config.abort_on_nan_loss, abort_on_inf=config.abort_on_inf_loss
         )
         self._lost_steps = 0
         self._thread = BuilderThread(self._handle, on_tick, size=config.queue_size)
@@ -171,7 +171,5 @@ class RecordPipeline:
             if self._lost_steps == 1:
                 _log.exception("the metrics of step %s were lost; please report this", step.step)
             return None
-        loss = record.scalars.get("learning/loss")
-        if loss is not None and self._is_failure(loss):
-            self.failure = NonFiniteLossError(step.step, loss)
+        self.failure = self._losses.judge(step.step, record.scalars.get("learning/loss"))
         return record

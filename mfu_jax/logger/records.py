@@ -35,6 +35,9 @@ class RecordBuilder:
         cost: what a step costs, unless the step says otherwise.
         config: which step is the first, which are warm-up, and which are logged.
         compile_is_seen: JAX reports compilations; otherwise the first step counts as one.
+
+    Attributes:
+        explained: JAX's names of functions whose compilations are told elsewhere.
     """
 
     def __init__(self, cost: StepCost, config: LoggerConfig, *, compile_is_seen: bool) -> None:
@@ -46,6 +49,8 @@ class RecordBuilder:
         self._compile_is_seen = compile_is_seen
         self._run = StepStatistics()
         self._window = StepStatistics()
+        self.explained: set[str] = set()
+        self._compiled: set[str] = set()
         self._kinds: Counter[str] = Counter()
         self._flags: Counter[str] = Counter()
         self._seconds_by_use: defaultdict[str, float] = defaultdict(float, train=0.0)
@@ -141,12 +146,16 @@ class RecordBuilder:
         return "warmup" if index < self._warmup_steps else "step"
 
     def _happened(self, step: TimedStep) -> Iterator[str]:
-        compiled = [event for event in step.compile_events if event.stage == "compile"]
-        if compiled and step.step > self._start_step:
-            names = ", ".join(dict.fromkeys(event.function or "a function" for event in compiled))
+        compiled = dict.fromkeys(e.function for e in step.compile_events if e.stage == "compile")
+        again = self._compiled.intersection(compiled)
+        self._compiled.update(compiled)
+        told = [name or "a function" for name in compiled if name not in self.explained]
+        if told and step.step > self._start_step:
+            what = f"{', '.join(told)} in {readable(_compile_seconds(step))} s"
             yield (
-                f"recompiled {names} in {readable(_compile_seconds(step))} s; usually a shape, "
-                f"dtype or static argument changed"
+                f"recompiled {what}; usually a shape, dtype or static argument changed"
+                if again.intersection(told)
+                else f"compiled {what}"
             )
 
     def _clock_notes(self, step: TimedStep) -> Iterator[str]:

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from mfu_jax.boundary import Boundary
 from mfu_jax.errors import UserError
 from mfu_jax.logger.backlog import Backlog
 from mfu_jax.logger.backlog_files import Segment
@@ -83,7 +84,9 @@ class SinkWorker:
             backlog.on_written = self._wake.set
             if backlog.old:
                 self._wake.set()
-        self._thread = threading.Thread(target=self._run, name=f"mfu_jax {self.name}", daemon=True)
+        self._thread = Boundary().thread(
+            f"mfu_jax {self.name}", f"{self.name} gets no more records", self._run
+        )
         self._thread.start()
 
     def put(self, items: Iterable[StepRecord | Call]) -> None:
@@ -103,7 +106,8 @@ class SinkWorker:
         try:
             getattr(self._sink, method)(*arguments)
         except BaseException as error:  # nothing that a sink raises may end this thread
-            logger.warning("%s.%s failed: %s", self.name, method, _text(error))
+            if self._is_first(error, method):
+                logger.warning("%s.%s failed: %s", self.name, method, _text(error))
 
     def settle(self, *, is_last: bool = False) -> threading.Event:
         """Asks the sink to write everything now and flush it.
@@ -124,7 +128,8 @@ class SinkWorker:
         """Asks the sink to write the summary and close; the returned event is set when it has."""
 
         def last() -> None:
-            self.call("write_summary", summary)
+            if summary.has_steps:
+                self.call("write_summary", summary)
             self.call("close")
             self._closed.set()
 
@@ -353,9 +358,9 @@ class SinkWorker:
         )
         self._retry_at = self._monotonic() + self._retry_seconds
 
-    def _is_first(self, error: BaseException) -> bool:
-        """True once for each type of error, so that each is told once."""
-        kind = type(error).__name__
+    def _is_first(self, error: BaseException, method: str = "") -> bool:
+        """True once for each type of error of a method, so that each is told once."""
+        kind = f"{method} {type(error).__name__}"
         is_first = kind not in self._reported
         self._reported.add(kind)
         return is_first

@@ -14,12 +14,13 @@ from mfu_jax.errors import UserError
 class CostFields(TypedDict, total=False):
     """The fields of `StepCost` as keyword arguments."""
 
-    model_flops_per_device: int | Fraction
+    model_flops_per_device: int | Fraction | None
     tokens_per_device: int | float
     peak_flops_per_sec: float | None
     executed_flops_per_device: int | Fraction | None
     optimal_model_seconds: float | None
     optimal_executed_seconds: float | None
+    removed_flops_per_device: int | Fraction
     xla_reported_flops: float | None
     bytes_per_device: int | None
     peak_bytes_per_sec: float | None
@@ -30,13 +31,16 @@ class StepCost:
     """The work of one optimizer step on one JAX device, and the device's peaks.
 
     Attributes:
-        model_flops_per_device: matmul FLOPs that the mathematics needs, without recomputation.
+        model_flops_per_device: matmul FLOPs that the mathematics needs, without recomputation;
+            None if unknown: no TFLOP/s, no MFU.
         tokens_per_device: tokens that one device processes.
         peak_flops_per_sec: dense peak of one device in FLOP/s; None if unknown: no MFU, no HFU.
         executed_flops_per_device: matmul FLOPs that the compiled program runs; None: no HFU.
         optimal_model_seconds: shortest time for the model FLOPs of a step that mixes dtypes (the
             sum over dtypes of FLOPs / peak); None: model FLOPs / peak.
         optimal_executed_seconds: the same for the executed FLOPs.
+        removed_flops_per_device: model FLOPs that the compiler is known to have removed, so that
+            the program may run that much less than the model.
         xla_reported_flops: ``compiled.cost_analysis()["flops"]``, unchanged.
         bytes_per_device: bytes moved to and from device memory; with `peak_bytes_per_sec`, MBU.
         peak_bytes_per_sec: peak memory bandwidth of one device in bytes/s.
@@ -45,12 +49,13 @@ class StepCost:
         UserError: an impossible number: negative, not finite, or a peak of zero.
     """
 
-    model_flops_per_device: int | Fraction
+    model_flops_per_device: int | Fraction | None
     tokens_per_device: int | float = 0
     peak_flops_per_sec: float | None = None
     executed_flops_per_device: int | Fraction | None = None
     optimal_model_seconds: float | None = None
     optimal_executed_seconds: float | None = None
+    removed_flops_per_device: int | Fraction = 0
     xla_reported_flops: float | None = None
     bytes_per_device: int | None = None
     peak_bytes_per_sec: float | None = None
@@ -73,7 +78,7 @@ class StepCost:
         """Shortest time in seconds in which one device could run the model FLOPs."""
         if self.optimal_model_seconds is not None:
             return self.optimal_model_seconds
-        if self.peak_flops_per_sec is None:
+        if self.peak_flops_per_sec is None or self.model_flops_per_device is None:
             return None
         return float(self.model_flops_per_device / Fraction(self.peak_flops_per_sec))
 
@@ -123,7 +128,8 @@ class StepRates:
 
     def __init__(self, cost: StepCost) -> None:
         self.cost = cost
-        self._tflops = float(cost.model_flops_per_device) / 1e12
+        model = cost.model_flops_per_device
+        self._tflops = None if model is None else float(model) / 1e12
         self._tokens = _plain(cost.tokens_per_device)
         optimal = {
             "perf/mfu": cost.model_seconds,
@@ -140,9 +146,11 @@ class StepRates:
 
     def at(self, seconds: float) -> dict[str, float]:
         """See `StepCost.rates`."""
-        scalars = {"perf/step_time_seconds": seconds, "perf/per_device_tflops": self._tflops}
-        if seconds > 0:
-            scalars["perf/per_device_tflops_per_sec"] = self._tflops / seconds
+        scalars = {"perf/step_time_seconds": seconds}
+        if self._tflops is not None:
+            scalars["perf/per_device_tflops"] = self._tflops
+            if seconds > 0:
+                scalars["perf/per_device_tflops_per_sec"] = self._tflops / seconds
         scalars["perf/per_device_tokens"] = self._tokens
         if seconds > 0:
             scalars["perf/per_device_tokens_per_sec"] = self._tokens / seconds
@@ -174,12 +182,13 @@ def add_costs(costs: Iterable[StepCost]) -> StepCost:
     first = parts[0]
     same_peak = len({part.peak_flops_per_sec for part in parts}) == 1
     return StepCost(
-        model_flops_per_device=sum(part.model_flops_per_device for part in parts),
+        model_flops_per_device=total("model_flops_per_device"),  # type: ignore[arg-type]
         tokens_per_device=sum(part.tokens_per_device for part in parts),
         peak_flops_per_sec=first.peak_flops_per_sec if same_peak else None,
         executed_flops_per_device=total("executed_flops_per_device"),  # type: ignore[arg-type]
         optimal_model_seconds=total("model_seconds") or None,
         optimal_executed_seconds=total("executed_seconds") or None,
+        removed_flops_per_device=sum(part.removed_flops_per_device for part in parts),
         xla_reported_flops=total("xla_reported_flops"),
         bytes_per_device=total("bytes_per_device"),  # type: ignore[arg-type]
         peak_bytes_per_sec=first.peak_bytes_per_sec,

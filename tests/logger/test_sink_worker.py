@@ -303,7 +303,7 @@ def test_a_call_that_fails_is_reported_and_not_repeated(
 
     sink = Broken()
     worker = make(sink)
-    assert worker.finish(Summary(steps=0)).wait(HANG_SECONDS)
+    assert worker.finish(Summary(steps=1)).wait(HANG_SECONDS)
     assert caplog.messages == ["Broken.write_summary failed: SystemExit: no"]
     assert sink.closed
     worker._thread.join(HANG_SECONDS)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
+from mfu_jax.boundary import Boundary
 from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.timing.compile_events import CompileEvent
 from mfu_jax.logger.timing.readiness import block_until_ready, is_ready
@@ -100,7 +101,9 @@ class ThreadWatcher:
 
     def watch(self, step: TimedStep) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="mfu_jax watcher", daemon=True)
+            self._thread = Boundary().thread(
+                "mfu_jax watcher", "the time of a step may contain a wait", self._run
+            )
             self._thread.start()
         self._queue.put(step)
 

@@ -18,6 +18,7 @@ from mfu_jax.logger.non_finite import NON_FINITE_EXIT_CODE, NonFiniteLossError
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.trainer.checkpoint import Checkpointer, StopRequest
 from mfu_jax.trainer.data import make_iterator
+from mfu_jax.trainer.memory import check_memory
 from mfu_jax.trainer.mesh import (
     initialize_distributed,
     make_mesh,
@@ -47,6 +48,7 @@ def train(config: Config, stop: StopRequest) -> None:
     """
     compile_log = CompileLog()
     mesh = make_mesh(config)
+    check_memory(config, jax.local_devices())
     config = resolve_attention(config, mesh)
     peaks = find_step_peaks(config)
     data = _data(config, mesh, "train", config.gradient_accumulation_steps)

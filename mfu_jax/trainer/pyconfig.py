@@ -93,10 +93,12 @@ class Config:
     coordinator_address: str
     num_processes: int
     process_id: int
+    heartbeat_timeout_seconds: int
 
     enable_checkpointing: bool
     checkpoint_period: int
     checkpoints_to_keep: int
+    on_checkpoint_error: Literal["warn", "stop"]
 
     metrics_file: str
     tensorboard_dir: str
@@ -261,7 +263,7 @@ _POSITIVE = (
 ).split()
 _NOT_NEGATIVE = (
     "steps seed eval_interval gradient_clipping_threshold adam_weight_decay warmup_steps "
-    "peak_tflops_per_device process_id trainable_position_size"
+    "peak_tflops_per_device process_id trainable_position_size heartbeat_timeout_seconds"
 ).split()
 _FRACTIONS = (
     "eval_fraction warmup_steps_fraction cosine_learning_rate_final_fraction adam_b1 adam_b2"

@@ -13,8 +13,10 @@ TRAIN = [
 
 # Third-party libraries whose trainers tests/clients/ instruments.
 CLIENTS = [
+    "dm-haiku>=0.0.14",
     "equinox>=0.13",
     "flowjax>=19",
+    "numpyro>=0.18",
     "transformers>=4.46,<5",  # version 5 dropped the Flax models
 ]
 

@@ -105,6 +105,20 @@ def text_with_large_constants(compiled: Any) -> str | None:
     return str(hlo.to_string(options))
 
 
+def parameter_shardings(compiled: Any) -> list[str]:
+    """The shardings of an executable's parameters, as HLO writes them; empty if it has none.
+
+    The text of JAX 0.12's programs lacks them.
+    """
+    if not hasattr(compiled, "runtime_executable"):
+        return []
+    try:
+        protos = compiled.runtime_executable().get_parameter_shardings() or []
+        return [repr(sys.modules[type(p).__module__].HloSharding.from_proto(p)) for p in protos]
+    except (AttributeError, RuntimeError):  # a plugin without them
+        return []
+
+
 def mosaic_bindings() -> tuple[Any, Any, Any]:
     """MLIR's Python bindings as jaxlib has them: the TPU dialect, `ir`, `PassManager`.
 

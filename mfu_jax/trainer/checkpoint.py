@@ -8,13 +8,14 @@ import gc
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Self
 
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, first_line
 from mfu_jax.trainer.data import CheckpointableIterator
 from mfu_jax.trainer.orbax_noise import silence_orbax
 from mfu_jax.trainer.pyconfig import Config
@@ -50,7 +51,7 @@ class Checkpointer:
         self._enabled = config.enable_checkpointing
         self._period = config.checkpoint_period
         self._goes_on = config.on_checkpoint_error == "warn" and jax.process_count() == 1
-        self._folder = (config.run_directory / "checkpoints").absolute()
+        self._folder: Any = None
         self._options = ocp.CheckpointManagerOptions(
             max_to_keep=config.checkpoints_to_keep, enable_async_checkpointing=True
         )
@@ -58,6 +59,7 @@ class Checkpointer:
         self._saving: int | None = None
         if self._enabled:
             silence_orbax()
+            self._folder = _folder_of(config)
             self._remove_unfinished()
             try:
                 self._manager = self._open()
@@ -215,7 +217,28 @@ def _reason(error: Exception) -> str:
     """The operating system's words, which TensorStore wraps in several lines of paths."""
     text = str(error)
     known = (os.strerror(code) for code in _STORAGE_ERRORS)
-    return next((words for words in known if words in text), text.split("\n")[0][:200])
+    return next((words for words in known if words in text), first_line(error))
+
+
+def _folder_of(config: Config) -> Any:
+    """Where checkpoints go: an absolute path, or etils' for an object store.
+
+    Raises:
+        UserError: the store cannot be reached.
+    """
+    folder = config.run_directory / "checkpoints"
+    if isinstance(folder, Path):
+        return folder.absolute()
+    try:
+        store = epath.Path(folder)
+        store.exists()
+    except Exception as error:  # no such scheme, no package for it, no account
+        raise UserError(
+            f"checkpoints cannot be written to {folder} ({first_line(error)}); expected a store "
+            f"that etils.epath and TensorStore reach; usually a package or an account is missing; "
+            f"set base_output_directory to a folder that can be written"
+        ) from None
+    return store
 
 
 def _shapes(state: Any) -> dict[str, str]:

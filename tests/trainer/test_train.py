@@ -270,7 +270,7 @@ BAD = {
     "attention": (["attention=splash"], "runs on tpu only"),
     "model": (["model_name=llama9"], "unknown model 'llama9'"),
     "memory": (["emb_dim=1048576", "vocab_size=262144"], "parameters do not fit"),
-    "trillion": (["emb_dim=1e12"], "parameters do not fit"),
+    "trillion": (["emb_dim=1e12"], "below 2^31"),
     "contradiction": (["model_name=llama3-8b"], "override_model_config=true"),
     "chip": (["peak_tflops_per_device=0", "hardware=h9000"], "peak_tflops_per_device"),
 }

@@ -84,13 +84,18 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 }
 
 
+def is_integer_scalar(aval: Any) -> bool:
+    """Whether values of this type are known; typed random keys have a dtype without a kind."""
+    return aval.shape == () and getattr(aval.dtype, "kind", "") in {"i", "u", "b"}
+
+
 def evaluate(eqn: Any, known: Sequence[Known]) -> Known:
     """The value of an integer scalar computed from known scalars, None if unknown."""
     name = eqn.primitive.name
     if any(v is None or isinstance(v, ConstantTable) for v in known) or len(eqn.outvars) != 1:
         return None
     aval = eqn.outvars[0].aval
-    if aval.shape != () or aval.dtype.kind not in "iub":
+    if not is_integer_scalar(aval):
         return None
     if name == "convert_element_type":
         result = np.asarray(known[0]).astype(np.bool_ if aval.dtype.kind == "b" else np.int64)

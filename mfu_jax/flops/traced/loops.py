@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from mfu_jax.flops.traced.known_values import ConstantTable, Known, evaluate, scalar
+from mfu_jax.flops.traced.known_values import (
+    ConstantTable,
+    Known,
+    evaluate,
+    is_integer_scalar,
+    scalar,
+)
 from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.jax_internals import Literal
 
@@ -130,7 +136,7 @@ class _Scalars:
         """The value of a scalar integer, None if it is unknown or not a scalar integer."""
         if isinstance(atom, Literal):
             return scalar(atom.val)
-        if atom.aval.shape != () or atom.aval.dtype.kind not in "iub" or self.depth > _MAX_DEPTH:
+        if not is_integer_scalar(atom.aval) or self.depth > _MAX_DEPTH:
             return None
         if atom in self.inputs:
             found = self.read(self.inputs[atom])

@@ -226,6 +226,7 @@ def _count_modules(
     loss: Callable[..., Any], arguments: tuple[Any, ...], paths: Iterable[ModulePath]
 ) -> tuple[TracedCount, dict[tuple[str, ModulePath], int]]:
     """Counts a loss and its gradient by (phase, path); `paths` may grow while it is traced."""
+    loss.__name__ = "model"  # errors name what the user passed
     count, flops = count_with_scopes(jax.value_and_grad(loss), arguments, {})
     numbered = list(paths)
     by_path: Counter[tuple[str, ModulePath]] = Counter()

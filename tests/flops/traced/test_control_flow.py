@@ -290,3 +290,15 @@ def test_donated_arrays_are_counted_by_their_shape():
     x = jnp.ones((B, D))
     x.delete()
     assert count_model_flops(step, x, jnp.ones((D, F))).total == FIRST
+
+
+def test_a_typed_key_is_no_known_number():
+    def f(x):
+        def body(carry):
+            i, key, x = carry
+            return i + 1, jax.random.fold_in(key, i), x @ x
+
+        start = (jnp.int32(0), jax.random.key(0), x)  # a key made from a constant
+        return jax.lax.while_loop(lambda carry: carry[0] < 3, body, start)[2]
+
+    assert count_model_flops(f, jnp.ones((4, 4))).total == 3 * (2 * 4 * 4 * 4)

@@ -32,6 +32,7 @@ __all__ = [
     "Jaxpr",
     "Literal",
     "Primitive",
+    "coordination_store",
     "host_value",
     "mosaic_bindings",
     "open_jaxpr",
@@ -143,3 +144,10 @@ def reached_preemption_sync_point(step: int) -> bool:
     from jax.experimental import multihost_utils
 
     return bool(multihost_utils.reached_preemption_sync_point(step))
+
+
+def coordination_store() -> tuple[Any, str]:
+    """The key-value store that the processes of a job share, and the address of process 0."""
+    from jax._src.distributed import global_state
+
+    return global_state.client, str(global_state.coordinator_address)

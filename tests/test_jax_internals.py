@@ -26,6 +26,7 @@ PURPOSES = {
     "jax.extend.core.primitives": "names of the primitives that cost no FLOPs",
     "jax.extend.core.primitives.remat_p": "tracing with jax.checkpoint switched off",
     "jax.interpreters.partial_eval.dce_jaxpr": "dead code is not counted",
+    "jax._src.distributed.global_state": "the trainer's processes find and watch each other",
     "jax._src.lib.tpu": "the bodies of Pallas kernels in TPU programs",
     "jaxlib.mlir.ir": "the bodies of Pallas kernels in TPU programs",
     "jaxlib.mlir.passmanager.PassManager": "the bodies of Pallas kernels in TPU programs",

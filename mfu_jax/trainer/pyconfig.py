@@ -44,6 +44,7 @@ class Config:
     seed: int
 
     model_name: str
+    override_model_config: bool
     decoder_block: Literal["llama2", "mistral", "gpt2", "gpt3", "default"]
     vocab_size: int
     num_decoder_layers: int
@@ -94,10 +95,12 @@ class Config:
     coordinator_address: str
     num_processes: int
     process_id: int
+    heartbeat_timeout_seconds: int
 
     enable_checkpointing: bool
     checkpoint_period: int
     checkpoints_to_keep: int
+    on_checkpoint_error: Literal["warn", "stop"]
 
     metrics_file: str
     tensorboard_dir: str
@@ -143,13 +146,30 @@ def load(arguments: Sequence[str] = ()) -> Config:
     """
     words = parse(arguments)
     path = _config_path(words.one_name("YAML file")) if words.names else CONFIG_FOLDER / "demo.yml"
-    return from_mapping(read_mapping(path), overrides=words.values, where=str(path))
+    values = read_mapping(path)
+    if path.resolve().parent == CONFIG_FOLDER:
+        return from_mapping({}, defaults=values, overrides=words.values)
+    return from_mapping(values, overrides=words.values, where=str(path))
 
 
 def from_mapping(
-    values: Mapping[str, Any], *, overrides: Mapping[str, Any] | None = None, where: str = "config"
+    values: Mapping[str, Any],
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    where: str = "config",
+    defaults: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Merges base.yml < model file < `values` (where they differ from base.yml) < `overrides`."""
+    """Merges base.yml < `defaults` < model file < `values` < `overrides`.
+
+    Args:
+        values: a user's own file. In a copy of base.yml only what differs from base.yml counts.
+        overrides: keys of the command line.
+        where: the file's name, for messages.
+        defaults: a bundled file, whose sizes give way to those of a named model.
+
+    Raises:
+        UserError: a key is unknown, a value is wrong, or a size contradicts the named model.
+    """
     base = base_defaults()
     overrides = overrides or {}
     for source, name in ((values, where), (overrides, "command line")):
@@ -157,12 +177,49 @@ def from_mapping(
             if key not in base:
                 hint = nearest(key, base) or "; configs/base.yml lists them all"
                 raise UserError(f"{name}: unknown key {key!r}{hint}")
-    own = {k: v for k, v in values.items() if v != base[k]}
-    model_name = str(overrides.get("model_name", own.get("model_name", "")))
+    model_name = str(overrides.get("model_name", values.get("model_name", "")))
     model = _model_values(model_name, base) if model_name else {}
-    merged = {**base, **model, **own, **overrides}
+    own = _own_values(values, model, base)
+    given = {**own, **overrides}
     kinds = field_types(Config)
+    may_override = typed("override_model_config", given.get("override_model_config", False), bool)
+    if not may_override:
+        remaining = {key: value for key, value in own.items() if key not in overrides}
+        _refuse_contradictions(remaining, where, model_name, model)
+        _refuse_contradictions(overrides, "command line", model_name, model)
+    merged = {**base, **(defaults or {}), **model, **given}
     return Config(**{key: typed(key, value, kinds[key]) for key, value in merged.items()})
+
+
+def _own_values(
+    values: Mapping[str, Any], model: Mapping[str, Any], base: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a user's file chooses: of a copy of base.yml, only what differs from it.
+
+    A file that gives every size of the model is such a copy; in any other file, a value that
+    happens to be the default was chosen.
+    """
+    is_copy = model.keys() <= values.keys()
+    return {k: v for k, v in values.items() if v != base[k] or not is_copy}
+
+
+def _refuse_contradictions(
+    given: Mapping[str, Any], where: str, model_name: str, model: Mapping[str, Any]
+) -> None:
+    """Refuses a size that the named model has, too, with another value."""
+    kinds = field_types(Config)
+    for key in (key for key in model if key in given):
+        wanted, has = typed(key, given[key], kinds[key]), typed(key, model[key], kinds[key])
+        if wanted != has:
+            raise UserError(
+                f"{where}: {key}={_shown(wanted)} contradicts model_name={model_name}, which has "
+                f"{key}={_shown(has)}; leave {key} out, or set override_model_config=true to "
+                f"train a changed model"
+            )
+
+
+def _shown(value: Any) -> str:
+    return shown(list(value) if isinstance(value, tuple) else value)
 
 
 @functools.cache
@@ -210,7 +267,7 @@ _POSITIVE = (
 ).split()
 _NOT_NEGATIVE = (
     "steps seed eval_interval gradient_clipping_threshold adam_weight_decay warmup_steps "
-    "peak_tflops_per_device process_id trainable_position_size"
+    "peak_tflops_per_device process_id trainable_position_size heartbeat_timeout_seconds"
 ).split()
 _FRACTIONS = (
     "eval_fraction warmup_steps_fraction cosine_learning_rate_final_fraction adam_b1 adam_b2"

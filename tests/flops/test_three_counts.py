@@ -128,7 +128,8 @@ def trainers_step(name: str, model: ModelConfig) -> tuple[Any, tuple[Any, ...]]:
     sizes = {k: model.value(k) for k in TINY if k in pyconfig.base_defaults()}
     heads = {k: model.value(k) for k in ("num_query_heads", "num_kv_heads")}
     options = {"dataset_type": "synthetic", "attention": "dot_product"}
-    config = pyconfig.from_mapping({}, overrides={"model_name": name, **sizes, **heads, **options})
+    model_keys = {"model_name": name, "override_model_config": True, **sizes, **heads}
+    config = pyconfig.from_mapping({}, overrides={**model_keys, **options})
     grid = mesh.make_mesh(config, jax.devices()[:1])
     arguments = state.abstract_state(config, grid), step.abstract_batch(config, grid, 1)
     return step.make_train_step(config), arguments

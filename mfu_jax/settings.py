@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from mfu_jax.arguments import parse
@@ -13,11 +14,11 @@ from mfu_jax.errors import UserError, nearest
 from mfu_jax.hardware.naming import named
 from mfu_jax.hardware.peak_sources import CALIBRATE, checked_peak
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.storage.addresses import Address, check_path
+from mfu_jax.storage.addresses import Address, check_path, path_of
 from mfu_jax.values import field_types, typed
 
 TRACED_CONVENTIONS = ("maxtext", "exact", "dense")
-_PATHS = ("metrics_file", "tensorboard_dir", "profile_dir")
+_PATHS = ("metrics_file", "tensorboard_dir", "heartbeat_file", "profile_dir")
 
 
 def _key(default: Any, text: str) -> Any:
@@ -45,6 +46,13 @@ class Settings:
         30.0,
         "what a power cut may lose of the files; 0: nothing written; -1: all since a checkpoint",
     )
+    heartbeat_file: str = _key(
+        "", "file rewritten every 10 s with the state and the last step; empty: none"
+    )
+    hang_factor: float = _key(
+        50.0, "median step times without a step that count as a hang, which is reported; 0: none"
+    )
+    hang_seconds: float = _key(30.0, "shortest time that counts as a hang")
     start_step: int = _key(0, "number of the first step, above 0 after a resume")
     hardware: str = _key(
         "", "chip whose peak to use, such as h100; 'calibrate' measures; empty: the attached one"
@@ -104,7 +112,16 @@ class Settings:
         Raises:
             UserError: `log_period` or `warmup_steps` is too small.
         """
-        return LoggerConfig(**{name: getattr(self, name) for name in LOGGER_KEYS})
+        given = {name: getattr(self, name) for name in LOGGER_KEYS}
+        return LoggerConfig(**given, hang_folder=self._hang_folder())
+
+    def _hang_folder(self) -> str:
+        """Where the metrics are, if that is on this machine."""
+        for setting in (self.heartbeat_file, self.metrics_file):
+            if setting and isinstance(path := path_of(setting), Path):
+                return str(path.parent)
+        is_local = self.tensorboard_dir and isinstance(path_of(self.tensorboard_dir), Path)
+        return self.tensorboard_dir if is_local else ""
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, strict: bool = True) -> Settings:

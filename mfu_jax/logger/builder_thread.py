@@ -36,7 +36,6 @@ class BuilderThread:
 
     Args:
         handle: takes a batch of items that are not callable; items that are, are called.
-        on_tick: called at every tick.
         size: items that may wait. If the thread is stuck, `put` waits once for `PATIENCE_SECONDS`;
             from then on the oldest item goes for each that comes, until the thread moves again.
 
@@ -47,13 +46,11 @@ class BuilderThread:
     def __init__(
         self,
         handle: Callable[[Sequence[Any]], None],
-        on_tick: Callable[[], None] = lambda: None,
         *,
         size: int = 256,
     ) -> None:
         self.dropped = 0
         self._handle = handle
-        self._on_tick = on_tick
         self._size = size
         self._queue: deque[Any] = deque()
         self._wake = threading.Event()
@@ -125,7 +122,6 @@ class BuilderThread:
             has_handled = bool(items)
             self._guard(self._handle_all, items)
             items = []  # keep no device arrays alive while the thread waits
-            self._guard(self._on_tick)
 
     def _take(self) -> list[Any]:
         items = []

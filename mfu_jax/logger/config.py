@@ -18,6 +18,10 @@ class ConfigFields(TypedDict, total=False):
     abort_on_inf_loss: bool
     is_main_process: bool | None
     queue_size: int
+    hang_factor: float
+    hang_seconds: float
+    hang_folder: str
+    heartbeat_file: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +39,11 @@ class LoggerConfig:
         is_main_process: whether this process writes; None: only process 0 does.
         queue_size: steps that may wait until records are made of them. Only if that is stuck does
             it fill up; the oldest steps then go, and training goes on.
+        hang_factor: median step times without a completed step that count as a hang, which is
+            reported (`mfu_jax.logger.watchdog`); 0: none does.
+        hang_seconds: the shortest time that counts as one.
+        hang_folder: gets the stacks of a run that hangs; empty: the temporary folder.
+        heartbeat_file: rewritten every ten seconds for a supervisor; empty: none.
 
     Raises:
         UserError: `log_period` or `warmup_steps` is too small.
@@ -47,6 +56,10 @@ class LoggerConfig:
     abort_on_inf_loss: bool = False
     is_main_process: bool | None = None
     queue_size: int = 256
+    hang_factor: float = 50.0
+    hang_seconds: float = 30.0
+    hang_folder: str = ""
+    heartbeat_file: str = ""
 
     def __post_init__(self) -> None:
         if self.log_period < 1:
@@ -59,3 +72,9 @@ class LoggerConfig:
                 f"warmup_steps={self.warmup_steps}: expected at least 0; usually a subtraction "
                 f"went wrong; pass warmup_steps=0 or leave it out"
             )
+        for name in ("hang_factor", "hang_seconds"):
+            if not getattr(self, name) >= 0:
+                raise UserError(
+                    f"{name}={getattr(self, name)}: expected at least 0; usually -1 was meant to "
+                    f"switch the watchdog off; pass hang_factor=0"
+                )

@@ -54,6 +54,7 @@ from mfu_jax.logger.strict_json import printable
 from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
 from mfu_jax.logger.timing.timer import StepTimer, TimedStep, Watcher
+from mfu_jax.logger.watchdog import Watchdog
 
 _log = logging.getLogger("mfu_jax")
 
@@ -117,13 +118,15 @@ class MetricLogger:
         self._failure_was_raised = False
         self._summary: Summary | None = None
         self._thread_id = threading.get_ident()
+        self._watchdog = Watchdog(config, self._boundary, monotonic=monotonic)
         self._pipeline = RecordPipeline(
             self._builder,
             sinks_of_process(sinks, config),
             config,
+            on_record=self._watchdog.saw,
         )
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
-        self._spans = LoopSpans(self._timer, self._pipeline, self._boundary)
+        self._spans = LoopSpans(self._timer, self._pipeline, self._watchdog, self._boundary)
         self.phases = PhaseBook(
             monotonic, warmup_steps=config.warmup_steps, boundary=self._boundary
         )
@@ -207,6 +210,7 @@ class MetricLogger:
             self._pipeline.put(finished)
         if given is not None:
             self._spans.hold(taken)  # a later eval may still add to it
+        self._watchdog.completed(step)
         taken.overhead_seconds = self._monotonic() - begin - self._timer.waited_seconds
 
     @guarded("an eval is not logged", passes=MEANT_FOR_THE_LOOP)
@@ -338,7 +342,8 @@ class MetricLogger:
         if self._pipeline.failure is None:
             attempt("the last step is not logged", self._hold_last)
         attempt("metrics may not all be written", self._close_pipeline)
-        for part in (self._timer.close, self.phases.close, self._stop_listening):
+        parts = (self._watchdog.close, self._timer.close, self.phases.close, self._stop_listening)
+        for part in parts:
             attempt("the logger is not closed", part)
         return self._summary
 
@@ -397,3 +402,4 @@ class MetricLogger:
         if event.thread_id == self._thread_id and not self._spans.active:
             self.phases.compiling()
             self._timer.compiling(event)
+            self._watchdog.compiling(event.stage)

@@ -43,7 +43,7 @@ class RecordPipeline:
         builder: makes records and keeps the statistics.
         sinks: where records go; closed with the pipeline.
         config: which losses are failures, and how many steps may wait.
-        on_tick: called on the builder's thread at every tick.
+        on_record: called with every record, on the builder's thread.
 
     Attributes:
         failure: the first loss that is not finite; every step up to it has been written, and no
@@ -56,10 +56,11 @@ class RecordPipeline:
         sinks: Sequence[Sink],
         config: LoggerConfig,
         *,
-        on_tick: Callable[[], None] = lambda: None,
+        on_record: Callable[[StepRecord], None] = lambda record: None,
     ) -> None:
         self.failure: NonFiniteLossError | None = None
         self._builder = builder
+        self._on_record = on_record
         for sink in sinks:
             for warning in sink.warnings:
                 _log.warning("%s", warning)
@@ -71,7 +72,7 @@ class RecordPipeline:
             abort_on_nan=config.abort_on_nan_loss, abort_on_inf=config.abort_on_inf_loss
         )
         self._lost_steps = 0
-        self._thread = BuilderThread(self._handle, on_tick, size=config.queue_size)
+        self._thread = BuilderThread(self._handle, size=config.queue_size)
         self.put: Callable[[TimedStep | Callable[[], object]], None] = self._thread.put
 
     @property
@@ -172,4 +173,5 @@ class RecordPipeline:
                 _log.exception("the metrics of step %s were lost; please report this", step.step)
             return None
         self.failure = self._losses.judge(step.step, record.scalars.get("learning/loss"))
+        self._on_record(record)
         return record

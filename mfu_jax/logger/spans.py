@@ -9,6 +9,7 @@ from mfu_jax.boundary import Boundary, guarded
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
 from mfu_jax.logger.pipeline import RecordPipeline
 from mfu_jax.logger.timing.timer import Reading, StepTimer, TimedStep
+from mfu_jax.logger.watchdog import Watchdog
 
 
 class LoopSpans:
@@ -17,6 +18,7 @@ class LoopSpans:
     Args:
         timer: the clocks.
         pipeline: where a step goes once nothing can be added to it.
+        watchdog: does not watch a pause.
         boundary: where failures are reported.
 
     Attributes:
@@ -25,12 +27,15 @@ class LoopSpans:
         active: whether a span is open; a span inside another is part of the outer one.
     """
 
-    def __init__(self, timer: StepTimer, pipeline: RecordPipeline, boundary: Boundary) -> None:
+    def __init__(
+        self, timer: StepTimer, pipeline: RecordPipeline, watchdog: Watchdog, boundary: Boundary
+    ) -> None:
         self.held: TimedStep | None = None
         self.late: dict[str, Any] = {}
         self.active = False
         self._timer = timer
         self._pipeline = pipeline
+        self._watchdog = watchdog
         self._boundary = boundary
 
     def release(self) -> None:
@@ -65,7 +70,7 @@ class LoopSpans:
 
     def pause(self, name: str, check: Callable[[], None]) -> Pause:
         """Waits for the step in flight, calls `check`, and attributes the time inside to `name`."""
-        return Pause(self, self._timer, name, check, self._boundary)
+        return Pause(self, self._timer, name, check, self._watchdog, self._boundary)
 
     def wait(self, name: str) -> Wait:
         """Measures the part of a wait in which the device is idle."""
@@ -75,7 +80,7 @@ class LoopSpans:
 class Pause:
     """See `LoopSpans.pause`."""
 
-    __slots__ = ("_boundary", "_check", "_name", "_spans", "_start", "_timer")
+    __slots__ = ("_boundary", "_check", "_name", "_spans", "_start", "_timer", "_watchdog")
 
     def __init__(
         self,
@@ -83,8 +88,10 @@ class Pause:
         timer: StepTimer,
         name: str,
         check: Callable[[], None],
+        watchdog: Watchdog,
         boundary: Boundary,
     ) -> None:
+        self._watchdog = watchdog
         self._spans = spans
         self._timer = timer
         self._name = name
@@ -99,6 +106,7 @@ class Pause:
             return
         finished = self._timer.drain()
         start = self._timer.read()
+        self._watchdog.pause()
         if finished is not None:
             spans.hold(finished)
         self._check()
@@ -110,6 +118,7 @@ class Pause:
         if start is None:
             return
         spans.active, self._start = False, None
+        self._watchdog.resume()
         self._timer.cut(self._name, start, self._timer.read())
         if spans.held is not None:
             for span, spent in self._timer.take_spans().items():

@@ -7,7 +7,6 @@ heartbeat file tells a supervisor outside that the process lives, and where it i
 
 from __future__ import annotations
 
-import dataclasses
 import faulthandler
 import json
 import logging
@@ -21,7 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mfu_jax.boundary import Boundary
 from mfu_jax.formatting import readable
+from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.sinks.base import StepRecord
 
 _log = logging.getLogger("mfu_jax")
@@ -34,31 +35,15 @@ _COMPILE_SECONDS = 1800.0
 _STOPPED_SECONDS = 5.0
 _LAST_RECORDS = 20
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class WatchdogConfig:
-    """When a run counts as hung, and where the watchdog writes.
-
-    Attributes:
-        factor: median step times without a completed step; 0: no watchdog.
-        seconds: the shortest time that counts as a hang.
-        heartbeat_file: rewritten every `heartbeat_seconds` with step, time and state; None: none.
-        heartbeat_seconds: see `heartbeat_file`.
-        folder: gets the file with the stacks; None: the temporary folder.
-    """
-
-    factor: float = 50.0
-    seconds: float = 30.0
-    heartbeat_file: Path | None = None
-    heartbeat_seconds: float = 10.0
-    folder: Path | None = None
+HEARTBEAT_SECONDS = 10.0
 
 
 class Watchdog:
     """Watches the steps of one logger.
 
     Args:
-        config: limits and files.
+        config: limits and files, under the keys ``hang_…`` and ``heartbeat_file``.
+        boundary: where failures of the watchdog itself are reported.
         monotonic: clock in seconds.
 
     Attributes:
@@ -66,10 +51,16 @@ class Watchdog:
     """
 
     def __init__(
-        self, config: WatchdogConfig, *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        config: LoggerConfig,
+        boundary: Boundary,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stopped_seconds = 0.0
         self._config = config
+        self._boundary = boundary
+        self._heartbeat = Path(config.heartbeat_file) if config.heartbeat_file else None
         self._monotonic = monotonic
         self._step = -1
         self._completed_at = self._checked_at = monotonic()
@@ -79,24 +70,22 @@ class Watchdog:
         self._is_paused = False
         self._is_compiling = False
         self._is_hung = False
-        self._may_write_heartbeat = config.heartbeat_file is not None
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
     def period_seconds(self) -> float:
         """Time between two looks: short enough to see a hang in time, and a heartbeat's period."""
-        return max(0.05, min(self._config.seconds / 4, self._config.heartbeat_seconds, 5.0))
-
-    def start(self) -> None:
-        """Starts the thread, unless nothing is to be watched."""
-        if self._config.factor > 0 or self._may_write_heartbeat:
-            self._thread = threading.Thread(target=self._run, name="mfu_jax watchdog", daemon=True)
-            self._thread.start()
+        return max(0.05, min(self._config.hang_seconds / 4, 5.0))
 
     def completed(self, step: int) -> None:
         """Called by the training thread when it records a step; costs a clock reading."""
         now = self._monotonic()
+        if self._thread is None and (self._config.hang_factor > 0 or self._heartbeat):
+            self._thread = self._boundary.thread(
+                "mfu_jax watchdog", "nobody watches for hangs", self._run
+            )
+            self._thread.start()
         if self._step >= 0 and not self._is_compiling:
             self._intervals.append(now - self._completed_at)
         self._completed_at = now
@@ -125,9 +114,11 @@ class Watchdog:
     def limit_seconds(self) -> float | None:
         """How long no step may complete; None: too few steps to tell, or watching is off."""
         intervals = list(self._intervals)
-        if self._config.factor <= 0 or len(intervals) < _FEWEST_INTERVALS:
+        if self._config.hang_factor <= 0 or len(intervals) < _FEWEST_INTERVALS:
             return None
-        limit = max(self._config.seconds, self._config.factor * statistics.median(intervals))
+        limit = max(
+            self._config.hang_seconds, self._config.hang_factor * statistics.median(intervals)
+        )
         return max(limit, _COMPILE_SECONDS) if self._is_compiling else limit
 
     def check(self) -> None:
@@ -153,7 +144,7 @@ class Watchdog:
         if is_hung != self._is_hung:
             self._beat_at = float("-inf")  # a supervisor hears of it at once
         self._is_hung = is_hung
-        if now - self._beat_at >= self._config.heartbeat_seconds:
+        if now - self._beat_at >= HEARTBEAT_SECONDS:
             self._beat_at = now
             self._beat("hung" if is_hung else "paused" if self._is_paused else "running")
 
@@ -167,11 +158,7 @@ class Watchdog:
 
     def _run(self) -> None:
         while not self._closing.wait(self.period_seconds):
-            try:
-                self.check()
-            except Exception as error:
-                _log.warning("the watchdog ends: %s: %s", type(error).__name__, error)
-                return
+            self.check()
 
     def _report(self, spent: float) -> None:
         median = statistics.median(list(self._intervals))
@@ -186,7 +173,7 @@ class Watchdog:
         _log.warning("%s: the run seems to hang; %s", head, where)
 
     def _dump(self, head: str) -> Path:
-        folder = self._config.folder or Path(tempfile.gettempdir())
+        folder = Path(self._config.hang_folder or tempfile.gettempdir())
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"hang-after-step{self._step}-pid{os.getpid()}.txt"
         with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
@@ -199,8 +186,8 @@ class Watchdog:
         return path
 
     def _beat(self, state: str) -> None:
-        path = self._config.heartbeat_file
-        if path is None or not self._may_write_heartbeat:
+        path = self._heartbeat
+        if path is None:
             return
         values: dict[str, Any] = {
             "state": state,
@@ -215,5 +202,5 @@ class Watchdog:
             temporary.write_text(json.dumps(values) + "\n", encoding="utf-8")
             os.replace(temporary, path)
         except OSError as error:
-            self._may_write_heartbeat = False
+            self._heartbeat = None
             _log.warning("the heartbeat %s is not written any more: %s", path, error)

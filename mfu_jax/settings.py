@@ -13,6 +13,7 @@ from mfu_jax.errors import UserError, nearest
 from mfu_jax.hardware.naming import named
 from mfu_jax.hardware.peak_sources import CALIBRATE, checked_peak
 from mfu_jax.logger.config import LoggerConfig
+from mfu_jax.storage.addresses import Address, check_path
 from mfu_jax.values import field_types, typed
 
 TRACED_CONVENTIONS = ("maxtext", "exact", "dense")
@@ -40,6 +41,10 @@ class Settings:
         1, "steps per console line and TensorBoard point (the JSONL has every step)"
     )
     warmup_steps: int = _key(2, "first steps, shown but excluded from summaries")
+    fsync_seconds: float = _key(
+        30.0,
+        "what a power cut may lose of the files; 0: nothing written; -1: all since a checkpoint",
+    )
     start_step: int = _key(0, "number of the first step, above 0 after a resume")
     hardware: str = _key(
         "", "chip whose peak to use, such as h100; 'calibrate' measures; empty: the attached one"
@@ -90,6 +95,8 @@ class Settings:
                 f"or tensorboard_dir; usually the second flag was forgotten; pass "
                 f"profile_dir=profile"
             )
+        if self.profile_steps:
+            _check_profile_dir(self.profile_dir or self.tensorboard_dir)
 
     def logger_config(self) -> LoggerConfig:
         """The settings that a `MetricLogger` is made with.
@@ -195,6 +202,15 @@ def _check_not_negative(settings: Settings) -> None:
                 f"{name}={getattr(settings, name)}: expected a number of at least 0; usually a "
                 f"wrong unit; leave it out if it is not known"
             )
+
+
+def _check_profile_dir(folder: str) -> None:
+    if isinstance(check_path(folder, "profile_dir"), Address):
+        raise UserError(
+            f"profile_dir={folder!r} is an object store, where the profiler cannot write; expected "
+            f"a local or mounted folder; usually tensorboard_dir without a profile_dir of its own; "
+            f"pass profile_dir=profile"
+        )
 
 
 def _check_flops_source(settings: Settings) -> None:

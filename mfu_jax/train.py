@@ -28,6 +28,7 @@ from mfu_jax.trainer.pyconfig import Config, load
 from mfu_jax.trainer.run_logger import (
     count_step,
     find_step_peaks,
+    lock_run,
     make_run_logger,
     make_run_sinks,
     settings_of,
@@ -51,7 +52,7 @@ def train(config: Config, stop: StopRequest) -> None:
     peaks = find_step_peaks(config)
     data = _data(config, mesh, "train", config.gradient_accumulation_steps)
     shapes = abstract_state(config, mesh)
-    with Checkpointer(config) as checkpoints:
+    with lock_run(config), Checkpointer(config) as checkpoints:
         state = checkpoints.restore(shapes, data) or create_state(config, mesh)
         start_step = int(state.step)
         if start_step >= config.steps:

@@ -113,8 +113,8 @@ def costs_after_pauses(
     for name, call in {"an empty `with`": lambda *_: do_nothing(), **calls}.items():
         values = costs.setdefault(f"{name}, after a pause of 10 ms", [])
         for step in range(steps):
-            metrics = tiny_step(small)
             time.sleep(PAUSE_SECONDS)
+            metrics = tiny_step(small)
             values.append(microseconds(lambda: call(step, metrics)))  # noqa: B023
     return costs
 

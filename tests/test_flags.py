@@ -15,7 +15,9 @@ from absl import flags as absl_flags
 import mfu_jax
 from mfu_jax import flags, jax_internals
 from mfu_jax.errors import UserError
+from mfu_jax.instrumentation.assembly import sinks_of
 from mfu_jax.logger.disabled import DisabledLogger
+from mfu_jax.logger.sinks import JsonlSink, TensorBoardSink
 from mfu_jax.settings import Settings
 
 
@@ -208,3 +210,21 @@ def test_wrong_example_arguments_say_what_to_do(arguments: tuple[Any, ...]) -> N
     settings = Settings(peak_tflops_per_device=1.0)
     with pytest.raises(UserError, match=r"train_step cannot be .*expected.*usually.*pass them"):
         flags.make_logger(settings, train_step, *arguments)
+
+
+def test_how_often_files_are_flushed_to_disk_is_a_setting(tmp_path: Path) -> None:
+    settings = Settings(
+        metrics_file=str(tmp_path / "m.jsonl"), tensorboard_dir=str(tmp_path), fsync_seconds=7
+    )
+    sinks = sinks_of(settings, progress=False)
+    found = [
+        sink._file._fsync_seconds for sink in sinks if isinstance(sink, JsonlSink | TensorBoardSink)
+    ]
+    assert found == [7.0, 7.0]
+    for sink in sinks:
+        sink.close()
+
+
+def test_device_traces_cannot_go_to_an_object_store() -> None:
+    with pytest.raises(UserError, match="profile_dir='gs://b/x' is an object store"):
+        Settings(profile_steps="1-2", tensorboard_dir="gs://b/x")

@@ -37,12 +37,15 @@ def sinks_of(
     """
     if jax.process_index() != 0:
         return []
-    resume = {"resume_from_step": settings.start_step}
+    files: dict[str, Any] = {
+        "resume_from_step": settings.start_step,
+        "fsync_seconds": settings.fsync_seconds,
+    }
     sinks = [make_sink("console", total_steps=total_steps, progress=progress)]
     if settings.metrics_file:
-        sinks.append(make_sink("jsonl", settings.metrics_file, **resume))
+        sinks.append(make_sink("jsonl", settings.metrics_file, **files))
     if settings.tensorboard_dir:
-        sinks.append(make_sink("tensorboard", settings.tensorboard_dir, **resume))
+        sinks.append(make_sink("tensorboard", settings.tensorboard_dir, **files))
     return sinks
 
 

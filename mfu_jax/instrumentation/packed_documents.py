@@ -1,7 +1,7 @@
 """Packed documents in an instrumented step: each step has the attention pairs of its own batch.
 
 The pairs are summed on the device from the step's segment ids, before the step is dispatched. The
-writer's thread reads the sums once the step has ended, so nothing waits for them.
+builder's thread reads the sums once the step has ended, so nothing waits for them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class PackedBatch:
     def cost(
         self, packed: Mapping[str, int | Fraction], cost: StepCost | Callable[[], StepCost]
     ) -> StepCost:
-        """The step's cost minus pairs absent from this batch; call it on the writer's thread.
+        """The step's cost minus pairs absent from this batch; call it on the builder's thread.
 
         Args:
             packed: FLOPs of one device with all pairs, by kind of mask.

@@ -60,7 +60,7 @@ class ProgramAnalysis:
         peaks: what utilisation is relative to; None if no peak is known.
         flops: all counts; None until `count` is done.
         cost: for `MetricLogger.record`: what a step costs; before `count` is done, a function that
-            waits for it on the writer's thread.
+            waits for it on the builder's thread.
         known_cost: the part of `cost` known so far, without waiting.
     """
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from mfu_jax.logger.backlog_files import FOLDER, FORMAT, Segment, last_step
 from mfu_jax.logger.sinks.base import Sink, StepRecord
-from mfu_jax.logger.sinks.files import set_aside
+from mfu_jax.storage.files import set_aside
 
 logger = logging.getLogger("mfu_jax")
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.sinks.base import StepRecord
-from mfu_jax.logger.sinks.files import AppendOnlyFile, replace_file
 from mfu_jax.logger.strict_json import strict
+from mfu_jax.storage.files import AppendOnlyFile, replace_file
 
 FOLDER = "backlog"
 FORMAT = 1

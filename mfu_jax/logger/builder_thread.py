@@ -6,6 +6,7 @@ So nobody is woken while items come faster than the ticks; the thread looks for 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -22,6 +23,12 @@ TICK_SECONDS = 0.1
 IDLE_TICK_SECONDS = 1.0
 # Longest wait for room if items come faster than they are handled; then the oldest go.
 PATIENCE_SECONDS = 1.0
+
+
+# Python's lock is let go between slices of work, by sleeping for a moment: otherwise the training
+# thread may wait for it for 5 ms, which is a whole step.
+SLICE = 20
+BREATH_SECONDS = 1e-4
 
 
 class BuilderThread:
@@ -131,17 +138,18 @@ class BuilderThread:
         return items
 
     def _handle_all(self, items: Sequence[Any]) -> None:
-        batch: list[Any] = []
-        for item in items:
-            if not callable(item):
-                batch.append(item)
-                continue
-            if batch:
-                self._guard(self._handle, batch)
-                batch = []
-            self._guard(item)
-        if batch:
-            self._guard(self._handle, batch)
+        for is_call, group in itertools.groupby(items, callable):
+            if is_call:
+                for call in group:
+                    self._guard(call)
+            else:
+                self._handle_slices(list(group))
+
+    def _handle_slices(self, items: Sequence[Any]) -> None:
+        for start in range(0, len(items), SLICE):
+            if start:
+                time.sleep(BREATH_SECONDS)
+            self._guard(self._handle, items[start : start + SLICE])
 
     def _guard(self, function: Callable[..., object], *arguments: Any) -> None:
         """Calls `function`; a failure is told once for each kind and ends nothing."""

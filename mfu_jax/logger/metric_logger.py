@@ -62,7 +62,7 @@ class MetricLogger:
     """Times each step one step late, derives TFLOP/s, MFU and HFU, and hands them to sinks.
 
     The training thread only reads the clocks. Copies to the host, arithmetic, formatting and
-    writing happen on one background thread.
+    writing happen on background threads, one for each sink.
 
     Args:
         cost: what a step costs one device; by default 0 FLOPs, for loops whose steps each bring
@@ -163,7 +163,7 @@ class MetricLogger:
         Args:
             step: its number, larger than the last one.
             metrics: name -> scalar: a JAX array, a number, or a function that returns one or
-                None, called later on the writer's thread. ``loss``, ``grad_norm``,
+                None, called later on a background thread. ``loss``, ``grad_norm``,
                 ``current_learning_rate``, ``total_weights`` and all other names without a slash
                 are shown under ``learning/``; an array under a name that starts with ``_`` is
                 waited for, but not shown. Nothing is copied to the host here, and nothing larger
@@ -171,7 +171,7 @@ class MetricLogger:
             step_time_seconds: the step's time, if the caller measured it; the logger then does not
                 wait.
             cost: what this step costs, if that differs from the other steps; or a function that
-                returns it, called later on the writer's thread.
+                returns it, called later on a background thread.
 
         Raises:
             NonFiniteLossError: an earlier step's loss is NaN or infinite.
@@ -326,6 +326,8 @@ class MetricLogger:
 
     @guarded("metrics may not all be written", passes=MEANT_FOR_THE_LOOP)
     def __exit__(self, kind: object, *error: object) -> None:
+        if kind is not None and self._summary is None:
+            self._pipeline.tell("write_failure", repr(error[0])[:300])
         self.close() if kind is None else self._close()
 
     def _close(self) -> Summary:

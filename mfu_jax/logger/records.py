@@ -1,4 +1,4 @@
-"""From a timed step with device arrays to a record of plain numbers, on the writer's thread."""
+"""From a timed step with device arrays to a record of plain numbers, on the builder's thread."""
 
 from __future__ import annotations
 

@@ -27,7 +27,9 @@ logger = logging.getLogger("mfu_jax")
 # Most records kept in memory for a sink that does not keep up: with a backlog on disk, and without.
 QUEUE_RECORDS = 1000
 MOST_QUEUE_RECORDS = 10_000
-BATCH_RECORDS = 250
+# Records in one write, and the pause after it, in which the training thread can have Python's lock.
+BATCH_RECORDS = 25
+BREATH_SECONDS = 1e-4
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0
 # Attempts after which a record that fails while the next one succeeds is given up. At the end of
@@ -230,6 +232,8 @@ class SinkWorker:
             self._advance(source, done)
             if self._retry_seconds:
                 return
+            if len(batch) == BATCH_RECORDS:
+                time.sleep(BREATH_SECONDS)
 
     def _next(self) -> tuple[Segment | None, Sequence[StepRecord | Call]]:
         """The next records or call, and the file that they come from, if any."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 import threading
+from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
 import jax
 import orbax.checkpoint as ocp
 
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, first_line
 from mfu_jax.jax_internals import reached_preemption_sync_point
 from mfu_jax.trainer.data import CheckpointableIterator
 from mfu_jax.trainer.pyconfig import Config
@@ -23,12 +24,13 @@ class Checkpointer:
 
     def __init__(self, config: Config) -> None:
         self._period = config.checkpoint_period
-        self._folder = (config.run_directory / "checkpoints").absolute()
+        self._folder: Any = None
         self._manager: ocp.CheckpointManager | None = None
         if config.enable_checkpointing:
             options = ocp.CheckpointManagerOptions(
                 max_to_keep=config.checkpoints_to_keep, enable_async_checkpointing=True
             )
+            self._folder = _folder_of(config)
             try:
                 self._manager = ocp.CheckpointManager(self._folder, options=options)
             except OSError as error:
@@ -92,6 +94,29 @@ class Checkpointer:
             self._manager.wait_until_finished()
             self._manager.close()
             self._manager = None
+
+
+def _folder_of(config: Config) -> Any:
+    """Where checkpoints go: an absolute path, or etils' for an object store.
+
+    Raises:
+        UserError: the store cannot be reached.
+    """
+    folder = config.run_directory / "checkpoints"
+    if isinstance(folder, Path):
+        return folder.absolute()
+    from etils import epath
+
+    try:
+        store = epath.Path(folder)
+        store.exists()
+    except Exception as error:  # no such scheme, no package for it, no account
+        raise UserError(
+            f"checkpoints cannot be written to {folder} ({first_line(error)}); expected a store "
+            f"that etils.epath and TensorStore reach; usually a package or an account is missing; "
+            f"set base_output_directory to a folder that can be written"
+        ) from None
+    return store
 
 
 def _shapes(state: Any) -> dict[str, str]:

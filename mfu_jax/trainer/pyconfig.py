@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from typing import Any, Literal
 
 from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.values import field_types, typed
+from mfu_jax.storage.addresses import Address, check_path, path_of
+from mfu_jax.values import field_types, shown, typed
 from mfu_jax.yaml_files import CONFIG_FOLDER, model_file, read_mapping
 
 REMAT_NAMES = (
@@ -99,6 +101,7 @@ class Config:
 
     metrics_file: str
     tensorboard_dir: str
+    fsync_seconds: float
     log_period: int
     warmup_steps: int
     convention: Literal["maxtext", "exact", "dense"]
@@ -112,17 +115,17 @@ class Config:
         _validate(self)
 
     @property
-    def run_directory(self) -> Path:
+    def run_directory(self) -> Path | Address:
         """The folder of everything that the run writes."""
-        return Path(self.base_output_directory) / self.run_name
+        return path_of(self.base_output_directory) / self.run_name
 
     @property
-    def metrics_path(self) -> Path | None:
+    def metrics_path(self) -> Path | Address | None:
         """The JSONL file; None: none is written."""
         return _auto_path(self.metrics_file, self.run_directory / "metrics.jsonl")
 
     @property
-    def tensorboard_path(self) -> Path | None:
+    def tensorboard_path(self) -> Path | Address | None:
         """The folder of TensorBoard's events; None: none are written."""
         return _auto_path(self.tensorboard_dir, self.run_directory / "tensorboard")
 
@@ -187,15 +190,16 @@ def _config_path(text: str) -> Path:
     """The file itself, or the bundled one of that name (``configs/base.yml`` in a wheel)."""
     path = Path(text)
     bundled = CONFIG_FOLDER / path.name
-    if not path.exists() and path.parent.name in ("", "configs") and bundled.exists():
+    exists = os.path.exists  # unlike Path.exists, it knows no name that is too long
+    if not exists(path) and path.parent.name in ("", "configs") and exists(bundled):
         return bundled
     return path
 
 
-def _auto_path(setting: str, default: Path) -> Path | None:
+def _auto_path(setting: str, default: Path | Address) -> Path | Address | None:
     if setting == "auto":
         return default
-    return Path(setting) if setting else None
+    return path_of(setting) if setting else None
 
 
 _POSITIVE = (
@@ -228,8 +232,9 @@ def _check_ranges(config: Config) -> None:
         value = getattr(config, field.name)
         if isinstance(value, float) and not abs(value) < float("inf"):
             raise UserError(f"{field.name}={value}: expected a finite number")
-        if isinstance(value, int) and abs(value) >= 2**63:
-            raise UserError(f"{field.name}={value}: expected a number below 2^63")
+        bits = 63 if field.name == "seed" else 31  # JAX's integers
+        if isinstance(value, int) and abs(value) >= 2**bits:
+            raise UserError(f"{field.name}={shown(value)}: expected a number below 2^{bits}")
     for key in _POSITIVE:
         if getattr(config, key) <= 0:
             raise UserError(f"{key}={getattr(config, key)}: expected more than 0")
@@ -286,11 +291,22 @@ def _check_remat(config: Config) -> None:
         )
 
 
+def _check_run_name(name: str) -> None:
+    if name in ("", ".", "..") or "/" in name or not name.isprintable():
+        raise UserError(
+            f"run_name={name!r}: expected the name of a folder: printable, without '/', not '.' "
+            f"or '..'"
+        )
+    if len(name.encode(errors="surrogatepass")) > 255:
+        raise UserError(f"run_name={name[:40]!r}… is too long: expected at most 255 bytes")
+
+
 def _check_run(config: Config) -> None:
     if config.data < 1 and config.data != -1:
         raise UserError(f"data={config.data}: expected 1 or more, or -1 for all remaining devices")
-    if not config.run_name or "/" in config.run_name:
-        raise UserError(f"run_name={config.run_name!r}: expected a folder name without '/'")
+    _check_run_name(config.run_name)
+    for key in ("base_output_directory", "metrics_file", "tensorboard_dir"):
+        check_path(getattr(config, key), key)
     if config.process_id >= config.num_processes:
         raise UserError(
             f"process_id={config.process_id} with num_processes={config.num_processes}: "

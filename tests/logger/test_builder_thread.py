@@ -31,11 +31,12 @@ def test_items_are_handled_in_order_and_in_batches() -> None:
     thread = BuilderThread(gate, size=100)
     thread.put(0)
     assert gate.begun.wait(HANG_SECONDS)
-    for number in range(1, 40):
+    for number in range(1, 42):
         thread.put(number)
     gate.release.set()
     assert thread.settle(HANG_SECONDS)
-    assert gate.batches == [[0], list(range(1, 40))]
+    assert gate.seen == list(range(42))
+    assert [len(batch) for batch in gate.batches] == [1, 20, 20, 1]
     thread.close(HANG_SECONDS)
     assert thread.dropped == 0
 

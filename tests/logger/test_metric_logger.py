@@ -417,3 +417,22 @@ def test_compile_events_know_their_thread() -> None:
     run.steps(1.0)
     run.logger.close()
     assert run.sink.records[0].kind == "compile"
+
+
+def test_sinks_are_told_that_the_loop_raised() -> None:
+    class Told(ListSink):
+        reasons: typing.ClassVar[list[str]] = []
+
+        def write_failure(self, reason: str) -> None:
+            assert not self.closed
+            self.reasons.append(reason)
+
+    def loop() -> None:
+        with MetricLogger(**RUN_COST, sinks=[Told()]):
+            raise ValueError("her own")
+
+    with pytest.raises(ValueError, match="her own"):
+        loop()
+    assert Told.reasons == ["ValueError('her own')"]
+    MetricLogger(**RUN_COST, sinks=[Told()]).close()
+    assert len(Told.reasons) == 1

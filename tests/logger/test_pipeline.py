@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,10 @@ class HangingFile(JsonlSink):
     hangs_from = 0
     release = threading.Event()
 
-    def write(self, record: StepRecord) -> None:
-        if record.step >= self.hangs_from:
+    def write_many(self, records: Sequence[StepRecord]) -> None:
+        if records[-1].step >= self.hangs_from:
             self.release.wait(HANG_SECONDS)
-        super().write(record)
+        super().write_many(records)
 
 
 @pytest.fixture

@@ -132,3 +132,24 @@ def test_missing_folder_and_binary_files_are_refused(tmp_path: Path) -> None:
 def test_a_model_that_the_trainer_cannot_build_is_refused_with_the_way_out() -> None:
     with pytest.raises(UserError, match="mfu-jax flops deepseek3-671b"):
         load("model_name=deepseek3-671b")
+
+
+def test_an_output_directory_may_be_an_object_store() -> None:
+    config = load("base_output_directory=gs://b/runs", "run_name=r", "tensorboard_dir=s3://c/tb")
+    assert config.run_directory == "gs://b/runs/r"
+    assert config.metrics_path == "gs://b/runs/r/metrics.jsonl"
+    assert config.tensorboard_path == "s3://c/tb"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\0b", "a\nb", "é" * 128])
+def test_a_run_name_is_the_name_of_a_folder(name: str) -> None:
+    with pytest.raises(UserError, match="run_name="):
+        pyconfig.from_mapping({}, overrides={"run_name": name})
+    assert pyconfig.from_mapping({}, overrides={"run_name": "é" * 127}).run_name
+
+
+@pytest.mark.parametrize("key", ["base_output_directory", "metrics_file", "tensorboard_dir"])
+def test_paths_that_would_go_astray_are_refused(key: str) -> None:
+    for path in ("gs:/b/x", "a\0b"):
+        with pytest.raises(UserError, match=f"{key}="):
+            pyconfig.from_mapping({}, overrides={key: path})

@@ -78,6 +78,9 @@ class Sink:
         """Writes the totals of the whole run, after the last step; by default as a text."""
         self.write_text("summary", summary.render())
 
+    def write_failure(self, reason: str) -> None:
+        """The loop ended by an exception: `reason` is its text. Called before `close`."""
+
     def flush(self) -> None:
         """Flushes everything written to disk, where a crash of this process cannot lose it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from mfu_jax.errors import UserError
@@ -39,14 +39,13 @@ class ConsoleSink(Sink):
         self._bar = _progress_bar(total_steps, progress)
 
     def write(self, record: StepRecord) -> None:
+        self.write_many([record])
+
+    def write_many(self, records: Sequence[StepRecord]) -> None:
         if self._bar is not None:
-            self._bar.update(record)
-        if record.is_logged:
-            self._print(format_step(record))
-            if "rolling/steps" in record.scalars:
-                self._print(format_window(record.scalars))
-        for note in record.notes:
-            self._print(f"note, step {record.step}: {note}")
+            self._bar.update(records[-1])
+        if lines := [line for record in records for line in _lines(record)]:
+            self._print("\n".join(lines))
 
     def write_text(self, tag: str, text: str) -> None:
         self._print(text)
@@ -66,7 +65,20 @@ class ConsoleSink(Sink):
         self.flush()
 
     def _print(self, text: str) -> None:
-        print(text, file=self._stream or sys.stdout, flush=True)
+        stream = self._stream or sys.stdout
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        # A terminal without Unicode shows ? for × rather than nothing at all.
+        stream.write(f"{text}\n".encode(encoding, "replace").decode(encoding))
+        stream.flush()
+
+
+def _lines(record: StepRecord) -> Iterator[str]:
+    if record.is_logged:
+        yield format_step(record)
+        if "rolling/steps" in record.scalars:
+            yield format_window(record.scalars)
+    for note in record.notes:
+        yield f"note, step {record.step}: {note}"
 
 
 def _progress_bar(total_steps: int | None, wanted: bool | None) -> _ProgressBar | None:

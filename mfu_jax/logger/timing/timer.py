@@ -24,6 +24,10 @@ from mfu_jax.logger.timing.readiness import block_until_ready, is_ready
 # Slewing clocks drift by at most 500 ppm (NTP); anything more is a jump, not the step's time.
 JUMP_SECONDS = 1e-3
 JUMP_FRACTION = 1e-3
+# Waking the watcher costs both threads tens of microseconds. After that many waits in a row that
+# were shorter than this, as with a loader that has the next batch ready, nobody is woken.
+SHORT_WAIT_SECONDS = 1e-3
+SHORT_WAITS = 10
 # The wall clock is corrected when the machine wakes up.
 SLEEP_TOLERANCE_SECONDS = 1.0
 
@@ -153,10 +157,12 @@ class StepTimer:
         self._watcher = watcher or ThreadWatcher(self.read)
         self._suspended = suspended
         self._suspended_seconds = suspended()
+        self._short_waits = 0
+        self._last_seconds = 0.0
         self._pending: TimedStep | None = None
         self._spans: dict[str, float] = {}
         self._compile_events: list[CompileEvent] = []
-        self._started = self._mark = self.read()
+        self._started = self._mark = self._wait_began = self.read()
         self.waited_seconds = 0.0
 
     def read(self) -> Reading:
@@ -230,13 +236,14 @@ class StepTimer:
     def begin_wait(self) -> Reading | None:
         """A wait for the host begins. Returns its start if the device is already idle."""
         step = self._pending
+        now = self._wait_began = self.read()
         if step is None:
-            return self.read()
+            return now
         if is_ready(step.metrics):
-            now = self.read()
             step.completed = step.completed or now
             return now
-        self._watch(step)
+        if self._short_waits < SHORT_WAITS:
+            self._watch(step)
         return None
 
     def end_wait(self, name: str, idle_since: Reading | None) -> TimedStep | None:
@@ -245,19 +252,29 @@ class StepTimer:
         Only the part of the wait in which the device was idle is cut out: the rest cost nothing.
         """
         step = self._pending
+        now = self.read()
+        is_short = now[1] - self._wait_began[1] < SHORT_WAIT_SECONDS
+        self._short_waits = self._short_waits + 1 if is_short else 0
         if idle_since is None and step is not None:
             if not is_ready(step.metrics):
                 self._spans.setdefault(name, 0.0)
                 return None
-            idle_since = step.completed
-        now = self.read()
-        # Ready but not stamped yet: the watcher is a moment late, so the idle time is about zero.
+            idle_since = step.completed or self._likely_end(step, now)
         start = idle_since or now
         if step is not None:
             self._pending = None
             self._finish(step, step.completed or start)
         self.cut(name, start, now)
         return step
+
+    def _likely_end(self, step: TimedStep, now: Reading) -> Reading:
+        """When a step ended that nobody saw end during the wait that ends now."""
+        if step.watched:
+            return now  # the watcher is a moment late, so the idle time is about zero
+        # After many short waits an unexpected long one: it took as long as the step before it.
+        end = max(self._wait_began[1], self._mark[1] + self._last_seconds)
+        idle = max(0.0, now[1] - end)
+        return now[0] - idle, now[1] - idle
 
     def compiling(self, event: CompileEvent) -> None:
         """Called when the training thread compiles to dispatch the next step."""
@@ -296,7 +313,7 @@ class StepTimer:
             # A suspension inside an earlier pause is no cause of a jump now.
             step.slept_seconds = slept if abs(slept - jump) < SLEEP_TOLERANCE_SECONDS else 0.0
             seconds = monotonic_seconds
-        step.seconds = seconds
+        step.seconds = self._last_seconds = seconds
         step.ended_at = end[0]
         self._mark = end
 

@@ -123,3 +123,37 @@ def test_sinks_are_found_by_name_and_can_be_added() -> None:
     finally:
         del SINKS["mine"]
     assert {"console", "jsonl", "tensorboard", "csv"} <= set(SINKS)
+
+
+def test_several_steps_are_one_write_and_one_flush() -> None:
+    class Stream(io.StringIO):
+        writes = flushes = 0
+
+        def write(self, text: str) -> int:
+            self.writes += 1
+            return super().write(text)
+
+        def flush(self) -> None:
+            self.flushes += 1
+
+    stream = Stream()
+    sink = ConsoleSink(stream, progress=False)
+    steps = [StepRecord(step=s, unix_seconds=0.0, scalars=SCALARS, notes=("why",)) for s in (1, 2)]
+    between = StepRecord(step=3, unix_seconds=0.0, scalars=SCALARS, is_logged=False)
+    sink.write_many([*steps, between])
+    assert [text[:17] for text in stream.getvalue().splitlines()] == [
+        "completed step: 1",
+        "note, step 1: why",
+        "completed step: 2",
+        "note, step 2: why",
+    ]
+    assert (stream.writes, stream.flushes) == (1, 1)
+    sink.write_many([between])
+    assert (stream.writes, stream.flushes) == (1, 1)
+
+
+def test_a_terminal_without_unicode_shows_the_rest() -> None:
+    raw = io.BytesIO()
+    sink = ConsoleSink(io.TextIOWrapper(raw, encoding="ascii"), progress=False)
+    sink.write_text("setup", "2 × cpu")
+    assert raw.getvalue() == b"2 ? cpu\n"

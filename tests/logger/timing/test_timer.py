@@ -5,7 +5,13 @@ import threading
 import pytest
 
 from mfu_jax.logger.timing.compile_events import CompileEvent
-from mfu_jax.logger.timing.timer import Reading, StepTimer, ThreadWatcher, TimedStep
+from mfu_jax.logger.timing.timer import (
+    SHORT_WAITS,
+    Reading,
+    StepTimer,
+    ThreadWatcher,
+    TimedStep,
+)
 from tests.support.fake_device import FakeArray, FakeClock, FakeDevice, FakeWatcher
 from tests.support.work import HANG_SECONDS
 
@@ -248,6 +254,34 @@ def test_a_wait_of_an_idle_device_is_exposed_from_its_start() -> None:
     loop.step(5.0)
     assert loop.seconds() == [2.0, 5.0]  # nobody saw the step end before the wait began
     assert loop.done[1].spans == {"data_wait": 3.0}
+
+
+def short_waits(loop: Loop, count: int) -> None:
+    for _ in range(count):
+        loop.step(1.0)
+        loop.wait(0.0005)
+
+
+def test_after_short_waits_no_watcher_is_asked() -> None:
+    loop = Loop()
+    short_waits(loop, SHORT_WAITS + 5)
+    assert len(loop.watcher.watched) == SHORT_WAITS
+    loop.step(1.0)
+    loop.wait(0.25)  # a long one: from here on waits may be long
+    loop.step(1.0)
+    loop.wait(0.25)
+    assert len(loop.watcher.watched) == SHORT_WAITS + 1
+    assert set(loop.seconds()) == {1.0}
+
+
+def test_the_exposed_part_of_an_unexpected_wait_follows_from_the_step_before() -> None:
+    loop = Loop()
+    short_waits(loop, SHORT_WAITS + 5)
+    loop.step(1.0)
+    loop.wait(3.0)
+    last = loop.step(1.0)
+    assert loop.seconds() == [1.0] * (SHORT_WAITS + 7)
+    assert last.spans == {"data_wait": 2.0}
 
 
 def test_the_wait_before_the_first_step_is_no_part_of_it() -> None:

@@ -235,7 +235,7 @@ def pmap(observer: Bare) -> Iterator[Any]:
 
 def shard_map(observer: Bare) -> Iterator[Any]:
     """Data parallelism written out with collectives."""
-    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
     rows, everywhere = PartitionSpec("data"), PartitionSpec()
 
     @functools.partial(

@@ -29,41 +29,33 @@ from typing import Any, Self, Unpack
 import jax
 
 from mfu_jax.boundary import Boundary, guarded
-from mfu_jax.errors import UserError, nearest
-from mfu_jax.logger.config import ConfigFields, LoggerConfig
-from mfu_jax.logger.disabled import DISABLED_SCOPE, DisabledLogger
+from mfu_jax.errors import UserError
+from mfu_jax.logger.assembly import (
+    LoggerFields,
+    disabled_scope,
+    no_span,
+    no_summary,
+    refused_step,
+    sinks_of_process,
+    with_fields,
+)
+from mfu_jax.logger.config import LoggerConfig
+from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP, NonFiniteLossError
 from mfu_jax.logger.phases import Phase, PhaseBook, StepScope
 from mfu_jax.logger.pipeline import RecordPipeline
 from mfu_jax.logger.records import RecordBuilder
 from mfu_jax.logger.scalars import plain_seconds
 from mfu_jax.logger.sinks.base import Sink
-from mfu_jax.logger.sinks.console import ConsoleSink
-from mfu_jax.logger.small_metrics import listed, small
+from mfu_jax.logger.small_metrics import SmallMetrics
 from mfu_jax.logger.spans import LoopSpans
-from mfu_jax.logger.step_cost import CostFields, StepCost
+from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.strict_json import printable
 from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
 from mfu_jax.logger.timing.timer import StepTimer, TimedStep, Watcher
 
 _log = logging.getLogger("mfu_jax")
-
-
-def _nothing(_: object) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
-
-
-def _disabled_scope(_: object) -> Any:
-    return DISABLED_SCOPE
-
-
-def _no_summary(_: object) -> Summary:
-    return Summary(steps=0)
-
-
-class LoggerFields(CostFields, ConfigFields, total=False):
-    """The fields of `StepCost` and `LoggerConfig` as keyword arguments."""
 
 
 class MetricLogger:
@@ -110,11 +102,11 @@ class MetricLogger:
         boundary: Boundary | None = None,
         **fields: Unpack[LoggerFields],
     ) -> None:
-        self.cost, config = _with_fields(cost, config, fields)
+        self.cost, config = with_fields(cost, config, fields)
         self._monotonic = monotonic
         self._compile_log = compile_log or CompileLog(boundary=boundary)
         self._boundary = boundary or self._compile_log.boundary
-        self._left_out: set[str] = set()
+        self._small = SmallMetrics()
         self._compiled_before_seconds = self._compile_log.seconds
         self._builder = RecordBuilder(
             self.cost, config, compile_is_seen=self._compile_log.available
@@ -127,7 +119,7 @@ class MetricLogger:
         self._thread_id = threading.get_ident()
         self._pipeline = RecordPipeline(
             self._builder,
-            _sinks_of_process(sinks, config),
+            sinks_of_process(sinks, config),
             config,
         )
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
@@ -154,10 +146,7 @@ class MetricLogger:
 
     @guarded("the time of a step is not exact")
     def begin_call(self) -> None:
-        """Call it just before the next step, where that may compile; it never waits.
-
-        Instrumented functions do so themselves.
-        """
+        """Call it just before a step that may compile, as instrumented ones do; it never waits."""
         self._timer.begin_call()
 
     @guarded("a step is not logged", passes=MEANT_FOR_THE_LOOP)
@@ -198,7 +187,7 @@ class MetricLogger:
             )
         self._last_step = step
         self._thread_id = threading.get_ident()
-        metrics = self._small(metrics)
+        metrics = self._small.of(metrics)
         if self.phases.has_phases:
             of_phases, cost_of_phases = self.phases.take()
             metrics, cost = {**metrics, **of_phases}, cost or cost_of_phases
@@ -227,9 +216,9 @@ class MetricLogger:
         Called inside ``pause("eval")``, they join the step's own record; called later, they join
         the next record, and ``eval/step`` says which step they belong to.
         """
-        self._spans.add(step, self._small(metrics))
+        self._spans.add(step, self._small.of(metrics))
 
-    @guarded("a pause is not timed", passes=MEANT_FOR_THE_LOOP, instead=_nothing)
+    @guarded("a pause is not timed", passes=MEANT_FOR_THE_LOOP, instead=no_span)
     def pause(
         self, name: str, *, flush: bool | None = None
     ) -> contextlib.AbstractContextManager[None]:
@@ -250,7 +239,7 @@ class MetricLogger:
         flush = name == "checkpoint" if flush is None else flush
         return self._spans.pause(name, functools.partial(self._check_pause, flush))
 
-    @guarded("a wait is not timed", passes=MEANT_FOR_THE_LOOP, instead=_nothing)
+    @guarded("a wait is not timed", passes=MEANT_FOR_THE_LOOP, instead=no_span)
     def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[None]:
         """Context manager for waits during which the device may be busy: ``next(batches)``.
 
@@ -259,7 +248,7 @@ class MetricLogger:
         """
         return self._spans.wait(name)
 
-    @guarded("a step is not logged", passes=MEANT_FOR_THE_LOOP, instead=_disabled_scope)
+    @guarded("a step is not logged", passes=MEANT_FOR_THE_LOOP, instead=disabled_scope)
     def step(self, number: int | None = None) -> StepScope:
         """Context manager around one step, recorded at its end: ``with logger.step() as step: …``.
 
@@ -271,7 +260,7 @@ class MetricLogger:
         """
         return self.phases.step(self, self.next_step if number is None else number)
 
-    @guarded("a phase is not logged", passes=MEANT_FOR_THE_LOOP, instead=_disabled_scope)
+    @guarded("a phase is not logged", passes=MEANT_FOR_THE_LOOP, instead=disabled_scope)
     def phase(self, name: str, *, cost: StepCost | None = None) -> Phase:
         """Context manager around a part of a step: ``with logger.phase("rollout"): …``.
 
@@ -303,11 +292,7 @@ class MetricLogger:
 
     @guarded("a compilation is told twice")
     def explain(self, functions: Iterable[str]) -> None:
-        """Says that the caller tells of the compilations of these functions itself.
-
-        Args:
-            functions: JAX's names of them, such as ``jit(train_step)``.
-        """
+        """The caller tells of compilations of these itself: JAX's names, as ``jit(train_step)``."""
         self._builder.explained.update(functions)
 
     @guarded("metrics may not be written yet")
@@ -316,7 +301,7 @@ class MetricLogger:
         self._spans.release()
         self._pipeline.flush()
 
-    @guarded("there is no summary", instead=_no_summary)
+    @guarded("there is no summary", instead=no_summary)
     def summary(self) -> Summary:
         """The run so far; after `close`, the whole run."""
         if self._summary is not None:
@@ -324,7 +309,7 @@ class MetricLogger:
         self.flush()
         return self._summarize()
 
-    @guarded("there is no summary", passes=MEANT_FOR_THE_LOOP, instead=_no_summary)
+    @guarded("there is no summary", passes=MEANT_FOR_THE_LOOP, instead=no_summary)
     def close(self) -> Summary:
         """Waits for the step in flight, writes everything, closes the sinks.
 
@@ -392,16 +377,7 @@ class MetricLogger:
 
     def _refuse(self, step: int) -> None:
         self._raise_failure()
-        if self._summary is not None:
-            raise UserError(
-                f"step {step} was recorded after close(); expected all steps before; usually the "
-                f"`with` block of the logger ends before the loop does; close it after the loop"
-            )
-        raise UserError(
-            f"step {step} was recorded after step {self._last_step}; expected increasing numbers "
-            f"from start_step on; usually start_step was not set on a resume; pass "
-            f"start_step={step}"
-        )
+        raise refused_step(step, self._last_step, is_closed=self._summary is not None)
 
     def _check_pause(self, flush: bool) -> None:
         if flush:
@@ -417,49 +393,7 @@ class MetricLogger:
             # A new one: the traceback of a kept one would keep the arrays of the loop alive.
             raise NonFiniteLossError(failure.step, failure.value)
 
-    def _small(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """The metrics that are small enough to keep; what is left out is said once."""
-        kept, left_out = small(metrics)
-        if left_out and (new := [text for text in left_out if text not in self._left_out]):
-            self._left_out.update(new)
-            _log.warning("metrics left out: %s", listed(new))
-        return kept
-
     def _on_compile(self, event: CompileEvent) -> None:
         if event.thread_id == self._thread_id and not self._spans.active:
             self.phases.compiling()
             self._timer.compiling(event)
-
-
-def _with_fields(
-    cost: StepCost | None, config: LoggerConfig | None, fields: Mapping[str, Any]
-) -> tuple[StepCost, LoggerConfig]:
-    """`cost` and `config` with the fields given by keyword replaced."""
-    of_cost, of_config = CostFields.__annotations__, ConfigFields.__annotations__
-    if unknown := [name for name in fields if name not in of_cost and name not in of_config]:
-        raise UserError(
-            f"MetricLogger has no argument {unknown[0]!r}"
-            f"{nearest(unknown[0], [*of_cost, *of_config])}; expected cost, config, sinks, or a "
-            f"field of StepCost or LoggerConfig; usually a misspelling, or a setting of "
-            f"instrument(); see help(mfu_jax.MetricLogger)"
-        )
-    return (
-        dataclasses.replace(
-            cost or StepCost(model_flops_per_device=0),
-            **{name: value for name, value in fields.items() if name in of_cost},
-        ),
-        dataclasses.replace(
-            config or LoggerConfig(),
-            **{name: value for name, value in fields.items() if name in of_config},
-        ),
-    )
-
-
-def _sinks_of_process(sinks: Sequence[Sink] | None, config: LoggerConfig) -> Sequence[Sink]:
-    """The given sinks or a console in the process that writes; none in the others."""
-    is_main = config.is_main_process
-    if is_main is None:
-        is_main = jax.process_index() == 0
-    if not is_main:
-        return []
-    return [ConsoleSink()] if sinks is None else sinks

@@ -5,16 +5,34 @@ A metric waits for its step, so it outlives it. Sizes are judged by shapes, befo
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
+_log = logging.getLogger("mfu_jax")
+
 MOST_NUMBERS = 16
 """Longest vector that is a metric; anything larger is left out."""
 
 _PLAIN = (bool, int, float, str, type(None))
+
+
+class SmallMetrics:
+    """The door of a logger: what is too big is left out, and named once."""
+
+    def __init__(self) -> None:
+        self._left_out: set[str] = set()
+
+    def of(self, metrics: Mapping[Any, Any]) -> dict[Any, Any]:
+        """The metrics that are small enough to keep."""
+        kept, left_out = small(metrics)
+        if left_out and (new := [text for text in left_out if text not in self._left_out]):
+            self._left_out.update(new)
+            _log.warning("metrics left out: %s", listed(new))
+        return kept
 
 
 def small(metrics: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[str]]:

@@ -171,11 +171,10 @@ class Lines(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.texts: list[str] = []
-        here = threading.get_ident()
-        self._before = {thread.ident for thread in threading.enumerate()} - {here}
+        self._before = {*threading.enumerate()} - {threading.current_thread()}
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.thread not in self._before:
+        if threading.current_thread() not in self._before:
             self.texts.append(record.getMessage())
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.errors import UserError
+from mfu_jax.runs.metrics_files import read_metrics
 from mfu_jax.storage.addresses import Address, check_path, filesystem_of, open_object, path_of
 
 
@@ -53,3 +54,13 @@ def test_objects_are_read_as_files_are() -> None:
     fsspec.filesystem("memory").pipe_file("/addresses/x", b"a\xffb\n")
     with open_object(Address("memory://addresses/x")) as lines:
         assert list(lines) == [b"a\xffb\n"]
+
+
+def test_a_report_reads_a_metrics_file_in_a_store() -> None:
+    store = pytest.importorskip("fsspec").filesystem("memory")
+    line = b'{"step": 3, "kind": "step", "perf/step_time_seconds": 0.5}\n'
+    store.pipe_file("memory://addresses/metrics.jsonl", line)
+    (step,) = read_metrics("memory://addresses/metrics.jsonl").steps
+    assert (step.number, step.scalars["perf/step_time_seconds"]) == (3, 0.5)
+    with pytest.raises(UserError, match=r"'memory://addresses/none' cannot be read"):
+        read_metrics("memory://addresses/none")

@@ -69,7 +69,7 @@ class Pair:
         command += [f"base_output_directory={folder}", "enable_checkpointing=true", *keys]
         command += [f"coordinator_address={address}", "num_processes=2"]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self.processes = [
+        self.processes: list[Any] = [
             subprocess.Popen([*command, f"process_id={i}"], cwd=_ROOT, env=env, text=True, **pipes)
             for i in range(2)
         ]
@@ -84,12 +84,14 @@ class Pair:
             reader.start()
 
     def _read_output(self, process: int) -> None:
-        for line in self.processes[process].stdout or ():
-            if line.startswith("completed step: "):
-                self.first_step.set()
+        with self.processes[process].stdout as lines:
+            for line in lines:
+                if line.startswith("completed step: "):
+                    self.first_step.set()
 
     def _read_errors(self, process: int) -> None:
-        self.errors[process] += self.processes[process].stderr or ()
+        with self.processes[process].stderr as lines:
+            self.errors[process] += lines
 
     def wait(self) -> list[int]:
         """The exit codes of both.

@@ -6,6 +6,7 @@ The functions are not listed: they are those that a healthy run reaches, on all 
 from __future__ import annotations
 
 import functools
+import gc
 import io
 import logging
 import re
@@ -242,6 +243,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sinks whose close() fails
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_any_function_may_fail(kind: Any, tmp_path: Path, tested: set[types.CodeType]) -> None:
     (tmp_path / "healthy").mkdir()
@@ -257,4 +260,5 @@ def test_any_function_may_fail(kind: Any, tmp_path: Path, tested: set[types.Code
         folder.mkdir()
         if fault := fault_of(kind, folder, injector, code):
             faults[name_of(code)] = fault
+    gc.collect()
     assert faults == {}

@@ -37,8 +37,7 @@ def test_keys_of_the_config_that_are_settings_keep_their_values() -> None:
         convention="exact",
         hardware="h100",
         peak_tflops_per_device=2.5,
-        abort_on_nan_loss=False,
-        abort_on_inf_loss=True,  # the trainer's default
+        abort_on_inf_loss=True,  # the trainer's default; an observer's is False
         flops_source="analytic",
         start_step=5,
     )

@@ -120,10 +120,7 @@ class MetricLogger:
         self._thread_id = threading.get_ident()
         self._watchdog = Watchdog(config, self._boundary, monotonic=monotonic)
         self._pipeline = RecordPipeline(
-            self._builder,
-            sinks_of_process(sinks, config),
-            config,
-            on_record=self._watchdog.saw,
+            self._builder, sinks_of_process(sinks, config), config, on_record=self._watchdog.saw
         )
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
         self._spans = LoopSpans(self._timer, self._pipeline, self._watchdog, self._boundary)
@@ -166,13 +163,11 @@ class MetricLogger:
         Args:
             step: its number, larger than the last one.
             metrics: name -> scalar: a JAX array, a number, or a function that returns one or
-                None, called later on a background thread. ``loss``, ``grad_norm``,
-                ``current_learning_rate``, ``total_weights`` and all other names without a slash
-                are shown under ``learning/``; an array under a name that starts with ``_`` is
-                waited for, but not shown. Nothing is copied to the host here, and nothing larger
-                than a vector of 16 numbers is kept.
-            step_time_seconds: the step's time, if the caller measured it; the logger then does not
-                wait.
+                None, called later on a background thread. Names without a slash (``loss``, …) are
+                shown under ``learning/``; an array under a name that starts with ``_`` is waited
+                for, but not shown. Nothing is copied to the host here, and nothing larger than a
+                vector of 16 numbers is kept.
+            step_time_seconds: the step's time, if the caller measured it: the logger doesn't wait.
             cost: what this step costs, if that differs from the other steps; or a function that
                 returns it, called later on a background thread.
 
@@ -228,9 +223,8 @@ class MetricLogger:
     ) -> contextlib.AbstractContextManager[None]:
         """Context manager for work outside training steps: ``with logger.pause("eval"): …``.
 
-        It first waits for the step in flight. The time inside is shown as
-        ``goodput/<name>_seconds``, and the next step's time starts where the pause ends. A pause or
-        wait inside a pause is part of the outer one.
+        It first waits for the step in flight. The time inside is ``goodput/<name>_seconds``, and
+        the next step starts where the pause ends. A pause or wait inside is part of the outer one.
 
         Args:
             name: ``eval``, ``checkpoint``, ``compile``, or any other.
@@ -247,8 +241,8 @@ class MetricLogger:
     def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[None]:
         """Context manager for waits during which the device may be busy: ``next(batches)``.
 
-        Costs nothing while the device is busy. The part of the wait during which it is idle is
-        shown as ``goodput/<name>_wait_seconds`` and excluded from every step's time.
+        Costs nothing while the device is busy. The part during which it is idle is
+        ``goodput/<name>_wait_seconds`` and excluded from every step's time.
         """
         return self._spans.wait(name)
 
@@ -342,9 +336,9 @@ class MetricLogger:
         if self._pipeline.failure is None:
             attempt("the last step is not logged", self._hold_last)
         attempt("metrics may not all be written", self._close_pipeline)
-        parts = (self._watchdog.close, self._timer.close, self.phases.close, self._stop_listening)
-        for part in parts:
-            attempt("the logger is not closed", part)
+        for part in (self._watchdog, self._timer, self.phases):
+            attempt("the logger is not closed", part.close)
+        attempt("the logger is not closed", self._stop_listening)
         return self._summary
 
     def _hold_last(self) -> None:

@@ -171,6 +171,6 @@ def test_a_sink_that_hangs_holds_up_one_checkpoint_only(
     assert caplog.text.count("metrics were not all written") == 1
     release.set()
     monkeypatch.setattr("mfu_jax.logger.pipeline.HUNG_DRAIN_SECONDS", HANG_SECONDS)
-    run.logger._pipeline._patience_seconds = HANG_SECONDS
+    monkeypatch.setattr("mfu_jax.logger.pipeline.DRAIN_SECONDS", 2 * HANG_SECONDS)
     run.logger.close()
     assert [record.step for record in sink.records] == [0, 1, 2]

@@ -1,13 +1,21 @@
 """The watchdog, with a clock that only the test moves."""
 
 import json
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mfu_jax.boundary import Boundary
+from mfu_jax.logger.config import LoggerConfig
+from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import StepRecord
-from mfu_jax.logger.watchdog import Watchdog, WatchdogConfig
+from mfu_jax.logger.watchdog import Watchdog
+from mfu_jax.settings import Settings
 from tests.support.fake_device import FakeClock
+from tests.support.work import HANG_SECONDS
 
 
 class Run:
@@ -16,11 +24,15 @@ class Run:
     def __init__(self, folder: Path, **config: float) -> None:
         self.clock = FakeClock()
         self.heartbeat = folder / "heartbeat.json"
-        given = {"factor": 10.0, "seconds": 4.0, **config}
+        given: dict[str, Any] = {"hang_factor": 10.0, "hang_seconds": 4.0, **config}
         self.watchdog = Watchdog(
-            WatchdogConfig(folder=folder / "hangs", heartbeat_file=self.heartbeat, **given),
+            LoggerConfig(
+                hang_folder=str(folder / "hangs"), heartbeat_file=str(self.heartbeat), **given
+            ),
+            Boundary(),
             monotonic=self.clock.monotonic,
         )
+        self.watchdog._thread = threading.Thread()  # the test looks, and nobody else
         self.step = 0
 
     def steps(self, count: int, seconds: float = 0.5) -> None:
@@ -78,7 +90,9 @@ def test_a_run_that_goes_on_says_so_and_can_hang_again(
     assert len(list((tmp_path / "hangs").iterdir())) == 2
 
 
-@pytest.mark.parametrize("config", [{"factor": 0.0}, {"factor": 100.0}, {"seconds": 60.0}])
+@pytest.mark.parametrize(
+    "config", [{"hang_factor": 0.0}, {"hang_factor": 100.0}, {"hang_seconds": 60.0}]
+)
 def test_the_limit_is_the_larger_of_both_settings(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, config: dict[str, float]
 ) -> None:
@@ -127,7 +141,7 @@ def test_a_machine_that_slept_is_told_apart(
 
 
 def test_the_heartbeat_follows_the_run(tmp_path: Path) -> None:
-    run = Run(tmp_path, heartbeat_seconds=10.0)
+    run = Run(tmp_path)
     run.passes(1)
     assert run.beat()["last_step"] is None
     run.steps(40)
@@ -144,7 +158,7 @@ def test_a_heartbeat_that_cannot_be_written_costs_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    run = Run(tmp_path / "file", heartbeat_seconds=1.0)  # a file where the folder should be
+    run = Run(tmp_path / "file")  # a file where the folder should be
     run.steps(20)
     assert [text[:13] for text in caplog.messages] == ["the heartbeat"]
     run.passes(30)  # neither can the stacks, and the run goes on
@@ -152,13 +166,26 @@ def test_a_heartbeat_that_cannot_be_written_costs_one_line(
     assert "could not be written" in caplog.messages[1]
 
 
-def test_the_thread_looks_by_itself_and_says_that_it_ended(tmp_path: Path) -> None:
-    beat = tmp_path / "new" / "beat.json"
-    config = WatchdogConfig(heartbeat_file=beat, heartbeat_seconds=0.05)
-    watchdog = Watchdog(config)
-    watchdog.start()
-    while not beat.exists():
-        pass
-    assert json.loads(beat.read_text())["state"] == "running"
-    watchdog.close()
+def test_a_logger_is_watched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock, beat = FakeClock(), tmp_path / "new" / "beat.json"
+    settings = Settings(heartbeat_file=str(beat), hang_factor=3, hang_seconds=0)
+    logger = MetricLogger(
+        config=settings.logger_config(), sinks=[], clock=clock.wall, monotonic=clock.monotonic
+    )
+    for step in range(20):
+        clock.advance(0.1)
+        logger.record(step, {"loss": 2.5})
+    logger.flush()
+    deadline = time.monotonic() + HANG_SECONDS
+    with logger.pause("eval"):
+        clock.advance(1.0)  # nothing hangs in a pause
+        time.sleep(0.2)
+    assert not caplog.messages
+    clock.advance(1.0)
+    while not caplog.messages and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (report,) = (tmp_path / "new").glob("hang-after-step19-*.txt")
+    assert "step 19 [step]" in report.read_text() or "step 18 [step]" in report.read_text()
+    assert json.loads(beat.read_text())["state"] == "hung"
+    logger.close()
     assert json.loads(beat.read_text())["state"] == "ended"

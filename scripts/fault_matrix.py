@@ -32,7 +32,7 @@ from scripts.faults.rows import Row, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
 _BLOCK = re.compile(r"(<!-- faults -->\n).*?(<!-- end faults -->)", re.DOTALL)
-_TRAINER_KILLS = {"training": 60, "checkpoint": 40, "resume": 40, "two": 20}
+_TRAINER_KILLS = {"training": 60, "checkpoint": 40, "resume": 40}
 
 Measure = Callable[[float, int, Path], list[Row]]
 # Everything that forks comes first: a process that has used a JAX device cannot.
@@ -43,6 +43,9 @@ PARTS: dict[str, Measure] = {
     "trainer-kills": lambda scale, seed, folder: trainer_kills.rows(
         {kind: _count(count, scale) for kind, count in _TRAINER_KILLS.items()}, seed, folder
     ),
+    "two-processes": lambda scale, seed, folder: [
+        trainer_kills.two_processes(_count(20, scale), seed, folder)
+    ],
     "disks": lambda scale, seed, folder: disks.rows(_count(40, scale), seed, folder),
     "hostile": lambda scale, seed, folder: hostile.rows(_count(3000, scale), seed),
     "records": lambda scale, seed, folder: bad_records.rows(folder),

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from scripts.faults.processes import Child, fork
 from scripts.faults.rows import Row
+from scripts.kill_processes import Pair, read_losses, run_with_kills
 
 STEPS = 30
 PERIOD = 6  # steps between two checkpoints
@@ -25,6 +25,7 @@ MODEL = (
     "num_kv_heads=1",
     "head_dim=16",
     "max_target_length=32",
+    "per_device_batch_size=4",
     "peak_tflops_per_device=5",
     "enable_checkpointing=true",
     f"checkpoint_period={PERIOD}",
@@ -40,31 +41,20 @@ class Job:
 
     Args:
         folder: of everything that they write; the compilation cache is shared by its siblings.
-        processes: how many processes a run has.
     """
 
-    def __init__(self, folder: Path, processes: int = 1) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.processes = processes
         folder.mkdir(parents=True, exist_ok=True)
 
-    def start(self) -> list[Child]:
-        """Starts all processes of a run."""
-        keys = [*MODEL, f"base_output_directory={self.folder}", "per_device_batch_size=4"]
-        if self.processes > 1:
-            with socket.socket() as probe:
-                probe.bind(("localhost", 0))
-                port = probe.getsockname()[1]
-            keys[-1] = f"per_device_batch_size={4 // self.processes}"
-            keys += [f"coordinator_address=localhost:{port}", f"num_processes={self.processes}"]
+    def start(self) -> Child:
+        """Starts or resumes the run."""
+        keys = [*MODEL, f"base_output_directory={self.folder}"]
         environment = {
             "JAX_COMPILATION_CACHE_DIR": str(self.folder.parent / "cache"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
-        return [
-            fork(_trainer([*keys, f"process_id={i}"]), self.folder / f"out{i}", environment)
-            for i in range(self.processes)
-        ]
+        return fork(_trainer(keys), self.folder / "out", environment)
 
     def steps(self) -> list[int]:
         """The steps of the metrics file."""
@@ -95,68 +85,68 @@ def _trainer(keys: list[str]) -> Callable[[], int]:
     return run
 
 
-def rows(counts: dict[str, int], seed: int, folder: Path) -> list[Row]:
-    """One row for each kind: ``training``, ``checkpoint``, ``resume``, ``two``."""
+def rows(counts: Mapping[str, int], seed: int, folder: Path) -> list[Row]:
+    """One row for each kind: ``training``, ``checkpoint``, ``resume``."""
     chance = random.Random(seed)
-    wanted: dict[int, list[float]] = {}
-    for processes in {1, *([2] if counts.get("two") else [])}:
-        job = Job(folder / f"straight{processes}", processes)
-        codes = [child.wait(_START_SECONDS) for child in job.start()]
-        assert codes == [0] * processes, (job.folder / "out0").read_text()
-        wanted[processes] = job.losses()
+    straight = Job(folder / "straight")
+    child = straight.start()
+    assert child.wait(_START_SECONDS) == 0, child.text()
+    wanted = straight.losses()
     made = []
     for kind, count in counts.items():
         row = Row(_KINDS[kind][0])
-        lost = []
-        for number in range(count):
-            job = Job(folder / f"{kind}{number}", 2 if kind == "two" else 1)
-            lost.append(_one(row, job, kind, chance, wanted[job.processes]))
+        lost = [
+            _one(row, Job(folder / f"{kind}{number}"), kind, chance, wanted)
+            for number in range(count)
+        ]
         row.lost = f"{max(lost, default=0)} steps to train again, no metrics"
         made.append(row)
     return made
 
 
+def two_processes(count: int, seed: int, folder: Path) -> Row:
+    """Kills either of two processes `count` times in one run."""
+    row = Row("SIGKILL of one of two processes, at a random moment")
+    kills, killed = run_with_kills(folder / "killed", count, seed=seed)
+    Pair(folder / "whole", f"steps={len(killed)}").wait()
+    for kill in kills:
+        row.count += 1
+        row.expect(
+            f"process {kill.victim} of 2 died" in kill.last_line, f"last line {kill.last_line!r}"
+        )
+        row.expect(
+            kill.survivor_seconds < SURVIVOR_SECONDS, f"{kill.survivor_seconds:.0f} s to the end"
+        )
+    row.expect(killed == read_losses(folder / "whole"), "other losses than without kills")
+    slowest = max(kill.survivor_seconds for kill in kills)
+    row.lost = f"steps since the last checkpoint; the other ended within {slowest:.1f} s"
+    return row
+
+
 def _one(row: Row, job: Job, kind: str, chance: random.Random, wanted: list[float]) -> int:
     """One kill and its resume; returns how many steps had to be trained again."""
-    children = job.start()
+    child = job.start()
     until, pause = _KINDS[kind][1:]
     if kind == "resume":
-        children[0].wait_until(lambda: any(n.isdigit() for n in job.checkpoints()), _START_SECONDS)
-        children[0].kill()
-        children = job.start()
-    if not children[0].wait_until(lambda: until(job), _START_SECONDS):
-        row.expect(False, f"{job.folder.name} did not get there: {children[0].text()[-300:]}")
+        child.wait_until(lambda: any(n.isdigit() for n in job.checkpoints()), _START_SECONDS)
+        child.kill()
+        child = job.start()
+    if not child.wait_until(lambda: until(job), _START_SECONDS):
+        row.expect(False, f"{job.folder.name} did not get there: {child.text()[-300:]}")
         return 0
     time.sleep(chance.uniform(0.0, pause))
-    victim = chance.randrange(len(children))
-    finished = children[victim].poll() is not None
-    children[victim].kill()
+    child.kill()
     row.count += 1
-    for index, child in enumerate(children):
-        if index != victim and not finished:
-            _check_survivor(row, job, child, victim)
     done = job.steps()
     row.expect(done == list(range(len(done))), f"{job.folder.name} has a gap or a double step")
     saved = max((int(n) for n in job.checkpoints() if n.isdigit()), default=0)
 
-    codes = [child.wait(_START_SECONDS) for child in job.start()]
-    row.expect(
-        codes == [0] * job.processes, f"{job.folder.name} did not resume: exit codes {codes}"
-    )
+    child = job.start()
+    code = child.wait(_START_SECONDS)
+    row.expect(code == 0, f"{job.folder.name} did not resume: {code}: {child.text()[-300:]}")
     row.expect(job.steps() == list(range(STEPS)), f"{job.folder.name}: steps after the resume")
     row.expect(job.losses() == wanted, f"{job.folder.name}: other losses after the resume")
     return max(0, len(done) - saved)
-
-
-def _check_survivor(row: Row, job: Job, child: Child, victim: int) -> None:
-    code = child.wait(SURVIVOR_SECONDS)
-    lines = child.text().strip().splitlines()
-    name = job.folder.name
-    row.expect(code is not None, f"{name}: the survivor runs on after {SURVIVOR_SECONDS:.0f} s")
-    row.expect(
-        lines and f"process {victim}" in lines[-1], f"{name}: last line {lines[-1:]}, code {code}"
-    )
-    child.kill()
 
 
 _KINDS: dict[str, tuple[str, Callable[[Job], bool], float]] = {
@@ -167,5 +157,4 @@ _KINDS: dict[str, tuple[str, Callable[[Job], bool], float]] = {
         0.05,
     ),
     "resume": ("SIGKILL of the trainer while it resumes", lambda job: True, 2.0),
-    "two": ("SIGKILL of one of two processes", lambda job: bool(job.steps()), 1.5),
 }

@@ -32,6 +32,8 @@ BATCH_RECORDS = 25
 BREATH_SECONDS = 1e-4
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0
+# Between the attempts at the end of a run.
+LAST_RETRY_SECONDS = (0.05, 0.1, 0.2, 0.4)
 # Attempts after which a record that fails while the next one succeeds is given up. At the end of
 # the run, when all others would be lost with it, one is enough.
 POISON_ATTEMPTS = 5
@@ -206,6 +208,8 @@ class SinkWorker:
         try:
             if requests or not self._retry_seconds or self._monotonic() >= self._retry_at:
                 self._write_all()
+            if requests and self._is_last:
+                self._try_again()
             if requests and not self._retry_seconds:
                 self.call("flush")
         finally:
@@ -218,6 +222,14 @@ class SinkWorker:
                 self._is_over = True
                 finish()
 
+    def _try_again(self) -> None:
+        """Gives a sink that has failed a last chance: there is no later."""
+        for pause in LAST_RETRY_SECONDS:
+            if not self._retry_seconds or self._is_abandoned:
+                return
+            time.sleep(pause)
+            self._write_all()
+
     def _write_all(self) -> None:
         """Writes what waits, oldest first, until nothing does or the sink fails."""
         while not self._is_abandoned:
@@ -225,11 +237,10 @@ class SinkWorker:
             if not batch:
                 return
             if isinstance(batch[0], StepRecord):
-                done = self._write(batch)  # type: ignore[arg-type]  # a batch is of one kind
+                self._write(batch, source)  # type: ignore[arg-type]  # a batch is of one kind
             else:
                 batch[0]()
-                done = 1
-            self._advance(source, done)
+                self._advance(source, 1)
             if self._retry_seconds:
                 return
             if len(batch) == BATCH_RECORDS:
@@ -277,8 +288,8 @@ class SinkWorker:
                 for _ in range(min(count, len(self._queue))):
                     self._queue.popleft()
 
-    def _write(self, records: Sequence[StepRecord]) -> int:
-        """Writes records; returns how many of the first are done with."""
+    def _write(self, records: Sequence[StepRecord], source: Segment | None) -> None:
+        """Writes records, until the sink fails."""
         many = self._sink.write_many
         if many is not None and len(records) > 1:
             try:
@@ -287,14 +298,15 @@ class SinkWorker:
                 pass
             else:
                 self._works()
-                return len(records)
+                self._advance(source, len(records))
+                return
         done = 0
         while done < len(records) and not self._is_abandoned:
             passed = self._write_one(records[done : done + 2])
             if not passed:
-                break
+                return
+            self._advance(source, passed)  # at once: if the next one hangs, this one is written
             done += passed
-        return done
 
     def _write_one(self, records: Sequence[StepRecord]) -> int:
         """Writes the first record; returns how many are done with, none if the sink has failed.

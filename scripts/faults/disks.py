@@ -28,7 +28,7 @@ def rows(count: int, seed: int, folder: Path) -> list[Row]:
         row = Row(kind)
         lost = [
             _one(row, loop, chance.randint(8_000, 60_000), folder / f"{len(made)}-{number}")
-            for number in range(count if "disk" in kind else count // 4)
+            for number in range(count if "disk" in kind else max(1, count // 4))
         ]
         row.lost = f"{max(lost, default=0)} of {STEPS} records"
         made.append(row)

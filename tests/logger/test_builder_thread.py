@@ -132,12 +132,3 @@ def test_what_is_left_at_the_end_counts_as_dropped() -> None:
     thread.close(0.0)
     assert thread.dropped == 1
     gate.release.set()
-
-
-def test_every_tick_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mfu_jax.logger.builder_thread.IDLE_TICK_SECONDS", 0.001)
-    ticks = threading.Semaphore(0)
-    thread = BuilderThread(lambda batch: None, ticks.release)
-    for _ in range(3):
-        assert ticks.acquire(timeout=HANG_SECONDS)
-    thread.close(HANG_SECONDS)

@@ -154,9 +154,9 @@ from mfu_jax.logger.sinks import JsonlSink
 
 logger = MetricLogger(model_flops_per_device=1, sinks=[JsonlSink(sys.argv[1])])
 for step in range(100_000):
-    logger.record(step, {"loss": 1.0}, step_time_seconds=0.001)
+    logger.record(step, {"loss": 1.0}, step_time_seconds=0.005)
     print(step, flush=True)
-    time.sleep(0.001)
+    time.sleep(0.005)
 """
 
 
@@ -177,4 +177,5 @@ def test_a_killed_process_has_written_all_but_the_last_tick(tmp_path: Path) -> N
     assert tail == b""  # no torn line
     written = [json.loads(line)["step"] for line in lines]
     assert written == list(range(len(written)))
-    assert written[-1] >= recorded - 256  # the queue is never longer
+    # A tick has some 20 steps; a thread may have to wait for a core on a busy machine.
+    assert written[-1] >= recorded - 256

@@ -93,6 +93,7 @@ class Settings:
             object.__setattr__(self, field.name, typed(field.name, given, kind, note=note))
         self.logger_config()
         _check_not_negative(self)
+        _check_heartbeat(self)
         _check_flops_source(self)
         _check_peak(self)
         if self.profile_steps:
@@ -205,6 +206,14 @@ def _check_peak(settings: Settings) -> None:
         named(settings.hardware)
     if settings.peak_tflops_per_device:
         checked_peak(settings.peak_tflops_per_device)
+
+
+def _check_heartbeat(settings: Settings) -> None:
+    if isinstance(check_path(settings.heartbeat_file, "heartbeat_file"), Address):
+        raise UserError(
+            f"heartbeat_file={settings.heartbeat_file!r} is in an object store; expected a local "
+            f"path; usually the folder of the metrics was passed; pass a file on this machine"
+        )
 
 
 def _check_not_negative(settings: Settings) -> None:

@@ -105,6 +105,9 @@ class Config:
     metrics_file: str
     tensorboard_dir: str
     fsync_seconds: float
+    heartbeat_file: str
+    hang_factor: float
+    hang_seconds: float
     log_period: int
     warmup_steps: int
     convention: Literal["maxtext", "exact", "dense"]
@@ -131,6 +134,12 @@ class Config:
     def tensorboard_path(self) -> Path | Address | None:
         """The folder of TensorBoard's events; None: none are written."""
         return _auto_path(self.tensorboard_dir, self.run_directory / "tensorboard")
+
+    @property
+    def heartbeat_path(self) -> Path | Address | None:
+        """The heartbeat; None: none is written, as beside an object store's run folder."""
+        default = self.run_directory / "heartbeat.json"
+        return _auto_path(self.heartbeat_file, "" if isinstance(default, Address) else default)
 
 
 def load(arguments: Sequence[str] = ()) -> Config:
@@ -253,10 +262,9 @@ def _config_path(text: str) -> Path:
     return path
 
 
-def _auto_path(setting: str, default: Path | Address) -> Path | Address | None:
-    if setting == "auto":
-        return default
-    return path_of(setting) if setting else None
+def _auto_path(setting: str, default: Path | Address | str) -> Path | Address | None:
+    chosen = default if setting == "auto" else setting
+    return path_of(chosen) if chosen else None
 
 
 _POSITIVE = (

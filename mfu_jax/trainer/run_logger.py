@@ -37,6 +37,7 @@ def settings_of(config: Config, start_step: int = 0) -> Settings:
     files = {
         "metrics_file": config.metrics_path,
         "tensorboard_dir": config.tensorboard_path,
+        "heartbeat_file": config.heartbeat_path,
     }
     return Settings.of(
         shared

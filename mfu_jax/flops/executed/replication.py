@@ -118,14 +118,15 @@ def _replica_groups(text: str, devices: int) -> list[list[int]] | None:
     return groups
 
 
-# What a device receives, from its place in its group and the values that the group holds.
-_RECEIVED: dict[str, Callable[[int, list[int]], Hashable]] = {
-    "all-reduce": lambda place, held: tuple(sorted(held)),
-    "all-gather": lambda place, held: tuple(held),
-    "collective-broadcast": lambda place, held: held[0],
-    "reduce-scatter": lambda place, held: (place, *sorted(held)),
-    "all-to-all": lambda place, held: (place, *held),
+# What a group of devices makes of the values that it holds.
+_RECEIVED: dict[str, Callable[[list[int]], Hashable]] = {
+    "all-reduce": lambda held: tuple(sorted(held)),
+    "all-gather": tuple,
+    "collective-broadcast": lambda held: held[0],
+    "reduce-scatter": lambda held: tuple(sorted(held)),
+    "all-to-all": tuple,
 }
+_BY_PLACE = frozenset({"reduce-scatter", "all-to-all"})  # each device of a group gets a part of it
 
 
 class _Walk:
@@ -138,6 +139,7 @@ class _Walk:
         self.devices = devices
         self.found: dict[int, Groups] = {}
         self.merged: dict[tuple[Groups, Groups], Groups] = {}
+        self.received: dict[tuple[str, str, Groups], Groups] = {}
 
     def run(self, computation: HloComputation, given: Sequence[Held], depth: int) -> Held:
         """Who holds a computation's result; notes it of every instruction in it."""
@@ -208,15 +210,22 @@ class _Walk:
         return self._with(result, self._whole(operands[0]))
 
     def _received(self, instruction: HloInstruction, kind: str, held: Groups) -> Groups:
-        text = instruction.attributes.get("replica_groups", "")
+        call = kind, instruction.attributes.get("replica_groups", ""), held
+        if call not in self.received:
+            self.received[call] = self._exchanged(*call)
+        return self.received[call]
+
+    def _exchanged(self, kind: str, text: str, held: Groups) -> Groups:
         groups = _replica_groups(text, self.devices)
         if groups is None:
             return self.different
         keys: list[Hashable] = [None] * self.devices
+        numbers: dict[Hashable, int] = {}  # instead of values as long as a group
         for group in groups:
-            values = [held[device] for device in group]
+            value = _RECEIVED[kind]([held[device] for device in group])
+            number = numbers.setdefault(value, len(numbers))
             for place, device in enumerate(group):
-                keys[device] = _RECEIVED[kind](place, values)
+                keys[device] = (number, place) if kind in _BY_PLACE else number
         return _canonical(keys)
 
     def _permuted(self, instruction: HloInstruction, held: Groups) -> Groups:

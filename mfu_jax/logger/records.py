@@ -12,7 +12,7 @@ import jax
 from mfu_jax.formatting import readable
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.diagnosis import diagnose
-from mfu_jax.logger.scalars import plain_number, start_copies
+from mfu_jax.logger.scalars import is_vector, plain_number, plain_numbers, start_copies
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.step_cost import StepCost, StepRates
 from mfu_jax.logger.strict_json import printable
@@ -238,7 +238,12 @@ class RecordBuilder:
 
         def read(name: str, value: Any) -> None:
             number = value() if callable(value) else value
-            if number is not None:
+            if is_vector(number):
+                numbers = plain_numbers(number)
+                if name == "learning/loss":
+                    scalars[name] = math.fsum(numbers) / len(numbers)
+                scalars.update((f"{name}/{i}", item) for i, item in enumerate(numbers))
+            elif number is not None:
                 scalars[name] = plain_number(number)
 
         def leave_out(name: str, error: Exception) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from mfu_jax.logger.small_metrics import MOST_NUMBERS
+
 # Shorter is below the resolution of a clock, longer is 30 years: neither is a step.
 SHORTEST_SECONDS = 1e-9
 LONGEST_SECONDS = 1e9
@@ -34,6 +36,21 @@ def plain_number(value: Any) -> int | float:
     if isinstance(value, str | bytes):
         raise ValueError("it is text; expected a number; usually a label; use write_text for it")
     return _of_array(np.asarray(value))
+
+
+def is_vector(value: Any) -> bool:
+    """True for an array of one axis with two numbers or more, as few as the door lets in."""
+    shape: tuple[int, ...] = getattr(value, "shape", ())
+    return len(shape) == 1 and 1 < shape[0] <= MOST_NUMBERS
+
+
+def plain_numbers(vector: Any) -> list[int | float]:
+    """The numbers of a vector, as `plain_number` gives one.
+
+    Raises:
+        Exception: see `plain_number`.
+    """
+    return [plain_number(item) for item in np.asarray(vector)]
 
 
 def is_deleted(value: Any) -> bool:

@@ -9,6 +9,7 @@ import typing
 import weakref
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -206,6 +207,24 @@ def test_what_is_too_big_for_a_metric_is_not_kept(caplog: pytest.LogCaptureFixtu
         "numbers",
     ]
     assert not any(record.notes for record in run.sink.records)
+
+
+def test_a_short_vector_is_a_metric_for_each_number() -> None:
+    run = Run()
+    vector = {"loss": jnp.asarray([1.0, 3.5]), "accuracy": np.asarray([0.25, 0.5, 1.0])}
+    run.logger.record(0, vector, step_time_seconds=1.0)
+    run.logger.close()
+    (record,) = run.sink.records
+    learned = {name: n for name, n in record.scalars.items() if name.startswith("learning/")}
+    assert learned == {
+        "learning/loss": 2.25,
+        "learning/loss/0": 1.0,
+        "learning/loss/1": 3.5,
+        "learning/accuracy/0": 0.25,
+        "learning/accuracy/1": 0.5,
+        "learning/accuracy/2": 1.0,
+    }
+    assert not record.notes
 
 
 def test_a_run_without_steps_has_no_summary() -> None:

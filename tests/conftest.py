@@ -1,6 +1,7 @@
 """Eight virtual CPU devices for every test that wants a mesh; started processes share programs."""
 
 import os
+import signal
 
 import hypothesis
 import pytest
@@ -12,6 +13,10 @@ if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
 os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
 
 import jax  # noqa: E402, F401  # reads the environment now; what is set below is for child processes
+
+# A shell that runs the tests in the background ignores these; processes that tests start must not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # A busy machine is no failure: no test has a deadline.
 hypothesis.settings.register_profile("no deadline", deadline=None)

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from mfu_jax.flops.executed.dataflow import TuplePath
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.integers import Value
-from mfu_jax.flops.executed.loops import ON_DATA, Loop, stated_trip_count
+from mfu_jax.flops.executed.loops import Loop, stated_trip_count
 from mfu_jax.flops.executed.slices import (
     Evaluation,
     Leaf,
@@ -272,21 +272,21 @@ class RunCounter:
         instruction = call.instruction
         if call.reason and runs + not_run:
             _, _, before = self.unknown_loops.get(id(instruction), (instruction, "", 0))
-            reason = self._full_reason(call.reason)
+            reason = call.reason + self._elided()
             self.unknown_loops[id(instruction)] = (instruction, reason, before + runs + not_run)
         flops = [self.totals[callee] for callee, _ in call.callees]
         if call.is_choice and runs and len(set(flops)) > 1:
             shown = ", ".join(f"{n:,}" for n in flops)
             where = instruction.op_name or instruction.name
-            text = (
-                f"conditional {where}: branches of {shown} FLOPs; the most expensive one is counted"
-            )
-            self.choices[text] += runs
+            on = f"which one runs depends on data{self._elided()}"
+            text = f"conditional {where}: branches of {shown} FLOPs; "
+            self.choices[f"{text}the most expensive one is counted; {on}"] += runs
 
-    def _full_reason(self, reason: str) -> str:
-        if reason == ON_DATA and self.evaluation.elided:
-            reason += ", or on a table that this text elides (count the compiled program)"
-        return reason
+    def _elided(self) -> str:
+        """What to add to a reason if a constant could not be read."""
+        if not self.evaluation.elided:
+            return ""
+        return ", or on a table that this text elides (count the compiled program instead)"
 
     def _run_once(self) -> None:
         """Runs as XLA's own report counts them, with the most expensive branch of each choice."""

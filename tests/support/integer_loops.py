@@ -333,4 +333,5 @@ def compiled(program: Program) -> Any:
     """The program compiled for this machine."""
     x = jax.ShapeDtypeStruct((SIZE, SIZE), jnp.float32)
     data = jax.ShapeDtypeStruct((), jnp.int32)
-    return jax.jit(program.__call__).lower(x, data).compile()
+    quickly = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    return jax.jit(program.__call__).lower(x, data).compile(compiler_options=quickly)

@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 
 from mfu_jax.flops.executed.hlo import HloModule, parse_hlo
+from mfu_jax.flops.executed.hlo_shapes import parse_shape
 from mfu_jax.flops.executed.integers import (
     MAX_ELEMENTS,
     Table,
@@ -22,7 +23,6 @@ from mfu_jax.flops.executed.integers import (
     is_small_integer,
     make_value,
 )
-from mfu_jax.flops.executed.hlo_shapes import parse_shape
 
 DTYPES = {"s8": "int8", "u8": "uint8", "s16": "int16", "s32": "int32", "u32": "uint32"}
 BINARY: dict[str, Callable[..., Any]] = {

@@ -165,8 +165,11 @@ class CostReader:
         self, computation: HloComputation, instruction: HloInstruction, *, fused: bool
     ) -> InstructionCost:
         """Cost of one run of an instruction of `computation`; `fused` as in `computation_cost`."""
-        rule = _RULES.get(instruction.opcode.removesuffix("-start"), CostReader._no_rule)
-        cost = rule(self, computation, instruction)
+        rule = _RULES.get(instruction.opcode.removesuffix("-start"))
+        if rule is not None:
+            cost = rule(self, computation, instruction)
+        else:
+            cost = _NOTHING if instruction.opcode in _NO_MATMUL else _unknown(instruction)
         elementwise = elementwise_flops(computation, instruction, self._reducer)
         traffic = 0 if fused else hbm_bytes(self.module, computation, instruction)
         return InstructionCost(*cost[:5], elementwise, traffic)
@@ -187,14 +190,6 @@ class CostReader:
             if name in (instruction.name, instruction.op_name):
                 return times
         return None
-
-    def _no_rule(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
-        opcode = instruction.opcode
-        if opcode in _NO_MATMUL or opcode.endswith(("-done", "-update")):
-            return _NOTHING
-        if opcode.removesuffix("-start") in _NO_MATMUL:
-            return _NOTHING
-        return InstructionCost(unaccounted=unaccounted(instruction, opcode, "an unknown opcode"))
 
     def _collective(
         self, computation: HloComputation, instruction: HloInstruction
@@ -298,6 +293,14 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_LIBRARY_ROUTINES, CostReader._library_routine),
     "custom-call": CostReader._kernel,
 }
+
+
+def _unknown(instruction: HloInstruction) -> InstructionCost:
+    """The cost of an opcode without a rule: that of asynchronous work is where it starts."""
+    opcode = instruction.opcode
+    if opcode.endswith(("-done", "-update")) or opcode.removesuffix("-start") in _NO_MATMUL:
+        return _NOTHING
+    return InstructionCost(unaccounted=unaccounted(instruction, opcode, "an unknown opcode"))
 
 
 def unaccounted(instruction: HloInstruction, name: str, reason: str) -> Unaccounted:

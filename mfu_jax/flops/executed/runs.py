@@ -9,7 +9,7 @@ Most computations depend on nothing, and have one environment: the empty one.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -61,13 +61,18 @@ class _Plan:
     """The calls of one computation: `fixed` ones run once in every environment."""
 
     part: Slice | None = None
-    fixed: list[tuple[HloInstruction, str]] = field(default_factory=list)
+    fixed: list[Node] = field(default_factory=list)
     planned: list[_Planned] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
-    def needs(self) -> Iterable[Leaf]:
+    def needs(self) -> Collection[Leaf]:
+        """The values that its computation's callers must pass."""
         return self.part.inputs if self.part else ()
+
+
+_NO_CALLS = _Plan()
+_DECIDE = ("while", "conditional")  # what runs depends on an integer
 
 
 class RunCounter:
@@ -107,6 +112,7 @@ class RunCounter:
         self.given_trip_count = given_trip_count
         self.evaluation = Evaluation(module, full_module, self._loop)
         self.loops: dict[tuple[int, tuple[TuplePath, ...]], Loop] = {}
+        self.nodes = {name: Node(name) for name in order}  # in the empty environment
         self.plans: dict[str, _Plan] = {}
         self.resolved: dict[str, dict[Node, list[Resolved]]] = defaultdict(dict)
         self.totals: dict[Node, int] = {}
@@ -120,7 +126,8 @@ class RunCounter:
     def count(self) -> None:
         """Fills the attributes."""
         for name in self.order:
-            self.plans[name] = self._plan(self.module[name])
+            has_calls = bool(self.calls[name])
+            self.plans[name] = self._plan(self.module[name]) if has_calls else _NO_CALLS
         self._resolve()
         for name in self.order:
             self._add_totals(name)
@@ -132,20 +139,17 @@ class RunCounter:
     def _plan(self, computation: HloComputation) -> _Plan:
         plan = _Plan()
         for call in self.calls[computation.name]:
-            opcode = call.opcode
-            if opcode == "while" or opcode == "conditional" or self._needs(call):
-                if plan.part is None:
-                    is_entry = computation is self.module.entry
-                    plan.part = Slice(self.evaluation, computation, is_entry=is_entry)
-                plan.planned.append(self._planned(computation, plan.part, call))
-                if opcode == "while":
-                    plan.notes += self._disagreement(computation, call)
-            else:
-                plan.fixed += [(call, name) for name in call.callees]
+            callees = call.callees
+            if call.opcode not in _DECIDE and not any(self.plans[name].needs for name in callees):
+                plan.fixed += [self.nodes[name] for name in callees]
+                continue
+            if plan.part is None:
+                is_entry = computation is self.module.entry
+                plan.part = Slice(self.evaluation, computation, is_entry=is_entry)
+            plan.planned.append(self._planned(computation, plan.part, call))
+            if call.opcode == "while":
+                plan.notes += self._disagreement(computation, call)
         return plan
-
-    def _needs(self, call: HloInstruction) -> bool:
-        return any(self.plans[name].needs for name in call.callees)
 
     def _planned(self, computation: HloComputation, part: Slice, call: HloInstruction) -> _Planned:
         def registers(name: str, first: int = 0) -> list[int]:
@@ -215,8 +219,8 @@ class RunCounter:
                     for callee, _ in call.callees:
                         self.resolved[callee.name].setdefault(callee, [])
             if self.resolved[name]:
-                for _, callee_name in plan.fixed:
-                    self.resolved[callee_name].setdefault(Node(callee_name), [])
+                for callee in plan.fixed:
+                    self.resolved[callee.name].setdefault(callee, [])
 
     def _values(self, part: Slice, environment: Environment) -> list[Value]:
         try:
@@ -228,7 +232,7 @@ class RunCounter:
         """FLOPs of one run of a computation in each environment, with all that it calls."""
         if not self.resolved[name]:
             return
-        fixed = sum(self.totals[Node(callee)] for _, callee in self.plans[name].fixed)
+        fixed = sum([self.totals[callee] for callee in self.plans[name].fixed])
         for node, calls in self.resolved[name].items():
             self.totals[node] = self.flops[name] + fixed + sum(map(self._total, calls))
 
@@ -256,9 +260,9 @@ class RunCounter:
                             untaken[callee] += not_run * factor
                         else:
                             untaken[callee] += (runs + not_run) * factor
-            for _, callee_name in self.plans[name].fixed:
-                times[Node(callee_name)] += self.times[name]
-                untaken[Node(callee_name)] += self.untaken[name]
+            for callee in self.plans[name].fixed:
+                times[callee] += self.times[name]
+                untaken[callee] += self.untaken[name]
             if self.times[name]:
                 self.choices.update(dict.fromkeys(self.plans[name].notes, self.times[name]))
 

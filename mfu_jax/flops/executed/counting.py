@@ -26,6 +26,7 @@ from mfu_jax.flops.executed.duplicates import duplicates
 from mfu_jax.flops.executed.gradients import gradient_users
 from mfu_jax.flops.executed.hlo import HloInstruction, HloModule, HloParseError, parse_hlo
 from mfu_jax.flops.executed.op_names import inferred_op_name
+from mfu_jax.flops.executed.plans import Planner
 from mfu_jax.flops.executed.runs import RunCounter
 from mfu_jax.flops.scopes import Scope, read_scope
 
@@ -193,14 +194,14 @@ class _Counter:
         self.reader = reader
         self.costs: dict[str, ComputationCost] = {}
         self.order = self._bottom_up_order()
-        self.runs = RunCounter(
+        planner = Planner(
             module,
-            self.order,
             calls={name: cost.calls for name, cost in self.costs.items()},
-            flops={name: sum(m.flops for m in cost.matmuls) for name, cost in self.costs.items()},
             given_trip_count=reader.given_trip_count,
             full_module=reader.constants,
         )
+        flops = {name: sum(m.flops for m in cost.matmuls) for name, cost in self.costs.items()}
+        self.runs = RunCounter(planner, self.order, flops)
 
     def count(self) -> ExecutedCount:
         runs = self.runs

@@ -22,7 +22,7 @@ from mfu_jax.flops.executed.slices import UNKNOWN, Evaluation, Slice, Step, Step
 MAX_TRIPS = 100_000  # iterations of a loop that are run
 ENDLESS = "its condition stays true"
 ON_DATA = "its trip count depends on data"
-OVER_LIMIT = f"it would take more than {MAX_TRIPS:,} iterations to find its trip count"
+OVER_LIMIT = f"its trip count depends on more than {MAX_TRIPS:,} iterations"
 
 State = tuple[Value, ...]
 
@@ -75,6 +75,7 @@ class Loop:
             trips: its iterations, if they are known; else its condition says when it ends.
         """
         body, condition = (evaluation.module[name] for name in instruction.loop_computations)
+        self.evaluation = evaluation
         self.trips = trips
         self.body, self.condition = Slice(evaluation, body), Slice(evaluation, condition)
         self.holds = self.condition.root() if trips is None else UNKNOWN
@@ -149,6 +150,7 @@ class Loop:
                 state = following
         except StepLimitError:
             pass
+        self.evaluation.limited |= reason == OVER_LIMIT
         pairs = zip(initial, self.invariant, strict=True)
         vague = tuple(value if invariant else None for value, invariant in pairs)
         return LoopRun(trips, {vague: 1 if trips is None else trips}, vague, reason)

@@ -101,6 +101,7 @@ class Evaluation:
         make_loop: slices a ``while``, for the wanted paths of its state.
         steps_left: of `MAX_STEPS`.
         elided: whether a constant was needed that the text elides.
+        limited: whether a loop was too long to be run.
     """
 
     module: HloModule
@@ -108,6 +109,7 @@ class Evaluation:
     make_loop: Callable[[Evaluation, HloInstruction, tuple[TuplePath, ...]], LoopSlice]
     steps_left: int = MAX_STEPS
     elided: bool = False
+    limited: bool = False
     nesting: int = 0
     branches: dict[tuple[str, TuplePath], tuple[Slice, int]] = field(default_factory=dict)
 
@@ -120,6 +122,14 @@ class Evaluation:
         self.steps_left -= steps
         if self.steps_left < 0:
             raise StepLimitError
+
+    def doubts(self) -> str:
+        """What else than data may be the reason that a value is not known, to add to a reason."""
+        return (
+            ", or on a table that this text elides (count the compiled program instead)"
+            if self.elided
+            else ""
+        ) + (", or on a loop that is too long to be run" if self.limited else "")
 
     def constant(self, computation: HloComputation, instruction: HloInstruction) -> Value:
         """The value of a constant, even if the program's text elides it."""

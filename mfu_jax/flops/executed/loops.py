@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from mfu_jax.flops.executed.dataflow import TuplePath
 from mfu_jax.flops.executed.hlo import HloInstruction
-from mfu_jax.flops.executed.integers import Value, value_range, wrapped
+from mfu_jax.flops.executed.integers.values import Value, value_range, wrapped
 from mfu_jax.flops.executed.slices import UNKNOWN, Evaluation, Slice, Step, StepLimitError
 
 MAX_TRIPS = 100_000  # iterations of a loop that are run

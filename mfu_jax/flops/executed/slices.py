@@ -12,11 +12,12 @@ from typing import NamedTuple, Protocol
 
 from mfu_jax.flops.executed.dataflow import Frame, TuplePath
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule, Shape
-from mfu_jax.flops.executed.integers import (
+from mfu_jax.flops.executed.integers.arrays import keeps_order
+from mfu_jax.flops.executed.integers.instructions import compile_instruction
+from mfu_jax.flops.executed.integers.values import (
     Compute,
     Table,
     Value,
-    compile_instruction,
     constant_value,
     is_small_integer,
 )
@@ -124,12 +125,10 @@ class Evaluation:
             raise StepLimitError
 
     def doubts(self) -> str:
-        """What else than data may be the reason that a value is not known, to add to a reason."""
-        return (
-            ", or on a table that this text elides (count the compiled program instead)"
-            if self.elided
-            else ""
-        ) + (", or on a loop that is too long to be run" if self.limited else "")
+        """Other reasons than data for a value that is not known."""
+        table = ", or on a table that this text elides (count the compiled program instead)"
+        loop = ", or on a loop that is too long to be run"
+        return table * self.elided + loop * self.limited
 
     def constant(self, computation: HloComputation, instruction: HloInstruction) -> Value:
         """The value of a constant, even if the program's text elides it."""
@@ -270,7 +269,7 @@ class Slice:
             return _same(place.operand(0, path[1:]))
         if opcode == "bitcast":
             source = place.operand(0)
-            return _same(source) if _keeps_order(source.shape(), shape) else _NOT_KNOWN
+            return _same(source) if keeps_order(source.shape(), shape) else _NOT_KNOWN
         if opcode in ("fusion", "call"):
             return _same(self._inside(frame, instruction, path))
         if opcode == "while":
@@ -398,12 +397,3 @@ def branch_index(chosen_by: HloInstruction, branches: int, value: Value) -> int 
 
 def _same(source: Place) -> _Sources:
     return (lambda registers: registers[0]), [source]
-
-
-def _keeps_order(source: Shape | None, result: Shape) -> bool:
-    """Whether a ``bitcast`` keeps the row-major order of elements."""
-    return source is not None and all(
-        sum(n > 1 for n in shape.dims) <= 1
-        or shape.layout in ("", ",".join(str(d) for d in reversed(range(len(shape.dims)))))
-        for shape in (source, result)
-    )

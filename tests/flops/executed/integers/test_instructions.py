@@ -14,11 +14,11 @@ from jax import lax
 
 from mfu_jax.flops.executed.hlo import HloModule, parse_hlo
 from mfu_jax.flops.executed.hlo_shapes import parse_shape
-from mfu_jax.flops.executed.integers import (
+from mfu_jax.flops.executed.integers.instructions import compile_instruction
+from mfu_jax.flops.executed.integers.values import (
     MAX_ELEMENTS,
     Table,
     Value,
-    compile_instruction,
     constant_value,
     is_small_integer,
     make_value,

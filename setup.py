@@ -4,12 +4,24 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
+# What the reference trainer needs beyond the core.
+TRAIN = [
+    "flax>=0.12.5",  # nnx.List, Variable.get_value
+    "grain>=0.2.14",  # every epoch in another order
+    "rich>=13",
+]
+
 # Third-party libraries whose trainers tests/clients/ instruments.
 CLIENTS = [
+    "dm-haiku>=0.0.14",
     "equinox>=0.13",
     "flowjax>=19",
+    "numpyro>=0.18",
     "transformers>=4.46,<5",  # version 5 dropped the Flax models
 ]
+
+# What scripts/test_matrix.sh installs for its selection of tests.
+TEST_CORE = ["hypothesis>=6.100", "pytest>=8", "pytest-xdist>=3.6"]
 
 setup(
     name="mfu_jax",
@@ -19,6 +31,15 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
+    classifiers=[
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     packages=[
         *find_packages(include=["mfu_jax", "mfu_jax.*"]),
         "mfu_jax.layers",
@@ -29,33 +50,34 @@ setup(
         "mfu_jax": ["**/*.yml", "py.typed"],
         "mfu_jax.configs": ["*.yml", "models/*.yml"],
     },
+    # Lower bounds only, the lowest with which scripts/test_matrix.sh passes: trainers pin these
+    # packages, and pip must find versions that suit both.
     install_requires=[
         "absl-py>=2.1",
-        "flax>=0.12.5",
-        "grain>=0.2.15",
-        "jax>=0.10",
+        "flax>=0.11.2",
+        "jax>=0.8",
         "numpy>=2",
-        "optax>=0.2.6",
-        "orbax-checkpoint>=0.11.30",
-        "PyYAML>=6",
-        "rich>=13",
-        "tensorboardX>=2.6.4",
+        "optax>=0.2.5",
+        "orbax-checkpoint>=0.11.25",
+        "PyYAML>=6.0.1",
+        "tensorboardX>=2.6.2",
     ],
     extras_require={
-        "tpu": ["jax[tpu]>=0.10"],
-        "cuda": ["jax[cuda13]>=0.10"],
+        "train": TRAIN,
+        "tpu": ["jax[tpu]>=0.8"],
+        "cuda": ["jax[cuda13]>=0.8"],
         "tensorboard": ["tensorboard>=2.19"],
         "wandb": ["wandb>=0.18"],
         "mlflow": ["mlflow-skinny>=2.16"],
         "prometheus": ["prometheus-client>=0.20"],
         "clients": CLIENTS,
+        "test-core": TEST_CORE,
         "test": [
+            *TRAIN,
             *CLIENTS,
-            "hypothesis>=6.100",
+            *TEST_CORE,
             "import-linter>=2.5",
             "mypy>=1.15",
-            "pytest>=8",
-            "pytest-xdist>=3.6",
             "ruff>=0.11",
             "tensorboard>=2.19",
             "types-PyYAML",

@@ -74,7 +74,7 @@ def parse(
             pairs.append((key, text))
         elif word in flags:
             given.add(word)
-        elif word.startswith("-"):
+        elif word.startswith("-") and word != "-":  # by custom, "-" is stdin
             raise _unknown_flag(word, keys, flags)
         else:
             names.append(word)

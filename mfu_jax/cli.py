@@ -7,12 +7,17 @@ the exit code.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, one_line
 from mfu_jax.formatting import columns
 
 _FOLDER = Path(__file__).parent / "commands"
@@ -20,26 +25,76 @@ _HELP = frozenset({"-h", "--help"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 2 if the input was wrong."""
+    """Runs one command.
+
+    Returns:
+        Its exit code: 2 if the input was wrong; 1 if the answer cannot be written, memory ran out,
+        or a bug of ours stopped it; 130 after Ctrl-C. Each is one line on stderr.
+    """
+    _print_anything()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in {*_HELP, "help"}:
         print(_usage())
         return 0 if arguments else 2
-    name, *rest = arguments
+    name = arguments[0]
     try:
-        if name not in command_names():
-            known = ", ".join(command_names())
-            raise UserError(f"unknown command {name!r}; the commands are: {known}")
-        if _HELP & set(rest):
-            print(manual(name))
-            return 0
-        return int(importlib.import_module(f"mfu_jax.commands.{name}").main(rest) or 0)
+        code = _run(*arguments)
+        print(end="", flush=True)  # a full disk is told here, not by a traceback at exit
+        return code
     except UserError as error:
-        print(f"mfu-jax {name}: {error}", file=sys.stderr)
-        return 2
+        return _stopped(name, str(error), 2)
     except BrokenPipeError:
         sys.stderr.close()
         return 141
+    except OSError as error:
+        _forget_output()
+        return _stopped(name, f"stopped by the system: {error}; free some space, or ask again", 1)
+    except MemoryError:
+        return _stopped(name, "memory ran out; expected a smaller input; pass one", 1)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        return _stopped(name, f"a bug of mfu_jax: {_described(error)}", 1)
+
+
+def _run(name: str, *rest: str) -> int:
+    if name not in command_names():
+        known = ", ".join(command_names())
+        raise UserError(f"unknown command {name!r}; the commands are: {known}")
+    if _HELP & set(rest):
+        print(manual(name))
+        return 0
+    return int(importlib.import_module(f"mfu_jax.commands.{name}").main(list(rest)) or 0)
+
+
+def _print_anything() -> None:
+    """Names may hold bytes that are not UTF-8, and a terminal may not know ``×``."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _stopped(name: str, message: str, code: int) -> int:
+    print(one_line(f"mfu-jax {name}: {message}"), file=sys.stderr)
+    return code
+
+
+def _forget_output() -> None:
+    """Drops what cannot be written: Python would try again at exit, with a traceback."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _described(error: Exception) -> str:
+    """An unexpected exception, and the file that has its traceback."""
+    text = f"{type(error).__name__}: {error}"
+    with contextlib.suppress(OSError):
+        descriptor, path = tempfile.mkstemp(prefix="mfu-jax-", suffix=".txt")
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(traceback.format_exception(error))
+        text += f"; please report it with the traceback in {path}"
+    return text
 
 
 def command_names() -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_LONGEST_MESSAGE = 1500
+
 
 class UserError(ValueError):
     """Wrong input. Its text says what was seen, what was expected, and what to do."""
@@ -21,3 +23,26 @@ def nearest(word: str, known: Iterable[str], *, similarity: float = 0.5) -> str:
 
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=similarity)
     return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+def one_line(message: str) -> str:
+    r"""A message for a terminal: one line of at most 1,500 characters, all of them printable.
+
+    It may quote what a user or a file holds: escape sequences, bytes that are not UTF-8, megabytes.
+
+    >>> one_line("unknown key '\x1b[31m'\nhere")
+    "unknown key '\\x1b[31m' here"
+    """
+    line = _printable(message)
+    half = _LONGEST_MESSAGE // 2 - 2
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:half]} … {line[-half:]}"
+
+
+def _printable(text: str) -> str:
+    text = text.replace("\r", "").replace("\n", " ")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def first_line(error: BaseException) -> str:
+    """An error's text for the inside of a one-line message: its first line, or its type."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,9 +28,11 @@ from absl import flags as absl_flags
 from mfu_jax.errors import UserError
 from mfu_jax.instrumentation import assembly
 from mfu_jax.instrumentation.jitting import jitted, name_of
+from mfu_jax.instrumentation.options import checked_config
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import Settings
 from mfu_jax.values import field_types
@@ -39,6 +42,8 @@ from_mapping = Settings.of
 
 def define(flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
     """Defines an absl flag for every key of `Settings`; call it before ``app.run``.
+
+    Wrong values end the program when the flags are parsed, with one line.
 
     Args:
         flag_values: where to define them; by default among the program's flags.
@@ -61,6 +66,16 @@ def define(flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
                 f"the trainer has a flag of that name; pass the values as a mapping instead: "
                 f"instrument(step, {field.name}=…)"
             ) from error
+    names = [field.name for field in dataclasses.fields(Settings)]
+    absl_flags.register_multi_flags_validator(names, _check, flag_values=flag_values)
+
+
+def _check(values: Mapping[str, Any]) -> bool:
+    try:
+        Settings.of(values)
+    except UserError as error:  # a ValidationError would be preceded by the values of all flags
+        raise absl_flags.IllegalFlagValueError(str(error)) from error
+    return True
 
 
 _DEFINE: Mapping[type, Callable[..., Any]] = {
@@ -123,7 +138,8 @@ def make_logger(
         **kwargs: arguments by name.
 
     Raises:
-        UserError: the step does not take these arguments, or no peak is known.
+        UserError: the step does not take these arguments, a setting is wrong, or an output folder
+            cannot be written. What cannot be counted is a warning, and MFU is left out.
     """
     if not settings.enable_mfu:
         return DisabledLogger()
@@ -133,14 +149,29 @@ def make_logger(
             f"step called through instrument(step, settings=…); usually the flag was set along "
             f"with the others; leave it out, or profile these steps with jax.profiler.trace"
         )
-    sinks, compile_log = assembly.sinks_of(settings), CompileLog()
-    program = _analyse(step, args, kwargs, settings, config)
-    flops = program.count()
+    config = checked_config(settings, config)
+    sinks, compile_log, name = assembly.sinks_of(settings), CompileLog(), name_of(step)
+    function, lowered = _lowered(step, args, kwargs)
+    analyse = functools.partial(
+        ProgramAnalysis,
+        settings=settings,
+        config=config,
+        lowered=lowered,
+        name=name,
+        boundary=compile_log.boundary,
+    )
+    program = compile_log.boundary.attempt(
+        f"MFU of {name} is not known", analyse, function, args, kwargs
+    )
+    flops = None if program is None else program.count()
     logger = assembly.logger_of(
-        settings, cost=program.known_cost, sinks=sinks, compile_log=compile_log
+        settings,
+        cost=StepCost(model_flops_per_device=None) if program is None else program.known_cost,
+        sinks=sinks,
+        compile_log=compile_log,
     )
     texts = {} if flops is None else {"ledger": flops.ledger.render()}
-    logger.write_setup(program.setup("what record() is given"), texts)
+    logger.write_setup({} if program is None else program.setup("what record() is given"), texts)
     return logger
 
 
@@ -155,17 +186,14 @@ def logger_from_flags(
     return make_logger(settings(flag_values), step, *args, config=config, **kwargs)
 
 
-def _analyse(
-    step: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    settings: Settings,
-    config: Any,
-) -> ProgramAnalysis:
+def _lowered(
+    step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
+    """`step`, jitted, and what it is lowered to for these arguments."""
     name = name_of(step)
     try:
         function = jitted(step, name, None)
-        return ProgramAnalysis(function, args, kwargs, settings=settings, config=config)
+        return function, function.lower(*args, **kwargs)
     except UserError:
         raise
     except (jax.errors.JAXTypeError, TypeError, ValueError) as error:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError, nearest
+from mfu_jax.hardware.naming import named
+from mfu_jax.hardware.peak_sources import CALIBRATE, checked_peak
 from mfu_jax.logger.config import LoggerConfig
+from mfu_jax.storage.addresses import Address, check_path
 from mfu_jax.values import field_types, typed
 
 TRACED_CONVENTIONS = ("maxtext", "exact", "dense")
@@ -37,6 +41,10 @@ class Settings:
         1, "steps per console line and TensorBoard point (the JSONL has every step)"
     )
     warmup_steps: int = _key(2, "first steps, shown but excluded from summaries")
+    fsync_seconds: float = _key(
+        30.0,
+        "what a power cut may lose of the files; 0: nothing written; -1: all since a checkpoint",
+    )
     start_step: int = _key(0, "number of the first step, above 0 after a resume")
     hardware: str = _key(
         "", "chip whose peak to use, such as h100; 'calibrate' measures; empty: the attached one"
@@ -60,8 +68,10 @@ class Settings:
     tokens_per_step: int = _key(0, "tokens per step over all devices, for tokens/s; 0: not shown")
     profile_steps: str = _key("", "steps to trace on the device, such as 10-12; empty: none")
     profile_dir: str = _key("", "folder for device traces; empty: tensorboard_dir")
-    abort_on_nan_loss: bool = _key(True, "raise NonFiniteLossError when the loss is NaN")
-    abort_on_inf_loss: bool = _key(True, "raise NonFiniteLossError when the loss is infinite")
+    abort_on_nan_loss: bool = _key(
+        False, "raise NonFiniteLossError when the loss is NaN; false: warn once and go on"
+    )
+    abort_on_inf_loss: bool = _key(False, "the same for an infinite loss")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -76,12 +86,17 @@ class Settings:
         self.logger_config()
         _check_not_negative(self)
         _check_flops_source(self)
+        _check_peak(self)
+        if self.profile_steps:
+            parse_steps(self.profile_steps)
         if self.profile_steps and not (self.profile_dir or self.tensorboard_dir):
             raise UserError(
                 f"profile_steps={self.profile_steps!r} has nowhere to write; expected profile_dir "
                 f"or tensorboard_dir; usually the second flag was forgotten; pass "
                 f"profile_dir=profile"
             )
+        if self.profile_steps:
+            _check_profile_dir(self.profile_dir or self.tensorboard_dir)
 
     def logger_config(self) -> LoggerConfig:
         """The settings that a `MetricLogger` is made with.
@@ -148,6 +163,33 @@ LOGGER_KEYS = tuple(
 )
 
 
+def parse_steps(text: str) -> tuple[int, int]:
+    """First and last step of ``10-12`` or ``10``.
+
+    Raises:
+        UserError: it is neither.
+
+    >>> parse_steps("10-12"), parse_steps("10")
+    ((10, 12), (10, 10))
+    """
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+    if first > last:
+        raise UserError(
+            f"profile_steps={text!r}: expected the first and the last step, as 10-12, or one step; "
+            f"usually they are the wrong way round; leave it out for no trace"
+        )
+    return first, last
+
+
+def _check_peak(settings: Settings) -> None:
+    """The chip and the peak are looked up now, not when the first step has been compiled."""
+    if settings.hardware and settings.hardware != CALIBRATE:
+        named(settings.hardware)
+    if settings.peak_tflops_per_device:
+        checked_peak(settings.peak_tflops_per_device)
+
+
 def _check_not_negative(settings: Settings) -> None:
     if settings.start_step < 0:
         raise UserError(
@@ -160,6 +202,15 @@ def _check_not_negative(settings: Settings) -> None:
                 f"{name}={getattr(settings, name)}: expected a number of at least 0; usually a "
                 f"wrong unit; leave it out if it is not known"
             )
+
+
+def _check_profile_dir(folder: str) -> None:
+    if isinstance(check_path(folder, "profile_dir"), Address):
+        raise UserError(
+            f"profile_dir={folder!r} is an object store, where the profiler cannot write; expected "
+            f"a local or mounted folder; usually tensorboard_dir without a profile_dir of its own; "
+            f"pass profile_dir=profile"
+        )
 
 
 def _check_flops_source(settings: Settings) -> None:

@@ -3,11 +3,17 @@
     python -m mfu_jax.train configs/base.yml run_name=demo steps=50 key=value …
 
 Without a file it trains ``configs/demo.yml``. ``configs/base.yml`` lists every key.
+
+SIGTERM, SIGINT, SIGHUP and SIGUSR1 (SLURM's ``--signal=USR1@120``) finish the step, save a
+checkpoint and stop; a second SIGINT ends at once. The same command resumes. Exit codes: 0 done,
+2 wrong input, 3 NaN or infinite loss, 74 a checkpoint is missing, 75 another process of the job
+died, 128 + the signal's number.
 """
 
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,42 +22,41 @@ import jax
 from mfu_jax.errors import UserError
 from mfu_jax.logger.non_finite import NON_FINITE_EXIT_CODE, NonFiniteLossError
 from mfu_jax.logger.timing.compile_events import CompileLog
-from mfu_jax.trainer.checkpoint import Checkpointer, StopRequest
+from mfu_jax.trainer.checkpoint import CHECKPOINT_EXIT_CODE, Checkpointer, CheckpointError
 from mfu_jax.trainer.data import make_iterator
-from mfu_jax.trainer.mesh import (
-    initialize_distributed,
-    make_mesh,
-    put_batch,
-    rows_per_process,
-)
+from mfu_jax.trainer.job import Job
+from mfu_jax.trainer.memory import check_memory
+from mfu_jax.trainer.mesh import make_mesh, put_batch, rows_per_process
 from mfu_jax.trainer.pyconfig import Config, load
 from mfu_jax.trainer.run_logger import (
     count_step,
     find_step_peaks,
+    lock_run,
     make_run_logger,
     make_run_sinks,
     settings_of,
 )
 from mfu_jax.trainer.state import TrainState, abstract_state, create_state, resolve_attention
 from mfu_jax.trainer.step import compile_eval_step, compile_train_step
+from mfu_jax.trainer.stopping import INTERRUPT_EXIT_CODE, StopRequest
 
-SIGTERM_EXIT_CODE = 143
 
-
-def train(config: Config, stop: StopRequest) -> None:
+def train(config: Config, stop: StopRequest, job: Job) -> None:
     """Trains until `config.steps` optimizer steps are done, or a stop is requested.
 
     Raises:
         UserError: the config does not fit the machine, the data or the checkpoint.
         NonFiniteLossError: the loss became NaN or infinite.
+        CheckpointError: the last checkpoint, or with ``on_checkpoint_error=stop`` any, is missing.
     """
     compile_log = CompileLog()
     mesh = make_mesh(config)
+    check_memory(config, jax.local_devices())
     config = resolve_attention(config, mesh)
     peaks = find_step_peaks(config)
     data = _data(config, mesh, "train", config.gradient_accumulation_steps)
     shapes = abstract_state(config, mesh)
-    with Checkpointer(config) as checkpoints:
+    with lock_run(config), Checkpointer(config) as checkpoints:
         state = checkpoints.restore(shapes, data) or create_state(config, mesh)
         start_step = int(state.step)
         if start_step >= config.steps:
@@ -63,7 +68,7 @@ def train(config: Config, stop: StopRequest) -> None:
         evaluate = _evaluator(config, mesh, shapes)
         train_step = compile_train_step(config, mesh, shapes)
         flops = count_step(config, train_step)
-        with make_run_logger(
+        run_logger = make_run_logger(
             config,
             settings,
             flops=flops,
@@ -71,7 +76,8 @@ def train(config: Config, stop: StopRequest) -> None:
             peaks=peaks,
             sinks=sinks,
             compile_log=compile_log,
-        ) as logger:
+        )
+        with run_logger as logger, job.flushing(logger.flush):
             for step in range(start_step, config.steps):
                 with logger.waiting("data"):
                     batch = put_batch(next(data), mesh)
@@ -82,6 +88,7 @@ def train(config: Config, stop: StopRequest) -> None:
                 if config.eval_interval and done % config.eval_interval == 0:
                     with logger.pause("eval"):
                         logger.record_eval(step, evaluate(state))
+                checkpoints.check()
                 stopping = stop.agreed(step)
                 if checkpoints.due(done) or stopping or done == config.steps:
                     with logger.pause("checkpoint"):
@@ -121,26 +128,42 @@ def _evaluator(config: Config, mesh: jax.sharding.Mesh, shapes: TrainState) -> A
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one training job; returns 0, 2 (wrong input), 3 (NaN or Inf loss) or 143 (SIGTERM)."""
+    """Runs one training job and returns its exit code; the module's docstring lists them.
+
+    If another process of the job dies, this one ends without returning.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help", "help"} & set(arguments):
         print(__doc__)
         return 0
+    job = Job()
     try:
         config = load(arguments)
-        initialize_distributed(config)
+        job.join(config)
         with StopRequest() as stop:
-            train(config, stop)
-    except UserError as error:
-        print(f"mfu_jax.train: {error}", file=sys.stderr)
-        return 2
-    except NonFiniteLossError as error:
-        print(f"mfu_jax.train: {error}", file=sys.stderr)
-        return NON_FINITE_EXIT_CODE
+            train(config, stop, job)
+            job.leave()
     except KeyboardInterrupt:
-        return 130
+        return job.fail(INTERRUPT_EXIT_CODE, "SIGINT")
+    except Exception as error:
+        code = _exit_code(error)
+        job.await_verdict(error)
+        if code is None:
+            traceback.print_exc()
+            return job.fail(1, f"{type(error).__name__}: {error}")
+        print(f"mfu_jax.train: {error}", file=sys.stderr)
+        return job.fail(code, str(error))
     _say_where(config)
-    return SIGTERM_EXIT_CODE if stop.received else 0
+    return stop.exit_code
+
+
+def _exit_code(error: Exception) -> int | None:
+    """Of an error that is one line; None: it needs a traceback."""
+    if isinstance(error, UserError):
+        return 2
+    if isinstance(error, NonFiniteLossError):
+        return NON_FINITE_EXIT_CODE
+    return CHECKPOINT_EXIT_CODE if isinstance(error, CheckpointError) else None
 
 
 def _say_where(config: Config) -> None:

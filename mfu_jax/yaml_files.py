@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-import stat
+import os
 from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest
+from mfu_jax.user_files import read_text
+from mfu_jax.values import shown
 
 _PACKAGE = Path(__file__).resolve().parent
 # The folder is beside the package in a checkout, inside it in a wheel.
@@ -17,31 +19,8 @@ CONFIG_FOLDER = next(
 )
 _DEEPEST_NESTING = 50
 # Configs are a few kilobytes; a larger file is something else.
-_LARGEST_FILE_BYTES = 4 * 2**20
-
-
-def read_config_text(path: Path) -> str:
-    """The text of a config file.
-
-    Raises:
-        UserError: it is missing, unreadable, not a regular file, or far too large for a config.
-    """
-    try:
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
-            raise UserError(f"{path} is a folder; expected a file")
-        if not stat.S_ISREG(status.st_mode):
-            raise UserError(f"{path} is not a regular file; expected a YAML or JSON file")
-        if status.st_size > _LARGEST_FILE_BYTES:
-            raise UserError(
-                f"{path} has {status.st_size / 2**20:.0f} MiB; a config has a few KiB (is it a "
-                f"weights or tokenizer file?)"
-            )
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"no such file: {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
+_MOST_BYTES = 2**20
+_MOST_NODES = 50_000  # scalars, lists and mappings, each as often as an alias stands for it
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -52,10 +31,11 @@ def read_mapping(path: Path) -> dict[str, Any]:
     """
     import yaml
 
-    text = read_config_text(path)
+    text = read_text(path, "a YAML file of a few KiB", _MOST_BYTES)
     try:
         loader = _loader()(text)
         node = loader.get_single_node()
+        _refuse_bombs(node)
         _refuse_repeated_keys(node, path)
         values = None if node is None else loader.construct_document(node)
     except UserError:
@@ -80,10 +60,10 @@ def model_file(name: str) -> Path:
         UserError: there is none; the nearest name is given.
     """
     path = CONFIG_FOLDER / "models" / f"{name}.yml"
-    if Path(name).name != name or not path.exists():
+    if Path(name).name != name or not os.path.isfile(path):  # Path.is_file raises for a long name
         known = model_names()
         raise UserError(
-            f"unknown model {name!r}"
+            f"unknown model {shown(name)}"
             + (nearest(name, known) or f"; the bundled ones are {', '.join(known)}")
         )
     return path
@@ -117,6 +97,41 @@ def _loader() -> Any:
             self.depth -= 1
 
     return Loader
+
+
+def _refuse_bombs(node: Any) -> None:
+    """Aliases multiply: thirty lines can stand for 9³⁰ items, which a merge (``<<``) writes out.
+
+    Raises:
+        ValueError: too many nodes, or too deeply nested, once each alias is replaced.
+    """
+    sizes: dict[int, tuple[int, int]] = {}
+
+    def measure(node: Any) -> tuple[int, int]:
+        """Nodes and levels below and including `node`."""
+        if isinstance(node.value, str):
+            return 1, 1
+        if id(node) not in sizes:
+            sizes[id(node)] = _MOST_NODES, 0  # an alias of itself
+            parts = [measure(part) for part in _parts(node)]
+            nodes = 1 + sum(count for count, _ in parts)
+            levels = 1 + max((depth for _, depth in parts), default=0)
+            if nodes > _MOST_NODES:
+                raise ValueError(f"it stands for more than {_MOST_NODES:,} values")
+            if levels > _DEEPEST_NESTING + 1:
+                raise ValueError(f"its aliases nest more than {_DEEPEST_NESTING} levels")
+            sizes[id(node)] = nodes, levels
+        return sizes[id(node)]
+
+    if node is not None:
+        measure(node)
+
+
+def _parts(node: Any) -> list[Any]:
+    """The items of a list, the keys and values of a mapping."""
+    if node.id == "mapping":
+        return [part for pair in node.value for part in pair]
+    return list(node.value)
 
 
 def _refuse_repeated_keys(node: Any, path: Path) -> None:

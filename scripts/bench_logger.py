@@ -1,15 +1,17 @@
-"""What the logger costs: microseconds per step on the training thread, and the demo's slow-down.
+"""What the logger costs: the training thread, the whole process, and the speed of a loop.
 
     python -m scripts.bench_logger [--steps 400] [--no-demo] [--markdown docs/benchmarks.md]
 
-Run it from the repository's root. Console (to a file), JSONL and TensorBoard are on. Waiting for
-the device is not a cost: without a logger the loop would wait for the same step wherever it next
-needs the outputs.
+Run it from the repository's root. Console (to a file), JSONL and TensorBoard are on unless a row
+says otherwise. Waiting for the device is not a cost: without a logger the loop would wait for the
+same step wherever it next needs the outputs. Every number stands beside one of the bare loop, or of
+MaxText's logger where that is installed, from the same run.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -27,18 +29,23 @@ from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import ConsoleSink, JsonlSink, TensorBoardSink
 from mfu_jax.logger.summary import percentile
 from scripts.benchmark_page import machine, replace_section
+from scripts.maxtext_logger import MaxTextLogger
 
 WARMUP = 20
+STEP_SECONDS, PAUSE_SECONDS = 0.005, 0.01
+COST: dict[str, Any] = {
+    "model_flops_per_device": 10**9,
+    "executed_flops_per_device": 10**9,
+    "tokens_per_device": 2048,
+    "peak_flops_per_sec": 1e15,
+}
 HEADING = "## Logger cost"
 
 
 def make_logger(folder: Path, console: Any) -> MetricLogger:
     """A logger with all three sinks; its FLOPs and peak are arbitrary."""
     return MetricLogger(
-        model_flops_per_device=10**9,
-        executed_flops_per_device=10**9,
-        tokens_per_device=2048,
-        peak_flops_per_sec=1e15,
+        **COST,
         sinks=[
             ConsoleSink(console, progress=False),
             JsonlSink(folder / "metrics.jsonl"),
@@ -68,7 +75,7 @@ def microseconds(call: Callable[[], object]) -> float:
 
 
 def record_costs(steps: int) -> dict[str, list[float]]:
-    """Costs of each call in µs, by situation."""
+    """Costs of each call on the training thread in µs, by situation."""
     costs: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name, open(os.path.join(name, "log"), "w") as console:
         folder = Path(name)
@@ -80,18 +87,140 @@ def record_costs(steps: int) -> dict[str, list[float]]:
                 x, metrics = busy_step(x)
                 logger.record(step, metrics)
         lines = (folder / "busy" / "metrics.jsonl").read_text().splitlines()
-        costs["record(), device busy"] = [
+        costs["`record()`, device busy"] = [
             json.loads(line)["perf/logger_overhead_us"] for line in lines
         ]
-        costs["waiting(), device busy"] = waits
-        calls = []
+        costs["`waiting()`, device busy"] = waits
         with make_logger(folder / "idle", console) as logger:
-            jax.block_until_ready(metrics)
-            for step in range(steps):
-                time.sleep(0.005)
-                calls.append(microseconds(lambda: logger.record(step, metrics)))  # noqa: B023
-        costs["record(), device idle"] = calls
+            costs |= costs_after_pauses(steps, {"`record()`": logger.record})
+        if maxtext := MaxTextLogger.of(folder / "maxtext"):
+            costs |= costs_after_pauses(steps, {"MaxText's logger": maxtext.record})
+            maxtext.close()
     return {situation: values[WARMUP:] for situation, values in costs.items()}
+
+
+def costs_after_pauses(
+    steps: int, calls: dict[str, Callable[[int, Any], object]]
+) -> dict[str, list[float]]:
+    """Costs of calls after 10 ms without work, and beside them of an empty ``with`` block.
+
+    Args:
+        steps: how many of each.
+        calls: name → function of step and metrics.
+    """
+    costs: dict[str, list[float]] = {}
+    small = jnp.ones((8, 8))
+    for name, call in {"an empty `with`": lambda *_: do_nothing(), **calls}.items():
+        values = costs.setdefault(f"{name}, after a pause of 10 ms", [])
+        for step in range(steps):
+            time.sleep(PAUSE_SECONDS)
+            metrics = tiny_step(small)
+            values.append(microseconds(lambda: call(step, metrics)))  # noqa: B023
+    return costs
+
+
+def do_nothing() -> None:
+    with contextlib.nullcontext():
+        pass
+
+
+@jax.jit
+def tiny_step(x: jax.Array) -> dict[str, jax.Array]:
+    return {
+        "loss": x.mean(),
+        "grad_norm": jnp.abs(x).max(),
+        "current_learning_rate": x[0, 0],
+        "total_weights": jnp.int32(2048),
+    }
+
+
+def cpu_costs(steps: int, blocks: int) -> dict[tuple[str, float], float]:
+    """CPU milliseconds a step of the whole process beyond the bare loop's.
+
+    Args:
+        steps: of each block.
+        blocks: alternating ones; the result is the median of their differences.
+
+    Returns:
+        (sinks, seconds between steps) → milliseconds.
+    """
+    result = {}
+    for pause in (STEP_SECONDS, PAUSE_SECONDS):
+        found: dict[str, list[float]] = {}
+        for _ in range(blocks):
+            with tempfile.TemporaryDirectory() as name, open(Path(name) / "log", "w") as console:
+                loggers = {
+                    "`sinks=[]`": MetricLogger(sinks=[], **COST),
+                    "console, JSONL, TensorBoard": make_logger(Path(name), console),
+                }
+                for sinks, logger in loggers.items():
+                    bare = cpu_milliseconds(steps, pause, None)
+                    ours = cpu_milliseconds(steps, pause, logger)
+                    found.setdefault(sinks, []).append(ours - bare)
+                    logger.close()
+        result |= {(sinks, pause): statistics.median(values) for sinks, values in found.items()}
+    return result
+
+
+def cpu_milliseconds(steps: int, pause: float, logger: MetricLogger | None) -> float:
+    x = jnp.ones((8, 8))
+    begin = time.process_time()
+    for step in range(steps):
+        metrics = tiny_step(x)
+        if logger is not None:
+            logger.record(step, metrics)
+        time.sleep(pause)
+    if logger is not None:
+        logger.flush()  # what waits for its tick is a cost, too
+    return 1e3 * (time.process_time() - begin) / steps
+
+
+@jax.jit
+def one_core_step(x: jax.Array, times: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Arithmetic too small for XLA to share among cores, as often as it takes."""
+    x = jax.lax.fori_loop(0, times, lambda _, x: jnp.sin(x) + 0.5, x)
+    return x, {"loss": x.mean()}
+
+
+@jax.jit
+def all_cores_step(x: jax.Array, times: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    x = jax.lax.fori_loop(0, times, lambda _, x: x @ x * 1e-3, x)
+    return x, {"loss": x.mean()}
+
+
+def loop_speeds(steps: int, blocks: int) -> dict[str, list[float]]:
+    """Speed of a loop of 5 ms steps with the logger, as fractions of the bare loop's."""
+    return {
+        "one core computes": speeds(one_core_step, jnp.ones((64,)), steps, blocks),
+        "all cores compute": speeds(all_cores_step, jnp.ones((512, 512)), steps, blocks),
+    }
+
+
+def speeds(step: Callable[..., Any], x: jax.Array, steps: int, blocks: int) -> list[float]:
+    def run(logger: MetricLogger | None, times: int) -> float:
+        state = x
+        begin = time.perf_counter()
+        for number in range(steps):
+            state, metrics = step(state, times)
+            if logger is not None:
+                logger.record(number, metrics)
+            else:
+                jax.block_until_ready(metrics)
+        jax.block_until_ready(state)
+        return time.perf_counter() - begin
+
+    run(None, 1)
+    times = 16
+    while (seconds := run(None, times) / steps) < STEP_SECONDS:
+        times = int(times * min(4.0, 1.05 * STEP_SECONDS / seconds)) + 1
+    ratios = []
+    for _ in range(blocks):
+        with tempfile.TemporaryDirectory() as name, open(Path(name) / "log", "w") as console:
+            before = run(None, times)
+            with make_logger(Path(name), console) as logger:
+                ours = run(logger, times)
+            ratios.append((before + run(None, times)) / 2 / ours)
+    return sorted(ratios)
 
 
 def wait_for_nothing(logger: MetricLogger) -> None:
@@ -156,7 +285,21 @@ def cost_table(costs: dict[str, list[float]]) -> str:
     for situation, values in costs.items():
         ordered = sorted(values)
         shown = " | ".join(f"{percentile(ordered, q):.1f}" for q in (0.5, 0.9, 0.99))
-        rows.append(f"| `{situation.split(',')[0]}`,{situation.split(',')[1]} | {shown} |")
+        rows.append(f"| {situation} | {shown} |")
+    return "\n".join(rows)
+
+
+def cpu_table(costs: dict[tuple[str, float], float]) -> str:
+    rows = ["| sinks | seconds between steps | CPU ms a step, whole process |", "|---|---|---|"]
+    rows += [f"| {sinks} | {pause} | {spent:.3f} |" for (sinks, pause), spent in costs.items()]
+    return "\n".join(rows)
+
+
+def speed_table(speeds: dict[str, list[float]]) -> str:
+    rows = ["| 5 ms steps | speed with the logger, median | quartiles |", "|---|---|---|"]
+    for situation, ratios in speeds.items():
+        low, median, high = (f"{percentile(ratios, q):.2%}" for q in (0.25, 0.5, 0.75))
+        rows.append(f"| {situation} | {median} | {low} to {high} |")
     return "\n".join(rows)
 
 
@@ -174,6 +317,7 @@ def demo_text(blocks: Sequence[tuple[float, float]], block: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--blocks", type=int, default=7)
     parser.add_argument("--demo-pairs", type=int, default=16)
     parser.add_argument("--no-demo", action="store_true")
     parser.add_argument("--markdown", type=Path, help="file whose section is replaced")
@@ -184,6 +328,8 @@ def main() -> None:
         f"{datetime.date.today()}, {machine()}, by `scripts/bench_logger.py`. Console, JSONL and "
         f"TensorBoard are on; waiting for the device is excluded.\n",
         cost_table(record_costs(options.steps)) + "\n",
+        cpu_table(cpu_costs(options.steps, options.blocks)) + "\n",
+        speed_table(loop_speeds(options.steps // 2, options.blocks)) + "\n",
     ]
     if not options.no_demo:
         block = 5

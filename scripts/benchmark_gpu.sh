@@ -4,5 +4,5 @@
 # listed with the reason.
 #   scripts/benchmark_gpu.sh --configs=gpt2-124m --steps=50
 set -euo pipefail
-. "$(dirname "$0")/venv.sh" cuda
+. "$(dirname "$0")/venv.sh" train,cuda
 exec python -m mfu_jax.runs.benchmarking --platform=gpu "$@"

@@ -4,5 +4,5 @@
 # reason.
 #   scripts/benchmark_tpu.sh --configs=gpt2-124m --steps=50
 set -euo pipefail
-. "$(dirname "$0")/venv.sh" tpu
+. "$(dirname "$0")/venv.sh" train,tpu
 exec python -m mfu_jax.runs.benchmarking --platform=tpu "$@"

@@ -23,6 +23,6 @@ make_venv() {
     fi
 }
 
-make_venv "${1:-tensorboard}" || exit 1
+make_venv "${1:-train}" || exit 1
 # shellcheck disable=SC1091
 . .venv/bin/activate

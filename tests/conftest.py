@@ -2,6 +2,7 @@
 
 import os
 
+import hypothesis
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -11,6 +12,10 @@ if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
 os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
 
 import jax  # noqa: E402, F401  # reads the environment now; what is set below is for child processes
+
+# A busy machine is no failure: no test has a deadline.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -33,6 +33,10 @@ def test_a_key_without_its_equals_sign_is_shown_with_one_where_any_key_may_be_me
     )
 
 
+def test_a_single_dash_is_a_name_because_it_stands_for_stdin() -> None:
+    assert parse(["-"], flags=["--json"]).names == ("-",)
+
+
 def test_a_path_with_an_equals_sign_is_a_name() -> None:
     arguments = parse(["runs/lr=0.1/step.hlo.xz", "./a=b", "model=x/y=z"], keys=["model"])
     assert arguments.names == ("runs/lr=0.1/step.hlo.xz", "./a=b")

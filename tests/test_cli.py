@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
+import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +19,16 @@ NAMES = cli.command_names()
 
 
 def test_every_module_of_the_folder_is_a_command() -> None:
-    assert NAMES == ["compare", "flops", "hardware", "project", "published", "report", "train"]
+    assert NAMES == [
+        "compare",
+        "flops",
+        "hardware",
+        "project",
+        "published",
+        "replay",
+        "report",
+        "train",
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,3 +88,83 @@ def test_a_new_file_is_a_new_command(
     assert "  greet  Greets\n" in capsys.readouterr().out
     assert cli.main(["greet", "you"]) == 0
     assert capsys.readouterr().out == "hello you\n"
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes a command `try` of some code."""
+
+    def make(code: str) -> None:
+        source = f'"""Tries.\n\nusage: mfu-jax try"""\n\ndef main(argv):\n    {code}\n'
+        (tmp_path / "try.py").write_text(source)
+        monkeypatch.setattr(cli, "_FOLDER", tmp_path)
+        monkeypatch.setattr(commands, "__path__", [str(tmp_path)])
+        monkeypatch.delitem(sys.modules, "mfu_jax.commands.try", raising=False)
+        importlib.invalidate_caches()
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("code", "returns", "says"),
+    [
+        ("1 / 0", 1, r"mfu-jax try: a bug of mfu_jax: ZeroDivisionError: .* in (\S+)"),
+        ("raise MemoryError", 1, "mfu-jax try: memory ran out; expected a smaller input; pass one"),
+        (
+            "raise OSError(28, 'No space left on device')",
+            1,
+            "mfu-jax try: .*No space left on device.*",
+        ),
+        ("raise KeyboardInterrupt", 130, ""),
+    ],
+)
+def test_no_exception_is_a_traceback(
+    code: str,
+    returns: int,
+    says: str,
+    command: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    command(code)
+    assert cli.main(["try"]) == returns
+    match = re.fullmatch(says, capsys.readouterr().err.rstrip("\n"))
+    assert match
+    if match.groups():
+        assert "ZeroDivisionError: division by zero" in Path(match[1]).read_text()
+
+
+def test_a_message_is_one_printable_line_of_1500_characters_at_most(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["flops", "llama3-8b", "\x1b[31m\n" + "\udcff" * 9000 + "=1"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(r"mfu-jax flops: unknown key '\x1b[31m\n\udcff\udcff")
+    assert error.endswith("\n")
+    assert len(error) == 1501 - 1  # both halves are cut before the dots
+    assert error[:-1].isprintable()
+
+
+def test_an_answer_that_cannot_be_written_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "mfu_jax.cli", "flops", "llama3-8b"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "No space left on device" in done.stderr
+
+
+def test_a_terminal_without_unicode_gets_the_answer() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mfu_jax.cli", "published", "palm-540b"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"6144 \xd7 TPU v4" in done.stdout

@@ -13,9 +13,11 @@ import pytest
 from absl import flags as absl_flags
 
 import mfu_jax
-from mfu_jax import flags
+from mfu_jax import flags, jax_internals
 from mfu_jax.errors import UserError
+from mfu_jax.instrumentation.assembly import sinks_of
 from mfu_jax.logger.disabled import DisabledLogger
+from mfu_jax.logger.sinks import JsonlSink, TensorBoardSink
 from mfu_jax.settings import Settings
 
 
@@ -66,7 +68,7 @@ def test_logger_from_flags_logs_what_the_flags_say(tmp_path: Path) -> None:
             logger.record(step, metrics)
         logger.close()
     finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+        jax_internals.unregister_event_duration_listener(listen)
     assert compiled.count("jit(train_step)") == 1
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert [record["step"] for record in records] == [0, 1, 2]
@@ -168,6 +170,30 @@ def test_wrong_values_say_what_to_do(values: dict[str, Any], parts: list[str]) -
         flags.from_mapping(values)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--hardware=h1000"], "^hardware 'h1000' is not known"),
+        (["--flops_source=value"], "^flops_source=value has no number"),
+        (["--profile_steps=9-3", "--profile_dir=p"], "^profile_steps='9-3'"),
+    ],
+)
+def test_wrong_flags_fail_when_they_are_parsed(arguments: list[str], message: str) -> None:
+    with pytest.raises(absl_flags.IllegalFlagValueError, match=message):
+        parsed(*arguments)
+
+
+def test_a_count_that_fails_gives_a_logger_without_mfu(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("mfu_jax.instrumentation.program_analysis.traced_model", lambda *_: 1 / 0)
+    with flags.make_logger(Settings(peak_tflops_per_device=1.0), train_step, W, X) as logger:
+        logger.record(0, train_step(W, X)[1])
+    assert logger.summary().steps + logger.summary().warmup_steps == 1
+    (line,) = caplog.messages
+    assert line.startswith("MFU of train_step is not known: TypeError")
+
+
 def test_wrong_use_of_flags_says_what_to_do() -> None:
     with pytest.raises(UserError, match=r"no flag --enable_mfu.*define\(\) before app.run"):
         flags.settings(absl_flags.FlagValues())
@@ -184,3 +210,21 @@ def test_wrong_example_arguments_say_what_to_do(arguments: tuple[Any, ...]) -> N
     settings = Settings(peak_tflops_per_device=1.0)
     with pytest.raises(UserError, match=r"train_step cannot be .*expected.*usually.*pass them"):
         flags.make_logger(settings, train_step, *arguments)
+
+
+def test_how_often_files_are_flushed_to_disk_is_a_setting(tmp_path: Path) -> None:
+    settings = Settings(
+        metrics_file=str(tmp_path / "m.jsonl"), tensorboard_dir=str(tmp_path), fsync_seconds=7
+    )
+    sinks = sinks_of(settings, progress=False)
+    found = [
+        sink._file._fsync_seconds for sink in sinks if isinstance(sink, JsonlSink | TensorBoardSink)
+    ]
+    assert found == [7.0, 7.0]
+    for sink in sinks:
+        sink.close()
+
+
+def test_device_traces_cannot_go_to_an_object_store() -> None:
+    with pytest.raises(UserError, match="profile_dir='gs://b/x' is an object store"):
+        Settings(profile_steps="1-2", tensorboard_dir="gs://b/x")

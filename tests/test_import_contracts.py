@@ -22,10 +22,7 @@ PLANTED = {
     ("mfu_jax/flops/executed/hlo.py", "import mfu_jax.flops.executed.costs"): "executed:",
     ("mfu_jax/logger/timing/timer.py", "import mfu_jax.logger.spans"): "logger:",
     ("mfu_jax/flops/analytic/formulas.py", "import jax"): "A laptop's answer",
-    (
-        "mfu_jax/flops/executed/op_names.py",
-        "import mfu_jax.flops.traced.jax_internals",
-    ): "What JAX may change",
+    ("mfu_jax/jax_internals.py", "import mfu_jax.values"): "The house",
     ("layers/linears.py", "import mfu_jax.errors"): "The reference model",
 }
 

@@ -2,13 +2,56 @@
 
 import doctest
 import os
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.paths import DOCS, ROOT
+
+
+def metadata() -> dict[str, Any]:
+    """What setup.py passes to setup()."""
+    with mock.patch("setuptools.setup") as setup:
+        runpy.run_path(str(ROOT / "setup.py"))
+    return dict(setup.call_args.kwargs)
+
+
+def test_the_core_requires_little_and_bounds_it_only_from_below() -> None:
+    core = dict(requirement.split(">=") for requirement in metadata()["install_requires"])
+    assert set(core) == {
+        *("absl-py", "flax", "jax", "numpy", "optax"),
+        *("orbax-checkpoint", "PyYAML", "tensorboardX"),
+    }
+    # What current trainers pin: axlearn, levanter (jax, optax), EasyDeL (flax).
+    pinned = {"absl-py": "2.3.1", "jax": "0.8.3", "optax": "0.2.6", "flax": "0.11.2"}
+    for name, version in pinned.items():
+        assert numbers(core[name]) <= numbers(version)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def test_every_extra_is_on_the_page() -> None:
+    rows = (DOCS / "install.md").read_text(encoding="utf-8").split("## Extras")[1]
+    names = [cell for row in rows.splitlines() if row[:3] == "| `" for cell in [row.split("|")[1]]]
+    listed = {name for cell in names for name in re.findall(r"`([\w-]+)`", cell)}
+    assert listed == metadata()["extras_require"].keys()
+
+
+def test_the_matrix_runs_the_pythons_of_the_classifiers() -> None:
+    script = (ROOT / "scripts" / "test_matrix.sh").read_text(encoding="utf-8")
+    listed = re.search(r"^PYTHONS=\((.*)\)$", script, re.MULTILINE)
+    named = [c.rpartition(" :: ")[2] for c in metadata()["classifiers"]]
+    assert listed
+    assert listed[1].split() == [version for version in named if re.fullmatch(r"3\.\d+", version)]
+    assert metadata()["python_requires"] == f">={listed[1].split()[0]}"
 
 
 @pytest.mark.slow

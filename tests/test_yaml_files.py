@@ -20,6 +20,13 @@ def test_the_bundled_files_are_read_as_pyyaml_reads_them() -> None:
         assert read_mapping(path) == yaml.safe_load(path.read_text(encoding="utf-8")), path
 
 
+# Thirty lines that stand for 9³⁰ items; merges (<<) that write as many keys; merges of merges.
+_NINE = [", ".join([f"*a{n}"] * 9) for n in range(30)]
+LAUGHS = "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{_NINE[n - 1]}]\n" for n in range(1, 31))
+MERGES = LAUGHS.replace("[1]", "{x: 1}").replace(" [*", "\n  <<: [*")
+CHAIN = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n}\n  <<: *a{n - 1}\n" for n in range(1, 5000))
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -33,6 +40,13 @@ def test_the_bundled_files_are_read_as_pyyaml_reads_them() -> None:
         ("a: !!bool foo", "is not plain YAML: a tag does not fit"),
         ('a: !!int ""', "is not plain YAML: a tag does not fit"),
         ("a: !!timestamp x", "is not plain YAML: a tag does not fit"),
+        ("a: &a [*a]", "it stands for more than 50,000 values"),
+        ("a: &a {x: *a}", "it stands for more than 50,000 values"),
+        (LAUGHS, "it stands for more than 50,000 values"),
+        (MERGES, "it stands for more than 50,000 values"),
+        (CHAIN, "its aliases nest more than 50 levels"),
+        ("a: [" + "1," * 50_000 + "1]", "it stands for more than 50,000 values"),
+        ("a: " + "x" * 2**20, "cannot be read (1 MiB, more than 1)"),
         ("a: !!python/object/apply:os.system ['true']", "is not plain YAML"),
     ],
 )
@@ -52,3 +66,13 @@ def test_nesting_up_to_the_limit_and_empty_files_are_read(tmp_path: Path) -> Non
     assert set(read_mapping(path)) == {"a"}
     path.write_text("# nothing yet\n")
     assert read_mapping(path) == {}
+
+
+def test_aliases_and_merges_of_a_config_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.yml"
+    path.write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: [*a, *a]\n")
+    assert read_mapping(path) == {
+        "a": {"x": 1, "y": 2},
+        "b": {"x": 1, "y": 3},
+        "c": [{"x": 1, "y": 2}] * 2,
+    }

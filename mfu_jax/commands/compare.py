@@ -16,29 +16,39 @@ of configs/base.yml. The second reads compiled.as_text() of any program:
 
 from __future__ import annotations
 
+import contextlib
 import gzip
-import json
 import lzma
+import zlib
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from mfu_jax.arguments import Arguments, check_key, parse
 from mfu_jax.errors import UserError
+from mfu_jax.formatting import json_text
+from mfu_jax.user_files import opened, too_large, unreadable
 from mfu_jax.values import typed
 
 if TYPE_CHECKING:
     import jax
 
     from mfu_jax.flops.ledger import Ledger
+    from mfu_jax.trainer.pyconfig import Config
 
-_OPENERS: dict[str, Callable[[Path], bytes]] = {
-    ".hlo": Path.read_bytes,
-    ".txt": Path.read_bytes,
-    ".gz": lambda path: gzip.decompress(path.read_bytes()),
-    ".xz": lambda path: lzma.decompress(path.read_bytes()),
+_OPENERS: dict[str, Callable[[BinaryIO], Any]] = {
+    ".hlo": contextlib.nullcontext,
+    ".txt": contextlib.nullcontext,
+    ".gz": gzip.open,
+    ".xz": lzma.open,
 }
+_EXPECTED = (
+    "HLO text, plain or compressed by gzip or xz; usually a wrong path or a truncated file; write "
+    "compiled.as_text() to it again"
+)
+# An unpacked one, too. The step of a 70B model is 0.4 MB, scanned; this is a thousand times that.
+_MOST_BYTES = 256 * 2**20
 _NUMBERS = ("model", "dense", "attention", "xla")
 
 
@@ -49,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         ledger = _of_text(arguments)
     else:
         ledger = ledger_of_config([word for word in argv if word != "--json"])
-    print(json.dumps(ledger.to_json(), indent=1) if arguments.flags else ledger.render())
+    print(json_text(ledger.to_json()) if arguments.flags else ledger.render())
     return 0
 
 
@@ -72,9 +82,36 @@ def ledger_of_config(
     from mfu_jax.trainer.step import compile_train_step
 
     config = load(arguments)
+    _refuse_absurd(config)
     mesh = make_mesh(config, devices)
     config = resolve_attention(config, mesh)
     return count_step(config, compile_train_step(config, mesh, abstract_state(config, mesh))).ledger
+
+
+# JAX traces unrolled layers one by one, at several a second. XLA aborts the process if the bytes
+# of an array overflow 63 bits; its largest has the layers' activations or attention scores.
+_MOST_UNROLLED_LAYERS = 1000
+_MOST_ELEMENTS = 2**56
+
+
+def _refuse_absurd(config: Config) -> None:
+    """Nothing is allocated here, so any size compiles, up to these."""
+    layers, length = config.num_decoder_layers, config.max_target_length
+    if layers > _MOST_UNROLLED_LAYERS and not config.scan_layers:
+        raise UserError(
+            f"num_decoder_layers={layers} with scan_layers=false: expected at most "
+            f"{_MOST_UNROLLED_LAYERS} unrolled layers; they would be traced for hours; pass "
+            f"scan_layers=true"
+        )
+    heads = config.num_query_heads
+    width = max(config.vocab_size, config.emb_dim, config.mlp_dim, heads * config.head_dim)
+    rows = config.per_device_batch_size * config.gradient_accumulation_steps * length
+    elements = layers * max(rows * max(width, heads * length), config.emb_dim * width)
+    if elements > _MOST_ELEMENTS:
+        raise UserError(
+            f"the config makes an array of {elements:.2g} elements; expected at most 2^56; usually "
+            f"a typo in a size; look at per_device_batch_size, max_target_length and emb_dim"
+        )
 
 
 def _of_text(arguments: Arguments) -> Ledger:
@@ -100,12 +137,13 @@ def _of_text(arguments: Arguments) -> Ledger:
 
 def _read(path: Path) -> str:
     try:
-        return _OPENERS[path.suffix](path).decode()
-    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{path} cannot be read ({error}); expected HLO text, plain or compressed by gzip or "
-            "xz; usually a wrong path or a truncated file; write compiled.as_text() to it again"
-        ) from None
+        with opened(path, _EXPECTED, _MOST_BYTES) as file, _OPENERS[path.suffix](file) as text:
+            content: bytes = text.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise too_large(path, len(content), _MOST_BYTES, _EXPECTED)
+        return content.decode()
+    except (EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError) as error:
+        raise unreadable(path, str(error), _EXPECTED) from None
 
 
 def _flops(key: str, text: str) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mfu_jax.arguments import Arguments, parse
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, one_line
 from mfu_jax.flops.analytic.conventions import CONVENTIONS, FlopsRow, find_convention
 from mfu_jax.flops.analytic.inputs import load_model_config, override_keys, parse_override
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
@@ -32,7 +32,7 @@ from mfu_jax.flops.analytic.totals import (
 )
 from mfu_jax.flops.analytic.training import training_model
 from mfu_jax.flops.exact import Number
-from mfu_jax.formatting import columns
+from mfu_jax.formatting import columns, json_text
 from mfu_jax.values import convert
 from mfu_jax.yaml_files import model_names
 
@@ -61,13 +61,11 @@ def main(argv: Sequence[str]) -> int:
     answer = _answer(config, convention, mfu)
     for warning in caught:
         answer["notes"].append(str(warning.message))
-        print(f"mfu-jax flops: warning: {warning.message}", file=sys.stderr)
+        print(one_line(f"mfu-jax flops: warning: {warning.message}"), file=sys.stderr)
     if "--serving" in arguments.flags:
         answer["serving"] = _serving(config)
     if "--json" in arguments.flags:
-        import json  # a tenth of the start-up time; tables do not need it
-
-        print(json.dumps(answer, indent=1))
+        print(json_text(answer))
     else:
         print(_table(answer))
     return 0

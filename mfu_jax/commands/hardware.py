@@ -12,14 +12,13 @@ h100, v5p, 'RTX 4090', 'TPU v5 lite'. Peaks are dense, of one JAX device, in TFL
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from mfu_jax import hardware
 from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError
-from mfu_jax.formatting import columns
+from mfu_jax.formatting import columns, json_text
 from mfu_jax.hardware.chips import Chip
 from mfu_jax.hardware.peak import Peak
 
@@ -43,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         answer, text = _attached(dtype, measure="--calibrate" in arguments.flags)
     as_json = "--json" in arguments.flags
-    print(json.dumps(answer, ensure_ascii=False, indent=1) if as_json else text)
+    print(json_text(answer) if as_json else text)
     return 0
 
 

@@ -19,13 +19,13 @@ Give three of tokens, chips, time and throughput; the fourth is solved for.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mfu_jax import hardware
 from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError
+from mfu_jax.formatting import json_text
 from mfu_jax.runs.projection import Projection, as_json, project
 from mfu_jax.values import convert
 
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
         budget=numbers.get("budget"),
     )
     if arguments.flags:
-        print(json.dumps({**as_json(run), "model": model_text, "hardware": chip_text}, indent=1))
+        print(json_text({**as_json(run), "model": model_text, "hardware": chip_text}))
     else:
         print(_render(run, model_text, chip_text))
     return 0
@@ -134,12 +134,18 @@ def _flops_per_token(
 
     overrides: dict[str, Any] = {"per_device_batch_size": 1}
     if "max_target_length" in numbers:
-        overrides["max_target_length"] = int(numbers["max_target_length"])
+        overrides["max_target_length"] = _whole(numbers["max_target_length"])
     config = load_model_config(words["model"], overrides)
     convention = words.get("convention", "maxtext")
     flops = model_flops_per_device(config, convention).training
     text = f"{words['model']}, sequences of {config.step.max_target_length} tokens, {convention}"
     return float(flops / calculate_tokens_per_device(config)), text
+
+
+def _whole(length: float) -> int:
+    if not length.is_integer():
+        raise UserError(f"max_target_length={length:g}: expected a whole number of tokens, as 8192")
+    return int(length)
 
 
 def _without_model(

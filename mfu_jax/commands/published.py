@@ -8,10 +8,10 @@ printed value."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from mfu_jax.arguments import parse
+from mfu_jax.formatting import json_text
 from mfu_jax.runs.published import Check, Run, find_run, published_runs, recompute
 
 
@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(argv, keys=(), flags=("--json",))
     runs = [find_run(name) for name in arguments.names] or list(published_runs())
     if arguments.flags:
-        print(json.dumps([_as_json(run) for run in runs], indent=1, ensure_ascii=False))
+        print(json_text([_as_json(run) for run in runs]))
     else:
         print("\n\n".join(_render(run, in_full=bool(arguments.names)) for run in runs))
         checks = [check for run in runs for check in recompute(run)]

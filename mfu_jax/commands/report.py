@@ -3,7 +3,8 @@
 usage: mfu-jax report FILE [key=value …] [--json]
 
 FILE            metrics.jsonl of mfu_jax, MaxText's metrics_file, or a log with lines
-                'completed step: 7, seconds: 0.123, TFLOP/s/device: …' (MaxText's, or ours)
+                'completed step: 7, seconds: 0.123, TFLOP/s/device: …' (MaxText's, or ours);
+                - reads standard input: zcat log.gz | mfu-jax report -
 hardware=h100   the peak that MFU is relative to, in dtype=bf16; or peak_tflops_per_device=989
 warmup_steps=3  steps excluded after each start, if the file does not mark them
 model=NAME_OR_FILE key=value …   the FLOPs of a step are counted from a config, as mfu-jax flops
@@ -12,16 +13,16 @@ model=NAME_OR_FILE key=value …   the FLOPs of a step are counted from a config
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mfu_jax import hardware
 from mfu_jax.arguments import Arguments, check_key, parse
 from mfu_jax.errors import UserError
-from mfu_jax.formatting import percent, readable
+from mfu_jax.formatting import json_text, percent, readable
 from mfu_jax.logger.summary import Summary
-from mfu_jax.runs.metrics_files import LoggedStep, MetricsRun, read_metrics
+from mfu_jax.runs.metrics_files import MetricsRun, read_metrics
+from mfu_jax.runs.step_table import LoggedStep
 from mfu_jax.values import typed
 
 _KEYS = ("hardware", "dtype", "model", "convention", "peak_tflops_per_device", "warmup_steps")
@@ -64,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
             f"for its times; pass warmup_steps=0, or the metrics file instead of the log"
         )
     answer = _answer(run, summary, peak, reported, conventions)
-    print(json.dumps(answer, indent=1) if arguments.flags else _render(answer, run, summary))
+    print(json_text(answer) if arguments.flags else _render(answer, run, summary))
     return 0
 
 
@@ -181,8 +182,8 @@ def _answer(
     return {
         "file": run.path,
         "form": run.form,
-        "first_step": run.steps[0].number,
-        "last_step": run.steps[-1].number,
+        "first_step": run.steps.numbers[0],
+        "last_step": run.steps.numbers[-1],
         "restarts": run.restarts,
         "unreadable_lines": run.unreadable,
         "repeated_lines": run.repeated,

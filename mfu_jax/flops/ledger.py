@@ -14,6 +14,9 @@ from typing import Any
 from mfu_jax.flops.executed.counting import ExecutedCount
 from mfu_jax.formatting import columns
 
+# What the compiler removed of the model's work.
+REMOVED = "removed by XLA"
+
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerLine:
@@ -52,11 +55,24 @@ class Ledger:
         return self.executed - sum(line.flops for line in self.lines)
 
     @property
+    def removed(self) -> int:
+        """Model FLOPs that the compiler removed; 0 or above."""
+        return -sum(line.flops for line in self.lines if line.label == REMOVED)
+
+    @property
     def xla_factor(self) -> float | None:
         """XLA-reported / executed: 1 if XLA is right."""
         if self.xla_reported is None or not self.executed:
             return None
         return self.xla_reported / self.executed
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def __repr__(self) -> str:
+        return (
+            f"Ledger(model={self.model:_}, executed={self.executed:_}, residual={self.residual:_})"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain JSON values, `residual` and `xla_factor` included."""
@@ -97,6 +113,7 @@ def compare_flops(
     attention: int | Fraction | None = None,
     xla_reported: float | None = None,
     overheads: Mapping[str, int] | None = None,
+    is_whole: bool = False,
 ) -> Ledger:
     """Explains executed FLOPs in terms of model FLOPs, and XLA's number in terms of executed.
 
@@ -111,6 +128,8 @@ def compare_flops(
         xla_reported: ``compiled.cost_analysis()["flops"]``, None or a negative number if unknown.
         overheads: other known work of the program beyond the model, by label, such as
             ``{"MoE one-hot and dispatch matmuls": …}``.
+        is_whole: `model` was traced from the function that was compiled, and either count covers
+            all of its work: what the program lacks of it, the compiler removed.
 
     Returns:
         The ledger; its `residual` is the unexplained rest.
@@ -119,8 +138,9 @@ def compare_flops(
     lines = [LedgerLine(label="model", flops=model, note=f"convention {convention}")]
     kernels = executed.attention_kernels
     if attention is not None and kernels:
+        beyond = kernels - executed.repeated_attention - round(attention)
         note = "attention pairs that the kernels' blocks compute beyond it"
-        lines.append(LedgerLine(label="masked pairs", flops=kernels - round(attention), note=note))
+        lines.append(LedgerLine(label="masked pairs", flops=beyond, note=note))
     elif dense is not None:
         note = "attention pairs that the mask throws away but the program computes"
         lines.append(LedgerLine(label="masked pairs", flops=round(dense) - model, note=note))
@@ -128,10 +148,17 @@ def compare_flops(
     lines.append(LedgerLine(label="rematerialised", flops=executed.rematerialized, note=note))
     note = "matmuls that XLA runs again in another fusion instead of keeping their result"
     lines.append(LedgerLine(label="duplicated by XLA", flops=executed.duplicated, note=note))
+    for label, flops in executed.repeated.items():
+        note = "these devices compute the same values; usually nothing is sharded over them"
+        lines.append(LedgerLine(label=label, flops=flops, note=note))
     for label, flops in (overheads or {}).items():
         lines.append(LedgerLine(label=label, flops=flops))
     outside = executed.optimizer + executed.other
     lines.append(LedgerLine(label="other", flops=outside, note="optimizer, or no phase"))
+    missing = executed.total - sum(line.flops for line in lines)
+    if is_whole and missing < 0:
+        note = "no matmul is left of it: merged, folded, or made elementwise"
+        lines.append(LedgerLine(label=REMOVED, flops=missing, note=note))
     reported = None if xla_reported is None or xla_reported < 0 else round(xla_reported)
     return Ledger(
         model=model,

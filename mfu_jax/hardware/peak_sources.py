@@ -42,7 +42,7 @@ def resolve_peak(
     """
     name = canonical_dtype(dtype)
     if peak_tflops_per_device is not None:
-        value = _checked_override(peak_tflops_per_device)
+        value = checked_peak(peak_tflops_per_device)
         return Peak(
             flops_per_sec=value * 1e12,
             dtype=name,
@@ -70,7 +70,7 @@ def resolve_peak(
     )
 
 
-def _checked_override(value: object) -> float:
+def checked_peak(value: object) -> float:
     """A TFLOP/s flag as a float; zero, negative numbers, NaN and FLOP/s are refused."""
     try:
         number = float(value) if not isinstance(value, bool) else math.nan  # type: ignore[arg-type]

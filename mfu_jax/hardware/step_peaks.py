@@ -70,11 +70,15 @@ class StepPeaks:
         return float(mixed * flops / whole)
 
     def notes(self, flops_by_dtype: Mapping[str, int]) -> tuple[str, ...]:
-        """The assumptions of `optimal_seconds` about dtypes without a peak."""
+        """The assumptions of `optimal_seconds` about dtypes without a peak, if they matter.
+
+        Dtypes with less than 1% of the FLOPs change utilisation by less than that.
+        """
+        whole = sum(flops_by_dtype.values())
         return tuple(
             f"{flops:,} FLOPs in {dtype}, which has no known peak here, are set at {self.main}"
             for dtype, flops in flops_by_dtype.items()
-            if flops and self._of(dtype) is None
+            if flops and 100 * flops >= whole and self._of(dtype) is None
         )
 
     def _of(self, dtype: str) -> float | None:

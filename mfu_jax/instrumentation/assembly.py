@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from mfu_jax.boundary import Boundary
 from mfu_jax.hardware.step_peaks import StepPeaks, find_peaks
 from mfu_jax.instrumentation.counts import ModelCount
 from mfu_jax.logger.metric_logger import MetricLogger
@@ -36,12 +37,15 @@ def sinks_of(
     """
     if jax.process_index() != 0:
         return []
-    resume = {"resume_from_step": settings.start_step}
+    files: dict[str, Any] = {
+        "resume_from_step": settings.start_step,
+        "fsync_seconds": settings.fsync_seconds,
+    }
     sinks = [make_sink("console", total_steps=total_steps, progress=progress)]
     if settings.metrics_file:
-        sinks.append(make_sink("jsonl", settings.metrics_file, **resume))
+        sinks.append(make_sink("jsonl", settings.metrics_file, **files))
     if settings.tensorboard_dir:
-        sinks.append(make_sink("tensorboard", settings.tensorboard_dir, **resume))
+        sinks.append(make_sink("tensorboard", settings.tensorboard_dir, **files))
     return sinks
 
 
@@ -51,6 +55,7 @@ def logger_of(
     cost: StepCost | None = None,
     sinks: Sequence[Sink] | None = None,
     compile_log: CompileLog | None = None,
+    boundary: Boundary | None = None,
 ) -> MetricLogger:
     """The logger that the settings describe.
 
@@ -58,7 +63,8 @@ def logger_of(
         settings: numbers of steps, warm-up, log period, aborts; and the sinks.
         cost: what a step costs; None: each step brings its own cost.
         sinks: instead of `sinks_of(settings)`.
-        compile_log: see `MetricLogger`.
+        compile_log: see `MetricLogger`, like the next one.
+        boundary: where failures are reported.
 
     Raises:
         UserError: an output folder cannot be written.
@@ -68,6 +74,7 @@ def logger_of(
         config=settings.logger_config(),
         sinks=sinks_of(settings) if sinks is None else sinks,
         compile_log=compile_log,
+        boundary=boundary,
     )
 
 
@@ -90,36 +97,40 @@ def peaks_of(
 def setup_table(
     *,
     devices: str,
-    peaks: StepPeaks,
-    model: ModelCount,
+    peaks: StepPeaks | None,
+    model: ModelCount | None,
     model_details: str,
     tokens_per_device: float | Fraction,
     flops_by_dtype: Mapping[str, int],
     parameters: str | None = None,
     metrics: str | None = None,
+    left_out: str | None = None,
 ) -> dict[str, Any]:
     """The set-up shown before the first log line, name → value.
 
     Args:
         devices: number and kind.
-        peaks: what utilisation is relative to.
-        model: the model FLOPs, and what they leave out.
+        peaks: what utilisation is relative to; None if not known.
+        model: the model FLOPs, and what they leave out; None if not known.
         model_details: convention and derivation of the model FLOPs.
         tokens_per_device: of one step; 0 if unknown.
         flops_by_dtype: the matmuls to name in notes on peaks.
         parameters: number of weights, if known.
         metrics: which outputs of the step are logged, if chosen.
+        left_out: which are too big to be logged.
     """
+    flops = None if model is None else f"{float(model.per_device) / 1e12:.6g} ({model_details})"
     values: dict[str, Any] = {
         "devices": devices,
-        "peak of one device": str(peaks.main),
+        "peak of one device": "not known" if peaks is None else str(peaks.main),
         "number of parameters": parameters,
-        "model TFLOP per device per step": f"{float(model.per_device) / 1e12:.6g} "
-        f"({model_details})",
+        "model TFLOP per device per step": flops or "not known",
         "metrics": metrics,
+        "metrics left out": left_out or None,
         "tokens per device per step": tokens_per_device or None,
     }
-    values |= {f"not counted ({i})": text for i, text in enumerate(model.unaccounted, 1)}
-    notes = peaks.notes(flops_by_dtype)
+    unaccounted = () if model is None else model.unaccounted
+    values |= {f"not counted ({i})": text for i, text in enumerate(unaccounted, 1)}
+    notes = () if peaks is None else peaks.notes(flops_by_dtype)
     values |= {f"note on peaks ({i})": text for i, text in enumerate(notes, 1)}
     return {name: value for name, value in values.items() if value is not None}

@@ -12,16 +12,20 @@ from typing import Any, Literal
 
 import jax
 
+from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, flops_breakdown
 from mfu_jax.flops.exact import integral
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
 from mfu_jax.flops.ledger import Ledger, compare_flops
 from mfu_jax.flops.traced.counting import TracedCount, count_model_flops, pallas_kernel_flops
 from mfu_jax.flops.traced.masks.declared import PACKED
+from mfu_jax.hardware.dtypes import canonical_dtype
 from mfu_jax.hardware.step_peaks import Exact, StepPeaks
 from mfu_jax.logger.step_cost import StepCost
 
 HfuSource = Literal["executed", "cost_analysis"]
+
+_WIDE = {"fp32", "fp64"}  # what compilers widen narrower dtypes to
 
 
 def unwrap_compiled(compiled: Any) -> jax.stages.Compiled:
@@ -168,22 +172,46 @@ class StepFlops:
     xla_reported: float | None
     ledger: Ledger
 
+    def __str__(self) -> str:
+        return f"model FLOPs {self.model.how}\n{self.ledger}"
+
+    def __repr__(self) -> str:
+        return (
+            f"StepFlops(model={float(self.model.per_device):.6g}, "
+            f"executed={self.executed.total:_}, xla_reported={self.xla_reported})"
+        )
+
+    @property
+    def timed_by_dtype(self) -> Mapping[str, int]:
+        """The dtypes at whose peaks the executed FLOPs are timed.
+
+        They are the program's, unless the compiler widened a dtype of the model: XLA runs bf16
+        matmuls as float32 on CPUs. Then they are the model's, so that equal FLOPs give equal
+        utilisation.
+        """
+        model = {_short(dtype) for dtype, flops in self.model.flops_by_dtype.items() if flops}
+        program = {_short(dtype) for dtype, flops in self.executed.by_dtype.items() if flops}
+        is_widened = bool(model - program) and bool(program & _WIDE)
+        return self.model.flops_by_dtype if is_widened else self.executed.by_dtype
+
     def cost(
-        self, peaks: StepPeaks, *, tokens_per_device: int | float, hfu_source: HfuSource
+        self, peaks: StepPeaks | None, *, tokens_per_device: int | float, hfu_source: HfuSource
     ) -> StepCost:
         """What `MetricLogger.record` takes."""
         executed: Exact | None = self.executed.total
-        by_dtype = self.executed.by_dtype
         if hfu_source == "cost_analysis":
             executed = None if self.xla_reported is None else round(self.xla_reported)
-        optimal = None if executed is None else peaks.optimal_seconds(executed, by_dtype)
+        optimal = None
+        if executed is not None and peaks is not None:
+            optimal = peaks.optimal_seconds(executed, self.timed_by_dtype)
         return dataclasses.replace(
             model_cost(self.model, peaks, tokens_per_device=tokens_per_device),
             executed_flops_per_device=executed,
             optimal_executed_seconds=optimal,
+            removed_flops_per_device=self.ledger.removed,
             xla_reported_flops=self.xla_reported,
             bytes_per_device=self.executed.hbm_bytes,
-            peak_bytes_per_sec=peaks.bytes_per_sec,
+            peak_bytes_per_sec=None if peaks is None else peaks.bytes_per_sec,
         )
 
 
@@ -192,9 +220,17 @@ def count_program(
     model: ModelCount,
     *,
     kernel_flops: Mapping[str, int] | None = None,
+    trip_counts: Mapping[str, int] | None = None,
 ) -> StepFlops:
-    """Counts a compiled step and explains the count, from the model's FLOPs on."""
-    executed = executed_flops(compiled, kernel_flops=kernel_flops or None)
+    """Counts a compiled step and explains the count, from the model's FLOPs on.
+
+    Args:
+        compiled: the program.
+        model: the model FLOPs of the same step.
+        kernel_flops: see `executed_flops`, like the next one.
+        trip_counts: iterations of loops that depend on data.
+    """
+    executed = executed_flops(compiled, kernel_flops=kernel_flops or None, trip_counts=trip_counts)
     reported = xla_reported_flops(compiled)
     ledger = compare_flops(
         model=model.per_device,
@@ -203,18 +239,33 @@ def count_program(
         convention=model.convention,
         executed=executed,
         xla_reported=reported,
+        is_whole=model.source == "traced" and not (model.unaccounted or executed.unaccounted),
     )
     return StepFlops(model=model, executed=executed, xla_reported=reported, ledger=ledger)
 
 
-def model_cost(model: ModelCount, peaks: StepPeaks, *, tokens_per_device: int | float) -> StepCost:
-    """The cost of a step whose program is not counted yet."""
-    return StepCost(
-        model_flops_per_device=model.per_device,
-        tokens_per_device=tokens_per_device,
+def model_cost(
+    model: ModelCount | None, peaks: StepPeaks | None, *, tokens_per_device: int | float
+) -> StepCost:
+    """The cost of a step whose program is not counted yet; what is None is not known."""
+    if model is None:
+        return StepCost(model_flops_per_device=None, tokens_per_device=tokens_per_device)
+    cost = StepCost(model_flops_per_device=model.per_device, tokens_per_device=tokens_per_device)
+    if peaks is None:
+        return cost
+    return dataclasses.replace(
+        cost,
         peak_flops_per_sec=peaks.main.flops_per_sec,
         optimal_model_seconds=peaks.optimal_seconds(model.per_device, model.flops_by_dtype),
     )
+
+
+def _short(dtype: str) -> str:
+    """``bf16`` for ``bfloat16``; a dtype without a peak as it is."""
+    try:
+        return canonical_dtype(dtype)
+    except UserError:
+        return dtype
 
 
 def _share(total: int, devices: int) -> Exact:

@@ -4,41 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 from typing import Any
 
 import jax
 
-from mfu_jax.errors import UserError
-from mfu_jax.settings import Settings
+from mfu_jax.settings import Settings, parse_steps
 
 _log = logging.getLogger("mfu_jax")
-
-
-def parse_steps(text: str) -> tuple[int, int]:
-    """First and last step of ``10-12`` or ``10``.
-
-    Raises:
-        UserError: it is neither.
-
-    >>> parse_steps("10-12"), parse_steps("10")
-    ((10, 12), (10, 10))
-    """
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
-    first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-    if first > last:
-        raise UserError(
-            f"profile_steps={text!r}: expected the first and the last step, as 10-12, or one step; "
-            f"usually they are the wrong way round; leave it out for no trace"
-        )
-    return first, last
 
 
 class StepProfile:
     """Traces the devices from the start of one step to the end of another one.
 
     Args:
-        steps: as `parse_steps` reads it.
+        steps: as `Settings.profile_steps` has them.
         folder: the trace goes to its ``plugins/profile/``.
     """
 
@@ -50,11 +29,7 @@ class StepProfile:
 
     @classmethod
     def of(cls, settings: Settings) -> StepProfile | None:
-        """The profile that the settings ask for, if any.
-
-        Raises:
-            UserError: `Settings.profile_steps` is not a range of steps.
-        """
+        """The profile that the settings ask for, if any."""
         if not settings.profile_steps:
             return None
         return cls(settings.profile_steps, settings.profile_dir or settings.tensorboard_dir)

@@ -6,31 +6,24 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
-import jax
-
+from mfu_jax.boundary import guarded
 from mfu_jax.errors import UserError
 from mfu_jax.flops.ledger import Ledger
-from mfu_jax.instrumentation.assembly import logger_of
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.device_trace import StepProfile
-from mfu_jax.instrumentation.jitting import first_call, jitted, name_of, programs_of
-from mfu_jax.instrumentation.options import refuse_logger_settings, resolve
-from mfu_jax.instrumentation.outputs import select_metrics
+from mfu_jax.instrumentation.jitting import caller_of, jitted, jitting_error, name_of
+from mfu_jax.instrumentation.options import checked_trip_counts, refuse_logger_settings, resolve
 from mfu_jax.instrumentation.packed_documents import PackedDocuments
-from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
-from mfu_jax.instrumentation.programs import StepProgram, StepPrograms
-from mfu_jax.instrumentation.signatures import Signature
+from mfu_jax.instrumentation.step_observer import COUNT_SECONDS, StepObserver, StepOptions
 from mfu_jax.instrumentation.wrapped_step import DisabledStep, WrappedStep
+from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
 from mfu_jax.logger.sinks import Sink
-from mfu_jax.logger.sinks.base import format_values
 from mfu_jax.logger.summary import Summary
-from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import Settings
 
 _log = logging.getLogger("mfu_jax")
-
-_COUNT_SECONDS = 30.0  # longest wait for a count at the end of a run
 
 
 @overload
@@ -49,18 +42,21 @@ def instrument(
     sinks: Sequence[Sink] | None = None,
     settings: Settings | None = None,
     jit: Mapping[str, Any] | None = None,
+    trip_counts: Mapping[str, int] | None = None,
     **options: Any,
 ) -> Any:
     """Wraps a training step so that every call of it is counted, timed and logged.
 
     The step runs as before, with its donation, shardings, static arguments and outputs: JAX
-    compiles it at its first call, and that executable is counted in the background.
+    compiles it at its first call, and that executable is counted in the background. A failure of
+    ours never reaches the loop: it is one warning, and a number is missing.
 
     Args:
         step_fn: what `jax.jit`, `jax.pmap`, ``nnx.jit`` or ``eqx.filter_jit`` returned. A plain
             function is jitted here. Without it, `instrument` is a decorator with options.
         metrics: a function from the step's output to a mapping of scalars, or to the loss; by
-            default they are found (see `mfu_jax.instrumentation.outputs.select_metrics`).
+            default they are found (see `mfu_jax.instrumentation.outputs.select_metrics`). A metric
+            is a scalar or a vector of at most 16 numbers; nothing larger is kept.
         segment_ids: for batches of packed documents, a function from the step's arguments to their
             segment ids; each step then has the FLOPs of its own documents where the model's
             attention is inside ``attention_mask("documents")`` or ``"causal_documents"``.
@@ -71,6 +67,8 @@ def instrument(
         sinks: where records go, instead of the console and what the settings name.
         settings: a `Settings`, such as `mfu_jax.flags.settings` makes from the flags.
         jit: keyword arguments of `jax.jit`, for a plain function.
+        trip_counts: iterations of the loops that depend on data, by the names that the ledger's
+            notes show.
         **options: any key of `mfu_jax.settings.Settings`, such as ``tokens_per_step=…``,
             ``metrics_file=…``, ``peak_tflops_per_device=…``, ``enable_mfu=…``.
 
@@ -101,20 +99,18 @@ def instrument(
         call = jitted(step_fn, name_of(step_fn), jit)
         if logger is not None:
             refuse_logger_settings(resolved, sinks)
-        profile = StepProfile.of(resolved)
         if not resolved.enable_mfu:
             return DisabledStep(step_fn, resolved)
-        return InstrumentedStep(
-            step_fn,
-            call,
-            resolved,
+        chosen = StepOptions(
+            settings=resolved,
             config=config,
             metrics=metrics,
             documents=PackedDocuments(segment_ids) if segment_ids else None,
-            logger=logger,
             sinks=sinks,
-            profile=profile,
+            profile=StepProfile.of(resolved),
+            trip_counts=checked_trip_counts(trip_counts),
         )
+        return InstrumentedStep(step_fn, call, chosen, logger)
 
     return wrap if step_fn is None else wrap(step_fn)
 
@@ -127,51 +123,32 @@ class InstrumentedStep(WrappedStep):
     Args:
         step_fn: the wrapped step.
         call: the same, jitted.
-        settings: see `instrument`, like the arguments below.
-        config: where the model FLOPs come from, if from a config.
-        metrics: the user's choice of metrics.
-        documents: the documents of each batch, if batches are packed.
+        options: what the user chose.
         logger: a logger to share.
-        sinks: where records go, instead of where the settings say.
-        profile: the steps to trace.
     """
 
     def __init__(
         self,
         step_fn: Callable[..., Any],
         call: Any,
-        settings: Settings,
-        *,
-        config: Any,
-        metrics: Callable[[Any], Any] | None,
-        documents: PackedDocuments | None,
+        options: StepOptions,
         logger: MetricLogger | None,
-        sinks: Sequence[Sink] | None,
-        profile: StepProfile | None,
     ) -> None:
-        super().__init__(step_fn, settings)
-        self._call = call
-        self._run = first_call(step_fn, call, self.__name__)
-        self._config = config
-        self._select = metrics
-        self._documents = documents
-        self._logger = logger
-        self._shares_logger = logger is not None
-        self._sinks = sinks
-        self._profile = profile
+        super().__init__(step_fn, options.settings)
+        self._run = caller_of(call)
+        self._is_jitted_here = self._run is call is not step_fn
+        self._was_called = self._has_run = False
         self._closed = False
-        self._compile_log = CompileLog()
-        self._programs = StepPrograms(
-            self._compile_log, has_earlier_programs=programs_of(call) != 0
-        )
+        self._observer = StepObserver(self, call, options, logger)
+        self._boundary = self._observer.boundary
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the step and logs it.
+        """Calls the step, exactly once, and logs it.
 
         Raises:
-            UserError: after `close`, inside another function's trace, or if a new program cannot be
-                analysed.
-            NonFiniteLossError: an earlier step's loss is NaN or infinite.
+            UserError: after `close`; or an output folder cannot be written; or a plain function
+                cannot be jitted.
+            NonFiniteLossError: an earlier step's loss is NaN or infinite, and that is to abort.
         """
         if self._closed:
             raise UserError(
@@ -179,44 +156,34 @@ class InstrumentedStep(WrappedStep):
                 f"close() is inside the loop, or `with` ends early; close it after the loop, or "
                 f"call {self.__name__}.__wrapped__ to go on without logging"
             )
-        logger = self._logger or self.logger
-        packed = self._documents.of(args, kwargs) if self._documents else None
-        programs = self._programs
-        compile_count = programs.begin_call()
-        if self._profile is None:
+        self._was_called, observer = True, self._observer
+        begun = observer.begin(args, kwargs)
+        try:
             output = self._run(*args, **kwargs)
-        else:
-            with self._profile.step(logger.next_step, logger):
-                output = self._run(*args, **kwargs)
-        if programs.compile_count != compile_count or programs.is_ambiguous:
-            self._find_program(args, kwargs, output, is_new=programs.compile_count != compile_count)
-        program, selection = programs.current  # type: ignore[misc]  # it is not ambiguous now
-        metrics = selection.read(output)
-        cost = program.cost if packed is None else packed.cost(program.model.packed, program.cost)
-        if logger.phases.takes_calls:
-            logger.phases.add_call(self.__name__, cost, metrics, output)
-        else:
-            logger.record(logger.next_step, metrics, cost=cost)
-            if self._profile is not None:
-                self._profile.after(logger.next_step - 1, logger)
+        except BaseException as error:
+            observer.failed(begun)
+            is_first = self._is_jitted_here and not self._has_run
+            if is_first and (why := jitting_error(self.__name__, error)):
+                raise why from error
+            raise
+        self._has_run = True
+        if begun is not None:
+            observer.end(begun, args, kwargs, output)
         return output
 
+    @guarded("the metrics of {0.__name__} may not all be written", passes=MEANT_FOR_THE_LOOP)
     def __exit__(self, kind: object, *error: object) -> None:
-        if kind is None or self._shares_logger:
+        if kind is None or self._observer.shares_logger:
             self.close()
         elif not self._closed:
             self._finish()
-            if self._logger is not None:
-                self._logger.__exit__(kind, *error)
+            self._observer.close_logger(kind, *error)
 
     @property
+    @guarded("{0.__name__} is not logged", passes=(UserError,), instead=lambda _: DisabledLogger())
     def logger(self) -> MetricLogger:
         """The `MetricLogger`, for ``pause("eval")``, ``waiting("data")``, ``record_eval`` …."""
-        if self._logger is None:
-            self._logger = logger_of(
-                self.settings, sinks=self._sinks, compile_log=self._compile_log
-            )
-        return self._logger
+        return self._observer.logger  # type: ignore[return-value]  # or one that does nothing
 
     @property
     def flops(self) -> StepFlops:
@@ -225,30 +192,32 @@ class InstrumentedStep(WrappedStep):
         Raises:
             UserError: the step has not been called, or its program could not be counted.
         """
-        program = self._known_program("flops")
-        program.wait(_COUNT_SECONDS)
-        if program.flops is None:
+        self._check_has_run("flops")
+        flops = self._observer.flops()
+        if flops is None:
             raise UserError(
                 f"the program of {self.__name__} has no count; expected one within "
-                f"{_COUNT_SECONDS:.0f} s of its compilation; usually its HLO could not be read, as "
-                f"the log says; ask again later, or report it"
+                f"{COUNT_SECONDS:.0f} s of its compilation; usually a part of it could not be "
+                f"counted, as the log says; ask again later, or report it"
             )
-        return program.flops
+        return flops
 
     @property
     def ledger(self) -> Ledger:
         """From model FLOPs to executed FLOPs, line by line, of the program that ran last."""
         return self.flops.ledger
 
+    @guarded("there is no summary", passes=(UserError,), instead=lambda _: Summary(steps=0))
     def summary(self) -> Summary:
         """The run so far.
 
         Raises:
             UserError: the step has not been called.
         """
-        self._known_program("summary()")
-        return self.logger.summary()
+        self._check_has_run("summary()")
+        return self.logger.summary() or Summary(steps=0)
 
+    @guarded("there is no summary", passes=MEANT_FOR_THE_LOOP)
     def close(self) -> Summary | None:
         """Stops logging: writes pending records and the summary. A shared logger stays open.
 
@@ -257,68 +226,15 @@ class InstrumentedStep(WrappedStep):
         """
         if self._closed:
             return None
-        if self._programs.current is None and not self._shares_logger:
+        if not self._was_called and not self._observer.shares_logger:
             _log.warning("%s", self._not_called("close()"))
         self._finish()
-        if self._shares_logger or self._logger is None:
-            return None
-        return self._logger.close()
-
-    def _find_program(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, *, is_new: bool
-    ) -> None:
-        """Makes the program that has just been dispatched the current one; analyses a new one."""
-        if not is_new and self._programs.look_up(args, kwargs):
-            return
-        selection = select_metrics(output, self._select)
-        signature = Signature.of(self.__wrapped__, args, kwargs)
-        jax.block_until_ready(selection.read(output))  # a busy CPU cannot be calibrated
-        logger = self.logger
-        first = logger.next_step
-        with logger.pause("count", flush=False):
-            program = ProgramAnalysis(
-                self._call,
-                args,
-                kwargs,
-                settings=self.settings,
-                config=self._config,
-                backlog=lambda: logger.next_step - first,
-            )
-        self._run = self._call
-        changes = self._programs.add(signature, StepProgram(program, selection))
-        if changes is None:
-            self._write_setup(program.setup(selection.text))
-        else:
-            self._write_recompile(changes)
-        self._programs.count(program, self.__name__, then=self._write_ledger)
-
-    def _write_setup(self, table: Mapping[str, Any]) -> None:
-        values = {"step function": self.__name__, **table}
-        if self._shares_logger:
-            self.logger.write_text(f"setup/{self.__name__}", format_values(values))
-        else:
-            self.logger.write_setup(values)
-
-    def _write_recompile(self, changes: Sequence[str]) -> None:
-        changes = changes or [
-            "no argument changed; usually a global setting of JAX, or a context such as a mesh, did"
-        ]
-        self.logger.write_text(
-            f"recompiled/{self.__name__}",
-            f"{self.__name__} was recompiled at step {self.logger.next_step}: {'; '.join(changes)}",
-        )
-
-    def _write_ledger(self, flops: StepFlops) -> None:
-        text = f"{self.__name__}:\n{flops.ledger.render()}"
-        self.logger.write_text(f"ledger/{self.__name__}", text)
+        return self._observer.close_logger()
 
     def _finish(self) -> None:
         self._closed = True
-        if self._profile is not None:
-            self._profile.close()
-        self._programs.close(_COUNT_SECONDS)
+        self._observer.close()
 
-    def _known_program(self, asked: str) -> ProgramAnalysis:
-        if self._programs.current is None:
+    def _check_has_run(self, asked: str) -> None:
+        if not self._has_run:
             raise UserError(self._not_called(asked))
-        return self._programs.current.analysis

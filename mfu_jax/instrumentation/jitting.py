@@ -14,10 +14,13 @@ from mfu_jax.errors import UserError
 
 
 def name_of(step_fn: Any) -> str:
-    """The name of a function, even of a partial."""
-    while isinstance(step_fn, functools.partial):
-        step_fn = step_fn.func
-    return getattr(step_fn, "__name__", type(step_fn).__name__)
+    """The name of a function, even of a partial, or of the partial that ``nnx.jit`` wraps."""
+    while not hasattr(step_fn, "__name__"):
+        inner = getattr(step_fn, "__wrapped__", None) or getattr(step_fn, "func", None)
+        if inner is None or inner is step_fn:
+            return type(step_fn).__name__
+        step_fn = inner
+    return str(step_fn.__name__)
 
 
 class BoundJitted:
@@ -26,17 +29,17 @@ class BoundJitted:
     def __init__(self, bound: functools.partial[Any], name: str) -> None:
         self.__name__ = name
         self.__signature__ = inspect.signature(bound)
-        self._call = bound
+        self.bound = bound
         self.jitted_fn = getattr(bound.func, "jitted_fn", bound.func)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(*args, **kwargs)
+        return self.bound(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("lower", "trace"):
             raise AttributeError(name)
-        method = getattr(self._call.func, name)
-        return functools.partial(method, *self._call.args, **self._call.keywords)
+        method = getattr(self.bound.func, name)
+        return functools.partial(method, *self.bound.args, **self.bound.keywords)
 
 
 def jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
@@ -69,34 +72,26 @@ def jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
     return jax.jit(step_fn, **(options or {}))
 
 
-def first_call(step_fn: Any, call: Any, name: str) -> Any:
-    """`call`, for its first use: a function jitted here may not be jittable.
+def caller_of(jitted: Any) -> Any:
+    """What to call to run the step, without a function of ours in between."""
+    return jitted.bound if isinstance(jitted, BoundJitted) else jitted
 
-    Args:
-        step_fn: what the user passed.
-        call: what `jitted` made of it.
-        name: of the step, for the message.
+
+def jitting_error(name: str, error: BaseException) -> UserError | None:
+    """The explanation of an error of JAX in the first call of a function that was jitted here.
 
     Returns:
-        `call` itself if the user jitted the step, else a function that explains JAX's errors.
+        None if the error has another reason.
     """
-    if call is step_fn or isinstance(call, BoundJitted):
-        return call
-
-    def explained(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return call(*args, **kwargs)
-        except (jax.errors.JAXTypeError, TypeError) as error:
-            first_line = (str(error).strip().splitlines() or [""])[0]
-            raise UserError(
-                f"{name} cannot be jitted ({type(error).__name__}: {first_line}); expected a "
-                f"function of arrays that jax.jit accepts; usually it converts arrays to Python "
-                f"numbers or prints, or takes arguments that are not arrays; instrument the jitted "
-                f"function inside it, pass jit=dict(static_argnums=…), or time the whole with "
-                f"`with logger.step():`"
-            ) from error
-
-    return explained
+    if not isinstance(error, jax.errors.JAXTypeError | TypeError):
+        return None
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    return UserError(
+        f"{name} cannot be jitted ({type(error).__name__}: {first_line}); expected a function of "
+        f"arrays that jax.jit accepts; usually it converts arrays to Python numbers or prints, or "
+        f"takes arguments that are not arrays; instrument the jitted function inside it, pass "
+        f"jit=dict(static_argnums=…), or time the whole with `with logger.step():`"
+    )
 
 
 def programs_of(jitted: Any) -> int:

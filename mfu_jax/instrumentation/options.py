@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mfu_jax.errors import UserError
+from mfu_jax.instrumentation.counts import analytic_model
 from mfu_jax.logger.sinks import Sink
 from mfu_jax.settings import LOGGER_KEYS, Settings
 
@@ -16,7 +17,11 @@ _OF_SHARED = ("metrics_file", "tensorboard_dir", *LOGGER_KEYS, "profile_steps")
 def resolve(
     settings: Settings | None, options: Mapping[str, Any], flops_source: Any
 ) -> tuple[Settings, Any]:
-    """The settings with `options` applied, and the config if `flops_source` is one."""
+    """The settings with `options` applied, and the config if there is one, counted once.
+
+    Raises:
+        UserError: an option is unknown or wrong, or the config cannot be counted.
+    """
     values = {} if settings is None else vars(settings)
     config = None
     if isinstance(flops_source, str):
@@ -29,7 +34,46 @@ def resolve(
         }
     elif flops_source is not None:
         config, options = flops_source, {**options, "flops_source": "analytic"}
-    return Settings.of({**values, **options}), config
+    resolved = Settings.of({**values, **options})
+    return resolved, checked_config(resolved, config)
+
+
+def checked_config(settings: Settings, config: Any) -> Any:
+    """The config of ``flops_source=analytic``; None for the other sources.
+
+    Args:
+        settings: name the config, if it is not given.
+        config: as `mfu_jax.calculate_tflops_per_device` takes it.
+
+    Raises:
+        UserError: it cannot be read or counted.
+    """
+    if settings.flops_source != "analytic" or not settings.enable_mfu:
+        return None
+    config = settings.parsed_model_config() if config is None else config
+    analytic_model(config, convention=settings.convention)
+    return config
+
+
+def checked_trip_counts(trip_counts: Mapping[str, int] | None) -> Mapping[str, int] | None:
+    """`trip_counts` as `executed_flops` takes it.
+
+    Raises:
+        UserError: it is no mapping from names to whole numbers.
+    """
+    if trip_counts is None:
+        return None
+    is_mapping = isinstance(trip_counts, Mapping)
+    if not is_mapping or not all(
+        isinstance(name, str) and type(times) is int and times >= 0
+        for name, times in trip_counts.items()
+    ):
+        raise UserError(
+            f"trip_counts={trip_counts!r}: expected a mapping from the name of a loop to its "
+            f"iterations; usually a number for all loops; pass the names that the ledger's notes "
+            f"show, as in trip_counts={{'jit(step)/while': 10}}"
+        )
+    return trip_counts
 
 
 def refuse_logger_settings(settings: Settings, sinks: Sequence[Sink] | None) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger.small_metrics import listed, shown, small
 from mfu_jax.logger.timing.readiness import end_marker
 
 Metrics = dict[str, Any]
@@ -25,10 +27,12 @@ class Selection(NamedTuple):
     Attributes:
         read: from output to metrics.
         text: which outputs they are, in words.
+        left_out: what is too big to be a metric, in words; empty if nothing is.
     """
 
     read: Callable[[Any], Metrics]
     text: str
+    left_out: str = ""
 
 
 def select_metrics(output: Any, select: Select | None = None) -> Selection:
@@ -36,24 +40,40 @@ def select_metrics(output: Any, select: Select | None = None) -> Selection:
 
     In this order: a mapping that holds ``loss`` (or an object that has it as an attribute); scalars
     in the output's tuples, of which the first floating-point one is the loss; a mapping with a name
-    that contains ``loss``. If there is none, the logger waits for a copy of the smallest output.
+    that contains ``loss``. If there is none, the logger waits for a copy of the smallest output. A
+    loss that is an array is its mean. Nothing larger than a short vector is kept.
 
     Args:
         output: what the step returned; only shapes and names are looked at.
         select: the user's choice instead: from the output to a mapping of scalars, or one scalar.
 
     Raises:
-        UserError: `select` failed, or the step was called while JAX traces.
+        UserError: `select` failed.
     """
-    _refuse_tracers(output)
     if select is not None:
         chosen = _checked(select, output)
         if chosen:
-            return Selection(lambda out: _as_metrics(select(out)), "chosen by metrics=…")
+            left_out = small(chosen)[1]
+            text = "chosen by metrics=…"
+            return Selection(
+                lambda out: small(_as_metrics(select(out)))[0],
+                text,
+                listed(left_out) if left_out else "",
+            )
     selection = _find(output)
     if selection is not None and select is None:
         return _unreplicated(selection, output)
-    return Selection(_read_marker, "none; timed on a copy of the smallest output")
+    return marker_only(_hint(output) if select is None else "")
+
+
+def marker_only(hint: str = "") -> Selection:
+    """No metric: the step is timed on a copy of its smallest output."""
+    return Selection(read_marker, f"none; timed on a copy of the smallest output{hint}")
+
+
+def read_marker(output: Any) -> Metrics:
+    """The array to wait for, under a name that is not shown."""
+    return {"_end": end_marker(output)}
 
 
 def _find(output: Any) -> Selection | None:
@@ -62,7 +82,7 @@ def _find(output: Any) -> Selection | None:
         if isinstance(value, Mapping) and "loss" in value:
             return _of_mapping(path, value)
     for path, value in places:
-        if not _is_container(value) and _is_scalar(getattr(value, "loss", None)):
+        if not _is_container(value) and _is_loss(getattr(value, "loss", None)):
             return _of_attributes(path, value)
     scalars = [(path, value) for path, value in places if _is_scalar(value)]
     if scalars:
@@ -73,6 +93,20 @@ def _find(output: Any) -> Selection | None:
     return None
 
 
+def _hint(output: Any) -> str:
+    """What to pass as ``metrics=``, if an output looks like metrics but cannot be read."""
+    for path, value in _places(output, (), 0):
+        if callable(getattr(value, "compute", None)):  # a collection of clu.metrics
+            return f"; to log them, pass metrics=lambda output: {_shown(path)}.compute()"
+    for path, value in _places(output, (), 0):
+        if _is_loss(value) and len(value.shape) == 1:
+            return (
+                f"; if {_shown(path)}, {shown(value)}, holds a loss of each example, pass "
+                f"metrics=lambda output: {_shown(path)}"
+            )
+    return ""
+
+
 def _places(value: Any, path: tuple[Any, ...], depth: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
     yield path, value
     # Named tuples are optimizer states, whose counters are not metrics.
@@ -81,32 +115,67 @@ def _places(value: Any, path: tuple[Any, ...], depth: int) -> Iterator[tuple[tup
             yield from _places(item, (*path, index), depth + 1)
 
 
+class _Names(NamedTuple):
+    """Which entries of a mapping are metrics.
+
+    Attributes:
+        kept: key of each metric → None, or the same of a mapping inside.
+        means: keys of arrays whose mean is the metric.
+        left_out: names of the other entries, and their shapes.
+    """
+
+    kept: dict[Any, Any]
+    means: list[Any]
+    left_out: list[str]
+
+    def read(self, found: Mapping[Any, Any]) -> Metrics:
+        values = {
+            str(key): found[key] if inner is None else inner.read(found[key])
+            for key, inner in self.kept.items()
+        }
+        for key in self.means:
+            values[str(key)] = _mean(found[key])
+        return values
+
+    @property
+    def text(self) -> str:
+        names = [f"mean of {key}" if key in self.means else str(key) for key in self.kept]
+        return ", ".join(names) or "no scalar"
+
+
+def _names_of(value: Mapping[Any, Any]) -> _Names:
+    names = _Names({}, [], [])
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            inner = _names_of(item)
+            names.left_out.extend(f"{key}/{text}" for text in inner.left_out)
+            if inner.kept:
+                names.kept[key] = inner
+        elif _is_scalar(item):
+            names.kept[key] = None
+        elif "loss" in str(key).lower() and _is_loss(item):
+            names.kept[key] = None
+            names.means.append(key)
+        elif item is not None:
+            names.left_out.append(f"{key} {shown(item)}")
+    return names
+
+
 def _of_mapping(path: tuple[Any, ...], value: Mapping[Any, Any]) -> Selection:
-    names = {str(k): k for k, v in value.items() if isinstance(v, Mapping) or _is_scalar(v)}
-    get = _getter(path)
-
-    def read(out: Any) -> Metrics:
-        found = get(out)
-        return {name: found[key] for name, key in names.items()}
-
+    names, get = _names_of(value), _getter(path)
     # Read in every step, with cold caches: if all of it is metrics, one copy is faster.
-    whole = type(value) is dict and list(names) == list(value)
-    text = f"{_shown(path)}: {', '.join(names) or 'no scalar'}"
-    if lost := [str(k) for k, v in value.items() if str(k) not in names and "loss" in str(k)]:
-        text += (
-            f"; {', '.join(lost)} is left out because it is not a scalar: take its mean in the step"
-        )
-    return Selection((lambda out: get(out).copy()) if whole else read, text)
+    whole = type(value) is dict and list(names.kept) == list(value) == [*map(str, value)]
+    whole = whole and not names.means and all(inner is None for inner in names.kept.values())
+    return Selection(
+        (lambda out: get(out).copy()) if whole else (lambda out: names.read(get(out))),
+        f"{_shown(path)}: {names.text}",
+        listed(names.left_out) if names.left_out else "",
+    )
 
 
 def _of_attributes(path: tuple[Any, ...], value: Any) -> Selection:
-    names = [name for name in vars(value) if _is_scalar(getattr(value, name))]
-
-    def read(out: Any) -> Metrics:
-        found = _at(out, path)
-        return {name: getattr(found, name) for name in names}
-
-    return Selection(read, f"{_shown(path)}: {', '.join(names)}")
+    names = _names_of({k: v for k, v in vars(value).items() if _is_scalar(v) or k == "loss"})
+    return Selection(lambda out: names.read(vars(_at(out, path))), f"{_shown(path)}: {names.text}")
 
 
 def _of_scalars(scalars: list[tuple[tuple[Any, ...], Any]]) -> Selection:
@@ -133,11 +202,8 @@ def _unreplicated(selection: Selection, output: Any) -> Selection:
         metrics = selection.read(out)
         return {k: v.addressable_data(0) if k in stacked else v for k, v in metrics.items()}
 
-    return Selection(read, f"{selection.text}; where each device has a value, the first device's")
-
-
-def _read_marker(out: Any) -> Metrics:
-    return {"_end": end_marker(out)}
+    text = f"{selection.text}; where each device has a value, the first device's"
+    return selection._replace(read=read, text=text)
 
 
 def _checked(select: Select, output: Any) -> Metrics:
@@ -157,27 +223,27 @@ def _as_metrics(chosen: Any) -> Metrics:
     if chosen is None:
         return {}
     if isinstance(chosen, Mapping):
-        return dict(chosen)
+        loss = chosen.get("loss")
+        is_array = loss is not None and not _is_scalar(loss) and _is_loss(loss)
+        return {**chosen, "loss": _mean(loss)} if is_array else dict(chosen)
     if _is_scalar(chosen):
         return {"loss": chosen}
+    if _is_loss(chosen):
+        return {"loss": _mean(chosen)}
     raise UserError(
         f"metrics=… returned {type(chosen).__name__}; expected a mapping of scalars, or the loss; "
-        f"usually an array of losses; take its mean inside the step"
+        f"usually the whole output was returned; return its loss"
     )
+
+
+@jax.jit
+def _mean(loss: Any) -> jax.Array:
+    return jnp.mean(loss, dtype=jnp.float32)
 
 
 def _shape_of(output: Any) -> str:
     text = str(jax.tree.map(lambda leaf: getattr(leaf, "shape", leaf), output))
     return text if len(text) < 200 else f"{text[:200]}…"
-
-
-def _refuse_tracers(output: Any) -> None:
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(output)):
-        raise UserError(
-            "an instrumented step was called while JAX traces another function; expected a call "
-            "from a Python loop; usually it is called inside jit, scan or grad; instrument the "
-            "outermost function that the loop calls"
-        )
 
 
 def _is_container(value: Any) -> bool:
@@ -192,6 +258,16 @@ def _is_scalar(value: Any) -> bool:
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
         return False  # a random key
     return value.shape == () or _is_stacked(value)
+
+
+def _is_loss(value: Any) -> bool:
+    """A scalar, or an array of numbers whose mean this process can compute alone."""
+    if _is_scalar(value):
+        return True
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or not jax.dtypes.issubdtype(dtype, np.inexact):
+        return False
+    return 0 not in value.shape and getattr(value, "is_fully_addressable", True)
 
 
 def _is_stacked(value: Any) -> bool:

@@ -1,7 +1,7 @@
 """Packed documents in an instrumented step: each step has the attention pairs of its own batch.
 
 The pairs are summed on the device from the step's segment ids, before the step is dispatched. The
-writer's thread reads the sums once the step has ended, so nothing waits for them.
+builder's thread reads the sums once the step has ended, so nothing waits for them.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ class PackedDocuments:
     def __init__(self, segment_ids: Callable[..., Any]) -> None:
         self._segment_ids = segment_ids
 
-    def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PackedBatch:
-        """The pairs of one call, still being computed.
+    def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PackedBatch | None:
+        """The pairs of one call, still being computed; None if JAX traces the call.
 
         Raises:
             UserError: `segment_ids` returned no array of ints, or one that spans processes.
         """
         ids = self._segment_ids(*args, **kwargs)
+        if isinstance(ids, jax.core.Tracer):
+            return None
         shape = getattr(ids, "shape", ())
         if not shape or jax.numpy.dtype(ids.dtype).kind not in "iu":
             raise UserError(
@@ -74,26 +76,24 @@ class PackedBatch:
 
     def cost(
         self, packed: Mapping[str, int | Fraction], cost: StepCost | Callable[[], StepCost]
-    ) -> Callable[[], StepCost]:
-        """The step's cost minus pairs absent from this batch, for the writer's thread.
+    ) -> StepCost:
+        """The step's cost minus pairs absent from this batch; call it on the builder's thread.
 
         Args:
             packed: FLOPs of one device with all pairs, by kind of mask.
             cost: the step's cost with all pairs.
         """
-
-        def of_batch() -> StepCost:
-            whole = cost() if callable(cost) else cost
-            saved = sum(
-                flops * Fraction(self.of - read_pairs(self.pairs[kind]), self.of)
-                for kind, flops in packed.items()
-            )
-            model = whole.model_flops_per_device - saved
-            seconds = whole.optimal_model_seconds
-            if seconds is not None and whole.model_flops_per_device:
-                seconds *= float(model / Fraction(whole.model_flops_per_device))
-            return dataclasses.replace(
-                whole, model_flops_per_device=model, optimal_model_seconds=seconds
-            )
-
-        return of_batch
+        whole = cost() if callable(cost) else cost
+        if whole.model_flops_per_device is None:
+            return whole
+        saved = sum(
+            flops * Fraction(self.of - read_pairs(self.pairs[kind]), self.of)
+            for kind, flops in packed.items()
+        )
+        model = whole.model_flops_per_device - saved
+        seconds = whole.optimal_model_seconds
+        if seconds is not None and whole.model_flops_per_device:
+            seconds *= float(model / Fraction(whole.model_flops_per_device))
+        return dataclasses.replace(
+            whole, model_flops_per_device=model, optimal_model_seconds=seconds
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from typing import Any
 
 import jax
 
+from mfu_jax.boundary import Boundary
 from mfu_jax.hardware.step_peaks import StepPeaks
 from mfu_jax.instrumentation.assembly import peaks_of, setup_table
 from mfu_jax.instrumentation.counts import (
@@ -33,54 +35,32 @@ _log = logging.getLogger("mfu_jax")
 _MOST_WAITING = 100
 
 
-def count_model(
-    step: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    settings: Settings,
-    config: Any,
-    devices: int,
-) -> ModelCount:
-    """The model FLOPs of a step, from the source that the settings name.
-
-    Args:
-        config: for ``flops_source=analytic``; None: `Settings.model_config` names it.
-
-    Raises:
-        UserError: the step cannot be traced, or the config is not understood.
-    """
-    if settings.flops_source == "value":
-        given = given_model(settings.model_flops_per_device)
-        traced = traced_model(step, args, kwargs, devices=devices)  # for the dtypes of its matmuls
-        return dataclasses.replace(given, flops_by_dtype=traced.flops_by_dtype)
-    if settings.flops_source == "analytic":
-        config = settings.parsed_model_config() if config is None else config
-        return analytic_model(config, convention=settings.convention)
-    return traced_model(step, args, kwargs, devices=devices, convention=settings.convention)
-
-
 class ProgramAnalysis:
     """One executable of a step: its model FLOPs, its peaks, and what it costs.
 
     Made on the training thread, in the context in which the step is called; `count` may run on any
-    thread.
+    thread. What fails is reported, and left unknown.
 
     Args:
         step: the jitted function; JAX's cache holds its executable for these arguments.
         args: the call's arguments; donated ones have lost their values but not their shapes.
         kwargs: the same by name.
         settings: the sources of the counts and peaks.
-        config: see `count_model`.
+        config: for ``flops_source=analytic``; None: `Settings.model_config` names it.
+        trip_counts: iterations of loops that depend on data; see `executed_flops`.
+        lowered: ``step.lower(*args, **kwargs)``, if the caller has it.
+        name: of the step, for messages.
+        boundary: where failures are reported.
         backlog: how many records wait for `cost`; by default 0.
 
     Attributes:
         compiled: the executable, until it is counted.
-        model: model FLOPs.
-        peaks: what utilisation is relative to.
+        takes_all_leaves: every leaf of the arguments is an input of the program, so none is static.
+        model: model FLOPs; None if they could not be counted.
+        peaks: what utilisation is relative to; None if no peak is known.
         flops: all counts; None until `count` is done.
         cost: for `MetricLogger.record`: what a step costs; before `count` is done, a function that
-            waits for it on the writer's thread.
+            waits for it on the builder's thread.
         known_cost: the part of `cost` known so far, without waiting.
     """
 
@@ -92,65 +72,131 @@ class ProgramAnalysis:
         *,
         settings: Settings,
         config: Any = None,
+        trip_counts: Mapping[str, int] | None = None,
+        lowered: Any = None,
+        name: str = "the step",
+        boundary: Boundary | None = None,
         backlog: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.compiled: jax.stages.Compiled | None = unwrap_compiled(
-            step.lower(*args, **kwargs).compile()
-        )
+        self._name = name
+        self._boundary = boundary = boundary or Boundary()
+        self._settings = settings
+        self._trip_counts = trip_counts
+        lowered = lowered or step.lower(*args, **kwargs)
+        inputs = jax.tree.leaves(getattr(lowered, "args_info", None))
+        self.takes_all_leaves = len(inputs) == len(jax.tree.leaves((args, kwargs)))
+        self.compiled: jax.stages.Compiled | None = unwrap_compiled(lowered.compile())
         self.devices, self.device = compiled_devices(self.compiled)
-        self.model = count_model(
-            step, args, kwargs, settings=settings, config=config, devices=self.devices
+        unknown = f"MFU of {name} is not known"
+        self.model: ModelCount | None = boundary.attempt(
+            unknown, self._count_model, step, args, kwargs, config
         )
-        self.peaks: StepPeaks = peaks_of(settings, self.device, self.model.flops_by_dtype)
+        self.peaks: StepPeaks | None = boundary.attempt(
+            unknown, peaks_of, settings, self.device, self._flops_by_dtype
+        )
+        self._kernel_flops: Mapping[str, int] = boundary.attempt(
+            f"the FLOPs of the Pallas kernels of {name} are not known",
+            kernel_flops_of, step, args, kwargs, self.device,
+            instead={},
+        )  # fmt: skip
         self.flops: StepFlops | None = None
-        self._hfu_source = settings.hfu_source
-        self._tokens = settings.tokens_per_step / self.devices or self.model.tokens_per_device
-        self._kernel_flops = kernel_flops_of(step, args, kwargs, self.device)
         self.known_cost = model_cost(self.model, self.peaks, tokens_per_device=self._tokens)
         self._backlog = backlog
         self._done = threading.Event()
-        self.cost: StepCost | Callable[[], StepCost] = self._wait
+        self._thread: threading.Thread | None = None
+        self.cost: StepCost | Callable[[], StepCost] = functools.partial(
+            boundary.attempt, f"HFU of {name} is not known", self._wait, instead=self.known_cost
+        )
 
     def count(self) -> StepFlops | None:
-        """Counts the executable; a failure is logged, and HFU stays unknown."""
-        assert self.compiled is not None
+        """Counts the executable; a failure is reported, and HFU stays unknown."""
         try:
-            self.flops = count_program(self.compiled, self.model, kernel_flops=self._kernel_flops)
-            self.known_cost = self.flops.cost(
-                self.peaks, tokens_per_device=self._tokens, hfu_source=self._hfu_source
-            )
-            for note in self.peaks.notes(self.flops.executed.by_dtype):
-                _log.warning("the program runs %s", note)
-        except Exception as error:
-            _log.warning("executed FLOPs are not known, HFU is left out: %s", error)
+            self._boundary.attempt(f"HFU of {self._name} is not known", self._count)
         finally:
             self.compiled = None
             self.cost = self.known_cost
             self._done.set()
         return self.flops
 
-    def wait(self, seconds: float) -> bool:
-        """Waits until `count` is done; False if that takes longer."""
-        return self._done.wait(seconds)
+    def _count(self) -> None:
+        if self.model is None or self.compiled is None:
+            return
+        self.flops = count_program(
+            self.compiled,
+            self.model,
+            kernel_flops=self._kernel_flops,
+            trip_counts=self._trip_counts,
+        )
+        self.known_cost = self.flops.cost(
+            self.peaks, tokens_per_device=self._tokens, hfu_source=self._settings.hfu_source
+        )
+        if self.peaks is not None:
+            for note in self.peaks.notes(self.flops.timed_by_dtype):
+                _log.warning("the program runs %s", note)
+
+    def _count_model(
+        self,
+        step: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        config: Any,
+    ) -> ModelCount:
+        """The model FLOPs of the step, from the source that the settings name."""
+        settings, devices = self._settings, self.devices
+        if settings.flops_source == "value":
+            given = given_model(settings.model_flops_per_device)
+            traced = self._boundary.attempt(
+                f"the dtypes of {self._name} are not known, and its peak is that of float32",
+                lambda: traced_model(step, args, kwargs, devices=devices),
+            )
+            if traced is None:
+                return given
+            return dataclasses.replace(given, flops_by_dtype=traced.flops_by_dtype)
+        if settings.flops_source == "analytic":
+            config = settings.parsed_model_config() if config is None else config
+            return analytic_model(config, convention=settings.convention)
+        return traced_model(step, args, kwargs, devices=devices, convention=settings.convention)
+
+    @property
+    def _flops_by_dtype(self) -> Mapping[str, int]:
+        return {} if self.model is None else self.model.flops_by_dtype
+
+    @property
+    def _tokens(self) -> float:
+        given = self._settings.tokens_per_step / self.devices
+        return given or (0 if self.model is None else self.model.tokens_per_device)
+
+    def counted_on(self, thread: threading.Thread) -> None:
+        """Says which thread runs `count`; call it before that is started."""
+        self._thread = thread
+
+    def wait(self, seconds: float) -> None:
+        """Waits until `count` is done, or the time is up."""
+        if self._thread is not None:
+            self._thread.join(seconds)
 
     def _wait(self) -> StepCost:
         # A line without HFU is better than a training thread blocked on the writer's queue.
-        while self._backlog() < _MOST_WAITING and not self._done.wait(0.02):
-            pass
+        while self._thread is not None and self._thread.is_alive():
+            if self._backlog() >= _MOST_WAITING or self._done.wait(0.02):
+                break
         return self.known_cost
 
-    def setup(self, outputs: str) -> dict[str, Any]:
+    def setup(self, metrics: str, left_out: str = "") -> dict[str, Any]:
         """The set-up shown before the first log line, name → value.
 
         Args:
-            outputs: which outputs are logged.
+            metrics: which outputs are logged.
+            left_out: which are too big.
         """
+        model = self.model
         return setup_table(
             devices=f"{self.devices} × {self.device.device_kind}",
             peaks=self.peaks,
-            model=self.model,
-            model_details=f"{self.model.convention}; {self.model.how}",
+            model=model,
+            model_details="" if model is None else f"{model.convention}; {model.how}",
             tokens_per_device=self._tokens,
-            flops_by_dtype=self.model.flops_by_dtype,
-            metrics=outputs,
+            flops_by_dtype=self._flops_by_dtype,
+            metrics=metrics,
+            left_out=left_out,
         )

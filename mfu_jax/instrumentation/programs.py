@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from mfu_jax.boundary import Boundary
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.outputs import Selection
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
@@ -14,9 +15,14 @@ from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
 
 
 class StepProgram(NamedTuple):
-    """What one program of a step costs, and how metrics are read from its output."""
+    """What one program of a step costs, and how metrics are read from its output.
 
-    analysis: ProgramAnalysis
+    Attributes:
+        analysis: None if it failed.
+        selection: of the outputs.
+    """
+
+    analysis: ProgramAnalysis | None
     selection: Selection
 
 
@@ -28,19 +34,23 @@ class StepPrograms:
 
     Args:
         compile_log: reports compilations.
+        boundary: where failures are reported.
         has_earlier_programs: the step was compiled before it was instrumented, so a call can run
             a program whose compilation nobody saw.
 
     Attributes:
-        current: the program that ran last.
-        is_ambiguous: a call may have run a program other than `current`.
+        is_ambiguous: a call may have run a program other than the last one.
         compile_count: compilations on the thread that called the step last.
+        functions: JAX's names of what was compiled in calls of the step.
     """
 
-    def __init__(self, compile_log: CompileLog, *, has_earlier_programs: bool) -> None:
-        self.current: StepProgram | None = None
+    def __init__(
+        self, compile_log: CompileLog, boundary: Boundary, *, has_earlier_programs: bool
+    ) -> None:
         self.is_ambiguous = True
         self.compile_count = 0
+        self.functions: set[str] = set()
+        self._boundary = boundary
         self._known: SignatureTable[StepProgram] = SignatureTable(whole=has_earlier_programs)
         self._signature: Signature | None = None
         self._thread_id = threading.get_ident()
@@ -53,12 +63,9 @@ class StepPrograms:
         self._thread_id = threading.get_ident()
         return self.compile_count
 
-    def look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Makes the program of these arguments the current one; False if unknown."""
-        known = None if self.current is None else self._known.find(args, kwargs)
-        if known is not None:
-            self.current = known
-        return known is not None
+    def look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepProgram | None:
+        """The program of these arguments; None if unknown."""
+        return self._known.find(args, kwargs)
 
     def add(self, signature: Signature, program: StepProgram) -> list[str] | None:
         """Adds the program that has just run for the first time.
@@ -67,20 +74,25 @@ class StepPrograms:
             What changed since the program before it was added; None for the first program.
         """
         before, self._signature = self._signature, signature
-        self.current = program
         self._known.add(signature, program)
         self.is_ambiguous = self._known.is_ambiguous
-        return None if before is None else before.differences(signature)
+        if before is None:
+            return None
+        analysis = program.analysis
+        numbers_are_traced = analysis is not None and analysis.takes_all_leaves
+        return before.differences(signature, numbers_are_traced=numbers_are_traced)
 
     def count(self, program: ProgramAnalysis, name: str, then: Callable[[StepFlops], None]) -> None:
         """Counts a program on its own thread, then calls `then` there with the count."""
-
-        def run() -> None:
-            flops = program.count()
-            if flops is not None:
-                then(flops)
-
-        thread = threading.Thread(target=run, name=f"mfu_jax count {name}")
+        thread = self._boundary.thread(
+            f"mfu_jax count {name}",
+            f"HFU of {name} is not known",
+            _count,
+            program,
+            then,
+            daemon=False,  # a count that runs when the interpreter ends would abort it
+        )
+        program.counted_on(thread)
         self._counting = [t for t in self._counting if t.is_alive()] + [thread]
         thread.start()
 
@@ -93,3 +105,10 @@ class StepPrograms:
     def _on_compile(self, event: CompileEvent) -> None:
         if event.stage == "compile" and event.thread_id == self._thread_id:
             self.compile_count += 1
+            self.functions.add(event.function)
+
+
+def _count(program: ProgramAnalysis, then: Callable[[StepFlops], None]) -> None:
+    flops = program.count()
+    if flops is not None:
+        then(flops)

@@ -45,8 +45,13 @@ class Signature:
         paths, keys = zip(*found, strict=True) if found else ((), ())
         return cls(jax.tree.structure((tuple(args), dict(kwargs))), paths, keys)
 
-    def differences(self, later: Signature) -> list[str]:
+    def differences(self, later: Signature, *, numbers_are_traced: bool = False) -> list[str]:
         """What changed from this call to a `later` one, a line each.
+
+        Args:
+            later: the other call.
+            numbers_are_traced: no argument is static, so that another value of a Python number is
+                no other program.
 
         >>> before = Signature.of(lambda x: x, (jax.ShapeDtypeStruct((8, 4), "float32"),), {})
         >>> after = Signature.of(lambda x: x, (jax.ShapeDtypeStruct((6, 4), "float32"),), {})
@@ -54,10 +59,14 @@ class Signature:
         ['x: float32[8,4] → float32[6,4]']
         """
         old, new = dict(zip(self.paths, self.keys)), dict(zip(later.paths, later.keys))  # noqa: B905
+
+        def same(path: str) -> bool:
+            return numbers_are_traced and _traced(old[path]) == _traced(new[path])
+
         lines = [
             f"{path}: {_shown(old[path], new[path])}"
             for path in new
-            if path in old and old[path] != new[path]
+            if path in old and old[path] != new[path] and not same(path)
         ]
         lines += [f"{path}: new, {describe(new[path])}" for path in new if path not in old]
         lines += [f"{path}: gone, was {describe(old[path])}" for path in old if path not in new]
@@ -87,6 +96,14 @@ def loosened(key: Any) -> Any:
     """The key of a Python number without its value, for numbers that are traced."""
     if isinstance(key, tuple) and key[0] == "value" and key[1] in _NUMBERS:
         return key[:2]
+    return key
+
+
+def _traced(key: LeafKey) -> LeafKey:
+    """The key as a traced argument: a Python number is a scalar array of weak type."""
+    if key[0] == "value" and key[1] in _NUMBERS:
+        aval = jax.typeof(key[2])
+        return ("array", (), str(aval.dtype), aval.weak_type, None)
     return key
 
 

@@ -29,10 +29,12 @@ class LoggerConfig:
         warmup_steps: first steps, shown but excluded from every summary.
         log_period: every `log_period`-th step goes to all sinks; the others go only to sinks that
             keep every step. Above 1 it is also the window of the ``rolling/`` metrics.
-        abort_on_nan_loss: raise `NonFiniteLossError` once the metric ``loss`` is NaN.
+        abort_on_nan_loss: raise `NonFiniteLossError` once the metric ``loss`` is NaN; by default
+            the first one is a warning, and the run goes on.
         abort_on_inf_loss: the same for infinities.
         is_main_process: whether this process writes; None: only process 0 does.
-        queue_size: steps that may wait to be written before `MetricLogger.record` waits too.
+        queue_size: steps that may wait until records are made of them. Only if that is stuck does
+            it fill up; the oldest steps then go, and training goes on.
 
     Raises:
         UserError: `log_period` or `warmup_steps` is too small.
@@ -41,8 +43,8 @@ class LoggerConfig:
     start_step: int = 0
     warmup_steps: int = 2
     log_period: int = 1
-    abort_on_nan_loss: bool = True
-    abort_on_inf_loss: bool = True
+    abort_on_nan_loss: bool = False
+    abort_on_inf_loss: bool = False
     is_main_process: bool | None = None
     queue_size: int = 256
 

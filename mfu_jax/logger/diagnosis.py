@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from fractions import Fraction
 
 from mfu_jax.logger.step_cost import StepCost
 
@@ -46,17 +47,8 @@ def diagnose(cost: StepCost, scalars: Mapping[str, float]) -> list[Finding]:
         findings.append(_too_fast("HFU", hfu, cost.executed_seconds, seconds, cost))
     elif mfu is not None and mfu > limit:
         findings.append(_too_fast("MFU", mfu, cost.model_seconds, seconds, cost))
-    if mfu is not None and hfu is not None and hfu < mfu * (1 - TOLERANCE):
-        findings.append(
-            Finding(
-                flag="hfu_below_mfu",
-                text=f"HFU {hfu:.1%} is below MFU {mfu:.1%}, though the program must run at least "
-                f"the model's FLOPs; usually the model count takes attention pairs that the kernel "
-                f"skips (convention=dense, or maxtext with a kernel that skips masked blocks), a "
-                f"custom kernel has no FLOP count (see the unaccounted list), or one of the two is "
-                f"of the whole job and the other of one device",
-            )
-        )
+    if mfu is not None and hfu is not None and _runs_too_little(cost):
+        findings.append(_too_little(mfu, hfu, cost))
     if mbu is not None and mbu > limit:
         findings.append(
             Finding(
@@ -66,6 +58,34 @@ def diagnose(cost: StepCost, scalars: Mapping[str, float]) -> list[Finding]:
             )
         )
     return findings
+
+
+def _runs_too_little(cost: StepCost) -> bool:
+    """Whether the program runs fewer FLOPs than the model needs, and nothing explains it.
+
+    FLOPs decide, not utilisation: each of the two may be relative to another dtype's peak.
+    """
+    executed, model = cost.executed_flops_per_device, cost.model_flops_per_device
+    if executed is None or model is None:
+        return False
+    needed = model - cost.removed_flops_per_device
+    return executed < needed * (1 - Fraction(TOLERANCE))
+
+
+def _too_little(mfu: float, hfu: float, cost: StepCost) -> Finding:
+    executed, model = cost.executed_flops_per_device, cost.model_flops_per_device
+    assert executed is not None  # without it there is no HFU
+    assert model is not None  # nor MFU without this
+    share = float(executed / Fraction(model))
+    return Finding(
+        flag="hfu_below_mfu",
+        text=f"HFU {hfu:.1%}, MFU {mfu:.1%}: the program runs {share:.3g} × the model's FLOPs, "
+        f"though it must run at least all of them; usually the model count takes attention pairs "
+        f"that the kernel skips (convention=dense, or maxtext with a kernel that skips masked "
+        f"blocks), a custom kernel has no FLOP count (see the unaccounted list), "
+        f"hfu_source=cost_analysis counts each loop once, or one of the two is of the whole job "
+        f"and the other of one device",
+    )
 
 
 _SHORT_STEP_SECONDS = 0.01

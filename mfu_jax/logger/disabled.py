@@ -13,6 +13,10 @@ class DisabledLogger:
 
     next_step = 0
 
+    def begin_call(self) -> None: ...
+
+    def explain(self, functions: Any) -> None: ...
+
     def record(self, step: int, metrics: Any, **options: Any) -> None: ...
 
     def record_eval(self, step: int, metrics: Any) -> None: ...
@@ -24,10 +28,10 @@ class DisabledLogger:
         return _NOTHING
 
     def step(self, number: int | None = None) -> contextlib.AbstractContextManager[Any]:
-        return _DISABLED_SCOPE
+        return DISABLED_SCOPE
 
     def phase(self, name: str, **options: Any) -> contextlib.AbstractContextManager[Any]:
-        return _DISABLED_SCOPE
+        return DISABLED_SCOPE
 
     def write_setup(self, values: Any = None, texts: Any = None) -> None: ...
 
@@ -58,4 +62,4 @@ class _DisabledScope:
     def __exit__(self, *error: object) -> None: ...
 
 
-_DISABLED_SCOPE = _DisabledScope()
+DISABLED_SCOPE = _DisabledScope()

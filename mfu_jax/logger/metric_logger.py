@@ -19,24 +19,38 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, Unpack
 
 import jax
 
-from mfu_jax.errors import UserError, nearest
-from mfu_jax.logger.config import ConfigFields, LoggerConfig
+from mfu_jax.boundary import Boundary, guarded
+from mfu_jax.errors import UserError
+from mfu_jax.logger.assembly import (
+    LoggerFields,
+    disabled_scope,
+    no_span,
+    no_summary,
+    refused_step,
+    sinks_of_process,
+    with_fields,
+)
+from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.disabled import DisabledLogger
+from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP, NonFiniteLossError
 from mfu_jax.logger.phases import Phase, PhaseBook, StepScope
 from mfu_jax.logger.pipeline import RecordPipeline
 from mfu_jax.logger.records import RecordBuilder
+from mfu_jax.logger.scalars import plain_seconds
 from mfu_jax.logger.sinks.base import Sink
-from mfu_jax.logger.sinks.console import ConsoleSink
+from mfu_jax.logger.small_metrics import SmallMetrics
 from mfu_jax.logger.spans import LoopSpans
-from mfu_jax.logger.step_cost import CostFields, StepCost
+from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.logger.strict_json import printable
 from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
 from mfu_jax.logger.timing.timer import StepTimer, TimedStep, Watcher
@@ -44,15 +58,11 @@ from mfu_jax.logger.timing.timer import StepTimer, TimedStep, Watcher
 _log = logging.getLogger("mfu_jax")
 
 
-class LoggerFields(CostFields, ConfigFields, total=False):
-    """The fields of `StepCost` and `LoggerConfig` as keyword arguments."""
-
-
 class MetricLogger:
     """Times each step one step late, derives TFLOP/s, MFU and HFU, and hands them to sinks.
 
     The training thread only reads the clocks. Copies to the host, arithmetic, formatting and
-    writing happen on one background thread.
+    writing happen on background threads, one for each sink.
 
     Args:
         cost: what a step costs one device; by default 0 FLOPs, for loops whose steps each bring
@@ -63,6 +73,7 @@ class MetricLogger:
         clock: wall clock in seconds; it measures step time.
         monotonic: monotonic clock in seconds, trusted when the two disagree.
         watcher: replaces the thread that sees a step end while the loop waits for data.
+        boundary: where failures are reported, if shared.
         **fields: any field of `StepCost` (``model_flops_per_device=…``) and of `LoggerConfig`
             (``warmup_steps=…``); it replaces that field of `cost` or `config`.
 
@@ -88,11 +99,14 @@ class MetricLogger:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         watcher: Watcher | None = None,
+        boundary: Boundary | None = None,
         **fields: Unpack[LoggerFields],
     ) -> None:
-        self.cost, config = _with_fields(cost, config, fields)
+        self.cost, config = with_fields(cost, config, fields)
         self._monotonic = monotonic
-        self._compile_log = compile_log or CompileLog()
+        self._compile_log = compile_log or CompileLog(boundary=boundary)
+        self._boundary = boundary or self._compile_log.boundary
+        self._small = SmallMetrics()
         self._compiled_before_seconds = self._compile_log.seconds
         self._builder = RecordBuilder(
             self.cost, config, compile_is_seen=self._compile_log.available
@@ -105,18 +119,14 @@ class MetricLogger:
         self._thread_id = threading.get_ident()
         self._pipeline = RecordPipeline(
             self._builder,
-            _sinks_of_process(sinks, config),
+            sinks_of_process(sinks, config),
             config,
-            on_step=lambda step: self._timer.pass_on(step),
         )
-        self._timer = StepTimer(
-            clock=clock,
-            monotonic=monotonic,
-            watcher=watcher,
-            writer_is_idle=self._pipeline.is_idle,
+        self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
+        self._spans = LoopSpans(self._timer, self._pipeline, self._boundary)
+        self.phases = PhaseBook(
+            monotonic, warmup_steps=config.warmup_steps, boundary=self._boundary
         )
-        self._spans = LoopSpans(self._timer, self._pipeline)
-        self.phases = PhaseBook(monotonic, warmup_steps=config.warmup_steps)
         self._compile_log.subscribe(self._on_compile)
         atexit.register(self._close_quietly)
 
@@ -134,6 +144,12 @@ class MetricLogger:
         """The last recorded step's number plus one."""
         return self._last_step + 1
 
+    @guarded("the time of a step is not exact")
+    def begin_call(self) -> None:
+        """Call it just before a step that may compile, as instrumented ones do; it never waits."""
+        self._timer.begin_call()
+
+    @guarded("a step is not logged", passes=MEANT_FOR_THE_LOOP)
     def record(
         self,
         step: int,
@@ -147,14 +163,15 @@ class MetricLogger:
         Args:
             step: its number, larger than the last one.
             metrics: name -> scalar: a JAX array, a number, or a function that returns one or
-                None, called later on the writer's thread. ``loss``, ``grad_norm``,
+                None, called later on a background thread. ``loss``, ``grad_norm``,
                 ``current_learning_rate``, ``total_weights`` and all other names without a slash
                 are shown under ``learning/``; an array under a name that starts with ``_`` is
-                waited for, but not shown. Nothing is copied to the host here.
+                waited for, but not shown. Nothing is copied to the host here, and nothing larger
+                than a vector of 16 numbers is kept.
             step_time_seconds: the step's time, if the caller measured it; the logger then does not
                 wait.
             cost: what this step costs, if that differs from the other steps; or a function that
-                returns it, called later on the writer's thread.
+                returns it, called later on a background thread.
 
         Raises:
             NonFiniteLossError: an earlier step's loss is NaN or infinite.
@@ -170,32 +187,38 @@ class MetricLogger:
             )
         self._last_step = step
         self._thread_id = threading.get_ident()
+        metrics = self._small.of(metrics)
         if self.phases.has_phases:
             of_phases, cost_of_phases = self.phases.take()
             metrics, cost = {**metrics, **of_phases}, cost or cost_of_phases
-        taken = TimedStep(step, dict(metrics), cost=cost)
+        taken = TimedStep(step, metrics, cost=cost)
         if self._spans.late:
             taken.extra = self._spans.take_late()
-        if step_time_seconds is None:
+        given = None if step_time_seconds is None else plain_seconds(step_time_seconds)
+        if given is None:
+            if step_time_seconds is not None:
+                taken.refused_seconds = printable(repr(step_time_seconds)[:100])
             finished = self._timer.dispatched(taken)
         else:
-            finished = self._timer.timed_elsewhere(taken, step_time_seconds)
+            finished = self._timer.timed_elsewhere(taken, given)
         if self._spans.held is not None:
             self._spans.release()
         if finished is not None:
             self._pipeline.put(finished)
-        if step_time_seconds is not None:
+        if given is not None:
             self._spans.hold(taken)  # a later eval may still add to it
         taken.overhead_seconds = self._monotonic() - begin - self._timer.waited_seconds
 
+    @guarded("an eval is not logged", passes=MEANT_FOR_THE_LOOP)
     def record_eval(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Records the results of an eval after `step`, shown under ``eval/``.
 
         Called inside ``pause("eval")``, they join the step's own record; called later, they join
         the next record, and ``eval/step`` says which step they belong to.
         """
-        self._spans.add(step, metrics)
+        self._spans.add(step, self._small.of(metrics))
 
+    @guarded("a pause is not timed", passes=MEANT_FOR_THE_LOOP, instead=no_span)
     def pause(
         self, name: str, *, flush: bool | None = None
     ) -> contextlib.AbstractContextManager[None]:
@@ -213,14 +236,10 @@ class MetricLogger:
         Raises:
             NonFiniteLossError: on entry, so that a broken state is never checkpointed.
         """
+        flush = name == "checkpoint" if flush is None else flush
+        return self._spans.pause(name, functools.partial(self._check_pause, flush))
 
-        def check() -> None:
-            if name == "checkpoint" if flush is None else flush:
-                self.flush()
-            self._raise_failure()
-
-        return self._spans.pause(name, check)
-
+    @guarded("a wait is not timed", passes=MEANT_FOR_THE_LOOP, instead=no_span)
     def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[None]:
         """Context manager for waits during which the device may be busy: ``next(batches)``.
 
@@ -229,6 +248,7 @@ class MetricLogger:
         """
         return self._spans.wait(name)
 
+    @guarded("a step is not logged", passes=MEANT_FOR_THE_LOOP, instead=disabled_scope)
     def step(self, number: int | None = None) -> StepScope:
         """Context manager around one step, recorded at its end: ``with logger.step() as step: …``.
 
@@ -240,6 +260,7 @@ class MetricLogger:
         """
         return self.phases.step(self, self.next_step if number is None else number)
 
+    @guarded("a phase is not logged", passes=MEANT_FOR_THE_LOOP, instead=disabled_scope)
     def phase(self, name: str, *, cost: StepCost | None = None) -> Phase:
         """Context manager around a part of a step: ``with logger.phase("rollout"): …``.
 
@@ -252,6 +273,7 @@ class MetricLogger:
         """
         return self.phases.phase(name, cost)
 
+    @guarded("the set-up is not written")
     def write_setup(
         self, values: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
     ) -> None:
@@ -263,15 +285,23 @@ class MetricLogger:
         """
         self._pipeline.tell("write_setup", dict(values or {}), dict(texts or {}))
 
+    @guarded("a text is not written")
     def write_text(self, tag: str, text: str) -> None:
         """Writes a text to every sink that accepts texts, in order with the steps."""
         self._pipeline.tell("write_text", tag, text)
 
+    @guarded("a compilation is told twice")
+    def explain(self, functions: Iterable[str]) -> None:
+        """The caller tells of compilations of these itself: JAX's names, as ``jit(train_step)``."""
+        self._builder.explained.update(functions)
+
+    @guarded("metrics may not be written yet")
     def flush(self) -> None:
         """Waits until every completed step is written and on disk."""
         self._spans.release()
         self._pipeline.flush()
 
+    @guarded("there is no summary", instead=no_summary)
     def summary(self) -> Summary:
         """The run so far; after `close`, the whole run."""
         if self._summary is not None:
@@ -279,6 +309,7 @@ class MetricLogger:
         self.flush()
         return self._summarize()
 
+    @guarded("there is no summary", passes=MEANT_FOR_THE_LOOP, instead=no_summary)
     def close(self) -> Summary:
         """Waits for the step in flight, writes everything, closes the sinks.
 
@@ -287,36 +318,49 @@ class MetricLogger:
         """
         summary = self._close()
         if self._pipeline.failure is not None and not self._failure_was_raised:
-            self._failure_was_raised = True
-            raise self._pipeline.failure
+            self._raise_failure()
         return summary
 
     def __enter__(self) -> Self:
         return self
 
+    @guarded("metrics may not all be written", passes=MEANT_FOR_THE_LOOP)
     def __exit__(self, kind: object, *error: object) -> None:
+        if kind is not None and self._summary is None:
+            self._pipeline.tell("write_failure", repr(error[0])[:300])
         self.close() if kind is None else self._close()
 
     def _close(self) -> Summary:
         if self._summary is not None:
             return self._summary
+        self._summary = Summary(steps=0)  # whatever fails below, it is closed
+        attempt = self._boundary.attempt
         if self._pipeline.failure is None:
-            try:
-                last = self._timer.drain()
-            except Exception as error:  # the device failed; earlier measurements are still written
-                _log.warning("the step in flight did not end: %s", error)
-                last = None
-            if last is not None:
-                self._spans.hold(last)
+            attempt("the last step is not logged", self._hold_last)
+        attempt("metrics may not all be written", self._close_pipeline)
+        for part in (self._timer.close, self.phases.close, self._stop_listening):
+            attempt("the logger is not closed", part)
+        return self._summary
+
+    def _hold_last(self) -> None:
+        try:
+            last = self._timer.drain()
+        except jax.errors.JaxRuntimeError as error:  # earlier measurements are still written
+            _log.warning("the step in flight did not end: %s", error)
+            return
+        if last is not None:
+            self._spans.hold(last)
+
+    def _close_pipeline(self) -> None:
         self._summary = self._pipeline.close(
             self._spans.take_last(), self._timer.take_spans(), self._summarize
         )
-        self._timer.close()
-        self.phases.close()
+
+    def _stop_listening(self) -> None:
         self._compile_log.unsubscribe(self._on_compile)
         atexit.unregister(self._close_quietly)
-        return self._summary
 
+    @guarded("metrics may not all be written")
     def _close_quietly(self) -> None:
         self._close()
         if self._pipeline.failure is not None and not self._failure_was_raised:
@@ -327,64 +371,29 @@ class MetricLogger:
             total_seconds=self._timer.elapsed_seconds() + self._compiled_before_seconds,
             compile_seconds=self._compile_log.seconds,
             compile_count=self._compile_log.compile_count,
-            dropped_records=self._pipeline.dropped_records,
+            dropped_by_sink=self._pipeline.dropped_by_sink,
         )
         return dataclasses.replace(summary, phases=self.phases.totals())
 
     def _refuse(self, step: int) -> None:
         self._raise_failure()
-        if self._summary is not None:
-            raise UserError(
-                f"step {step} was recorded after close(); expected all steps before; usually the "
-                f"`with` block of the logger ends before the loop does; close it after the loop"
-            )
-        raise UserError(
-            f"step {step} was recorded after step {self._last_step}; expected increasing numbers "
-            f"from start_step on; usually start_step was not set on a resume; pass "
-            f"start_step={step}"
-        )
+        raise refused_step(step, self._last_step, is_closed=self._summary is not None)
+
+    def _check_pause(self, flush: bool) -> None:
+        if flush:
+            self.flush()
+        self._raise_failure()
 
     def _raise_failure(self) -> None:
-        if self._pipeline.failure is not None:
-            self.flush()
+        failure = self._pipeline.failure
+        if failure is not None:
+            if self._summary is None:
+                self.flush()
             self._failure_was_raised = True
-            raise self._pipeline.failure
+            # A new one: the traceback of a kept one would keep the arrays of the loop alive.
+            raise NonFiniteLossError(failure.step, failure.value)
 
     def _on_compile(self, event: CompileEvent) -> None:
         if event.thread_id == self._thread_id and not self._spans.active:
             self.phases.compiling()
             self._timer.compiling(event)
-
-
-def _with_fields(
-    cost: StepCost | None, config: LoggerConfig | None, fields: Mapping[str, Any]
-) -> tuple[StepCost, LoggerConfig]:
-    """`cost` and `config` with the fields given by keyword replaced."""
-    of_cost, of_config = CostFields.__annotations__, ConfigFields.__annotations__
-    if unknown := [name for name in fields if name not in of_cost and name not in of_config]:
-        raise UserError(
-            f"MetricLogger has no argument {unknown[0]!r}"
-            f"{nearest(unknown[0], [*of_cost, *of_config])}; expected cost, config, sinks, or a "
-            f"field of StepCost or LoggerConfig; usually a misspelling, or a setting of "
-            f"instrument(); see help(mfu_jax.MetricLogger)"
-        )
-    return (
-        dataclasses.replace(
-            cost or StepCost(model_flops_per_device=0),
-            **{name: value for name, value in fields.items() if name in of_cost},
-        ),
-        dataclasses.replace(
-            config or LoggerConfig(),
-            **{name: value for name, value in fields.items() if name in of_config},
-        ),
-    )
-
-
-def _sinks_of_process(sinks: Sequence[Sink] | None, config: LoggerConfig) -> Sequence[Sink]:
-    """The given sinks or a console in the process that writes; none in the others."""
-    is_main = config.is_main_process
-    if is_main is None:
-        is_main = jax.process_index() == 0
-    if not is_main:
-        return []
-    return [ConsoleSink()] if sinks is None else sinks

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
+
+import jax
+
+from mfu_jax.errors import UserError
+
+_log = logging.getLogger("mfu_jax")
 
 NON_FINITE_EXIT_CODE = 3
 """Exit code of a training program that ends because its loss is NaN or infinite."""
@@ -26,8 +33,39 @@ class NonFiniteLossError(FloatingPointError):
         self.value = value
 
 
-def is_bad(loss: float | None, *, nan: bool, inf: bool) -> bool:
-    """True if `loss` is one of the values to abort on."""
-    if loss is None:
-        return False
-    return (nan and math.isnan(loss)) or (inf and math.isinf(loss))
+MEANT_FOR_THE_LOOP = (UserError, NonFiniteLossError, jax.errors.JaxRuntimeError)
+"""What the logger may raise in a user's loop: wrong use, the abort that she asked for, and an error
+of the device in the outputs of her own step.
+"""
+
+
+class LossWatch:
+    """Judges the loss of each step: the first that is not finite is an error, or a warning.
+
+    Args:
+        abort_on_nan: NaN is an error.
+        abort_on_inf: infinities are.
+    """
+
+    def __init__(self, *, abort_on_nan: bool, abort_on_inf: bool) -> None:
+        self._abort_on_nan = abort_on_nan
+        self._abort_on_inf = abort_on_inf
+        self._has_warned = False
+
+    def judge(self, step: int, loss: float | None) -> NonFiniteLossError | None:
+        """The error to raise for a loss; None if the run goes on."""
+        if loss is None or math.isfinite(loss):
+            return None
+        if self._abort_on_nan if math.isnan(loss) else self._abort_on_inf:
+            return NonFiniteLossError(step, loss)
+        if not self._has_warned:
+            self._has_warned = True
+            key = "abort_on_nan_loss" if math.isnan(loss) else "abort_on_inf_loss"
+            _log.warning(
+                "THE LOSS OF STEP %d IS %s; the run goes on, and this is said once; usually the "
+                "learning rate is too high, or a division by zero; pass %s=True to stop there",
+                step,
+                loss,
+                key,
+            )
+        return None

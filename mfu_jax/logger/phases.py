@@ -26,11 +26,17 @@ from typing import Any, Protocol, Self
 
 import jax
 
+from mfu_jax.boundary import Boundary, guarded
 from mfu_jax.errors import UserError
+from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
 from mfu_jax.logger.step_cost import StepCost, add_costs
 from mfu_jax.logger.timing.readiness import end_marker
 
 LateCost = StepCost | Callable[[], StepCost]
+
+
+def _itself(scope: Any) -> Any:
+    return scope
 
 
 class Recorder(Protocol):
@@ -68,6 +74,7 @@ class Phase:
         self.name = name
         self.has_compiled = False
         self._book = book
+        self._boundary = book.boundary
         self._clock = clock
         self._given = cost
         self._costs: list[LateCost] = []
@@ -77,6 +84,7 @@ class Phase:
         self._before: Phase | None = None
         self._span: float | None = None
 
+    @guarded("the time of phase {0.name} is not known")
     def wait_for(self, outputs: Any) -> None:
         """Declares what the phase computes, if no instrumented function runs in it.
 
@@ -85,11 +93,13 @@ class Phase:
         """
         self._marker = end_marker(outputs)
 
+    @guarded("phase {0.name} is not logged", passes=MEANT_FOR_THE_LOOP, instead=_itself)
     def __enter__(self) -> Self:
         self._book.open(self)
         self._entered = self._clock()
         return self
 
+    @guarded("phase {0.name} is not logged", passes=MEANT_FOR_THE_LOOP)
     def __exit__(self, *error: object) -> None:
         self._left = self._clock()
         marker, self._marker = self._marker, None
@@ -146,8 +156,12 @@ class _Total:
         values = {"times": self.times, "seconds": self.seconds}
         if self.cost is not None and self.seconds > 0:
             rates = self.cost.rates(self.seconds)
-            values["tflops_per_sec_per_device"] = rates["perf/per_device_tflops_per_sec"]
-            values |= {n: rates[f"perf/{n}"] for n in ("mfu", "hfu") if f"perf/{n}" in rates}
+            names = {
+                "perf/per_device_tflops_per_sec": "tflops_per_sec_per_device",
+                "perf/mfu": "mfu",
+                "perf/hfu": "hfu",
+            }
+            values |= {name: rates[n] for n, name in names.items() if n in rates}
         return values
 
 
@@ -157,15 +171,22 @@ class PhaseBook:
     Args:
         clock: monotonic clock in seconds.
         warmup_steps: first steps, whose phases are excluded from the totals.
+        boundary: where failures are reported.
 
     Attributes:
+        boundary: the same, or a new one.
         takes_calls: True inside a step or phase; an instrumented call is then part of it.
         has_phases: True if phases wait for the record of their step.
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, *, warmup_steps: int = 0
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        warmup_steps: int = 0,
+        boundary: Boundary | None = None,
     ) -> None:
+        self.boundary = boundary or Boundary()
         self.takes_calls = False
         self.has_phases = False
         self._clock = clock
@@ -193,7 +214,7 @@ class PhaseBook:
 
     def open(self, phase: Phase) -> None:
         """Called when a phase is entered."""
-        if self._open is not None:
+        if self._open is not None and not self.boundary.failures:  # else it could not be closed
             raise UserError(
                 f"phase {phase.name!r} was entered inside phase {self._open.name!r}; expected one "
                 f"after the other; usually a phase around the whole step; use "
@@ -213,7 +234,7 @@ class PhaseBook:
 
     def open_step(self, step: StepScope) -> None:
         """Called when a step is entered."""
-        if self._step is not None:
+        if self._step is not None and not self.boundary.failures:
             raise UserError(
                 f"step {step.number} was entered inside step {self._step.number}; expected one "
                 f"after the other; usually a part of the step was meant; use logger.phase(name)"
@@ -322,16 +343,20 @@ class StepScope:
         self.metrics: dict[str, Any] = {}
         self.parts: list[_Part] = []
         self._book = book
+        self._boundary = book.boundary
         self._logger = logger
 
+    @guarded("a metric is not logged", passes=(UserError,))
     def log(self, metrics: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """Adds metrics to the step's record: ``step.log(loss=loss)``."""
         self.metrics |= {**(metrics or {}), **more}
 
+    @guarded("step {0.number} is not logged", passes=MEANT_FOR_THE_LOOP, instead=_itself)
     def __enter__(self) -> Self:
         self._book.open_step(self)
         return self
 
+    @guarded("step {0.number} is not logged", passes=MEANT_FOR_THE_LOOP)
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -1,36 +1,49 @@
-"""What happens to a timed step off the training thread: values, rates, sinks, and the NaN check."""
+"""What happens to a timed step off the training thread: values, rates, the NaN check, and sinks.
+
+The training thread appends the step to a queue and goes on. One builder thread takes what has come
+every `builder_thread.TICK_SECONDS`, makes records of it, and gives them to one worker thread for
+each sink. A killed process therefore loses at most the steps of its last tick; where steps are
+longer than a tick, each is passed on at once.
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mfu_jax.logger.backlog import backlogs_of
+from mfu_jax.logger.builder_thread import BuilderThread
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.non_finite import NonFiniteLossError, is_bad
+from mfu_jax.logger.non_finite import LossWatch, NonFiniteLossError
 from mfu_jax.logger.records import RecordBuilder
-from mfu_jax.logger.sinks.base import Sink
+from mfu_jax.logger.sink_worker import SinkWorker
+from mfu_jax.logger.sinks.base import Sink, StepRecord
+from mfu_jax.logger.strict_json import encodable, strict
 from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.timer import TimedStep
-from mfu_jax.logger.writer import BackgroundWriter, GuardedSink
 
 _log = logging.getLogger("mfu_jax")
 
-# Longest wait for the sinks when everything must be written: at a flush and at the end.
-DRAIN_SECONDS = 30.0
-# Shorter after a sink has hung, so that later checkpoints do not wait for it again.
+# Longest wait for all sinks together: at a flush, and at the end of the run.
+DRAIN_SECONDS = 10.0
+# Of that, at the end: kept for the backlog, and for summaries and closing.
+KEEP_SECONDS = 1.0
+CLOSE_SECONDS = 1.0
+# Instead of all that for a sink that has hung before, so that no later checkpoint waits for it.
 HUNG_DRAIN_SECONDS = 0.5
 
 
 class RecordPipeline:
-    """Builds a record of every step and passes it to all sinks, on one background thread.
+    """Builds a record of every step and passes it to all sinks, off the training thread.
 
     Args:
         builder: makes records and keeps the statistics.
         sinks: where records go; closed with the pipeline.
         config: which losses are failures, and how many steps may wait.
-        on_step: called first with every step, on the background thread.
+        on_tick: called on the builder's thread at every tick.
 
     Attributes:
         failure: the first loss that is not finite; every step up to it has been written, and no
@@ -43,36 +56,50 @@ class RecordPipeline:
         sinks: Sequence[Sink],
         config: LoggerConfig,
         *,
-        on_step: Callable[[TimedStep], None] = lambda step: None,
+        on_tick: Callable[[], None] = lambda: None,
     ) -> None:
         self.failure: NonFiniteLossError | None = None
         self._builder = builder
-        self._patience_seconds = DRAIN_SECONDS
-        self._on_step = on_step
-        self._sinks = [GuardedSink(sink) for sink in sinks]
         for sink in sinks:
             for warning in sink.warnings:
                 _log.warning("%s", warning)
-        self._is_failure = functools.partial(
-            is_bad, nan=config.abort_on_nan_loss, inf=config.abort_on_inf_loss
+        self._workers = [
+            SinkWorker(sink, backlog=kept)
+            for sink, kept in zip(sinks, backlogs_of(sinks, config.start_step), strict=True)
+        ]
+        self._losses = LossWatch(
+            abort_on_nan=config.abort_on_nan_loss, abort_on_inf=config.abort_on_inf_loss
         )
-        self._writer = BackgroundWriter(self._write, size=config.queue_size)
-        self.put: Callable[[TimedStep], None] = self._writer.put
-        self.is_idle = self._writer.is_idle
+        self._lost_steps = 0
+        self._thread = BuilderThread(self._handle, on_tick, size=config.queue_size)
+        self.put: Callable[[TimedStep | Callable[[], object]], None] = self._thread.put
 
     @property
-    def dropped_records(self) -> int:
-        """Steps that could not be queued because writing was stuck."""
-        return self._writer.dropped
+    def dropped_by_sink(self) -> dict[str, int]:
+        """Records that did not arrive, by sink and reason."""
+        lost = {
+            "all sinks: steps came too fast": self._thread.dropped,
+            "all sinks: no record could be made": self._lost_steps,
+        }
+        for worker in self._workers:
+            for reason, count in worker.losses().items():
+                name = f"{worker.name}: {reason}"
+                lost[name] = lost.get(name, 0) + count
+        return {name: count for name, count in lost.items() if count}
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Calls a method of every sink, in order with the steps."""
-        self._writer.put(functools.partial(self._tell, method, *arguments))
+        """Calls a method of every sink, in order with the steps; its texts can be encoded."""
+        plain = [encodable(a) if isinstance(a, str) else strict(a) for a in arguments]
+
+        def call() -> None:
+            for worker in self._workers:
+                worker.put([functools.partial(worker.call, method, *plain)])
+
+        self.put(call)
 
     def flush(self) -> None:
-        """Waits until everything handed over is written and on disk."""
-        self._writer.put(self._flush)
-        self._expect(self._writer.flush(self._patience_seconds))
+        """Waits until every sink that works has everything handed over, on disk."""
+        self._settle(time.monotonic() + DRAIN_SECONDS)
 
     def close(
         self,
@@ -80,50 +107,69 @@ class RecordPipeline:
         spans: Mapping[str, float],
         summarize: Callable[[], Summary],
     ) -> Summary:
-        """Writes the last step and the summary, closes the sinks and ends the thread.
+        """Writes the last step and the summary, closes the sinks and ends the threads.
+
+        It takes at most `DRAIN_SECONDS`. What a sink could not take by then goes to its backlog.
 
         Args:
             last: the last step of the run.
             spans: time since then not attributed to any step, by name.
             summarize: called once all steps are in the statistics.
         """
+        end = time.monotonic() + DRAIN_SECONDS
         if last is not None:
-            self._writer.put(functools.partial(self._write, last, is_last=True))
-        self._writer.put(functools.partial(self._close, spans, summarize))
-        self._expect(self._writer.close(self._patience_seconds))
+            self.put(functools.partial(self._handle, [last], is_last=True))
+        self.put(functools.partial(self._builder.add_spans, spans))
+        self._settle(end - KEEP_SECONDS - CLOSE_SECONDS, is_last=True)
+        self._thread.close(HUNG_DRAIN_SECONDS)
+        for worker in self._workers:
+            if worker.has_hung:
+                worker.abandon()
+            worker.keep_rest(max(0.0, min(KEEP_SECONDS, end - CLOSE_SECONDS - time.monotonic())))
+        summary = summarize()
+        closed = [worker.finish(summary) for worker in self._workers if not worker.has_hung]
+        for event in closed:
+            event.wait(max(0.0, end - time.monotonic()))
         return summarize()
 
-    def _expect(self, is_written: bool) -> None:
-        if not is_written and self._patience_seconds == DRAIN_SECONDS:
+    def _settle(self, deadline: float, *, is_last: bool = False) -> None:
+        """Waits until all is built and written, by a moment of `time.monotonic`."""
+        # A builder that is stuck must not cost the sinks all of the time.
+        self._thread.settle((deadline - time.monotonic()) / 2)
+        known = {worker for worker in self._workers if worker.has_hung}
+        soon = time.monotonic() + HUNG_DRAIN_SECONDS
+        requests = {worker: worker.settle(is_last=is_last) for worker in self._workers}
+        for worker, done in requests.items():
+            limit = min(deadline, soon) if worker in known else deadline
+            worker.has_hung = not done.wait(max(0.0, limit - time.monotonic()))
+        if late := [w.name for w in self._workers if w.has_hung and w not in known]:
             _log.warning(
-                "metrics were not all written within %.0f s; training goes on; usually a disk or "
-                "network that hangs",
+                "metrics were not all written within %.0f s: %s; training goes on; usually a disk "
+                "or network that hangs",
                 DRAIN_SECONDS,
+                ", ".join(late),
             )
-        self._patience_seconds = DRAIN_SECONDS if is_written else HUNG_DRAIN_SECONDS
 
-    def _write(self, step: TimedStep, *, is_last: bool = False) -> None:
-        self._on_step(step)
+    def _handle(self, steps: Sequence[TimedStep], *, is_last: bool = False) -> None:
+        """Makes records of steps and passes them to all sinks."""
         if self.failure is not None:
             return
-        record = self._builder.build(step, is_last=is_last)
-        for sink in self._sinks:
-            sink.write(record)
-        loss = record.scalars.get("learning/loss")
-        if loss is not None and self._is_failure(loss):
-            self.failure = NonFiniteLossError(step.step, loss)
+        self._builder.prepare(steps)
+        built = (self._build(step, is_last=is_last) for step in steps)
+        records = [record for record in built if record is not None]
+        for worker in self._workers:
+            worker.put(records)
 
-    def _tell(self, method: str, *arguments: Any) -> None:
-        for sink in self._sinks:
-            sink.call(method, *arguments)
-
-    def _flush(self) -> None:
-        for sink in self._sinks:
-            sink.flush()
-
-    def _close(self, spans: Mapping[str, float], summarize: Callable[[], Summary]) -> None:
-        self._builder.add_spans(spans)
-        summary = summarize()
-        for sink in self._sinks:
-            sink.call("write_summary", summary)
-            sink.close()
+    def _build(self, step: TimedStep, *, is_last: bool) -> StepRecord | None:
+        """The record of a step; None after a failure, ours or the loss's."""
+        if self.failure is not None:
+            return None
+        try:
+            record = self._builder.build(step, is_last=is_last)
+        except Exception:
+            self._lost_steps += 1
+            if self._lost_steps == 1:
+                _log.exception("the metrics of step %s were lost; please report this", step.step)
+            return None
+        self.failure = self._losses.judge(step.step, record.scalars.get("learning/loss"))
+        return record

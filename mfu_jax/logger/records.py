@@ -1,24 +1,31 @@
-"""From a timed step with device arrays to a record of plain numbers, on the writer's thread."""
+"""From a timed step with device arrays to a record of plain numbers, on the builder's thread."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from mfu_jax.formatting import readable
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.diagnosis import diagnose
+from mfu_jax.logger.scalars import plain_number, start_copies
 from mfu_jax.logger.sinks.base import StepRecord
-from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.logger.step_cost import StepCost, StepRates
+from mfu_jax.logger.strict_json import printable
 from mfu_jax.logger.summary import StepStatistics, Summary
 from mfu_jax.logger.timing.timer import TimedStep
 
 # The rolling window, in measured steps, where every step is logged.
 DEFAULT_WINDOW = 100
+# A clock that disagrees by less is not worth a line, though the monotonic one is still believed.
+NOTED_JUMP_SECONDS = 0.05
+NOTED_JUMP_FRACTION = 0.01
+# Most names remembered; a loop that invents new ones in every step must not fill the memory.
+_MOST_NAMES = 10_000
 
 
 class RecordBuilder:
@@ -28,42 +35,56 @@ class RecordBuilder:
         cost: what a step costs, unless the step says otherwise.
         config: which step is the first, which are warm-up, and which are logged.
         compile_is_seen: JAX reports compilations; otherwise the first step counts as one.
+
+    Attributes:
+        explained: JAX's names of functions whose compilations are told elsewhere.
     """
 
     def __init__(self, cost: StepCost, config: LoggerConfig, *, compile_is_seen: bool) -> None:
         self._cost = cost
+        self._rates = StepRates(cost)
         self._start_step = config.start_step
         self._warmup_steps = config.warmup_steps
         self._log_period = config.log_period
         self._compile_is_seen = compile_is_seen
         self._run = StepStatistics()
         self._window = StepStatistics()
+        self.explained: set[str] = set()
+        self._compiled: set[str] = set()
         self._kinds: Counter[str] = Counter()
         self._flags: Counter[str] = Counter()
         self._seconds_by_use: defaultdict[str, float] = defaultdict(float, train=0.0)
-        self._dropped_metrics: set[str] = set()
+        self._names: dict[tuple[str, Any], str] = {}
+        self._noted: set[str] = set()
         self._last_loss: float | None = None
         self._clock_jumps = 0
         self._memory_device = _device_with_memory_stats()
+
+    def prepare(self, steps: Iterable[TimedStep]) -> None:
+        """Starts to copy all values of `steps` to the host, before the first is built."""
+        start_copies(
+            value for step in steps for part in (step.metrics, step.extra) for value in leaves(part)
+        )
 
     def build(self, step: TimedStep, *, is_last: bool = False) -> StepRecord:
         """The record of one step, which is also added to the statistics."""
         notes: list[str] = []
         kind = self._kind(step)
-        cost = step.cost or self._cost
-        if callable(cost):
-            cost = cost()
-        scalars = cost.rates(step.seconds)
-        findings = diagnose(cost, scalars) if kind == "step" else []
+        rates = self._rates_of(step, notes)
+        scalars = rates.at(step.seconds)
+        findings = diagnose(rates.cost, scalars) if kind == "step" else []
         notes += [found.text for found in findings if not self._flags[found.flag]]
         notes += self._happened(step)
+        notes += self._clock_notes(step)
         self._count(step, kind, scalars, [found.flag for found in findings])
 
         scalars |= self._fetch(step.metrics, "learning", notes)
-        scalars |= self._fetch(step.extra, "eval", notes)
+        if step.extra:
+            scalars |= self._fetch(step.extra, "eval", notes)
         self._last_loss = scalars.get("learning/loss", self._last_loss)
         scalars["perf/logger_overhead_us"] = round(1e6 * step.overhead_seconds, 3)
-        scalars |= {f"goodput/{name}_seconds": spent for name, spent in step.spans.items()}
+        for name, spent in step.spans.items():
+            scalars[f"goodput/{printable(name)}_seconds"] = spent
         spent = sum(self._seconds_by_use.values())
         if spent > 0:
             scalars["goodput/train_fraction"] = self._seconds_by_use["train"] / spent
@@ -78,7 +99,7 @@ class RecordBuilder:
             scalars |= self._roll()
             is_logged = True
         return StepRecord(
-            step=step.step,
+            step=int(step.step),
             kind=kind,
             unix_seconds=step.ended_at,
             scalars=scalars,
@@ -98,7 +119,7 @@ class RecordBuilder:
         total_seconds: float,
         compile_seconds: float = 0.0,
         compile_count: int = 0,
-        dropped_records: int = 0,
+        dropped_by_sink: Mapping[str, int] | None = None,
     ) -> Summary:
         """The run so far."""
         uses = dict(self._seconds_by_use)
@@ -113,7 +134,8 @@ class RecordBuilder:
             total_seconds=max(total_seconds, sum(uses.values())),
             seconds_by_use=uses,
             clock_jumps=self._clock_jumps,
-            dropped_records=dropped_records,
+            dropped_records=sum((dropped_by_sink or {}).values()),
+            dropped_by_sink=dropped_by_sink or {},
             flags=dict(self._flags),
         )
 
@@ -124,19 +146,55 @@ class RecordBuilder:
         return "warmup" if index < self._warmup_steps else "step"
 
     def _happened(self, step: TimedStep) -> Iterator[str]:
-        compiled = [event for event in step.compile_events if event.stage == "compile"]
-        if compiled and step.step > self._start_step:
-            names = ", ".join(dict.fromkeys(event.function or "a function" for event in compiled))
+        compiled = dict.fromkeys(e.function for e in step.compile_events if e.stage == "compile")
+        again = self._compiled.intersection(compiled)
+        self._compiled.update(compiled)
+        told = [name or "a function" for name in compiled if name not in self.explained]
+        if told and step.step > self._start_step:
+            what = f"{', '.join(told)} in {readable(_compile_seconds(step))} s"
             yield (
-                f"recompiled {names} in {readable(_compile_seconds(step))} s; usually a shape, "
-                f"dtype or static argument changed"
+                f"recompiled {what}; usually a shape, dtype or static argument changed"
+                if again.intersection(told)
+                else f"compiled {what}"
             )
-        if step.clock_jump_seconds is not None:
-            self._clock_jumps += 1
+
+    def _clock_notes(self, step: TimedStep) -> Iterator[str]:
+        if step.refused_seconds is not None and self._is_first("step_time_seconds"):
             yield (
-                f"the wall clock jumped by {step.clock_jump_seconds:+.3f} s; this step's time is "
-                f"the monotonic clock's"
+                f"step_time_seconds={step.refused_seconds} is no time of a step; expected seconds "
+                f"above 0; usually a clock that failed; the logger's own measure is used"
             )
+        jump = step.clock_jump_seconds
+        if jump is None:
+            return
+        self._clock_jumps += 1
+        if step.slept_seconds:
+            yield f"the machine slept for {step.slept_seconds:.0f} s; no step's time contains that"
+        elif abs(jump) > max(NOTED_JUMP_SECONDS, NOTED_JUMP_FRACTION * step.seconds):
+            yield (
+                f"the wall clock jumped by {jump:+.3f} s; this step's time is the monotonic clock's"
+            )
+
+    def _rates_of(self, step: TimedStep, notes: list[str]) -> StepRates:
+        """The rates of the step's cost; of the run's cost if its own cannot be had."""
+        try:
+            cost = step.cost or self._cost
+            if callable(cost):
+                cost = cost()
+            if cost is not self._rates.cost:
+                self._rates = StepRates(cost)
+        except Exception as error:  # the cost may be a function of the user's
+            if self._is_first("cost"):
+                notes.append(f"the cost of the step is not known: {_text(error)}")
+            return StepRates(self._cost)
+        return self._rates
+
+    def _is_first(self, subject: str) -> bool:
+        """True once for each subject, so that each is told once."""
+        if subject in self._noted or len(self._noted) >= _MOST_NAMES:
+            return False
+        self._noted.add(subject)
+        return True
 
     def _count(
         self, step: TimedStep, kind: str, scalars: Mapping[str, float], flags: list[str]
@@ -144,11 +202,13 @@ class RecordBuilder:
         self._kinds[kind] += 1
         self._flags.update(flags)
         self.add_spans(step.spans)
-        compiling = min(step.seconds, _compile_seconds(step)) if kind == "compile" else 0.0
-        self.add_spans({"train": step.seconds - compiling})
+        is_time = 0 <= step.seconds < math.inf
+        seconds = step.seconds if is_time else 0.0
+        compiling = min(seconds, _compile_seconds(step)) if kind == "compile" else 0.0
+        self.add_spans({"train": seconds - compiling})
         if compiling:
             self.add_spans({"compile": compiling})
-        if kind == "step":
+        if kind == "step" and is_time:
             self._run.add(scalars)
             self._window.add(scalars)
 
@@ -173,23 +233,50 @@ class RecordBuilder:
         }
         return {name: window[field] for field, name in names.items() if field in window}
 
-    def _fetch(self, metrics: Mapping[str, Any], folder: str, notes: list[str]) -> dict[str, float]:
-        arrays = dict(_named(metrics, folder))
-        for value in arrays.values():
-            start_copy = getattr(value, "copy_to_host_async", None)
-            if start_copy is not None:  # start all copies before waiting for the first
-                start_copy()
-        scalars = {}
-        for name, value in arrays.items():
-            try:
-                number = value() if callable(value) else value
-                if number is not None:
-                    scalars[name] = _scalar(number)
-            except Exception as error:
-                if name not in self._dropped_metrics:
-                    self._dropped_metrics.add(name)
-                    notes.append(f"metric {name!r} is left out: {error}")
+    def _fetch(self, metrics: Mapping[Any, Any], folder: str, notes: list[str]) -> dict[str, float]:
+        scalars: dict[str, float] = {}
+
+        def read(name: str, value: Any) -> None:
+            number = value() if callable(value) else value
+            if number is not None:
+                scalars[name] = plain_number(number)
+
+        def leave_out(name: str, error: Exception) -> None:
+            if self._is_first(name):
+                notes.append(f"metric {name!r} is left out: {_text(error)}")
+
+        try:
+            for name, value in self._named(metrics, folder):
+                try:
+                    read(name, value)
+                except Exception as error:  # the value may be of any library
+                    leave_out(name, error)
+        except Exception as error:  # and so may a mapping
+            leave_out(f"{folder}/…", error)
         return scalars
+
+    def _named(self, metrics: Mapping[Any, Any], folder: str) -> Iterator[tuple[str, Any]]:
+        """Leaves under their full names; a name with a slash, like MaxText's, is already full.
+
+        Values under a name with a leading underscore are waited for, but not shown.
+        """
+        for name, value in metrics.items():
+            full = self._names.get((folder, name)) or self._full_name(folder, name)
+            if full[0] == "_":
+                continue
+            if isinstance(value, Mapping):
+                yield from self._named(value, full if name not in ("scalar", "scalars") else folder)
+            elif value is not None:
+                yield full, value
+
+    def _full_name(self, folder: str, name: Any) -> str:
+        """The name of a metric in records; one that stays hidden starts with an underscore."""
+        text = printable(name if isinstance(name, str) else str(name))
+        full = text if "/" in text or text[:1] == "_" else f"{folder}/{text}"
+        if len(self._names) >= _MOST_NAMES:
+            self._names.clear()
+        self._names[folder, name] = full
+        return full
 
     def _memory(self) -> dict[str, float]:
         if self._memory_device is None:
@@ -203,32 +290,17 @@ def _compile_seconds(step: TimedStep) -> float:
     return sum(event.own_seconds for event in step.compile_events)
 
 
-def _named(metrics: Mapping[str, Any], folder: str) -> Iterator[tuple[str, Any]]:
-    """Leaves under their full names; a name with a slash, like MaxText's, is already full.
-
-    Values under a name with a leading underscore are waited for, but not shown.
-    """
-    for name, value in metrics.items():
-        if name.startswith("_"):
-            continue
-        full = name if "/" in name else f"{folder}/{name}"
+def leaves(metrics: Mapping[Any, Any]) -> Iterator[Any]:
+    """All values of nested mappings."""
+    for value in metrics.values():
         if isinstance(value, Mapping):
-            yield from _named(value, full if name not in ("scalar", "scalars") else folder)
-        elif value is not None:
-            yield full, value
+            yield from leaves(value)
+        else:
+            yield value
 
 
-def _scalar(value: Any) -> float:
-    if isinstance(value, int | float):
-        return value
-    array = np.asarray(value)
-    if array.size != 1:
-        raise ValueError(
-            f"it has shape {array.shape}; expected one number; usually a loss per token or per "
-            f"device; take its mean inside the step"
-        )
-    number = array.reshape(-1)[0]
-    return int(number) if array.dtype.kind in "iub" else float(number)
+def _text(error: Exception) -> str:
+    return printable(str(error) or type(error).__name__)
 
 
 def _device_with_memory_stats() -> Any:

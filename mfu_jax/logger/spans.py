@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from mfu_jax.boundary import Boundary, guarded
+from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
 from mfu_jax.logger.pipeline import RecordPipeline
 from mfu_jax.logger.timing.timer import Reading, StepTimer, TimedStep
 
@@ -13,18 +14,24 @@ from mfu_jax.logger.timing.timer import Reading, StepTimer, TimedStep
 class LoopSpans:
     """Measures spans of the loop outside steps; holds the step that a pause has drained.
 
+    Args:
+        timer: the clocks.
+        pipeline: where a step goes once nothing can be added to it.
+        boundary: where failures are reported.
+
     Attributes:
         held: a timed step to which a later eval or pause may still add.
         late: results of an eval whose step is already written; the next record takes them.
         active: whether a span is open; a span inside another is part of the outer one.
     """
 
-    def __init__(self, timer: StepTimer, pipeline: RecordPipeline) -> None:
+    def __init__(self, timer: StepTimer, pipeline: RecordPipeline, boundary: Boundary) -> None:
         self.held: TimedStep | None = None
         self.late: dict[str, Any] = {}
         self.active = False
         self._timer = timer
         self._pipeline = pipeline
+        self._boundary = boundary
 
     def release(self) -> None:
         """Passes the held step on."""
@@ -56,40 +63,81 @@ class LoopSpans:
             last.extra |= self.take_late()
         return last
 
-    @contextlib.contextmanager
-    def pause(self, name: str, check: Callable[[], None]) -> Iterator[None]:
+    def pause(self, name: str, check: Callable[[], None]) -> Pause:
         """Waits for the step in flight, calls `check`, and attributes the time inside to `name`."""
-        if self.active:
-            yield
+        return Pause(self, self._timer, name, check, self._boundary)
+
+    def wait(self, name: str) -> Wait:
+        """Measures the part of a wait in which the device is idle."""
+        return Wait(self, self._timer, self._pipeline, name, self._boundary)
+
+
+class Pause:
+    """See `LoopSpans.pause`."""
+
+    __slots__ = ("_boundary", "_check", "_name", "_spans", "_start", "_timer")
+
+    def __init__(
+        self,
+        spans: LoopSpans,
+        timer: StepTimer,
+        name: str,
+        check: Callable[[], None],
+        boundary: Boundary,
+    ) -> None:
+        self._spans = spans
+        self._timer = timer
+        self._name = name
+        self._check = check
+        self._boundary = boundary
+        self._start: Reading | None = None
+
+    @guarded("the time of {0._name} is not known", passes=MEANT_FOR_THE_LOOP)
+    def __enter__(self) -> None:
+        spans = self._spans
+        if spans.active:
             return
         finished = self._timer.drain()
         start = self._timer.read()
         if finished is not None:
-            self.hold(finished)
-        check()
-        self.active = True
-        try:
-            yield
-        finally:
-            self.active = False
-            self._timer.cut(name, start, self._timer.read())
-            if self.held is not None:
-                for span, spent in self._timer.take_spans().items():
-                    self.held.spans[span] = self.held.spans.get(span, 0.0) + spent
+            spans.hold(finished)
+        self._check()
+        spans.active, self._start = True, start
 
-    def wait(self, name: str) -> Wait:
-        """Measures the part of a wait in which the device is idle."""
-        return Wait(self, self._timer, self._pipeline, name)
+    @guarded("the time of {0._name} is not known")
+    def __exit__(self, *error: object) -> None:
+        spans, start = self._spans, self._start
+        if start is None:
+            return
+        spans.active, self._start = False, None
+        self._timer.cut(self._name, start, self._timer.read())
+        if spans.held is not None:
+            for span, spent in self._timer.take_spans().items():
+                spans.held.spans[span] = spans.held.spans.get(span, 0.0) + spent
 
 
 class Wait:
     """See `LoopSpans.wait`. A class, because a generator costs twice as much per step."""
 
-    __slots__ = ("_idle_since", "_name", "_outermost", "_pipeline", "_spans", "_timer")
+    __slots__ = (
+        "_boundary",
+        "_idle_since",
+        "_name",
+        "_outermost",
+        "_pipeline",
+        "_spans",
+        "_timer",
+    )
 
     def __init__(
-        self, spans: LoopSpans, timer: StepTimer, pipeline: RecordPipeline, name: str
+        self,
+        spans: LoopSpans,
+        timer: StepTimer,
+        pipeline: RecordPipeline,
+        name: str,
+        boundary: Boundary,
     ) -> None:
+        self._boundary = boundary
         self._spans = spans
         self._timer = timer
         self._pipeline = pipeline
@@ -97,12 +145,14 @@ class Wait:
         self._outermost = False
         self._idle_since: Reading | None = None
 
+    @guarded("the wait for {0._name} is not known")
     def __enter__(self) -> None:
         spans = self._spans
         if not spans.active:
             self._outermost = spans.active = True
             self._idle_since = self._timer.begin_wait()
 
+    @guarded("the wait for {0._name} is not known", passes=MEANT_FOR_THE_LOOP)
     def __exit__(self, *error: object) -> None:
         spans = self._spans
         if self._outermost:

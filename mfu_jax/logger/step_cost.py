@@ -14,12 +14,13 @@ from mfu_jax.errors import UserError
 class CostFields(TypedDict, total=False):
     """The fields of `StepCost` as keyword arguments."""
 
-    model_flops_per_device: int | Fraction
+    model_flops_per_device: int | Fraction | None
     tokens_per_device: int | float
     peak_flops_per_sec: float | None
     executed_flops_per_device: int | Fraction | None
     optimal_model_seconds: float | None
     optimal_executed_seconds: float | None
+    removed_flops_per_device: int | Fraction
     xla_reported_flops: float | None
     bytes_per_device: int | None
     peak_bytes_per_sec: float | None
@@ -30,13 +31,16 @@ class StepCost:
     """The work of one optimizer step on one JAX device, and the device's peaks.
 
     Attributes:
-        model_flops_per_device: matmul FLOPs that the mathematics needs, without recomputation.
+        model_flops_per_device: matmul FLOPs that the mathematics needs, without recomputation;
+            None if unknown: no TFLOP/s, no MFU.
         tokens_per_device: tokens that one device processes.
         peak_flops_per_sec: dense peak of one device in FLOP/s; None if unknown: no MFU, no HFU.
         executed_flops_per_device: matmul FLOPs that the compiled program runs; None: no HFU.
         optimal_model_seconds: shortest time for the model FLOPs of a step that mixes dtypes (the
             sum over dtypes of FLOPs / peak); None: model FLOPs / peak.
         optimal_executed_seconds: the same for the executed FLOPs.
+        removed_flops_per_device: model FLOPs that the compiler is known to have removed, so that
+            the program may run that much less than the model.
         xla_reported_flops: ``compiled.cost_analysis()["flops"]``, unchanged.
         bytes_per_device: bytes moved to and from device memory; with `peak_bytes_per_sec`, MBU.
         peak_bytes_per_sec: peak memory bandwidth of one device in bytes/s.
@@ -45,12 +49,13 @@ class StepCost:
         UserError: an impossible number: negative, not finite, or a peak of zero.
     """
 
-    model_flops_per_device: int | Fraction
+    model_flops_per_device: int | Fraction | None
     tokens_per_device: int | float = 0
     peak_flops_per_sec: float | None = None
     executed_flops_per_device: int | Fraction | None = None
     optimal_model_seconds: float | None = None
     optimal_executed_seconds: float | None = None
+    removed_flops_per_device: int | Fraction = 0
     xla_reported_flops: float | None = None
     bytes_per_device: int | None = None
     peak_bytes_per_sec: float | None = None
@@ -73,7 +78,7 @@ class StepCost:
         """Shortest time in seconds in which one device could run the model FLOPs."""
         if self.optimal_model_seconds is not None:
             return self.optimal_model_seconds
-        if self.peak_flops_per_sec is None:
+        if self.peak_flops_per_sec is None or self.model_flops_per_device is None:
             return None
         return float(self.model_flops_per_device / Fraction(self.peak_flops_per_sec))
 
@@ -103,12 +108,7 @@ class StepCost:
         >>> cost.utilization(0.5)
         {'perf/mfu': 0.6, 'perf/hfu': 0.8}
         """
-        optimal = {
-            "perf/mfu": self.model_seconds,
-            "perf/hfu": self.executed_seconds,
-            "perf/mbu": self.memory_seconds,
-        }
-        return {name: best / seconds for name, best in optimal.items() if best is not None}
+        return StepRates(self).utilization(seconds)
 
     def rates(self, seconds: float) -> dict[str, float]:
         """All ``perf/`` scalars of a step that takes `seconds`, under MaxText's names.
@@ -116,17 +116,50 @@ class StepCost:
         Args:
             seconds: the step's time; without rates if it is not above 0.
         """
-        tflops = float(self.model_flops_per_device) / 1e12
-        scalars = {"perf/step_time_seconds": seconds, "perf/per_device_tflops": tflops}
+        return StepRates(self).at(seconds)
+
+
+class StepRates:
+    """The rates of many steps of one cost; exact fractions are divided once, not in every step.
+
+    Args:
+        cost: what each of the steps costs.
+    """
+
+    def __init__(self, cost: StepCost) -> None:
+        self.cost = cost
+        model = cost.model_flops_per_device
+        self._tflops = None if model is None else float(model) / 1e12
+        self._tokens = _plain(cost.tokens_per_device)
+        optimal = {
+            "perf/mfu": cost.model_seconds,
+            "perf/hfu": cost.executed_seconds,
+            "perf/mbu": cost.memory_seconds,
+        }
+        self._optimal = {name: best for name, best in optimal.items() if best is not None}
+        xla = cost.xla_reported_flops
+        self._xla = {} if xla is None else {"perf/xla_reported_tflops": float(xla) / 1e12}
+
+    def utilization(self, seconds: float) -> dict[str, float]:
+        """See `StepCost.utilization`."""
+        return {name: best / seconds for name, best in self._optimal.items()}
+
+    def at(self, seconds: float) -> dict[str, float]:
+        """See `StepCost.rates`."""
+        scalars = {"perf/step_time_seconds": seconds}
+        if self._tflops is not None:
+            scalars["perf/per_device_tflops"] = self._tflops
+            if seconds > 0:
+                scalars["perf/per_device_tflops_per_sec"] = self._tflops / seconds
+        scalars["perf/per_device_tokens"] = self._tokens
         if seconds > 0:
-            scalars["perf/per_device_tflops_per_sec"] = tflops / seconds
-        scalars["perf/per_device_tokens"] = self.tokens_per_device
-        if seconds > 0:
-            scalars["perf/per_device_tokens_per_sec"] = self.tokens_per_device / seconds
+            scalars["perf/per_device_tokens_per_sec"] = self._tokens / seconds
             scalars |= self.utilization(seconds)
-        if self.xla_reported_flops is not None:
-            scalars["perf/xla_reported_tflops"] = self.xla_reported_flops / 1e12
-        return scalars
+        return scalars | self._xla
+
+
+def _plain(number: float) -> int | float:
+    return number if isinstance(number, int) else float(number)
 
 
 def add_costs(costs: Iterable[StepCost]) -> StepCost:
@@ -149,12 +182,13 @@ def add_costs(costs: Iterable[StepCost]) -> StepCost:
     first = parts[0]
     same_peak = len({part.peak_flops_per_sec for part in parts}) == 1
     return StepCost(
-        model_flops_per_device=sum(part.model_flops_per_device for part in parts),
+        model_flops_per_device=total("model_flops_per_device"),  # type: ignore[arg-type]
         tokens_per_device=sum(part.tokens_per_device for part in parts),
         peak_flops_per_sec=first.peak_flops_per_sec if same_peak else None,
         executed_flops_per_device=total("executed_flops_per_device"),  # type: ignore[arg-type]
         optimal_model_seconds=total("model_seconds") or None,
         optimal_executed_seconds=total("executed_seconds") or None,
+        removed_flops_per_device=sum(part.removed_flops_per_device for part in parts),
         xla_reported_flops=total("xla_reported_flops"),
         bytes_per_device=total("bytes_per_device"),  # type: ignore[arg-type]
         peak_bytes_per_sec=first.peak_bytes_per_sec,

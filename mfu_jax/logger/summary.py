@@ -8,7 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mfu_jax.formatting import percent, readable
+from mfu_jax.formatting import loss_text, percent, readable
+from mfu_jax.logger.strict_json import strict
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:
@@ -50,7 +51,8 @@ class Summary:
         total_seconds: all wall time, including compilations before the first step.
         seconds_by_use: that time by use: ``train``, ``compile``, ``eval``, ….
         clock_jumps: steps in which the wall clock jumped.
-        dropped_records: records that reached no sink because writing was stuck.
+        dropped_records: records that did not arrive, added up over all sinks.
+        dropped_by_sink: the same by sink and reason.
         flags: impossible numbers by name, and in how many steps.
         phases: totals of each phase over the measured steps; see `PhaseBook.totals`.
     """
@@ -74,8 +76,14 @@ class Summary:
     seconds_by_use: Mapping[str, float] = dataclasses.field(default_factory=dict)
     clock_jumps: int = 0
     dropped_records: int = 0
+    dropped_by_sink: Mapping[str, int] = dataclasses.field(default_factory=dict)
     flags: Mapping[str, int] = dataclasses.field(default_factory=dict)
     phases: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether any step was recorded."""
+        return self.steps + self.warmup_steps + self.compile_steps > 0
 
     @property
     def shares(self) -> dict[str, float]:
@@ -94,7 +102,10 @@ class Summary:
         values = dataclasses.asdict(self) | {"shares": self.shares, "goodput": self.goodput}
         if values["last_loss"] is not None and not math.isfinite(values["last_loss"]):
             values["last_loss"] = str(values["last_loss"])
-        return values
+        return dict(strict(values))
+
+    def __str__(self) -> str:
+        return self.render()
 
     def render(self) -> str:
         """A few lines of text for the end of a run."""
@@ -110,14 +121,14 @@ class Summary:
             lines += [
                 f"  step time    median {_seconds(self.median_seconds)}, "
                 f"p90 {_seconds(self.p90_seconds)}, p99 {_seconds(self.p99_seconds)}",
-                f"  rates        {readable(self.tflops_per_sec_per_device or 0.0)} TFLOP/s/device"
+                f"  rates        {_tflops(self.tflops_per_sec_per_device)} TFLOP/s/device"
                 + (f", {tokens:.1f} tokens/s/device" if tokens else ""),
                 f"  utilisation  MFU {percent(self.mfu)}, HFU {percent(self.hfu)}"
                 + ("" if self.mbu is None else f", MBU {percent(self.mbu)}"),
             ]
         lines += [_phase(name, values) for name, values in self.phases.items()]
         if self.last_loss is not None:
-            lines.append(f"  last loss    {self.last_loss:.4f}")
+            lines.append(f"  last loss    {loss_text(self.last_loss, decimals=4)}")
         if self.compile_count:
             lines.append(
                 f"  compiling    {_seconds(self.compile_seconds)} "
@@ -128,14 +139,20 @@ class Summary:
             lines.append(f"  wall time    {_seconds(self.total_seconds)}: {shares}")
         if self.clock_jumps:
             lines.append(f"  clock jumps  {self.clock_jumps} (the monotonic clock is used)")
-        if self.dropped_records:
-            lines.append(f"  not written  {self.dropped_records} records: writing was stuck")
+        lines += [
+            f"  not written  {count} records, {name}"
+            for name, count in self.dropped_by_sink.items()
+        ]
         lines += [f"  impossible   {flag} in {count} steps" for flag, count in self.flags.items()]
         return "\n".join(lines)
 
 
 def _seconds(value: float | None) -> str:
     return "n/a" if value is None else f"{readable(value)} s"
+
+
+def _tflops(value: float | None) -> str:
+    return "n/a" if value is None else readable(value)
 
 
 def _phase(name: str, values: Mapping[str, float]) -> str:
@@ -168,7 +185,7 @@ class StepStatistics:
         seconds = scalars["perf/step_time_seconds"]
         self._seconds.append(seconds)
         self._tokens += scalars["perf/per_device_tokens"]
-        self._tflops += scalars["perf/per_device_tflops"]
+        self._tflops += scalars.get("perf/per_device_tflops", math.nan)
         for name in ("mfu", "hfu", "mbu"):
             if (value := scalars.get(f"perf/{name}")) is not None:
                 optimal, measured = self._optimal.get(name, (0.0, 0.0))
@@ -182,10 +199,9 @@ class StepStatistics:
         total = math.fsum(ordered)
         rates = {}
         if total > 0:
-            rates = {
-                "tokens_per_sec_per_device": self._tokens / total,
-                "tflops_per_sec_per_device": self._tflops / total,
-            }
+            rates = {"tokens_per_sec_per_device": self._tokens / total}
+            if not math.isnan(self._tflops):  # known for every step
+                rates["tflops_per_sec_per_device"] = self._tflops / total
         return {
             "steps": len(ordered),
             "median_seconds": percentile(ordered, 0.5),

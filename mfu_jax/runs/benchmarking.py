@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.errors import UserError, nearest
+from mfu_jax.errors import UserError, nearest, one_line
 from mfu_jax.formatting import columns
 from mfu_jax.logger.summary import StepStatistics
 from mfu_jax.runs.metrics_files import read_metrics
@@ -270,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _main(options)
     except UserError as error:
-        print(f"benchmark: {error}", file=sys.stderr)
+        print(one_line(f"benchmark: {error}"), file=sys.stderr)
         return 2
 
 

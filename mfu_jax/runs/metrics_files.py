@@ -5,17 +5,23 @@ Imports neither jax nor numpy.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
-import math
 import re
+import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.summary import StepStatistics, Summary
+from mfu_jax.runs.step_table import Change, LoggedStep, StepTable
+from mfu_jax.storage.addresses import Address, open_object, path_of
+from mfu_jax.user_files import opened, text_lines, unreadable
+from mfu_jax.values import convert
 
 _TIME = "perf/step_time_seconds"
 # Names in the log lines of MaxText (common/metric_logger.py, 0.2.5) and ours → metric names.
@@ -28,24 +34,24 @@ _LOG_NAMES = {
     "MFU": "perf/mfu",
     "HFU": "perf/hfu",
 }
+# All that a summary or a benchmark's table is made of; the rest of a record is not kept.
+_NAMES = frozenset(
+    {
+        *_LOG_NAMES.values(),
+        *("perf/per_device_tflops", "perf/per_device_tokens", "perf/mbu"),
+        *("compile/seconds", "memory/peak_bytes_in_use"),
+    }
+)
+# A step of under a picosecond, or over 30 years, would poison every sum and quotient.
+_SECONDS = (1e-12, 1e9)
+_AMOUNTS = (1e-30, 1e30)
+_EXPECTED = (
+    "a metrics file or a log; usually a wrong path or a folder; pass the file that metrics_file "
+    "named, or - and pipe it in"
+)
 _LOG_LINE = re.compile(r"completed step: (?P<step>\d+)(?P<rest>[^\"\x1b\n]*)")
 _LOG_VALUE = re.compile(r", (?P<name>[A-Za-z/_ ]+): (?P<value>[-+.\w]+)(?P<percent>%?)")
 _KIND = re.compile(r"\[(compile|warmup)\]")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class LoggedStep:
-    """One training step of a file.
-
-    Attributes:
-        number: as in the file.
-        kind: ``step``, ``compile`` or ``warmup``; None if the file does not say.
-        scalars: metric name → value: ``perf/step_time_seconds``, ….
-    """
-
-    number: int
-    kind: str | None
-    scalars: Mapping[str, float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +69,7 @@ class MetricsRun:
 
     path: str
     form: str
-    steps: tuple[LoggedStep, ...]
+    steps: StepTable
     other_records: int = 0
     repeated: int = 0
     unreadable: int = 0
@@ -71,7 +77,7 @@ class MetricsRun:
     @property
     def restarts(self) -> int:
         """How often the step number went back, as it does when a run resumes."""
-        return sum(b.number < a.number for a, b in zip(self.steps, self.steps[1:], strict=False))
+        return sum(b < a for a, b in itertools.pairwise(self.steps.numbers))
 
     def summary(self, *, warmup_steps: int) -> Summary:
         """Statistics of the measured steps.
@@ -97,12 +103,9 @@ class MetricsRun:
             last_loss=loss,
         )
 
-    def with_scalars(
-        self, change: Callable[[Mapping[str, float]], Mapping[str, float]]
-    ) -> MetricsRun:
+    def with_scalars(self, change: Change) -> MetricsRun:
         """The same run with `change` applied to the scalars of every step."""
-        steps = (dataclasses.replace(s, scalars=change(s.scalars)) for s in self.steps)
-        return dataclasses.replace(self, steps=tuple(steps))
+        return dataclasses.replace(self, steps=self.steps.changed(change))
 
 
 def read_metrics(path: str | Path) -> MetricsRun:
@@ -110,50 +113,69 @@ def read_metrics(path: str | Path) -> MetricsRun:
 
     Args:
         path: JSON lines of this package or of MaxText, or text with lines
-            ``completed step: 7, seconds: 0.123, TFLOP/s/device: …``.
+            ``completed step: 7, seconds: 0.123, TFLOP/s/device: …``; ``-``: standard input.
 
     Raises:
         UserError: it cannot be read, or holds no training step.
     """
-    path = Path(path)
-    steps: list[LoggedStep] = []
-    forms, others, repeated, unreadable = set(), 0, 0, 0
-    try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for form, found in filter(None, map(_read_line, lines)):
-                if found is None:
-                    unreadable += 1
-                elif _TIME not in found.scalars:
-                    others += 1
-                elif steps and steps[-1].number == found.number:
-                    repeated += 1
-                else:
-                    forms.add(form)
-                    steps.append(found)
-    except OSError as error:
-        raise UserError(
-            f"{str(path)!r} cannot be read ({error.strerror}); expected a metrics file or a log; "
-            f"usually a wrong path or a folder; pass the file that metrics_file named"
-        ) from None
-    if not steps:
-        raise UserError(
-            f"{str(path)!r} holds no training step; expected JSON lines with {_TIME!r}, or lines "
-            f"'completed step: 7, seconds: …'; usually another file of the run, or one that ends "
-            f"before its first step; pass metrics.jsonl, MaxText's metrics_file, or its log"
-        )
-    if len(forms) > 1:
-        raise UserError(
-            f"{str(path)!r} holds the steps as {' and as '.join(sorted(forms))}; expected one of "
-            f"them; usually two outputs of a run were joined; pass each as its own file"
-        )
-    return MetricsRun(
-        path=str(path),
-        form=forms.pop(),
-        steps=tuple(steps),
-        other_records=others,
-        repeated=repeated,
-        unreadable=unreadable,
-    )
+    reader = _Reader()
+    if str(path) == "-":
+        if sys.stdin is None:  # closed by the caller
+            raise unreadable("-", "no standard input", _EXPECTED)
+        reader.read(text_lines(sys.stdin.buffer, "-", _EXPECTED))
+    else:
+        with _opened(path) as file:
+            reader.read(text_lines(file, path, _EXPECTED))
+    return reader.run(str(path))
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path) -> Iterator[BinaryIO]:
+    found = path_of(path)
+    with open_object(found) if isinstance(found, Address) else opened(found, _EXPECTED) as file:
+        yield file
+
+
+class _Reader:
+    """Takes the lines of a file one by one, and counts what is no step."""
+
+    def __init__(self) -> None:
+        self.steps = StepTable()
+        self.forms: set[str] = set()
+        self.counts = Counter[str]()
+
+    def read(self, lines: Iterable[str]) -> None:
+        """Adds the lines."""
+        for form, step in filter(None, map(_read_line, lines)):
+            if step is None:
+                self.counts["unreadable"] += 1
+            elif _TIME not in step.scalars:
+                self.counts["other_records"] += 1
+            elif len(self.steps) and self.steps.numbers[-1] == step.number:
+                self.counts["repeated"] += 1
+            else:
+                self.forms.add(form)
+                self.steps.append(step)
+
+    def run(self, path: str) -> MetricsRun:
+        """What was read.
+
+        Raises:
+            UserError: no step, or steps of two forms.
+        """
+        if not self.forms:
+            raise UserError(
+                f"{path!r} holds no training step; expected JSON lines with {_TIME!r}, or lines "
+                f"'completed step: 7, seconds: …'; usually another file of the run, or one that "
+                f"ends before its first step; pass metrics.jsonl, MaxText's metrics_file, or its "
+                f"log"
+            )
+        if len(self.forms) > 1:
+            raise UserError(
+                f"{path!r} holds the steps as {' and as '.join(sorted(self.forms))}; expected one "
+                f"of them; usually two outputs of a run were joined; pass each as its own file"
+            )
+        return MetricsRun(path=path, form=self.forms.pop(), steps=self.steps, **self.counts)
 
 
 def _read_line(line: str) -> tuple[str, LoggedStep | None] | None:
@@ -161,22 +183,25 @@ def _read_line(line: str) -> tuple[str, LoggedStep | None] | None:
     if line.startswith("{") and '"step"' in line:
         try:
             return _read_json(json.loads(line))
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return "jsonl", None
     if match := _LOG_LINE.search(line):
-        return _read_log(int(match["step"]), match["rest"])
+        return _read_log(match["step"], match["rest"])
     return None
 
 
 def _read_json(values: Mapping[str, Any]) -> tuple[str, LoggedStep]:
     kind = values.get("kind")
-    scalars = {k: float(v) for k, v in values.items() if "/" in k}  # reads "NaN", too
+    if not isinstance(kind, str | None):
+        raise TypeError(kind)
+    scalars = {k: float(v) for k, v in values.items() if k in _NAMES}  # reads "NaN", too
     form = "maxtext" if kind is None else "jsonl"
-    return form, LoggedStep(number=int(values["step"]), kind=kind, scalars=_complete(scalars))
+    return form, LoggedStep(number=_step(values["step"]), kind=kind, scalars=_complete(scalars))
 
 
-def _read_log(number: int, text: str) -> tuple[str, LoggedStep | None]:
+def _read_log(step: str, text: str) -> tuple[str, LoggedStep | None]:
     try:
+        number = _step(step)
         scalars = {
             _LOG_NAMES[found["name"]]: float(found["value"]) / (100 if found["percent"] else 1)
             for found in _LOG_VALUE.finditer(text)
@@ -191,15 +216,25 @@ def _read_log(number: int, text: str) -> tuple[str, LoggedStep | None]:
     return "log", LoggedStep(number=number, kind=known, scalars=scalars)
 
 
+def _step(value: Any) -> int:
+    """A step's number: whole, not negative, of 64 bits; MaxText writes 7.0."""
+    number: int = convert(value, int)
+    if not 0 <= number < 2**63:
+        raise ValueError(number)
+    return number
+
+
 def _complete(scalars: dict[str, float]) -> dict[str, float]:
     """Adds the amounts per step; a log line has only the rates.
 
     Raises:
-        ValueError: the step time is negative or not finite.
+        ValueError: the step time or an amount is none: negative, not finite, or absurd.
     """
     seconds = scalars.get(_TIME, 0.0)
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise ValueError(seconds)
+    for name, value in scalars.items():
+        least, most = _SECONDS if name == _TIME else _AMOUNTS
+        if name.startswith("perf/") and not (value == 0 or least <= value <= most):
+            raise ValueError(value)
     for amount in ("perf/per_device_tflops", "perf/per_device_tokens"):
         scalars.setdefault(amount, scalars.get(f"{amount}_per_sec", 0.0) * seconds)
     return scalars

@@ -25,6 +25,8 @@ _QUANTITIES = {
     "tokens_per_sec_per_chip": "mfu=… (or tokens_per_sec_per_device, step_time_seconds)",
     "chip_seconds": "budget=… with price=…",
 }
+# Properties of a `Projection`; the step time divides by the steps.
+_DERIVED = ("mfu", "chip_hours", "cost", "total_flops", "steps", "step_time_seconds")
 _TOLERANCE = 1e-9  # two derivations of a number may differ by rounding
 
 
@@ -122,7 +124,7 @@ def project(
     if mfu is not None:
         _learn(known, "tokens_per_sec_per_chip", _rate(mfu, given))
     if budget is not None and price_per_chip_hour is not None:
-        known["chip_seconds"] = 3600 * budget / price_per_chip_hour
+        _learn(known, "chip_seconds", 3600 * budget / price_per_chip_hour)
     for _ in _QUANTITIES:
         _apply_rules(known, step_time_seconds, tokens_per_step)
     missing = [text for name, text in _QUANTITIES.items() if name not in known]
@@ -132,13 +134,26 @@ def project(
             f"and throughput; unknown: {', '.join(missing[:4])}; pass one more of them"
         )
     del known["chip_seconds"]
-    return Projection(
+    run = Projection(
         **known,
         flops_per_token=flops_per_token,
         peak_flops_per_sec_per_chip=peak_flops_per_sec_per_chip,
         tokens_per_step=tokens_per_step,
         price_per_chip_hour=price_per_chip_hour,
     )
+    for name in _DERIVED:
+        if (value := getattr(run, name)) is not None:
+            _refuse_absurd(name, value)
+    return run
+
+
+def _refuse_absurd(name: str, value: float) -> None:
+    """Rejects what a float cannot hold: 0 or infinity from finite numbers above 0."""
+    if not (math.isfinite(value) and value > 0):
+        raise UserError(
+            f"{name} would be {value:g}; expected a finite number above 0; usually a typo in an "
+            f"exponent makes a number too large or too small; pass it again"
+        )
 
 
 def _refuse_impossible(given: dict[str, float]) -> None:
@@ -207,6 +222,7 @@ def _apply_rules(
 
 
 def _learn(known: dict[str, float], name: str, value: float) -> None:
+    _refuse_absurd(name, value)
     if name in known and not math.isclose(known[name], value, rel_tol=_TOLERANCE):
         raise UserError(
             f"the input contradicts itself: {name} would be both {known[name]:g} and "
@@ -218,5 +234,4 @@ def _learn(known: dict[str, float], name: str, value: float) -> None:
 
 def as_json(run: Projection) -> dict[str, float | None]:
     """All numbers, the derived ones included."""
-    names = ("mfu", "chip_hours", "cost", "total_flops", "steps", "step_time_seconds")
-    return {**dataclasses.asdict(run), **{name: getattr(run, name) for name in names}}
+    return {**dataclasses.asdict(run), **{name: getattr(run, name) for name in _DERIVED}}

@@ -2,39 +2,75 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from types import FrameType
+import contextlib
+import errno
+import gc
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Self
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, first_line
 from mfu_jax.trainer.data import CheckpointableIterator
+from mfu_jax.trainer.orbax_noise import silence_orbax
 from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.trainer.state import TrainState
+
+_log = logging.getLogger("mfu_jax")
+
+CHECKPOINT_EXIT_CODE = 74  # EX_IOERR of sysexits.h
+_STORAGE_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.EIO, errno.ESTALE, errno.ENOTDIR, errno.ENOENT),
+)
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written. Its text is one line: which one, why, what is left."""
 
 
 class Checkpointer:
     """Saves and restores under ``<run folder>/checkpoints``, in one folder per number of completed
-    steps. Does nothing if the config switches checkpointing off."""
+    steps. Does nothing if the config switches checkpointing off.
+
+    A checkpoint that cannot be written is one line, and `on_checkpoint_error` says whether training
+    goes on. Earlier checkpoints stay. In a job of several processes it stops: the others wait for
+    this one's part.
+
+    Attributes:
+        failure: why the newest checkpoint is missing; None if it is there.
+    """
 
     def __init__(self, config: Config) -> None:
+        self.failure: CheckpointError | None = None
+        self._enabled = config.enable_checkpointing
         self._period = config.checkpoint_period
-        self._folder = (config.run_directory / "checkpoints").absolute()
+        self._goes_on = config.on_checkpoint_error == "warn" and jax.process_count() == 1
+        self._folder: Any = None
+        self._options = ocp.CheckpointManagerOptions(
+            max_to_keep=config.checkpoints_to_keep, enable_async_checkpointing=True
+        )
         self._manager: ocp.CheckpointManager | None = None
-        if config.enable_checkpointing:
-            options = ocp.CheckpointManagerOptions(
-                max_to_keep=config.checkpoints_to_keep, enable_async_checkpointing=True
-            )
+        self._saving: int | None = None
+        if self._enabled:
+            silence_orbax()
+            self._folder = _folder_of(config)
+            self._remove_unfinished()
             try:
-                self._manager = ocp.CheckpointManager(self._folder, options=options)
+                self._manager = self._open()
             except OSError as error:
                 raise UserError(
                     f"cannot create {self._folder} ({error.strerror or error}); set "
                     "base_output_directory to a folder that can be written"
                 ) from None
+
+    def _open(self) -> ocp.CheckpointManager:
+        return ocp.CheckpointManager(self._folder, options=self._options)
 
     def restore(
         self, abstract_state: TrainState, data: CheckpointableIterator
@@ -68,29 +104,141 @@ class Checkpointer:
 
     def due(self, steps_done: int) -> bool:
         """Whether a checkpoint is due."""
-        return self._manager is not None and steps_done % self._period == 0
+        return self._enabled and steps_done % self._period == 0
+
+    def check(self) -> None:
+        """Reports a save in the background that has failed meanwhile; takes microseconds.
+
+        Raises:
+            CheckpointError: it failed, and the run is to stop then.
+        """
+        if self._manager is not None and self._saving is not None:
+            with self._as_told(), self._named(self._saving):
+                self._manager.check_for_errors()
 
     def save(self, steps_done: int, state: TrainState, data: CheckpointableIterator) -> None:
-        """Copies the state to the host and writes it in the background; a repeat is ignored."""
-        if self._manager is None or steps_done == self._manager.latest_step():
+        """Copies the state to the host and writes it in the background; a repeat is ignored.
+
+        Raises:
+            CheckpointError: it or the one before cannot be written, and the run is to stop then.
+        """
+        if not self._enabled:
             return
+        with self._as_told():
+            self._finish()
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(_encode(data.get_state()))
         )
-        self._manager.save(steps_done, args=items)
+        with self._as_told(), self._named(steps_done):
+            self._manager = self._manager or self._open()
+            if steps_done != self._manager.latest_step():
+                self._manager.save(steps_done, args=items)
+                self._saving = steps_done
+
+    def _finish(self) -> None:
+        """Waits for the save in the background."""
+        if self._manager is not None and self._saving is not None:
+            with self._named(self._saving):
+                self._manager.wait_until_finished()
+            self.failure, self._saving = None, None
+
+    @contextlib.contextmanager
+    def _as_told(self) -> Iterator[None]:
+        """Within it, a checkpoint that is not written stops the run only if that is wanted."""
+        try:
+            yield
+        except CheckpointError as error:
+            if not self._goes_on:
+                raise
+            _log.warning("%s; training goes on", error)
+
+    @contextlib.contextmanager
+    def _named(self, steps_done: int) -> Iterator[None]:
+        """Within it, whatever Orbax raises becomes one line about the checkpoint of that step."""
+        try:
+            yield
+        except Exception as error:
+            self._saving = None
+            self._abandon()  # it would raise the same error at every later save
+            self._remove_unfinished()
+            newest = self._newest()
+            kept = "there is no earlier one" if newest is None else f"step {newest} is kept"
+            self.failure = CheckpointError(
+                f"the checkpoint of step {steps_done} in {self._folder} was not written "
+                f"({_reason(error)}); {kept}"
+            )
+            raise self.failure from None
+
+    def _abandon(self) -> None:
+        if self._manager is not None:
+            with contextlib.suppress(Exception):
+                self._manager.close()
+            self._manager = None
+
+    def _remove_unfinished(self) -> None:
+        """Removes what a save that failed or was killed has left; such folders are never read."""
+        if jax.process_index() == 0:
+            with contextlib.suppress(OSError):
+                for folder in epath.Path(self._folder).glob("*.orbax-checkpoint-tmp*"):
+                    folder.rmtree()
+
+    def _newest(self) -> int | None:
+        """The last step with a complete checkpoint."""
+        with contextlib.suppress(OSError):
+            names = [folder.name for folder in epath.Path(self._folder).iterdir()]
+            return max((int(name) for name in names if name.isdigit()), default=None)
+        return None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close() if kind is None else self._close()
 
     def close(self) -> None:
-        """Waits until everything is on disk."""
-        if self._manager is not None:
-            self._manager.wait_until_finished()
-            self._manager.close()
-            self._manager = None
+        """Waits until everything is on disk.
+
+        Raises:
+            CheckpointError: the newest checkpoint is missing.
+        """
+        self._close()
+        if self.failure is not None:
+            raise self.failure
+
+    def _close(self) -> None:
+        with contextlib.suppress(CheckpointError):  # kept in `failure`
+            self._finish()
+        self._abandon()
+        if self.failure is not None:
+            gc.collect()  # what Orbax left over can still end quietly
+
+
+def _reason(error: Exception) -> str:
+    """The operating system's words, which TensorStore wraps in several lines of paths."""
+    text = str(error)
+    known = (os.strerror(code) for code in _STORAGE_ERRORS)
+    return next((words for words in known if words in text), first_line(error))
+
+
+def _folder_of(config: Config) -> Any:
+    """Where checkpoints go: an absolute path, or etils' for an object store.
+
+    Raises:
+        UserError: the store cannot be reached.
+    """
+    folder = config.run_directory / "checkpoints"
+    if isinstance(folder, Path):
+        return folder.absolute()
+    try:
+        store = epath.Path(folder)
+        store.exists()
+    except Exception as error:  # no such scheme, no package for it, no account
+        raise UserError(
+            f"checkpoints cannot be written to {folder} ({first_line(error)}); expected a store "
+            f"that etils.epath and TensorStore reach; usually a package or an account is missing; "
+            f"set base_output_directory to a folder that can be written"
+        ) from None
+    return store
 
 
 def _shapes(state: Any) -> dict[str, str]:
@@ -108,38 +256,6 @@ def _difference(stored: dict[str, str], wanted: dict[str, str]) -> str:
         if there != here:
             return f"{name} is {there} in it and {here} here"
     return ""
-
-
-class StopRequest:
-    """Notes SIGTERM, so that the loop can stop after the current step with its state saved.
-
-    In a job of several processes, which have to stop at the same step, JAX's preemption service
-    notices it; asking all processes at every step would cost a collective.
-    """
-
-    def __init__(self) -> None:
-        self.received = False
-        self._previous: Any = None
-
-    def __enter__(self) -> Self:
-        if jax.process_count() == 1 and threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGTERM, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGTERM, self._previous)
-
-    def _note(self, signum: int, frame: FrameType | None) -> None:
-        self.received = True
-
-    def agreed(self, step: int) -> bool:
-        """Whether to stop after `step`; the same answer in all processes."""
-        if jax.process_count() > 1:
-            from jax.experimental import multihost_utils
-
-            self.received = bool(multihost_utils.reached_preemption_sync_point(step))
-        return self.received
 
 
 def _encode(state: Any) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-import grain
 import numpy as np
 
 from mfu_jax.errors import UserError
+from mfu_jax.parts import TRAIN, load_part
 from mfu_jax.trainer.pyconfig import Config
 
 BATCH_KEYS = (
@@ -96,6 +96,7 @@ def make_iterator(
             f"but a batch takes {batch_rows * process_count}; add data, or make the batch or the "
             f"sequences smaller"
         )
+    grain = load_part("grain", "the trainer", install=TRAIN)
     dataset = grain.MapDataset.source(rows)
     if split == "train":
         dataset = dataset.seed(config.seed).shuffle()

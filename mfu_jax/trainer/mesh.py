@@ -1,4 +1,4 @@
-"""The processes, the device mesh, and how weights and batches are split over it."""
+"""The device mesh, and how weights and batches are split over it."""
 
 from __future__ import annotations
 
@@ -10,40 +10,15 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
-from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mfu_jax.errors import UserError
+from mfu_jax.jax_internals import split_torus
 from mfu_jax.layers.sharding import BATCH_AXES, partition_spec
 from mfu_jax.trainer.pyconfig import Config
 
 _log = logging.getLogger("mfu_jax")
 _AXES = ("data", "fsdp", "tensor")
-
-
-def initialize_distributed(config: Config) -> None:
-    """Joins the job's processes, if the config says that there are several.
-
-    Raises:
-        UserError: the coordinator's address is malformed, or no cluster is found.
-    """
-    address = config.coordinator_address
-    if address:
-        if not address.rpartition(":")[0] or not address.rpartition(":")[2].isdigit():
-            raise UserError(
-                f"coordinator_address={address!r}: expected host:port of process 0, for example "
-                f"10.0.0.1:1234"
-            )
-        jax.distributed.initialize(address, config.num_processes, config.process_id)
-    elif config.distributed:
-        try:
-            jax.distributed.initialize()
-        except ValueError as error:  # no cluster that JAX knows
-            raise UserError(
-                f"distributed=true finds no cluster ({error}); it is detected on TPU pods, SLURM "
-                f"and MPI; elsewhere pass coordinator_address=host:port num_processes=… "
-                f"process_id=…, and on one machine leave it out"
-            ) from None
 
 
 def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -90,7 +65,7 @@ def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Me
             "take longer paths than with sizes that are products of whole axes",
             *shape,
         )
-        grid = create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        grid = split_torus(shape, devices)
         return Mesh(grid, _AXES, axis_types=axis_types)
 
 

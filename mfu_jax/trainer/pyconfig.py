@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from typing import Any, Literal
 
 from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.values import field_types, typed
+from mfu_jax.storage.addresses import Address, check_path, path_of
+from mfu_jax.values import field_types, shown, typed
 from mfu_jax.yaml_files import CONFIG_FOLDER, model_file, read_mapping
 
 REMAT_NAMES = (
@@ -42,6 +44,7 @@ class Config:
     seed: int
 
     model_name: str
+    override_model_config: bool
     decoder_block: Literal["llama2", "mistral", "gpt2", "gpt3", "default"]
     vocab_size: int
     num_decoder_layers: int
@@ -92,13 +95,16 @@ class Config:
     coordinator_address: str
     num_processes: int
     process_id: int
+    heartbeat_timeout_seconds: int
 
     enable_checkpointing: bool
     checkpoint_period: int
     checkpoints_to_keep: int
+    on_checkpoint_error: Literal["warn", "stop"]
 
     metrics_file: str
     tensorboard_dir: str
+    fsync_seconds: float
     log_period: int
     warmup_steps: int
     convention: Literal["maxtext", "exact", "dense"]
@@ -112,17 +118,17 @@ class Config:
         _validate(self)
 
     @property
-    def run_directory(self) -> Path:
+    def run_directory(self) -> Path | Address:
         """The folder of everything that the run writes."""
-        return Path(self.base_output_directory) / self.run_name
+        return path_of(self.base_output_directory) / self.run_name
 
     @property
-    def metrics_path(self) -> Path | None:
+    def metrics_path(self) -> Path | Address | None:
         """The JSONL file; None: none is written."""
         return _auto_path(self.metrics_file, self.run_directory / "metrics.jsonl")
 
     @property
-    def tensorboard_path(self) -> Path | None:
+    def tensorboard_path(self) -> Path | Address | None:
         """The folder of TensorBoard's events; None: none are written."""
         return _auto_path(self.tensorboard_dir, self.run_directory / "tensorboard")
 
@@ -140,13 +146,30 @@ def load(arguments: Sequence[str] = ()) -> Config:
     """
     words = parse(arguments)
     path = _config_path(words.one_name("YAML file")) if words.names else CONFIG_FOLDER / "demo.yml"
-    return from_mapping(read_mapping(path), overrides=words.values, where=str(path))
+    values = read_mapping(path)
+    if path.resolve().parent == CONFIG_FOLDER:
+        return from_mapping({}, defaults=values, overrides=words.values)
+    return from_mapping(values, overrides=words.values, where=str(path))
 
 
 def from_mapping(
-    values: Mapping[str, Any], *, overrides: Mapping[str, Any] | None = None, where: str = "config"
+    values: Mapping[str, Any],
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    where: str = "config",
+    defaults: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Merges base.yml < model file < `values` (where they differ from base.yml) < `overrides`."""
+    """Merges base.yml < `defaults` < model file < `values` < `overrides`.
+
+    Args:
+        values: a user's own file. In a copy of base.yml only what differs from base.yml counts.
+        overrides: keys of the command line.
+        where: the file's name, for messages.
+        defaults: a bundled file, whose sizes give way to those of a named model.
+
+    Raises:
+        UserError: a key is unknown, a value is wrong, or a size contradicts the named model.
+    """
     base = base_defaults()
     overrides = overrides or {}
     for source, name in ((values, where), (overrides, "command line")):
@@ -154,12 +177,49 @@ def from_mapping(
             if key not in base:
                 hint = nearest(key, base) or "; configs/base.yml lists them all"
                 raise UserError(f"{name}: unknown key {key!r}{hint}")
-    own = {k: v for k, v in values.items() if v != base[k]}
-    model_name = str(overrides.get("model_name", own.get("model_name", "")))
+    model_name = str(overrides.get("model_name", values.get("model_name", "")))
     model = _model_values(model_name, base) if model_name else {}
-    merged = {**base, **model, **own, **overrides}
+    own = _own_values(values, model, base)
+    given = {**own, **overrides}
     kinds = field_types(Config)
+    may_override = typed("override_model_config", given.get("override_model_config", False), bool)
+    if not may_override:
+        remaining = {key: value for key, value in own.items() if key not in overrides}
+        _refuse_contradictions(remaining, where, model_name, model)
+        _refuse_contradictions(overrides, "command line", model_name, model)
+    merged = {**base, **(defaults or {}), **model, **given}
     return Config(**{key: typed(key, value, kinds[key]) for key, value in merged.items()})
+
+
+def _own_values(
+    values: Mapping[str, Any], model: Mapping[str, Any], base: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a user's file chooses: of a copy of base.yml, only what differs from it.
+
+    A file that gives every size of the model is such a copy; in any other file, a value that
+    happens to be the default was chosen.
+    """
+    is_copy = model.keys() <= values.keys()
+    return {k: v for k, v in values.items() if v != base[k] or not is_copy}
+
+
+def _refuse_contradictions(
+    given: Mapping[str, Any], where: str, model_name: str, model: Mapping[str, Any]
+) -> None:
+    """Refuses a size that the named model has, too, with another value."""
+    kinds = field_types(Config)
+    for key in (key for key in model if key in given):
+        wanted, has = typed(key, given[key], kinds[key]), typed(key, model[key], kinds[key])
+        if wanted != has:
+            raise UserError(
+                f"{where}: {key}={_shown(wanted)} contradicts model_name={model_name}, which has "
+                f"{key}={_shown(has)}; leave {key} out, or set override_model_config=true to "
+                f"train a changed model"
+            )
+
+
+def _shown(value: Any) -> str:
+    return shown(list(value) if isinstance(value, tuple) else value)
 
 
 @functools.cache
@@ -187,15 +247,16 @@ def _config_path(text: str) -> Path:
     """The file itself, or the bundled one of that name (``configs/base.yml`` in a wheel)."""
     path = Path(text)
     bundled = CONFIG_FOLDER / path.name
-    if not path.exists() and path.parent.name in ("", "configs") and bundled.exists():
+    exists = os.path.exists  # unlike Path.exists, it knows no name that is too long
+    if not exists(path) and path.parent.name in ("", "configs") and exists(bundled):
         return bundled
     return path
 
 
-def _auto_path(setting: str, default: Path) -> Path | None:
+def _auto_path(setting: str, default: Path | Address) -> Path | Address | None:
     if setting == "auto":
         return default
-    return Path(setting) if setting else None
+    return path_of(setting) if setting else None
 
 
 _POSITIVE = (
@@ -206,7 +267,7 @@ _POSITIVE = (
 ).split()
 _NOT_NEGATIVE = (
     "steps seed eval_interval gradient_clipping_threshold adam_weight_decay warmup_steps "
-    "peak_tflops_per_device process_id trainable_position_size"
+    "peak_tflops_per_device process_id trainable_position_size heartbeat_timeout_seconds"
 ).split()
 _FRACTIONS = (
     "eval_fraction warmup_steps_fraction cosine_learning_rate_final_fraction adam_b1 adam_b2"
@@ -228,8 +289,9 @@ def _check_ranges(config: Config) -> None:
         value = getattr(config, field.name)
         if isinstance(value, float) and not abs(value) < float("inf"):
             raise UserError(f"{field.name}={value}: expected a finite number")
-        if isinstance(value, int) and abs(value) >= 2**63:
-            raise UserError(f"{field.name}={value}: expected a number below 2^63")
+        bits = 63 if field.name == "seed" else 31  # JAX's integers
+        if isinstance(value, int) and abs(value) >= 2**bits:
+            raise UserError(f"{field.name}={shown(value)}: expected a number below 2^{bits}")
     for key in _POSITIVE:
         if getattr(config, key) <= 0:
             raise UserError(f"{key}={getattr(config, key)}: expected more than 0")
@@ -286,11 +348,22 @@ def _check_remat(config: Config) -> None:
         )
 
 
+def _check_run_name(name: str) -> None:
+    if name in ("", ".", "..") or "/" in name or not name.isprintable():
+        raise UserError(
+            f"run_name={name!r}: expected the name of a folder: printable, without '/', not '.' "
+            f"or '..'"
+        )
+    if len(name.encode(errors="surrogatepass")) > 255:
+        raise UserError(f"run_name={name[:40]!r}… is too long: expected at most 255 bytes")
+
+
 def _check_run(config: Config) -> None:
     if config.data < 1 and config.data != -1:
         raise UserError(f"data={config.data}: expected 1 or more, or -1 for all remaining devices")
-    if not config.run_name or "/" in config.run_name:
-        raise UserError(f"run_name={config.run_name!r}: expected a folder name without '/'")
+    _check_run_name(config.run_name)
+    for key in ("base_output_directory", "metrics_file", "tensorboard_dir"):
+        check_path(getattr(config, key), key)
     if config.process_id >= config.num_processes:
         raise UserError(
             f"process_id={config.process_id} with num_processes={config.num_processes}: "

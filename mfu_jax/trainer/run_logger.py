@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import textwrap
 from typing import Any
 
@@ -16,8 +18,13 @@ from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import Sink
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.settings import Settings
+from mfu_jax.storage.addresses import Address
+from mfu_jax.storage.files import local_path
+from mfu_jax.storage.locks import FileLock
 from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.trainer.state import TrainState, parameter_count
+
+_log = logging.getLogger("mfu_jax")
 
 
 def settings_of(config: Config, start_step: int = 0) -> Settings:
@@ -51,6 +58,22 @@ def make_run_sinks(config: Config, settings: Settings) -> list[Sink]:
     """The sinks of the settings, with a progress bar on the console unless switched off."""
     progress = None if config.progress_bar else False
     return assembly.sinks_of(settings, total_steps=config.steps, progress=progress)
+
+
+def lock_run(config: Config) -> contextlib.AbstractContextManager[object]:
+    """Locks the run folder if this process writes to it.
+
+    Raises:
+        UserError: another run writes to it, or it cannot be created.
+    """
+    folder = config.run_directory
+    writes = config.enable_checkpointing or "auto" in (config.metrics_file, config.tensorboard_dir)
+    if jax.process_index() != 0 or not writes or isinstance(folder, Address):
+        return contextlib.nullcontext()
+    lock = FileLock(local_path(folder / "run.lock", "run folder"), f"run folder {str(folder)!r}")
+    for warning in lock.warnings:
+        _log.warning("%s", warning)
+    return lock
 
 
 def count_step(config: Config, train_step: jax.stages.Compiled) -> StepFlops:

@@ -16,6 +16,7 @@ from flax import nnx
 from flax.training.train_state import TrainState
 
 import mfu_jax
+from tests.support.jax_versions import has_nnx_list
 from tests.support.sinks import ListSink
 
 ignore_unused_donations = pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
@@ -177,6 +178,7 @@ class Vit(nnx.Module):
 
 
 @ignore_unused_donations
+@has_nnx_list
 def test_nnx_vision_transformer() -> None:
     model = Vit(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)

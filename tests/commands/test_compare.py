@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import os
 from pathlib import Path
 
 import pytest
 
 from mfu_jax.cli import main
+from mfu_jax.commands import compare
 
 # 2 · 4 · 8 · 16 = 1024 FLOPs.
 PROGRAM = """HloModule jit_f, is_scheduled=true
@@ -66,8 +68,16 @@ def test_compressed_texts_are_read(
         (["program.hlo", "other.hlo"], "expected one file with HLO text"),
         (["torn.hlo.xz"], "cannot be read"),
         (["nowhere.hlo"], "cannot be read"),
+        (["bomb.hlo.gz"], "cannot be read (1 MiB, more than 1)"),
+        (["sparse.hlo"], "cannot be read (1,024 MiB, more than 1)"),
+        (["fifo.hlo"], "cannot be read (not a regular file)"),
         (["nowhere.yml"], "nowhere.yml"),
         (["stesp=3"], "did you mean 'steps'?"),
+        (["steps=9e18"], "steps=9000000000000000000: expected a number below 2^31"),
+        (["num_decoder_layers=2000", "scan_layers=false"], "pass scan_layers=true"),
+        (["per_device_batch_size=1e12"], "expected at most 2^56"),
+        (["max_target_length=1e9"], "expected at most 2^56"),
+        (["emb_dim=2e9", "mlp_dim=2e9"], "expected at most 2^56"),
         (["--jsno"], "did you mean '--json'?"),
     ],
 )
@@ -80,6 +90,11 @@ def test_bad_input_is_one_line(
 ) -> None:
     monkeypatch.chdir(program.parent)
     Path("torn.hlo.xz").write_bytes(lzma.compress(PROGRAM.encode())[:40])
+    Path("bomb.hlo.gz").write_bytes(gzip.compress(bytes(2**24)))
+    Path("sparse.hlo").touch()
+    os.truncate("sparse.hlo", 2**30)
+    os.mkfifo("fifo.hlo")
+    monkeypatch.setattr(compare, "_MOST_BYTES", 2**20)
     assert main(["compare", *arguments]) == 2
     error = capsys.readouterr().err
     assert says in error

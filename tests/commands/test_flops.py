@@ -176,6 +176,8 @@ def test_command_line_keys_win_in_both_spellings(tmp_path):
         (["qwen3-next-80b-a3b", "inhomogeneous_layer_cycle_interval=0"], "inhomogeneous_layer"),
         (["qwen3-vl-2b", "image_size_for_vit=1,2,3"], "image_size_for_vit"),
         (["deepseek-custom", "engram_num_heads=549755813888"], "engram_num_heads=549755813888"),
+        (["deepseek-custom", "engram_num_heads=4096"], "expected at most 1024, of at most 2^40"),
+        (["deepseek-custom", "engram_vocab_bases=[8,1099511627777]"], "of at most 2^40 rows"),
         (["llama3-8b", "emb_dim=4.5"], "whole number"),
         (["llama3-8b", "per_device_batch_size=0"], "per_device_batch_size"),
         (["llama3-8b", "per_device_batch_size=inf"], "per_device_batch_size"),

@@ -62,6 +62,10 @@ def test_a_model_has_its_flops_per_token_at_the_sequence_length(
         "tokens=1T chips=1 mfu=0.4 params=1B model=llama2-7b",
         "tokens=1T chips=1 mfu=0.4 params=1B hardware=h100 dtype=bool",
         "tokens=1T chips=1 mfu=0.4 model=no-such-model hardware=h100",
+        "tokens=1T chips=1 mfu=0.4 model=llama2-7b hardware=h100 max_target_length=inf",
+        "tokens=1T chips=1 mfu=0.4 model=llama2-7b hardware=h100 max_target_length=nan",
+        "tokens=1T chips=1 mfu=0.4 model=llama2-7b hardware=h100 max_target_length=0.5",
+        "tokens=1e-300 chips=1e300 mfu=1e-300 params=1e300 peak_tflops_per_device=1e-300",
     ],
 )
 def test_bad_input_is_one_line(arguments: str, capsys: pytest.CaptureFixture[str]):

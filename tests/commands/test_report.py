@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,6 +160,30 @@ def test_the_text_names_file_peak_and_conventions(
     text = capsys.readouterr().out
     for words in ("MaxText metrics_file, steps 0 to 11", "median", "TPU v5p", "exact", "dense"):
         assert words in text
+
+
+def test_a_dash_reads_standard_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], report: Report
+) -> None:
+    stdin = io.TextIOWrapper(io.BytesIO(METRICS.read_bytes()))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert {**report("-"), "file": ""} == {**report(METRICS), "file": ""}
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["report", "-"]) == 2
+    assert "'-' cannot be read (no standard input)" in capsys.readouterr().err
+
+
+def test_what_is_not_finite_is_a_string_in_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(name: str) -> None:
+        pytest.fail(f"{name} is not JSON")
+
+    path = tmp_path / "m.jsonl"
+    path.write_text("".join(line(n) for n in range(9)))
+    assert main(["report", str(path), "peak_tflops_per_device=5e-320", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert answer["mfu"] == "Infinity"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from mfu_jax.flops import attention_kernels as kernels
 from mfu_jax.flops.attention_kernels import KERNELS, AttentionKernel, kernels_named
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.traced.counting import count_model_flops
+from tests.support.jax_versions import reads_recorded_kernels
 from tests.support.paths import RECORDED
 
 
@@ -71,6 +72,7 @@ def test_without_its_row_a_kernel_recomputes_nothing() -> None:
     assert executed_flops(recorded()).rematerialized == 0
 
 
+@reads_recorded_kernels
 @pytest.mark.usefixtures("new_row")
 def test_a_new_row_is_known_to_the_executed_count() -> None:
     count = executed_flops(recorded())

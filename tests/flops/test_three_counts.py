@@ -23,6 +23,7 @@ from mfu_jax.flops.traced.counting import TracedCount, count_model_flops
 from mfu_jax.trainer import mesh, pyconfig, state, step
 from tests.support import architecture_models as models
 from tests.support.compilation import only_counted
+from tests.support.jax_versions import FASTER_TO_COMPILE, VERSION, has_nnx_list
 from tests.support.work import count_calls
 
 B, S = 2, 12
@@ -127,7 +128,8 @@ def trainers_step(name: str, model: ModelConfig) -> tuple[Any, tuple[Any, ...]]:
     sizes = {k: model.value(k) for k in TINY if k in pyconfig.base_defaults()}
     heads = {k: model.value(k) for k in ("num_query_heads", "num_kv_heads")}
     options = {"dataset_type": "synthetic", "attention": "dot_product"}
-    config = pyconfig.from_mapping({}, overrides={"model_name": name, **sizes, **heads, **options})
+    model_keys = {"model_name": name, "override_model_config": True, **sizes, **heads}
+    config = pyconfig.from_mapping({}, overrides={**model_keys, **options})
     grid = mesh.make_mesh(config, jax.devices()[:1])
     arguments = state.abstract_state(config, grid), step.abstract_batch(config, grid, 1)
     return step.make_train_step(config), arguments
@@ -160,15 +162,22 @@ def multiplied(config: ModelConfig) -> int:
 def counts(step: Any, arguments: tuple[Any, ...]) -> tuple[TracedCount, ExecutedCount]:
     """What is traced, and what the program compiled for this CPU runs."""
     jitted = jax.jit(step)
-    # Other fusions of the same matmuls, in half the time; test_step has XLA's own choice.
-    options = {"xla_cpu_use_fusion_emitters": False}
-    with only_counted():
-        compiled = jitted.lower(*arguments).compile(compiler_options=options)
+    with only_counted():  # test_step has XLA's own choice
+        compiled = jitted.lower(*arguments).compile(compiler_options=FASTER_TO_COMPILE)
     return count_model_flops(jitted, *arguments), executed_flops(compiled)
 
 
+def model_cases() -> list[Any]:
+    """The models, those of the trainer marked."""
+    trained = {name for name in distinct_models() if shrunk(name).decoder_block in TRAINED}
+    return [
+        pytest.param(name, marks=[has_nnx_list] if name in trained else [])
+        for name in distinct_models()
+    ]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", distinct_models())
+@pytest.mark.parametrize("name", model_cases())
 def test_analytic_equals_traced_equals_executed(name: str) -> None:
     config = shrunk(name)
     if config.decoder_block in TRAINED:
@@ -178,10 +187,16 @@ def test_analytic_equals_traced_equals_executed(name: str) -> None:
         traced, executed = counts(*models.training_step(model, config))
     analytic = model_flops_per_device(config, "dense").training
     assert traced.total == analytic
-    assert executed.total == analytic - multiplied(config)
+    if VERSION < (0, 10) and config.value(
+        "engram_layers"
+    ):  # XLA wrote some of these products as dots
+        assert analytic - multiplied(config) <= executed.total <= analytic
+    else:
+        assert executed.total == analytic - multiplied(config)
     assert traced.unaccounted == executed.unaccounted == ()
 
 
+@has_nnx_list
 def test_tracing_a_step_of_405e9_parameters_takes_little_work_and_memory() -> None:
     keys = {"model_name": "llama3.1-405b", "per_device_batch_size": 1, "max_target_length": 8192}
     options = {"remat_policy": "full", "attention": "dot_product"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from fractions import Fraction
 from typing import Any
@@ -55,12 +56,29 @@ def test_a_step_in_one_dtype_that_is_not_the_models_has_the_peak_of_its_own() ->
     assert step.cost(peaks, tokens_per_device=0, hfu_source="executed").executed_seconds == 1.0
 
 
+def test_a_dtype_that_the_compiler_widened_keeps_the_peak_of_the_models() -> None:
+    step = step_of({"f32": 10**12})  # as XLA runs a bf16 matmul on a CPU
+    model = dataclasses.replace(step.model, flops_by_dtype={"bfloat16": 10**12})
+    step = dataclasses.replace(step, model=model)
+    peaks = find_peaks(H100, {"bf16": 1})
+    cost = step.cost(peaks, tokens_per_device=0, hfu_source="executed")
+    assert cost.executed_seconds == cost.model_seconds == 1 / BF16
+    assert peaks.notes(step.timed_by_dtype) == ()
+
+
 def test_a_dtype_without_a_peak_is_set_at_the_main_one_and_said() -> None:
     peaks = find_peaks(H100, {"bf16": 1})
     by_dtype = {"bf16": 3, "c64": 5}
     assert peaks.optimal_seconds(8, by_dtype) is None
     (note,) = peaks.notes(by_dtype)
     assert note.startswith("5 FLOPs in c64")
+
+
+def test_a_note_on_peaks_starts_at_one_per_cent_of_the_flops() -> None:
+    peaks = find_peaks(H100, {"bf16": 1})
+    assert peaks.notes({"bf16": 99_995, "c64": 5}) == ()  # 0.005%
+    assert peaks.notes({"bf16": 991, "c64": 9}) == ()
+    assert len(peaks.notes({"bf16": 99, "c64": 1})) == 1
 
 
 def test_the_users_peak_is_that_of_every_dtype() -> None:

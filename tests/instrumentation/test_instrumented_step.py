@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import mfu_jax
+from mfu_jax import jax_internals
 from mfu_jax.errors import UserError
 from mfu_jax.instrumentation.instrumented_step import InstrumentedStep
 from mfu_jax.instrumentation.wrapped_step import DisabledStep
@@ -38,7 +40,7 @@ def compilations() -> Iterator[Compilations]:
     seen = Compilations()
     jax.monitoring.register_event_duration_secs_listener(seen)
     yield seen
-    jax.monitoring.unregister_event_duration_listener(seen)
+    jax_internals.unregister_event_duration_listener(seen)
 
 
 @pytest.mark.usefixtures("compilations")
@@ -135,7 +137,8 @@ def test_programs_compiled_before_instrumenting_are_distinguished(
 
 
 def test_per_device_counts_over_a_mesh_keep_shardings(compilations: Compilations) -> None:
-    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    explicit = (AxisType.Explicit,)
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4], axis_types=explicit)
     rows = NamedSharding(mesh, PartitionSpec("data"))
     everywhere = NamedSharding(mesh, PartitionSpec())
     jitted = jax.jit(train_step, donate_argnums=0, out_shardings=(everywhere, None))
@@ -192,6 +195,100 @@ def test_flops_from_a_number_or_a_config() -> None:
     by_config.close()
     assert by_config.flops.model.per_device == 452_984_832
     assert by_config.flops.model.tokens_per_device == 256
+
+
+def test_wrong_settings_fail_before_the_first_call() -> None:
+    for options, parts in (
+        ({"hardware": "h1000"}, r"'h1000' is not known.*nearest: 'h100'"),
+        ({"peak_tflops_per_device": 1e15}, r"usually FLOP/s"),
+        ({"profile_steps": "9-3", "profile_dir": "p"}, r"first and the last step"),
+        ({"flops_source": "analytic"}, r"names no model"),
+        ({"flops_source": "analytic", "model_config": "lama3-8b"}, r"lama3-8b"),
+        ({"flops_source": {"emb_dim": 3}}, r"expected"),
+        ({"trip_counts": 3}, r"expected a mapping from the name of a loop"),
+    ):
+        with pytest.raises(UserError, match=parts):
+            mfu_jax.instrument(train_step, **options)
+
+
+def test_an_unknown_chip_costs_mfu_and_a_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        "mfu_jax.hardware.step_peaks.find_peak",
+        lambda *_, **__: mfu_jax.hardware.lookup("TPU v99"),
+    )
+    memory = ListSink()
+    step = mfu_jax.instrument(jax.jit(train_step), sinks=[memory])
+    run(step)
+    step.close()
+    (line,) = caplog.messages
+    assert line.startswith("MFU of train_step is not known: device kind 'TPU v99'")
+    assert "hardware=calibrate" in line
+    assert memory.scalar("perf/mfu") == memory.scalar("perf/hfu") == [None] * 4
+    assert memory.scalar("perf/per_device_tflops") == [STEP_FLOPS / 1e12] * 4
+    assert None not in memory.scalar("learning/loss")
+
+
+@pytest.mark.usefixtures("compilations")
+def test_only_what_can_be_the_cause_of_a_recompilation_is_named() -> None:
+    memory = ListSink()
+    jitted = jax.jit(lambda x, number, scale: (x * number * scale).sum())
+    step = mfu_jax.instrument(jitted, sinks=[memory], **PEAK)
+    # The counter is a Python number in the first call and JAX's own, weakly typed, in the second.
+    step(batch(4), 0, 0.5)
+    step(batch(6), jnp.asarray(0) + 1, 0.25)
+    step.close()
+    text = dict(memory.texts)["recompiled/<lambda>"]
+    assert "x: float32[4,8] → float32[6,8]" in text
+    assert "scale" not in text
+    assert not any(record.notes for record in memory.records)
+
+
+@pytest.mark.usefixtures("compilations")
+def test_a_program_of_equal_counts_has_no_second_ledger() -> None:
+    memory = ListSink()
+    step = mfu_jax.instrument(jax.jit(train_step), sinks=[memory], **PEAK)
+    step(make_state(), batch(), 1)
+    step(make_state(), batch(), 1.5)
+    step.close()
+    tags = [tag for tag, _ in memory.texts]
+    assert tags.count("recompiled/train_step") == 1
+    assert tags.count("ledger/train_step") == 1
+
+
+def test_trip_counts_of_loops_that_depend_on_data() -> None:
+    @jax.jit
+    def loop(x: jax.Array, times: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, times, lambda _, x: x @ x, x).sum()
+
+    once = mfu_jax.instrument(loop, sinks=[], **PEAK)
+    once(jnp.eye(D), jnp.int32(3))
+    once.close()
+    assert once.flops.executed.total == 2 * D**3
+    (name,) = {item.where for item in once.flops.executed.unaccounted}
+    given = mfu_jax.instrument(loop, sinks=[], trip_counts={name: 3}, **PEAK)
+    given(jnp.eye(D), jnp.int32(3))
+    given.close()
+    assert given.flops.executed.total == 3 * 2 * D**3
+    assert not given.flops.executed.unaccounted
+
+
+def test_a_first_call_that_fails_leaves_no_summary(caplog: pytest.LogCaptureFixture) -> None:
+    memory = ListSink()
+    step = mfu_jax.instrument(jax.jit(train_step), sinks=[memory], **PEAK)
+    with pytest.raises(TypeError):
+        step(make_state(), "text")
+    with pytest.raises(UserError, match="logged no call"):
+        step.summary()
+    assert step.close() is None
+    assert memory.summary is None
+    assert not caplog.messages
+
+
+def test_the_name_of_a_partial_that_another_library_jits() -> None:
+    jitted = nnx.jit(functools.partial(train_step, scale=2.0))
+    assert mfu_jax.instrument(jitted, sinks=[], **PEAK).__name__ == "train_step"
 
 
 def test_as_decorator_and_context_manager() -> None:
@@ -277,7 +374,7 @@ def test_the_disabled_step_has_everything_that_the_instrumented_one_has() -> Non
 
 def test_a_closed_step_no_longer_listens_to_compilations(monkeypatch: pytest.MonkeyPatch) -> None:
     register = jax.monitoring.register_event_duration_secs_listener
-    unregister = jax.monitoring.unregister_event_duration_listener
+    unregister = jax_internals.unregister_event_duration_listener
     listening: list[Any] = []
     monkeypatch.setattr(
         jax.monitoring,
@@ -285,7 +382,7 @@ def test_a_closed_step_no_longer_listens_to_compilations(monkeypatch: pytest.Mon
         lambda listener: (listening.append(listener), register(listener)),
     )
     monkeypatch.setattr(
-        jax.monitoring,
+        jax_internals,
         "unregister_event_duration_listener",
         lambda listener: (listening.remove(listener), unregister(listener)),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +87,65 @@ def test_two_functions_are_parts_of_one_step() -> None:
     assert {"learning/train_step/loss", "learning/actor/loss"} < set(memory.records[0].scalars)
 
 
+@pytest.mark.parametrize(
+    ("output", "options"),
+    [
+        (lambda a: (jnp.ones(3), {"loss": a * jnp.ones(32)}), {}),
+        (lambda a: a * jnp.ones((4, 8)), {"metrics": lambda out: out}),
+        (lambda a: a * jnp.ones((4, 8)), {"metrics": lambda out: {"loss": out, "big": out}}),
+    ],
+)
+def test_a_loss_of_each_example_is_logged_as_its_mean(output: Any, options: Any) -> None:
+    memory = ListSink()
+    step = mfu_jax.instrument(jax.jit(output), sinks=[memory], **PEAK, **options)
+    step(jnp.float32(0.5))
+    step.close()
+    found = {k: v for k, v in memory.records[0].scalars.items() if k.startswith("learning/")}
+    assert found == {"learning/loss": 0.5}
+
+
+class Collection:
+    """Shaped like one of clu.metrics."""
+
+    def __init__(self, total: Any) -> None:
+        self.total = total
+
+    def compute(self) -> dict[str, Any]:
+        return {"loss": self.total / 2}
+
+
+jax.tree_util.register_pytree_node(
+    Collection, lambda c: ((c.total,), None), lambda _, leaves: Collection(*leaves)
+)
+
+
+def test_what_cannot_be_read_gets_a_hint_that_works() -> None:
+    memory = ListSink()
+    jitted = jax.jit(lambda a: (jnp.ones(3), Collection(a)))
+    step = mfu_jax.instrument(jitted, sinks=[memory], **PEAK)
+    step(jnp.float32(3))
+    step.close()
+    assert "pass metrics=lambda output: output[1].compute()" in memory.texts[0][1]
+    hinted = mfu_jax.instrument(
+        jitted, metrics=lambda output: output[1].compute(), sinks=[memory], **PEAK
+    )
+    hinted(jnp.float32(3))
+    hinted.close()
+    assert memory.records[-1].scalars["learning/loss"] == 1.5
+
+
+def test_metrics_that_fail_on_the_output_leave_the_times(caplog: pytest.LogCaptureFixture) -> None:
+    memory = ListSink()
+    step = mfu_jax.instrument(
+        jax.jit(train_step), metrics=lambda out: out["loss"], sinks=[memory], **PEAK
+    )
+    run(step)
+    step.close()
+    (line,) = caplog.messages
+    assert re.search(r"metrics of train_step are not logged: metrics=… failed.*usually", line)
+    assert all(record.scalars["perf/step_time_seconds"] > 0 for record in memory.records)
+
+
 def raises(*parts: str) -> Any:
     return pytest.raises(UserError, match="(?s)" + ".*".join(parts))
 
@@ -114,10 +174,19 @@ def test_functions_that_cannot_be_jitted_say_so() -> None:
         step(batch())
 
 
-def test_a_call_inside_another_trace_says_so() -> None:
-    step = mfu_jax.instrument(jax.jit(train_step), sinks=[], **PEAK)
-    with raises("while JAX traces", "expected", "usually", "outermost"):
-        jax.jit(step)(make_state(), batch())
+def test_calls_inside_another_trace_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    memory = ListSink()
+    step = mfu_jax.instrument(jax.jit(train_step), sinks=[memory], **PEAK)
+    for _ in range(2):
+        shapes = jax.eval_shape(step, make_state(), batch())
+        assert shapes[1]["loss"].shape == ()
+    jax.jit(lambda state, x: step(state, x))(make_state(), batch())
+    run(step, 3)
+    jax.eval_shape(step, make_state(), batch())
+    step.close()
+    assert [record.step for record in memory.records] == [0, 1, 2]
+    (line,) = caplog.messages
+    assert re.search("while JAX traces.*expected.*usually.*outermost", line)
 
 
 def test_a_closed_logger_takes_no_step() -> None:

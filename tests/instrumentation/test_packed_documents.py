@@ -109,9 +109,16 @@ def test_causal_documents_have_the_pairs_up_to_each_query() -> None:
     assert flops_of(memory) == pytest.approx([2 * 2 * B * D * pairs for pairs in causal], rel=1e-12)
 
 
-def test_what_is_not_segment_ids_is_refused() -> None:
+def test_without_segment_ids_all_pairs_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    memory = ListSink()
     step = mfu_jax.instrument(
-        train_step, segment_ids=lambda w, x, ids: x, peak_tflops_per_device=1.0, sinks=[]
+        train_step, segment_ids=lambda w, x, ids: x, peak_tflops_per_device=1.0, sinks=[memory]
     )
-    with pytest.raises(mfu_jax.errors.UserError, match="expected an array of ints"):
+    for _ in range(3):
         step(jnp.eye(D), jnp.ones((B, S, D)), ids_of([S]))
+    step.close()
+    whole = 2 * (2 * B * S * D * D) + 5 * 2 * D * B * S * S  # as above
+    assert flops_of(memory) == pytest.approx([whole] * 3, rel=1e-12)
+    (line,) = caplog.messages
+    assert "all its pairs are counted" in line
+    assert "expected an array of ints" in line

@@ -47,8 +47,36 @@ def test_an_mfu_over_1_is_flagged_without_an_hfu() -> None:
 def test_an_hfu_below_mfu_names_the_pairs_that_kernels_skip() -> None:
     found = flags(1.0, model_flops_per_device=800, executed_flops_per_device=600)
     assert list(found) == ["hfu_below_mfu"]
-    assert "HFU 60.0% is below MFU 80.0%" in found["hfu_below_mfu"]
+    assert "HFU 60.0%, MFU 80.0%: the program runs 0.75 × the model's" in found["hfu_below_mfu"]
     assert "convention=dense" in found["hfu_below_mfu"]
+
+
+def test_equal_flops_over_different_peaks_are_no_alarm() -> None:
+    # bf16 in the model, float32 in the program: its optimal time is longer or shorter.
+    for seconds in (0.1, 0.9):
+        assert not flags(
+            1.0,
+            model_flops_per_device=400,
+            executed_flops_per_device=400,
+            optimal_model_seconds=0.4,
+            optimal_executed_seconds=seconds,
+        )
+
+
+def test_fewer_flops_are_an_alarm_even_if_a_lower_peak_makes_hfu_look_right() -> None:
+    found = flags(
+        1.0,
+        model_flops_per_device=800,
+        executed_flops_per_device=400,
+        optimal_executed_seconds=0.9,
+    )
+    assert list(found) == ["hfu_below_mfu"]
+
+
+def test_work_that_the_compiler_removed_is_no_alarm() -> None:
+    cost = {"model_flops_per_device": 800, "executed_flops_per_device": 600}
+    assert flags(1.0, **cost, removed_flops_per_device=200) == {}
+    assert list(flags(1.0, **cost, removed_flops_per_device=100)) == ["hfu_below_mfu"]
 
 
 def test_bytes_faster_than_the_memory_are_flagged() -> None:

@@ -1,11 +1,14 @@
 """MetricLogger on a fake clock and device: what it measures, writes, excludes and refuses."""
 
+import contextlib
 import dataclasses
 import logging
 import math
 import threading
 import typing
+import weakref
 
+import jax
 import numpy as np
 import pytest
 
@@ -129,7 +132,7 @@ def test_a_clock_jump_is_noted_once_and_counted() -> None:
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_ends_the_run_with_its_step_written(loss: float) -> None:
-    run = Run()
+    run = Run(abort_on_nan_loss=True, abort_on_inf_loss=True)
     run.steps(1.0, 1.0)
     run.steps(1.0, start=2, loss=loss)
     run.steps(1.0, start=3)  # only now has step 2 ended
@@ -144,7 +147,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_its_step_written(loss: floa
 
 
 def test_the_loss_of_the_last_step_is_checked_when_the_logger_closes() -> None:
-    run = Run()
+    run = Run(abort_on_nan_loss=True)
     run.steps(1.0)
     run.steps(1.0, start=1, loss=math.nan)
     with pytest.raises(NonFiniteLossError, match="step 1 is nan"):
@@ -152,15 +155,77 @@ def test_the_loss_of_the_last_step_is_checked_when_the_logger_closes() -> None:
     assert [record.step for record in run.sink.records] == [0, 1]
 
 
-def test_a_run_may_go_on_with_losses_that_are_not_finite() -> None:
-    run = Run(abort_on_nan_loss=False)
+def test_by_default_a_loss_that_is_not_finite_is_one_loud_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = Run()
     run.steps(1.0, 1.0, loss=math.nan)
+    run.steps(1.0, start=2, loss=math.inf)
     run.logger.close()
-    assert len(run.sink.records) == 2
-    infinite = Run(abort_on_nan_loss=False)
-    infinite.steps(1.0, loss=math.inf)
-    with pytest.raises(NonFiniteLossError):
-        infinite.logger.close()
+    assert len(run.sink.records) == 3
+    (line,) = caplog.messages
+    assert line.startswith("THE LOSS OF STEP 0 IS nan")
+    assert "abort_on_nan_loss=True" in line
+
+
+def test_each_kind_of_loss_has_its_own_switch() -> None:
+    run = Run(abort_on_inf_loss=True)
+    run.steps(1.0, loss=math.nan)
+    run.steps(1.0, start=1, loss=math.inf)
+    with pytest.raises(NonFiniteLossError, match="step 1 is inf"):
+        run.logger.close()
+
+
+def test_a_raised_error_keeps_nothing_of_the_loop_alive() -> None:
+    run = Run(abort_on_nan_loss=True)
+    run.steps(1.0, loss=math.nan)
+
+    class State: ...
+
+    def loop() -> weakref.ref[State]:
+        state = State()
+        with contextlib.suppress(NonFiniteLossError):
+            run.logger.close()
+        return weakref.ref(state)
+
+    assert loop()() is None
+
+
+def test_what_is_too_big_for_a_metric_is_not_kept(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run()
+    for step in range(3):
+        metrics = {"loss": 1.0, "grads": {"w": np.ones((64, 64)), "norm": 2.0}}
+        run.logger.record(step, metrics, step_time_seconds=1.0)
+        run.logger.record_eval(step, {"images": [np.ones(64)] * 3, "loss": 3.0})
+    run.logger.close()
+    assert run.sink.scalar("learning/grads/norm") == [2.0] * 3
+    assert run.sink.scalar("eval/loss") == [3.0] * 3
+    assert caplog.messages == [
+        "metrics left out: grads/w [64,64]: a metric is a scalar or a vector of at most 16 numbers",
+        "metrics left out: images (3 arrays): a metric is a scalar or a vector of at most 16 "
+        "numbers",
+    ]
+    assert not any(record.notes for record in run.sink.records)
+
+
+def test_a_run_without_steps_has_no_summary() -> None:
+    run = Run()
+    assert run.logger.close().steps == 0
+    assert run.sink.summary is None
+    assert run.sink.closed
+
+
+def test_without_a_count_there_are_times_but_no_rates() -> None:
+    run = Run(model_flops_per_device=None)
+    run.steps(0.5, 0.5)
+    summary = run.logger.close()
+    assert run.sink.scalar("perf/step_time_seconds") == [0.5, 0.5]
+    assert run.sink.scalar("perf/per_device_tokens_per_sec") == [128.0, 128.0]
+    assert run.sink.scalar("perf/hfu") == [1.0, 1.0]
+    for name in ("perf/mfu", "perf/per_device_tflops", "perf/per_device_tflops_per_sec"):
+        assert run.sink.scalar(name) == [None, None]
+    assert summary.tflops_per_sec_per_device is None
+    assert "n/a TFLOP/s/device" in summary.render()
 
 
 def test_an_error_in_the_loop_still_drains_and_closes() -> None:
@@ -181,11 +246,11 @@ def test_an_error_of_the_device_reaches_the_loop_and_the_rest_is_written(
     metrics = run.device.run(1.0)
 
     def fail() -> None:
-        raise RuntimeError("RESOURCE_EXHAUSTED")
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
 
     metrics["loss"].block_until_ready = fail  # type: ignore[assignment]
     run.logger.record(2, metrics)
-    with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
         run.steps(1.0, start=3)
     run.logger.close()
     assert [record.step for record in run.sink.records] == [0, 1]
@@ -212,7 +277,7 @@ def test_the_rolling_window_is_the_log_period() -> None:
 
 
 def test_other_processes_write_nothing_but_see_a_broken_loss() -> None:
-    run = Run(is_main_process=False)
+    run = Run(is_main_process=False, abort_on_nan_loss=True)
     run.steps(1.0, loss=math.nan)
     with pytest.raises(NonFiniteLossError):
         run.logger.close()
@@ -352,3 +417,22 @@ def test_compile_events_know_their_thread() -> None:
     run.steps(1.0)
     run.logger.close()
     assert run.sink.records[0].kind == "compile"
+
+
+def test_sinks_are_told_that_the_loop_raised() -> None:
+    class Told(ListSink):
+        reasons: typing.ClassVar[list[str]] = []
+
+        def write_failure(self, reason: str) -> None:
+            assert not self.closed
+            self.reasons.append(reason)
+
+    def loop() -> None:
+        with MetricLogger(**RUN_COST, sinks=[Told()]):
+            raise ValueError("her own")
+
+    with pytest.raises(ValueError, match="her own"):
+        loop()
+    assert Told.reasons == ["ValueError('her own')"]
+    MetricLogger(**RUN_COST, sinks=[Told()]).close()
+    assert len(Told.reasons) == 1

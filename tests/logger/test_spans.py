@@ -16,15 +16,31 @@ from tests.support.work import HANG_SECONDS
 def test_a_recompile_inside_of_the_run_is_noted_and_its_step_kept_out() -> None:
     log = CompileLog()
     run = Run(compile_log=log)
+    log._on_duration("/jax/core/compile/backend_compile_duration", 0.0, fun_name="jit(step)")
     run.steps(1.0, 1.0)
     log._on_duration("/jax/core/compile/backend_compile_duration", 0.0, fun_name="jit(step)")
     run.steps(7.0, 1.0, start=2)
     summary = run.logger.close()
     log.close()
-    assert [record.kind for record in run.sink.records] == ["step", "step", "compile", "step"]
+    assert [record.kind for record in run.sink.records] == ["compile", "step", "compile", "step"]
     assert any("recompiled jit(step)" in note for note in run.sink.records[2].notes)
-    assert summary.steps == 3
+    assert summary.steps == 2
     assert summary.p99_seconds == 1.0
+
+
+def test_a_first_compilation_is_no_recompilation_and_an_explained_one_is_not_noted() -> None:
+    log = CompileLog()
+    run = Run(compile_log=log)
+    run.logger.explain(["jit(train_step)"])
+    for step, function in enumerate(["train_step", "evaluate", "train_step", "evaluate"]):
+        log._on_duration(
+            "/jax/core/compile/backend_compile_duration", 0.25, fun_name=f"jit({function})"
+        )
+        run.steps(1.0, start=step)
+    run.logger.close()
+    log.close()
+    notes = [[note.split(" in ")[0] for note in record.notes] for record in run.sink.records]
+    assert notes == [[], ["compiled jit(evaluate)"], [], ["recompiled jit(evaluate)"]]
 
 
 def test_a_compilation_on_another_thread_or_in_a_pause_marks_no_step() -> None:
@@ -124,7 +140,7 @@ def test_compiling_before_the_logger_is_part_of_the_whole() -> None:
 
 
 def test_no_checkpoint_is_made_of_a_state_with_a_broken_loss() -> None:
-    run = Run()
+    run = Run(abort_on_nan_loss=True)
     run.steps(1.0)
     run.steps(1.0, start=1, loss=math.nan)
     saved = False

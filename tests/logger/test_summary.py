@@ -73,6 +73,12 @@ def test_the_text_tells_what_was_measured_and_what_was_left_out() -> None:
     assert "mfu_over_1 in 1 steps" in text
 
 
+def test_printing_a_summary_shows_the_text_with_a_readable_loss() -> None:
+    summary = Summary(**statistics(step(0.5, mfu=0.4)), last_loss=205603758669824.0)
+    assert str(summary) == summary.render()
+    assert "last loss    2.05604e+14" in str(summary).splitlines()[-1]
+
+
 def test_a_run_without_a_measured_step_has_a_summary_too() -> None:
     summary = Summary(steps=0, warmup_steps=2)
     assert summary.render() == "summary: 0 measured steps (2 warm-up steps kept out)"

@@ -89,3 +89,25 @@ def test_an_mfu_without_model_or_chip_names_both_ways_out():
         project(tokens=1, chips=1, mfu=0.4)
     with pytest.raises(UserError, match="hardware="):
         project(tokens=1, chips=1, mfu=0.4, flops_per_token=1)
+
+
+@pytest.mark.parametrize(
+    "given_values",
+    [
+        {"tokens": 1e-300, "chips": 1e300, "tokens_per_sec_per_chip": 1e300},
+        {"tokens": 1e300, "chips": 1e-300, "tokens_per_sec_per_chip": 1e-300},
+        {"tokens": 1e300, "chips": 1, "mfu": 1e-300, **FACTS},
+        {"tokens": 1e-300, "chips": 1, "seconds": 1, "tokens_per_step": 1e300},
+        {"tokens": 1e300, "chips": 1, "seconds": 1, "flops_per_token": 1e300},
+        {"budget": 1e-300, "price_per_chip_hour": 1e300, "chips": 1, "tokens": 1},
+        {
+            "tokens": 1e300,
+            "chips": 1e300,
+            "tokens_per_sec_per_chip": 1,
+            "price_per_chip_hour": 1e300,
+        },
+    ],
+)
+def test_numbers_that_no_float_holds_are_refused(given_values: dict[str, float]):
+    with pytest.raises(UserError, match=r"would be (0|inf); expected a finite number above 0"):
+        project(**given_values)

@@ -76,7 +76,7 @@ class FakeWatcher:
         self.watched: list[TimedStep] = []
         clock.on_advance.append(self.look)
 
-    def watch(self, step: TimedStep, *, after: TimedStep | None = None) -> None:
+    def watch(self, step: TimedStep) -> None:
         self.watched.append(step)
         if is_ready(step.metrics):
             step.completed = step.completed or (self.clock.wall(), self.clock.now)

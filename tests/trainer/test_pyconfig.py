@@ -35,13 +35,48 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     assert (config.steps, config.seed) == (7, 9)
 
 
-def test_a_model_name_sets_the_sizes_and_the_file_may_change_them(tmp_path: Path) -> None:
-    # The sizes are those of the Llama 2 paper (arXiv 2307.09288): 32 layers of width 4096.
+# The sizes are those of the Llama 2 paper (arXiv 2307.09288): 32 layers of width 4096.
+@pytest.mark.parametrize("file", [[], ["configs/demo.yml"], ["configs/base.yml"]])
+def test_a_named_models_sizes_win_over_those_of_a_bundled_file(file: list[str]) -> None:
+    config = pyconfig.load([*file, "model_name=llama2-7b"])
+    assert (config.num_decoder_layers, config.emb_dim, config.mlp_dim) == (32, 4096, 11008)
+    assert (config.vocab_size, config.num_kv_heads, config.head_dim) == (32000, 32, 128)
+
+
+def test_other_keys_of_the_demo_stay_beside_a_named_model() -> None:
+    assert pyconfig.load(["model_name=llama2-7b"]).max_target_length == 256
+
+
+LLAMA2_7B = {"num_decoder_layers": 32, "emb_dim": 4096}
+CONTRADICTIONS = {
+    "in the file": ("model_name: llama2-7b\nnum_decoder_layers: 2\n", [], "num_decoder_layers=2"),
+    "by the default's value": ("model_name: llama2-7b\nemb_dim: 128\n", [], "emb_dim=128"),
+    "on the command line": ("model_name: llama2-7b\n", ["emb_dim=64"], "emb_dim=64"),
+    "name on the command line": ("emb_dim: 64\n", ["model_name=llama2-7b"], "emb_dim=64"),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_a_size_given_twice_is_refused_with_both_values_unless_overridden(
+    case: str, tmp_path: Path
+) -> None:
+    text, arguments, given = CONTRADICTIONS[case]
     file = tmp_path / "own.yml"
-    file.write_text("model_name: llama2-7b\nnum_decoder_layers: 2\n")
-    config = pyconfig.load([str(file), "vocab_size=512"])
-    assert (config.emb_dim, config.mlp_dim) == (4096, 11008)
-    assert (config.num_decoder_layers, config.vocab_size) == (2, 512)
+    file.write_text(text)
+    with pytest.raises(UserError, match="override_model_config=true") as error:
+        pyconfig.load([str(file), *arguments])
+    key, _, value = given.partition("=")
+    assert given in str(error.value)
+    assert f"{key}={LLAMA2_7B[key]}" in str(error.value)
+    config = pyconfig.load([str(file), *arguments, "override_model_config=true"])
+    assert getattr(config, key) == int(value)
+    assert config.mlp_dim == 11008
+
+
+def test_a_size_given_twice_with_one_value_is_no_contradiction(tmp_path: Path) -> None:
+    file = tmp_path / "own.yml"
+    file.write_text("model_name: llama2-7b\nemb_dim: 4096\nmlp_activations: [silu, linear]\n")
+    assert pyconfig.load([str(file), "num_decoder_layers=3.2e1"]).num_decoder_layers == 32
 
 
 def test_a_copy_of_base_yml_does_not_undo_the_model(tmp_path: Path) -> None:
@@ -132,3 +167,24 @@ def test_missing_folder_and_binary_files_are_refused(tmp_path: Path) -> None:
 def test_a_model_that_the_trainer_cannot_build_is_refused_with_the_way_out() -> None:
     with pytest.raises(UserError, match="mfu-jax flops deepseek3-671b"):
         load("model_name=deepseek3-671b")
+
+
+def test_an_output_directory_may_be_an_object_store() -> None:
+    config = load("base_output_directory=gs://b/runs", "run_name=r", "tensorboard_dir=s3://c/tb")
+    assert config.run_directory == "gs://b/runs/r"
+    assert config.metrics_path == "gs://b/runs/r/metrics.jsonl"
+    assert config.tensorboard_path == "s3://c/tb"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\0b", "a\nb", "é" * 128])
+def test_a_run_name_is_the_name_of_a_folder(name: str) -> None:
+    with pytest.raises(UserError, match="run_name="):
+        pyconfig.from_mapping({}, overrides={"run_name": name})
+    assert pyconfig.from_mapping({}, overrides={"run_name": "é" * 127}).run_name
+
+
+@pytest.mark.parametrize("key", ["base_output_directory", "metrics_file", "tensorboard_dir"])
+def test_paths_that_would_go_astray_are_refused(key: str) -> None:
+    for path in ("gs:/b/x", "a\0b"):
+        with pytest.raises(UserError, match=f"{key}="):
+            pyconfig.from_mapping({}, overrides={key: path})

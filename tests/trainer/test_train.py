@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from mfu_jax import cli
 from mfu_jax.logger.non_finite import NON_FINITE_EXIT_CODE
+from mfu_jax.trainer.checkpoint import CHECKPOINT_EXIT_CODE
 from tests.support.floats import assert_close_as_float32
 from tests.support.paths import ROOT
 from tests.support.work import HANG_SECONDS
@@ -174,6 +176,59 @@ def test_sigterm_saves_and_the_next_run_goes_on_bitwise(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_other_signals_save_as_well(signum: signal.Signals, tmp_path: Path) -> None:
+    process = start(
+        tmp_path, "steps=100000", "enable_checkpointing=true", "checkpoint_period=99999"
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("completed step: 5,"):
+            process.send_signal(signum)
+            break
+    out, err = process.communicate(timeout=HANG_SECONDS)
+    assert process.returncode == 128 + signum, err
+    assert "summary:" in out
+    (checkpoint,) = (tmp_path / "default" / "checkpoints").iterdir()
+    assert int(checkpoint.name) == len(records(tmp_path))
+
+
+def limit_file_size() -> None:
+    """Larger files fail as on a full disk: metrics have room, the weights have not."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_cannot_be_written_is_one_line_and_the_earlier_one_resumes_bitwise(
+    straight: tuple[Path, str], tmp_path: Path
+) -> None:
+    keys = ("steps=40", "enable_checkpointing=true", "checkpoint_period=8")
+    process = start(tmp_path, *keys)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("completed step: 9,"):
+            process.send_signal(signal.SIGTERM)
+            break
+    process.communicate(timeout=HANG_SECONDS)
+    saved = len(records(tmp_path))
+
+    limited = start(tmp_path, *keys, preexec_fn=limit_file_size)
+    _, err = limited.communicate(timeout=HANG_SECONDS)
+    assert limited.returncode == CHECKPOINT_EXIT_CODE, err
+    missing = [step for step in range(8, 41, 8) if step > saved]
+    for line, step in zip(err.splitlines(), missing, strict=True):
+        assert f"the checkpoint of step {step} " in line
+        assert f"(File too large); step {saved} is kept" in line
+    assert losses(tmp_path) == losses(straight[0])
+
+    code, out, err = run(tmp_path, *keys)
+    assert code == 0, err
+    assert f"completed step: {saved}," in out
+    assert f"completed step: {saved - 1}," not in out
+    assert losses(tmp_path) == losses(straight[0])
+
+
+@pytest.mark.slow
 def test_another_models_checkpoint_is_refused_and_kept(tmp_path: Path) -> None:
     keys = ("steps=4", "enable_checkpointing=true", "checkpoint_period=4")
     assert run(tmp_path, *keys)[0] == 0
@@ -214,6 +269,9 @@ BAD = {
     ),
     "attention": (["attention=splash"], "runs on tpu only"),
     "model": (["model_name=llama9"], "unknown model 'llama9'"),
+    "memory": (["emb_dim=1048576", "vocab_size=262144"], "parameters do not fit"),
+    "trillion": (["emb_dim=1e12"], "below 2^31"),
+    "contradiction": (["model_name=llama3-8b"], "override_model_config=true"),
     "chip": (["peak_tflops_per_device=0", "hardware=h9000"], "peak_tflops_per_device"),
 }
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, nearest
+from mfu_jax.user_files import read_text
 from mfu_jax.values import shown
-from mfu_jax.yaml_files import model_file, model_names, read_config_text, read_mapping
+from mfu_jax.yaml_files import model_file, model_names, read_mapping
+
+_MOST_BYTES = 4 * 2**20  # of a config.json: some name each of a million labels
 
 
 def read_source(source: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -22,7 +26,7 @@ def read_source(source: str) -> tuple[dict[str, Any], dict[str, Any]]:
             path = path / "config.json"
         exists = path.exists()
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {source[:80]!r}: {_first_line(error)[:80]}") from None
+        raise UserError(f"cannot read {shown(source)}: {_first_line(error)[:80]}") from None
     if not (path.suffix in (".yml", ".yaml", ".json") or exists or "/" in source):
         return read_mapping(model_file(source)), {}
     if not exists:
@@ -45,7 +49,8 @@ def _inherited(path: Path, parent: Any) -> dict[str, Any]:
     seen = {path.resolve()}
     values: dict[str, Any] = {}
     while isinstance(parent, str):
-        found = next((f for f in (d / parent for d in path.resolve().parents) if f.is_file()), None)
+        beside = (folder / parent for folder in path.resolve().parents)
+        found = next((file for file in beside if os.path.isfile(file)), None)
         if found is None and Path(parent).name == "base.yml":
             break
         if found is None:
@@ -82,7 +87,7 @@ def model_name_of(source: str) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     import json  # most models are named or in YAML, and need no json
 
-    text = read_config_text(path)
+    text = read_text(path, "a JSON file of a few KiB", _MOST_BYTES)
     try:
         values = json.loads(text, object_pairs_hook=_once_each)
     except UserError as error:

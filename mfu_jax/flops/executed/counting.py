@@ -7,10 +7,11 @@ that computation runs.
 from __future__ import annotations
 
 import dataclasses
-import sys
+import functools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 
 from mfu_jax.flops.count import FlopCount, Unaccounted
@@ -24,9 +25,16 @@ from mfu_jax.flops.executed.costs import (
 )
 from mfu_jax.flops.executed.duplicates import duplicates
 from mfu_jax.flops.executed.gradients import gradient_users
-from mfu_jax.flops.executed.hlo import HloInstruction, HloModule, HloParseError, parse_hlo
+from mfu_jax.flops.executed.hlo import (
+    HloComputation,
+    HloInstruction,
+    HloModule,
+    HloParseError,
+    parse_hlo,
+)
 from mfu_jax.flops.executed.op_names import inferred_op_name
 from mfu_jax.flops.executed.plans import Planner
+from mfu_jax.flops.executed.replication import Groups, holders
 from mfu_jax.flops.executed.runs import RunCounter
 from mfu_jax.flops.scopes import Scope, read_scope
 
@@ -53,6 +61,9 @@ class ExecutedCount(FlopCount):
     Attributes:
         duplicated: FLOPs of matmuls that XLA repeats on the same operands in another fusion. Part
             of `total`.
+        repeated: FLOPs of forward and backward matmuls that several devices run on the same values,
+            beyond one run each, by extent in words. Part of `total`.
+        repeated_attention: the part of `repeated` in `attention_kernels`.
         kernels: FLOPs of custom kernels that XLA does not see into (or counts wrongly), by name.
             Part of `total`.
         attention_kernels: FLOPs of attention kernels, forward and backward, without recomputed
@@ -69,6 +80,8 @@ class ExecutedCount(FlopCount):
     """
 
     duplicated: int = 0
+    repeated: Mapping[str, int] = field(default_factory=dict)
+    repeated_attention: int = 0
     kernels: Mapping[str, int] = field(default_factory=dict)
     attention_kernels: int = 0
     elementwise: int = 0
@@ -122,7 +135,7 @@ def executed_flops(
         trip_counts=trip_counts or {},
         constants=_Constants(program).module,
     )
-    return _Counter(module, reader).count()
+    return _Counter(module, reader, program).count()
 
 
 class _Constants:
@@ -134,12 +147,12 @@ class _Constants:
         self.tried = False
 
     def module(self) -> HloModule | None:
-        if not self.tried and hasattr(self.program, "runtime_executable"):
+        if not self.tried and not isinstance(self.program, str):
+            from mfu_jax.jax_internals import text_with_large_constants  # text needs no JAX
+
             self.tried = True
-            hlo = self.program.runtime_executable().hlo_modules()[0]
-            options = sys.modules[type(hlo).__module__].HloPrintOptions()
-            options.print_large_constants = True
-            self.made = parse_hlo(hlo.to_string(options))
+            text = text_with_large_constants(self.program)
+            self.made = parse_hlo(text) if text else None
         return self.made
 
 
@@ -168,6 +181,8 @@ class _Sums:
     dtypes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     kernels: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     attention_kernels: int = 0
+    repeated: dict[str, Fraction] = field(default_factory=lambda: defaultdict(Fraction))
+    repeated_attention: Fraction = Fraction(0)
     loops_once: int = 0
     kernels_once: int = 0
     kernels_xla: int = 0
@@ -185,11 +200,23 @@ class _Sums:
             self.kernels_once += once * matmul.flops
             self.kernels_xla += once * matmul.seen_by_xla
 
+    def add_repeated(self, matmul: MatmulCost, holders: Groups, runs: int) -> None:
+        """Adds what devices repeat of a forward or backward matmul."""
+        devices, groups = len(holders), len(set(holders))
+        if groups == devices:
+            return
+        flops = Fraction(devices - groups, devices) * runs * (matmul.flops - matmul.rematerialized)
+        where = "on every device" if groups == 1 else f"in groups of {devices // groups} devices"
+        self.repeated[f"repeated {where} ({devices - groups} of {devices})"] += flops
+        if matmul.is_attention:
+            self.repeated_attention += flops
+
 
 class _Counter:
     """Multiplies each computation's cost by its runs, and adds everything up."""
 
-    def __init__(self, module: HloModule, reader: CostReader) -> None:
+    def __init__(self, module: HloModule, reader: CostReader, program: Any) -> None:
+        self.program = program
         self.module = module
         self.reader = reader
         self.costs: dict[str, ComputationCost] = {}
@@ -218,7 +245,9 @@ class _Counter:
             by_scope=dict(sums.scopes),
             by_dtype=dict(sums.dtypes),
             unaccounted=tuple(self._unaccounted()),
-            duplicated=self._duplicated(),
+            duplicated=sum(m.flops * runs for _, m, runs in self._duplicates.values()),
+            repeated={where: round(flops) for where, flops in sums.repeated.items()},
+            repeated_attention=round(sums.repeated_attention),
             kernels=dict(sums.kernels),
             attention_kernels=sums.attention_kernels,
             elementwise=sum(times[name] * cost.elementwise for name, cost in ran),
@@ -267,10 +296,15 @@ class _Counter:
         ]
         users = gradient_users(self.module, backward) if backward and any(undifferentiated) else ()
         sums = _Sums()
+        held = holders(self.module, self.program)
+        again = self._duplicates if held else {}  # they have a line of their own
         for item, scope, is_plain in zip(found, scopes, undifferentiated, strict=True):
-            if is_plain and id(item.matmul.instruction) in users:
+            number = id(item.matmul.instruction)
+            if is_plain and number in users:
                 scope = scope._replace(phase="optimizer")
             sums.add(item.matmul, scope, item.runs, item.once)
+            if scope.phase in ("forward", "backward") and number in held and number not in again:
+                sums.add_repeated(item.matmul, held[number], item.runs)
         return sums
 
     def _bottom_up_order(self) -> list[str]:
@@ -297,7 +331,9 @@ class _Counter:
                 stack += [(callee, inside, False) for callee in call.callees]
         return order
 
-    def _duplicated(self) -> int:
+    @functools.cached_property
+    def _duplicates(self) -> dict[int, tuple[HloComputation, MatmulCost, int]]:
+        """Matmuls that recompute what another one computes, with their runs, by ``id``."""
         matmuls = {
             id(matmul.instruction): (self.module[name], matmul, self.runs.times[name])
             for name, cost in self.costs.items()
@@ -306,7 +342,7 @@ class _Counter:
         }
         places = ((computation, m.instruction) for computation, m, _ in matmuls.values())
         repeated = duplicates(self.reader.dataflow, places)
-        return sum(m.flops * runs for _, m, runs in (matmuls[id(i)] for i in repeated))
+        return {id(i): matmuls[id(i)] for i in repeated}
 
     def _op_name(self, name: str, instruction: HloInstruction) -> str:
         """A matmul's op_name, else that of the fusion that it is in, else a guess."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.count import FlopCount
-from mfu_jax.flops.traced import jax_internals, linalg  # noqa: F401  (registers its rules)
+from mfu_jax.flops.traced import linalg, tracing  # noqa: F401  (registers its rules)
 from mfu_jax.flops.traced.flow import MatmulKind, Tally, classify_operands
 from mfu_jax.flops.traced.masks.declared import PACKED
 from mfu_jax.flops.traced.masks.pairs import KeptPairs
@@ -112,7 +112,7 @@ def count_with_scopes(
     walker, as_written = _walk(fn, args, kwargs)
     model, extra = as_written, 0
     if walker.saw_checkpoint:
-        with jax_internals.without_checkpoints():
+        with tracing.without_checkpoints():
             walker, model = _walk(fn, args, kwargs)
         extra = as_written.total - model.total
     count = _summary(walker, model)
@@ -142,7 +142,7 @@ def _walk(
 ) -> tuple[Walker, Tally]:
     """The walk over one call, and the work that it found."""
     walker = Walker()
-    return walker, walker.count(*jax_internals.trace(fn, args, kwargs))
+    return walker, walker.count(*tracing.trace(fn, args, kwargs))
 
 
 def _summary(walker: Walker, tally: Tally) -> TracedCount:

@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple
 
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.scopes import FlopPhase
-from mfu_jax.flops.traced import jax_internals
 from mfu_jax.flops.traced.known_values import Known
 from mfu_jax.flops.traced.masks import patterns as mask_patterns
 from mfu_jax.flops.traced.masks.patterns import Pattern
+from mfu_jax.jax_internals import user_frames
 
 _SHORT_DTYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "s", "complex": "c"}
 
@@ -166,7 +166,7 @@ def classify_operands(matmuls: Iterable[MatmulKind]) -> dict[MatmulKind, Operand
     by_frames: dict[Any, set[bool]] = {}
     for m in matmuls:
         if m.phase == "forward":
-            frames = jax_internals.user_frames(m.site)
+            frames = user_frames(m.site)
             by_frames.setdefault(frames, set()).add(m.site in input_sites or m.has_input)
 
     def is_weights(m: MatmulKind) -> bool:
@@ -174,7 +174,7 @@ def classify_operands(matmuls: Iterable[MatmulKind]) -> dict[MatmulKind, Operand
             return True
         if m.phase == "forward":
             return False
-        forward = by_frames.get(jax_internals.user_frames(m.site), set())
+        forward = by_frames.get(user_frames(m.site), set())
         return forward == {True} or (forward != {False} and not m.is_batched)
 
     return {m: "weights" if is_weights(m) else "activations" for m in matmuls}

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from mfu_jax.jax_internals import host_value
+
 Known = Any  # None: unknown
 
 _LARGEST_TABLE = 2**24  # elements
@@ -25,6 +27,7 @@ class ConstantTable:
 
 def constant(value: Any) -> Known:
     """The known value of a constant: a scalar, a `ConstantTable`, or None."""
+    value = host_value(value)
     shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
     if dtype is None or isinstance(value, np.generic):
         return scalar(value)
@@ -40,6 +43,7 @@ def constant(value: Any) -> Known:
 
 def scalar(value: Any) -> int | float | None:
     """A scalar constant as a Python number, None if its value is not available."""
+    value = host_value(value)
     if isinstance(value, int | float):
         return value
     if getattr(value, "shape", None) != () or not isinstance(value, np.ndarray | np.generic):
@@ -80,13 +84,18 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 }
 
 
+def is_integer_scalar(aval: Any) -> bool:
+    """Whether values of this type are known; typed random keys have a dtype without a kind."""
+    return aval.shape == () and getattr(aval.dtype, "kind", "") in {"i", "u", "b"}
+
+
 def evaluate(eqn: Any, known: Sequence[Known]) -> Known:
     """The value of an integer scalar computed from known scalars, None if unknown."""
     name = eqn.primitive.name
     if any(v is None or isinstance(v, ConstantTable) for v in known) or len(eqn.outvars) != 1:
         return None
     aval = eqn.outvars[0].aval
-    if aval.shape != () or aval.dtype.kind not in "iub":
+    if not is_integer_scalar(aval):
         return None
     if name == "convert_element_type":
         result = np.asarray(known[0]).astype(np.bool_ if aval.dtype.kind == "b" else np.int64)

@@ -9,10 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jax.extend.core import Literal
 
-from mfu_jax.flops.traced import jax_internals
-from mfu_jax.flops.traced.known_values import ConstantTable, Known, evaluate, scalar
+from mfu_jax.flops.traced.known_values import (
+    ConstantTable,
+    Known,
+    evaluate,
+    is_integer_scalar,
+    scalar,
+)
+from mfu_jax.flops.traced.tracing import inner_jaxprs
+from mfu_jax.jax_internals import Literal
 
 _MAX_SIMULATED = 10_000  # iterations of a counter that does not grow by a constant: bounds the time
 _MAX_DEPTH = 100
@@ -130,7 +136,7 @@ class _Scalars:
         """The value of a scalar integer, None if it is unknown or not a scalar integer."""
         if isinstance(atom, Literal):
             return scalar(atom.val)
-        if atom.aval.shape != () or atom.aval.dtype.kind not in "iub" or self.depth > _MAX_DEPTH:
+        if not is_integer_scalar(atom.aval) or self.depth > _MAX_DEPTH:
             return None
         if atom in self.inputs:
             found = self.read(self.inputs[atom])
@@ -163,7 +169,7 @@ class _Scalars:
         return eqn.primitive.name, left * 1 - right * 1
 
     def _called(self, eqn: Any) -> tuple[_Scalars, Any] | None:
-        inner = jax_internals.inner_jaxprs(eqn.params) if eqn.primitive.name in _CALLS else {}
+        inner = inner_jaxprs(eqn.params) if eqn.primitive.name in _CALLS else {}
         if len(inner) != 1:
             return None
         ((jaxpr, *_),) = inner.values()

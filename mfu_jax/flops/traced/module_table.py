@@ -10,20 +10,23 @@ import contextlib
 import functools
 import math
 import re
+import sys
 import threading
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen, nnx
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.counting import TracedCount, count_with_scopes
 from mfu_jax.formatting import columns
+
+if TYPE_CHECKING:
+    from flax import linen, nnx
 
 ModulePath = tuple[str, ...]
 
@@ -103,9 +106,9 @@ def tabulate(model: Any, *args: Any, **kwargs: Any) -> ModuleTable:
     >>> [(row.path, row.parameters, row.forward, row.backward) for row in table.rows]
     [('', 36, 128, 128), ('layers/0', 36, 128, 128)]
     """
-    if isinstance(model, nnx.Module):
+    if _is_module_of("flax.nnx", model):
         return _tabulate_nnx(model, args, kwargs)
-    if isinstance(model, linen.Module):
+    if _is_module_of("flax.linen", model):
         return _tabulate_linen(model, args, kwargs)
     if not callable(model):
         raise UserError(
@@ -121,6 +124,12 @@ def tabulate(model: Any, *args: Any, **kwargs: Any) -> ModuleTable:
     return _table({path: _Module("", None) for path in sorted(paths)}, by_path, count)
 
 
+def _is_module_of(library: str, model: Any) -> bool:
+    """Whether `model` is a module of a library; one that nobody imported has made none."""
+    imported = sys.modules.get(library)
+    return imported is not None and isinstance(model, imported.Module)
+
+
 @dataclass(frozen=True)
 class _Module:
     kind: str
@@ -130,33 +139,53 @@ class _Module:
 def _tabulate_nnx(
     model: nnx.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> ModuleTable:
+    from flax import nnx
+
     parts: Any = nnx.split(model, nnx.Param, ...)
     graph, parameters, rest = parts
     modules = {
         tuple(map(str, path)): _Module(type(module).__name__, _size(nnx.state(module, nnx.Param)))
-        for path, module in nnx.iter_modules(model)
-        if not isinstance(module, nnx.List | nnx.Dict)
+        for path, module in _modules_of(model)
+        if not isinstance(module, _containers())
     }
     numbers = {path: number for number, path in enumerate(modules)}
 
     def loss(parameters: Any, rest: Any, args: tuple[Any, ...], kwargs: Any) -> jax.Array:
         clone = nnx.merge(graph, parameters, rest, copy=True)
-        for path, module in nnx.iter_modules(clone):
+        for path, module in _modules_of(clone):
             number = numbers.get(tuple(map(str, path)))
             if number is not None:
                 # A static attribute, which survives nnx's own transformations.
                 setattr(module, _NUMBER, number)
         return _sum_of_floats(clone(*args, **kwargs))
 
-    classes = {type(module) for _, module in nnx.iter_modules(model)}
+    classes = {type(module) for _, module in _modules_of(model)}
     with _methods_in_scopes(classes):
         count, by_path = _count_modules(loss, (parameters, rest, args, kwargs), list(modules))
     return _table(modules, by_path, count)
 
 
+def _modules_of(model: nnx.Module) -> Iterator[tuple[tuple[Any, ...], nnx.Module]]:
+    """Paths and modules, the model itself included; a method until Flax 0.12."""
+    from flax import nnx
+
+    if hasattr(nnx, "iter_modules"):
+        return nnx.iter_modules(model)
+    return type(model).iter_modules(model)
+
+
+def _containers() -> tuple[type, ...]:
+    """NNX's modules that only hold others; `List` came with Flax 0.12."""
+    from flax import nnx
+
+    return tuple(getattr(nnx, name) for name in ("List", "Dict") if hasattr(nnx, name))
+
+
 def _tabulate_linen(
     model: linen.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> ModuleTable:
+    from flax import linen
+
     rngs = {name: jax.random.key(0) for name in ("params", "dropout", "default")}
     kinds: dict[ModulePath, str] = {}
 
@@ -197,6 +226,7 @@ def _count_modules(
     loss: Callable[..., Any], arguments: tuple[Any, ...], paths: Iterable[ModulePath]
 ) -> tuple[TracedCount, dict[tuple[str, ModulePath], int]]:
     """Counts a loss and its gradient by (phase, path); `paths` may grow while it is traced."""
+    loss.__name__ = "model"  # errors name what the user passed
     count, flops = count_with_scopes(jax.value_and_grad(loss), arguments, {})
     numbered = list(paths)
     by_path: Counter[tuple[str, ModulePath]] = Counter()
@@ -264,6 +294,8 @@ def _is_traced_method(name: str, method: Any) -> bool:
 
 
 def _is_below_module(cls: type) -> bool:
+    from flax import nnx
+
     return issubclass(cls, nnx.Module) and cls is not nnx.Module
 
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import Literal
 
 from mfu_jax.flops.attention_kernels import AttentionKernel, kernels_named
-from mfu_jax.flops.traced import jax_internals
 from mfu_jax.flops.traced.flow import operand_dtype
 from mfu_jax.flops.traced.known_values import ConstantTable, Known, evaluate, scalar
 from mfu_jax.flops.traced.loops import jaxpr_trip_count
 from mfu_jax.flops.traced.rules import RULES
+from mfu_jax.flops.traced.tracing import inner_jaxprs
+from mfu_jax.jax_internals import Literal, scan_groups
 
 # Matmuls of Mosaic GPU kernels, whose operands are memory references without shapes.
 _OPAQUE = {"wgmma", "wgmma_ref", "tcgen05_mma"}
@@ -145,7 +145,7 @@ class _Programs:
             return self._scan(eqn, known, times)
         if name == "while":
             return self._while(eqn, known, times)
-        inner = [j for jaxprs in jax_internals.inner_jaxprs(eqn.params).values() for j in jaxprs]
+        inner = [j for jaxprs in inner_jaxprs(eqn.params).values() for j in jaxprs]
         if not inner:
             return [evaluate(eqn, known)] if len(nothing) == 1 else nothing
         results: Sequence[Known] = nothing
@@ -156,7 +156,7 @@ class _Programs:
         return results if len(results) == len(nothing) else nothing
 
     def _cond(self, eqn: Any, known: list[Known], times: np.ndarray) -> Sequence[Known]:
-        branches = jax_internals.inner_jaxprs(eqn.params)["branches"]
+        branches = inner_jaxprs(eqn.params)["branches"]
         index, *operands = known
         nothing = [None] * len(eqn.outvars)
         if index is None or not self.skips:
@@ -183,8 +183,8 @@ class _Programs:
         ] if eqn.outvars else nothing  # fmt: skip
 
     def _scan(self, eqn: Any, known: list[Known], times: np.ndarray) -> Sequence[Known]:
-        (jaxpr,) = jax_internals.inner_jaxprs(eqn.params)["jaxpr"]
-        consts, carries = jax_internals.scan_groups(eqn)
+        (jaxpr,) = inner_jaxprs(eqn.params)["jaxpr"]
+        consts, carries = scan_groups(eqn)
         length = eqn.params["length"]
         results: Sequence[Known] = [None] * len(eqn.outvars)
         fixed = known[:consts]
@@ -198,7 +198,7 @@ class _Programs:
         return results
 
     def _while(self, eqn: Any, known: list[Known], times: np.ndarray) -> Sequence[Known]:
-        inner = jax_internals.inner_jaxprs(eqn.params)
+        inner = inner_jaxprs(eqn.params)
         (condition,), (body,) = inner["cond_jaxpr"], inner["body_jaxpr"]
         cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         trips = jaxpr_trip_count(condition, body, known, cond_consts, body_consts)
@@ -217,7 +217,7 @@ def _decides(jaxpr: Any) -> bool:
     """Whether a jaxpr has a condition or loop, which may depend on a counter."""
     return any(
         eqn.primitive.name in ("cond", "while")
-        or any(_decides(j) for js in jax_internals.inner_jaxprs(eqn.params).values() for j in js)
+        or any(_decides(j) for js in inner_jaxprs(eqn.params).values() for j in js)
         for eqn in jaxpr.eqns
     )
 

@@ -7,12 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jax.extend.core import Literal, Primitive, primitives
-
 from mfu_jax.flops.attention_kernels import BY_PRIMITIVE
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.scopes import read_scope
-from mfu_jax.flops.traced import jax_internals
 from mfu_jax.flops.traced.attention_primitives import fused_attention
 from mfu_jax.flops.traced.flow import (
     INPUT,
@@ -33,6 +30,8 @@ from mfu_jax.flops.traced.masks.pairs import Band, KeptPairs
 from mfu_jax.flops.traced.masks.scores import Scores, is_batched
 from mfu_jax.flops.traced.pallas import attention_kernel, pallas_cost, sequence_sizes
 from mfu_jax.flops.traced.rules import RULES
+from mfu_jax.flops.traced.tracing import inner_jaxprs
+from mfu_jax.jax_internals import Literal, Primitive, open_jaxpr, primitives, scan_groups
 
 # Primitives that run one jaxpr once, with their own operands and results.
 _CALLS = {
@@ -128,7 +127,7 @@ class Walker:
             return self._matmul(eqn, flows, stack, tally)
         if name in _DESCENTS:
             return _DESCENTS[name](self, eqn, flows, stack, tally)
-        inner = jax_internals.inner_jaxprs(eqn.params)
+        inner = inner_jaxprs(eqn.params)
         if name in _CALLS and len(inner) == 1:
             ((jaxpr, *_),) = inner.values()
             out_flows, body = self.walk(jaxpr, flows, stack)
@@ -206,8 +205,8 @@ class Walker:
 
 
 def _scan(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
-    consts, carries = jax_internals.scan_groups(eqn)
-    (jaxpr,) = jax_internals.inner_jaxprs(eqn.params)["jaxpr"]
+    consts, carries = scan_groups(eqn)
+    (jaxpr,) = inner_jaxprs(eqn.params)["jaxpr"]
     length = eqn.params["length"]
     slices = [flow.stacked(length, -1) for flow in flows[consts + carries :]]
     flows = [*flows[: consts + carries], *slices]
@@ -237,7 +236,7 @@ def _loop(
 
 
 def _while(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
-    inner = jax_internals.inner_jaxprs(eqn.params)
+    inner = inner_jaxprs(eqn.params)
     (condition,), (body_jaxpr,) = inner["cond_jaxpr"], inner["body_jaxpr"]
     cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     carries = len(flows) - cond_consts - body_consts
@@ -282,7 +281,7 @@ def _pallas_call(
 
 
 def _cond(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
-    branches = jax_internals.inner_jaxprs(eqn.params)["branches"]
+    branches = inner_jaxprs(eqn.params)["branches"]
     index, *operands = flows
     if isinstance(index.known, int):
         branches = (branches[min(max(index.known, 0), len(branches) - 1)],)
@@ -307,7 +306,7 @@ def _cond(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally)
 
 def _shard_map(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
     """The body is one device's; all devices along the manual axes run it."""
-    (jaxpr,) = jax_internals.inner_jaxprs(eqn.params)["jaxpr"]
+    (jaxpr,) = inner_jaxprs(eqn.params)["jaxpr"]
     shape = eqn.params["mesh"].shape
     axes = eqn.params[next(name for name in eqn.params if name.endswith("manual_axes"))]
     out_flows, body = walker.walk(jaxpr, flows, stack)
@@ -330,7 +329,7 @@ def _linear_solve(
     walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
 ) -> list[Flow]:
     """`jax.lax.custom_linear_solve` runs its solver; its other functions are for gradients."""
-    solve = jax_internals.open_jaxpr(eqn.params["jaxprs"].solve)
+    solve = open_jaxpr(eqn.params["jaxprs"].solve)
     lengths = eqn.params["const_lengths"]
     start = lengths.matvec + lengths.vecmat
     consts = flows[start : start + lengths.solve]

@@ -34,19 +34,31 @@ class StepRecord:
     is_logged: bool = True
 
 
-class Sink:
-    """Where records go. All methods but the constructor run on the logger's writer thread.
+class RecordError(ValueError):
+    """This record can never be written: the logger drops it for this sink and counts it."""
 
-    A sink may raise: the logger reports that once, keeps the records, and tries again later. A
-    problem present from the start (an unwritable folder) is a `UserError` from the constructor.
+
+class Sink:
+    """Where records go. All methods but the constructor run on the sink's own thread.
+
+    A sink may raise: the logger reports that once, keeps the records, and tries again later; after
+    a `RecordError` it drops the record. A problem present from the start (an unwritable folder) is
+    a `UserError` from the constructor. `close` may be called while another method hangs.
 
     Attributes:
         keeps_every_step: it also receives the steps between two log periods.
         warnings: what a human should know about how it was opened; logged once.
+        write_many: a method that writes several records, or raises having written none; None: the
+            logger calls `write` for each.
+        made_by: registered name and constructor arguments that make it again, `Path`s for what lies
+            on disk; the records that it could not write are then kept in a ``backlog/`` beside
+            that. None: they are kept in memory only.
     """
 
     keeps_every_step = False
     warnings: Sequence[str] = ()
+    write_many: Callable[[Sequence[StepRecord]], None] | None = None
+    made_by: tuple[str, Mapping[str, Any]] | None = None
 
     def write(self, record: StepRecord) -> None:
         """Writes one step. If it raises, the same record comes again later."""
@@ -65,6 +77,9 @@ class Sink:
     def write_summary(self, summary: Summary) -> None:
         """Writes the totals of the whole run, after the last step; by default as a text."""
         self.write_text("summary", summary.render())
+
+    def write_failure(self, reason: str) -> None:
+        """The loop ended by an exception: `reason` is its text. Called before `close`."""
 
     def flush(self) -> None:
         """Flushes everything written to disk, where a crash of this process cannot lose it."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from mfu_jax.formatting import percent, readable
+from mfu_jax.errors import UserError
+from mfu_jax.formatting import loss_text, percent, readable
 from mfu_jax.logger.sinks.base import Sink, StepRecord, format_values, register_sink
+from mfu_jax.parts import TRAIN, load_part
 
 
 @register_sink("console")
@@ -18,7 +21,11 @@ class ConsoleSink(Sink):
     Args:
         stream: where lines go; standard output by default.
         total_steps: number of steps of the run, for the progress bar.
-        progress: show a bar on standard error; by default only if it is a terminal.
+        progress: show a bar on standard error; by default only if it is a terminal and `rich` is
+            installed.
+
+    Raises:
+        UserError: ``progress=True`` without `rich`.
     """
 
     def __init__(
@@ -29,18 +36,16 @@ class ConsoleSink(Sink):
         progress: bool | None = None,
     ) -> None:
         self._stream = stream
-        wants_bar = sys.stderr.isatty() if progress is None else progress
-        self._bar = _ProgressBar(total_steps) if wants_bar else None
+        self._bar = _progress_bar(total_steps, progress)
 
     def write(self, record: StepRecord) -> None:
+        self.write_many([record])
+
+    def write_many(self, records: Sequence[StepRecord]) -> None:
         if self._bar is not None:
-            self._bar.update(record)
-        if record.is_logged:
-            self._print(format_step(record))
-            if "rolling/steps" in record.scalars:
-                self._print(format_window(record.scalars))
-        for note in record.notes:
-            self._print(f"note, step {record.step}: {note}")
+            self._bar.update(records[-1])
+        if lines := [line for record in records for line in _lines(record)]:
+            self._print("\n".join(lines))
 
     def write_text(self, tag: str, text: str) -> None:
         self._print(text)
@@ -60,23 +65,42 @@ class ConsoleSink(Sink):
         self.flush()
 
     def _print(self, text: str) -> None:
-        print(text, file=self._stream or sys.stdout, flush=True)
+        stream = self._stream or sys.stdout
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        # A terminal without Unicode shows ? for × rather than nothing at all.
+        stream.write(f"{text}\n".encode(encoding, "replace").decode(encoding))
+        stream.flush()
+
+
+def _lines(record: StepRecord) -> Iterator[str]:
+    if record.is_logged:
+        yield format_step(record)
+        if "rolling/steps" in record.scalars:
+            yield format_window(record.scalars)
+    for note in record.notes:
+        yield f"note, step {record.step}: {note}"
+
+
+def _progress_bar(total_steps: int | None, wanted: bool | None) -> _ProgressBar | None:
+    if wanted is None and sys.stderr.isatty():
+        with contextlib.suppress(UserError):  # without rich: lines only
+            return _ProgressBar(total_steps)
+    return _ProgressBar(total_steps) if wanted else None
 
 
 class _ProgressBar:
     """A `rich` bar on standard error; redrawn by its updates, so it needs no thread."""
 
     def __init__(self, total_steps: int | None) -> None:
-        from rich import progress
-        from rich.console import Console
-
+        progress = load_part("rich.progress", "the progress bar", install=TRAIN)
+        console = load_part("rich.console", "the progress bar", install=TRAIN)
         self._progress = progress.Progress(
             progress.TextColumn("step {task.fields[step]}"),
             progress.BarColumn(),
             progress.MofNCompleteColumn(),
             progress.TimeRemainingColumn(),
             progress.TextColumn("{task.fields[loss]}"),
-            console=Console(stderr=True),
+            console=console.Console(stderr=True),
             auto_refresh=False,
             transient=True,
             # Lines that go to a file must not be redirected above the bar.
@@ -92,7 +116,7 @@ class _ProgressBar:
             self._task,
             completed=record.step + 1,
             step=record.step,
-            loss="" if loss is None else f"loss {loss:.3f}",
+            loss="" if loss is None else f"loss {loss_text(loss)}",
         )
         if time.monotonic() - self._drawn_at > 0.2:  # nobody reads faster
             self._drawn_at = time.monotonic()
@@ -137,7 +161,7 @@ def format_step(record: StepRecord) -> str:
     if "learning/total_weights" in scalars:
         parts.append(f"total_weights: {scalars['learning/total_weights']:.0f}")
     if "learning/loss" in scalars:
-        parts.append(f"loss: {scalars['learning/loss']:.3f}")
+        parts.append(f"loss: {loss_text(scalars['learning/loss'])}")
     parts.append(f"MFU: {percent(scalars.get('perf/mfu'))}")
     parts.append(f"HFU: {percent(scalars.get('perf/hfu'))}")
     for name, value in scalars.items():

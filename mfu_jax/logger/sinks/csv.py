@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.sinks.base import Sink, StepRecord, register_sink
-from mfu_jax.logger.sinks.files import AppendOnlyFile, local_path, replace_file, set_aside
+from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_sink
+from mfu_jax.logger.sinks.names import UniqueNames
+from mfu_jax.storage.files import AppendOnlyFile, replace_file, set_aside, unwritable
+from mfu_jax.storage.targets import file_target
+
+_RECORD_FIELDS = ("step", "kind", "unix_seconds")
 
 
 @register_sink("csv")
@@ -18,65 +25,141 @@ class CsvSink(Sink):
     """Appends a row for every step; a new metric gets a column, empty in earlier rows.
 
     Args:
-        path: the file; folders are created.
+        path: the file, or its address in an object store (``gs://…``); folders are created.
         resume_from_step: first step that this run will write; rows from there on are dropped. At 0
             an existing file is renamed to ``<path>.previous1``.
+        fsync_seconds: what a power cut may lose; see `AppendOnlyFile`.
 
     Raises:
-        UserError: the path cannot be written to.
+        UserError: the path cannot be written to, or another process writes to it.
     """
 
     keeps_every_step = True
 
-    def __init__(self, path: str | os.PathLike[str], *, resume_from_step: int = 0) -> None:
-        self.path = local_path(path, "csv_file")
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        resume_from_step: int = 0,
+        fsync_seconds: float = -1.0,
+    ) -> None:
+        self._target = file_target(path, "csv_file", keep=resume_from_step > 0)
+        self.path = self._target.path
+        self.made_by = ("csv", {"path": self._target.place})
+        self.warnings: list[str] = list(self._target.warnings)
         self._columns: list[str] = []
-        if self.path.exists() and self.path.stat().st_size:
-            if resume_from_step:
-                rows = self._rows()
-                kept = (row for row in rows if row["step"] and int(row["step"]) < resume_from_step)
-                self._rewrite(kept)
-            else:
-                self.warnings = [set_aside(self.path)]
-        self._file = AppendOnlyFile(self.path, "csv_file")
+        self._names = UniqueNames("csv_file", _one_line, reserved=_RECORD_FIELDS)
+        self._fsync_seconds = fsync_seconds
+        with self._target.opening():
+            try:
+                self._prepare(resume_from_step)
+            except OSError as error:
+                raise unwritable(path, "csv_file", error) from error
+            self._file = self._open()
 
     def write(self, record: StepRecord) -> None:
-        row: dict[str, Any] = {"step": record.step, "kind": record.kind}
-        row |= {"unix_seconds": record.unix_seconds, **record.scalars}
-        new = [name for name in row if name not in self._columns]
-        if new:
-            rows = self._rows() if self._columns else iter(())
-            self._file.close()
-            self._rewrite(rows, new)
-            self._file = AppendOnlyFile(self.path, "csv_file")
-        self._file.append(self._line(row))
+        self.write_many([record])
+
+    def write_many(self, records: Sequence[StepRecord]) -> None:
+        rows = [self._row(record) for record in records]
+        new = dict.fromkeys(name for row in rows for name in row if name not in self._columns)
+        try:
+            if new:
+                self._add_columns(new)
+            lines = [_line(row, self._columns) for row in rows]
+        except (ValueError, TypeError, OverflowError) as error:
+            steps = f"steps {records[0].step} to {records[-1].step}"
+            raise RecordError(f"{steps} cannot be rows: {error}") from error
+        self._file.append(b"".join(lines))
+        self._target.wrote()
 
     def flush(self) -> None:
         self._file.sync()
+        self._target.flush()
 
     def close(self) -> None:
         self._file.close()
+        self._target.close()
 
-    def _rows(self) -> Iterator[dict[str, str]]:
-        """The complete rows of the file; sets the columns from its header."""
-        with open(self.path, newline="", encoding="utf-8") as file:
-            lines = [line for line in file if line.endswith("\n")]
-        reader = csv.DictReader(lines)
-        self._columns = list(reader.fieldnames or ())
-        if "step" not in self._columns:
+    def _prepare(self, resume_from_step: int) -> None:
+        if not self.path.exists() or self.path.stat().st_size == 0:
+            return
+        if not resume_from_step:
+            self.warnings.append(set_aside(self.path))
+            return
+        self._columns = self._header()
+        kept = (row for row in self._rows() if _step_of(row) < resume_from_step)
+        self._rewrite(self._columns, kept)
+
+    def _open(self) -> AppendOnlyFile:
+        return AppendOnlyFile(
+            self.path,
+            "csv_file",
+            header=_header(self._columns),
+            lock=self._target.lock,
+            fsync_seconds=self._fsync_seconds,
+        )
+
+    def _row(self, record: StepRecord) -> dict[str, Any]:
+        row: dict[str, Any] = dict(
+            zip(_RECORD_FIELDS, (record.step, record.kind, record.unix_seconds), strict=True)
+        )
+        row |= {self._names[name]: value for name, value in record.scalars.items()}
+        return row
+
+    def _add_columns(self, new: Iterable[str]) -> None:
+        columns = [*self._columns, *new]
+        if self._columns:
+            self._file.find_again()  # its rows are read back
+            self._rewrite(columns, self._rows())
+        self._columns = columns
+        self._file.close()
+        self._file = self._open()
+
+    def _header(self) -> list[str]:
+        """The columns of the file.
+
+        Raises:
+            UserError: it is another table.
+        """
+        with open(self.path, newline="", encoding="utf-8", errors="replace") as file:
+            columns = next(csv.reader(file), [])
+        if "step" not in columns:
             raise UserError(
                 f"csv_file {str(self.path)!r} has no column 'step'; expected the table of the run "
                 f"that is resumed; usually another table's path; give another csv_file"
             )
-        return iter(list(reader))
+        return columns
 
-    def _rewrite(self, rows: Iterable[Mapping[str, Any]], new: Iterable[str] = ()) -> None:
-        columns = [*self._columns, *new]
-        self._columns = columns
-        header = dict(zip(columns, columns, strict=True))
-        replace_file(self.path, (self._line(row) for row in (header, *rows)))
+    def _rows(self) -> Iterator[dict[str, str]]:
+        """The complete rows of the file."""
+        with open(self.path, newline="", encoding="utf-8", errors="replace") as file:
+            complete = (line for line in file if line.endswith("\n"))
+            yield from csv.DictReader(complete)
 
-    def _line(self, row: Mapping[str, Any]) -> bytes:
-        text = io.StringIO()
-        csv.DictWriter(text, self._columns, restval="", lineterminator="\n").writerow(row)
-        return text.getvalue().encode()
+    def _rewrite(self, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+        replace_file(
+            self.path,
+            itertools.chain([_header(columns)], (_line(row, columns) for row in rows)),
+        )
+
+
+def _one_line(name: str) -> str:
+    """Rows are told apart by their ends of line, also within quotes."""
+    return re.sub(r"[\r\n\0]", "_", name)
+
+
+def _step_of(row: Mapping[str, str]) -> float:
+    """Infinite for a broken row, which is dropped then."""
+    return int(row["step"]) if (row["step"] or "").isdecimal() else math.inf
+
+
+def _header(columns: Sequence[str]) -> bytes:
+    return _line(dict(zip(columns, columns, strict=True)), columns) if columns else b""
+
+
+def _line(row: Mapping[str, Any], columns: Sequence[str]) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n", extrasaction="ignore")
+    writer.writerow(row)
+    return text.getvalue().encode()

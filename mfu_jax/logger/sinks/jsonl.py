@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.sinks.base import Sink, StepRecord, register_sink
-from mfu_jax.logger.sinks.files import (
-    AppendOnlyFile,
-    local_path,
-    replace_file,
-    set_aside,
-    unwritable,
-)
+from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_sink
+from mfu_jax.logger.sinks.names import UniqueNames
 from mfu_jax.logger.summary import Summary
+from mfu_jax.storage.files import AppendOnlyFile, replace_file, set_aside, unwritable
+from mfu_jax.storage.targets import file_target
+
+_RECORD_FIELDS = ("step", "kind", "unix_seconds", "flags", "notes")
+_ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps would make one for every line
 
 
 @register_sink("jsonl")
@@ -32,50 +31,90 @@ class JsonlSink(Sink):
     ``<path>.summary.json``, so that every line is a step.
 
     Args:
-        path: the file; folders are created.
+        path: the file, or its address in an object store (``gs://…``); folders are created.
         resume_from_step: first step that this run will write. Steps from there on are dropped from
             the file; at 0 an existing file is renamed to ``<path>.previous1``.
+        fsync_seconds: what a power cut may lose; see `AppendOnlyFile`.
 
     Raises:
-        UserError: the path cannot be written, or holds something that is not a metrics file.
+        UserError: the path cannot be written, holds something that is not a metrics file, or
+            another process writes to it.
     """
 
     keeps_every_step = True
 
-    def __init__(self, path: str | os.PathLike[str], *, resume_from_step: int = 0) -> None:
-        self.path = local_path(path, "metrics_file")
-        try:
-            self.warnings = _prepare(self.path, resume_from_step)
-        except OSError as error:
-            raise unwritable(path, "metrics_file", error) from error
-        self._file = AppendOnlyFile(self.path, "metrics_file")
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        resume_from_step: int = 0,
+        fsync_seconds: float = -1.0,
+    ) -> None:
+        self._target = file_target(path, "metrics_file", keep=resume_from_step > 0)
+        self.path = self._target.path
+        self.made_by = ("jsonl", {"path": self._target.place})
+        self._names = UniqueNames("metrics_file", reserved=_RECORD_FIELDS)
+        self._beside: dict[Path, bytes] = {}
+        with self._target.opening():
+            try:
+                warnings = _prepare(self.path, resume_from_step)
+            except OSError as error:
+                raise unwritable(path, "metrics_file", error) from error
+            self._file = AppendOnlyFile(
+                self.path, "metrics_file", lock=self._target.lock, fsync_seconds=fsync_seconds
+            )
+        self.warnings = [*self._target.warnings, *warnings]
 
     def write(self, record: StepRecord) -> None:
-        self._file.append(json.dumps(as_json(record), allow_nan=False).encode() + b"\n")
+        self.write_many([record])
+
+    def write_many(self, records: Sequence[StepRecord]) -> None:
+        self._file.append(b"".join(map(self._line, records)))
+        self._target.wrote()
 
     def write_setup(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
-        text = json.dumps({"values": values, "texts": texts}, indent=2, default=str)
-        replace_file(self.path.with_name(self.path.name + ".setup.json"), [text.encode(), b"\n"])
+        self._write_beside("setup", {"values": values, "texts": texts})
 
     def write_summary(self, summary: Summary) -> None:
-        text = json.dumps(summary.to_json(), indent=2)
-        replace_file(self.path.with_name(self.path.name + ".summary.json"), [text.encode(), b"\n"])
+        self._write_beside("summary", summary.to_json())
 
     def flush(self) -> None:
         self._file.sync()
+        for path, text in self._beside.items():
+            if not path.exists():  # deleted with its folder
+                replace_file(path, [text])
+        self._target.flush()
 
     def close(self) -> None:
         self._file.close()
+        self._target.close()
+
+    def _line(self, record: StepRecord) -> bytes:
+        try:
+            return _ENCODER.encode(as_json(record, self._names.__getitem__)).encode() + b"\n"
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RecordError(f"step {record.step} cannot be JSON: {error}") from error
+
+    def _write_beside(self, name: str, content: Mapping[str, Any]) -> None:
+        path = self.path.with_name(f"{self.path.name}.{name}.json")
+        self._beside[path] = f"{json.dumps(content, indent=2, default=str)}\n".encode()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, [self._beside[path]])
 
 
-def as_json(record: StepRecord) -> dict[str, Any]:
-    """A record as one flat object that every JSON parser can read."""
+def as_json(record: StepRecord, name_of: Callable[[str], str] = str) -> dict[str, Any]:
+    """A record as one flat object that every JSON parser can read.
+
+    Args:
+        record: the record.
+        name_of: the field of each metric.
+    """
     result: dict[str, Any] = {
         "step": record.step,
         "kind": record.kind,
         "unix_seconds": record.unix_seconds,
     }
-    result |= {name: _json_number(value) for name, value in record.scalars.items()}
+    result |= {name_of(name): _json_number(value) for name, value in record.scalars.items()}
     if record.flags:
         result["flags"] = record.flags
     if record.notes:

@@ -3,32 +3,56 @@
 from __future__ import annotations
 
 import importlib
-import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mfu_jax.errors import UserError
-from mfu_jax.logger.sinks.base import Sink, StepRecord, register_sink
+from mfu_jax.errors import UserError, first_line
+from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_sink
+from mfu_jax.logger.sinks.names import UniqueNames
 from mfu_jax.logger.summary import Summary
+
+# MLflow's limits (mlflow/utils/validation.py): of a key, a parameter's and a tag's value, a batch.
+_MLFLOW_KEY = 250
+_MLFLOW_PARAMETER = 6000
+_MLFLOW_TAG = 5000
+_MLFLOW_METRICS = 1000
+_MLFLOW_PARAMETERS = 100
+
+_WANDB_OWN = ("step/kind", "step/number", "_step", "_runtime", "_timestamp")
 
 
 @register_sink("wandb")
 class WandbSink(Sink):
     """Weights & Biases: scalars by step, set-up as config, totals as the run's summary.
 
+    Without arguments, a run of the process that is already open is used and left open; its rows
+    have our step as ``step/number``.
+
     Args:
-        init: arguments of ``wandb.init``, such as ``project``, ``name``, ``mode="offline"``, or
-            ``id`` and ``resume="must"`` for a resumed run.
+        init: arguments of ``wandb.init``, such as ``project``, ``name``, ``mode="offline"`` (`wandb
+            sync` uploads it later), or ``id`` and ``resume="must"`` for a resumed run.
+
+    Raises:
+        UserError: the package is missing, or ``wandb.init`` fails.
     """
 
     def __init__(self, **init: Any) -> None:
-        self._run = _package("wandb").init(**init)
+        wandb = _package("wandb")
+        open_run = wandb.run
+        use_open = open_run is not None and not init
+        self._run = open_run if use_open else _opened("wandb", lambda: wandb.init(**init))
+        self._is_ours = self._run is not open_run
+        self._exit_code = 0
+        self._names = UniqueNames("W&B", reserved=_WANDB_OWN)
 
     def write(self, record: StepRecord) -> None:
-        self._run.log(
-            dict(record.scalars) | {"step/kind": record.kind}, step=record.step, commit=True
-        )
+        row: dict[str, Any] = {"step/kind": record.kind}
+        row |= {self._names[name]: value for name, value in record.scalars.items()}
+        if self._is_ours:
+            self._run.log(row, step=record.step, commit=True)
+        else:  # its owner counts the steps: these values join the row that is being filled
+            self._run.log(row | {"step/number": record.step}, commit=False)
 
     def write_setup(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
         self._run.config.update({**values, **texts}, allow_val_change=True)
@@ -36,61 +60,166 @@ class WandbSink(Sink):
     def write_summary(self, summary: Summary) -> None:
         self._run.summary.update({f"summary/{k}": v for k, v in summary.to_json().items()})
 
+    def write_failure(self, reason: str) -> None:
+        self._exit_code = 1
+        self._run.summary["failure"] = reason
+
     def close(self) -> None:
-        self._run.finish()
+        if self._is_ours:
+            self._run.finish(exit_code=self._exit_code)
 
 
 @register_sink("mlflow")
 class MlflowSink(Sink):
     """MLflow: scalars as metrics, set-up as parameters, texts as artifacts.
 
+    Characters that MLflow refuses in a metric's name become ``_``: ``acc@1`` is ``acc_1``. The run
+    ends with the logger, as FAILED if the loop raised. A run of this thread that is already active
+    is used and left open.
+
     Args:
         start: arguments of ``mlflow.start_run``, such as ``run_name``, or ``run_id`` for a resumed
             run.
+
+    Raises:
+        UserError: the package is missing, or ``mlflow.start_run`` fails.
     """
 
     def __init__(self, **start: Any) -> None:
-        self._mlflow = _package("mlflow", "mlflow-skinny")
-        self._run_id = self._mlflow.start_run(**start).info.run_id
+        mlflow = _package("mlflow", "mlflow-skinny")
+        self._entities = importlib.import_module("mlflow.entities")
+        self._client = _opened("mlflow", mlflow.MlflowClient)
+        active = None if start else mlflow.active_run()
+        self._is_ours = active is None
+        self._status = "FINISHED"
+        if active is None:
+            active = _opened("mlflow", lambda: mlflow.start_run(**start))
+            # No longer the thread's active run, which the caller's own code would stumble over.
+            mlflow.end_run("RUNNING")
+        self._run_id = active.info.run_id
+        self._names = UniqueNames("MLflow", _mlflow_name, longest=_MLFLOW_KEY, is_tree=True)
 
     def write(self, record: StepRecord) -> None:
-        self._mlflow.log_metrics(dict(record.scalars), step=record.step, run_id=self._run_id)
+        metrics = self._metrics(record)
+        for start in range(0, len(metrics), _MLFLOW_METRICS):
+            batch = metrics[start : start + _MLFLOW_METRICS]
+            self._client.log_batch(self._run_id, metrics=batch)
+
+    def write_setup(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
+        known = self._client.get_run(self._run_id).data.params
+        new: dict[str, str] = {}
+        for name, value in values.items():
+            key, text = self._names[name], str(value)
+            if len(text) > _MLFLOW_PARAMETER:
+                self.write_text(f"setup/{key}", text)
+            elif key in known and known[key] != text:  # parameters cannot change, tags can
+                self._client.set_tag(self._run_id, key, text[:_MLFLOW_TAG])
+            else:
+                new[key] = text
+        self._log_parameters(new)
+        for tag, text in texts.items():
+            self.write_text(f"setup/{tag}", text)
 
     def write_text(self, tag: str, text: str) -> None:
-        self._mlflow.log_text(text, f"{tag}.txt", run_id=self._run_id)
+        self._client.log_text(self._run_id, text, f"{tag}.txt")
+
+    def write_failure(self, reason: str) -> None:
+        self._status = "FAILED"
+        self._client.set_tag(self._run_id, "failure", reason[:_MLFLOW_TAG])
 
     def close(self) -> None:
-        self._mlflow.MlflowClient().set_terminated(self._run_id)
+        if self._is_ours:
+            self._client.set_terminated(self._run_id, self._status)
+
+    def _metrics(self, record: StepRecord) -> list[Any]:
+        milliseconds = int(record.unix_seconds * 1000)
+        return [
+            self._entities.Metric(self._names[name], value, milliseconds, record.step)
+            for name, value in record.scalars.items()
+        ]
+
+    def _log_parameters(self, values: Mapping[str, str]) -> None:
+        parameters = [self._entities.Param(key, text) for key, text in values.items()]
+        for start in range(0, len(parameters), _MLFLOW_PARAMETERS):
+            batch = parameters[start : start + _MLFLOW_PARAMETERS]
+            self._client.log_batch(self._run_id, params=batch)
 
 
 @register_sink("prometheus")
 class PrometheusSink(Sink):
     """Prometheus: each metric's last value as a gauge, ``perf/mfu`` as ``mfu_jax_perf_mfu``.
 
+    A name that would be another one's gauge takes a number: ``top_1`` and ``top-1`` are
+    ``mfu_jax_top_1`` and ``mfu_jax_top_1_2``; the gauge's help is the metric's own name.
+
     Args:
-        port: where to serve ``/metrics``; None: the caller serves it.
+        port: where to serve ``/metrics``, until `close`; None: the caller serves it.
+        address: of the network interface; by default only this machine can read it. "0.0.0.0" or
+            "::" for a Prometheus elsewhere.
         registry: Prometheus registry; a new one by default.
+
+    Attributes:
+        port: where it serves; a free one if `port` was 0.
+
+    Raises:
+        UserError: the package is missing, or the port cannot be served.
     """
 
-    def __init__(self, port: int | None = 9400, *, registry: Any = None) -> None:
+    def __init__(
+        self, port: int | None = 9400, *, address: str = "127.0.0.1", registry: Any = None
+    ) -> None:
         self._client = _package("prometheus_client", "prometheus-client")
         self.registry = registry or self._client.CollectorRegistry()
         self._gauges: dict[str, Any] = {}
+        self._names = UniqueNames("Prometheus", _prometheus_name, reserved=["step"])
+        self._server: Any = None
         if port is not None:
             try:
-                self._client.start_http_server(port, registry=self.registry)
-            except OSError as error:
+                self._server, self._thread = self._client.start_http_server(
+                    port, addr=address, registry=self.registry
+                )
+                self.port = self._server.server_port
+            except (OSError, OverflowError) as error:
                 raise UserError(
-                    f"port {port} cannot be served ({error.strerror or error}); expected a free "
-                    f"port; usually another run on this machine uses it; pass another port"
+                    f"{address}:{port} cannot be served ({getattr(error, 'strerror', '') or error})"
+                    f"; expected a free port; usually another run on this machine uses it; pass "
+                    f"another port"
                 ) from error
 
     def write(self, record: StepRecord) -> None:
-        for name, value in {"step": record.step, **record.scalars}.items():
-            if name not in self._gauges:
-                gauge = f"mfu_jax_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}"
-                self._gauges[name] = self._client.Gauge(gauge, name, registry=self.registry)
-            self._gauges[name].set(value if math.isfinite(value) else math.nan)
+        self.write_many([record])
+
+    def write_many(self, records: Sequence[StepRecord]) -> None:
+        last = {name: record for record in records for name in record.scalars}
+        for name, record in last.items():
+            self._gauge(self._names[name], name).set(record.scalars[name])
+        self._gauge("step", "step").set(records[-1].step)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join(timeout=1.0)
+            self._server = None
+
+    def _gauge(self, name: str, metric: str) -> Any:
+        if name not in self._gauges:
+            try:
+                gauge = self._client.Gauge(f"mfu_jax_{name}", metric, registry=self.registry)
+            except ValueError as error:  # the caller's registry has one of that name
+                raise RecordError(first_line(error)) from error
+            self._gauges[name] = gauge
+        return self._gauges[name]
+
+
+def _mlflow_name(name: str) -> str:
+    """``acc@1`` → ``acc_1``; as a path, it must be the shortest one."""
+    parts = re.sub(r"[^a-zA-Z0-9_\-. /:]", "_", name).split("/")
+    return "/".join("_" if part in ("", ".", "..") else part for part in parts)
+
+
+def _prometheus_name(name: str) -> str:
+    return re.sub("[^a-zA-Z0-9_]", "_", name)
 
 
 def _package(name: str, install: str | None = None) -> Any:
@@ -101,4 +230,16 @@ def _package(name: str, install: str | None = None) -> Any:
             f"the sink needs the package {name!r}, which is not installed; expected it alongside "
             f"mfu_jax; usually because the default install leaves it out; run pip install "
             f"{install or name}"
+        ) from error
+
+
+def _opened(service: str, start: Callable[[], Any]) -> Any:
+    """What a service's own `start` returns; whatever it raises becomes a `UserError`."""
+    try:
+        return start()
+    except Exception as error:
+        raise UserError(
+            f"{service} could not start a run ({first_line(error)}); expected an account and a "
+            f"server that answers; usually no login, or an argument of another version; log in, "
+            f"or leave the sink out"
         ) from error

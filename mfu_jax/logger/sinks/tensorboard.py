@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from mfu_jax.logger.sinks.base import Sink, StepRecord, register_sink
-from mfu_jax.logger.sinks.files import AppendOnlyFile, local_path
+from mfu_jax.logger.sinks import event_files
+from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_sink
+from mfu_jax.logger.sinks.names import UniqueNames
+from mfu_jax.parts import load_part
+from mfu_jax.storage.files import AppendOnlyFile, unwritable
+from mfu_jax.storage.targets import folder_target
+
+_OWN_TAGS = ("step/kind/text_summary", "step/notes/text_summary")
 
 
 @register_sink("tensorboard")
@@ -18,74 +24,116 @@ class TensorBoardSink(Sink):
 
     A step is one event, written by the calling thread. tensorboardX's `SummaryWriter` would send
     each scalar through a queue between processes, and a disk error would silently end its thread
-    and then block the next write forever.
+    and then block the next write forever. Values are float32 there: 1e308 is shown as infinite.
 
     Args:
-        folder: TensorBoard's log directory of this run.
-        resume_from_step: first step that this run will write; TensorBoard discards what earlier
-            runs wrote to the same folder from there on.
+        folder: TensorBoard's log directory of this run, or its address in an object store.
+        resume_from_step: first step that this run will write. Steps from there on are dropped from
+            this sink's earlier files in the folder; at 0 those are moved to ``previous1`` in it.
+            Files of other writers stay as they are.
+        fsync_seconds: what a power cut may lose; see `AppendOnlyFile`.
 
     Raises:
-        UserError: the folder cannot be written to.
+        UserError: the folder cannot be written to, or another process writes to it.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, resume_from_step: int = 0) -> None:
-        from tensorboardX import summary
-        from tensorboardX.proto import event_pb2, summary_pb2
-        from tensorboardX.record_writer import masked_crc32c
-
-        self._events: Any = event_pb2
-        self._summaries: Any = summary_pb2
-        self._text_summary = summary.text
-        self._crc = masked_crc32c
-        # Two runs that start in the same second must not share a file.
-        self.path = local_path(
-            os.path.join(folder, f"events.out.tfevents.{_unique_suffix()}"), "tensorboard_dir"
-        )
-        self._file = AppendOnlyFile(self.path, "tensorboard_dir")
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        resume_from_step: int = 0,
+        fsync_seconds: float = -1.0,
+    ) -> None:
+        self._events = _tensorboardx("proto.event_pb2")
+        self._summaries = _tensorboardx("proto.summary_pb2")
+        self._text_summary = _tensorboardx("summary").text
+        self._names = UniqueNames("TensorBoard", reserved=_OWN_TAGS)
         self._step = resume_from_step
-        self._append(0, file_version="brain.Event:2")
-        if resume_from_step > 0:
-            start = self._events.SessionLog(status=self._events.SessionLog.START)
-            self._append(resume_from_step, session_log=start)
+        self._target = folder_target(
+            folder,
+            "tensorboard_dir",
+            keep=resume_from_step > 0,
+            ending=event_files.ENDING,
+            lock=".writer.lock",
+        )
+        self.made_by = ("tensorboard", {"folder": self._target.place})
+        # Two runs that start in the same second must not share a file.
+        name = f"events.out.tfevents.{_unique_suffix()}{event_files.ENDING}"
+        self.path = self._target.path / name
+        with self._target.opening():
+            try:
+                note = self._prepare(resume_from_step)
+            except OSError as error:
+                raise unwritable(folder, "tensorboard_dir", error) from error
+            self._file = AppendOnlyFile(
+                self.path,
+                "tensorboard_dir",
+                header=self._event(0, file_version="brain.Event:2"),
+                lock=self._target.lock,
+                fsync_seconds=fsync_seconds,
+            )
+        self.warnings = [*self._target.warnings, *filter(None, [note])]
 
     def write(self, record: StepRecord) -> None:
-        self._step = record.step
+        self.write_many([record])
+
+    def write_many(self, records: Sequence[StepRecord]) -> None:
+        self._append(b"".join(map(self._step_event, records)))
+        self._step = records[-1].step
+
+    def write_text(self, tag: str, text: str) -> None:
+        # Markdown keeps lines and columns in a block indented by four spaces.
+        block = "\n".join(f"    {line}" for line in text.splitlines()) if "\n" in text else text
+        self._append(self._event(self._step, summary=self._text(tag, block)))
+
+    def flush(self) -> None:
+        self._file.sync()
+        self._target.flush()
+
+    def close(self) -> None:
+        self._file.close()
+        self._target.close()
+
+    def _prepare(self, resume_from_step: int) -> str:
+        if not resume_from_step:
+            return event_files.set_aside(self._target.path)
+        for file in event_files.ours(self._target.path):
+            event_files.cut(file, resume_from_step, self._events.Event)
+        return ""
+
+    def _step_event(self, record: StepRecord) -> bytes:
         summary = self._summaries.Summary()
-        for name, value in record.scalars.items():
-            summary.value.add(tag=name, simple_value=value)
+        try:
+            for name, value in record.scalars.items():
+                summary.value.add(tag=self._names[name], simple_value=value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RecordError(f"step {record.step} cannot be an event: {error}") from error
         for flag in record.flags:
             summary.value.add(tag=f"flags/{flag}", simple_value=1.0)
         if record.kind != "step":
             summary.MergeFrom(self._text("step/kind", record.kind))
         if record.notes:
             summary.MergeFrom(self._text("step/notes", "\n\n".join(record.notes)))
-        self._append(record.step, record.unix_seconds, summary=summary)
-
-    def write_text(self, tag: str, text: str) -> None:
-        # Markdown keeps lines and columns in a block indented by four spaces.
-        block = "\n".join(f"    {line}" for line in text.splitlines()) if "\n" in text else text
-        self._append(self._step, summary=self._text(tag, block))
-
-    def flush(self) -> None:
-        self._file.sync()
-
-    def close(self) -> None:
-        self._file.close()
+        return self._event(record.step, record.unix_seconds, summary=summary)
 
     def _text(self, tag: str, text: str) -> Any:
         return self._text_summary(tag, text)
 
-    def _append(self, step: int, unix_seconds: float | None = None, **content: Any) -> None:
+    def _append(self, events: bytes) -> None:
+        self._file.append(events)
+        self._target.wrote()
+
+    def _event(self, step: int, unix_seconds: float | None = None, **content: Any) -> bytes:
         wall_time = time.time() if unix_seconds is None else unix_seconds
-        data = self._events.Event(step=step, wall_time=wall_time, **content).SerializeToString()
-        # TFRecord: length, its checksum, the event, its checksum.
-        length = struct.pack("<Q", len(data))
-        checksums = (struct.pack("<I", self._crc(piece)) for piece in (length, data))
-        self._file.append(length + next(checksums) + data + next(checksums))
+        event = self._events.Event(step=step, wall_time=wall_time, **content)
+        return event_files.framed(event.SerializeToString())
 
 
 def _unique_suffix() -> str:
     """Seconds first, because TensorBoard reads a folder's files in name order."""
     now = time.time_ns()
     return f"{now // 10**9}.{socket.gethostname()}.{os.getpid()}.{now % 10**9:09d}"
+
+
+def _tensorboardx(module: str) -> Any:
+    return load_part(f"tensorboardX.{module}", "the sink 'tensorboard'", install="tensorboardX")

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from mfu_jax.boundary import Boundary, guarded
+
 # Named in jax._src.dispatch: strings of a public interface, but not guaranteed to stay.
 _STAGES = {
     "/jax/core/compile/jaxpr_trace_duration": "trace",
@@ -44,12 +46,23 @@ class CompileLog:
     Create it before the first compilation and pass it to `MetricLogger`, so that the summary
     includes the time to compile the step. Several loggers may share one.
 
+    Args:
+        monotonic: clock in seconds.
+        boundary: where failures are reported; JAX calls the log inside the user's own step.
+
     Attributes:
+        boundary: the same, or a new one.
         compile_count: executables made so far, on any thread.
         available: False if this JAX has no such events.
     """
 
-    def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        boundary: Boundary | None = None,
+    ) -> None:
+        self.boundary = self._boundary = boundary or Boundary()
         self.compile_count = 0
         self._monotonic = monotonic
         self._subscribers: list[Callable[[CompileEvent], None]] = []
@@ -85,6 +98,7 @@ class CompileLog:
             self._is_open = False
             _unregister(self._on_duration)
 
+    @guarded("a compilation is not known")
     def _on_duration(self, name: str, seconds: float, **details: Any) -> None:
         stage = _STAGES.get(name)
         if stage is None:
@@ -133,8 +147,8 @@ def _register(listener: Callable[..., None]) -> bool:
 
 def _unregister(listener: Callable[..., None]) -> None:
     try:
-        from jax import monitoring
+        from mfu_jax.jax_internals import unregister_event_duration_listener
 
-        monitoring.unregister_event_duration_listener(listener)
-    except (ImportError, AttributeError, ValueError, AssertionError):
-        return  # an older JAX cannot unregister; the listener has no subscribers and does nothing
+        unregister_event_duration_listener(listener)
+    except (ImportError, ValueError, AssertionError):
+        return  # this JAX cannot unregister; the listener has no subscribers and does nothing

@@ -2,8 +2,9 @@
 
 Step N is dispatched first; then the timer waits for step N−1's outputs and reads the clocks. The
 difference between two such readings is the time of step N−1. If the host is slower than the device,
-a thread watches the device and notes when a step ends. Spans outside training (eval, checkpoints,
-exposed waits for data) are cut out of the interval in which they lie.
+a step ends for the timer when the host comes back for the next one; only during declared waits, and
+while JAX compiles, a thread watches the device. Spans outside training (eval, checkpoints, exposed
+waits for data) are cut out of the interval in which they lie.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
+from mfu_jax.boundary import Boundary
 from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.timing.compile_events import CompileEvent
 from mfu_jax.logger.timing.readiness import block_until_ready, is_ready
@@ -22,8 +24,12 @@ from mfu_jax.logger.timing.readiness import block_until_ready, is_ready
 # Slewing clocks drift by at most 500 ppm (NTP); anything more is a jump, not the step's time.
 JUMP_SECONDS = 1e-3
 JUMP_FRACTION = 1e-3
-# Time that a slow host takes to notice that an array is ready.
-HOST_BOUND_SECONDS = 1e-4
+# Waking the watcher costs both threads tens of microseconds. After that many waits in a row that
+# were shorter than this, as with a loader that has the next batch ready, nobody is woken.
+SHORT_WAIT_SECONDS = 1e-3
+SHORT_WAITS = 10
+# The wall clock is corrected when the machine wakes up.
+SLEEP_TOLERANCE_SECONDS = 1.0
 
 _JOIN_SECONDS = 30.0
 
@@ -47,10 +53,11 @@ class TimedStep:
         compile_events: what was compiled to dispatch it.
         is_compile: its time cannot be separated from that of a compilation.
         clock_jump_seconds: how far the wall clock jumped inside its interval, else None.
+        slept_seconds: how long the machine was suspended inside its interval.
+        refused_seconds: the text of a `step_time_seconds` that is no time, else None.
         overhead_seconds: time that the logger spent on it on the training thread.
         completed: both clocks when its outputs became ready, if observed.
         watched: the watcher was asked to observe it.
-        successor: the step that the writer passes on to the watcher after this one.
         extra: scalars of the same step that came later, such as those of an eval.
         cost: the cost passed to `record`, if it differs from that of the run.
     """
@@ -63,10 +70,11 @@ class TimedStep:
     compile_events: list[CompileEvent] = dataclasses.field(default_factory=list)
     is_compile: bool = False
     clock_jump_seconds: float | None = None
+    slept_seconds: float = 0.0
+    refused_seconds: str | None = None
     overhead_seconds: float = 0.0
     completed: Reading | None = None
     watched: bool = False
-    successor: TimedStep | None = None
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
     cost: StepCost | Callable[[], StepCost] | None = None
 
@@ -74,8 +82,7 @@ class TimedStep:
 class Watcher(Protocol):
     """Stamps `TimedStep.completed` when the step's outputs are ready, off the training thread."""
 
-    def watch(self, step: TimedStep, *, after: TimedStep | None = None) -> None:
-        """Watches `step`; `after` is the step before it if that one is about to be written."""
+    def watch(self, step: TimedStep) -> None: ...
 
     def close(self) -> None: ...
 
@@ -85,25 +92,18 @@ class ThreadWatcher:
 
     Args:
         read: reads the clocks.
-        writer_is_idle: whether the writer's thread will take the next step at once. Waking a
-            thread costs the training thread tens of microseconds; the writer is woken anyway, so
-            it passes the request on (`TimedStep.successor`).
     """
 
-    def __init__(
-        self, read: Callable[[], Reading], writer_is_idle: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, read: Callable[[], Reading]) -> None:
         self._read = read
-        self._writer_is_idle = writer_is_idle
         self._queue: queue.SimpleQueue[TimedStep | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def watch(self, step: TimedStep, *, after: TimedStep | None = None) -> None:
-        if after is not None and self._writer_is_idle():
-            after.successor = step
-            return
+    def watch(self, step: TimedStep) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="mfu_jax watcher", daemon=True)
+            self._thread = Boundary().thread(
+                "mfu_jax watcher", "the time of a step may contain a wait", self._run
+            )
             self._thread.start()
         self._queue.put(step)
 
@@ -121,6 +121,17 @@ class ThreadWatcher:
             except Exception:  # the training thread hits the same error, where it can be handled
                 continue
             step.completed = step.completed or self._read()
+            step = None  # keep no device arrays alive while the thread waits
+
+
+def suspended_seconds() -> float:
+    """How long this machine has been suspended since it booted; 0 where that cannot be read."""
+    boot_time, monotonic = (
+        getattr(time, name, None) for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC")
+    )
+    if boot_time is None or monotonic is None:
+        return 0.0
+    return time.clock_gettime(boot_time) - time.clock_gettime(monotonic)
 
 
 class StepTimer:
@@ -130,7 +141,7 @@ class StepTimer:
         clock: wall clock in seconds; it measures step time.
         monotonic: monotonic clock in seconds, trusted when the two disagree.
         watcher: watches the device while the training thread does something else.
-        writer_is_idle: see `ThreadWatcher`.
+        suspended: how long the machine has been suspended so far; read only after a clock jump.
     """
 
     def __init__(
@@ -139,16 +150,19 @@ class StepTimer:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         watcher: Watcher | None = None,
-        writer_is_idle: Callable[[], bool] = lambda: False,
+        suspended: Callable[[], float] = suspended_seconds,
     ) -> None:
         self._clock = clock
         self._monotonic = monotonic
-        self._watcher = watcher or ThreadWatcher(self.read, writer_is_idle)
-        self._has_waits = False
+        self._watcher = watcher or ThreadWatcher(self.read)
+        self._suspended = suspended
+        self._suspended_seconds = suspended()
+        self._short_waits = 0
+        self._last_seconds = 0.0
         self._pending: TimedStep | None = None
         self._spans: dict[str, float] = {}
         self._compile_events: list[CompileEvent] = []
-        self._started = self._mark = self.read()
+        self._started = self._mark = self._wait_began = self.read()
         self.waited_seconds = 0.0
 
     def read(self) -> Reading:
@@ -158,6 +172,16 @@ class StepTimer:
     def elapsed_seconds(self) -> float:
         """Seconds since the timer was made."""
         return self._monotonic() - self._started[1]
+
+    def begin_call(self) -> None:
+        """Call it just before the next step is called; it never waits.
+
+        If the step in flight has ended by now, it ends here: what the call itself takes, such as a
+        compilation, is the next step's time.
+        """
+        step = self._pending
+        if step is not None and step.completed is None and is_ready(step.metrics):
+            step.completed = self._clock(), self._monotonic()
 
     def dispatched(self, step: TimedStep) -> TimedStep | None:
         """Takes the step just dispatched and returns the one before it, timed.
@@ -175,10 +199,6 @@ class StepTimer:
             self._finish(previous, previous.completed or now)
         self._take(step)
         self._pending = step
-        # No wait means that the device was waiting for the host: the reading comes too late to tell
-        # when the step ended.
-        if self._has_waits or self.waited_seconds < HOST_BOUND_SECONDS:
-            self._watch(step, after=previous)
         return previous
 
     def timed_elsewhere(self, step: TimedStep, seconds: float) -> TimedStep | None:
@@ -188,7 +208,7 @@ class StepTimer:
         self._take(step)
         self._finish(step, self.read())
         step.seconds = seconds
-        step.clock_jump_seconds = None
+        step.clock_jump_seconds, step.slept_seconds = None, 0.0
         return previous
 
     def drain(self) -> TimedStep | None:
@@ -215,16 +235,15 @@ class StepTimer:
 
     def begin_wait(self) -> Reading | None:
         """A wait for the host begins. Returns its start if the device is already idle."""
-        self._has_waits = True
         step = self._pending
+        now = self._wait_began = self.read()
         if step is None:
-            return self.read()
+            return now
         if is_ready(step.metrics):
-            now = self.read()
-            step.watched = True
             step.completed = step.completed or now
             return now
-        self._watch(step)
+        if self._short_waits < SHORT_WAITS:
+            self._watch(step)
         return None
 
     def end_wait(self, name: str, idle_since: Reading | None) -> TimedStep | None:
@@ -233,13 +252,14 @@ class StepTimer:
         Only the part of the wait in which the device was idle is cut out: the rest cost nothing.
         """
         step = self._pending
+        now = self.read()
+        is_short = now[1] - self._wait_began[1] < SHORT_WAIT_SECONDS
+        self._short_waits = self._short_waits + 1 if is_short else 0
         if idle_since is None and step is not None:
             if not is_ready(step.metrics):
                 self._spans.setdefault(name, 0.0)
                 return None
-            idle_since = step.completed
-        now = self.read()
-        # Ready but not stamped yet: the watcher is a moment late, so the idle time is about zero.
+            idle_since = step.completed or self._likely_end(step, now)
         start = idle_since or now
         if step is not None:
             self._pending = None
@@ -247,10 +267,19 @@ class StepTimer:
         self.cut(name, start, now)
         return step
 
+    def _likely_end(self, step: TimedStep, now: Reading) -> Reading:
+        """When a step ended that nobody saw end during the wait that ends now."""
+        if step.watched:
+            return now  # the watcher is a moment late, so the idle time is about zero
+        # After many short waits an unexpected long one: it took as long as the step before it.
+        end = max(self._wait_began[1], self._mark[1] + self._last_seconds)
+        idle = max(0.0, now[1] - end)
+        return now[0] - idle, now[1] - idle
+
     def compiling(self, event: CompileEvent) -> None:
         """Called when the training thread compiles to dispatch the next step."""
         step = self._pending
-        if step is not None and not step.watched:
+        if step is not None and step.completed is None and not step.watched:
             if is_ready(step.metrics):
                 # Whether it ended before or during this compilation is unknown.
                 step.is_compile = True
@@ -262,16 +291,10 @@ class StepTimer:
         """Ends the watcher's thread."""
         self._watcher.close()
 
-    def pass_on(self, step: TimedStep) -> None:
-        """Starts watching a step's successor; called on the writer's thread."""
-        successor, step.successor = step.successor, None
-        if successor is not None:
-            self._watcher.watch(successor)
-
-    def _watch(self, step: TimedStep, *, after: TimedStep | None = None) -> None:
-        if not step.watched:
+    def _watch(self, step: TimedStep) -> None:
+        if step.completed is None and not step.watched:
             step.watched = True
-            self._watcher.watch(step, after=after)
+            self._watcher.watch(step)
 
     def _take(self, step: TimedStep) -> None:
         if self._spans:
@@ -286,7 +309,16 @@ class StepTimer:
         jump = seconds - monotonic_seconds
         if abs(jump) > JUMP_SECONDS + JUMP_FRACTION * monotonic_seconds:
             step.clock_jump_seconds = jump
+            slept = self._take_suspension()
+            # A suspension inside an earlier pause is no cause of a jump now.
+            step.slept_seconds = slept if abs(slept - jump) < SLEEP_TOLERANCE_SECONDS else 0.0
             seconds = monotonic_seconds
-        step.seconds = seconds
+        step.seconds = self._last_seconds = seconds
         step.ended_at = end[0]
         self._mark = end
+
+    def _take_suspension(self) -> float:
+        """Seconds of suspension since this was last asked; none below a second."""
+        before, self._suspended_seconds = self._suspended_seconds, self._suspended()
+        slept = self._suspended_seconds - before
+        return slept if slept >= 1.0 else 0.0

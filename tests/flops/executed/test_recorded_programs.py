@@ -20,6 +20,7 @@ from mfu_jax.flops.ledger import compare_flops
 from mfu_jax.flops.traced.counting import pallas_kernel_flops
 from tests.support import program_kernels as kernels
 from tests.support import program_models as models
+from tests.support.jax_versions import reads_recorded_kernels
 from tests.support.paths import RECORDED
 from tests.support.program_list import PROGRAMS
 from tests.support.reference_model import Shape
@@ -140,6 +141,7 @@ BLOCKS = {
 }
 
 
+@reads_recorded_kernels
 @pytest.mark.parametrize("name", BLOCKS)
 def test_tpu_attention_kernels_run_the_blocks_that_their_mask_keeps(name: str) -> None:
     run, of = BLOCKS[name]
@@ -154,6 +156,7 @@ def test_tpu_attention_kernels_run_the_blocks_that_their_mask_keeps(name: str) -
     assert not executed.unaccounted
 
 
+@reads_recorded_kernels
 def test_xla_sees_only_an_estimate_of_flash_and_nothing_of_splash_attention() -> None:
     flash, splash = count("v5e_flash_causal"), count("v5e_splash_causal")
     assert flash.kernels_xla == 4_328_521_728  # the author's estimate: forward only, not masked
@@ -187,8 +190,8 @@ def test_cudnn_attention_computes_the_pairs_that_its_mask_keeps(name: str) -> No
     ("name", "kept", "again"),
     [
         # Blocks of 128 of 512 tokens: 1 + … + 4 of 16; S and dP twice in the backward pass.
-        ("v5e_layers_splash", Fraction(10, 16), 3),
-        ("v5e_layers_flash", Fraction(10, 16), 3),
+        pytest.param("v5e_layers_splash", Fraction(10, 16), 3, marks=reads_recorded_kernels),
+        pytest.param("v5e_layers_flash", Fraction(10, 16), 3, marks=reads_recorded_kernels),
         # 512 · 513 / 2 of 512² pairs; S again.
         ("h100_layers_cudnn", Fraction(513, 1024), 1),
     ],
@@ -332,6 +335,7 @@ def test_ffts_and_factorisations_are_counted_where_they_are_matmuls_else_listed(
         assert "register_kernel" in item.reason
 
 
+@reads_recorded_kernels
 def test_llama_70b_on_512_chips_to_the_last_flop() -> None:
     shape, chips = kernels.LLAMA_70B, 512
     executed = count("v5p_llama70b")

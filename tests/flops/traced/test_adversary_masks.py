@@ -9,6 +9,7 @@ import pytest
 
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.flops.traced.masks.declared import attention_mask
+from tests.support.jax_versions import respects_local_windows
 from tests.support.small_functions import shape
 
 B, S, T, H, D = 2, 12, 20, 3, 4
@@ -126,6 +127,7 @@ def attend(q, k, v, **how):
     return jax.nn.dot_product_attention(q, k, v, **how)
 
 
+@respects_local_windows
 def test_attention_whose_operands_are_arguments():
     """No projections around it: queries, keys and values are what the function is given."""
     q, kv = shape(B, S, H, D), shape(B, T, H, D)

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from jax.extend.core import primitives
 
+from mfu_jax import jax_internals
 from mfu_jax.errors import UserError
-from mfu_jax.flops.traced import jax_internals as _jax_internals
+from mfu_jax.flops.traced import tracing
 from mfu_jax.flops.traced.counting import count_model_flops
+from tests.support.jax_versions import has_scaled_dot
 from tests.support.small_functions import FIRST, SECOND, TWO_LAYERS, B, D, F, shape
 
 
@@ -144,6 +145,7 @@ def test_low_precision_matmuls_are_split_by_dtype():
     assert count.by_dtype == {"f8e4m3fn": 2 * 4 * 8 * 4, "bf16": 2 * 4**3, "s8": 2 * 4**3}
 
 
+@has_scaled_dot
 def test_scaled_dots():
     eight = functools.partial(shape, dtype=jnp.float8_e4m3fn)
     scale = functools.partial(shape, dtype=jnp.float8_e8m0fnu)
@@ -206,7 +208,7 @@ def primitives_of_gradient():
 def test_checkpoints_are_ignored_on_the_counting_thread_only():
     before = primitives_of_gradient()
     seen = []
-    with _jax_internals.without_checkpoints():
+    with tracing.without_checkpoints():
         thread = threading.Thread(target=lambda: seen.append(primitives_of_gradient()))
         thread.start()
         thread.join()
@@ -218,7 +220,7 @@ def test_checkpoints_are_ignored_on_the_counting_thread_only():
 
 def test_threads_count_and_train_at_once():
     """Both counts trace while the other one does, and a third thread traces its own remat."""
-    original = primitives.remat_p.bind
+    original = jax_internals.remat_p.bind
     expected = count_model_flops(jax.grad(checkpointed_loss), shape(D, D), shape(B, D))
     meeting = threading.Barrier(3)
 
@@ -244,15 +246,15 @@ def test_threads_count_and_train_at_once():
     assert [count.result().to_json() for count in counting] == [expected.to_json()] * 2
     assert "remat2" in before
     assert training.result() == [before] * 2
-    assert primitives.remat_p.bind == original
+    assert jax_internals.remat_p.bind == original
 
 
 def test_nothing_of_jax_stays_patched_after_an_exception():
-    original = primitives.remat_p.bind
+    original = jax_internals.remat_p.bind
     patched = []
 
     def fails_without_checkpoints(w, x):
-        patched.append(primitives.remat_p.bind != original)
+        patched.append(jax_internals.remat_p.bind != original)
         if len(patched) == 2:
             raise ValueError("no")
         return checkpointed_loss(w, x)
@@ -260,7 +262,7 @@ def test_nothing_of_jax_stays_patched_after_an_exception():
     with pytest.raises(UserError, match="ValueError: no"):
         count_model_flops(fails_without_checkpoints, shape(D, D), shape(B, D))
     assert patched == [False, True]
-    assert primitives.remat_p.bind == original
+    assert jax_internals.remat_p.bind == original
 
 
 def test_counting_compiles_nothing_and_leaves_the_jit_cache_alone():
@@ -278,7 +280,7 @@ def test_counting_compiles_nothing_and_leaves_the_jit_cache_alone():
         count = count_model_flops(step, *arguments)
         jax.block_until_ready(step(*arguments))
     finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+        jax_internals.unregister_event_duration_listener(listen)
     assert compiled == []
     assert count.rematerialized > 0
 
@@ -288,3 +290,15 @@ def test_donated_arrays_are_counted_by_their_shape():
     x = jnp.ones((B, D))
     x.delete()
     assert count_model_flops(step, x, jnp.ones((D, F))).total == FIRST
+
+
+def test_a_typed_key_is_no_known_number():
+    def f(x):
+        def body(carry):
+            i, key, x = carry
+            return i + 1, jax.random.fold_in(key, i), x @ x
+
+        start = (jnp.int32(0), jax.random.key(0), x)  # a key made from a constant
+        return jax.lax.while_loop(lambda carry: carry[0] < 3, body, start)[2]
+
+    assert count_model_flops(f, jnp.ones((4, 4))).total == 3 * (2 * 4 * 4 * 4)

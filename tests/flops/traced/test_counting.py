@@ -100,3 +100,19 @@ def test_wrong_example_arguments_are_a_user_error():
         count_model_flops(lambda w, x: x @ w, shape(3, 4), shape(5, 6))
     with pytest.raises(UserError, match="pass the function and its arguments separately"):
         count_model_flops(3)
+
+
+def test_a_random_key_made_inside_counts_like_one_passed_in() -> None:
+    def noisy(w, x, key):
+        keep = jax.random.bernoulli(jax.random.fold_in(key, 1), 0.5, x.shape)
+        return jnp.sum((x * keep) @ w)
+
+    def with_own_key(w, x):
+        return noisy(w, x, jax.random.key(0))
+
+    w, x = shape(8, 4), shape(2, 8)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    own = count_model_flops(jax.value_and_grad(with_own_key), w, x)
+    passed = count_model_flops(jax.value_and_grad(noisy), w, x, key)
+    assert own.total == passed.total == 2 * (2 * 2 * 8 * 4)
+    assert not own.unaccounted

@@ -51,6 +51,23 @@ def test_small_numbers_keep_digits_that_say_something() -> None:
     assert "MFU: 0.0341%" in text
 
 
+@pytest.mark.parametrize(
+    ("loss", "shown"),
+    [
+        (205603758669824.0, "2.05604e+14"),
+        (-1234567.0, "-1.23457e+06"),
+        (999999.0, "999999.000"),
+        (0.05, "0.050"),
+        (0.0, "0.000"),
+        (0.0000213, "2.13e-05"),
+        (float("nan"), "nan"),
+        (float("-inf"), "-inf"),
+    ],
+)
+def test_a_loss_of_any_size_is_readable(loss: float, shown: str) -> None:
+    assert f", loss: {shown}, MFU" in line(SCALARS | {"learning/loss": loss})
+
+
 def test_labels_flags_and_time_outside_steps_come_last() -> None:
     extra = {"goodput/eval_seconds": 3.25, "goodput/data_wait_seconds": 0.0, "eval/avg_loss": 4.5}
     assert line(SCALARS | extra, kind="compile", flags=("mfu_over_1",)).endswith(
@@ -106,3 +123,37 @@ def test_sinks_are_found_by_name_and_can_be_added() -> None:
     finally:
         del SINKS["mine"]
     assert {"console", "jsonl", "tensorboard", "csv"} <= set(SINKS)
+
+
+def test_several_steps_are_one_write_and_one_flush() -> None:
+    class Stream(io.StringIO):
+        writes = flushes = 0
+
+        def write(self, text: str) -> int:
+            self.writes += 1
+            return super().write(text)
+
+        def flush(self) -> None:
+            self.flushes += 1
+
+    stream = Stream()
+    sink = ConsoleSink(stream, progress=False)
+    steps = [StepRecord(step=s, unix_seconds=0.0, scalars=SCALARS, notes=("why",)) for s in (1, 2)]
+    between = StepRecord(step=3, unix_seconds=0.0, scalars=SCALARS, is_logged=False)
+    sink.write_many([*steps, between])
+    assert [text[:17] for text in stream.getvalue().splitlines()] == [
+        "completed step: 1",
+        "note, step 1: why",
+        "completed step: 2",
+        "note, step 2: why",
+    ]
+    assert (stream.writes, stream.flushes) == (1, 1)
+    sink.write_many([between])
+    assert (stream.writes, stream.flushes) == (1, 1)
+
+
+def test_a_terminal_without_unicode_shows_the_rest() -> None:
+    raw = io.BytesIO()
+    sink = ConsoleSink(io.TextIOWrapper(raw, encoding="ascii"), progress=False)
+    sink.write_text("setup", "2 × cpu")
+    assert raw.getvalue() == b"2 ? cpu\n"

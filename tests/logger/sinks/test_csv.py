@@ -1,12 +1,20 @@
 """The CSV table: columns come when they are needed, rows stay."""
 
 import csv
+import math
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.sinks import CsvSink, StepRecord
+from mfu_jax.logger.sinks.base import RecordError
+
+
+def record(step: int, **scalars: float) -> StepRecord:
+    return StepRecord(step=step, unix_seconds=1.0, scalars=scalars)
 
 
 def write(path: Path, rows: dict[int, dict[str, float]], **options: int) -> CsvSink:
@@ -58,3 +66,67 @@ def test_another_kind_of_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no column 'step'"):
         CsvSink(path, resume_from_step=3)
     assert path.read_text() == "name,age\nAda,36\n"
+
+
+def test_several_steps_are_one_write_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = CsvSink(tmp_path / "metrics.csv")
+    sink.write(record(0, loss=1.0))
+    pieces: list[bytes] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(sink._file, "append", pieces.append)
+        sink.write_many([record(1, loss=2.0), record(2, loss=3.0)])
+    assert pieces == [b"1,step,1.0,2.0\n2,step,1.0,3.0\n"]
+    with pytest.raises(RecordError, match="steps 3 to 4 cannot be rows"):
+        sink.write_many([record(3, loss=1.0), record(4, **{"\ud800": 1.0})])
+    sink.write(record(5, loss=4.0))
+    sink.close()
+    assert [row["step"] for row in read(sink.path)] == ["0", "5"]
+
+
+@pytest.mark.parametrize("kind", ["device", "FIFO"])
+def test_what_is_no_file_is_refused_and_not_replaced(tmp_path: Path, kind: str) -> None:
+    path = Path("/dev/full") if kind == "device" else tmp_path / "fifo"
+    if kind == "FIFO":
+        os.mkfifo(path)
+    with pytest.raises(UserError, match=f"csv_file .* cannot be written .it is a {kind}"):
+        CsvSink(path)
+    assert not path.is_file()
+    assert not list(tmp_path.glob("*.lock"))
+
+
+def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "metrics.csv"
+    link.symlink_to(tmp_path / "disk" / "real.csv")
+    write(link, {0: {"loss": 1.0}, 1: {"loss": 2.0, "eval": 3.0}})
+    assert link.is_symlink()
+    assert [row["eval"] for row in read(tmp_path / "disk" / "real.csv")] == ["", "3.0"]
+
+
+def test_a_table_that_is_deleted_comes_back_before_it_gets_a_column(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "metrics.csv"
+    sink = CsvSink(path)
+    sink.write(record(0, loss=1.0))
+    shutil.rmtree(path.parent)
+    sink.write(record(1, loss=2.0, eval=3.0))
+    sink.close()
+    assert [(row["loss"], row["eval"]) for row in read(path)] == [("1.0", ""), ("2.0", "3.0")]
+
+
+def test_names_that_a_table_cannot_have_are_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    write(path, {0: {"step": 9.0, "a\nb": 1.0, "a_b": 2.0, 'q"uo,te': 3.0}, 1: {"late": 4.0}})
+    first, second = read(path)
+    assert (first["step"], first["step_2"], second["late"]) == ("0", "9.0", "4.0")
+    assert (first["a_b"], first["a_b_2"], first['q"uo,te']) == ("1.0", "2.0", "3.0")
+
+
+def test_values_are_written_as_python_reads_them(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    values = {"a": math.nan, "b": -math.inf, "c": 1e308, "d": 2**1000, "e": 5e-324}
+    write(path, {0: values})
+    (row,) = read(path)
+    assert math.isnan(float(row["a"]))
+    assert [float(row[k]) for k in "bcde"] == [-math.inf, 1e308, float(2**1000), 5e-324]

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.sinks import JsonlSink, StepRecord
+from mfu_jax.logger.sinks.base import RecordError
 from mfu_jax.logger.summary import Summary
 from tests.support.work import HANG_SECONDS
 
@@ -124,11 +126,11 @@ def test_another_kind_of_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("name", ["", "file/metrics.jsonl", "gs://bucket/metrics.jsonl"])
+@pytest.mark.parametrize("name", ["", "file/metrics.jsonl", "nowhere://bucket/metrics.jsonl"])
 def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("")
     path = name if "://" in name else str(tmp_path / name)
-    with pytest.raises(UserError, match=r"metrics_file .* (cannot be written|not a path)"):
+    with pytest.raises(UserError, match=r"metrics_file .* cannot be (written|reached)"):
         JsonlSink(path)
 
 
@@ -212,3 +214,101 @@ def test_a_run_killed_and_resumed_has_every_step_once(tmp_path: Path) -> None:
             process.wait(HANG_SECONDS)
     write(path, range(402, 410), resume_from_step=402)
     assert steps_of(path) == list(range(410))
+
+
+def test_several_steps_are_one_write_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    pieces: list[bytes] = []
+    sink.close()
+    monkeypatch.setattr(sink._file, "append", pieces.append)
+    sink.write_many([record(0), record(1), record(2)])
+    assert [json.loads(line)["step"] for line in pieces[0].splitlines()] == [0, 1, 2]
+    with pytest.raises(RecordError, match="step 4 cannot be JSON"):
+        sink.write_many([record(3), record(4, a=10**400)])
+    assert len(pieces) == 1
+
+
+def test_metrics_named_like_the_fields_of_a_line_do_not_replace_them(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    scalars = {"step": 1.0, "kind": 2.0, "flags": 3.0}
+    sink.write(StepRecord(step=7, unix_seconds=1.0, scalars=scalars))
+    sink.close()
+    line = json.loads(sink.path.read_text())
+    assert (line["step"], line["kind"]) == (7, "step")
+    assert (line["step_2"], line["kind_2"], line["flags_2"]) == (1.0, 2.0, 3.0)
+
+
+def test_a_run_folder_that_is_deleted_comes_back_with_every_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "run" / "metrics.jsonl"
+    sink = JsonlSink(path)
+    sink.write_setup({"peak": 1.0}, {})
+    sink.write(record(0))
+    shutil.rmtree(path.parent)
+    sink.write(record(1))
+    sink.flush()
+    sink.close()
+    assert steps_of(path) == [0, 1]
+    assert "was deleted" in caplog.text
+    assert sorted(os.listdir(path.parent)) == ["metrics.jsonl", "metrics.jsonl.setup.json"]
+
+
+def test_a_file_of_another_process_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    code = (
+        "import sys\nfrom mfu_jax.logger.sinks import JsonlSink\n"
+        "sink = JsonlSink(sys.argv[1])\nprint('open', flush=True)\nsys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        with pytest.raises(UserError, match=f"metrics_file .* is in use by process {process.pid}"):
+            JsonlSink(path)
+        process.communicate()
+    write(path, range(2))
+    assert steps_of(path) == [0, 1]
+
+
+def test_a_logger_that_was_not_closed_keeps_its_own_file(tmp_path: Path) -> None:
+    """A notebook's cell that runs again."""
+    path = tmp_path / "metrics.jsonl"
+    first = JsonlSink(path)
+    first.write(record(0))
+    second = JsonlSink(path)
+    assert "still open in this process" in second.warnings[0]
+    second.write(record(10))
+    first.write(record(1))
+    first.close()
+    second.write(record(11))
+    second.close()
+    assert steps_of(path) == [10, 11]
+    assert steps_of(tmp_path / "metrics.jsonl.previous1") == [0, 1]
+
+
+def test_what_a_killed_rewrite_left_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, range(3))
+    (tmp_path / "metrics.jsonl.4242.tmp").write_text("half")
+    write(path, range(3, 4), resume_from_step=3)
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
+def test_a_metrics_file_in_an_object_store_is_resumed(tmp_path: Path) -> None:
+    store = pytest.importorskip("fsspec").filesystem("memory")
+    for start, stop in ((0, 5), (3, 7)):
+        sink = JsonlSink("memory://jsonl/run/metrics.jsonl", resume_from_step=start)
+        for step in range(start, stop):
+            sink.write(record(step))
+        sink.write_summary(Summary(steps=stop))
+        sink.close()
+    lines = store.cat("/jsonl/run/metrics.jsonl").splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(7))
+    assert json.loads(store.cat("/jsonl/run/metrics.jsonl.summary.json"))["steps"] == 7

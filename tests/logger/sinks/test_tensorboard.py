@@ -1,13 +1,16 @@
 """Event files, read back by TensorBoard's own reader."""
 
 import math
+import shutil
 from pathlib import Path
 
 import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.sinks import StepRecord, TensorBoardSink
+from mfu_jax.logger.sinks.base import RecordError
 
+event_file_loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
 
@@ -83,5 +86,98 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"tensorboard_dir .* cannot be written"):
         TensorBoardSink(tmp_path / "file")
-    with pytest.raises(UserError, match="not a path on this machine"):
-        TensorBoardSink("gs://bucket/run")
+    with pytest.raises(UserError, match="cannot be reached"):
+        TensorBoardSink("nowhere://bucket/run")
+
+
+def test_a_run_killed_before_its_first_checkpoint_leaves_no_point_twice(tmp_path: Path) -> None:
+    killed = TensorBoardSink(tmp_path)
+    write(killed, range(14), 1.0)
+    with open(killed.path, "ab") as file:
+        file.write(b"torn")
+    again = TensorBoardSink(tmp_path)
+    write(again, range(20), 2.0)
+    again.close()
+    assert scalars(tmp_path, "learning/loss") == [(step, 2.0) for step in range(20)]
+    assert scalars(tmp_path / "previous1", "learning/loss") == [(step, 1.0) for step in range(14)]
+    assert any(f"is now {tmp_path / 'previous1'}" in warning for warning in again.warnings)
+    killed._file.close()
+
+
+def test_a_resume_cuts_our_files_and_leaves_those_of_other_writers(tmp_path: Path) -> None:
+    theirs = tmp_path / "events.out.tfevents.1.theirs"
+    first = TensorBoardSink(tmp_path)
+    write(first, range(10), 1.0)
+    first.close()
+    theirs.write_bytes(first.path.read_bytes())
+    second = TensorBoardSink(tmp_path, resume_from_step=4)
+    write(second, range(4, 6), 2.0)
+    second.close()
+    expected = [(s, 1.0) for s in range(10)]
+    assert scalars_of_file(theirs) == expected
+    assert scalars_of_file(first.path) == expected[:4]
+    third = TensorBoardSink(tmp_path)
+    third.close()
+    assert scalars_of_file(theirs) == expected
+
+
+def test_several_steps_are_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = TensorBoardSink(tmp_path)
+    calls: list[bytes] = []
+    append = sink._file.append
+    monkeypatch.setattr(sink._file, "append", lambda piece: (calls.append(piece), append(piece)))
+    sink.write_many([record(step, 0.5) for step in range(3)])
+    assert len(calls) == 1
+    with pytest.raises(RecordError, match="step 4 cannot be an event"):
+        sink.write_many([record(3, 0.5), record(4, "text")])  # type: ignore[arg-type]
+    assert len(calls) == 1
+    sink.close()
+    assert scalars(tmp_path, "learning/loss") == [(step, 0.5) for step in range(3)]
+
+
+def test_values_beyond_float32_and_odd_names_are_written(tmp_path: Path) -> None:
+    sink = TensorBoardSink(tmp_path)
+    values = {"a": 1e308, "b": -1e308, "c": 2**1000, "d": 1e-320, "": 1.0, "é\n@1": 2.0}
+    sink.write(StepRecord(step=0, unix_seconds=0.0, scalars=values))
+    sink.close()
+    found = {name: scalars(tmp_path, name)[0][1] for name in ("a", "b", "c", "d", "_", "é\n@1")}
+    assert found == {"a": math.inf, "b": -math.inf, "c": math.inf, "d": 0.0, "_": 1.0, "é\n@1": 2.0}
+
+
+def test_a_deleted_folder_comes_back_with_every_point(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "tb"
+    sink = TensorBoardSink(folder)
+    write(sink, range(3), 1.0)
+    shutil.rmtree(tmp_path / "run")
+    write(sink, range(3, 5), 1.0)
+    sink.close()
+    assert scalars(folder, "learning/loss") == [(step, 1.0) for step in range(5)]
+
+
+def test_a_folder_in_an_object_store_has_every_point_once(tmp_path: Path) -> None:
+    store = pytest.importorskip("fsspec").filesystem("memory")
+    for start in (0, 3):
+        sink = TensorBoardSink("memory://tb/run", resume_from_step=start)
+        write(sink, range(start, start + 5), float(start))
+        sink.close()
+    store.get("/tb/run/", str(tmp_path / "copy"), recursive=True)
+    expected = [(step, 0.0 if step < 3 else 3.0) for step in range(8)]
+    assert scalars(tmp_path / "copy", "learning/loss") == expected
+
+
+def record(step: int, loss: float) -> StepRecord:
+    return StepRecord(step=step, unix_seconds=0.0, scalars={"learning/loss": loss})
+
+
+def write(sink: TensorBoardSink, steps: range, loss: float) -> None:
+    for step in steps:
+        sink.write(record(step, loss))
+
+
+def scalars_of_file(path: Path) -> list[tuple[int, float]]:
+    loader = event_file_loader.EventFileLoader(str(path))
+    return [
+        (event.step, value.tensor.float_val[0])
+        for event in loader.Load()
+        for value in event.summary.value
+    ]

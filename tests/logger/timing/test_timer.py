@@ -4,9 +4,14 @@ import threading
 
 import pytest
 
-from mfu_jax.errors import UserError
 from mfu_jax.logger.timing.compile_events import CompileEvent
-from mfu_jax.logger.timing.timer import Reading, StepTimer, ThreadWatcher, TimedStep
+from mfu_jax.logger.timing.timer import (
+    SHORT_WAITS,
+    Reading,
+    StepTimer,
+    ThreadWatcher,
+    TimedStep,
+)
 from tests.support.fake_device import FakeArray, FakeClock, FakeDevice, FakeWatcher
 from tests.support.work import HANG_SECONDS
 
@@ -18,14 +23,28 @@ class Loop:
         self.clock = FakeClock()
         self.device = FakeDevice(self.clock)
         self.watcher = FakeWatcher(self.clock)
+        self.suspended = 0.0
         self.timer = StepTimer(
-            clock=self.clock.wall, monotonic=self.clock.monotonic, watcher=self.watcher
+            clock=self.clock.wall,
+            monotonic=self.clock.monotonic,
+            watcher=self.watcher,
+            suspended=lambda: self.suspended,
         )
         self.done: list[TimedStep] = []
         self.number = 0
 
     def step(self, seconds: float, *, host: float = 0.0) -> TimedStep:
-        taken = TimedStep(self.number, self.device.run(seconds))
+        return self.take(self.device.run(seconds), host=host)
+
+    def call(self, seconds: float, *, compiling: float = 0.0) -> TimedStep:
+        """A step whose call is announced, as an instrumented step does it."""
+        self.timer.begin_call()
+        if compiling:
+            self.compile(compiling)
+        return self.step(seconds)
+
+    def take(self, metrics: dict[str, FakeArray], *, host: float = 0.0) -> TimedStep:
+        taken = TimedStep(self.number, metrics)
         self.number += 1
         self.clock.advance(host)
         self.keep(self.timer.dispatched(taken))
@@ -80,19 +99,43 @@ def test_host_bound_steps_take_the_hosts_time() -> None:
         loop.clock.advance(1.0)
         loop.step(0.25)
     loop.clock.advance(1.0)
-    # Each ends a quarter of a second after it was dispatched, and that was once a second.
-    assert loop.seconds() == [1.25, 1.0, 1.0]
+    # Seen to end when the host comes back, which is once a second; the first began a second late.
+    assert loop.seconds() == [2.0, 1.0, 1.0]
 
 
-def test_what_the_host_does_after_a_step_has_ended_is_the_next_steps_time() -> None:
+def test_a_step_seen_to_have_ended_before_the_next_call_ends_there() -> None:
     loop = Loop()
-    for _ in range(2):
+    for _ in range(3):
+        loop.call(0.25)
         loop.clock.advance(1.0)
-        loop.step(0.25)
-    loop.clock.advance(100.0)
-    loop.pause(10.0)
-    loop.step(0.25)
-    assert loop.seconds() == [1.25, 1.0, 100.0]
+    assert loop.seconds() == [1.0, 1.0, 1.0]
+
+
+def test_a_call_does_not_wait_for_the_step_in_flight() -> None:
+    loop = Loop()
+    loop.step(5.0)
+    loop.timer.begin_call()
+    assert loop.clock.now == 0.0
+    loop.step(1.0)
+    assert loop.seconds() == [5.0, 1.0]
+
+
+def test_no_step_asks_for_a_watcher() -> None:
+    loop = Loop()
+    for host in (0.0, 3.0, 0.0, 3.0):
+        loop.timer.begin_call()
+        loop.step(1.0, host=host)
+    assert loop.watcher.watched == []
+
+
+def test_a_wait_asks_for_a_watcher_only_while_the_device_is_busy() -> None:
+    loop = Loop()
+    busy = loop.step(4.0)
+    loop.wait(1.0)
+    loop.step(1.0)
+    loop.clock.advance(1.0)
+    loop.wait(1.0)
+    assert loop.watcher.watched == [busy]
 
 
 def test_the_step_just_dispatched_is_never_waited_for() -> None:
@@ -121,6 +164,19 @@ def test_a_jump_of_the_wall_clock_is_reported_and_excluded_from_the_step(jump: f
     assert loop.seconds() == [1.0, 1.0]
     assert [step.clock_jump_seconds for step in loop.done] == [jump, None]
     assert loop.done[0].ended_at == 1_000_001.0 + jump
+
+
+def test_a_suspension_of_the_machine_is_told_apart_from_a_jump() -> None:
+    loop = Loop()
+    loop.step(1.0)
+    loop.clock.wall_offset += 3600.0
+    loop.suspended += 3600.0
+    loop.step(1.0)
+    loop.clock.wall_offset += 60.0
+    loop.step(1.0)
+    assert loop.seconds() == [1.0, 1.0, 1.0]
+    assert [step.slept_seconds for step in loop.done] == [3600.0, 0.0, 0.0]
+    assert [step.clock_jump_seconds for step in loop.done] == [3600.0, 60.0, None]
 
 
 def test_a_slewing_wall_clock_is_the_measure() -> None:
@@ -196,8 +252,36 @@ def test_a_wait_of_an_idle_device_is_exposed_from_its_start() -> None:
     loop.clock.advance(2.0)  # the device has been idle for a second when the wait begins
     loop.wait(3.0)
     loop.step(5.0)
-    assert loop.seconds() == [1.0, 6.0]  # that second is the host's, so the next step's
+    assert loop.seconds() == [2.0, 5.0]  # nobody saw the step end before the wait began
     assert loop.done[1].spans == {"data_wait": 3.0}
+
+
+def short_waits(loop: Loop, count: int) -> None:
+    for _ in range(count):
+        loop.step(1.0)
+        loop.wait(0.0005)
+
+
+def test_after_short_waits_no_watcher_is_asked() -> None:
+    loop = Loop()
+    short_waits(loop, SHORT_WAITS + 5)
+    assert len(loop.watcher.watched) == SHORT_WAITS
+    loop.step(1.0)
+    loop.wait(0.25)  # a long one: from here on waits may be long
+    loop.step(1.0)
+    loop.wait(0.25)
+    assert len(loop.watcher.watched) == SHORT_WAITS + 1
+    assert set(loop.seconds()) == {1.0}
+
+
+def test_the_exposed_part_of_an_unexpected_wait_follows_from_the_step_before() -> None:
+    loop = Loop()
+    short_waits(loop, SHORT_WAITS + 5)
+    loop.step(1.0)
+    loop.wait(3.0)
+    last = loop.step(1.0)
+    assert loop.seconds() == [1.0] * (SHORT_WAITS + 7)
+    assert last.spans == {"data_wait": 2.0}
 
 
 def test_the_wait_before_the_first_step_is_no_part_of_it() -> None:
@@ -260,6 +344,24 @@ def test_a_step_that_ended_unseen_before_a_recompile_is_marked_too() -> None:
     assert [step.is_compile for step in loop.done] == [False, True, True]
 
 
+def test_a_recompile_in_an_announced_call_marks_only_its_own_step() -> None:
+    loop = Loop()
+    loop.call(1.0)
+    loop.call(1.0)
+    loop.clock.advance(3.0)
+    loop.call(2.0, compiling=10.0)
+    assert loop.seconds() == [1.0, 3.0, 12.0]
+    assert [step.is_compile for step in loop.done] == [False, False, True]
+
+
+def test_a_step_that_ends_during_a_recompile_is_seen_to_end() -> None:
+    loop = Loop()
+    loop.call(4.0)
+    loop.call(2.0, compiling=10.0)
+    assert loop.seconds() == [4.0, 8.0]
+    assert [step.is_compile for step in loop.done] == [False, True]
+
+
 def test_tracing_without_a_new_executable_marks_no_step() -> None:
     loop = Loop()
     loop.timer.compiling(_event("trace", 0.5))
@@ -269,30 +371,13 @@ def test_tracing_without_a_new_executable_marks_no_step() -> None:
     assert not loop.done[0].is_compile
 
 
-def test_a_metric_in_the_donated_state_is_named() -> None:
+def test_a_metric_in_the_donated_state_is_not_waited_for() -> None:
     loop = Loop()
     first = loop.step(1.0)
     first.metrics["loss"].deleted = True
-    with pytest.raises(UserError, match=r"metric 'loss' was deleted.*donated state"):
-        loop.step(1.0)
-
-
-def test_a_request_to_watch_goes_through_the_writer_only_if_that_is_idle() -> None:
-    clock = FakeClock()
-    idle = False
-    watcher = ThreadWatcher(lambda: (clock.wall(), clock.now), lambda: idle)
-    timer = StepTimer(clock=clock.wall, monotonic=clock.monotonic, watcher=watcher)
-    device = FakeDevice(clock)
-    steps = [TimedStep(number, device.run(0.0)) for number in range(3)]
-    timer.dispatched(steps[0])
-    timer.dispatched(steps[1])
-    assert steps[0].successor is None  # the writer is busy: the watcher was asked at once
-    idle = True
-    timer.dispatched(steps[2])
-    assert steps[1].successor is steps[2]
-    timer.pass_on(steps[1])
-    assert steps[1].successor is None  # no chain that keeps all steps alive
-    timer.close()
+    loop.timer.begin_call()
+    loop.step(1.0)
+    assert len(loop.seconds()) == 2
 
 
 def test_the_watchers_thread_stamps_a_step_when_it_ends() -> None:

@@ -68,9 +68,9 @@ def kernel_body(text: str) -> KernelBody:
         UnknownBodyError: jaxlib is not installed, or the body is of another version.
     """
     try:
-        from jax._src.lib import tpu
-        from jaxlib.mlir import ir
-        from jaxlib.mlir.passmanager import PassManager
+        from mfu_jax.jax_internals import mosaic_bindings
+
+        tpu, ir, PassManager = mosaic_bindings()
     except ImportError as error:
         raise UnknownBodyError(f"its body cannot be read without jaxlib ({error})") from None
     try:

@@ -1,8 +1,4 @@
-"""Everything that the traced count uses from JAX beyond its stable API.
-
-`remat_p` and `dce_jaxpr` come from `jax.extend` and `jax.interpreters`: exported, but free to
-change between versions.
-"""
+"""A function becomes a jaxpr without dead code, with `jax.checkpoint` or without it."""
 
 from __future__ import annotations
 
@@ -13,11 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-from jax.experimental.xla_metadata import set_xla_metadata
-from jax.extend.core import ClosedJaxpr, Jaxpr, primitives
-from jax.interpreters import partial_eval
 
 from mfu_jax.errors import UserError
+from mfu_jax.jax_internals import (
+    ClosedJaxpr,
+    open_jaxpr,
+    remat_p,
+    set_xla_metadata,
+    without_dead_code,
+)
 
 _this_thread = threading.local()
 
@@ -32,7 +32,7 @@ class _CheckpointPatch:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.users = 0
-        self.original: Callable[..., list[Any]] = primitives.remat_p.bind
+        self.original: Callable[..., list[Any]] = remat_p.bind
         self.is_own_attribute = True  # of the primitive, not of its class
 
     def bind(self, *args: Any, jaxpr: Any, **params: Any) -> list[Any]:
@@ -43,18 +43,18 @@ class _CheckpointPatch:
     def __enter__(self) -> None:
         with self.lock:
             if not self.users:
-                self.original = primitives.remat_p.bind
-                self.is_own_attribute = "bind" in vars(primitives.remat_p)
-                setattr(primitives.remat_p, "bind", self.bind)  # noqa: B010
+                self.original = remat_p.bind
+                self.is_own_attribute = "bind" in vars(remat_p)
+                setattr(remat_p, "bind", self.bind)  # noqa: B010
             self.users += 1
 
     def __exit__(self, *exc: object) -> None:
         with self.lock:
             self.users -= 1
             if not self.users and self.is_own_attribute:
-                setattr(primitives.remat_p, "bind", self.original)  # noqa: B010
+                setattr(remat_p, "bind", self.original)  # noqa: B010
             elif not self.users:
-                delattr(primitives.remat_p, "bind")
+                delattr(remat_p, "bind")
 
 
 _patch = _CheckpointPatch()
@@ -113,7 +113,7 @@ def trace(
             "argument, or Python control flow on array values; try "
             f"jax.eval_shape({name}, …) with the same arguments and fix what it reports"
         ) from error
-    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, True, instantiate=True)
+    jaxpr = without_dead_code(closed.jaxpr)
     constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     _add_inner_constants(jaxpr, constants, set())
     return jaxpr, constants
@@ -177,33 +177,3 @@ def inner_jaxprs(params: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
         if jaxprs:
             found[name] = jaxprs
     return found
-
-
-def open_jaxpr(value: Any) -> Any | None:
-    """The jaxpr inside a closed one, an open one unchanged, None for anything else."""
-    if isinstance(value, ClosedJaxpr):
-        return value.jaxpr
-    return value if isinstance(value, Jaxpr) else None
-
-
-def scan_groups(eqn: Any) -> tuple[int, int]:
-    """How many of a `scan`'s operands are constants, and how many are carried.
-
-    JAX 0.10 has the numbers as parameters; later versions group the operands in a flat tree.
-    """
-    params = eqn.params
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    constants, carried, _ = params["ft_in"].update(list(eqn.invars)).unpack()
-    return len(list(constants)), len(list(carried))
-
-
-def user_frames(source_traceback: Any) -> tuple[tuple[str, int], ...]:
-    """Where in the user's code an equation came from: (file, line) pairs, excluding JAX's own."""
-    if source_traceback is None:
-        return ()
-    return tuple(
-        (frame.file_name, frame.line_num)
-        for frame in source_traceback.frames
-        if "/jax/" not in frame.file_name and not frame.file_name.startswith("<")
-    )

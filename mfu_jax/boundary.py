@@ -1,0 +1,167 @@
+"""The boundary around a user's run: a failure of ours is one line and a missing number.
+
+Everything that runs beside her step is called through a `Boundary`. `KeyboardInterrupt`,
+`SystemExit` and whatever else is no `Exception` pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import platform
+import sys
+import tempfile
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from mfu_jax.errors import UserError
+
+_log = logging.getLogger("mfu_jax")
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_LONGEST_TEXT = 500
+
+
+class Boundary:
+    """Reports failures as warnings, each once: one is known by its type and where it was raised.
+
+    It keeps texts only; an exception would keep the arrays of all frames in its traceback alive.
+    """
+
+    def __init__(self) -> None:
+        self._times: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()
+
+    @property
+    def failures(self) -> int:
+        """How many failures were reported, repetitions included."""
+        return self._times.total()
+
+    def attempt(
+        self,
+        missing: str,
+        function: Callable[..., Any],
+        *args: Any,
+        instead: Any = None,
+        passes: tuple[type[Exception], ...] = (),
+    ) -> Any:
+        """``function(*args)``, or `instead` if that fails.
+
+        Args:
+            missing: what the user does not get then, as a clause: ``MFU of f is not known``.
+            function: what may fail.
+            *args: its arguments.
+            instead: the result after a failure.
+            passes: exceptions that are meant for the caller.
+        """
+        try:
+            return function(*args)
+        except passes:
+            raise
+        except Exception as error:
+            self.report(error, missing)
+            return instead
+
+    def report(self, error: Exception, missing: str) -> None:
+        """Warns about a failure, or only counts it if it is known. Never raises.
+
+        Args:
+            error: what was raised. A `UserError` says itself what to do; anything else is a bug.
+            missing: see `attempt`.
+        """
+        with contextlib.suppress(Exception):
+            origin = type(error).__name__, _innermost(error)
+            with self._lock:
+                self._times[origin] += 1
+                is_new = self._times[origin] == 1
+            if is_new:
+                _log.warning("%s", _line(error, missing))
+            else:
+                _log.debug("again (%d): %s: %s", self._times[origin], missing, _first_line(error))
+
+    def thread(
+        self,
+        name: str,
+        missing: str,
+        function: Callable[..., Any],
+        *args: Any,
+        daemon: bool = True,
+    ) -> threading.Thread:
+        """A thread, not started yet, that runs ``function(*args)`` inside this boundary."""
+        return threading.Thread(
+            target=self.attempt, name=name, args=(missing, function, *args), daemon=daemon
+        )
+
+
+def guarded(
+    missing: str,
+    *,
+    passes: tuple[type[Exception], ...] = (),
+    instead: Callable[[Any], Any] = lambda self: None,
+) -> Callable[[_Method], _Method]:
+    """Decorates a method whose failures must not reach the caller; `self` has a ``_boundary``.
+
+    Args:
+        missing: see `Boundary.attempt`; ``{0}`` is `self`.
+        passes: exceptions that are meant for the caller.
+        instead: makes the result after a failure, from `self`.
+    """
+
+    def decorate(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(self, *args, **kwargs)
+            except passes:
+                raise
+            except Exception as error:
+                self._boundary.report(error, missing.format(self))
+                return instead(self)
+
+        return wrapper  # type: ignore[return-value]  # the signature is that of `method`
+
+    return decorate
+
+
+def _line(error: Exception, missing: str) -> str:
+    if isinstance(error, UserError):
+        return f"{missing}: {error}"
+    text = f"{missing}: {type(error).__name__}: {_first_line(error)}"
+    return f"{text}; the run goes on without it; please report this, details in {_details(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no text"])[0][:_LONGEST_TEXT]
+
+
+def _details(error: Exception) -> str:
+    """The file with the traceback; where it was raised if no file can be written."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="mfu_jax_", suffix=".txt", delete=False, encoding="utf-8", errors="replace"
+        ) as file:
+            file.write(f"{_versions()}\n\n{''.join(traceback.format_exception(error))}")
+        return file.name
+    except OSError:
+        return _innermost(error)
+
+
+def _versions() -> str:
+    modules = ("mfu_jax", "jax", "jaxlib", "flax", "numpy")
+    loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in modules}
+    found = ", ".join(f"{name} {version}" for name, version in loaded.items() if version)
+    return f"Python {platform.python_version()}, {found}, {platform.platform()}"
+
+
+def _innermost(error: Exception) -> str:
+    trace = error.__traceback__
+    if trace is None:
+        return "no frame"
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"

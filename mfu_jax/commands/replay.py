@@ -1,0 +1,119 @@
+"""Writes what a sink could not take in time, from its backlog to where it belongs.
+
+usage: mfu-jax replay FOLDER
+
+FOLDER          a folder backlog/, or the one that it lies in: that of the metrics file
+
+A run that resumes does so itself. Steps that a file already has are passed over, and what was
+written is removed from the backlog. The exit code is 1 if something stays there, because it lies
+before the last step of its file."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.arguments import parse
+from mfu_jax.errors import UserError
+from mfu_jax.logger.backlog_files import FOLDER, Segment, last_step, steps_of
+from mfu_jax.logger.sink_worker import PERMANENT
+from mfu_jax.logger.sinks.base import SINKS, Sink, StepRecord, make_sink
+
+_BATCH = 1000
+_LAST_STEP = 2**53  # a file that is resumed there keeps all that it has
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code.
+
+    Raises:
+        UserError: no backlog there, or one that cannot be written to its sink.
+    """
+    folder = Path(parse(argv, keys=()).one_name("folder"))
+    if (folder / FOLDER).is_dir():
+        folder /= FOLDER
+    files = sorted(folder.glob("*.jsonl")) if folder.is_dir() else []
+    if not files:
+        raise UserError(
+            f"{str(folder)!r} holds no backlog; expected files NAME.jsonl in a folder {FOLDER}/; "
+            f"usually every record was written, or the run that resumed wrote them; nothing is "
+            f"left to do"
+        )
+    return int(sum(_replay(path) for path in files) > 0)
+
+
+def _replay(path: Path) -> int:
+    """Writes the records of one file; returns how many stay in it."""
+    header = Segment(path).header()
+    name, base = header["sink"], path.parent.parent
+    paths = {key: base / relative for key, relative in header["paths"].items()}
+    made_by = name, {**header["arguments"], **paths}
+    target = ", ".join(map(str, paths.values())) or name
+    last = last_step(made_by)
+    missing = _missing(path, made_by, last)
+    segment = Segment(path, steps=range(last + 1, sys.maxsize))
+    sink = _open(made_by)
+    try:
+        written, refused = _write(segment, sink)
+    except (OSError, UserError) as error:
+        segment.trim()
+        raise UserError(
+            f"{target} cannot be written ({error}); expected an output that this user may write "
+            f"to; usually a full or read-only disk; what is not written stays in {path}; make room "
+            f"and run this again"
+        ) from error
+    finally:
+        sink.close()
+    if not missing:
+        segment.trim()
+    print(f"{name} {target}: {written} records written" + _left(path, last, missing, refused))
+    return missing
+
+
+def _left(path: Path, last: int, missing: int, refused: int) -> str:
+    text = f"; {refused} can never be written" if refused else ""
+    if missing:
+        text += f"; {missing} stay in {path}, because the file goes on to step {last} without them"
+    return text
+
+
+def _missing(path: Path, made_by: tuple[str, dict[str, Any]], last: int) -> int:
+    """How many steps of a backlog the file lacks, although it has later ones."""
+    behind = Segment(path, steps=range(-sys.maxsize, last + 1))
+    steps: set[int] = set()
+    while records := behind.read(_BATCH):
+        steps.update(record.step for record in records)
+        behind.advance(len(records))
+    return len(steps - steps_of(made_by)) if steps else 0
+
+
+def _open(made_by: tuple[str, dict[str, Any]]) -> Sink:
+    name, arguments = made_by
+    if name in SINKS and "resume_from_step" in inspect.signature(SINKS[name]).parameters:
+        arguments = {**arguments, "resume_from_step": _LAST_STEP}
+    return make_sink(name, **arguments)
+
+
+def _write(segment: Segment, sink: Sink) -> tuple[int, int]:
+    written = refused = 0
+    while records := segment.read(_BATCH):
+        for record in records:
+            is_written = _is_written(sink, record)
+            written, refused = written + is_written, refused + (not is_written)
+            segment.advance(1)
+    sink.flush()
+    return written, refused
+
+
+def _is_written(sink: Sink, record: StepRecord) -> bool:
+    """Writes a record; False if it can never be written."""
+    try:
+        sink.write(record)
+    except UserError:  # of the output, not of the record
+        raise
+    except PERMANENT:
+        return False
+    return True

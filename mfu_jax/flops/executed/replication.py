@@ -1,0 +1,260 @@
+"""Matmuls that several devices run on the same values: work that is replicated, not shared.
+
+One device's program is followed with, for every value, the groups of devices that hold the same
+one. Sharded parameters and partition ids differ between devices; collectives make values equal
+again. Where the text does not say, all devices are taken to differ: no work is called a repetition
+that is not.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mfu_jax.flops.executed.dataflow import MAX_DEPTH
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
+
+# Of each device, the first device that holds the same value; of a tuple, those of its elements.
+Groups = tuple[int, ...]
+Held: TypeAlias = "Groups | list[Held]"
+
+_CALLS = frozenset({"fusion", "call", "async-start"})
+_DIFFERENT = frozenset({"partition-id", "replica-id", "rng", "infeed", "recv", "ragged-all-to-all"})
+_SAME_VALUE = frozenset({"copy", "optimization-barrier", "opt-barrier", "bitcast"})
+_TILES = re.compile(r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))")
+_IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
+_MESH = re.compile(r"mesh\[((?:'\w+'=\d+,?)+)\] \{((?:'\w+',?)*)\}$")
+_MOST_LOOP_PASSES = 8
+
+
+def holders(module: HloModule, program: Any) -> dict[int, Groups]:
+    """Of each instruction that runs, by ``id``, the devices on which its result is the same.
+
+    Args:
+        module: the parsed program.
+        program: the compiled one, or its text.
+
+    Returns:
+        Empty if the program is not partitioned over devices.
+    """
+    devices = module.header_int("num_partitions")
+    if devices == 1 or module.header_int("replica_count") > 1:
+        return {}
+    walk = _Walk(module, devices)
+    entry = module.entry
+    given: list[Held] = [walk.different] * (max(entry.parameters, default=-1) + 1)
+    known = _shardings_of(program)
+    for number, parameter in entry.parameters.items():
+        of_executable = known[number] if number < len(known) else ""
+        given[number] = _placed(parameter.attributes.get("sharding", of_executable), devices)
+    walk.run(entry, given, 0)
+    return walk.found
+
+
+def _shardings_of(program: Any) -> list[str]:
+    if isinstance(program, str):
+        return []
+    from mfu_jax.jax_internals import parameter_shardings  # text needs no JAX
+
+    return parameter_shardings(program)
+
+
+def _canonical(keys: Sequence[Hashable]) -> Groups:
+    """The groups of devices with equal keys."""
+    first: dict[Hashable, int] = {}
+    return tuple([first.setdefault(key, device) for device, key in enumerate(keys)])
+
+
+def _iota(dims: str, source: str, order: str | None) -> np.ndarray:
+    """Device numbers in an array of `dims`, in the order that HLO's iota form gives."""
+    shape = _numbers(source)
+    ids = np.arange(math.prod(shape)).reshape(shape)
+    return ids.transpose(_numbers(order) if order else None).reshape(_numbers(dims))
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def _placed(sharding: str, devices: int) -> Groups:
+    """Which devices hold the same shard of a parameter."""
+    if sharding == "{replicated}" or sharding.startswith("{maximal"):
+        return (0,) * devices
+    match = _TILES.search(sharding)
+    if match is None or sharding.startswith("{{"):
+        return tuple(range(devices))
+    dims, source, order, listed = match.groups()
+    ids = _iota(dims, source, order) if source else np.reshape(_numbers(listed), _numbers(dims))
+    if ids.size != devices or "last_tile_dims" in sharding:
+        return tuple(range(devices))
+    copies = ids.shape[-1] if "last_tile_dim_replicate" in sharding else 1
+    tiles = np.empty(devices, int)
+    tiles[ids.reshape(-1)] = np.arange(devices) // copies
+    return _canonical(tiles.tolist())
+
+
+def _replica_groups(text: str, devices: int) -> list[list[int]] | None:
+    """The groups of a collective; None if they do not cover every device once."""
+    groups = None
+    if text == "{}":
+        groups = [list(range(devices))]
+    elif match := _IOTA.match(text):
+        groups = _iota(*match.groups()).tolist()
+    elif text.startswith("{{"):
+        groups = [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", text)]
+    elif match := _MESH.match(text):
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
+        ids = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
+        chosen = [list(sizes).index(name) for name in re.findall(r"'(\w+)'", match[2])]
+        others = [axis for axis in range(ids.ndim) if axis not in chosen]
+        width = math.prod(ids.shape[axis] for axis in chosen)
+        groups = ids.transpose(others + chosen).reshape(-1, width).tolist()
+    if groups is None or sorted(d for group in groups for d in group) != list(range(devices)):
+        return None
+    return groups
+
+
+# What a device receives, from its place in its group and the values that the group holds.
+_RECEIVED: dict[str, Callable[[int, list[int]], Hashable]] = {
+    "all-reduce": lambda place, held: tuple(sorted(held)),
+    "all-gather": lambda place, held: tuple(held),
+    "collective-broadcast": lambda place, held: held[0],
+    "reduce-scatter": lambda place, held: (place, *sorted(held)),
+    "all-to-all": lambda place, held: (place, *held),
+}
+
+
+class _Walk:
+    """Follows values through the computations of a program."""
+
+    def __init__(self, module: HloModule, devices: int) -> None:
+        self.module = module
+        self.same: Groups = (0,) * devices
+        self.different: Groups = tuple(range(devices))
+        self.devices = devices
+        self.found: dict[int, Groups] = {}
+        self.merged: dict[tuple[Groups, Groups], Groups] = {}
+
+    def run(self, computation: HloComputation, given: Sequence[Held], depth: int) -> Held:
+        """Who holds a computation's result; notes it of every instruction in it."""
+        if depth > MAX_DEPTH:
+            return self.different
+        held: dict[str, Held] = {}
+        for instruction in computation.instructions.values():
+            if instruction.opcode == "parameter" and instruction.operand_text.isdecimal():
+                number = int(instruction.operand_text)
+                result = given[number] if number < len(given) else self.different
+            else:
+                operands = [held.get(name, self.different) for name in instruction.operands]
+                result = self._result(instruction, operands, depth)
+            held[instruction.name] = result
+            groups = self._whole(result)
+            before = self.found.get(id(instruction), groups)
+            self.found[id(instruction)] = self._merge(before, groups)
+        return held[computation.root.name]
+
+    def _result(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+        opcode = instruction.opcode
+        kind = opcode.removesuffix("-start")
+        if opcode in _DIFFERENT:
+            return self.different
+        if opcode == "tuple":
+            return operands
+        if opcode == "get-tuple-element" and operands and isinstance(operands[0], list):
+            (index,) = instruction.integers("index") or (0,)
+            return operands[0][index]
+        if opcode in _SAME_VALUE and operands:
+            return operands[0]
+        if kind in _RECEIVED:
+            received = [self._received(instruction, kind, self._whole(held)) for held in operands]
+            return received[0] if len(received) == 1 else list(received)
+        if kind == "collective-permute":
+            return self._permuted(instruction, self._whole(operands))
+        if opcode in _CALLS:
+            results = [
+                self.run(self.module[name], operands, depth + 1) for name in instruction.callees
+            ]
+            return results[0] if len(results) == 1 else self._whole(results)
+        if opcode == "while" and operands:
+            return self._looped(instruction, operands[0], depth)
+        if opcode == "conditional":
+            return self._chosen(instruction, operands, depth)
+        return self._whole(operands)
+
+    def _looped(self, instruction: HloInstruction, state: Held, depth: int) -> Held:
+        body, condition = instruction.loop_computations
+        for _ in range(_MOST_LOOP_PASSES):
+            again = self.run(self.module[condition], [state], depth + 1)
+            after = self._either(state, self.run(self.module[body], [state], depth + 1))
+            after = self._with(after, self._whole(again))
+            if after == state:
+                return state
+            state = after
+        self.run(self.module[body], [self.different], depth + 1)
+        return self.different
+
+    def _chosen(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+        branches = zip(instruction.callees, operands[1:], strict=False)
+        results = [self.run(self.module[name], [given], depth + 1) for name, given in branches]
+        if not results:
+            return self.different
+        result = results[0]
+        for other in results[1:]:
+            result = self._either(result, other)
+        return self._with(result, self._whole(operands[0]))
+
+    def _received(self, instruction: HloInstruction, kind: str, held: Groups) -> Groups:
+        text = instruction.attributes.get("replica_groups", "")
+        groups = _replica_groups(text, self.devices)
+        if groups is None:
+            return self.different
+        keys: list[Hashable] = [None] * self.devices
+        for group in groups:
+            values = [held[device] for device in group]
+            for place, device in enumerate(group):
+                keys[device] = _RECEIVED[kind](place, values)
+        return _canonical(keys)
+
+    def _permuted(self, instruction: HloInstruction, held: Groups) -> Groups:
+        text = instruction.attributes.get("source_target_pairs", "")
+        pairs = [_numbers(pair) for pair in re.findall(r"\{(\d+,\d+)\}", text)]
+        keys: list[Hashable] = [None] * self.devices  # devices that receive nothing hold zeros
+        for source, target in pairs:
+            keys[target] = held[source]
+        return _canonical(keys)
+
+    def _whole(self, held: Held) -> Groups:
+        """The devices on which all elements of a value are the same."""
+        if not isinstance(held, list):
+            return held
+        whole = self.same
+        for element in held:
+            whole = self._merge(whole, self._whole(element))
+        return whole
+
+    def _either(self, a: Held, b: Held) -> Held:
+        """A value that is one of two."""
+        if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+            return [self._either(x, y) for x, y in zip(a, b, strict=True)]
+        return self._merge(self._whole(a), self._whole(b))
+
+    def _with(self, held: Held, choice: Groups) -> Held:
+        """A value that a choice decides on."""
+        if choice == self.same:
+            return held
+        if isinstance(held, list):
+            return [self._with(element, choice) for element in held]
+        return self._merge(held, choice)
+
+    def _merge(self, a: Groups, b: Groups) -> Groups:
+        if a is b or b == self.same:
+            return a
+        if a == self.same:
+            return b
+        if (a, b) not in self.merged:
+            self.merged[a, b] = _canonical(list(zip(a, b, strict=True)))
+        return self.merged[a, b]

@@ -1,0 +1,379 @@
+"""What happens beside the calls of one step: its program is found, its metrics read, it is logged.
+
+Everything is degraded piece by piece: without a count there is no MFU, without metrics no loss, and
+whatever fails, the step runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from mfu_jax.boundary import Boundary, guarded
+from mfu_jax.errors import UserError
+from mfu_jax.instrumentation.assembly import logger_of
+from mfu_jax.instrumentation.counts import StepFlops
+from mfu_jax.instrumentation.device_trace import StepProfile
+from mfu_jax.instrumentation.jitting import programs_of
+from mfu_jax.instrumentation.outputs import (
+    Metrics,
+    Select,
+    Selection,
+    marker_only,
+    read_marker,
+    select_metrics,
+)
+from mfu_jax.instrumentation.packed_documents import PackedBatch, PackedDocuments
+from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
+from mfu_jax.instrumentation.programs import StepProgram, StepPrograms
+from mfu_jax.instrumentation.signatures import Signature
+from mfu_jax.instrumentation.wrapped_step import WrappedStep
+from mfu_jax.logger.disabled import DisabledLogger
+from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP, NonFiniteLossError
+from mfu_jax.logger.sinks import Sink
+from mfu_jax.logger.sinks.base import format_values
+from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.logger.summary import Summary
+from mfu_jax.logger.timing.compile_events import CompileLog
+from mfu_jax.settings import Settings
+
+_log = logging.getLogger("mfu_jax")
+
+COUNT_SECONDS = 30.0
+"""Longest wait for a count at the end of a run."""
+
+_UNKNOWN = StepCost(model_flops_per_device=None)
+_UNSELECTED = StepProgram(None, marker_only())
+
+
+class StepOptions(NamedTuple):
+    """What the user chose; see `mfu_jax.instrument`."""
+
+    settings: Settings
+    config: Any
+    metrics: Select | None
+    documents: PackedDocuments | None
+    sinks: Sequence[Sink] | None
+    profile: StepProfile | None
+    trip_counts: Mapping[str, int] | None
+
+
+class Begun(NamedTuple):
+    """A call under way.
+
+    Attributes:
+        compile_count: compilations before it.
+        packed: the documents of its batch, if batches are packed.
+        mark: its mark in the device trace, entered, if it is traced.
+    """
+
+    compile_count: int
+    packed: PackedBatch | None
+    mark: Any
+
+
+class StepObserver:
+    """Observes the calls of one instrumented step.
+
+    Args:
+        step: the instrumented step, which has the name and the wrapped function.
+        call: the wrapped function, jitted.
+        options: what the user chose.
+        logger: a logger to share.
+
+    Attributes:
+        boundary: where failures are reported.
+        current: the program that ran last.
+        shares_logger: the logger is the user's.
+    """
+
+    def __init__(
+        self,
+        step: WrappedStep,
+        call: Any,
+        options: StepOptions,
+        logger: MetricLogger | None,
+    ) -> None:
+        self.boundary = self._boundary = Boundary()
+        self.current: StepProgram | None = None
+        self.shares_logger = logger is not None
+        self._step = step
+        self._call = call
+        self._options = options
+        self._logger: MetricLogger | DisabledLogger | None = logger
+        self._compile_log = CompileLog(boundary=self._boundary)
+        self._programs = StepPrograms(
+            self._compile_log, self._boundary, has_earlier_programs=programs_of(call) != 0
+        )
+        self._ledgers: list[tuple[Any, ...]] = []
+        self._said_traced = False
+        self._is_lost = False
+
+    @property
+    def logger(self) -> MetricLogger | DisabledLogger:
+        """The logger, made at its first use; one that does nothing if that fails.
+
+        Raises:
+            UserError: an output folder cannot be written.
+        """
+        if self._logger is None:
+            self._logger = self._make_logger()
+        return self._logger
+
+    @guarded(
+        "{0._step.__name__} is not logged",
+        passes=(UserError,),
+        instead=lambda self: DisabledLogger(),
+    )
+    def _make_logger(self) -> MetricLogger | DisabledLogger:
+        return logger_of(
+            self._options.settings,
+            sinks=self._options.sinks,
+            compile_log=self._compile_log,
+            boundary=self._boundary,
+        )
+
+    @guarded("a step of {0._step.__name__} is not logged", passes=(UserError,))
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Begun | None:
+        """Call it just before the step; None if the call is not to be logged.
+
+        Raises:
+            UserError: an output folder cannot be written.
+        """
+        logger = self.logger
+        if isinstance(logger, DisabledLogger):
+            return None
+        options = self._options
+        packed = mark = None
+        if options.documents is not None:
+            packed = self._boundary.attempt(
+                "the documents of a batch are not known, all its pairs are counted",
+                options.documents.of, args, kwargs,
+            )  # fmt: skip
+        if options.profile is not None:
+            mark = self._boundary.attempt("there is no device trace", self._begin_trace)
+        compile_count = self._programs.begin_call()
+        logger.begin_call()
+        return Begun(compile_count, packed, mark)
+
+    @guarded("a step of {0._step.__name__} is not logged", passes=MEANT_FOR_THE_LOOP)
+    def end(self, begun: Begun, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Call it after the step has been dispatched.
+
+        Raises:
+            NonFiniteLossError: an earlier step's loss is NaN or infinite, and that is to abort.
+            UserError: the logger is closed.
+            jax.errors.JaxRuntimeError: the device failed in an earlier step.
+        """
+        if begun.mark is not None:
+            begun.mark.__exit__(None, None, None)
+        program = self._boundary.attempt(
+            f"MFU of {self._step.__name__} is not known",
+            self._program_of, begun, args, kwargs, output,
+            instead=StepProgram(None, (self.current or _UNSELECTED).selection),
+            passes=(NonFiniteLossError, jax.errors.JaxRuntimeError),
+        )  # fmt: skip
+        if program is None:
+            return
+        metrics = self._read(program.selection, output)
+        if any(isinstance(value, jax.core.Tracer) for value in metrics.values()):
+            self._say_traced()
+            return
+        cost = self._cost(program, begun.packed)
+        logger = self.logger
+        if isinstance(logger, DisabledLogger):
+            return
+        if logger.phases.takes_calls:
+            logger.phases.add_call(self._step.__name__, cost, metrics, output)
+            return
+        logger.record(logger.next_step, metrics, cost=cost)
+        if self._options.profile is not None:
+            self._boundary.attempt("the device trace does not end", self._end_trace)
+
+    @guarded("the device trace has one step more")
+    def failed(self, begun: Begun | None) -> None:
+        """Call it instead of `end` where the step raised."""
+        if begun is not None and begun.mark is not None:
+            begun.mark.__exit__(None, None, None)
+
+    def flops(self) -> StepFlops | None:
+        """All counts of the program that ran last; waits for them."""
+        analysis = None if self.current is None else self.current.analysis
+        if analysis is None:
+            return None
+        analysis.wait(COUNT_SECONDS)
+        return analysis.flops
+
+    def close(self) -> None:
+        """Ends the trace and the counts; writes nothing more."""
+        if self._options.profile is not None:
+            self._boundary.attempt("the device trace does not end", self._options.profile.close)
+        self._boundary.attempt(
+            f"HFU of {self._step.__name__} may not be known", self._programs.close, COUNT_SECONDS
+        )
+
+    def close_logger(self, kind: object = None, *error: object) -> Summary | None:
+        """Closes the logger unless it is the user's.
+
+        Args:
+            kind: of the exception that ended the loop, if one did, as ``__exit__`` takes it.
+            *error: the rest of it.
+
+        Returns:
+            The summary; None if nothing was logged.
+        """
+        logger = self._logger
+        if self.shares_logger or not isinstance(logger, MetricLogger):
+            return None
+        if kind is not None:
+            logger.__exit__(kind, *error)
+            return None
+        summary = logger.close()
+        return summary if summary.has_steps else None
+
+    def _begin_trace(self) -> Any:
+        mark = self._options.profile.step(self.logger.next_step, self.logger)  # type: ignore[union-attr]
+        mark.__enter__()
+        return mark
+
+    def _end_trace(self) -> None:
+        self._options.profile.after(self.logger.next_step - 1, self.logger)  # type: ignore[union-attr]
+
+    def _program_of(
+        self, begun: Begun, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> StepProgram | None:
+        """The program that the call has run; None inside another function's trace."""
+        programs = self._programs
+        is_new = self.current is None or programs.compile_count != begun.compile_count
+        if self._is_lost or not (is_new or programs.is_ambiguous):
+            return self.current
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(output)):
+            self._say_traced()
+            return None
+        found = None if is_new else programs.look_up(args, kwargs)
+        self.current = found or self._new_program(args, kwargs, output)
+        return self.current
+
+    def _new_program(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> StepProgram:
+        """Analyses the program that has just been dispatched for the first time."""
+        attempt, unknown = self._boundary.attempt, f"MFU of {self._step.__name__} is not known"
+        selection = attempt(
+            f"the metrics of {self._step.__name__} are not logged",
+            select_metrics, output, self._options.metrics,
+            instead=_UNSELECTED.selection,
+        )  # fmt: skip
+        attempt(unknown, _wait_for, selection, output)
+        with self.logger.pause("count", flush=False):
+            analysis = attempt(unknown, self._analyse, args, kwargs)
+        program = StepProgram(analysis, selection)
+        self._is_lost = True  # unless the call's signature is kept
+        attempt(unknown, self._announce, args, kwargs, program)
+        return program
+
+    def _analyse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ProgramAnalysis:
+        logger, options = self.logger, self._options
+        first = logger.next_step
+        return ProgramAnalysis(
+            self._call,
+            args,
+            kwargs,
+            settings=options.settings,
+            config=options.config,
+            trip_counts=options.trip_counts,
+            name=self._step.__name__,
+            boundary=self._boundary,
+            backlog=lambda: logger.next_step - first,
+        )
+
+    def _announce(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], program: StepProgram
+    ) -> None:
+        """Makes a new program known: to later calls, to the user, and to the counting thread."""
+        signature = Signature.of(self._step.__wrapped__, args, kwargs)
+        changes = self._programs.add(signature, program)
+        self._is_lost = False
+        self._tell(program, changes)
+        if program.analysis is not None:
+            self._programs.count(program.analysis, self._step.__name__, then=self._write_ledger)
+
+    def _tell(self, program: StepProgram, changes: Sequence[str] | None) -> None:
+        self.logger.explain(self._programs.functions)
+        if changes is None:
+            self._write_setup(program)
+            return
+        name = self._step.__name__
+        changes = changes or [
+            "no argument changed; usually a global setting of JAX, or a context such as a mesh, did"
+        ]
+        self.logger.write_text(
+            f"recompiled/{name}",
+            f"{name} was recompiled at step {self.logger.next_step}: {'; '.join(changes)}",
+        )
+
+    def _write_setup(self, program: StepProgram) -> None:
+        analysis, selection = program
+        table = {"metrics": selection.text}
+        if analysis is not None:
+            table = analysis.setup(selection.text, selection.left_out)
+        values = {"step function": self._step.__name__, **table}
+        if self.shares_logger:
+            self.logger.write_text(f"setup/{self._step.__name__}", format_values(values))
+        else:
+            self.logger.write_setup(values)
+
+    def _write_ledger(self, flops: StepFlops) -> None:
+        """Writes the ledger, unless it says of the FLOPs what an earlier one said."""
+        ledger = flops.ledger
+        counts = (ledger.model, ledger.executed, ledger.lines, ledger.notes)
+        if counts not in self._ledgers:
+            self._ledgers.append(counts)
+            name = self._step.__name__
+            self.logger.write_text(f"ledger/{name}", f"{name}:\n{flops.ledger.render()}")
+
+    def _read(self, selection: Selection, output: Any) -> Metrics:
+        """The metrics of one call; without them, only what shows its end."""
+        try:
+            return selection.read(output)
+        except Exception as error:
+            self._boundary.report(error, f"the metrics of {self._step.__name__} are not logged")
+        return self._boundary.attempt(
+            f"the times of {self._step.__name__} are not known", read_marker, output, instead={}
+        )
+
+    def _cost(self, program: StepProgram, packed: PackedBatch | None) -> Any:
+        """What `MetricLogger.record` takes as the cost of one call."""
+        analysis = program.analysis
+        if analysis is None:
+            return _UNKNOWN
+        if packed is None or analysis.model is None:
+            return analysis.cost
+        return functools.partial(
+            self._boundary.attempt,
+            "the documents of a batch are not known, all its pairs are counted",
+            packed.cost, analysis.model.packed, analysis.cost,
+            instead=analysis.known_cost,
+        )  # fmt: skip
+
+    def _say_traced(self) -> None:
+        if not self._said_traced:
+            self._said_traced = True
+            _log.warning(
+                "%s was called while JAX traces another function, which is not logged; expected "
+                "calls from a Python loop; usually it is called inside jit, scan, grad or "
+                "eval_shape; instrument the outermost function that the loop calls",
+                self._step.__name__,
+            )
+
+
+def _wait_for(selection: Selection, output: Any) -> None:
+    """Waits for the step: a busy CPU cannot be calibrated."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # of the device; the timer meets it, too
+        jax.block_until_ready(selection.read(output))

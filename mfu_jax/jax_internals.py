@@ -1,0 +1,153 @@
+"""Everything that we use of JAX beyond its stable API, in one file.
+
+JAX may move or change these in any version. `tests/test_jax_internals.py` looks each name up and
+says which one is gone, in which version, and what we use it for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, primitives
+from jax.interpreters.partial_eval import dce_jaxpr
+
+# Exported by JAX 0.8.3, not yet by 0.8.0.
+try:
+    from jax.extend.core.primitives import remat_p
+except ImportError:
+    from jax._src.ad_checkpoint import remat_p
+try:
+    from jax.monitoring import unregister_event_duration_listener
+except ImportError:
+    from jax._src.monitoring import (  # type: ignore[attr-defined,no-redef]
+        _unregister_event_duration_listener_by_callback as unregister_event_duration_listener,
+    )
+
+__all__ = [
+    "ClosedJaxpr",
+    "Jaxpr",
+    "Literal",
+    "Primitive",
+    "coordination_store",
+    "host_value",
+    "mosaic_bindings",
+    "open_jaxpr",
+    "primitives",
+    "reached_preemption_sync_point",
+    "remat_p",
+    "scan_groups",
+    "set_xla_metadata",
+    "split_torus",
+    "text_with_large_constants",
+    "unregister_event_duration_listener",
+    "user_frames",
+    "without_dead_code",
+]
+
+
+def without_dead_code(jaxpr: Jaxpr) -> Any:
+    """The open jaxpr without equations that no output needs; its inputs stay."""
+    # A list: before JAX 0.10, one bool for all outputs is a TypeError.
+    used = [True] * len(jaxpr.outvars)
+    return dce_jaxpr(jaxpr, used, instantiate=True)[0]
+
+
+def open_jaxpr(value: Any) -> Any | None:
+    """The jaxpr inside a closed one, an open one unchanged, None for anything else."""
+    if isinstance(value, ClosedJaxpr):
+        return value.jaxpr
+    return value if isinstance(value, Jaxpr) else None
+
+
+def scan_groups(eqn: Any) -> tuple[int, int]:
+    """How many of a `scan`'s operands are constants, and how many are carried.
+
+    JAX 0.10 has the numbers as parameters; later versions group the operands in a flat tree.
+    """
+    params = eqn.params
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = params["ft_in"].update(list(eqn.invars)).unpack()
+    return len(list(constants)), len(list(carried))
+
+
+def user_frames(source_traceback: Any) -> tuple[tuple[str, int], ...]:
+    """Where in the user's code an equation came from: (file, line) pairs, excluding JAX's own."""
+    if source_traceback is None:
+        return ()
+    return tuple(
+        (frame.file_name, frame.line_num)
+        for frame in source_traceback.frames
+        if "/jax/" not in frame.file_name and not frame.file_name.startswith("<")
+    )
+
+
+def host_value(value: Any) -> Any:
+    """A literal's or constant's value as NumPy has it; arrays on a device stay as they are.
+
+    JAX 0.8 wraps arrays of the host in a `TypedNdArray`; later versions derive it from `ndarray`.
+    """
+    wrapped = getattr(value, "val", None)
+    return wrapped if isinstance(wrapped, np.ndarray) else value
+
+
+def text_with_large_constants(compiled: Any) -> str | None:
+    """The optimised HLO with its constants written out; None if `compiled` is not JAX's."""
+    if not hasattr(compiled, "runtime_executable"):
+        return None
+    hlo = compiled.runtime_executable().hlo_modules()[0]
+    options = sys.modules[type(hlo).__module__].HloPrintOptions()
+    options.print_large_constants = True
+    return str(hlo.to_string(options))
+
+
+def parameter_shardings(compiled: Any) -> list[str]:
+    """The shardings of an executable's parameters, as HLO writes them; empty if it has none.
+
+    The text of JAX 0.12's programs lacks them.
+    """
+    if not hasattr(compiled, "runtime_executable"):
+        return []
+    try:
+        protos = compiled.runtime_executable().get_parameter_shardings() or []
+        return [repr(sys.modules[type(p).__module__].HloSharding.from_proto(p)) for p in protos]
+    except (AttributeError, RuntimeError):  # a plugin without them
+        return []
+
+
+def mosaic_bindings() -> tuple[Any, Any, Any]:
+    """MLIR's Python bindings as jaxlib has them: the TPU dialect, `ir`, `PassManager`.
+
+    Raises:
+        ImportError: jaxlib is missing, or has none.
+    """
+    from jax._src.lib import tpu
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.passmanager import PassManager
+
+    return tpu, ir, PassManager
+
+
+def split_torus(shape: Sequence[int], devices: Sequence[Any]) -> Any:
+    """Devices as an array of `shape`, whose axes may share a physical axis of a TPU's torus."""
+    from jax.experimental.mesh_utils import create_device_mesh
+
+    return create_device_mesh(shape, devices, allow_split_physical_axes=True)
+
+
+def reached_preemption_sync_point(step: int) -> bool:
+    """Whether all processes are to stop after `step`; the same answer in each of them."""
+    from jax.experimental import multihost_utils
+
+    return bool(multihost_utils.reached_preemption_sync_point(step))
+
+
+def coordination_store() -> tuple[Any, str]:
+    """The key-value store that the processes of a job share, and the address of process 0."""
+    from jax._src.distributed import global_state
+
+    return global_state.client, str(global_state.coordinator_address)

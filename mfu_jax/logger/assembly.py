@@ -1,0 +1,84 @@
+"""What a `MetricLogger` is made of, and what it returns where it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from mfu_jax.errors import UserError, nearest
+from mfu_jax.logger.config import ConfigFields, LoggerConfig
+from mfu_jax.logger.disabled import DISABLED_SCOPE
+from mfu_jax.logger.sinks.base import Sink
+from mfu_jax.logger.sinks.console import ConsoleSink
+from mfu_jax.logger.step_cost import CostFields, StepCost
+from mfu_jax.logger.summary import Summary
+
+
+class LoggerFields(CostFields, ConfigFields, total=False):
+    """The fields of `StepCost` and `LoggerConfig` as keyword arguments."""
+
+
+def with_fields(
+    cost: StepCost | None, config: LoggerConfig | None, fields: Mapping[str, Any]
+) -> tuple[StepCost, LoggerConfig]:
+    """`cost` and `config` with the fields given by keyword replaced."""
+    of_cost, of_config = CostFields.__annotations__, ConfigFields.__annotations__
+    if unknown := [name for name in fields if name not in of_cost and name not in of_config]:
+        raise UserError(
+            f"MetricLogger has no argument {unknown[0]!r}"
+            f"{nearest(unknown[0], [*of_cost, *of_config])}; expected cost, config, sinks, or a "
+            f"field of StepCost or LoggerConfig; usually a misspelling, or a setting of "
+            f"instrument(); see help(mfu_jax.MetricLogger)"
+        )
+    return (
+        dataclasses.replace(
+            cost or StepCost(model_flops_per_device=0),
+            **{name: value for name, value in fields.items() if name in of_cost},
+        ),
+        dataclasses.replace(
+            config or LoggerConfig(),
+            **{name: value for name, value in fields.items() if name in of_config},
+        ),
+    )
+
+
+def sinks_of_process(sinks: Sequence[Sink] | None, config: LoggerConfig) -> Sequence[Sink]:
+    """The given sinks or a console in the process that writes; none in the others."""
+    is_main = config.is_main_process
+    if is_main is None:
+        is_main = jax.process_index() == 0
+    if not is_main:
+        return []
+    return [ConsoleSink()] if sinks is None else sinks
+
+
+def refused_step(step: int, last: int, *, is_closed: bool) -> UserError:
+    """Why a logger does not take a step."""
+    if is_closed:
+        return UserError(
+            f"step {step} was recorded after close(); expected all steps before; usually the "
+            f"`with` block of the logger ends before the loop does; close it after the loop"
+        )
+    return UserError(
+        f"step {step} was recorded after step {last}; expected increasing numbers from start_step "
+        f"on; usually start_step was not set on a resume; pass start_step={step}"
+    )
+
+
+def no_span(_: object) -> contextlib.AbstractContextManager[None]:
+    """Instead of a pause or a wait."""
+    return contextlib.nullcontext()
+
+
+def disabled_scope(_: object) -> Any:
+    """Instead of a step or a phase."""
+    return DISABLED_SCOPE
+
+
+def no_summary(_: object) -> Summary:
+    """Instead of a summary."""
+    return Summary(steps=0)

@@ -1,0 +1,202 @@
+"""Records that a sink could not take in time, kept on disk until it, or the next run, can.
+
+A backlog is a folder ``backlog/`` beside the sink's output, where each sink has its own files.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.logger.backlog_files import FOLDER, FORMAT, Segment, last_step
+from mfu_jax.logger.sinks.base import Sink, StepRecord
+from mfu_jax.storage.files import set_aside
+
+logger = logging.getLogger("mfu_jax")
+
+# Most records that wait for the backlog's own disk before the oldest are dropped.
+WAITING_RECORDS = 1000
+
+
+def backlogs_of(sinks: Sequence[Sink], start_step: int) -> list[Backlog | None]:
+    """The backlog of each sink, beside its output, or else beside that of the first that has one.
+
+    Args:
+        sinks: all sinks of one logger.
+        start_step: first step of the run.
+    """
+    folders = [_folder(sink) for sink in sinks]
+    default = next((folder for folder in folders if folder is not None), None)
+    return [
+        _backlog_in(folder or default, sink, start_step)
+        for folder, sink in zip(folders, sinks, strict=True)
+    ]
+
+
+def _folder(sink: Sink) -> Path | None:
+    _, arguments = sink.made_by or ("", {})
+    paths = (value for value in arguments.values() if isinstance(value, Path))
+    return next((path.parent / FOLDER for path in paths), None)
+
+
+def _backlog_in(folder: Path | None, sink: Sink, start_step: int) -> Backlog | None:
+    if folder is None or sink.made_by is None:
+        return None
+    try:
+        return Backlog(folder, sink.made_by, start_step=start_step)
+    except OSError as error:
+        logger.warning("%s has no backlog on disk: %s", type(sink).__name__, error)
+        return None
+
+
+class Backlog:
+    """The backlog of one sink; a thread of its own writes it, because its disk may hang, too.
+
+    Args:
+        folder: where the files lie.
+        made_by: see `Sink.made_by`.
+        start_step: first step of this run. Of what earlier runs left, the steps before it are
+            written; all else is run again. At 0 their files are set aside.
+        on_written: called when records have got to the disk.
+
+    Attributes:
+        old: what earlier processes left, oldest first.
+        dropped: records that could not be kept.
+        is_open: some records went to disk, or are on their way there.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        made_by: tuple[str, Mapping[str, Any]],
+        *,
+        start_step: int = 0,
+        on_written: Callable[[], None] = lambda: None,
+    ) -> None:
+        name, arguments = made_by
+        self.folder = folder
+        self.on_written = on_written
+        self.dropped = 0
+        self.is_open = False
+        base = folder.parent
+        header = {
+            "backlog": FORMAT,
+            "sink": name,
+            "arguments": {k: v for k, v in arguments.items() if not isinstance(v, Path)},
+            "paths": {
+                k: os.path.relpath(v, base) for k, v in arguments.items() if isinstance(v, Path)
+            },
+        }
+        key = zlib.crc32(json.dumps([header["arguments"], header["paths"]]).encode())
+        stem = f"{name}-{key:08x}"
+        left = sorted(folder.glob(f"{stem}.*.jsonl"))
+        if start_step <= 0:
+            for path in left:
+                logger.warning("%s", set_aside(path))
+            left = []
+        steps = range(last_step(made_by) + 1, start_step)
+        self.old = [Segment(path, steps=steps) for path in left]
+        now = time.time_ns()
+        # What memory holds at the end is older than what went to disk before.
+        self._rest = Segment(folder / f"{stem}.{now:020d}.0.jsonl", header)
+        self.overflow = Segment(folder / f"{stem}.{now:020d}.1.jsonl", header)
+        self._waiting: deque[StepRecord] = deque()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, records: Sequence[StepRecord]) -> None:
+        """Takes the newest records; returns at once."""
+        self.is_open = True
+        self._waiting.extend(records)
+        while len(self._waiting) > WAITING_RECORDS:
+            self._waiting.popleft()
+            self.dropped += 1
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="mfu_jax backlog", daemon=True)
+            self._thread.start()
+        self._wake.set()
+
+    def finish_reading(self) -> list[StepRecord] | None:
+        """Ends the overflow if all of its file was read. Touches no disk and never waits.
+
+        Returns:
+            The records that had not got to the file; None if the file has more, or is in use.
+        """
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            if not self.overflow.is_read:
+                return None
+            self.is_open = False
+            return self._take_waiting()
+        finally:
+            self._lock.release()
+
+    def sync(self) -> None:
+        """Waits until what is on its way to the disk is there."""
+        with self._lock:
+            pass
+
+    def tidy(self) -> None:
+        """Removes from the overflow's file what was read."""
+        with self._lock:
+            self.overflow.trim()
+
+    def keep(self, records: Sequence[StepRecord], timeout: float) -> int:
+        """Keeps the oldest records, those in memory at the end; returns how many it could keep.
+
+        Args:
+            records: in order.
+            timeout: seconds after which the disk counts as hanging.
+        """
+        kept: list[int] = []
+
+        def write() -> None:
+            try:
+                if records:
+                    self._rest.append(records)
+                self._rest.close()
+                kept.append(len(records))
+                with self._lock:
+                    self._write_waiting()
+                    for segment in (*self.old, self.overflow):
+                        segment.trim()
+            except Exception:  # a full disk: the caller counts what is lost
+                return
+
+        thread = threading.Thread(target=write, name="mfu_jax backlog", daemon=True)
+        thread.start()
+        thread.join(timeout)
+        self.dropped += len(self._take_waiting())
+        return sum(kept)
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            with self._lock:
+                self._write_waiting()
+            self.on_written()
+
+    def _write_waiting(self) -> None:
+        records = self._take_waiting()
+        try:
+            if records:
+                self.overflow.append(records)
+        except Exception:  # a full disk: they wait in memory, which is bounded
+            self._waiting.extendleft(reversed(records))
+
+    def _take_waiting(self) -> list[StepRecord]:
+        records = []
+        while self._waiting:
+            records.append(self._waiting.popleft())
+        return records

@@ -1,0 +1,190 @@
+"""The files of a backlog: a header that says how to make the sink again, then a record a line.
+
+Lines are written whole or not at all, so a killed process leaves no torn file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.errors import UserError
+from mfu_jax.logger.sinks.base import StepRecord
+from mfu_jax.logger.strict_json import strict
+from mfu_jax.storage.files import AppendOnlyFile, replace_file
+
+FOLDER = "backlog"
+FORMAT = 1
+ALL_STEPS = range(-sys.maxsize, sys.maxsize)
+_TAIL_BYTES = 1 << 20  # more than any line
+
+
+def to_line(record: StepRecord) -> bytes:
+    """One record as a line of JSON."""
+    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    return json.dumps(strict(values), allow_nan=False).encode() + b"\n"
+
+
+def from_line(line: bytes) -> StepRecord:
+    """The record of a line.
+
+    Raises:
+        ValueError: it is not a line that `to_line` made.
+    """
+    values = json.loads(line)
+    try:
+        values["scalars"] = {
+            name: float(number) if isinstance(number, str) else number
+            for name, number in values["scalars"].items()
+        }
+        values["flags"], values["notes"] = tuple(values["flags"]), tuple(values["notes"])
+        return StepRecord(**values)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"not a record: {line[:80]!r}") from error
+
+
+def last_step(made_by: tuple[str, Mapping[str, Any]]) -> int:
+    """The last step in the file of a JSONL or CSV sink; -1 if there is none, or it cannot be told.
+
+    A record may have got there although its sink hung in writing it.
+    """
+    return max(_steps(made_by, _TAIL_BYTES), default=-1)
+
+
+def steps_of(made_by: tuple[str, Mapping[str, Any]]) -> set[int]:
+    """All steps in the file of a JSONL or CSV sink."""
+    return set(_steps(made_by, sys.maxsize))
+
+
+def _steps(made_by: tuple[str, Mapping[str, Any]], last_bytes: int) -> Iterator[int]:
+    path = made_by[1].get("path")
+    if not isinstance(path, Path) or not path.is_file():
+        return
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - last_bytes))
+        for line in file:
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # torn, or a header
+                if line.endswith(b"\n"):
+                    yield int(json.loads(line)["step"] if line[:1] == b"{" else line.split(b",")[0])
+
+
+def _record(line: bytes) -> StepRecord | None:
+    try:
+        return from_line(line)
+    except ValueError:  # the header
+        return None
+
+
+class Segment:
+    """One file of a backlog, read from its start while it may still grow.
+
+    Args:
+        path: the file; made by the first `append`.
+        header: its first line, for a file that is written here.
+        steps: the steps to read; others are passed over.
+    """
+
+    def __init__(
+        self, path: Path, header: Mapping[str, Any] | None = None, steps: range = ALL_STEPS
+    ) -> None:
+        self.path = path
+        self._header = header
+        self._steps = steps
+        self._file: AppendOnlyFile | None = None
+        self._offset = 0
+        self._size = 0
+        self._ends: list[int] = []
+
+    @property
+    def is_read(self) -> bool:
+        """Whether everything appended here was passed."""
+        return self._offset >= self._size
+
+    def append(self, records: Sequence[StepRecord]) -> None:
+        """Adds records; raises `OSError` or `UserError` having added none."""
+        lines = b"".join(map(to_line, records))
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            is_new = not self.path.exists()
+            self._file = AppendOnlyFile(self.path, "backlog")
+            lines = (json.dumps(self._header).encode() + b"\n" if is_new else b"") + lines
+        self._file.append(lines)
+        self._size += len(lines)
+
+    def header(self) -> dict[str, Any]:
+        """How to make the sink again.
+
+        Raises:
+            UserError: it is not the file of a backlog.
+        """
+        try:
+            with open(self.path, "rb") as file:
+                header = json.loads(file.readline())
+            if header["backlog"] == FORMAT:
+                return dict(header)
+        except (ValueError, TypeError, KeyError):
+            pass
+        raise UserError(
+            f"{str(self.path)!r} does not start with the header of a backlog; expected a file that "
+            f"mfu_jax wrote to a folder {FOLDER}/; usually another file's path; move it away"
+        )
+
+    def read(self, limit: int) -> list[StepRecord]:
+        """Up to `limit` records from the first one not yet passed; unreadable lines are skipped."""
+        records: list[StepRecord] = []
+        self._ends = []
+        if not self.path.exists():
+            self._offset = self._size  # somebody removed it
+            return records
+        with open(self.path, "rb") as file:
+            file.seek(self._offset)
+            end = self._offset
+            for line in iter(file.readline, b""):
+                if not line.endswith(b"\n"):
+                    break
+                end += len(line)
+                record = _record(line)
+                if record is not None and record.step in self._steps:
+                    records.append(record)
+                    self._ends.append(end)
+                elif not records:
+                    self._offset = end
+                if len(records) >= limit:
+                    break
+        return records
+
+    def advance(self, count: int) -> None:
+        """Passes the first `count` records of the last `read`."""
+        if count:
+            self._offset = self._ends[count - 1]
+            del self._ends[:count]
+
+    def trim(self) -> None:
+        """Removes what was passed: from the file, the file, and the folder once it is empty."""
+        self.close()
+        if self.path.exists():
+            if not self.read(1):
+                self.path.unlink()
+                with contextlib.suppress(OSError):  # another sink's file is there
+                    self.path.parent.rmdir()
+            elif self._offset:
+                replace_file(self.path, self._rest(json.dumps(self.header()).encode() + b"\n"))
+        self._offset = 0
+        self._size = self.path.stat().st_size if self.path.exists() else 0
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _rest(self, header: bytes) -> Iterator[bytes]:
+        yield header
+        with open(self.path, "rb") as file:
+            file.seek(self._offset)
+            yield from file

@@ -1,0 +1,162 @@
+"""One thread that handles queued items in batches, a tick after they came.
+
+Waking a thread costs the thread that wakes it tens of microseconds, and the process as much again.
+So nobody is woken while items come faster than the ticks; the thread looks for itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mfu_jax.boundary import Boundary
+
+logger = logging.getLogger("mfu_jax")
+
+# How often items are taken while they come, and how often the thread looks around while none do.
+TICK_SECONDS = 0.1
+IDLE_TICK_SECONDS = 1.0
+# Longest wait for room if items come faster than they are handled; then the oldest go.
+PATIENCE_SECONDS = 1.0
+
+
+# Python's lock is let go between slices of work, by sleeping for a moment: otherwise the training
+# thread may wait for it for 5 ms, which is a whole step.
+SLICE = 20
+BREATH_SECONDS = 1e-4
+
+
+class BuilderThread:
+    """Handles items in order on one daemon thread.
+
+    Args:
+        handle: takes a batch of items that are not callable; items that are, are called.
+        on_tick: called at every tick.
+        size: items that may wait. If the thread is stuck, `put` waits once for `PATIENCE_SECONDS`;
+            from then on the oldest item goes for each that comes, until the thread moves again.
+
+    Attributes:
+        dropped: items that are not callable and were never handled.
+    """
+
+    def __init__(
+        self,
+        handle: Callable[[Sequence[Any]], None],
+        on_tick: Callable[[], None] = lambda: None,
+        *,
+        size: int = 256,
+    ) -> None:
+        self.dropped = 0
+        self._handle = handle
+        self._on_tick = on_tick
+        self._size = size
+        self._queue: deque[Any] = deque()
+        self._wake = threading.Event()
+        self._has_moved = threading.Event()
+        self._is_asleep = self._is_stuck = self._is_over = False
+        self._reported: set[str] = set()
+        self._thread = Boundary().thread(
+            "mfu_jax builder", "no more metrics are written", self._run
+        )
+        self._thread.start()
+
+    def put(self, item: Any) -> None:
+        """Queues one item; wakes the thread only if nothing came for a while, or much has."""
+        queue = self._queue
+        if len(queue) >= self._size:
+            self._make_room()
+        queue.append(item)
+        if self._is_asleep or 2 * len(queue) >= self._size:
+            self._is_asleep = False
+            self._wake.set()
+
+    def settle(self, timeout: float) -> bool:
+        """Waits until everything put so far has been handled; False if that took too long."""
+        done = threading.Event()
+        self._queue.append(done.set)
+        self._wake.set()
+        return self._thread.is_alive() and done.wait(timeout)
+
+    def close(self, timeout: float) -> None:
+        """Ends the thread; what it has not handled counts as dropped."""
+        self._is_over = True
+        self._wake.set()
+        self._thread.join(timeout)
+        self.dropped += sum(not callable(item) for item in self._take())
+
+    def _make_room(self) -> None:
+        deadline = time.monotonic() + (0.0 if self._is_stuck else PATIENCE_SECONDS)
+        while len(self._queue) >= self._size:
+            self._has_moved.clear()
+            self._wake.set()
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._has_moved.wait(left):
+                self._drop_oldest()
+                return
+        self._is_stuck = False
+
+    def _drop_oldest(self) -> None:
+        if not self._is_stuck:
+            self._is_stuck = True
+            logger.warning(
+                "making records is stuck: %d steps wait; training goes on, the oldest steps are "
+                "left out; usually a metric that is a function, or an output that never gets ready",
+                self._size,
+            )
+        try:
+            self.dropped += not callable(self._queue.popleft())
+        except IndexError:  # the thread moved after all
+            return
+
+    def _run(self) -> None:
+        has_handled = False
+        while not self._is_over:
+            self._is_asleep = not has_handled
+            if has_handled or not self._queue:
+                self._wake.wait(TICK_SECONDS if has_handled else IDLE_TICK_SECONDS)
+            self._is_asleep = False
+            self._wake.clear()
+            items = self._take()
+            has_handled = bool(items)
+            self._guard(self._handle_all, items)
+            items = []  # keep no device arrays alive while the thread waits
+            self._guard(self._on_tick)
+
+    def _take(self) -> list[Any]:
+        items = []
+        for _ in range(len(self._queue)):
+            try:
+                items.append(self._queue.popleft())
+            except IndexError:  # the oldest were dropped
+                break
+        self._has_moved.set()
+        return items
+
+    def _handle_all(self, items: Sequence[Any]) -> None:
+        for is_call, group in itertools.groupby(items, callable):
+            if is_call:
+                for call in group:
+                    self._guard(call)
+            else:
+                self._handle_slices(list(group))
+
+    def _handle_slices(self, items: Sequence[Any]) -> None:
+        for start in range(0, len(items), SLICE):
+            if start:
+                time.sleep(BREATH_SECONDS)
+            self._guard(self._handle, items[start : start + SLICE])
+
+    def _guard(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Calls `function`; a failure is told once for each kind and ends nothing."""
+        try:
+            function(*arguments)
+        except Exception as error:
+            kind = type(error).__name__
+            if kind not in self._reported:
+                self._reported.add(kind)
+                logger.exception("some metrics were lost; please report this")

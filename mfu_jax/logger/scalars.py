@@ -1,0 +1,123 @@
+"""Values at the door: what a loop gives as metrics becomes plain numbers, or a reason why not.
+
+Behind this door every value is a Python int or float. NaN and Inf pass: they are news, no mistakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+# Shorter is below the resolution of a clock, longer is 30 years: neither is a step.
+SHORTEST_SECONDS = 1e-9
+LONGEST_SECONDS = 1e9
+
+
+def plain_number(value: Any) -> int | float:
+    """A scalar of any library as a Python int or float; copies it from the device.
+
+    Raises:
+        ValueError: it is no number, or an integer that no float can hold.
+        Exception: whatever reading it raises.
+    """
+    if type(value) is float:
+        return value
+    if isinstance(value, jax.Array):
+        return _of_device(value)
+    if isinstance(value, int):
+        return _plain_int(int(value))
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str | bytes):
+        raise ValueError("it is text; expected a number; usually a label; use write_text for it")
+    return _of_array(np.asarray(value))
+
+
+def is_deleted(value: Any) -> bool:
+    """True if `value` is an array whose buffer was donated or deleted."""
+    deleted = getattr(value, "is_deleted", None)
+    return deleted is not None and bool(deleted())
+
+
+def plain_seconds(value: Any) -> float | None:
+    """A step time given by the caller as a float; None if no step can take that long.
+
+    >>> plain_seconds(np.float32(0.5))
+    0.5
+    >>> [plain_seconds(value) for value in (float("nan"), -1.0, 0, "1.5", 1e308, True)]
+    [None, None, None, None, None, None]
+    """
+    if isinstance(value, bool | str | bytes):
+        return None
+    try:
+        seconds = float(value)
+    except Exception:  # whatever it is, it is no time
+        return None
+    return seconds if SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS else None
+
+
+def start_copies(values: Iterable[Any]) -> None:
+    """Starts all copies to the host before anyone waits for the first of them.
+
+    `np.asarray` then finds each value there; on a CPU it reads it in place, seven times faster than
+    `jax.device_get`.
+    """
+    if jax.default_backend() == "cpu":
+        return
+    for value in values:
+        start = getattr(value, "copy_to_host_async", None)
+        if start is not None and not is_deleted(value):
+            start()
+
+
+def _plain_int(value: int) -> int:
+    try:
+        float(value)
+    except OverflowError:
+        raise ValueError(
+            "it is an integer that no 64-bit float can hold; expected at most 1.8e308; usually a "
+            "count that overflowed; log its logarithm"
+        ) from None
+    return value
+
+
+def _of_device(value: jax.Array) -> int | float:
+    if value.shape != () and value.size != 1:
+        raise ValueError(_wrong_shape(value.shape))
+    try:
+        array = np.asarray(value)
+    except RuntimeError:
+        if not is_deleted(value):
+            raise
+        raise ValueError(
+            "it was deleted before it could be read; expected an output that lives for one more "
+            "step; usually it is part of the donated state; return a copy of it as a separate "
+            "metric"
+        ) from None
+    return _of_array(array)
+
+
+def _of_array(array: np.ndarray) -> int | float:
+    if array.size != 1:
+        raise ValueError(_wrong_shape(array.shape))
+    kind = array.dtype.kind
+    if kind in "fiu":
+        number = array.item()
+        return number if type(number) is float else int(number) if kind != "f" else float(number)
+    if kind in "cUSMm":
+        raise ValueError(
+            f"it is of dtype {array.dtype}; expected a real number; usually a label, a time, or an "
+            f"eigenvalue; log the part of it that you need"
+        )
+    number = array.reshape(-1)[0]
+    return int(number) if kind == "b" else float(number)
+
+
+def _wrong_shape(shape: tuple[int, ...]) -> str:
+    return (
+        f"it has shape {shape}; expected one number; usually a loss per token or per device; take "
+        f"its mean inside the step"
+    )

@@ -1,0 +1,380 @@
+"""One sink on a thread of its own: what it does wrong, slowly or never costs nobody else anything.
+
+A record that the sink can never write is dropped and counted. Any other failure is retried with
+back-off, in order. Records that memory cannot hold go to the sink's backlog on disk.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from mfu_jax.boundary import Boundary
+from mfu_jax.errors import UserError
+from mfu_jax.logger.backlog import Backlog
+from mfu_jax.logger.backlog_files import Segment
+from mfu_jax.logger.sinks.base import Sink, StepRecord
+from mfu_jax.logger.strict_json import encodable
+from mfu_jax.logger.summary import Summary
+
+logger = logging.getLogger("mfu_jax")
+
+# Most records kept in memory for a sink that does not keep up: with a backlog on disk, and without.
+QUEUE_RECORDS = 1000
+MOST_QUEUE_RECORDS = 10_000
+# Records in one write, and the pause after it, in which the training thread can have Python's lock.
+BATCH_RECORDS = 25
+BREATH_SECONDS = 1e-4
+FIRST_RETRY_SECONDS = 1.0
+LONGEST_RETRY_SECONDS = 60.0
+# Attempts after which a record that fails while the next one succeeds is given up. At the end of
+# the run, when all others would be lost with it, one is enough.
+POISON_ATTEMPTS = 5
+
+# Mistakes in the record, not in the world: trying again cannot help. RecordError is a ValueError;
+# so is UserError, but that one is about the output.
+PERMANENT = (ValueError, TypeError, OverflowError)
+
+Call = Callable[[], None]
+
+
+class SinkWorker:
+    """Passes records and calls to a sink, in order, on one daemon thread.
+
+    Args:
+        sink: the sink.
+        backlog: where records go that memory cannot hold; None: the oldest are dropped.
+        monotonic: clock in seconds, for the time between two attempts.
+
+    Attributes:
+        name: the sink's class.
+        dropped: records that the sink never got, by reason.
+        has_hung: the sink once did not finish in the time that `settle` was given.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        backlog: Backlog | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = type(sink).__name__
+        self.dropped: Counter[str] = Counter()
+        self.has_hung = False
+        self._sink = sink
+        self._backlog = backlog
+        self._monotonic = monotonic
+        self._queue: deque[StepRecord | Call] = deque()
+        self._lock = threading.Lock()  # of the queue; never held while the sink or a disk works
+        self._wake = threading.Event()
+        self._requests: deque[threading.Event] = deque()
+        self._finish: Call | None = None
+        self._is_over = self._is_abandoned = self._is_last = False
+        self._retry_seconds = self._retry_at = 0.0
+        self._attempts = 0
+        self._reported: set[str] = set()
+        self._closed = threading.Event()
+        if backlog is not None:
+            backlog.on_written = self._wake.set
+            if backlog.old:
+                self._wake.set()
+        self._thread = Boundary().thread(
+            f"mfu_jax {self.name}", f"{self.name} gets no more records", self._run
+        )
+        self._thread.start()
+
+    def put(self, items: Iterable[StepRecord | Call]) -> None:
+        """Queues records that the sink wants, and calls; returns at once."""
+        wanted = [
+            item
+            for item in items
+            if callable(item) or item.is_logged or self._sink.keeps_every_step
+        ]
+        if wanted:
+            with self._lock:
+                self._enqueue(wanted)
+            self._wake.set()
+
+    def call(self, method: str, *arguments: Any) -> None:
+        """Calls a method of the sink; a failure is reported and not retried."""
+        try:
+            getattr(self._sink, method)(*arguments)
+        except BaseException as error:  # nothing that a sink raises may end this thread
+            if self._is_first(error, method):
+                logger.warning("%s.%s failed: %s", self.name, method, _text(error))
+
+    def settle(self, *, is_last: bool = False) -> threading.Event:
+        """Asks the sink to write everything now and flush it.
+
+        Args:
+            is_last: the run ends.
+
+        Returns:
+            Set when that is done, or when the sink has failed.
+        """
+        self._is_last = is_last
+        done = threading.Event()
+        self._requests.append(done)
+        self._wake.set()
+        return done
+
+    def finish(self, summary: Summary) -> threading.Event:
+        """Asks the sink to write the summary and close; the returned event is set when it has."""
+
+        def last() -> None:
+            if summary.has_steps:
+                self.call("write_summary", summary)
+            self.call("close")
+            self._closed.set()
+
+        self._finish = last
+        self._wake.set()
+        return self._closed
+
+    def abandon(self) -> None:
+        """Gives up a sink that hangs: it gets nothing more, and is closed meanwhile."""
+        self._is_abandoned = True
+        self._wake.set()
+        threading.Thread(
+            target=self.call, args=("close",), name=f"mfu_jax {self.name}", daemon=True
+        ).start()
+
+    def keep_rest(self, timeout: float) -> None:
+        """Moves what is not written to the backlog; what does not fit there counts as dropped."""
+        with self._lock:
+            rest = [item for item in self._queue if isinstance(item, StepRecord)]
+            self._queue.clear()
+        kept = 0
+        if self._backlog is not None:
+            has_old = bool(self._backlog.old)
+            if rest or self._backlog.is_open or has_old:
+                kept = self._backlog.keep(rest, timeout)
+        lost = len(rest) - kept
+        if lost:
+            self.dropped["not written in time"] += lost
+            logger.warning("%s: %d records could not be written", self.name, lost)
+        if kept:
+            assert self._backlog is not None  # only a backlog keeps any
+            logger.warning(
+                "%s: %d records wait in %s; the next run that resumes writes them, or mfu-jax "
+                "replay does",
+                self.name,
+                kept,
+                self._backlog.folder,
+            )
+
+    def losses(self) -> Counter[str]:
+        """`dropped`, with what the backlog could not keep."""
+        losses = self.dropped.copy()
+        if self._backlog is not None and self._backlog.dropped:
+            losses["backlog full"] += self._backlog.dropped
+        return losses
+
+    def _enqueue(self, items: Sequence[StepRecord | Call]) -> None:
+        if self._backlog is not None and (
+            self._backlog.is_open or len(self._queue) + len(items) > QUEUE_RECORDS
+        ):
+            self._queue.extend(item for item in items if callable(item))
+            self._backlog.add([item for item in items if isinstance(item, StepRecord)])
+            return
+        self._queue.extend(items)
+        while len(self._queue) > MOST_QUEUE_RECORDS:
+            self.dropped["backlog full"] += isinstance(self._queue.popleft(), StepRecord)
+
+    def _run(self) -> None:
+        while not self._is_over:
+            wait = max(0.0, self._retry_at - self._monotonic()) if self._retry_seconds else None
+            self._wake.wait(wait)
+            self._wake.clear()
+            try:
+                self._work()
+            except BaseException as error:
+                self._back_off()
+                if self._is_first(error):
+                    logger.warning(
+                        "%s gets its records later: %s; please report this", self.name, _text(error)
+                    )
+
+    def _work(self) -> None:
+        finish, requests = self._finish, list(self._requests)
+        try:
+            if requests or not self._retry_seconds or self._monotonic() >= self._retry_at:
+                self._write_all()
+            if requests and not self._retry_seconds:
+                self.call("flush")
+        finally:
+            for request in requests:
+                self._requests.popleft()
+                request.set()
+            if self._is_abandoned:
+                self._is_over = True
+            elif finish is not None:
+                self._is_over = True
+                finish()
+
+    def _write_all(self) -> None:
+        """Writes what waits, oldest first, until nothing does or the sink fails."""
+        while not self._is_abandoned:
+            source, batch = self._next()
+            if not batch:
+                return
+            if isinstance(batch[0], StepRecord):
+                done = self._write(batch)  # type: ignore[arg-type]  # a batch is of one kind
+            else:
+                batch[0]()
+                done = 1
+            self._advance(source, done)
+            if self._retry_seconds:
+                return
+            if len(batch) == BATCH_RECORDS:
+                time.sleep(BREATH_SECONDS)
+
+    def _next(self) -> tuple[Segment | None, Sequence[StepRecord | Call]]:
+        """The next records or call, and the file that they come from, if any."""
+        backlog = self._backlog
+        while backlog is not None and backlog.old:
+            if records := backlog.old[0].read(BATCH_RECORDS):
+                return backlog.old[0], records
+            backlog.old.pop(0).trim()
+        with self._lock:
+            if self._queue and callable(self._queue[0]):
+                return None, [self._queue[0]]
+            batch = list(
+                itertools.takewhile(
+                    lambda item: isinstance(item, StepRecord),
+                    itertools.islice(self._queue, BATCH_RECORDS),
+                )
+            )
+        if batch or backlog is None or not backlog.is_open:
+            return None, batch
+        return self._next_of_overflow(backlog)
+
+    def _next_of_overflow(
+        self, backlog: Backlog
+    ) -> tuple[Segment | None, Sequence[StepRecord | Call]]:
+        for _ in range(2):
+            if records := backlog.overflow.read(BATCH_RECORDS):
+                return backlog.overflow, records
+            backlog.sync()
+        with self._lock:
+            rest = backlog.finish_reading()
+            self._queue.extend(rest or ())
+        if rest is not None:
+            backlog.tidy()
+        return None, rest[:BATCH_RECORDS] if rest else []
+
+    def _advance(self, source: Segment | None, count: int) -> None:
+        if source is not None:
+            source.advance(count)
+        elif not self._is_abandoned:
+            with self._lock:
+                for _ in range(min(count, len(self._queue))):
+                    self._queue.popleft()
+
+    def _write(self, records: Sequence[StepRecord]) -> int:
+        """Writes records; returns how many of the first are done with."""
+        many = self._sink.write_many
+        if many is not None and len(records) > 1:
+            try:
+                many(records)
+            except BaseException:  # none is written; one by one, the record at fault shows
+                pass
+            else:
+                self._works()
+                return len(records)
+        done = 0
+        while done < len(records) and not self._is_abandoned:
+            passed = self._write_one(records[done : done + 2])
+            if not passed:
+                break
+            done += passed
+        return done
+
+    def _write_one(self, records: Sequence[StepRecord]) -> int:
+        """Writes the first record; returns how many are done with, none if the sink has failed.
+
+        Args:
+            records: it, and the one after it if there is one.
+        """
+        error = self._attempt(records[0])
+        if error is not None and not _is_permanent(error):
+            self._attempts += 1
+            if self._attempts < POISON_ATTEMPTS and not self._is_last:
+                self._fail(records[0], error)
+                return 0
+            # If it fails again, and the next one succeeds, the record is at fault, not the sink.
+            error = self._attempt(records[0])
+        if error is None:
+            self._works()
+            return 1
+        if _is_permanent(error):
+            self._drop(records[0], error)
+            return 1
+        if len(records) == 2 and self._attempt(records[1]) is None:
+            self._drop(records[0], error)
+            self._works()
+            return 2
+        self._fail(records[0], error)
+        return 0
+
+    def _attempt(self, record: StepRecord) -> BaseException | None:
+        try:
+            self._sink.write(record)
+        except BaseException as error:
+            return error
+        return None
+
+    def _drop(self, record: StepRecord, error: BaseException) -> None:
+        self._attempts = 0
+        self.dropped["could not be written"] += 1
+        self._retry_seconds = 0.0
+        if self._is_first(error):
+            logger.warning(
+                "%s cannot write the record of step %d, which is dropped: %s",
+                self.name,
+                record.step,
+                _text(error),
+            )
+
+    def _fail(self, record: StepRecord, error: BaseException) -> None:
+        if not self._retry_seconds:
+            logger.warning(
+                "%s failed at step %d: %s; training goes on, its records are kept and tried again",
+                self.name,
+                record.step,
+                _text(error),
+            )
+        self._back_off()
+
+    def _back_off(self) -> None:
+        self._retry_seconds = min(
+            2 * self._retry_seconds or FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
+        )
+        self._retry_at = self._monotonic() + self._retry_seconds
+
+    def _is_first(self, error: BaseException, method: str = "") -> bool:
+        """True once for each type of error of a method, so that each is told once."""
+        kind = f"{method} {type(error).__name__}"
+        is_first = kind not in self._reported
+        self._reported.add(kind)
+        return is_first
+
+    def _works(self) -> None:
+        self._attempts = 0
+        if self._retry_seconds:
+            self._retry_seconds = 0.0
+            logger.warning("%s works again; %d records were lost", self.name, self.losses().total())
+
+
+def _is_permanent(error: BaseException) -> bool:
+    return isinstance(error, PERMANENT) and not isinstance(error, UserError)
+
+
+def _text(error: BaseException) -> str:
+    return encodable(f"{type(error).__name__}: {error}")

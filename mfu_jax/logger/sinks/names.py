@@ -1,0 +1,79 @@
+"""Metric names as a backend allows them, each still its own."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable
+
+_log = logging.getLogger("mfu_jax")
+
+
+class UniqueNames:
+    """Maps each metric name to one that a backend accepts; no two names to the same one.
+
+    A name that had to take a number, because another was mapped to the same text, is logged once.
+
+    Args:
+        backend: its name, for the log.
+        allowed: the nearest name that it accepts, but for its length.
+        longest: most characters that it accepts.
+        reserved: names that it uses itself.
+        is_tree: names are paths of files: ``a`` and ``a/b`` cannot both be there.
+
+    >>> names = UniqueNames("Prometheus", lambda name: name.replace("-", "_"))
+    >>> names["top_1"], names["top-1"], names["top-1"]
+    ('top_1', 'top_1_2', 'top_1_2')
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        allowed: Callable[[str], str] = str,
+        *,
+        longest: int = 250,
+        reserved: Iterable[str] = (),
+        is_tree: bool = False,
+    ) -> None:
+        self._backend = backend
+        self._allowed = allowed
+        self._longest = longest
+        self._taken = set(reserved)
+        self._is_tree = is_tree
+        self._folders: set[str] = set()
+        self._mapped: dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> str:
+        found = self._mapped.get(name)
+        return self._add(name) if found is None else found
+
+    def _add(self, name: str) -> str:
+        allowed = self._allowed(name)[: self._longest] or "_"
+        if not self._taken.isdisjoint(self._folders_of(allowed)):
+            allowed = allowed.replace("/", "_")  # no number at its end would help
+        found = allowed
+        for number in itertools.count(2):
+            if self._is_free(found):
+                break
+            ending = f"_{number}"
+            found = allowed[: self._longest - len(ending)] + ending
+        if found != allowed:
+            _log.warning(
+                "%s: metric %r is written as %r, because %r is another one's name there",
+                self._backend,
+                name,
+                found,
+                allowed,
+            )
+        self._taken.add(found)
+        self._folders.update(self._folders_of(found))
+        self._mapped[name] = found
+        return found
+
+    def _is_free(self, name: str) -> bool:
+        return name not in self._taken and name not in self._folders
+
+    def _folders_of(self, name: str) -> list[str]:
+        """``a`` and ``a/b`` for ``a/b/c``."""
+        parts = name.split("/") if self._is_tree else []
+        return ["/".join(parts[:end]) for end in range(1, len(parts))]

@@ -1,0 +1,81 @@
+"""Which metrics are small enough to keep until they are written: scalars and short vectors.
+
+A metric waits for its step, so it outlives it. Sizes are judged by shapes, before anything is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+_log = logging.getLogger("mfu_jax")
+
+MOST_NUMBERS = 16
+"""Longest vector that is a metric; anything larger is left out."""
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class SmallMetrics:
+    """The door of a logger: what is too big is left out, and named once."""
+
+    def __init__(self) -> None:
+        self._left_out: set[str] = set()
+
+    def of(self, metrics: Mapping[Any, Any]) -> dict[Any, Any]:
+        """The metrics that are small enough to keep."""
+        kept, left_out = small(metrics)
+        if left_out and (new := [text for text in left_out if text not in self._left_out]):
+            self._left_out.update(new)
+            _log.warning("metrics left out: %s", listed(new))
+        return kept
+
+
+def small(metrics: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[str]]:
+    """The metrics that are small, and the names and shapes of those left out.
+
+    >>> import numpy as np
+    >>> small({"loss": 1.5, "grads": {"w": np.ones((64, 64)), "norm": np.float32(2)}})[1]
+    ['grads/w [64,64]']
+    """
+    kept: dict[Any, Any] = {}
+    left_out: list[str] = []
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            kept[name], inner = small(value)
+            left_out += [f"{name}/{text}" for text in inner]
+        elif size_of(value) <= MOST_NUMBERS:
+            kept[name] = value
+        else:
+            left_out.append(f"{name} {shown(value)}")
+    return kept, left_out
+
+
+def size_of(value: Any) -> int:
+    """How many numbers a value holds; 1 for anything that is neither array nor container."""
+    if isinstance(value, _PLAIN):
+        return 1
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        return math.prod(shape)
+    leaves = jax.tree.leaves(value)
+    return 1 if len(leaves) == 1 and leaves[0] is value else sum(map(size_of, leaves))
+
+
+def shown(value: Any) -> str:
+    """``[64,64]`` of an array, ``(3 arrays)`` of a container."""
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        return f"[{','.join(map(str, shape))}]"
+    return f"({len(jax.tree.leaves(value))} arrays)"
+
+
+def listed(left_out: Sequence[str], most: int = 4) -> str:
+    """What was left out, in a line, and why."""
+    names = ", ".join(left_out[:most])
+    more = f" and {len(left_out) - most} more" if len(left_out) > most else ""
+    return f"{names}{more}: a metric is a scalar or a vector of at most {MOST_NUMBERS} numbers"

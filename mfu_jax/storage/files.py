@@ -1,0 +1,302 @@
+"""Files that stay readable whatever happens: killed processes, full disks, vanished folders."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from mfu_jax.errors import UserError
+from mfu_jax.storage.locks import FileLock
+
+_log = logging.getLogger("mfu_jax")
+
+_LONGEST_NAME_BYTES = 255
+_LONGEST_SUFFIX = len(".summary.json.4194304.tmp")
+_PIECE_BYTES = 2**20
+
+
+class AppendOnlyFile:
+    """A file that grows only in whole pieces: each is written completely, or not at all.
+
+    A file that was deleted meanwhile is written again, with all that it held; one that was renamed
+    or replaced is started anew. Each is one warning at the next piece.
+
+    Args:
+        path: the file.
+        what: the setting that names it, for errors.
+        header: first bytes of a new file.
+        lock: held by this writer; a file is not recreated over another writer's.
+        fsync_seconds: longest time between two flushes to disk while pieces come: what a power cut
+            may lose. 0: after every piece; negative: only in `sync`.
+        monotonic: clock in seconds.
+
+    Raises:
+        UserError: the path cannot be written to.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        what: str,
+        *,
+        header: bytes = b"",
+        lock: FileLock | None = None,
+        fsync_seconds: float = -1.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._what = what
+        self._header = header
+        self._lock = lock
+        self._fsync_seconds = fsync_seconds
+        self._monotonic = monotonic
+        self._synced_at = monotonic()
+        self._fsync_fails = False
+        self._is_torn = False
+        try:
+            self._file = _open_regular(path)
+            self._size = self._file.seek(0, os.SEEK_END)
+            # Without stable inode numbers, a file that was renamed cannot be told from this one.
+            mine = os.fstat(self._file.fileno())
+            self._has_identity = os.path.samestat(os.stat(path), mine)
+        except OSError as error:
+            raise unwritable(path, what, error) from error
+
+    def append(self, piece: bytes) -> None:
+        """Adds `piece`, or raises `OSError` and leaves the file as it was."""
+        self.find_again()
+        self._write(piece if self._size else self._header + piece)
+        if 0 <= self._fsync_seconds <= self._monotonic() - self._synced_at:
+            self._sync_quietly()
+
+    def find_again(self) -> None:
+        """Makes sure that the path still is this file, and says what was lost if it is not.
+
+        Raises:
+            OSError: it cannot be written again.
+        """
+        if self._lock is not None and self._lock.is_superseded:
+            return  # a later logger of this process has the path; this one has its own file
+        mine = os.fstat(self._file.fileno())
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found = os.stat(self._path)
+            if os.path.samestat(found, mine) or not self._has_identity:
+                self._check_size(mine.st_size)
+                return
+        self._recreate(mine.st_nlink)
+
+    def sync(self) -> None:
+        """Flushes everything to disk."""
+        self.find_again()
+        os.fsync(self._file.fileno())
+        self._synced_at = self._monotonic()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _write(self, piece: bytes) -> None:
+        if self._is_torn:
+            os.ftruncate(self._file.fileno(), self._size)
+        self._is_torn = True
+        try:
+            written = self._file.write(piece)
+            while written < len(piece):  # a nearly full disk takes only a part
+                written += self._file.write(piece[written:])
+        except OSError:
+            os.ftruncate(self._file.fileno(), self._size)
+            raise
+        self._is_torn = False
+        self._size += len(piece)
+
+    def _sync_quietly(self) -> None:
+        """A failure here must not make the caller write the piece again."""
+        try:
+            os.fsync(self._file.fileno())
+            self._fsync_fails = False
+        except OSError as error:
+            if not self._fsync_fails:
+                _log.warning("%s %s is written, but not on disk: %s", self._what, self._path, error)
+            self._fsync_fails = True
+        self._synced_at = self._monotonic()
+
+    def _check_size(self, size: int) -> None:
+        if self._is_torn:
+            return
+        if size < self._size:
+            _log.warning(
+                "%s %s was cut from %d to %d bytes by another program; the steps in between are "
+                "lost",
+                self._what,
+                self._path,
+                self._size,
+                size,
+            )
+        self._size = size
+
+    def _recreate(self, links: int) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._lock is not None:
+            self._lock.renew()
+        if links or self._path.exists():
+            fate = "was moved or replaced by another program: the next steps go to the new file"
+        else:
+            replace_file(self._path, _pieces(self._file))
+            fate = f"was deleted: it is written again, with all {self._size} bytes that it held"
+        old, self._file = self._file, _open_regular(self._path)
+        old.close()
+        self._size, self._is_torn = self._file.seek(0, os.SEEK_END), False
+        _log.warning("%s %s %s", self._what, self._path, fate)
+
+
+def local_path(path: Path, what: str) -> Path:
+    """`path` of a file to write, absolute, after its folder has been created.
+
+    Raises:
+        UserError: its name is too long, it is no regular file, or its folder cannot be created.
+    """
+    size = len(os.fsencode(path.name))
+    if size + _LONGEST_SUFFIX > _LONGEST_NAME_BYTES:
+        raise UserError(
+            f"{what} {path.name[:40]!r}… has a name of {size} bytes; expected at most "
+            f"{_LONGEST_NAME_BYTES - _LONGEST_SUFFIX}, which leaves room for the files beside it; "
+            f"usually a list of settings in the name; pass a shorter one"
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _refuse_special(path)
+        _refuse_standard_stream(path)
+    except OSError as error:
+        raise unwritable(path, what, error) from error
+    return path.absolute()  # the loop may change the working folder
+
+
+def unwritable(path: str | os.PathLike[str], what: str, error: OSError) -> UserError:
+    """The error to raise if `path` cannot be written to from the start."""
+    text = os.fspath(path)
+    shown = text if len(text) <= 300 else f"{text[:150]}…{text[-100:]}"
+    return UserError(
+        f"{what} {shown!r} cannot be written ({error.strerror or error}); expected a "
+        f"path that this user may write to; usually a typo, or a full or read-only disk; pass "
+        f"another path"
+    )
+
+
+def replace_file(path: Path, pieces: Iterable[bytes]) -> None:
+    """Writes `pieces` so that at any moment `path` is either the old file or the new one.
+
+    A symbolic link stays and its target is replaced.
+
+    Raises:
+        OSError: it cannot be written, or something else than a file is there.
+    """
+    target = Path(os.path.realpath(path))
+    _refuse_special(target)
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            if target.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+            file.writelines(pieces)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+        sync_folder(target.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def remove_stale(path: Path) -> None:
+    """Deletes what killed processes left of `replace_file`; call it only under the file's lock."""
+    target = Path(os.path.realpath(path))
+    for name in (path, target):
+        for found in name.parent.glob("*.tmp"):
+            kept, _, number = found.name.removesuffix(".tmp").rpartition(".")
+            if number.isdecimal() and f"{kept}.".startswith(f"{name.name}."):
+                found.unlink(missing_ok=True)
+
+
+def set_aside(path: Path) -> str:
+    """Renames an earlier run's file to a free ``<path>.previousN``; returns a note that says so.
+
+    A symbolic link stays and its target is renamed.
+    """
+    target = Path(os.path.realpath(path))
+    kept = free_name(target)
+    os.replace(target, kept)
+    return f"{path} held an earlier run, which is now {kept}"
+
+
+def free_name(path: Path) -> Path:
+    """The first ``<path>.previousN`` that does not exist."""
+    names = (path.with_name(f"{path.name}.previous{number}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists())
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a folder's new and renamed files survive a power cut, where the system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _open_regular(path: Path) -> io.FileIO:
+    """Opens a file to append and to read; creates it.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    _refuse_special(path)
+    is_new = not path.exists()
+    # Not blocking: what was a file a moment ago may be a FIFO without a reader now.
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)
+    file = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
+    if is_new:
+        sync_folder(path.parent)
+    return file
+
+
+def _refuse_special(path: Path) -> None:
+    """Raises `OSError` if something other than a regular file is there."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = os.stat(path).st_mode
+        for is_kind, name in _KINDS:
+            if is_kind(mode):
+                raise OSError(f"it is {name}, not a file")
+
+
+def _refuse_standard_stream(path: Path) -> None:
+    """Raises `OSError` if this process prints to that file."""
+    for descriptor, name in ((1, "output"), (2, "error")):
+        try:
+            is_same = os.path.samestat(os.stat(path), os.fstat(descriptor))
+        except OSError:  # closed, or a new file
+            continue
+        if is_same:
+            raise OSError(f"it is this process' standard {name}")
+
+
+_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (lambda mode: stat.S_ISCHR(mode) or stat.S_ISBLK(mode), "a device"),
+)
+
+
+def _pieces(file: io.FileIO) -> Iterator[bytes]:
+    """The whole content of an open file, although it may have been deleted."""
+    offset = 0
+    while piece := os.pread(file.fileno(), _PIECE_BYTES, offset):
+        offset += len(piece)
+        yield piece

@@ -1,0 +1,158 @@
+"""One writer at a time: a lock that dies with its process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from mfu_jax.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+_ATTEMPTS = 10
+
+
+class FileLock:
+    """An advisory lock on a file that exists while it is held; a killed holder frees it.
+
+    A second lock of the same process takes it over, with a warning: a logger that was not closed,
+    as in a notebook's cell that runs again, must not stop the next one.
+
+    Args:
+        path: the lock's file; its folder exists.
+        what: what it protects, for messages.
+
+    Attributes:
+        warnings: why it does not protect, if the file system has no locks.
+        is_superseded: a later lock of this process has taken it over.
+
+    Raises:
+        UserError: another process holds it; the message names the process.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.warnings: Sequence[str] = ()
+        self.is_superseded = False
+        self._path = Path(os.path.realpath(path))
+        self._what = what
+        self._descriptor: int | None = None
+        if (earlier := _HELD.get(self._path)) is not None:
+            self._descriptor, earlier._descriptor = earlier._descriptor, None
+            earlier.is_superseded = True
+            self.warnings = [
+                f"{what} is still open in this process, by a logger that was not closed; close a "
+                f"logger before the next one opens its files"
+            ]
+        else:
+            self._acquire()
+        _HELD[self._path] = self
+
+    def renew(self) -> None:
+        """Takes the lock again if its file was deleted.
+
+        Raises:
+            BlockingIOError: another process has taken it meanwhile.
+        """
+        if self._descriptor is None or self._is_there(self._descriptor):
+            return
+        os.close(self._descriptor)
+        self._descriptor = None
+        try:
+            self._acquire()
+        except UserError as error:
+            raise BlockingIOError(str(error)) from None
+
+    def release(self) -> None:
+        """Frees it and deletes its file."""
+        if self._descriptor is not None:
+            if self._is_there(self._descriptor):
+                self._path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = None
+        if _HELD.get(self._path) is self:
+            del _HELD[self._path]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _acquire(self) -> None:
+        if fcntl is None:
+            self._unprotected("this system has no file locks")
+            return
+        try:
+            for _ in range(_ATTEMPTS):
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+                if self._take(descriptor):
+                    return
+            self._unprotected("its file does not stay")
+        except OSError as error:  # read-only, or a network file system without locks
+            self._unprotected(error.strerror or str(error))
+
+    def _take(self, descriptor: int) -> bool:
+        """Locks an open file; False if its last holder deleted it just now."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self._is_there(descriptor):
+                os.close(descriptor)
+                return False
+        except BlockingIOError:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise UserError(
+                f"{self._what} is in use by {holder or 'another process'}; expected one writer at "
+                f"a time; usually a run that still goes on; end it, or give another path"
+            ) from None
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        with contextlib.suppress(OSError):  # a full disk; the lock holds all the same
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        return True
+
+    def _is_there(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(descriptor))
+        except OSError:
+            return False
+
+    def _unprotected(self, reason: str) -> None:
+        self.warnings = [
+            f"{self._what} cannot be locked ({reason}); make sure that only one run writes to it"
+        ]
+
+
+_HELD: dict[Path, FileLock] = {}
+
+
+def _forget() -> None:
+    """A forked child must not keep the lock when its parent is killed."""
+    for lock in _HELD.values():
+        if lock._descriptor is not None:
+            os.close(lock._descriptor)
+            lock._descriptor = None
+    _HELD.clear()
+
+
+def _release_all() -> None:
+    for lock in list(_HELD.values()):
+        lock.release()
+
+
+# Registered before any logger's own exit handler, so that it runs after it.
+atexit.register(_release_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

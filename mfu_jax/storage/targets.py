@@ -1,0 +1,263 @@
+"""Where a run writes: a file or folder of this machine, or a spool that is uploaded to a store."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from mfu_jax.errors import UserError, first_line
+from mfu_jax.storage.addresses import Address, check_path, filesystem_of
+from mfu_jax.storage.files import local_path, remove_stale
+from mfu_jax.storage.locks import FileLock
+
+_log = logging.getLogger("mfu_jax")
+
+UPLOAD_SECONDS = 60.0
+# At most a twentieth of the time is spent on uploads, however large the files grow.
+_REST_PER_UPLOAD = 19.0
+
+
+class Target:
+    """A path of this machine, under a lock until `close`.
+
+    Args:
+        path: the file, or the folder.
+        what: the setting that names it, for errors.
+        lock: the lock's file; None: nobody else can write there.
+
+    Attributes:
+        path: where to write.
+        place: what was asked for: `path`, or an address.
+        lock: held until `close`.
+        warnings: what a human should know about how it was opened.
+
+    Raises:
+        UserError: it cannot be written, or another process writes to it.
+    """
+
+    def __init__(self, path: Path, what: str, *, lock: Path | None) -> None:
+        self.path = path
+        self.place: Path | Address = path
+        self.lock = None if lock is None else FileLock(lock, f"{what} {os.fspath(path)!r}")
+        self.warnings: Sequence[str] = () if self.lock is None else self.lock.warnings
+
+    @contextlib.contextmanager
+    def opening(self) -> Iterator[None]:
+        """Around what opens the files: checks that they can be written; frees the lock if not."""
+        try:
+            yield
+            self.check()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def check(self) -> None:
+        """Raises `UserError` if what is written cannot be stored."""
+
+    def wrote(self) -> None:
+        """Something was written; never raises."""
+
+    def flush(self) -> None:
+        """Stores everything written so far."""
+
+    def close(self) -> None:
+        """Stores everything and frees the lock."""
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Frees the lock."""
+        if self.lock is not None:
+            self.lock.release()
+
+
+class SpooledTarget(Target):
+    """A local folder whose files are uploaded whole: object stores cannot append.
+
+    They are uploaded at `flush` (each checkpoint), at `close` and every 60 s between, less often if
+    that takes long. What a machine writes after its last upload is lost with the machine.
+
+    Args:
+        address: of the file or folder.
+        what: the setting that names it, for errors.
+        is_folder: what the address names.
+        keep: whether a file or folder (its files whose names end with `ending`) that is already
+            there is continued; otherwise it is renamed to ``….previousN``.
+        ending: of the names of files in the folder that are ours.
+        monotonic: clock in seconds.
+
+    Raises:
+        UserError: the store cannot be reached or written.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        what: str,
+        *,
+        is_folder: bool,
+        keep: bool,
+        ending: str = "",
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._address = address
+        self._monotonic = monotonic
+        self._files, remote = filesystem_of(address, what)
+        self._spool = Path(tempfile.mkdtemp(prefix="mfu_jax-spool-"))
+        self._remote = remote.rstrip("/") if is_folder else remote.rpartition("/")[0]
+        path = self._spool if is_folder else self._spool / address.name
+        super().__init__(path, what, lock=None)
+        self.place = address
+        self._what = what
+        self._uploaded: dict[Path, tuple[int, int]] = {}
+        self._next_upload = monotonic() + UPLOAD_SECONDS
+        self._fails = False
+        try:
+            found = self._find(remote, is_folder, ending)
+            if keep:
+                self._fetch(found)
+            else:
+                self._set_aside(found, is_folder)
+        except Exception as error:  # of the store's own package
+            self.abandon()
+            raise self._refusal(error) from error
+
+    def check(self) -> None:
+        try:
+            self.flush()
+        except Exception as error:
+            raise self._refusal(error) from error
+
+    def wrote(self) -> None:
+        if self._monotonic() < self._next_upload:
+            return
+        try:
+            self.flush()
+            self._fails = False
+        except Exception as error:
+            if not self._fails:
+                _log.warning(
+                    "%s cannot be uploaded (%s); it is kept in %s and tried again",
+                    self._address,
+                    first_line(error),
+                    self._spool,
+                )
+            self._fails = True
+
+    def flush(self) -> None:
+        started = self._monotonic()
+        try:
+            for file in sorted(self._spool.rglob("*")):
+                status = file.stat()
+                version = (status.st_size, status.st_mtime_ns)
+                if file.is_file() and self._uploaded.get(file) != version:
+                    name = file.relative_to(self._spool).as_posix()
+                    self._files.put_file(str(file), f"{self._remote}/{name}")
+                    self._uploaded[file] = version
+        finally:
+            ended = self._monotonic()
+            rest = max(UPLOAD_SECONDS, _REST_PER_UPLOAD * (ended - started))
+            self._next_upload = ended + rest
+
+    def close(self) -> None:
+        try:
+            self.flush()
+        except Exception as error:
+            raise OSError(
+                f"{self._address} could not be uploaded ({first_line(error)}); "
+                f"what is missing there is kept in {self._spool}; copy it from there"
+            ) from error
+        self.abandon()
+
+    def abandon(self) -> None:
+        shutil.rmtree(self._spool, ignore_errors=True)
+
+    def _refusal(self, error: Exception) -> UserError:
+        return UserError(
+            f"{self._what} {self._address!r} cannot be read or written ({first_line(error)}); "
+            f"expected a store that this account may write to; usually a missing bucket or "
+            f"permission; check the address and the account"
+        )
+
+    def _find(self, remote: str, is_folder: bool, ending: str) -> list[str]:
+        """Our files of earlier runs."""
+        self._files.invalidate_cache()
+        if not self._files.exists(remote):
+            return []
+        if not is_folder:
+            return [remote]
+        found = self._files.ls(remote, detail=False)
+        return sorted(name for name in found if name.endswith(ending))
+
+    def _fetch(self, found: Sequence[str]) -> None:
+        for name in found:
+            self._files.get_file(name, str(self._spool / name.rpartition("/")[2]))
+
+    def _set_aside(self, found: Sequence[str], is_folder: bool) -> None:
+        if not found:
+            return
+        names = {name.rstrip("/") for name in self._files.ls(self._remote, detail=False)}
+        base = f"{self._remote}/" if is_folder else f"{found[0]}."
+        number = next(n for n in range(1, len(names) + 2) if f"{base}previous{n}" not in names)
+        for name in found:
+            ending = f"/{name.rpartition('/')[2]}" if is_folder else ""
+            self._files.mv(name, f"{base}previous{number}{ending}")
+        kept = f"{self._address.rstrip('/')}{'/' if is_folder else '.'}previous{number}"
+        self.warnings = [
+            *self.warnings,
+            f"{self._address} held an earlier run, which is now {kept}",
+        ]
+
+
+def file_target(path: str | os.PathLike[str], what: str, *, keep: bool) -> Target:
+    """The target of one file.
+
+    Args:
+        path: a local path or an address.
+        what: the setting that names it, for errors.
+        keep: whether a store's file is continued or set aside.
+
+    Raises:
+        UserError: it cannot be written, or another process writes to it.
+    """
+    found = check_path(path, what)
+    if isinstance(found, Address):
+        return SpooledTarget(found, what, is_folder=False, keep=keep)
+    local = local_path(found, what)
+    target = Target(local, what, lock=_beside(local))
+    if not target.warnings:
+        remove_stale(local)
+    return target
+
+
+def folder_target(
+    path: str | os.PathLike[str], what: str, *, keep: bool, ending: str, lock: str
+) -> Target:
+    """The target of a folder of files.
+
+    Args:
+        path: a local path or an address.
+        what: the setting that names it, for errors.
+        keep: whether a store's files are continued or set aside.
+        ending: of the names of our files.
+        lock: name of the lock's file in a local folder.
+
+    Raises:
+        UserError: it cannot be written, or another process writes to it.
+    """
+    found = check_path(path, what)
+    if isinstance(found, Address):
+        return SpooledTarget(found, what, is_folder=True, keep=keep, ending=ending)
+    file = local_path(found / lock, what)
+    return Target(file.parent, what, lock=file)
+
+
+def _beside(path: Path) -> Path:
+    """The lock of a file, beside the file itself if `path` is a link to it."""
+    target = Path(os.path.realpath(path))
+    return target.with_name(f"{target.name}.lock")

@@ -1,0 +1,66 @@
+"""A worker's connection to JAX's coordination service, which hides that the service has died.
+
+The service lives in process 0. When that process dies, JAX's client in every other process prints
+a C++ stack and aborts within milliseconds. Behind the relay the client sees a connection that is
+silent, and `mfu_jax.trainer.peers` has the time to end the run in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+_CHUNK_BYTES = 1 << 16
+_CONNECT_SECONDS = 10.0
+
+
+class Relay:
+    """Passes connections to a port of this machine on to another address, on daemon threads.
+
+    Args:
+        host: of the coordination service.
+        port: of the coordination service.
+
+    Attributes:
+        address: ``host:port`` to connect to.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        _daemon(self._accept)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                _daemon(self._connect, client)
+
+    def _connect(self, client: socket.socket) -> None:
+        try:
+            service = socket.create_connection(self._target, timeout=_CONNECT_SECONDS)
+        except OSError:
+            client.close()  # the client tries again
+            return
+        service.settimeout(None)
+        for end in (client, service):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _daemon(_copy, service, client)
+        _copy(client, service)
+        for end in (client, service):  # close() alone waits for the thread that reads it
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    """Until `source` ends. `target` stays open: that is what hides a dead service."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(_CHUNK_BYTES):
+            target.sendall(data)
+
+
+def _daemon(target: object, *arguments: object) -> None:
+    threading.Thread(target=target, args=arguments, name="mfu_jax-relay", daemon=True).start()  # type: ignore[arg-type]

@@ -1,0 +1,105 @@
+"""The one reader of files that a user names: regular files of a limited size, errors on one line.
+
+A FIFO without a writer hangs its reader, and ``/dev/zero`` has no end, so both are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from mfu_jax.errors import UserError
+
+_LONGEST_LINE = 2**24  # characters; a file with a longer line is no text
+
+
+@contextlib.contextmanager
+def opened(path: str | Path, expected: str, most_bytes: float = float("inf")) -> Iterator[BinaryIO]:
+    """The file, open for reading.
+
+    Args:
+        path: of a regular file, or a link to one.
+        expected: what the file should be, for the message.
+        most_bytes: its largest size.
+
+    Raises:
+        UserError: it is missing, unreadable, not a regular file, or too large.
+    """
+    try:
+        _refuse_irregular(path, expected, most_bytes)
+        with open(path, "rb") as file:
+            yield file
+    except OSError as error:
+        raise unreadable(path, error.strerror or str(error), expected) from None
+
+
+def _refuse_irregular(path: str | Path, expected: str, most_bytes: float) -> None:
+    try:
+        status = os.stat(path)
+    except ValueError:  # the only one that os.stat raises
+        raise unreadable(path, "its name holds a NUL", expected) from None
+    if stat.S_ISDIR(status.st_mode):
+        raise unreadable(path, os.strerror(errno.EISDIR), expected)
+    if not stat.S_ISREG(status.st_mode):
+        raise unreadable(path, "not a regular file", expected)
+    if status.st_size > most_bytes:
+        raise too_large(path, status.st_size, most_bytes, expected)
+
+
+def read_bytes(path: str | Path, expected: str, most_bytes: int) -> bytes:
+    """All bytes of a file.
+
+    Raises:
+        UserError: it cannot be read, or is too large.
+    """
+    with opened(path, expected, most_bytes) as file:
+        content = file.read(most_bytes + 1)  # a file of /proc has no size, but content
+    if len(content) > most_bytes:
+        raise too_large(path, len(content), most_bytes, expected)
+    return content
+
+
+def read_text(path: str | Path, expected: str, most_bytes: int) -> str:
+    """The text of a file.
+
+    Raises:
+        UserError: it cannot be read, has more than `most_bytes`, or is not UTF-8.
+    """
+    try:
+        return read_bytes(path, expected, most_bytes).decode()
+    except UnicodeDecodeError as error:
+        reason = f"not UTF-8 text: {error.reason} at byte {error.start}"
+        raise unreadable(path, reason, expected) from None
+
+
+def text_lines(file: BinaryIO, path: str | Path, expected: str) -> Iterator[str]:
+    """The lines of an open file one by one; bytes that are not UTF-8 are replaced.
+
+    Raises:
+        UserError: a line is too long for a text.
+    """
+    text = io.TextIOWrapper(file, encoding="utf-8", errors="replace")
+    try:
+        while line := text.readline(_LONGEST_LINE):
+            if len(line) == _LONGEST_LINE:
+                raise unreadable(path, f"a line of over {_LONGEST_LINE:,} characters", expected)
+            yield line
+    finally:
+        text.detach()  # the caller closes the file
+
+
+def too_large(path: str | Path, size: int, most_bytes: float, expected: str) -> UserError:
+    """The error for a file of more than `most_bytes`."""
+    sizes = f"{size / 2**20:,.0f} MiB, more than {most_bytes / 2**20:,.0f}"
+    return unreadable(path, sizes, expected)
+
+
+def unreadable(path: str | Path, reason: str, expected: str) -> UserError:
+    """The error for a file that cannot be read."""
+    return UserError(f"{str(path)!r} cannot be read ({reason}); expected {expected}")

@@ -1,0 +1,42 @@
+"""The ledger's own lines, by hand."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from mfu_jax.flops.executed.counting import ExecutedCount
+from mfu_jax.flops.ledger import compare_flops
+from mfu_jax.hardware.step_peaks import find_peaks
+from mfu_jax.instrumentation.counts import count_program, traced_model
+from mfu_jax.logger.diagnosis import diagnose
+
+
+def test_printing_a_ledger_shows_the_table_and_its_repr_is_one_short_line() -> None:
+    ledger = compare_flops(model=1000, executed=ExecutedCount(forward=1500), xla_reported=700.0)
+    assert str(ledger) == ledger.render()
+    assert str(ledger).splitlines()[1].split()[:3] == ["model", "1,000", "66.67%"]
+    assert repr(ledger) == "Ledger(model=1_000, executed=1_500, residual=500)"
+
+
+def test_work_that_xla_merged_is_a_named_line_and_no_alarm() -> None:
+    # Written twice, run once: XLA merges equal matmuls.
+    def twice(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.sin(x @ w) + jnp.cos(x @ w)
+
+    args = (jnp.ones((8, 16)), jnp.ones((16, 4)))
+    one = 2 * 8 * 16 * 4
+    step = jax.jit(twice)
+    flops = count_program(step.lower(*args).compile(), traced_model(step, args, {}, devices=1))
+    assert (flops.model.per_device, flops.executed.total) == (2 * one, one)
+    assert flops.ledger.removed == one
+    assert flops.ledger.residual == 0
+    assert "+ removed by XLA" in str(flops.ledger)
+    peaks = find_peaks(jax.devices()[0], {"f32": 1}, peak_tflops_per_device=1.0)
+    cost = flops.cost(peaks, tokens_per_device=0, hfu_source="executed")
+    assert diagnose(cost, cost.rates(1.0)) == []
+
+
+def test_missing_work_of_a_model_that_was_not_traced_stays_a_residual() -> None:
+    ledger = compare_flops(model=1000, executed=ExecutedCount(forward=600))
+    assert (ledger.residual, ledger.removed) == (-400, 0)

@@ -1,0 +1,32 @@
+"""TFRecords of TensorBoard, against checksums from elsewhere."""
+
+import random
+
+import pytest
+
+from mfu_jax.logger.sinks.event_files import crc32c, framed
+
+record_writer = pytest.importorskip("tensorboardX.record_writer")
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [  # RFC 3720, appendix B.4
+        (bytes(32), 0x8A9136AA),
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+        (bytes(range(31, -1, -1)), 0x113FDB5C),
+        (b"", 0),
+    ],
+)
+def test_checksums_of_the_standard(data: bytes, expected: int) -> None:
+    assert crc32c(data) == expected
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 511, 512, 513, 515, 2000])
+def test_records_of_any_size_are_those_of_tensorboardx(size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    checksum = record_writer.masked_crc32c(data).to_bytes(4, "little")
+    assert framed(data)[12:] == data + checksum
+    head = size.to_bytes(8, "little")
+    assert framed(data)[:12] == head + record_writer.masked_crc32c(head).to_bytes(4, "little")

@@ -1,0 +1,71 @@
+"""A backlog on disk: what it keeps, and what happens when its own disk fails."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from mfu_jax.logger.backlog import Backlog
+from mfu_jax.logger.backlog_files import Segment, from_line, to_line
+from mfu_jax.logger.sinks import StepRecord
+from tests.support.work import HANG_SECONDS
+
+MADE_BY = "test", {"path": Path("file")}
+
+
+def records(*steps: int) -> list[StepRecord]:
+    return [StepRecord(step=step, unix_seconds=0.0, scalars={}) for step in steps]
+
+
+def test_a_line_is_strict_json_and_gives_the_record_back() -> None:
+    record = StepRecord(
+        step=3,
+        kind="warmup",
+        unix_seconds=0.1,
+        scalars={"a": 0.1, "b": math.inf, "c": 10**20},
+        flags=("mfu_over_1",),
+        notes=("a\nb",),
+        is_logged=False,
+    )
+    line = to_line(record)
+    assert line.count(b"\n") == 1
+    json.loads(line, parse_constant=lambda name: pytest.fail(name))
+    assert from_line(line) == record
+
+
+def test_a_backlog_whose_disk_fails_keeps_a_bounded_number_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mfu_jax.logger.backlog.WAITING_RECORDS", 3)
+    (tmp_path / "backlog").write_text("a file is in its way")
+    backlog = Backlog(tmp_path / "backlog", MADE_BY)
+    backlog.add(records(*range(10)))
+    assert backlog.dropped == 7
+    while (rest := backlog.finish_reading()) is None:
+        backlog.sync()
+    assert [record.step for record in rest] == [7, 8, 9]
+    assert backlog.keep(records(1, 2), HANG_SECONDS) == 0
+
+
+def test_a_torn_line_and_a_removed_file_cost_nothing_else(tmp_path: Path) -> None:
+    segment = Segment(tmp_path / "x.jsonl", {"backlog": 1})
+    segment.append(records(0, 1))
+    with open(segment.path, "ab") as file:
+        file.write(b'{"step": 2')
+    assert [record.step for record in segment.read(10)] == [0, 1]
+    segment.path.unlink()
+    assert segment.read(10) == []
+    assert segment.is_read
+    segment.close()
+
+
+def test_what_was_read_is_not_kept(tmp_path: Path) -> None:
+    backlog = Backlog(tmp_path / "backlog", MADE_BY)
+    assert backlog.keep(records(0, 1, 2), HANG_SECONDS) == 3
+    (old,) = Backlog(tmp_path / "backlog", MADE_BY, start_step=9).old
+    old.advance(len(old.read(2)))
+    old.trim()
+    (left,) = Backlog(tmp_path / "backlog", MADE_BY, start_step=9).old
+    assert left.header()["sink"] == "test"
+    assert [record.step for record in left.read(10)] == [2]

@@ -1,0 +1,143 @@
+"""The thread that makes records: order, bounds, and how rarely it is woken."""
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from mfu_jax.logger.builder_thread import BuilderThread
+from tests.support.work import HANG_SECONDS
+
+
+class Gate:
+    """A handler that notes its batches and can be held up."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.begun, self.release = threading.Event(), threading.Event()
+
+    def __call__(self, batch: Sequence[int]) -> None:
+        self.begun.set()
+        self.release.wait(HANG_SECONDS)
+        self.batches.append(list(batch))
+
+    @property
+    def seen(self) -> list[int]:
+        return [number for batch in self.batches for number in batch]
+
+
+def test_items_are_handled_in_order_and_in_batches() -> None:
+    gate = Gate()
+    thread = BuilderThread(gate, size=100)
+    thread.put(0)
+    assert gate.begun.wait(HANG_SECONDS)
+    for number in range(1, 42):
+        thread.put(number)
+    gate.release.set()
+    assert thread.settle(HANG_SECONDS)
+    assert gate.seen == list(range(42))
+    assert [len(batch) for batch in gate.batches] == [1, 20, 20, 1]
+    thread.close(HANG_SECONDS)
+    assert thread.dropped == 0
+
+
+def test_calls_keep_their_place_between_items() -> None:
+    events: list[object] = []
+    thread = BuilderThread(events.append)
+    thread.put(0)
+    thread.put(lambda: events.append("call"))
+    thread.put(1)
+    assert thread.settle(HANG_SECONDS)
+    thread.close(HANG_SECONDS)
+    assert events == [[0], "call", [1]]
+
+
+def test_an_item_that_comes_alone_is_handled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mfu_jax.logger.builder_thread.IDLE_TICK_SECONDS", HANG_SECONDS)
+    handled = threading.Event()
+    thread = BuilderThread(lambda batch: handled.set())
+    thread.put(0)
+    assert handled.wait(HANG_SECONDS / 2)
+    thread.close(HANG_SECONDS)
+
+
+def test_nobody_is_woken_while_items_come_faster_than_ticks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mfu_jax.logger.builder_thread.TICK_SECONDS", HANG_SECONDS)
+    seen: list[int] = []
+    first = threading.Event()
+
+    def handle(batch: Sequence[int]) -> None:
+        seen.extend(batch)
+        first.set()
+
+    thread = BuilderThread(handle, size=100)
+    thread.put(0)
+    assert first.wait(HANG_SECONDS)
+    while thread._is_asleep or thread._wake.is_set():  # it goes back to its tick
+        pass
+    for number in range(1, 49):
+        thread.put(number)
+    assert not thread._wake.is_set()
+    thread.put(49)
+    thread.put(50)  # half full: now it is worth a wake-up
+    assert thread.settle(HANG_SECONDS)
+    assert seen == list(range(51))
+    thread.close(HANG_SECONDS)
+
+
+def test_an_error_costs_one_batch_and_not_the_thread(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[int] = []
+
+    def handle(batch: Sequence[int]) -> None:
+        if batch[0] in (1, 2):
+            raise RuntimeError("a defect")
+        seen.extend(batch)
+
+    thread = BuilderThread(handle)
+    for number in range(4):
+        thread.put(number)
+        assert thread.settle(HANG_SECONDS)
+    thread.close(HANG_SECONDS)
+    assert seen == [0, 3]
+    assert caplog.text.count("some metrics were lost; please report this") == 1
+
+
+def test_a_stuck_thread_lets_the_run_go_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mfu_jax.logger.builder_thread.PATIENCE_SECONDS", 0.0)
+    gate = Gate()
+    thread = BuilderThread(gate, size=2)
+    thread.put(0)
+    assert gate.begun.wait(HANG_SECONDS)
+    for number in range(1, 6):  # two fit; the oldest go
+        thread.put(number)
+    assert thread.dropped == 3
+    assert caplog.text.count("making records is stuck") == 1
+    gate.release.set()
+    assert thread.settle(HANG_SECONDS)
+    assert gate.seen == [0, 4, 5]
+    thread.close(HANG_SECONDS)
+
+
+def test_what_is_left_at_the_end_counts_as_dropped() -> None:
+    gate = Gate()
+    thread = BuilderThread(gate)
+    thread.put(0)
+    assert gate.begun.wait(HANG_SECONDS)
+    thread.put(1)
+    assert not thread.settle(0.0)
+    thread.close(0.0)
+    assert thread.dropped == 1
+    gate.release.set()
+
+
+def test_every_tick_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mfu_jax.logger.builder_thread.IDLE_TICK_SECONDS", 0.001)
+    ticks = threading.Semaphore(0)
+    thread = BuilderThread(lambda batch: None, ticks.release)
+    for _ in range(3):
+        assert ticks.acquire(timeout=HANG_SECONDS)
+    thread.close(HANG_SECONDS)

@@ -1,0 +1,40 @@
+"""The judge of hostile inputs: each broken promise is seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.hostile import failures
+
+SOUND = {
+    "raised": "",
+    "code": 2,
+    "output": "",
+    "errors": "mfu-jax flops: wrong\n",
+    "seconds": 0.1,
+    "growth": 1000,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({}, []),
+        ({"code": 0, "output": "{}", "errors": ""}, []),
+        ({"raised": "KeyError: 'a'"}, ["KeyError: 'a'"]),
+        ({"code": 3}, ["exit code 3"]),
+        ({"errors": ""}, ["a refusal in silence"]),
+        ({"errors": "one\ntwo\n"}, ["2 lines on stderr"]),
+        ({"errors": "a" * 1501 + "\n"}, ["a long line on stderr"]),
+        ({"errors": "\x1b[31m\n"}, ["control characters on stderr"]),
+        ({"errors": "a bug of mfu_jax\n"}, ["a bug: a bug of mfu_jax\n"]),
+        ({"seconds": 11.0}, ["11 seconds"]),
+        ({"growth": 2 * 2**30}, ["2147 MB"]),
+        ({"code": 0, "output": '{"mfu": NaN}'}, ["JSON that is not"]),
+        ({"code": 0, "output": "{}{}"}, ["JSON that is not"]),
+    ],
+)
+def test_a_broken_promise_is_named(change: dict[str, Any], says: list[str]) -> None:
+    assert failures(["flops", "--json"], {**SOUND, **change}) == says

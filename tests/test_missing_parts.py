@@ -1,0 +1,107 @@
+"""Packages that may be missing: imported only when used; one line says how to get them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PARTS = ("absl", "flax", "grain", "optax", "orbax", "rich", "tensorboardX")
+
+BLOCK = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ImportError(f"{name} is blocked")
+sys.meta_path.insert(0, Blocker())
+"""
+
+INSTRUMENTED = """
+import jax, jax.numpy as jnp, mfu_jax
+@jax.jit
+def train_step(w, x):
+    loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+    return w - 0.1 * gradient, {"loss": loss}
+step = mfu_jax.instrument(train_step, peak_tflops_per_device=0.001, metrics_file=sys.argv[1])
+w, x = jnp.ones((8, 4)), jnp.ones((16, 8))
+for _ in range(4):
+    w, metrics = step(w, x)
+step.close()
+print("model FLOPs:", step.flops.model.per_device)
+print(mfu_jax.tabulate(train_step, w, x).count.total)
+"""
+
+
+def run(blocked: tuple[str, ...], code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs code in a process where the given packages cannot be imported."""
+    source = f"BLOCKED = {set(blocked)!r}\n{BLOCK}\n{code}"
+    return subprocess.run(
+        [sys.executable, "-c", source, *arguments],
+        env={**os.environ, "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_the_block_blocks() -> None:
+    assert "optax is blocked" in run(PARTS, "import optax").stderr
+
+
+def test_instrument_counts_and_logs_without_any_of_them(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    done = run(PARTS, INSTRUMENTED, str(file))
+    assert done.returncode == 0, done.stderr
+    # x[16, 8] @ w[8, 4], and the same once more for the gradient of w.
+    assert "model FLOPs: 2048\n2048\n" in done.stdout
+    assert "completed step: 3" in done.stdout
+    assert len(file.read_text().splitlines()) == 4
+
+
+def test_counting_a_config_needs_neither_them_nor_jax() -> None:
+    code = "from mfu_jax.cli import main; raise SystemExit(main(['flops', 'gpt2-124m']))"
+    done = run((*PARTS, "jax", "jaxlib", "numpy"), code)
+    assert done.returncode == 0, done.stderr
+    assert "TFLOP" in done.stdout
+
+
+TRAINER = "from mfu_jax.cli import main; raise SystemExit(main(['train', 'steps=1', 'emb_dim=32']))"
+BAR = "import mfu_jax.logger.sinks as s; s.ConsoleSink(progress=True)"
+EVENTS = "import mfu_jax.logger.sinks as s; s.make_sink('tensorboard', sys.argv[1])"
+
+
+@pytest.mark.parametrize(
+    ("blocked", "code", "line"),
+    [
+        ("grain", TRAINER, "the trainer needs the package 'grain'"),
+        ("orbax", TRAINER, "the trainer needs the package 'orbax'"),
+        ("rich", BAR, "the progress bar needs the package 'rich'"),
+    ],
+)
+def test_a_missing_part_is_one_line_that_names_the_extra(
+    blocked: str, code: str, line: str, tmp_path: Path
+) -> None:
+    last = run((blocked,), code, str(tmp_path)).stderr.strip().splitlines()[-1]
+    assert line in last
+    assert last.endswith("pip install 'mfu-jax[train]'")
+
+
+def test_a_sink_names_its_package(tmp_path: Path) -> None:
+    last = run(("tensorboardX",), EVENTS, str(tmp_path)).stderr.strip().splitlines()[-1]
+    assert "the sink 'tensorboard' needs the package 'tensorboardX'" in last
+    assert last.endswith("pip install tensorboardX")
+
+
+def test_a_terminal_without_rich_gets_lines_and_no_bar() -> None:
+    code = """
+sys.stderr.isatty = lambda: True
+import mfu_jax.logger.sinks as s
+print(s.ConsoleSink()._bar)
+"""
+    assert run(("rich",), code).stdout == "None\n"
+    pytest.importorskip("rich")
+    assert "_ProgressBar" in run((), code).stdout

@@ -97,6 +97,7 @@ class Loop:
             for path, register in zip(self.paths, self.next, strict=True)
         ]
         self.memo: dict[State, LoopRun] = {}
+        self.known_steps: dict[State, list[int | None]] = {}  # by the values that never change
 
     def is_invariant(self, path: TuplePath) -> bool:
         """Whether the body passes a value on unchanged."""
@@ -167,6 +168,13 @@ class Loop:
 
     def _steps(self, initial: State) -> list[int | None]:
         """By how much one iteration changes each value of the state; None if it varies."""
+        pairs = zip(initial, self.invariant, strict=True)
+        key = tuple([value for value, invariant in pairs if invariant])
+        if key not in self.known_steps:
+            self.known_steps[key] = self._found_steps(initial)
+        return self.known_steps[key]
+
+    def _found_steps(self, initial: State) -> list[int | None]:
         inputs = [
             initial[k] if self.invariant[k] else _Line(0, 0, k)  # 0 more than the value of k
             for k in self.body_at
@@ -235,6 +243,7 @@ def _line(value: Value | _Line) -> _Line | None:
 
 def _propagate(part: Slice, inputs: Sequence[Value | _Line]) -> list[Value | _Line]:
     """The registers of a slice, where some inputs are lines."""
+    part.evaluation.spend(1 + len(part.steps))
     values: list[Value | _Line] = list(part.initial)
     for register, value in zip(part.inputs.values(), inputs, strict=True):
         values[register] = value

@@ -23,7 +23,7 @@ from mfu_jax.flops.executed.integers.values import (
 )
 
 UNKNOWN = 0  # the register of what is not known
-MAX_STEPS = 4_000_000  # evaluated for one program: bounds the time to seconds
+MAX_STEPS = 2_000_000  # evaluated for one program: bounds the time to seconds
 _MAX_NESTING = 30  # of loops and conditionals
 _SAME_VALUE = frozenset(
     "copy reshape opt-barrier optimization-barrier domain add-dependency".split()

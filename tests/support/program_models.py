@@ -185,6 +185,38 @@ def doubling(x: jax.Array, w: jax.Array) -> jax.Array:
     return lax.while_loop(lambda s: s[0] < 1000, lambda s: (s[0] * 2, _times(s[1], w)), (1, x))[1]
 
 
+def growing_stride(x: jax.Array, w: jax.Array) -> jax.Array:
+    """0, 1, …, 10, 20, …, 90: nineteen iterations."""
+
+    def step(s: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return jnp.where(s[0] < 10, s[0] + 1, s[0] + 10), _times(s[1], w)
+
+    return lax.while_loop(lambda s: s[0] < 100, step, (0, x))[1]
+
+
+def causal_chunks(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Chunk i attends to the chunks up to i: 1 + 2 + … + 7 iterations."""
+
+    def chunk(x: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
+        return lax.fori_loop(0, i + 1, lambda _, x: _times(x, w), x), None
+
+    return lax.scan(chunk, x, jnp.arange(7))[0]
+
+
+PATTERN = (0, 1, 2, 0, 0, 1, 0, 2)  # a layer's kind: two matmuls, one, none
+
+
+def layer_pattern(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Layers of three kinds by a table, and a matmul more in every other one."""
+    kinds = (lambda x: _times(_times(x, w), w), lambda x: _times(x, w), jnp.sin)
+
+    def layer(x: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
+        x = lax.switch(jnp.array(PATTERN)[i], kinds, x)
+        return lax.cond(i % 2 == 0, lambda x: _times(x, w), jnp.cos, x), None
+
+    return lax.scan(layer, x, jnp.arange(len(PATTERN)))[0]
+
+
 _X = _of(64, 64)
 _N = _of(dtype=jnp.int32)
 
@@ -202,6 +234,13 @@ MODELS: dict[str, Model] = {
     ),
     "loops_down": (counting_down, (_X, _X), 7 * ONE),
     "loops_doubling": (doubling, (_X, _X), 10 * ONE),
+    "loops_stride": (growing_stride, (_X, _X), 19 * ONE),
+    "loops_causal": (causal_chunks, (_X, _X), 28 * ONE),
+    "loops_pattern": (
+        layer_pattern,
+        (_X, _X),
+        (2 * PATTERN.count(0) + PATTERN.count(1) + len(PATTERN) // 2) * ONE,
+    ),
     "loops_data": (
         lambda x, n: lax.fori_loop(0, n, lambda i, y: _times(y, x), x),
         (_X, _N),

@@ -23,7 +23,6 @@ from mfu_jax.flops.executed.kernels import (
     UnknownCost,
     kernel_cost,
 )
-from mfu_jax.flops.executed.loops import hlo_trip_count
 from mfu_jax.flops.executed.matmuls import MATMULS, operand_dtype
 
 KernelFlops = Mapping[str, int] | Callable[[KernelCall], int | None]
@@ -37,6 +36,20 @@ _LIBRARY_ROUTINES = {
 # Instructions that neither compute nor move anything: most of a program.
 _FREE = frozenset("parameter constant get-tuple-element tuple bitcast".split())
 _FREE_IN_FUSIONS = _FREE | frozenset("broadcast copy transpose reshape slice pad iota".split())
+# Every other opcode without a rule: none multiplies matrices.
+_NO_MATMUL = _FREE_IN_FUSIONS | frozenset(
+    "abs acos acosh add add-dependency after-all and asin asinh atan2 atanh "
+    "batch-norm-grad batch-norm-inference batch-norm-training bitcast-convert cbrt ceil clamp "
+    "compare complex concatenate convert cosh cosine count-leading-zeros divide domain "
+    "dynamic-reshape dynamic-slice dynamic-update-slice erf exponential exponential-minus-one "
+    "floor gather get-dimension-size imag infeed is-finite log log-plus-one logistic map maximum "
+    "minimum multiply negate not opt-barrier optimization-barrier or outfeed partition-id popcnt "
+    "power real recv reduce reduce-precision reduce-window remainder replica-id reverse rng "
+    "rng-bit-generator rng-get-and-update-state round-nearest-afz round-nearest-even rsqrt scatter "
+    "select select-and-scatter send set-dimension-size shift-left shift-right-arithmetic "
+    "shift-right-logical sign sine sinh sort sqrt stochastic-convert subtract tan tanh topk "
+    "xor".split()
+)
 _REDUCER_DEPTH = 16
 
 
@@ -62,26 +75,12 @@ class MatmulCost(NamedTuple):
     is_attention: bool = False
 
 
-class Call(NamedTuple):
-    """An instruction that runs other computations: all of them, or one of several alternatives.
-
-    Attributes:
-        instruction: the fusion, call, ``while`` or ``conditional``.
-        callees: name of each computation, and its runs for one run of the caller.
-        is_choice: whether only one of the callees runs.
-    """
-
-    instruction: HloInstruction
-    callees: tuple[tuple[str, int], ...]
-    is_choice: bool = False
-
-
 class InstructionCost(NamedTuple):
     """Cost of one run of one HLO instruction, without the computations that it calls.
 
     Attributes:
         matmul: its matmul FLOPs.
-        call: the computations that it runs.
+        is_call: whether it runs other computations: a fusion, call, ``while`` or ``conditional``.
         collective: the collective that it starts.
         unaccounted: work whose FLOPs are unknown.
         note: a choice that the reader of the count should know about.
@@ -90,7 +89,7 @@ class InstructionCost(NamedTuple):
     """
 
     matmul: MatmulCost | None = None
-    call: Call | None = None
+    is_call: bool = False
     collective: Collective | None = None
     unaccounted: Unaccounted | None = None
     note: str = ""
@@ -102,10 +101,10 @@ _NOTHING = InstructionCost()
 
 
 class ComputationCost(NamedTuple):
-    """Sum of the `InstructionCost`s of one computation, for one run."""
+    """Sum of the `InstructionCost`s of one computation, for one run; `calls` run others."""
 
     matmuls: tuple[MatmulCost, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[HloInstruction, ...]
     unaccounted: tuple[Unaccounted, ...]
     collectives: tuple[Collective, ...]
     notes: tuple[str, ...]
@@ -113,10 +112,10 @@ class ComputationCost(NamedTuple):
     hbm_bytes: int
 
 
-def _sum(costs: list[InstructionCost]) -> ComputationCost:
+def _sum(instructions: list[HloInstruction], costs: list[InstructionCost]) -> ComputationCost:
     return ComputationCost(
         matmuls=tuple([cost.matmul for cost in costs if cost.matmul]),
-        calls=tuple([cost.call for cost in costs if cost.call]),
+        calls=tuple([i for i, cost in zip(instructions, costs, strict=True) if cost.is_call]),
         unaccounted=tuple([cost.unaccounted for cost in costs if cost.unaccounted]),
         collectives=tuple([cost.collective for cost in costs if cost.collective]),
         notes=tuple([cost.note for cost in costs if cost.note]),
@@ -158,20 +157,19 @@ class CostReader:
             fused: whether it is inside a fusion, and so has no HBM traffic.
         """
         free = _FREE_IN_FUSIONS if fused else _FREE
-        return _sum(
-            [
-                self.instruction_cost(computation, instruction, fused=fused)
-                for instruction in computation.instructions.values()
-                if instruction.opcode not in free
-            ]
-        )
+        instructions = [i for i in computation.instructions.values() if i.opcode not in free]
+        costs = [self.instruction_cost(computation, i, fused=fused) for i in instructions]
+        return _sum(instructions, costs)
 
     def instruction_cost(
         self, computation: HloComputation, instruction: HloInstruction, *, fused: bool
     ) -> InstructionCost:
         """Cost of one run of an instruction of `computation`; `fused` as in `computation_cost`."""
         rule = _RULES.get(instruction.opcode.removesuffix("-start"))
-        cost = rule(self, computation, instruction) if rule else _NOTHING
+        if rule is not None:
+            cost = rule(self, computation, instruction)
+        else:
+            cost = _NOTHING if instruction.opcode in _NO_MATMUL else _unknown(instruction)
         elementwise = elementwise_flops(computation, instruction, self._reducer)
         traffic = 0 if fused else hbm_bytes(self.module, computation, instruction)
         return InstructionCost(*cost[:5], elementwise, traffic)
@@ -182,27 +180,12 @@ class CostReader:
         return InstructionCost(MatmulCost(instruction, flops, dtype, seen_by_xla=flops))
 
     def _call(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
-        return InstructionCost(call=_call(instruction))
+        if not instruction.callees:
+            raise instruction.error(f"{instruction.opcode} without its computation")
+        return InstructionCost(is_call=True)
 
-    def _conditional(
-        self, computation: HloComputation, instruction: HloInstruction
-    ) -> InstructionCost:
-        return InstructionCost(call=_call(instruction)._replace(is_choice=True))
-
-    def _while(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
-        body, condition = instruction.loop_computations
-        times = self._given_trip_count(instruction)
-        if times is None:
-            times = hlo_trip_count(self.dataflow, computation, instruction)
-        unaccounted = None
-        if times is None:
-            reason = "its trip count depends on data; its body is counted once; give trip_counts"
-            unaccounted = _unaccounted(instruction, "while", reason)
-            times = 1
-        call = Call(instruction, ((body, times), (condition, times + 1)))
-        return InstructionCost(call=call, unaccounted=unaccounted)
-
-    def _given_trip_count(self, instruction: HloInstruction) -> int | None:
+    def given_trip_count(self, instruction: HloInstruction) -> int | None:
+        """Iterations of a ``while`` that the user gave."""
         for name, times in self.trip_counts.items():
             if name in (instruction.name, instruction.op_name):
                 return times
@@ -221,8 +204,8 @@ class CostReader:
         self, computation: HloComputation, instruction: HloInstruction
     ) -> InstructionCost:
         opcode = instruction.opcode.removesuffix("-start")
-        unaccounted = _unaccounted(instruction, opcode, _LIBRARY_ROUTINES[opcode])
-        return InstructionCost(unaccounted=unaccounted)
+        reason = _LIBRARY_ROUTINES[opcode]
+        return InstructionCost(unaccounted=unaccounted(instruction, opcode, reason))
 
     def _kernel(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
         literal = functools.partial(self._literal, computation, instruction)
@@ -233,7 +216,7 @@ class CostReader:
         if isinstance(cost, UnknownCost):
             reason = f"{cost.reason}; give its cost with @register_kernel or kernel_flops="
             return InstructionCost(
-                unaccounted=_unaccounted(instruction, call.target or call.name, reason)
+                unaccounted=unaccounted(instruction, call.target or call.name, reason)
             )
         if not (cost.flops or cost.seen_by_xla):
             return InstructionCost(note=cost.note)
@@ -308,19 +291,20 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(CALLEE_KEYS, CostReader._call),
     **dict.fromkeys(KINDS, CostReader._collective),
     **dict.fromkeys(_LIBRARY_ROUTINES, CostReader._library_routine),
-    "conditional": CostReader._conditional,
     "custom-call": CostReader._kernel,
-    "while": CostReader._while,
 }
 
 
-def _call(instruction: HloInstruction) -> Call:
-    if not instruction.callees:
-        raise instruction.error(f"{instruction.opcode} without its computation")
-    return Call(instruction, tuple([(name, 1) for name in instruction.callees]))
+def _unknown(instruction: HloInstruction) -> InstructionCost:
+    """The cost of an opcode without a rule: that of asynchronous work is where it starts."""
+    opcode = instruction.opcode
+    if opcode.endswith(("-done", "-update")) or opcode.removesuffix("-start") in _NO_MATMUL:
+        return _NOTHING
+    return InstructionCost(unaccounted=unaccounted(instruction, opcode, "an unknown opcode"))
 
 
-def _unaccounted(instruction: HloInstruction, name: str, reason: str) -> Unaccounted:
+def unaccounted(instruction: HloInstruction, name: str, reason: str) -> Unaccounted:
+    """Work of one instruction that cannot be counted."""
     return Unaccounted(
         name=name,
         where=instruction.op_name or instruction.name,

@@ -1,8 +1,7 @@
 """Executed FLOPs: what a compiled program runs on one device, from its optimised HLO text.
 
-Two passes over the call graph. Bottom-up: the FLOPs of one call of each computation, which decide
-the branch of a conditional. Top-down: how often each computation runs, so that every instruction is
-read once, however often it runs.
+Every instruction is read once, for the cost of one run of its computation; `runs` says how often
+that computation runs.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 
-from mfu_jax.flops.count import FlopCount
+from mfu_jax.flops.count import FlopCount, Unaccounted
 from mfu_jax.flops.executed.collectives import Collective
 from mfu_jax.flops.executed.costs import (
-    Call,
     ComputationCost,
     CostReader,
     KernelFlops,
     MatmulCost,
+    unaccounted,
 )
 from mfu_jax.flops.executed.duplicates import duplicates
 from mfu_jax.flops.executed.gradients import gradient_users
@@ -34,7 +33,9 @@ from mfu_jax.flops.executed.hlo import (
     parse_hlo,
 )
 from mfu_jax.flops.executed.op_names import inferred_op_name
+from mfu_jax.flops.executed.plans import Planner
 from mfu_jax.flops.executed.replication import Groups, holders
+from mfu_jax.flops.executed.runs import RunCounter
 from mfu_jax.flops.scopes import Scope, read_scope
 
 
@@ -219,20 +220,21 @@ class _Counter:
         self.module = module
         self.reader = reader
         self.costs: dict[str, ComputationCost] = {}
-        self.totals: dict[str, int] = {}
-        self.runs: dict[str, int] = defaultdict(int)
-        self.once: dict[str, int] = defaultdict(int)  # runs with every loop body counted once
-        self.untaken: dict[str, int] = defaultdict(int)  # upper bound, of branches not counted
-        self.callers: dict[str, str] = defaultdict(str)  # op_name of a computation's caller
+        self.order = self._bottom_up_order()
+        planner = Planner(
+            module,
+            calls={name: cost.calls for name, cost in self.costs.items()},
+            given_trip_count=reader.given_trip_count,
+            full_module=reader.constants,
+        )
+        flops = {name: sum(m.flops for m in cost.matmuls) for name, cost in self.costs.items()}
+        self.runs = RunCounter(planner, self.order, flops)
 
     def count(self) -> ExecutedCount:
-        order = self._bottom_up_order()
-        for name in order:
-            self.totals[name] = self._total(self.costs[name])
-        self.runs[self.module.entry.name] = self.once[self.module.entry.name] = 1
-        for name in reversed(order):
-            self._run_callees(name)
-        ran = [(name, self.costs[name]) for name in reversed(order) if self.once[name]]
+        runs = self.runs
+        runs.count()
+        times, once = runs.times, runs.once
+        ran = [(n, self.costs[n]) for n in reversed(self.order) if times[n] or once[n]]
         sums = self._sums([found for name, cost in ran for found in self._found(name, cost)])
         return ExecutedCount(
             forward=sums.phases["forward"],
@@ -242,61 +244,43 @@ class _Counter:
             other=sums.phases["other"],
             by_scope=dict(sums.scopes),
             by_dtype=dict(sums.dtypes),
-            unaccounted=tuple(
-                dataclasses.replace(item, times=item.times * (self.runs[name] + self.untaken[name]))
-                for name in reversed(order)
-                for item in self.costs[name].unaccounted
-            ),
+            unaccounted=tuple(self._unaccounted()),
             duplicated=sum(m.flops * runs for _, m, runs in self._duplicates.values()),
             repeated={where: round(flops) for where, flops in sums.repeated.items()},
             repeated_attention=round(sums.repeated_attention),
             kernels=dict(sums.kernels),
             attention_kernels=sums.attention_kernels,
-            elementwise=sum(self.runs[name] * cost.elementwise for name, cost in ran),
-            hbm_bytes=sum(self.runs[name] * cost.hbm_bytes for name, cost in ran),
+            elementwise=sum(times[name] * cost.elementwise for name, cost in ran),
+            hbm_bytes=sum(times[name] * cost.hbm_bytes for name, cost in ran),
             collectives=tuple(
-                dataclasses.replace(item, times=item.times * self.runs[name])
+                dataclasses.replace(item, times=item.times * times[name])
                 for name, cost in ran
                 for item in cost.collectives
             ),
             loops_once=sums.loops_once,
             kernels_once=sums.kernels_once,
             kernels_xla=sums.kernels_xla,
-            elementwise_once=sum(self.once[name] * cost.elementwise for name, cost in ran),
-            flags=tuple(
-                Flag(text=text, times=self.runs[name])
-                for name, cost in ran
-                for text in (*filter(None, map(self._choice, cost.calls)), *cost.notes)
+            elementwise_once=sum(once[name] * cost.elementwise for name, cost in ran),
+            flags=(
+                *(Flag(text=text, times=n) for text, n in runs.choices.items()),
+                *(Flag(text=text, times=times[n]) for n, cost in ran for text in cost.notes),
             ),
         )
 
-    def _total(self, cost: ComputationCost) -> int:
-        """FLOPs of one run, including everything that it calls."""
-        return sum(matmul.flops for matmul in cost.matmuls) + sum(
-            self.totals[callee] * times
-            for call in cost.calls
-            for callee, times in self._taken(call)
-        )
-
-    def _run_callees(self, name: str) -> None:
-        """Passes a computation's runs on to those that it calls; callers are visited first."""
-        runs, once = self.runs[name], self.once[name]
-        for call in self.costs[name].calls:
-            taken = self._taken(call)
-            for callee, factor in set(call.callees) - set(taken if runs else ()):
-                self.untaken[callee] += (runs + self.untaken[name]) * factor
-            if not once:
-                continue
-            op_name = call.instruction.op_name or self.callers[name]
-            for callee, factor in taken:
-                self.runs[callee] += runs * factor
-                self.once[callee] += once
-                self.callers[callee] = self.callers[callee] or op_name
+    def _unaccounted(self) -> Iterator[Unaccounted]:
+        """What cannot be counted, with its runs, including those in branches not counted."""
+        for name in reversed(self.order):
+            runs = self.runs.times[name] + self.runs.untaken[name]
+            for item in self.costs[name].unaccounted if runs else ():
+                yield dataclasses.replace(item, times=item.times * runs)
+        for instruction, reason, runs in self.runs.unknown_loops.values():
+            reason = f"{reason}; its body is counted once; give trip_counts"
+            yield dataclasses.replace(unaccounted(instruction, "while", reason), times=runs)
 
     def _found(self, name: str, cost: ComputationCost) -> Iterator[_Found]:
         for matmul in cost.matmuls:
             op_name = self._op_name(name, matmul.instruction)
-            yield _Found(matmul, op_name, self.runs[name], self.once[name])
+            yield _Found(matmul, op_name, self.runs.times[name], self.runs.once[name])
 
     def _sums(self, found: list[_Found]) -> _Sums:
         """The matmuls by phase, scope, dtype and kernel."""
@@ -343,18 +327,18 @@ class _Counter:
             self.costs[name] = cost
             stack.append((name, fused, True))
             for call in cost.calls:
-                inside = fused or call.instruction.opcode == "fusion"
-                stack += [(callee, inside, False) for callee, _ in call.callees]
+                inside = fused or call.opcode == "fusion"
+                stack += [(callee, inside, False) for callee in call.callees]
         return order
 
     @functools.cached_property
     def _duplicates(self) -> dict[int, tuple[HloComputation, MatmulCost, int]]:
         """Matmuls that recompute what another one computes, with their runs, by ``id``."""
         matmuls = {
-            id(matmul.instruction): (self.module[name], matmul, self.runs[name])
+            id(matmul.instruction): (self.module[name], matmul, self.runs.times[name])
             for name, cost in self.costs.items()
             for matmul in cost.matmuls
-            if self.runs[name]
+            if self.runs.times[name]
         }
         places = ((computation, m.instruction) for computation, m, _ in matmuls.values())
         repeated = duplicates(self.reader.dataflow, places)
@@ -368,19 +352,4 @@ class _Counter:
             if "/" in op_name:
                 return op_name
         inferred = inferred_op_name(self.module, self.module[name], instruction)
-        return inferred or self.callers[name]
-
-    def _taken(self, call: Call) -> tuple[tuple[str, int], ...]:
-        """The callees that are counted: of alternatives, the most expensive one."""
-        if not call.is_choice:
-            return call.callees
-        return (max(call.callees, key=lambda callee: self.totals[callee[0]]),)
-
-    def _choice(self, call: Call) -> str:
-        """The flag for a choice between branches of different cost."""
-        flops = [self.totals[callee] for callee, _ in call.callees]
-        if not call.is_choice or len(set(flops)) < 2:
-            return ""
-        shown = ", ".join(f"{n:,}" for n in flops)
-        where = call.instruction.op_name or call.instruction.name
-        return f"conditional {where}: branches of {shown} FLOPs; the most expensive one is counted"
+        return inferred or self.runs.callers[name]

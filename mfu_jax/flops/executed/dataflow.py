@@ -23,13 +23,11 @@ class Frame:
     Attributes:
         computation: the computation.
         arguments: the caller's operands, each in the caller's frame.
-        state: of a loop's body or condition: the known integers of the loop's state, by index.
         loop: of a computation inside a loop: the ``while``, and the frame that it is in.
     """
 
     computation: HloComputation
     arguments: tuple[tuple[Frame, HloInstruction], ...] | None = None
-    state: dict[int, int] | None = None
     loop: tuple[Frame, HloInstruction] | None = None
 
     def argument(self, parameter: HloInstruction) -> tuple[Frame, HloInstruction]:

@@ -1,64 +1,300 @@
-"""Trip counts of `while` loops: from `known_trip_count`, or from the condition and its counter.
+"""Trip counts of `while` loops, and the integers that each iteration starts with.
 
-CPU and GPU programs carry the trip count; TPU programs do not. There, the few integers that the
-condition depends on are followed through tuples, copies and fusions: their initial values outside
-the loop, their change in one iteration, and the comparison that ends the loop.
+CPU and GPU programs state trip counts that do not depend on an outer loop; TPU programs state none.
+A counter that changes by a constant is proved to end the loop after a number of iterations. Other
+loops are run: their condition and the few integers that it depends on, with exact arithmetic, up to
+`MAX_TRIPS` iterations. Nothing is extrapolated.
 """
 
 from __future__ import annotations
 
-import itertools
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from mfu_jax.flops.executed.dataflow import (
-    MAX_DEPTH,
-    Dataflow,
-    Frame,
-    TuplePath,
-    UnknownValueError,
-)
-from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
+from mfu_jax.flops.executed.dataflow import TuplePath
+from mfu_jax.flops.executed.hlo import HloInstruction
+from mfu_jax.flops.executed.integers.values import Value, value_range, wrapped
+from mfu_jax.flops.executed.slices import UNKNOWN, Evaluation, Slice, Step, StepLimitError
 
-_MAX_SIMULATED = 10_000  # iterations of a counter that does not grow by a constant: bounds the time
-_MAX_STEPS = 200_000  # instructions evaluated for one loop: bounds the time, whatever the text
+MAX_TRIPS = 100_000  # iterations of a loop that are run
+ENDLESS = "its condition stays true"
+ON_DATA = "its trip count depends on data"
+OVER_LIMIT = f"its trip count depends on more than {MAX_TRIPS:,} iterations"
 
-
-def _divide(a: int, b: int) -> int:
-    """Division towards zero, as in XLA."""
-    if b == 0:
-        raise UnknownValueError
-    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+State = tuple[Value, ...]
 
 
-def _shift_right(a: int, b: int) -> int:
-    if b < 0:
-        raise UnknownValueError
-    return a >> b
+def stated_trip_count(instruction: HloInstruction) -> int | None:
+    """The ``known_trip_count`` that the compiler wrote to a ``while``."""
+    known = instruction.backend_config.get("known_trip_count")
+    if isinstance(known, dict) and str(known.get("n", "")).isdecimal():
+        return int(known["n"])
+    return None
 
 
-def _shift_right_logical(a: int, b: int) -> int:
-    if a < 0:  # the result depends on the bit width
-        raise UnknownValueError
-    return _shift_right(a, b)
+@dataclass(frozen=True, slots=True)
+class LoopRun:
+    """What one run of a loop does.
+
+    Attributes:
+        trips: iterations; None if they are not known.
+        states: how many iterations start with each state; one vague one if it is not known.
+        final: the state after the last iteration.
+        reason: why `trips` or the states are not known.
+    """
+
+    trips: int | None
+    states: dict[State, int]
+    final: State
+    reason: str = ""
 
 
-_BINARY: dict[str, Callable[[int, int], int]] = {
-    "add": operator.add,
-    "subtract": operator.sub,
-    "multiply": operator.mul,
-    "divide": _divide,
-    "remainder": lambda a, b: a - b * _divide(a, b),
-    "shift-right-arithmetic": _shift_right,
-    "shift-right-logical": _shift_right_logical,
-    "minimum": min,
-    "maximum": max,
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
+class Loop:
+    """The part of a ``while`` that its condition and the wanted values of its state depend on.
+
+    Attributes:
+        paths: of the values in its state that this takes, in the order of a `State`.
+    """
+
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        instruction: HloInstruction,
+        wanted: Sequence[TuplePath],
+        trips: int | None,
+    ) -> None:
+        """Slices a loop.
+
+        Args:
+            evaluation: of the program.
+            instruction: the ``while``.
+            wanted: paths in its state to follow.
+            trips: its iterations, if they are known; else its condition says when it ends.
+        """
+        body, condition = (evaluation.module[name] for name in instruction.loop_computations)
+        self.evaluation = evaluation
+        self.trips = trips
+        self.body, self.condition = Slice(evaluation, body), Slice(evaluation, condition)
+        self.holds = self.condition.root() if trips is None else UNKNOWN
+        needed = [leaf.path for leaf in self.condition.inputs]
+        self.paths = list(dict.fromkeys([*needed, *wanted]))
+        self.next: list[int] = []  # registers of the body that hold the next state
+        for path in self.paths:  # grows
+            self.next.append(self.body.root(path))
+            new = [leaf.path for leaf in self.body.inputs if leaf.path not in self.paths]
+            self.paths += dict.fromkeys(new)
+        if any(leaf.number for leaf in (*self.body.inputs, *self.condition.inputs)):
+            raise instruction.error("while whose body or condition takes more than its state")
+        self.at = {path: k for k, path in enumerate(self.paths)}
+        self.body_at = [self.at[leaf.path] for leaf in self.body.inputs]
+        self.condition_at = [self.at[leaf.path] for leaf in self.condition.inputs]
+        entering = {leaf.path: register for leaf, register in self.body.inputs.items()}
+        self.invariant = [
+            entering.get(path) == register
+            for path, register in zip(self.paths, self.next, strict=True)
+        ]
+        self.memo: dict[State, LoopRun] = {}
+        self.known_steps: dict[State, list[int | None]] = {}  # by the values that never change
+
+    def is_invariant(self, path: TuplePath) -> bool:
+        """Whether the body passes a value on unchanged."""
+        return self.invariant[self.at[path]]
+
+    def final(self, initial: Sequence[Value], path: TuplePath) -> Value:
+        """A value after the loop, for values of `paths` before it."""
+        start, k = tuple(initial), self.at[path]
+        first, trips, step = start[k], self.count(start), self._steps(start)[k]
+        if trips is not None and step is not None and isinstance(first, int):
+            return wrapped(self.body.shapes[self.next[k]].dtype, first + step * trips)
+        return self.run(start).final[k]
+
+    def count(self, initial: State) -> int | None:
+        """Iterations, if they are stated or proved without running the loop."""
+        if self.trips is not None:
+            return self.trips
+        try:
+            return self._proved(initial)
+        except StepLimitError:
+            return None
+
+    def run(self, initial: State) -> LoopRun:
+        """Runs the loop from a state."""
+        if initial not in self.memo:
+            self.memo[initial] = self._run(initial)
+        return self.memo[initial]
+
+    def _run(self, initial: State) -> LoopRun:
+        trips = self.count(initial)
+        states: Counter[State] = Counter()
+        state, done, reason = initial, 0, OVER_LIMIT
+        try:
+            while done <= MAX_TRIPS:
+                holds = self._holds(state) if trips is None else done < trips
+                if not holds:
+                    if holds is not None:
+                        return LoopRun(done, dict(states), state)
+                    reason = ON_DATA
+                    break
+                following = self._after(state)
+                if following != state:
+                    repeats = 1
+                elif trips is not None:
+                    repeats = trips - done
+                else:
+                    reason = ENDLESS
+                    break
+                states[state] += repeats
+                done += repeats
+                state = following
+        except StepLimitError:
+            pass
+        self.evaluation.limited |= reason == OVER_LIMIT
+        pairs = zip(initial, self.invariant, strict=True)
+        vague = tuple(value if invariant else None for value, invariant in pairs)
+        return LoopRun(trips, {vague: 1 if trips is None else trips}, vague, reason)
+
+    def _holds(self, state: State) -> bool | None:
+        value = self.condition.run([state[k] for k in self.condition_at])[self.holds]
+        return bool(value) if isinstance(value, int) else None
+
+    def _after(self, state: State) -> State:
+        values = self.body.run([state[k] for k in self.body_at])
+        return tuple([values[register] for register in self.next])
+
+    # The proof: values that change by a constant, and a comparison that is linear in them.
+
+    def _steps(self, initial: State) -> list[int | None]:
+        """By how much one iteration changes each value of the state; None if it varies."""
+        pairs = zip(initial, self.invariant, strict=True)
+        key = tuple([value for value, invariant in pairs if invariant])
+        if key not in self.known_steps:
+            self.known_steps[key] = self._found_steps(initial)
+        return self.known_steps[key]
+
+    def _found_steps(self, initial: State) -> list[int | None]:
+        inputs = [
+            initial[k] if self.invariant[k] else _Line(0, 0, k)  # 0 more than the value of k
+            for k in self.body_at
+        ]
+        values = _propagate(self.body, inputs)
+        steps: list[int | None] = []
+        for k, register in enumerate(self.next):
+            value = values[register]
+            if isinstance(value, _Line) and value.of == k:
+                steps.append(value.first)
+            else:
+                steps.append(0 if self.invariant[k] else None)
+        return steps
+
+    def _proved(self, initial: State) -> int | None:
+        """Iterations, where the condition compares values that change by a constant."""
+        steps = {s.register: s for s in self.condition.steps}
+        comparison = steps.get(self.holds)
+        if comparison is None or comparison.instruction.opcode != "compare":
+            return None
+        inputs: list[Value | _Line] = []
+        for k, (first, step) in enumerate(zip(initial, self._steps(initial), strict=True)):
+            if self.invariant[k]:
+                inputs.append(first)
+            elif isinstance(first, int) and step is not None:
+                inputs.append(_Line(first, step))
+            else:
+                inputs.append(None)
+        values = _propagate(self.condition, [inputs[k] for k in self.condition_at])
+        left, right = (_line(values[register]) for register in comparison.operands)
+        if left is None or right is None:
+            return None
+        direction = comparison.instruction.attribute("direction")
+        first, step = left.first - right.first, left.step - right.step
+        if not _HOLDS[direction](first, 0):
+            return 0
+        trips = _closed_form(first, step, direction)
+        if trips is None or not self._stays_in_range(values, trips):
+            return None
+        return trips
+
+    def _stays_in_range(self, values: list[Value | _Line], trips: int) -> bool:
+        """Whether no value of the condition overflows until the loop ends."""
+        for value, shape in zip(values, self.condition.shapes, strict=True):
+            if isinstance(value, _Line):
+                low, high = value_range(shape.dtype) or (0, 0)
+                last = value.first + value.step * trips
+                if not (low <= value.first <= high and low <= last <= high):
+                    return False
+        return True
+
+
+class _Line(NamedTuple):
+    """``first + t·step`` in iteration t; with `of`, `first` more than that value of the state."""
+
+    first: int
+    step: int
+    of: int | None = None
+
+
+def _line(value: Value | _Line) -> _Line | None:
+    if isinstance(value, int):
+        return _Line(value, 0)
+    return value if isinstance(value, _Line) else None
+
+
+def _propagate(part: Slice, inputs: Sequence[Value | _Line]) -> list[Value | _Line]:
+    """The registers of a slice, where some inputs are lines."""
+    part.evaluation.spend(1 + len(part.steps))
+    values: list[Value | _Line] = list(part.initial)
+    for register, value in zip(part.inputs.values(), inputs, strict=True):
+        values[register] = value
+    for step in part.steps:
+        operands = [values[i] for i in step.operands]
+        plain = [operand for operand in operands if not isinstance(operand, _Line)]
+        is_plain = len(plain) == len(operands)
+        values[step.register] = step.compute(plain) if is_plain else _of_lines(step, operands)
+    return values
+
+
+def _of_lines(step: Step, operands: list[Value | _Line]) -> _Line | None:
+    lines = [_line(operand) for operand in operands]
+    rule = _LINEAR.get(step.instruction.opcode)
+    if rule is None or None in lines:
+        return None
+    return rule(*lines)
+
+
+def _add(a: _Line, b: _Line) -> _Line | None:
+    if a.of is not None and b.of is not None:
+        return None
+    return _Line(a.first + b.first, a.step + b.step, b.of if a.of is None else a.of)
+
+
+def _subtract(a: _Line, b: _Line) -> _Line | None:
+    return None if b.of is not None else _Line(a.first - b.first, a.step - b.step, a.of)
+
+
+def _multiply(a: _Line, b: _Line) -> _Line | None:
+    if a.of is not None or b.of is not None or (a.step and b.step):
+        return None
+    return _Line(a.first * b.first, a.first * b.step + b.first * a.step)
+
+
+def _negate(a: _Line) -> _Line | None:
+    return _subtract(_Line(0, 0), a)
+
+
+def _convert(a: _Line) -> _Line | None:
+    return a if a.of is None else None  # it may overflow: only the range of a line is checked
+
+
+_LINEAR: dict[str, Callable[..., _Line | None]] = {
+    "add": _add,
+    "subtract": _subtract,
+    "multiply": _multiply,
+    "negate": _negate,
+    "convert": _convert,
 }
-_COMPARE: dict[str, Callable[[int, int], bool]] = {
+_HOLDS: dict[str, Callable[[int, int], bool]] = {
     "LT": operator.lt,
     "LE": operator.le,
     "GT": operator.gt,
@@ -68,152 +304,8 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
 }
 
 
-def hlo_trip_count(
-    dataflow: Dataflow, computation: HloComputation, instruction: HloInstruction
-) -> int | None:
-    """Iterations of one run of a ``while``, or None if they depend on data.
-
-    Args:
-        dataflow: of the program.
-        computation: the computation that the loop is in.
-        instruction: the ``while``.
-    """
-    known = instruction.backend_config.get("known_trip_count")
-    if isinstance(known, dict) and str(known.get("n", "")).isdecimal():
-        return int(known["n"])
-    loop = _Loop(dataflow, computation, instruction)
-    try:
-        return loop.iterations()
-    except UnknownValueError:
-        return None
-
-
-@dataclass(slots=True, eq=False)
-class _Loop:
-    """Runs the integers that one loop's condition depends on."""
-
-    dataflow: Dataflow
-    computation: HloComputation
-    instruction: HloInstruction
-    steps: int = 0
-    needed: set[int] = field(default_factory=set)  # indices of the state that were read
-
-    def iterations(self) -> int:
-        body_name, condition_name = self.instruction.loop_computations
-        body = Frame(self.dataflow.module[body_name], state={})
-        condition = Frame(self.dataflow.module[condition_name], state={})
-        outside = self.dataflow.frame_of(self.computation)
-        compared, comparison = self._comparison(condition)
-        direction = comparison.attributes.get("direction", "")
-        if direction not in _COMPARE:
-            raise UnknownValueError
-
-        def difference(state: dict[int, int]) -> int:
-            condition.state = state
-            operands = [compared.computation.operand(comparison, i) for i in (0, 1)]
-            left, right = (self._value(compared, operand, ()) for operand in operands)
-            return left - right
-
-        def after(state: dict[int, int]) -> dict[int, int]:
-            body.state = state
-            root = body.computation.root
-            return {i: self._value(body, root, (i,)) for i in state}
-
-        state = self._first_state(outside, difference, after)
-        differences = [difference(state)]
-        holds = _COMPARE[direction]
-        for _ in range(_MAX_SIMULATED):
-            if not holds(differences[-1], 0):
-                return len(differences) - 1
-            state = after(state)
-            differences.append(difference(state))
-            if len(differences) == 4 and _evenly_spaced(differences):
-                return _closed_form(differences[0], differences[1] - differences[0], direction)
-        raise UnknownValueError
-
-    def _first_state(
-        self,
-        outside: Frame,
-        difference: Callable[[dict[int, int]], int],
-        after: Callable[[dict[int, int]], dict[int, int]],
-    ) -> dict[int, int]:
-        """Initial values of the integers that the condition depends on, found by trial."""
-        start = self.computation.operand(self.instruction, 0)
-        state: dict[int, int] = {}
-        while True:
-            self.needed.clear()
-            try:
-                difference(state)
-                after(state)
-            except UnknownValueError:
-                missing = self.needed - state.keys()
-                if not missing:
-                    raise
-                for i in missing:
-                    state[i] = self._value(outside, start, (i,))
-            else:
-                return state
-
-    def _comparison(self, frame: Frame) -> tuple[Frame, HloInstruction]:
-        """The comparison that a condition returns, and the frame that it is in."""
-        frame, root, _ = self.dataflow.follow(frame, frame.computation.root)
-        if root.opcode != "compare":
-            raise UnknownValueError
-        return frame, root
-
-    def _value(
-        self, frame: Frame, instruction: HloInstruction, path: TuplePath, depth: int = 0
-    ) -> int:
-        """The integer value of an instruction, or of the element at `path` of its tuple."""
-        self.steps += 1
-        if self.steps > _MAX_STEPS or depth > MAX_DEPTH:
-            raise UnknownValueError
-        frame, instruction, path = self.dataflow.follow(frame, instruction, path)
-        opcode = instruction.opcode
-
-        def operand(i: int) -> int:
-            return self._value(frame, frame.computation.operand(instruction, i), (), depth + 1)
-
-        if opcode == "parameter" and frame.state is not None and len(path) == 1:
-            self.needed.add(path[0])
-            if path[0] in frame.state:
-                return frame.state[path[0]]
-        if path:
-            raise UnknownValueError
-        if opcode == "constant":
-            return _constant(instruction.operand_text)
-        if opcode == "broadcast":
-            return operand(0)
-        if opcode in _BINARY:
-            return _BINARY[opcode](operand(0), operand(1))
-        if opcode == "negate":
-            return -operand(0)
-        if opcode == "sign":
-            value = operand(0)
-            return (value > 0) - (value < 0)
-        if opcode == "select":
-            return operand(1) if operand(0) else operand(2)
-        if opcode == "compare" and instruction.attributes.get("direction") in _COMPARE:
-            return _COMPARE[instruction.attributes["direction"]](operand(0), operand(1))
-        raise UnknownValueError
-
-
-def _constant(text: str) -> int:
-    text = text.strip().strip("{} ")
-    if text in ("true", "false"):
-        return int(text == "true")
-    try:
-        return int(text)
-    except ValueError:
-        raise UnknownValueError from None
-
-
-def _evenly_spaced(values: list[int]) -> bool:
-    return len({b - a for a, b in itertools.pairwise(values)}) == 1
-
-
-def _closed_form(first: int, step: int, direction: str) -> int:
-    """The smallest k for which ``first + k·step DIRECTION 0`` does not hold."""
+def _closed_form(first: int, step: int, direction: str) -> int | None:
+    """The smallest k for which ``first + k·step DIRECTION 0`` does not hold, if there is one."""
     if direction in ("GT", "GE"):
         first, step, direction = -first, -step, {"GT": "LT", "GE": "LE"}[direction]
     if direction == "LE":
@@ -222,4 +314,4 @@ def _closed_form(first: int, step: int, direction: str) -> int:
         return -(first // step)
     if direction == "NE" and step and first % step == 0 and -first // step >= 0:
         return -first // step
-    raise UnknownValueError  # it never ends, or ends another way
+    return 1 if direction == "EQ" and step else None

@@ -1,0 +1,172 @@
+"""Elementwise instructions, with the exact arithmetic of their dtype.
+
+Division by zero is not known: HLO leaves its result to the hardware.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+from mfu_jax.flops.executed.hlo_shapes import Shape
+from mfu_jax.flops.executed.integers.values import (
+    Compute,
+    Table,
+    Value,
+    Wrap,
+    bits_of,
+    wrap_of,
+)
+
+
+def elementwise(function: Callable[..., int | None], wrap: Wrap) -> Compute:
+    def compute(values: list[Value]) -> Value:
+        rows: list[tuple[int, ...]] = []
+        for value in values:
+            if value is None:
+                return None
+            if isinstance(value, Table):
+                rows.append(value.elements)
+        if not rows:
+            result = function(*values)
+            return None if result is None else wrap(result)
+        size = len(rows[0])
+        columns = [v.elements if isinstance(v, Table) else (v,) * size for v in values]
+        results = [function(*column) for column in zip(*columns, strict=True)]
+        known = [wrap(result) for result in results if result is not None]
+        return Table(known) if len(known) == size else None
+
+    return compute
+
+
+def _divide(a: int, b: int) -> int | None:
+    """Division towards zero; the hardware decides what division by zero gives."""
+    if b == 0:
+        return None
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+def _remainder(a: int, b: int) -> int | None:
+    """The remainder has the sign of the dividend."""
+    quotient = _divide(a, b)
+    return None if quotient is None else a - b * quotient
+
+
+def _power(a: int, b: int) -> int | None:
+    """a to the power of b, modulo 2⁶⁴, which every narrower dtype divides."""
+    return pow(a, b, 1 << 64) if b >= 0 else None
+
+
+ARITHMETIC: dict[str, Callable[..., int | None]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "divide": _divide,
+    "remainder": _remainder,
+    "power": _power,
+    "minimum": min,
+    "maximum": max,
+    "xor": operator.xor,
+    "negate": operator.neg,
+    "abs": abs,
+    "sign": lambda a: (a > 0) - (a < 0),
+    "clamp": lambda low, a, high: min(max(low, a), high),
+    "convert": lambda a: a,
+}
+RELATIONS: dict[str, Callable[[int, int], bool]] = {
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
+    "GE": operator.ge,
+    "EQ": operator.eq,
+    "NE": operator.ne,
+}
+
+
+def _shift_left(dtype: str) -> Callable[..., int]:
+    bits = bits_of(dtype)
+    return lambda a, b: a << b if 0 <= b < bits else 0
+
+
+def _shift_right_arithmetic(dtype: str) -> Callable[..., int]:
+    bits = bits_of(dtype)
+    signed = wrap_of(f"s{bits}") if bits > 1 else int
+    return lambda a, b: signed(a) >> (b if 0 <= b < bits else bits - 1)
+
+
+def _shift_right_logical(dtype: str) -> Callable[..., int]:
+    bits = bits_of(dtype)
+    mask = (1 << bits) - 1
+    return lambda a, b: (a & mask) >> b if 0 <= b < bits else 0
+
+
+def _leading_zeros(dtype: str) -> Callable[..., int]:
+    bits = bits_of(dtype)
+    return lambda a: bits - (a & (1 << bits) - 1).bit_length()
+
+
+def _set_bits(dtype: str) -> Callable[..., int]:
+    mask = (1 << bits_of(dtype)) - 1
+    return lambda a: (a & mask).bit_count()
+
+
+def _not(dtype: str) -> Callable[..., int]:
+    return (lambda a: 1 - a) if dtype == "pred" else (lambda a: ~a)
+
+
+# Their functions depend on the number of bits.
+BITWISE: dict[str, Callable[[str], Callable[..., int]]] = {
+    "shift-left": _shift_left,
+    "shift-right-arithmetic": _shift_right_arithmetic,
+    "shift-right-logical": _shift_right_logical,
+    "count-leading-zeros": _leading_zeros,
+    "popcnt": _set_bits,
+    "not": _not,
+}
+
+
+# Elementwise instructions that may not need all of their operands
+
+
+def _absorbing(function: Callable[[int, int], int], absorber: int | None, wrap: Wrap) -> Compute:
+    """A function whose result is `absorber` as soon as one operand is."""
+    plain = elementwise(function, wrap)
+
+    def compute(values: list[Value]) -> Value:
+        if None in values:
+            return absorber if absorber is not None and absorber in values else None
+        return plain(values)
+
+    return compute
+
+
+def _and(shape: Shape) -> Compute:
+    return _absorbing(operator.and_, 0 if shape.size == 1 else None, wrap_of(shape.dtype))
+
+
+def _multiply(shape: Shape) -> Compute:
+    return _absorbing(operator.mul, 0 if shape.size == 1 else None, wrap_of(shape.dtype))
+
+
+def _or(shape: Shape) -> Compute:
+    is_scalar_pred = shape.size == 1 and shape.dtype == "pred"
+    return _absorbing(operator.or_, 1 if is_scalar_pred else None, wrap_of(shape.dtype))
+
+
+def _select(shape: Shape) -> Compute:
+    plain = elementwise(lambda chosen, a, b: a if chosen else b, wrap_of(shape.dtype))
+
+    def compute(values: list[Value]) -> Value:
+        chosen, on_true, on_false = values
+        if isinstance(chosen, int):
+            return on_true if chosen else on_false
+        return plain(values)
+
+    return compute
+
+
+LAZY: dict[str, Callable[[Shape], Compute]] = {
+    "and": _and,
+    "multiply": _multiply,
+    "or": _or,
+    "select": _select,
+}

@@ -1,0 +1,193 @@
+"""Instructions that lay out or reduce the elements of small arrays."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule, Shape
+from mfu_jax.flops.executed.integers.values import Compute, Value, elements_of, make_value, wrap_of
+
+
+def _strides(dims: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(dims[i + 1 :]) for i in range(len(dims)))
+
+
+def _taken(positions: list[int]) -> Compute:
+    """Takes the elements at fixed positions of the only operand."""
+
+    def compute(values: list[Value]) -> Value:
+        elements = elements_of(values[0])
+        return make_value([elements[p] for p in positions]) if elements else None
+
+    return compute
+
+
+def _positions(ranges: Sequence[Sequence[int]], strides: tuple[int, ...]) -> list[int]:
+    """Flat positions of the elements at all combinations of indices, in row-major order."""
+    return [sum(map(operator.mul, at, strides)) for at in itertools.product(*ranges)]
+
+
+def _broadcast(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
+    source = computation.operand(i, 0).shape
+    strides = [0] * len(shape.dims)
+    for dim, stride in zip(i.integers("dimensions"), _strides(source.dims), strict=True):
+        strides[dim] = stride
+    return _taken(_positions([range(n) for n in shape.dims], tuple(strides)))
+
+
+def _transpose(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
+    strides = _strides(computation.operand(i, 0).shape.dims)
+    order = tuple(strides[d] for d in i.integers("dimensions"))
+    return _taken(_positions([range(n) for n in shape.dims], order))
+
+
+def _reverse(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
+    reversed_dims = i.integers("dimensions")
+    ranges = [range(n)[:: -1 if d in reversed_dims else 1] for d, n in enumerate(shape.dims)]
+    return _taken(_positions(ranges, _strides(shape.dims)))
+
+
+def _slice(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute | None:
+    parts = re.findall(r"\[(\d+):(\d+)(?::(\d+))?\]", i.attributes.get("slice", ""))
+    dims = computation.operand(i, 0).shape.dims
+    ranges = [
+        range(n)[int(a) : int(b) : int(c or 1)] for n, (a, b, c) in zip(dims, parts, strict=True)
+    ]
+    return _taken(_positions(ranges, _strides(dims)))
+
+
+def _iota(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
+    (dim,) = i.integers("iota_dimension")
+    strides = tuple(int(d == dim) for d in range(len(shape.dims)))
+    value = make_value(_positions([range(n) for n in shape.dims], strides))
+    return lambda values: value
+
+
+def _starts(values: list[Value], dims: tuple[int, ...], sizes: tuple[int, ...]) -> list[int] | None:
+    """Start indices, clamped so that the slice is inside of the array."""
+    starts = []
+    for value, dim, size in zip(values, dims, sizes, strict=True):
+        if not isinstance(value, int):
+            return None
+        starts.append(min(max(value, 0), dim - size))
+    return starts
+
+
+def _dynamic_slice(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
+    dims = computation.operand(i, 0).shape.dims
+    strides = _strides(dims)
+    positions = _positions([range(n) for n in shape.dims], strides)
+
+    def compute(values: list[Value]) -> Value:
+        elements = elements_of(values[0])
+        starts = _starts(values[1:], dims, shape.dims)
+        if not elements or starts is None:
+            return None
+        first = sum(map(operator.mul, starts, strides))
+        return make_value([elements[first + p] for p in positions])
+
+    return compute
+
+
+def _dynamic_update_slice(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
+    sizes = computation.operand(i, 1).shape.dims
+    strides = _strides(shape.dims)
+    positions = _positions([range(n) for n in sizes], strides)
+
+    def compute(values: list[Value]) -> Value:
+        elements, update = list(elements_of(values[0])), elements_of(values[1])
+        starts = _starts(values[2:], shape.dims, sizes)
+        if not elements or not update or starts is None:
+            return None
+        first = sum(map(operator.mul, starts, strides))
+        for position, element in zip(positions, update, strict=True):
+            elements[first + position] = element
+        return make_value(elements)
+
+    return compute
+
+
+def _concatenate(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute:
+    (dim,) = i.integers("dimensions")
+    # Elements of each operand that stand side by side in the result.
+    runs = [math.prod(s.dims[dim:]) for s in computation.operand_shapes(i)]
+
+    def compute(values: list[Value]) -> Value:
+        rows = [elements_of(value) for value in values]
+        if not all(rows):
+            return None
+        return make_value(
+            [
+                element
+                for block in range(math.prod(shape.dims[:dim]))
+                for row, run in zip(rows, runs, strict=True)
+                for element in row[block * run : (block + 1) * run]
+            ]
+        )
+
+    return compute
+
+
+LAYOUTS: dict[str, Callable[[HloComputation, HloInstruction, Shape], Compute | None]] = {
+    "broadcast": _broadcast,
+    "transpose": _transpose,
+    "reverse": _reverse,
+    "slice": _slice,
+    "iota": _iota,
+    "dynamic-slice": _dynamic_slice,
+    "dynamic-update-slice": _dynamic_update_slice,
+    "concatenate": _concatenate,
+}
+
+_REDUCERS: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add,
+    "multiply": operator.mul,
+    "minimum": min,
+    "maximum": max,
+    "and": operator.and_,
+    "or": operator.or_,
+}
+
+
+def reduction(
+    module: HloModule, computation: HloComputation, i: HloInstruction, shape: Shape
+) -> Compute | None:
+    """A reduction of one array by one binary instruction."""
+    names = i.computations("to_apply")
+    if len(i.operands) != 2 or len(names) != 1:
+        return None
+    reducer, root = module[names[0]], module[names[0]].root
+    makers = [reducer[name].opcode for name in root.operands]
+    function = _REDUCERS.get(root.opcode)
+    if function is None or makers != ["parameter"] * 2 or root.operands[0] == root.operands[1]:
+        return None
+    dims, gone = computation.operand(i, 0).shape.dims, i.integers("dimensions")
+    strides, wrap = _strides(dims), wrap_of(shape.dtype)
+    kept = _positions(
+        [range(n) for d, n in enumerate(dims) if d not in gone],
+        tuple(s for d, s in enumerate(strides) if d not in gone),
+    )
+    summed = _positions([range(dims[d]) for d in gone], tuple(strides[d] for d in gone))
+
+    def compute(values: list[Value]) -> Value:
+        elements, start = elements_of(values[0]), values[1]
+        if not elements or not isinstance(start, int):
+            return None
+        sums = [functools.reduce(function, [elements[k + s] for s in summed], start) for k in kept]
+        return make_value([wrap(value) for value in sums])
+
+    return compute
+
+
+def keeps_order(source: Shape | None, result: Shape) -> bool:
+    """Whether a ``bitcast`` keeps the row-major order of elements."""
+    return source is not None and all(
+        sum(n > 1 for n in shape.dims) <= 1
+        or shape.layout in ("", ",".join(str(d) for d in reversed(range(len(shape.dims)))))
+        for shape in (source, result)
+    )

@@ -1,0 +1,84 @@
+"""What an integer HLO instruction computes."""
+
+from __future__ import annotations
+
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule, Shape
+from mfu_jax.flops.executed.integers.arithmetic import (
+    ARITHMETIC,
+    BITWISE,
+    LAZY,
+    RELATIONS,
+    elementwise,
+)
+from mfu_jax.flops.executed.integers.arrays import LAYOUTS, reduction
+from mfu_jax.flops.executed.integers.values import (
+    Compute,
+    bits_of,
+    elements_of,
+    is_small_integer,
+    make_value,
+    wrap_of,
+)
+
+
+def compile_instruction(
+    module: HloModule,
+    computation: HloComputation,
+    instruction: HloInstruction,
+    opcode: str,
+    shape: Shape,
+) -> Compute | None:
+    """A function from the values of the operands to the instruction's value.
+
+    Args:
+        module: the program, for a ``reduce``'s computation.
+        computation: the computation that the instruction is in.
+        instruction: one whose result is a small integer array.
+        opcode: its opcode; of an asynchronous one, that of the work it does.
+        shape: of the result.
+
+    Returns:
+        The function; None if such an instruction is not evaluated.
+
+    Raises:
+        HloParseError: operands or attributes do not fit the instruction.
+    """
+    operands = computation.operand_shapes(instruction)
+    if not all(map(is_small_integer, operands)):
+        return None
+    try:
+        compute = _compile(module, computation, instruction, opcode, shape)
+        if compute:  # tried on zeros: no other values of these shapes can make it fail
+            tried = compute([make_value([0] * operand.size) for operand in operands])
+            if tried is not None and len(elements_of(tried)) != shape.size:
+                raise ValueError
+    except (ValueError, IndexError, TypeError):
+        raise instruction.error("operands or attributes that do not fit") from None
+    return compute
+
+
+def _compile(
+    module: HloModule,
+    computation: HloComputation,
+    instruction: HloInstruction,
+    opcode: str,
+    shape: Shape,
+) -> Compute | None:
+    if opcode in ARITHMETIC:
+        return elementwise(ARITHMETIC[opcode], wrap_of(shape.dtype))
+    if opcode == "bitcast-convert":
+        source = computation.operand(instruction, 0).shape
+        is_same_size = bits_of(source.dtype) == bits_of(shape.dtype)
+        return elementwise(int, wrap_of(shape.dtype)) if is_same_size else None
+    if opcode in BITWISE:
+        return elementwise(BITWISE[opcode](shape.dtype), wrap_of(shape.dtype))
+    if opcode in LAZY:
+        return LAZY[opcode](shape)
+    if opcode == "compare":
+        relation = RELATIONS.get(instruction.attribute("direction"))
+        return relation and elementwise(relation, int)
+    if opcode in LAYOUTS:
+        return LAYOUTS[opcode](computation, instruction, shape)
+    if opcode == "reduce":
+        return reduction(module, computation, instruction, shape)
+    return None

@@ -1,0 +1,102 @@
+"""Values: small arrays of integers, and the ranges of their dtypes.
+
+A value is an int (any array of one element), a `Table` (a small array), or None: not known, because
+it depends on data or on an instruction that is not evaluated.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from mfu_jax.flops.executed.hlo_shapes import COMMENT, Shape
+
+MAX_ELEMENTS = 1 << 14  # of a table: the pattern of a model's layers is far smaller
+_DTYPE = re.compile(r"(s|u)(2|4|8|16|32|64)")
+
+
+class Table:
+    """A small array of integers in row-major order; compared by identity, which is cheap."""
+
+    __slots__ = ("elements",)
+
+    def __init__(self, elements: Sequence[int]) -> None:
+        self.elements = tuple(elements)
+
+
+Value: TypeAlias = "int | Table | None"
+Compute: TypeAlias = Callable[[list[Value]], Value]
+Wrap: TypeAlias = Callable[[int], int]
+
+
+@functools.lru_cache(maxsize=64)
+def value_range(dtype: str) -> tuple[int, int] | None:
+    """The smallest and largest value of an integer dtype; None for other dtypes.
+
+    >>> value_range("s8"), value_range("f32")
+    ((-128, 127), None)
+    """
+    if dtype == "pred":
+        return 0, 1
+    match = _DTYPE.fullmatch(dtype)
+    if not match:
+        return None
+    bits = int(match[2])
+    return (-(1 << bits - 1), (1 << bits - 1) - 1) if match[1] == "s" else (0, (1 << bits) - 1)
+
+
+@functools.lru_cache(maxsize=64)
+def wrap_of(dtype: str) -> Wrap:
+    """Reduces an integer to the values of a dtype, as overflow does."""
+    low, high = value_range(dtype) or (0, 0)
+    if dtype == "pred":
+        return lambda value: int(value != 0)
+    return lambda value: (value - low) % (high - low + 1) + low
+
+
+def wrapped(dtype: str, value: int) -> int:
+    """An integer reduced to the values of a dtype, as overflow does.
+
+    >>> wrapped("s8", 130), wrapped("u8", -1)
+    (-126, 255)
+    """
+    return wrap_of(dtype)(value)
+
+
+def is_small_integer(shape: Shape) -> bool:
+    """Whether an array can be a value."""
+    return value_range(shape.dtype) is not None and 0 < shape.size <= MAX_ELEMENTS
+
+
+def make_value(elements: Sequence[int]) -> Value:
+    """The value with the given elements."""
+    return elements[0] if len(elements) == 1 else Table(elements)
+
+
+def constant_value(text: str, shape: Shape) -> Value:
+    """The value of a ``constant``; None if its text is elided or not of integers.
+
+    >>> constant_value("{ /*i0=0*/ { 1, -2 } }", Shape("s32", (1, 2))).elements
+    (1, -2)
+    """
+    words = re.split(r"[\s{},]+", COMMENT.sub("", text).strip("{} \n"))
+    try:
+        elements = [_BOOLEANS[w] if w in _BOOLEANS else int(w) for w in words]
+    except ValueError:
+        return None
+    wrap = wrap_of(shape.dtype)
+    return make_value([wrap(e) for e in elements]) if len(elements) == shape.size else None
+
+
+_BOOLEANS = {"true": 1, "false": 0}
+
+
+def elements_of(value: Value) -> tuple[int, ...]:
+    return value.elements if isinstance(value, Table) else () if value is None else (value,)
+
+
+def bits_of(dtype: str) -> int:
+    low, high = value_range(dtype) or (0, 1)
+    return (high - low).bit_length()

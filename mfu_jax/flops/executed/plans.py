@@ -1,0 +1,268 @@
+"""What each computation calls, and the few integers that this depends on: its environment.
+
+Most computations depend on nothing, and have one environment: the empty one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from mfu_jax.flops.executed.dataflow import TuplePath
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.integers.values import Value
+from mfu_jax.flops.executed.loops import Loop, stated_trip_count
+from mfu_jax.flops.executed.slices import (
+    Evaluation,
+    Leaf,
+    Slice,
+    StepLimitError,
+    branch_index,
+)
+
+Environment = tuple[Value, ...]
+
+
+class Node(NamedTuple):
+    """A computation in one environment."""
+
+    name: str
+    environment: Environment = ()
+
+
+class Resolved(NamedTuple):
+    """What one instruction runs in one environment of its computation.
+
+    Attributes:
+        instruction: the call.
+        callees: what it runs, and how often.
+        is_choice: whether only one of the callees runs, and it is not known which.
+        reason: why a loop's trip count is not known.
+    """
+
+    instruction: HloInstruction
+    callees: Sequence[tuple[Node, int]]
+    is_choice: bool = False
+    reason: str = ""
+
+
+class Planned(Protocol):
+    @property
+    def reads(self) -> Iterable[int]:
+        """The registers that `resolve` reads."""
+
+    def resolve(self, values: list[Value]) -> Resolved:
+        """What the instruction runs, for the registers of its computation's slice."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """The calls of one computation.
+
+    Attributes:
+        part: makes the integers that decide what runs; None if nothing is to be decided.
+        decisions: their registers.
+        fixed: what runs once in every environment.
+        planned: the other calls.
+        notes: for the reader of the count.
+    """
+
+    part: Slice | None = None
+    decisions: list[int] = field(default_factory=list)
+    fixed: list[Node] = field(default_factory=list)
+    planned: list[Planned] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def needs(self) -> Collection[Leaf]:
+        """The values that its computation's callers must pass."""
+        return self.part.inputs if self.part else ()
+
+    def environment(self, inputs: Sequence[Value]) -> Environment:
+        """The values of `decisions`, for values of `needs`."""
+        if not self.part or not self.decisions:
+            return ()
+        try:
+            values = self.part.run(inputs)
+        except StepLimitError:
+            values = self.part.initial
+        return tuple([values[register] for register in self.decisions])
+
+
+@dataclass(frozen=True, slots=True)
+class Callee:
+    """A computation, and where the values that it needs are among its caller's."""
+
+    name: str
+    plan: Plan
+    at: list[int]
+
+    def node(self, values: Sequence[Value]) -> Node:
+        return Node(self.name, self.plan.environment([values[i] for i in self.at]))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    instruction: HloInstruction
+    callees: list[Callee]
+
+    @property
+    def reads(self) -> Iterable[int]:
+        return [i for callee in self.callees for i in callee.at]
+
+    def resolve(self, values: list[Value]) -> Resolved:
+        return Resolved(self.instruction, [(callee.node(values), 1) for callee in self.callees])
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChoice:
+    instruction: HloInstruction
+    chosen_by: HloInstruction
+    register: int
+    branches: list[Callee]
+
+    @property
+    def reads(self) -> Iterable[int]:
+        return [self.register, *(i for branch in self.branches for i in branch.at)]
+
+    def resolve(self, values: list[Value]) -> Resolved:
+        chosen = branch_index(self.chosen_by, len(self.branches), values[self.register])
+        if chosen is not None:
+            return Resolved(self.instruction, [(self.branches[chosen].node(values), 1)])
+        nodes = [(branch.node(values), 1) for branch in self.branches]
+        return Resolved(self.instruction, nodes, is_choice=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLoop:
+    instruction: HloInstruction
+    loop: Loop
+    reads: list[int]  # the state before the loop
+    body: Callee
+    condition: Callee
+
+    def resolve(self, values: list[Value]) -> Resolved:
+        initial = tuple([values[register] for register in self.reads])
+        if not (self.body.at or self.condition.at):
+            trips = self.loop.count(initial)
+            if trips is not None:
+                callees = [(self.body.node(()), trips), (self.condition.node(()), trips + 1)]
+                return Resolved(self.instruction, callees)
+        run = self.loop.run(initial)
+        times: Counter[Node] = Counter()
+        for state, runs in run.states.items():
+            times[self.body.node(state)] += runs
+            times[self.condition.node(state)] += runs
+        times[self.condition.node(run.final)] += 1
+        reason = run.reason if run.trips is None else ""
+        return Resolved(self.instruction, list(times.items()), reason=reason)
+
+
+_NO_CALLS = Plan()
+_DECIDE = ("while", "conditional")  # what runs depends on an integer
+
+
+class Planner:
+    """Plans the calls of a program's computations, callees before callers.
+
+    Args:
+        module: the program.
+        calls: the calls of each computation.
+        given_trip_count: the trip count that the user gave for a ``while``, or None.
+        full_module: the program with its large constants written out, or None.
+    """
+
+    def __init__(
+        self,
+        module: HloModule,
+        calls: Mapping[str, Sequence[HloInstruction]],
+        *,
+        given_trip_count: Callable[[HloInstruction], int | None],
+        full_module: Callable[[], HloModule | None],
+    ) -> None:
+        self.module = module
+        self.calls = calls
+        self.given_trip_count = given_trip_count
+        self.evaluation = Evaluation(module, full_module, self._loop)
+        self.loops: dict[tuple[int, tuple[TuplePath, ...]], Loop] = {}
+        self.nodes: dict[str, Node] = {}  # of computations that need nothing from callers
+        self.plans: dict[str, Plan] = {}
+
+    def add(self, name: str) -> None:
+        """Plans a computation, whose callees are planned already."""
+        plan = self._plan(self.module[name]) if self.calls[name] else _NO_CALLS
+        self.plans[name] = plan
+        if not plan.needs:
+            self.nodes[name] = Node(name, plan.environment(()))
+
+    def _plan(self, computation: HloComputation) -> Plan:
+        plan = Plan()
+        for call in self.calls[computation.name]:
+            callees = call.callees
+            if call.opcode not in _DECIDE and not any(self.plans[name].needs for name in callees):
+                plan.fixed += [self.nodes[name] for name in callees]
+                continue
+            if plan.part is None:
+                is_entry = computation is self.module.entry
+                plan.part = Slice(self.evaluation, computation, is_entry=is_entry)
+            plan.planned.append(self._planned(computation, plan.part, call))
+            if call.opcode == "while":
+                plan.notes += self._disagreement(computation, call)
+        if plan.part:
+            reads = {register for planned in plan.planned for register in planned.reads}
+            plan.decisions = [i for i in sorted(reads) if i and plan.part.initial[i] is None]
+        return plan
+
+    def _planned(self, computation: HloComputation, part: Slice, call: HloInstruction) -> Planned:
+        def callee(name: str, first: int = 0) -> Callee:
+            """What a callee needs; its parameter 0 is the call's operand `first`."""
+            plan = self.plans[name]
+            operands = ((computation.operand(call, first + n), path) for n, path in plan.needs)
+            return Callee(name, plan, [part.register(*operand) for operand in operands])
+
+        if call.opcode == "while":
+            parts = [(name, self.plans[name]) for name in call.loop_computations]
+            wanted = tuple([leaf.path for _, plan in parts for leaf in plan.needs])
+            loop = self._loop(self.evaluation, call, wanted)
+            state = computation.operand(call, 0)
+            starts = [part.register(state, path) for path in loop.paths]
+            body, condition = (
+                Callee(name, plan, [loop.at[leaf.path] for leaf in plan.needs])
+                for name, plan in parts
+            )
+            return PlannedLoop(call, loop, starts, body, condition)
+        if call.opcode == "conditional":
+            chosen_by = computation.operand(call, 0)
+            branches = [callee(name, 1 + i) for i, name in enumerate(call.callees)]
+            return PlannedChoice(call, chosen_by, part.register(chosen_by), branches)
+        return PlannedCall(call, [callee(name) for name in call.callees])
+
+    def _loop(
+        self, evaluation: Evaluation, instruction: HloInstruction, wanted: tuple[TuplePath, ...]
+    ) -> Loop:
+        key = (id(instruction), wanted)
+        if key not in self.loops:
+            trips = self.given_trip_count(instruction)
+            if trips is None:
+                trips = stated_trip_count(instruction)
+            self.loops[key] = Loop(evaluation, instruction, wanted, trips)
+        return self.loops[key]
+
+    def _disagreement(self, computation: HloComputation, call: HloInstruction) -> Iterator[str]:
+        """A note if the compiler states another trip count than a proof gives."""
+        stated = stated_trip_count(call)
+        if stated is None or self.given_trip_count(call) is not None:
+            return
+        loop = Loop(self.evaluation, call, (), None)
+        part = Slice(self.evaluation, computation)
+        state = computation.operand(call, 0)
+        starts = [part.register(state, path) for path in loop.paths]
+        proved = loop.count(tuple(part.initial[register] for register in starts))
+        if proved is not None and proved != stated:
+            where = call.op_name or call.name
+            yield (
+                f"while {where}: the compiler states {stated:,} iterations, its condition ends it "
+                f"after {proved:,}; the compiler's number is used"
+            )

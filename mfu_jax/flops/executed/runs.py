@@ -1,0 +1,164 @@
+"""How often each computation of a program runs in one step.
+
+What a computation runs may depend on a few integers: the bound of a loop, the index of a branch.
+Their values are its environment. From the entry downwards, each computation is resolved once for
+every environment that it runs in, and the number of its runs is kept for each.
+Most computations depend on nothing, and have one environment: the empty one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+from mfu_jax.flops.executed.hlo import HloInstruction
+from mfu_jax.flops.executed.plans import Node, Planner, Resolved
+
+
+class RunCounter:
+    """Counts the runs of all computations.
+
+    Args:
+        planner: of the program.
+        order: names of its computations, callees before callers; the last one is the entry.
+        flops: of one run of each computation, without what it calls.
+
+    Attributes:
+        times: runs of each computation in one step.
+        once: the same with every loop body counted once.
+        untaken: upper bound of the runs in branches that are not counted.
+        callers: op_name of a computation's first caller.
+        unknown_loops: loops whose trip count is not known, with the reason and their runs.
+        choices: texts about branches of different cost, and how often each choice was made.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        order: Sequence[str],
+        flops: Mapping[str, int],
+    ) -> None:
+        self.planner = planner
+        self.plans = planner.plans
+        self.calls = planner.calls
+        self.order = order
+        self.entry = order[-1]
+        self.flops = flops
+        self.resolved: dict[str, dict[Node, list[Resolved]]] = defaultdict(dict)
+        self.totals: dict[Node, int] = {}
+        self.times: dict[str, int] = defaultdict(int)
+        self.once: dict[str, int] = defaultdict(int)
+        self.untaken: dict[str, int] = defaultdict(int)
+        self.callers: dict[str, str] = defaultdict(str)
+        self.unknown_loops: dict[int, tuple[HloInstruction, str, int]] = {}
+        self.choices: Counter[str] = Counter()
+
+    def count(self) -> None:
+        """Fills the attributes."""
+        for name in self.order:
+            self.planner.add(name)
+        self._resolve()
+        for name in self.order:
+            self._add_totals(name)
+        self._run()
+        self._run_once()
+
+    def _resolve(self) -> None:
+        self.resolved[self.entry][self.planner.nodes[self.entry]] = []
+        for name in reversed(self.order):
+            plan = self.plans[name]
+            for node in self.resolved[name]:
+                if plan.part is None:
+                    continue
+                values = plan.part.initial.copy()
+                for register, value in zip(plan.decisions, node.environment, strict=True):
+                    values[register] = value
+                calls = [planned.resolve(values) for planned in plan.planned]
+                self.resolved[name][node] = calls
+                for call in calls:
+                    for callee, _ in call.callees:
+                        self.resolved[callee.name].setdefault(callee, [])
+            if self.resolved[name]:
+                for callee in plan.fixed:
+                    self.resolved[callee.name].setdefault(callee, [])
+
+    def _add_totals(self, name: str) -> None:
+        """FLOPs of one run of a computation in each environment, with all that it calls."""
+        if not self.resolved[name]:
+            return
+        fixed = sum([self.totals[callee] for callee in self.plans[name].fixed])
+        for node, calls in self.resolved[name].items():
+            self.totals[node] = self.flops[name] + fixed + sum(map(self._total, calls))
+
+    def _total(self, call: Resolved) -> int:
+        totals = [self.totals[callee] * times for callee, times in call.callees]
+        return max(totals) if call.is_choice else sum(totals)
+
+    # Runs, from callers to callees
+
+    def _run(self) -> None:
+        times: dict[Node, int] = defaultdict(int)
+        untaken: dict[Node, int] = defaultdict(int)
+        times[self.planner.nodes[self.entry]] = 1
+        for name in reversed(self.order):
+            for node, calls in self.resolved[name].items():
+                runs, not_run = times[node], untaken[node]
+                self.times[name] += runs
+                self.untaken[name] += not_run
+                for call in calls:
+                    self._note(call, runs, not_run)
+                    taken = self._taken(call)
+                    for callee, factor in call.callees:
+                        if callee == taken or not call.is_choice:
+                            times[callee] += runs * factor
+                            untaken[callee] += not_run * factor
+                        else:
+                            untaken[callee] += (runs + not_run) * factor
+            for callee in self.plans[name].fixed:
+                times[callee] += self.times[name]
+                untaken[callee] += self.untaken[name]
+            if self.times[name]:
+                self.choices.update(dict.fromkeys(self.plans[name].notes, self.times[name]))
+
+    def _taken(self, call: Resolved) -> Node | None:
+        """Of branches between which nothing decides, the most expensive one."""
+        if not call.is_choice:
+            return None
+        return max(call.callees, key=lambda callee: self.totals[callee[0]])[0]
+
+    def _note(self, call: Resolved, runs: int, not_run: int) -> None:
+        instruction = call.instruction
+        if call.reason and runs + not_run:
+            _, _, before = self.unknown_loops.get(id(instruction), (instruction, "", 0))
+            reason = call.reason + self.planner.evaluation.doubts()
+            self.unknown_loops[id(instruction)] = (instruction, reason, before + runs + not_run)
+        flops = [self.totals[callee] for callee, _ in call.callees]
+        if call.is_choice and runs and len(set(flops)) > 1:
+            shown = ", ".join(f"{n:,}" for n in flops)
+            where = instruction.op_name or instruction.name
+            on = f"which one runs depends on data{self.planner.evaluation.doubts()}"
+            text = f"conditional {where}: branches of {shown} FLOPs; "
+            self.choices[f"{text}the most expensive one is counted; {on}"] += runs
+
+    def _run_once(self) -> None:
+        """Runs as XLA's own report counts them, with the most expensive branch of each choice."""
+        totals: dict[str, int] = {}
+        for name in self.order:
+            called = [[totals[callee] for callee in c.callees] for c in self.calls[name]]
+            totals[name] = self.flops[name] + sum(
+                max(costs) if call.opcode == "conditional" else sum(costs)
+                for call, costs in zip(self.calls[name], called, strict=True)
+            )
+        self.once[self.entry] = 1
+        for name in reversed(self.order):
+            if not self.once[name]:
+                continue
+            for call in self.calls[name]:
+                callees = call.callees
+                if call.opcode == "conditional":
+                    callees = (max(callees, key=totals.__getitem__),)
+                for callee in callees:
+                    self.once[callee] += self.once[name]
+                    self.callers[callee] = (
+                        self.callers[callee] or call.op_name or self.callers[name]
+                    )

@@ -21,7 +21,16 @@ _HEAD_BYTES = _LENGTH.size + _CRC.size
 def framed(data: bytes) -> bytes:
     """A TFRecord: length, its checksum, the data, its checksum."""
     length = _LENGTH.pack(len(data))
-    return length + _CRC.pack(_masked(length)) + data + _CRC.pack(_masked(data))
+    return length + _checksum_of_length(length) + data + _CRC.pack(_masked(data))
+
+
+def as_field(number: int, message: bytes) -> bytes:
+    """A serialised message as a field of another: key, length in base 128, content."""
+    size, length = len(message), bytearray()
+    while size > 127:
+        length.append(size & 127 | 128)
+        size >>= 7
+    return bytes((number << 3 | 2, *length, size)) + message
 
 
 def cut(path: Path, stop: int, event_class: Any) -> None:
@@ -106,6 +115,11 @@ def _tables() -> tuple[Any, Any]:
     for k in range(1, _BLOCK_BYTES):
         tables[k] = (tables[k - 1] >> 8) ^ first[tables[k - 1] & 0xFF]
     return tables.ravel(), 256 * np.arange(_BLOCK_BYTES - 1, -1, -1)
+
+
+@functools.lru_cache(maxsize=1024)
+def _checksum_of_length(length: bytes) -> bytes:
+    return _CRC.pack(_masked(length))
 
 
 def _masked(data: bytes) -> int:

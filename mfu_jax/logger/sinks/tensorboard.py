@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
+import struct
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +17,9 @@ from mfu_jax.parts import load_part
 from mfu_jax.storage.files import AppendOnlyFile, unwritable
 from mfu_jax.storage.targets import folder_target
 
+_FLOAT = struct.Struct("<f")
+_SUMMARY_FIELD = 5  # of Event (tensorflow/core/util/event.proto)
+_MOST_HEADS = 10_000  # a loop that invents new names in every step must not fill the memory
 _OWN_TAGS = ("step/kind/text_summary", "step/notes/text_summary")
 
 
@@ -48,6 +53,7 @@ class TensorBoardSink(Sink):
         self._summaries = _tensorboardx("proto.summary_pb2")
         self._text_summary = _tensorboardx("summary").text
         self._names = UniqueNames("TensorBoard", reserved=_OWN_TAGS)
+        self._heads: dict[str, bytes] = {}
         self._step = resume_from_step
         self._target = folder_target(
             folder,
@@ -102,19 +108,37 @@ class TensorBoardSink(Sink):
         return ""
 
     def _step_event(self, record: StepRecord) -> bytes:
-        summary = self._summaries.Summary()
         try:
-            for name, value in record.scalars.items():
-                summary.value.add(tag=self._names[name], simple_value=value)
-        except (TypeError, ValueError, OverflowError) as error:
+            parts = [self._scalar(name, value) for name, value in record.scalars.items()]
+        except (TypeError, ValueError, struct.error) as error:
             raise RecordError(f"step {record.step} cannot be an event: {error}") from error
-        for flag in record.flags:
-            summary.value.add(tag=f"flags/{flag}", simple_value=1.0)
+        parts += [self._scalar(f"flags/{flag}", 1.0) for flag in record.flags]
         if record.kind != "step":
-            summary.MergeFrom(self._text("step/kind", record.kind))
+            parts.append(self._text("step/kind", record.kind).SerializeToString())
         if record.notes:
-            summary.MergeFrom(self._text("step/notes", "\n\n".join(record.notes)))
-        return self._event(record.step, record.unix_seconds, summary=summary)
+            text = self._text("step/notes", "\n\n".join(record.notes))
+            parts.append(text.SerializeToString())
+        event = self._events.Event(step=record.step, wall_time=record.unix_seconds)
+        return event_files.framed(
+            event.SerializeToString() + event_files.as_field(_SUMMARY_FIELD, b"".join(parts))
+        )
+
+    def _scalar(self, name: str, value: float) -> bytes:
+        """A serialised ``Summary`` of one scalar; such bytes, joined, are that of all.
+
+        Only the number differs from step to step, so the rest is serialised once.
+        """
+        head = self._heads.get(name)
+        if head is None:
+            if len(self._heads) >= _MOST_HEADS:
+                self._heads.clear()
+            summary = self._summaries.Summary()
+            summary.value.add(tag=self._names[name], simple_value=0.0)
+            head = self._heads[name] = summary.SerializeToString()[: -_FLOAT.size]
+        try:
+            return head + _FLOAT.pack(float(value))
+        except OverflowError:  # TensorBoard's values are float32
+            return head + _FLOAT.pack(math.copysign(math.inf, value))
 
     def _text(self, tag: str, text: str) -> Any:
         return self._text_summary(tag, text)

@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, one_line
 from mfu_jax.logger.non_finite import NON_FINITE_EXIT_CODE, NonFiniteLossError
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.trainer.checkpoint import CHECKPOINT_EXIT_CODE, Checkpointer, CheckpointError
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if code is None:
             traceback.print_exc()
             return job.fail(1, f"{type(error).__name__}: {error}")
-        print(f"mfu_jax.train: {error}", file=sys.stderr)
+        print(one_line(f"mfu_jax.train: {error}"), file=sys.stderr)
         return job.fail(code, str(error))
     _say_where(config)
     return stop.exit_code

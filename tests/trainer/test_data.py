@@ -61,6 +61,13 @@ def _letters(data) -> set[int]:
     return {int(t) for _ in range(400) for t in np.unique(next(data)["inputs"])} - {0}
 
 
+def test_batches_of_one_row_have_no_end() -> None:
+    one = iterator(config(dataset_type="synthetic"), rows_per_process=1)
+    two = iterator(config(dataset_type="synthetic"), rows_per_process=2)
+    rows = [next(one)["inputs"][0, 0].tolist() for _ in range(2)]
+    assert rows == next(two)["inputs"][0].tolist()
+
+
 def test_train_and_eval_share_no_document(folder: Path) -> None:
     options = config(dataset_path=str(folder), eval_fraction=0.3)
     train, evaluation = _letters(iterator(options)), _letters(iterator(options, "eval"))

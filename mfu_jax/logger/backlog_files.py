@@ -17,11 +17,12 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.strict_json import strict
 from mfu_jax.storage.files import AppendOnlyFile, replace_file
+from mfu_jax.user_files import opened
 
 FOLDER = "backlog"
 FORMAT = 1
 ALL_STEPS = range(-sys.maxsize, sys.maxsize)
-_TAIL_BYTES = 1 << 20  # more than any line
+_TAIL_BYTES = _LONGEST_HEADER = 1 << 20  # more than any line
 
 
 def to_line(record: StepRecord) -> bytes:
@@ -36,15 +37,15 @@ def from_line(line: bytes) -> StepRecord:
     Raises:
         ValueError: it is not a line that `to_line` made.
     """
-    values = json.loads(line)
     try:
+        values = json.loads(line)
         values["scalars"] = {
             name: float(number) if isinstance(number, str) else number
             for name, number in values["scalars"].items()
         }
         values["flags"], values["notes"] = tuple(values["flags"]), tuple(values["notes"])
         return StepRecord(**values)
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a record: {line[:80]!r}") from error
 
 
@@ -123,11 +124,13 @@ class Segment:
             UserError: it is not the file of a backlog.
         """
         try:
-            with open(self.path, "rb") as file:
-                header = json.loads(file.readline())
+            with opened(self.path, "a file of a backlog") as file:
+                header = json.loads(file.readline(_LONGEST_HEADER))
             if header["backlog"] == FORMAT:
                 return dict(header)
-        except (ValueError, TypeError, KeyError):
+        except UserError:
+            raise
+        except (ValueError, TypeError, KeyError, RecursionError):
             pass
         raise UserError(
             f"{str(self.path)!r} does not start with the header of a backlog; expected a file that "

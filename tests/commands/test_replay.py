@@ -1,6 +1,7 @@
 """`mfu-jax replay`: the records that a run could not write get to where they belong."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -84,3 +85,19 @@ def test_without_a_backlog_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "backlog" / "x.jsonl").write_text('{"step": 1}\n')
     assert main(["replay", str(tmp_path)]) == 2
     assert "does not start with the header of a backlog" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["fifo", "sparse", "nested", "text"])
+def test_another_file_is_refused_in_one_line(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "jsonl.jsonl"
+    if kind == "fifo":
+        os.mkfifo(path)  # without a writer, whoever opens it waits
+    else:
+        path.write_bytes(b"[" * 100_000 if kind == "nested" else b"text\n")
+    if kind == "sparse":
+        os.truncate(path, 2**30)
+    assert main(["replay", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(path) in line

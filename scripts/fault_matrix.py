@@ -32,13 +32,13 @@ from scripts.faults.rows import Row, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
 _BLOCK = re.compile(r"(<!-- faults -->\n).*?(<!-- end faults -->)", re.DOTALL)
-_TRAINER_KILLS = {"training": 60, "checkpoint": 40, "resume": 40}
+_TRAINER_KILLS = {"training": 24, "checkpoint": 16, "resume": 16}
 
 Measure = Callable[[float, int, Path], list[Row]]
 # Everything that forks comes first: a process that has used a JAX device cannot.
 PARTS: dict[str, Measure] = {
     "logger-kills": lambda scale, seed, folder: [
-        logger_kills.kills(_count(340, scale), seed, folder)
+        logger_kills.kills(_count(424, scale), seed, folder)
     ],
     "trainer-kills": lambda scale, seed, folder: trainer_kills.rows(
         {kind: _count(count, scale) for kind, count in _TRAINER_KILLS.items()}, seed, folder

@@ -11,6 +11,7 @@ from mfu_jax.errors import UserError, first_line
 from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_sink
 from mfu_jax.logger.sinks.names import UniqueNames
 from mfu_jax.logger.summary import Summary
+from mfu_jax.parts import load_part
 
 # MLflow's limits (mlflow/utils/validation.py): of a key, a parameter's and a tag's value, a batch.
 _MLFLOW_KEY = 250
@@ -38,7 +39,7 @@ class WandbSink(Sink):
     """
 
     def __init__(self, **init: Any) -> None:
-        wandb = _package("wandb")
+        wandb = load_part("wandb", "the sink 'wandb'", install="'mfu-jax[wandb]'")
         open_run = wandb.run
         use_open = open_run is not None and not init
         self._run = open_run if use_open else _opened("wandb", lambda: wandb.init(**init))
@@ -86,7 +87,7 @@ class MlflowSink(Sink):
     """
 
     def __init__(self, **start: Any) -> None:
-        mlflow = _package("mlflow", "mlflow-skinny")
+        mlflow = load_part("mlflow", "the sink 'mlflow'", install="'mfu-jax[mlflow]'")
         self._entities = importlib.import_module("mlflow.entities")
         self._client = _opened("mlflow", mlflow.MlflowClient)
         active = None if start else mlflow.active_run()
@@ -168,7 +169,9 @@ class PrometheusSink(Sink):
     def __init__(
         self, port: int | None = 9400, *, address: str = "127.0.0.1", registry: Any = None
     ) -> None:
-        self._client = _package("prometheus_client", "prometheus-client")
+        self._client = load_part(
+            "prometheus_client", "the sink 'prometheus'", install="'mfu-jax[prometheus]'"
+        )
         self.registry = registry or self._client.CollectorRegistry()
         self._gauges: dict[str, Any] = {}
         self._names = UniqueNames("Prometheus", _prometheus_name, reserved=["step"])
@@ -220,17 +223,6 @@ def _mlflow_name(name: str) -> str:
 
 def _prometheus_name(name: str) -> str:
     return re.sub("[^a-zA-Z0-9_]", "_", name)
-
-
-def _package(name: str, install: str | None = None) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(
-            f"the sink needs the package {name!r}, which is not installed; expected it alongside "
-            f"mfu_jax; usually because the default install leaves it out; run pip install "
-            f"{install or name}"
-        ) from error
 
 
 def _opened(service: str, start: Callable[[], Any]) -> Any:

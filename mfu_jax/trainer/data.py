@@ -101,7 +101,7 @@ def make_iterator(
     if split == "train":
         dataset = dataset.seed(config.seed).shuffle()
     dataset = dataset[process_index::process_count].repeat()
-    dataset = dataset.map(split_row).batch(batch_rows)
+    dataset = dataset.map(split_row).batch(batch_rows, drop_remainder=True)
 
     def shape(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {k: v.reshape(accumulation, rows_per_process, -1) for k, v in batch.items()}

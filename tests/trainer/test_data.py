@@ -126,3 +126,8 @@ def test_synthetic_tokens_are_in_the_vocabulary_and_differ_between_rows() -> Non
 def test_missing_or_small_data_is_named(keys: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
         iterator(config(**keys))
+
+
+def test_a_batch_of_one_row(folder: Path) -> None:
+    data = iterator(config(dataset_path=str(folder)), rows_per_process=1)
+    assert next(data)["inputs"].shape == (1, 1, 8)

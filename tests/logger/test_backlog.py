@@ -80,6 +80,7 @@ def test_the_last_step_of_a_long_file_is_no_part_of_a_number(
         scalars = {"a": 0.123456789012, "b": 0.987654321098}
         sink.write(StepRecord(step=step, unix_seconds=0.123456789, scalars=scalars))
     sink.close()
+    assert sink.made_by is not None
     for size in range(1, 200):  # every place where the end of the file may begin
         monkeypatch.setattr("mfu_jax.logger.backlog_files._TAIL_BYTES", size)
         assert last_step(sink.made_by) == 2

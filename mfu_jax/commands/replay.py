@@ -11,14 +11,15 @@ before the last step of its file."""
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
 from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError
-from mfu_jax.logger.backlog_files import FOLDER, Segment, last_step, steps_of
+from mfu_jax.logger.backlog_files import FOLDER, Segment, last_step, segments, steps_of
 from mfu_jax.logger.sink_worker import PERMANENT
 from mfu_jax.logger.sinks.base import SINKS, Sink, StepRecord, make_sink
 
@@ -36,30 +37,45 @@ def main(argv: Sequence[str]) -> int:
     if (folder / FOLDER).is_dir():
         folder /= FOLDER
     files = sorted(folder.glob("*.jsonl")) if folder.is_dir() else []
-    if not files:
+    if not files or (folder.name != FOLDER and not any(map(_is_backlog, files))):
         raise UserError(
             f"{str(folder)!r} holds no backlog; expected files NAME.jsonl in a folder {FOLDER}/; "
             f"usually every record was written, or the run that resumed wrote them; nothing is "
             f"left to do"
         )
-    return int(sum(_replay(path) for path in files) > 0)
+    kept = 0
+    for _, group in itertools.groupby(files, lambda path: path.name.split(".")[0]):
+        # All that a later file has ran again, and is what counts.
+        found = segments(list(group), -sys.maxsize, sys.maxsize)
+        kept += sum(_replay(segment.path, segment.steps.stop) for segment in found)
+    return int(kept > 0)
 
 
-def _replay(path: Path) -> int:
-    """Writes the records of one file; returns how many stay in it."""
+def _is_backlog(path: Path) -> bool:
+    try:
+        return bool(Segment(path).header())
+    except (UserError, OSError):
+        return False
+
+
+def _replay(path: Path, stop: int) -> int:
+    """Writes the records of one file before step `stop`; returns how many stay in it."""
     header = Segment(path).header()
     name, base = header["sink"], path.parent.parent
     paths = {key: base / relative for key, relative in header["paths"].items()}
     made_by = name, {**header["arguments"], **paths}
     target = ", ".join(map(str, paths.values())) or name
-    last = last_step(made_by)
+    takes_any_order = name == "tensorboard"
+    last = -1 if takes_any_order else last_step(made_by)
+    known = steps_of(made_by) if takes_any_order else set()
     missing = _missing(path, made_by, last)
-    segment = Segment(path, steps=range(last + 1, sys.maxsize))
+    segment = Segment(path, steps=range(last + 1, stop))
     sink = _open(made_by)
     try:
-        written, refused = _write(segment, sink)
+        written, refused = _write(segment, sink, known)
     except (OSError, UserError) as error:
-        segment.trim()
+        if not missing:
+            segment.trim()
         raise UserError(
             f"{target} cannot be written ({error}); expected an output that this user may write "
             f"to; usually a full or read-only disk; what is not written stays in {path}; make room "
@@ -97,12 +113,13 @@ def _open(made_by: tuple[str, dict[str, Any]]) -> Sink:
     return make_sink(name, **arguments)
 
 
-def _write(segment: Segment, sink: Sink) -> tuple[int, int]:
+def _write(segment: Segment, sink: Sink, known: Container[int]) -> tuple[int, int]:
     written = refused = 0
     while records := segment.read(_BATCH):
         for record in records:
-            is_written = _is_written(sink, record)
-            written, refused = written + is_written, refused + (not is_written)
+            if record.step not in known:
+                is_written = _is_written(sink, record)
+                written, refused = written + is_written, refused + (not is_written)
             segment.advance(1)
     sink.flush()
     return written, refused

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mfu_jax.logger.backlog_files import FOLDER, FORMAT, Segment, last_step
+from mfu_jax.logger.backlog_files import FOLDER, FORMAT, Segment, last_step, segments
 from mfu_jax.logger.sinks.base import Sink, StepRecord
 from mfu_jax.storage.files import set_aside
 
@@ -70,6 +70,7 @@ class Backlog:
     Attributes:
         old: what earlier processes left, oldest first.
         dropped: records that could not be kept.
+        left: records that wait on disk after `keep`, for the next process.
         is_open: some records went to disk, or are on their way there.
     """
 
@@ -84,7 +85,7 @@ class Backlog:
         name, arguments = made_by
         self.folder = folder
         self.on_written = on_written
-        self.dropped = 0
+        self.dropped = self.left = 0
         self.is_open = False
         base = folder.parent
         header = {
@@ -102,8 +103,7 @@ class Backlog:
             for path in left:
                 logger.warning("%s", set_aside(path))
             left = []
-        steps = range(last_step(made_by) + 1, start_step)
-        self.old = [Segment(path, steps=steps) for path in left]
+        self.old = segments(left, last_step(made_by) + 1, start_step) if left else []
         now = time.time_ns()
         # What memory holds at the end is older than what went to disk before.
         self._rest = Segment(folder / f"{stem}.{now:020d}.0.jsonl", header)
@@ -166,10 +166,12 @@ class Backlog:
                     self._rest.append(records)
                 self._rest.close()
                 kept.append(len(records))
+                self.left = len(records)
                 with self._lock:
                     self._write_waiting()
                     for segment in (*self.old, self.overflow):
                         segment.trim()
+                        self.left += segment.count()
             except Exception:  # a full disk: the caller counts what is lost
                 return
 

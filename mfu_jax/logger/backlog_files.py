@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger.sinks import event_files
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.strict_json import strict
 from mfu_jax.storage.files import AppendOnlyFile, replace_file
@@ -50,24 +51,49 @@ def from_line(line: bytes) -> StepRecord:
 
 
 def last_step(made_by: tuple[str, Mapping[str, Any]]) -> int:
-    """The last step in the file of a JSONL or CSV sink; -1 if there is none, or it cannot be told.
+    """The last step in the output of a JSONL, CSV or TensorBoard sink; -1 if there is none, or it
+    cannot be told.
 
     A record may have got there although its sink hung in writing it.
     """
-    return max(_steps(made_by, _TAIL_BYTES), default=-1)
+    last = max(_steps(made_by, _TAIL_BYTES), default=-1)
+    return last if last >= 0 else max(_steps(made_by, sys.maxsize), default=-1)
 
 
 def steps_of(made_by: tuple[str, Mapping[str, Any]]) -> set[int]:
-    """All steps in the file of a JSONL or CSV sink."""
+    """All steps in the output of a JSONL, CSV or TensorBoard sink."""
     return set(_steps(made_by, sys.maxsize))
 
 
+def segments(paths: Sequence[Path], first: int, stop: int) -> list[Segment]:
+    """The files that earlier processes left for one sink, oldest first.
+
+    A process that resumed ran some steps again that one before it had left: the later file counts.
+
+    Args:
+        paths: the files, oldest first.
+        first: first step to read.
+        stop: the step before which to stop reading.
+    """
+    found: list[Segment] = []
+    for path in reversed(paths):
+        found.insert(0, Segment(path, steps=range(first, stop)))
+        begin = next((record.step for record in Segment(path).read(1)), stop)
+        stop = min(stop, begin)
+    return found
+
+
 def _steps(made_by: tuple[str, Mapping[str, Any]], last_bytes: int) -> Iterator[int]:
-    path = made_by[1].get("path")
+    path, folder = made_by[1].get("path"), made_by[1].get("folder")
+    if made_by[0] == "tensorboard" and isinstance(folder, Path):
+        yield from event_files.steps(folder)
     if not isinstance(path, Path) or not path.is_file():
         return
     with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - last_bytes))
+        start = path.stat().st_size - last_bytes
+        if start > 0:
+            file.seek(start - 1)
+            file.readline()  # the rest of a line: its numbers are no steps
         for line in file:
             with contextlib.suppress(ValueError, TypeError, KeyError):  # torn, or a header
                 if line.endswith(b"\n"):
@@ -87,7 +113,7 @@ class Segment:
     Args:
         path: the file; made by the first `append`.
         header: its first line, for a file that is written here.
-        steps: the steps to read; others are passed over.
+        steps: the steps to read; others are passed over, and removed by `trim`.
     """
 
     def __init__(
@@ -95,7 +121,7 @@ class Segment:
     ) -> None:
         self.path = path
         self._header = header
-        self._steps = steps
+        self.steps = steps
         self._file: AppendOnlyFile | None = None
         self._offset = 0
         self._size = 0
@@ -141,18 +167,18 @@ class Segment:
         """Up to `limit` records from the first one not yet passed; unreadable lines are skipped."""
         records: list[StepRecord] = []
         self._ends = []
-        if not self.path.exists():
+        if not self.path.is_file():
             self._offset = self._size  # somebody removed it
             return records
         with open(self.path, "rb") as file:
             file.seek(self._offset)
             end = self._offset
-            for line in iter(file.readline, b""):
+            for line in iter(lambda: file.readline(_LONGEST_HEADER), b""):
                 if not line.endswith(b"\n"):
                     break
                 end += len(line)
                 record = _record(line)
-                if record is not None and record.step in self._steps:
+                if record is not None and record.step in self.steps:
                     records.append(record)
                     self._ends.append(end)
                 elif not records:
@@ -175,10 +201,17 @@ class Segment:
                 self.path.unlink()
                 with contextlib.suppress(OSError):  # another sink's file is there
                     self.path.parent.rmdir()
-            elif self._offset:
+            elif self._offset or self.steps != ALL_STEPS:
                 replace_file(self.path, self._rest(json.dumps(self.header()).encode() + b"\n"))
         self._offset = 0
         self._size = self.path.stat().st_size if self.path.exists() else 0
+
+    def count(self) -> int:
+        """How many records a file holds that was trimmed."""
+        if not self.path.exists():
+            return 0
+        with open(self.path, "rb") as file:
+            return sum(1 for _ in file) - 1
 
     def close(self) -> None:
         """Closes the file."""
@@ -190,4 +223,7 @@ class Segment:
         yield header
         with open(self.path, "rb") as file:
             file.seek(self._offset)
-            yield from file
+            for line in file:
+                record = _record(line)
+                if record is not None and record.step in self.steps:
+                    yield line

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from mfu_jax.errors import UserError
+from mfu_jax.storage.addresses import Address, check_path
 
 
 class ConfigFields(TypedDict, total=False):
@@ -46,7 +47,7 @@ class LoggerConfig:
         heartbeat_file: rewritten every ten seconds for a supervisor; empty: none.
 
     Raises:
-        UserError: `log_period` or `warmup_steps` is too small.
+        UserError: `log_period` or `warmup_steps` is too small, or `heartbeat_file` no local path.
     """
 
     start_step: int = 0
@@ -71,6 +72,11 @@ class LoggerConfig:
             raise UserError(
                 f"warmup_steps={self.warmup_steps}: expected at least 0; usually a subtraction "
                 f"went wrong; pass warmup_steps=0 or leave it out"
+            )
+        if isinstance(check_path(self.heartbeat_file, "heartbeat_file"), Address):
+            raise UserError(
+                f"heartbeat_file={self.heartbeat_file!r} is an address; expected a file of this "
+                f"machine, or of a folder mounted on it; pass another path"
             )
         for name in ("hang_factor", "hang_seconds"):
             if not getattr(self, name) >= 0:

@@ -21,12 +21,11 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, Unpack
-
-import jax
 
 from mfu_jax.boundary import Boundary, guarded
 from mfu_jax.errors import UserError
@@ -117,7 +116,8 @@ class MetricLogger:
         self._last_step = config.start_step - 1
         self._failure_was_raised = False
         self._summary: Summary | None = None
-        self._thread_id = threading.get_ident()
+        self._thread_id, self._process_id = threading.get_ident(), os.getpid()
+        self._closing = threading.RLock()
         self._watchdog = Watchdog(config, self._boundary, monotonic=monotonic)
         self._pipeline = RecordPipeline(
             self._builder, sinks_of_process(sinks, config), config, on_record=self._watchdog.saw
@@ -329,26 +329,24 @@ class MetricLogger:
         self.close() if kind is None else self._close()
 
     def _close(self) -> Summary:
-        if self._summary is not None:
-            return self._summary
+        if os.getpid() != self._process_id:
+            return Summary(steps=0)  # of a forked child, which has none of the threads
+        with self._closing:  # who comes second waits for the summary
+            if self._summary is None:
+                self._close_all()
+            return self._summary or Summary(steps=0)
+
+    def _close_all(self) -> None:
         self._summary = Summary(steps=0)  # whatever fails below, it is closed
         attempt = self._boundary.attempt
         if self._pipeline.failure is None:
-            attempt("the last step is not logged", self._hold_last)
-        attempt("metrics may not all be written", self._close_pipeline)
-        for part in (self._watchdog, self._timer, self.phases):
-            attempt("the logger is not closed", part.close)
-        attempt("the logger is not closed", self._stop_listening)
-        return self._summary
-
-    def _hold_last(self) -> None:
+            attempt("the last step is not logged", self._spans.hold_last)
         try:
-            last = self._timer.drain()
-        except jax.errors.JaxRuntimeError as error:  # earlier measurements are still written
-            _log.warning("the step in flight did not end: %s", error)
-            return
-        if last is not None:
-            self._spans.hold(last)
+            attempt("metrics may not all be written", self._close_pipeline)
+        finally:
+            for part in (self._watchdog, self._timer, self.phases):
+                attempt("the logger is not closed", part.close)
+            attempt("the logger is not closed", self._stop_listening)
 
     def _close_pipeline(self) -> None:
         self._summary = self._pipeline.close(

@@ -121,7 +121,15 @@ class RecordPipeline:
         if last is not None:
             self.put(functools.partial(self._handle, [last], is_last=True))
         self.put(functools.partial(self._builder.add_spans, spans))
-        self._settle(end - KEEP_SECONDS - CLOSE_SECONDS, is_last=True)
+        try:
+            self._settle(end - KEEP_SECONDS - CLOSE_SECONDS, is_last=True)
+        except BaseException:  # an impatient user's Ctrl-C
+            self._end(min(end, time.monotonic() + KEEP_SECONDS + CLOSE_SECONDS), summarize)
+            raise
+        return self._end(end, summarize)
+
+    def _end(self, end: float, summarize: Callable[[], Summary]) -> Summary:
+        """Ends the threads; what is not written by now goes to the backlogs."""
         self._thread.close(HUNG_DRAIN_SECONDS)
         for worker in self._workers:
             if worker.has_hung:
@@ -140,9 +148,13 @@ class RecordPipeline:
         known = {worker for worker in self._workers if worker.has_hung}
         soon = time.monotonic() + HUNG_DRAIN_SECONDS
         requests = {worker: worker.settle(is_last=is_last) for worker in self._workers}
-        for worker, done in requests.items():
-            limit = min(deadline, soon) if worker in known else deadline
-            worker.has_hung = not done.wait(max(0.0, limit - time.monotonic()))
+        try:
+            for worker, done in requests.items():
+                limit = min(deadline, soon) if worker in known else deadline
+                done.wait(max(0.0, limit - time.monotonic()))
+        finally:  # an impatient user's Ctrl-C
+            for worker, done in requests.items():
+                worker.has_hung = not done.is_set()
         if late := [w.name for w in self._workers if w.has_hung and w not in known]:
             _log.warning(
                 "metrics were not all written within %.0f s: %s; training goes on; usually a disk "

@@ -161,13 +161,12 @@ class SinkWorker:
         if lost:
             self.dropped["not written in time"] += lost
             logger.warning("%s: %d records could not be written", self.name, lost)
-        if kept:
-            assert self._backlog is not None  # only a backlog keeps any
+        if self._backlog is not None and self._backlog.left:
             logger.warning(
                 "%s: %d records wait in %s; the next run that resumes writes them, or mfu-jax "
                 "replay does",
                 self.name,
-                kept,
+                self._backlog.left,
                 self._backlog.folder,
             )
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import jax
 
 from mfu_jax.boundary import Boundary, guarded
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
 from mfu_jax.logger.pipeline import RecordPipeline
 from mfu_jax.logger.timing.timer import Reading, StepTimer, TimedStep
 from mfu_jax.logger.watchdog import Watchdog
+
+_log = logging.getLogger("mfu_jax")
 
 
 class LoopSpans:
@@ -60,6 +65,16 @@ class LoopSpans:
         """Returns `late` and clears it."""
         late, self.late = self.late, {}
         return late
+
+    def hold_last(self) -> None:
+        """Holds the step in flight once it ends."""
+        try:
+            last = self._timer.drain()
+        except jax.errors.JaxRuntimeError as error:  # earlier measurements are still written
+            _log.warning("the step in flight did not end: %s", error)
+            return
+        if last is not None:
+            self.hold(last)
 
     def take_last(self) -> TimedStep | None:
         """Releases the held step, with all late results because no step comes after it."""

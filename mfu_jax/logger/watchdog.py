@@ -24,6 +24,8 @@ from mfu_jax.boundary import Boundary
 from mfu_jax.formatting import readable
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.sinks.base import StepRecord
+from mfu_jax.storage.addresses import path_of
+from mfu_jax.storage.files import replace_file
 
 _log = logging.getLogger("mfu_jax")
 
@@ -60,7 +62,7 @@ class Watchdog:
         self.stopped_seconds = 0.0
         self._config = config
         self._boundary = boundary
-        self._heartbeat = Path(config.heartbeat_file) if config.heartbeat_file else None
+        self._heartbeat = Path(path_of(config.heartbeat_file)) if config.heartbeat_file else None
         self._monotonic = monotonic
         self._step = -1
         self._completed_at = self._checked_at = monotonic()
@@ -82,6 +84,7 @@ class Watchdog:
         """Called by the training thread when it records a step; costs a clock reading."""
         now = self._monotonic()
         if self._thread is None and (self._config.hang_factor > 0 or self._heartbeat):
+            self._checked_at = now  # nobody looked before: the first step may have been compiled
             self._thread = self._boundary.thread(
                 "mfu_jax watchdog", "nobody watches for hangs", self._run
             )
@@ -196,11 +199,9 @@ class Watchdog:
             "seconds_since_step": round(self._monotonic() - self._completed_at, 3),
             "pid": os.getpid(),
         }
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(values) + "\n", encoding="utf-8")
-            os.replace(temporary, path)
+            replace_file(path, [f"{json.dumps(values)}\n".encode()])
         except OSError as error:
             self._heartbeat = None
             _log.warning("the heartbeat %s is not written any more: %s", path, error)

@@ -100,10 +100,8 @@ def make_iterator(
     dataset = grain.MapDataset.source(rows)
     if split == "train":
         dataset = dataset.seed(config.seed).shuffle()
-    dataset = dataset[process_index::process_count]
-    # Endless: grain's own endless repeat() has a length that overflows in batches of one row.
-    dataset = dataset.repeat(2**62 // len(dataset))
-    dataset = dataset.map(split_row).batch(batch_rows)
+    dataset = dataset[process_index::process_count].repeat()
+    dataset = dataset.map(split_row).batch(batch_rows, drop_remainder=True)
 
     def shape(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {k: v.reshape(accumulation, rows_per_process, -1) for k, v in batch.items()}

@@ -9,6 +9,7 @@ import pytest
 
 from mfu_jax.cli import main
 from mfu_jax.logger.backlog import Backlog, backlogs_of
+from mfu_jax.logger.backlog_files import Segment
 from mfu_jax.logger.sinks import CsvSink, JsonlSink, Sink, StepRecord, TensorBoardSink
 from tests.support.work import HANG_SECONDS
 
@@ -91,7 +92,8 @@ def test_without_a_backlog_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_another_file_is_refused_in_one_line(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "jsonl.jsonl"
+    path = tmp_path / "backlog" / "jsonl.jsonl"
+    path.parent.mkdir()
     if kind == "fifo":
         os.mkfifo(path)  # without a writer, whoever opens it waits
     else:
@@ -101,3 +103,25 @@ def test_another_file_is_refused_in_one_line(
     assert main(["replay", str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert str(path) in line
+
+
+def test_a_replay_that_was_killed_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave(tmp_path, written=range(3), left=range(3, 6))
+    with monkeypatch.context() as patch:
+        patch.setattr(Segment, "trim", lambda segment: None)  # killed just before that
+        assert main(["replay", str(tmp_path)]) == 0
+    assert main(["replay", str(tmp_path)]) == 0
+    assert [step for step, _ in lines(tmp_path)] == [*range(6)]
+    events = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("learning/loss")] == [*range(6)]
+
+
+def test_a_folder_of_metrics_without_a_backlog_is_not_called_a_broken_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    assert main(["replay", str(tmp_path)]) == 2
+    assert "holds no backlog" in capsys.readouterr().err

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.logger.backlog import Backlog
-from mfu_jax.logger.backlog_files import Segment, from_line, to_line
-from mfu_jax.logger.sinks import StepRecord
+from mfu_jax.logger.backlog_files import Segment, from_line, last_step, to_line
+from mfu_jax.logger.sinks import CsvSink, JsonlSink, StepRecord, TensorBoardSink
 from tests.support.work import HANG_SECONDS
 
 MADE_BY = "test", {"path": Path("file")}
@@ -69,3 +69,49 @@ def test_what_was_read_is_not_kept(tmp_path: Path) -> None:
     (left,) = Backlog(tmp_path / "backlog", MADE_BY, start_step=9).old
     assert left.header()["sink"] == "test"
     assert [record.step for record in left.read(10)] == [2]
+
+
+@pytest.mark.parametrize("kind", [JsonlSink, CsvSink])
+def test_the_last_step_of_a_long_file_is_no_part_of_a_number(
+    tmp_path: Path, kind: type[JsonlSink | CsvSink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = kind(tmp_path / "metrics")
+    for step in range(3):
+        scalars = {"a": 0.123456789012, "b": 0.987654321098}
+        sink.write(StepRecord(step=step, unix_seconds=0.123456789, scalars=scalars))
+    sink.close()
+    assert sink.made_by is not None
+    for size in range(1, 200):  # every place where the end of the file may begin
+        monkeypatch.setattr("mfu_jax.logger.backlog_files._TAIL_BYTES", size)
+        assert last_step(sink.made_by) == 2
+
+
+def test_the_last_step_in_tensorboard_is_that_of_a_record(tmp_path: Path) -> None:
+    sink = TensorBoardSink(tmp_path, resume_from_step=3)
+    sink.write_text("setup/ledger", "text of step 3, of which there is no record yet")
+    sink.flush()
+    assert sink.made_by is not None
+    assert last_step(sink.made_by) == -1
+    sink.write_many([StepRecord(step=3, unix_seconds=0.0, scalars={"a": 1.0})])
+    sink.close()
+    assert last_step(sink.made_by) == 3
+
+
+def test_what_a_later_process_ran_again_counts(tmp_path: Path) -> None:
+    first = Backlog(tmp_path / "backlog", MADE_BY)
+    assert first.keep(records(*range(5, 10)), HANG_SECONDS) == 5
+    second = Backlog(tmp_path / "backlog", MADE_BY, start_step=7)  # and its sink fails as well
+    assert second.keep(records(*range(7, 12)), HANG_SECONDS) == 5
+    assert second.left == 2 + 5
+    third = Backlog(tmp_path / "backlog", MADE_BY, start_step=12)
+    assert [record.step for old in third.old for record in old.read(99)] == [*range(5, 12)]
+
+
+def test_a_killed_process_has_not_tidied_what_it_ran_again(tmp_path: Path) -> None:
+    first = Backlog(tmp_path / "backlog", MADE_BY)
+    first.keep(records(*range(5, 10)), HANG_SECONDS)
+    second = Backlog(tmp_path / "backlog", MADE_BY, start_step=7)
+    second.overflow.append(records(*range(7, 12)))
+    second.overflow.close()
+    third = Backlog(tmp_path / "backlog", MADE_BY, start_step=12)
+    assert [record.step for old in third.old for record in old.read(99)] == [*range(5, 12)]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.logger import pipeline
+from mfu_jax.logger.builder_thread import BuilderThread
 from mfu_jax.logger.sinks import CsvSink, JsonlSink, StepRecord
 from tests.support.logger_run import Run
 from tests.support.sinks import HangingSink, ListSink
@@ -179,3 +180,80 @@ def test_a_killed_process_has_written_all_but_the_last_tick(tmp_path: Path) -> N
     assert written == list(range(len(written)))
     # A tick has some 20 steps; a thread may have to wait for a core on a busy machine.
     assert written[-1] >= recorded - 256
+
+
+def test_who_closes_a_logger_at_the_same_time_gets_the_summary_as_well() -> None:
+    hanging = HangingSink()
+    run = Run(sinks=[hanging])
+    for step in range(5):
+        run.logger.record(step, {"loss": 1.0}, step_time_seconds=1.0)
+    summaries: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: summaries.append(run.logger.close().steps))
+        for _ in range(3)
+    ]
+    assert hanging.begun.wait(HANG_SECONDS)
+    for thread in threads:
+        thread.start()
+    hanging.release.set()
+    for thread in threads:
+        thread.join(HANG_SECONDS)
+    assert summaries == [5, 5, 5]
+
+
+def test_an_interrupted_close_still_keeps_what_a_hanging_file_did_not_take(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, healthy = HangingFile(tmp_path / "metrics.jsonl"), ListSink()
+    file.release = threading.Event()
+    run = Run(sinks=[file, healthy])
+    for step in range(10):
+        run.logger.record(step, {"loss": 1.0}, step_time_seconds=1.0)
+
+    def interrupted(thread: BuilderThread, timeout: float) -> bool:
+        settle(thread, timeout)
+        raise KeyboardInterrupt
+
+    settle = BuilderThread.settle
+    monkeypatch.setattr(BuilderThread, "settle", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.logger.close()
+    assert "10 records wait in" in caplog.text
+    assert healthy.closed
+    file.release.set()
+
+
+FORKING_RUN = """
+import json, os, sys, time
+from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.sinks import JsonlSink
+
+path = sys.argv[1]
+logger = MetricLogger(sinks=[JsonlSink(path)], heartbeat_file=path + ".beat")
+for step in range(20):
+    logger.record(step, {"loss": 1.0}, step_time_seconds=0.005)
+begin = time.monotonic()
+child = os.fork()
+if not child:
+    logger.close()
+    os._exit(3)  # JAX's own exit handlers hang in a child
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+print(time.monotonic() - begin)
+assert not os.path.exists(path + ".beat") or json.load(open(path + ".beat"))["state"] != "ended"
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_leaves_its_parents_logger_alone(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKING_RUN, str(path)],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert float(done.stdout) < 5.0
+    assert done.stderr == ""
+    assert not (tmp_path / "backlog").exists()
+    assert path.read_bytes().count(b"\n") == 20

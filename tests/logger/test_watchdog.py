@@ -1,6 +1,7 @@
 """The watchdog, with a clock that only the test moves."""
 
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from mfu_jax.boundary import Boundary
+from mfu_jax.errors import UserError
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import StepRecord
@@ -189,3 +191,39 @@ def test_a_logger_is_watched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     assert json.loads(beat.read_text())["state"] == "hung"
     logger.close()
     assert json.loads(beat.read_text())["state"] == "ended"
+
+
+def test_a_first_step_that_compiled_for_long_is_no_stop_of_the_machine(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(tmp_path)
+    run.watchdog._thread = None  # it starts its own at the first step
+    run.clock.advance(600.0)
+    run.watchdog.completed(0)
+    run.watchdog.check()
+    run.watchdog.close()
+    assert not caplog.messages
+    assert run.watchdog.stopped_seconds == 0.0
+
+
+def test_a_heartbeat_replaces_nothing_but_a_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "heartbeat.json")
+    run = Run(tmp_path / "pipe")
+    run.passes(1)
+    assert (tmp_path / "pipe" / "heartbeat.json").is_fifo()
+    assert "it is a FIFO, not a file" in caplog.text
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "heartbeat.json").symlink_to(tmp_path / "target")
+    run = Run(tmp_path / "link")
+    run.passes(1)
+    assert (tmp_path / "link" / "heartbeat.json").is_symlink()
+    assert json.loads((tmp_path / "target").read_text())["state"] == "running"
+
+
+@pytest.mark.parametrize("file", ["gs://bucket/beat.json", "gs:/bucket/beat.json", "a\0b"])
+def test_a_heartbeat_needs_a_path_of_this_machine(file: str) -> None:
+    with pytest.raises(UserError, match="heartbeat_file="):
+        LoggerConfig(heartbeat_file=file)

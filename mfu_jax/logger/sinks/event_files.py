@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from mfu_jax.parts import load_part
+
 # Ours among the files of a folder: other writers' files are left alone.
 ENDING = ".mfu_jax"
 _POLYNOMIAL = 0x82F63B78  # CRC-32C, reflected (RFC 3720, appendix B.4)
@@ -49,6 +51,19 @@ def cut(path: Path, stop: int, event_class: Any) -> None:
             kept = end
     if kept < path.stat().st_size:
         os.truncate(path, kept)
+
+
+def steps(folder: Path) -> Iterator[int]:
+    """The steps with scalars in our event files of a folder."""
+    event_class = load_part(
+        "tensorboardX.proto.event_pb2", "the sink 'tensorboard'", install="tensorboardX"
+    ).Event
+    for path in ours(folder):
+        with open(path, "rb") as file:
+            for _, data in _records(file):
+                event = event_class.FromString(data)
+                if any(value.HasField("simple_value") for value in event.summary.value):
+                    yield event.step
 
 
 def set_aside(folder: Path) -> str:

@@ -57,6 +57,10 @@ def jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
             f"the loop calls; usually its result or its compiled form; pass the jitted function "
             f"itself, as in instrument(train_step)"
         )
+    if isinstance(step_fn, functools.partial) and isinstance(step_fn.func, types.MethodType):
+        method = step_fn.func
+        function = functools.partial(method.__func__, method.__self__)
+        step_fn = functools.partial(function, *step_fn.args, **step_fn.keywords)
     is_method = isinstance(step_fn, types.MethodType)
     if is_method and hasattr(step_fn.__func__, "lower"):
         step_fn = BoundJitted(functools.partial(step_fn.__func__, step_fn.__self__), name)

@@ -270,7 +270,7 @@ class StepObserver:
             select_metrics, output, self._options.metrics,
             instead=_UNSELECTED.selection,
         )  # fmt: skip
-        attempt(unknown, _wait_for, selection, output)
+        attempt("a calibrated peak may be too low", _wait_for, selection, output)
         with self.logger.pause("count", flush=False):
             analysis = attempt(unknown, self._analyse, args, kwargs)
         program = StepProgram(analysis, selection)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +57,29 @@ def test_metrics_are_found_in_the_output(output: Callable[..., Any], expected: s
     step.close()
     found = {n for n in memory.records[0].scalars if n.startswith("learning/")}
     assert found == {f"learning/{name}" for name in expected}
+
+
+class Named(NamedTuple):
+    state: Any
+    loss: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    state: Any
+    loss: Any
+
+
+@pytest.mark.parametrize("kind", [Named, Slotted])
+def test_a_loss_is_found_among_named_fields(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    memory = ListSink()
+    step = mfu_jax.instrument(jax.jit(lambda a: kind(jnp.ones(3), a)), sinks=[memory], **PEAK)
+    for _ in range(2):
+        step(jnp.float32(0.5))
+    step.close()
+    assert memory.scalar("learning/loss") == [0.5, 0.5]
+    assert not caplog.records
 
 
 def test_metrics_chosen_by_the_user() -> None:

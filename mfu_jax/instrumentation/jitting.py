@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import traceback
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -81,13 +82,15 @@ def caller_of(jitted: Any) -> Any:
     return jitted.bound if isinstance(jitted, BoundJitted) else jitted
 
 
-def jitting_error(name: str, error: BaseException) -> UserError | None:
+def jitting_error(step_fn: Any, name: str, error: BaseException) -> UserError | None:
     """The explanation of an error of JAX in the first call of a function that was jitted here.
 
     Returns:
-        None if the error has another reason.
+        None if the error has another reason, or is the function's own.
     """
     if not isinstance(error, jax.errors.JAXTypeError | TypeError):
+        return None
+    if not isinstance(error, jax.errors.JAXTypeError) and _is_raised_inside(step_fn, error):
         return None
     first_line = (str(error).strip().splitlines() or [""])[0]
     return UserError(
@@ -96,6 +99,18 @@ def jitting_error(name: str, error: BaseException) -> UserError | None:
         f"takes arguments that are not arrays; instrument the jitted function inside it, pass "
         f"jit=dict(static_argnums=…), or time the whole with `with logger.step():`"
     )
+
+
+def _is_raised_inside(step_fn: Any, error: BaseException) -> bool:
+    """A function raised an error while it ran, however many partials and methods are around it."""
+    function = inspect.unwrap(step_fn)
+    while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
+    if not hasattr(function, "__code__") and not isinstance(function, types.MethodType):
+        function = type(function).__call__
+    code = getattr(function, "__code__", None)
+    frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    return code is not None and code in frames
 
 
 def programs_of(jitted: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -189,7 +190,42 @@ def test_errors_say_what_to_do() -> None:
     with raises("flops_source='trace'", "traced, analytic, value", "did you mean 'traced'"):
         mfu_jax.instrument(train_step, flops_source="trace")
     with raises("both given", "expected", "usually", "pass it to MetricLogger"):
-        mfu_jax.instrument(train_step, logger=object(), log_period=3)
+        mfu_jax.instrument(train_step, logger=mfu_jax.MetricLogger(sinks=[]), log_period=3)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"metrics": "loss"},
+        {"segment_ids": 4},
+        {"logger": "console"},
+        {"sinks": "console"},
+        {"sinks": ["console"]},
+        {"settings": {"log_period": 3}},
+    ],
+)
+def test_an_option_of_the_wrong_kind_is_refused_at_once(option: Any) -> None:
+    (name,) = option
+    with raises(f"{name}=", "expected", "usually"):
+        mfu_jax.instrument(jax.jit(train_step), **option)
+
+
+class Broken:
+    def __call__(self, x: jax.Array) -> jax.Array:
+        raise TypeError("his own")
+
+
+def _broken(x: jax.Array, y: int = 0) -> jax.Array:
+    raise TypeError("his own")
+
+
+@pytest.mark.parametrize(
+    "step", [_broken, Broken(), Broken().__call__, functools.partial(_broken, y=1)]
+)
+def test_a_type_error_of_the_step_itself_stays_one(step: Any) -> None:
+    instrumented = mfu_jax.instrument(step, sinks=[], **PEAK)
+    with pytest.raises(TypeError, match="his own"):
+        instrumented(batch())
 
 
 def test_functions_that_cannot_be_jitted_say_so() -> None:

@@ -188,8 +188,9 @@ def _of_attributes(path: tuple[Any, ...], value: Any) -> Selection:
 
 def _field_names(value: Any) -> list[str]:
     """Of a named tuple, a dataclass with or without slots, or any other object."""
-    found = getattr(value, "_fields", None) or getattr(value, "__dataclass_fields__", None)
-    return [name for name in found or getattr(value, "__dict__", ("loss",)) if hasattr(value, name)]
+    found: Any = getattr(value, "_fields", None) or getattr(value, "__dataclass_fields__", None)
+    names = found or getattr(value, "__dict__", ("loss",))
+    return [name for name in names if hasattr(value, name)]
 
 
 def _of_scalars(scalars: list[tuple[tuple[Any, ...], Any]]) -> Selection:

@@ -40,7 +40,8 @@ class WrappedStep:
         if instance is None or bind is None:
             return self
         is_bound = bind(self.__wrapped__, instance, owner) is not self.__wrapped__
-        return types.MethodType(self, instance) if is_bound else self
+        call: Any = self
+        return types.MethodType(call, instance) if is_bound else self
 
     def __enter__(self) -> Self:
         return self

@@ -85,6 +85,14 @@ def refused_step(step: int, last: int, *, is_closed: bool) -> UserError:
     )
 
 
+def refused_metrics(metrics: object) -> UserError:
+    """Why a logger does not take what it was given as metrics."""
+    return UserError(
+        f"record() was given {type(metrics).__name__} as metrics; expected a mapping from "
+        f"names to scalars; usually the bare loss was passed; pass {{'loss': loss}}"
+    )
+
+
 def no_span(_: object) -> contextlib.AbstractContextManager[None]:
     """Instead of a pause or a wait."""
     return contextlib.nullcontext()

@@ -61,4 +61,4 @@ def test_what_it_cannot_be_combined_with() -> None:
     with pytest.raises(UserError, match=r"loop that calls record\(\).*expected.*instrument"):
         mfu_jax.flags.make_logger(settings, train_step, make_state(), batch())
     with pytest.raises(UserError, match="both given"):
-        mfu_jax.instrument(train_step, logger=object(), settings=settings)
+        mfu_jax.instrument(train_step, logger=mfu_jax.MetricLogger(sinks=[]), settings=settings)

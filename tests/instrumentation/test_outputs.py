@@ -234,6 +234,16 @@ def test_functions_that_cannot_be_jitted_say_so() -> None:
         step(batch())
 
 
+def test_a_step_without_outputs_is_left_alone_inside_a_trace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    step = mfu_jax.instrument(jax.jit(lambda x: None), sinks=[], **PEAK)
+    jax.jit(lambda x: step(x))(batch())
+    step.close()
+    (line,) = caplog.messages
+    assert "while JAX traces" in line
+
+
 def test_calls_inside_another_trace_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     memory = ListSink()
     step = mfu_jax.instrument(jax.jit(train_step), sinks=[memory], **PEAK)

@@ -58,15 +58,9 @@ def jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
             f"the loop calls; usually its result or its compiled form; pass the jitted function "
             f"itself, as in instrument(train_step)"
         )
-    if isinstance(step_fn, functools.partial) and isinstance(step_fn.func, types.MethodType):
-        method = step_fn.func
-        function = functools.partial(method.__func__, method.__self__)
-        step_fn = functools.partial(function, *step_fn.args, **step_fn.keywords)
-    is_method = isinstance(step_fn, types.MethodType)
-    if is_method and hasattr(step_fn.__func__, "lower"):
-        step_fn = BoundJitted(functools.partial(step_fn.__func__, step_fn.__self__), name)
-    elif isinstance(step_fn, functools.partial) and hasattr(step_fn.func, "lower"):
-        step_fn = BoundJitted(step_fn, name)
+    bound = _bound(step_fn)
+    if bound is not None and hasattr(bound.func, "lower"):
+        step_fn = BoundJitted(bound, name)
     if hasattr(step_fn, "lower"):
         if options:
             raise UserError(
@@ -75,6 +69,20 @@ def jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
             )
         return step_fn
     return jax.jit(step_fn, **(options or {}))
+
+
+def _bound(step_fn: Any) -> functools.partial[Any] | None:
+    """A partial of a plain function, made of a partial (JAX's or Equinox's, too) or a method.
+
+    Returns:
+        None if it is neither.
+    """
+    if all(hasattr(step_fn, name) for name in ("func", "args", "keywords")):
+        inner = _bound(step_fn.func) or functools.partial(step_fn.func)
+        keywords = {**inner.keywords, **step_fn.keywords}
+        return functools.partial(inner.func, *inner.args, *step_fn.args, **keywords)
+    function, owner = (getattr(step_fn, name, None) for name in ("__func__", "__self__"))
+    return None if function is None else functools.partial(function, owner)
 
 
 def caller_of(jitted: Any) -> Any:

@@ -58,3 +58,31 @@ def test_a_partial_of_a_jitted_method_is_counted(caplog: pytest.LogCaptureFixtur
     step.close()
     assert step.flops.model.per_device == _FLOPS
     assert not caplog.records
+
+
+def test_methods_of_equinox_modules() -> None:
+    eqx = pytest.importorskip("equinox")
+    w = jnp.ones((8, 3))
+
+    class Bare(eqx.Module):
+        w: jax.Array
+
+        @eqx.filter_jit
+        def step(self, x: jax.Array) -> jax.Array:
+            return jnp.sum(x @ self.w)
+
+    class Decorated(eqx.Module):
+        w: jax.Array
+
+        @mfu_jax.instrument(sinks=[], **PEAK)
+        @eqx.filter_jit
+        def step(self, x: jax.Array) -> jax.Array:
+            return jnp.sum(x @ self.w)
+
+    outside = mfu_jax.instrument(Bare(w).step, sinks=[], **PEAK)
+    inside = Decorated(w).step  # a method of Equinox's kind around the instrumented step
+    expected = Bare(w).step(batch())
+    for call, step in ((outside, outside), (inside, inside.__func__)):
+        assert call(batch()) == expected
+        step.close()
+        assert step.flops.model.per_device == _FLOPS

@@ -189,8 +189,11 @@ def test_errors_say_what_to_do() -> None:
         mfu_jax.instrument(train_step, log_perod=3)
     with raises("flops_source='trace'", "traced, analytic, value", "did you mean 'traced'"):
         mfu_jax.instrument(train_step, flops_source="trace")
-    with raises("both given", "expected", "usually", "pass it to MetricLogger"):
-        mfu_jax.instrument(train_step, logger=mfu_jax.MetricLogger(sinks=[]), log_period=3)
+    with (
+        mfu_jax.MetricLogger(sinks=[]) as logger,
+        raises("both given", "expected", "usually", "pass it to MetricLogger"),
+    ):
+        mfu_jax.instrument(train_step, logger=logger, log_period=3)
 
 
 @pytest.mark.parametrize(

@@ -213,10 +213,11 @@ def _unreplicated(selection: Selection, output: Any) -> Selection:
     Pmap returns them, with one entry for each device in all its outputs; the first is taken. Other
     steps return a loss of each example of a batch that has as many as there are devices.
     """
-    stacked = {k: v for k, v in selection.read(output).items() if _is_stacked(v)}
+    found = selection.read(output)
+    stacked = {name for name, value in found.items() if _is_stacked(value)}
     if not stacked:
         return selection
-    of_examples = set() if _is_pmapped(output) else {k for k, v in stacked.items() if _is_loss(v)}
+    of_examples = set() if _is_pmapped(output) else {k for k in stacked if _is_loss(found[k])}
 
     def read(out: Any) -> Metrics:
         found = selection.read(out)

@@ -26,6 +26,24 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 _LONGEST_TEXT = 500
 
 
+def _guard_handlers(log: logging.Logger) -> None:
+    """Handlers are the user's: one that raises costs its line, never the thread that writes it."""
+    call_handlers = log.callHandlers
+
+    def guarded_call(record: logging.LogRecord) -> None:
+        try:
+            call_handlers(record)
+        except Exception:
+            with contextlib.suppress(Exception):
+                if logging.raiseExceptions:
+                    traceback.print_exc()
+
+    log.callHandlers = guarded_call  # type: ignore[method-assign]
+
+
+_guard_handlers(_log)
+
+
 class Boundary:
     """Reports failures as warnings, each once: one is known by its type and where it was raised.
 

@@ -6,14 +6,19 @@ import gc
 import logging
 import re
 import tempfile
+import time
 import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import mfu_jax
 from mfu_jax.boundary import Boundary, guarded
 from mfu_jax.errors import UserError
+from mfu_jax.logger.sinks.base import StepRecord
+from tests.support.sinks import ListSink
 
 
 def divide(value: float) -> float:
@@ -113,3 +118,31 @@ def test_reporting_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Boundary().attempt("x", fail, instead=3) == 3
     monkeypatch.setattr(logging.Logger, "warning", lambda *_: 1 / 0)
     assert Boundary().attempt("x", divide, 1.0, instead=3) == 3
+
+
+class _Raising(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        raise RuntimeError("the user's handler")
+
+
+class _Broken(ListSink):
+    def write(self, record: StepRecord) -> None:
+        raise OSError("no disk")
+
+
+def test_a_log_handler_that_raises_costs_its_line_only(capfd: pytest.CaptureFixture[str]) -> None:
+    handler, memory = _Raising(), ListSink()
+    logger = mfu_jax.MetricLogger(sinks=[_Broken(), memory], warmup_steps=0)
+    log = logging.getLogger("mfu_jax")
+    log.addHandler(handler)
+    try:
+        for step in range(4):
+            logger.record(step, {"loss": float("nan"), "image": np.ones(99)})
+        begin = time.monotonic()
+        summary = logger.close()
+    finally:
+        log.removeHandler(handler)
+    assert time.monotonic() - begin < 5
+    assert [record.step for record in memory.records] == [0, 1, 2, 3]
+    assert summary.steps == 4
+    assert "the user's handler" in capfd.readouterr().err

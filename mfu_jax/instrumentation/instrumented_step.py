@@ -12,7 +12,12 @@ from mfu_jax.flops.ledger import Ledger
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.device_trace import StepProfile
 from mfu_jax.instrumentation.jitting import caller_of, jitted, jitting_error, name_of
-from mfu_jax.instrumentation.options import checked_trip_counts, refuse_logger_settings, resolve
+from mfu_jax.instrumentation.options import (
+    check_kinds,
+    checked_trip_counts,
+    refuse_logger_settings,
+    resolve,
+)
 from mfu_jax.instrumentation.packed_documents import PackedDocuments
 from mfu_jax.instrumentation.step_observer import COUNT_SECONDS, StepObserver, StepOptions
 from mfu_jax.instrumentation.wrapped_step import DisabledStep, WrappedStep
@@ -94,6 +99,10 @@ def instrument(
     True
     """
 
+    check_kinds(
+        metrics=metrics, segment_ids=segment_ids, logger=logger, sinks=sinks, settings=settings
+    )
+
     def wrap(step_fn: Callable[..., Any]) -> InstrumentedStep | DisabledStep:
         resolved, config = resolve(settings, options, flops_source)
         call = jitted(step_fn, name_of(step_fn), jit)
@@ -163,7 +172,7 @@ class InstrumentedStep(WrappedStep):
         except BaseException as error:
             observer.failed(begun)
             is_first = self._is_jitted_here and not self._has_run
-            if is_first and (why := jitting_error(self.__name__, error)):
+            if is_first and (why := jitting_error(self.__wrapped__, self.__name__, error)):
                 raise why from error
             raise
         self._has_run = True

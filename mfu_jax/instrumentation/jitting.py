@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import traceback
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -57,11 +58,9 @@ def jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
             f"the loop calls; usually its result or its compiled form; pass the jitted function "
             f"itself, as in instrument(train_step)"
         )
-    is_method = isinstance(step_fn, types.MethodType)
-    if is_method and hasattr(step_fn.__func__, "lower"):
-        step_fn = BoundJitted(functools.partial(step_fn.__func__, step_fn.__self__), name)
-    elif isinstance(step_fn, functools.partial) and hasattr(step_fn.func, "lower"):
-        step_fn = BoundJitted(step_fn, name)
+    bound = _bound(step_fn)
+    if bound is not None and hasattr(bound.func, "lower"):
+        step_fn = BoundJitted(bound, name)
     if hasattr(step_fn, "lower"):
         if options:
             raise UserError(
@@ -72,18 +71,34 @@ def jitted(step_fn: Any, name: str, options: Mapping[str, Any] | None) -> Any:
     return jax.jit(step_fn, **(options or {}))
 
 
+def _bound(step_fn: Any) -> functools.partial[Any] | None:
+    """A partial of a plain function, made of a partial (JAX's or Equinox's, too) or a method.
+
+    Returns:
+        None if it is neither.
+    """
+    if all(hasattr(step_fn, name) for name in ("func", "args", "keywords")):
+        inner = _bound(step_fn.func) or functools.partial(step_fn.func)
+        keywords = {**inner.keywords, **step_fn.keywords}
+        return functools.partial(inner.func, *inner.args, *step_fn.args, **keywords)
+    function, owner = (getattr(step_fn, name, None) for name in ("__func__", "__self__"))
+    return None if function is None else functools.partial(function, owner)
+
+
 def caller_of(jitted: Any) -> Any:
     """What to call to run the step, without a function of ours in between."""
     return jitted.bound if isinstance(jitted, BoundJitted) else jitted
 
 
-def jitting_error(name: str, error: BaseException) -> UserError | None:
+def jitting_error(step_fn: Any, name: str, error: BaseException) -> UserError | None:
     """The explanation of an error of JAX in the first call of a function that was jitted here.
 
     Returns:
-        None if the error has another reason.
+        None if the error has another reason, or is the function's own.
     """
     if not isinstance(error, jax.errors.JAXTypeError | TypeError):
+        return None
+    if not isinstance(error, jax.errors.JAXTypeError) and _is_raised_inside(step_fn, error):
         return None
     first_line = (str(error).strip().splitlines() or [""])[0]
     return UserError(
@@ -92,6 +107,18 @@ def jitting_error(name: str, error: BaseException) -> UserError | None:
         f"takes arguments that are not arrays; instrument the jitted function inside it, pass "
         f"jit=dict(static_argnums=…), or time the whole with `with logger.step():`"
     )
+
+
+def _is_raised_inside(step_fn: Any, error: BaseException) -> bool:
+    """A function raised an error while it ran, however many partials and methods are around it."""
+    function = inspect.unwrap(step_fn)
+    while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
+    if not hasattr(function, "__code__") and not isinstance(function, types.MethodType):
+        function = type(function).__call__
+    code = getattr(function, "__code__", None)
+    frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    return code is not None and code in frames
 
 
 def programs_of(jitted: Any) -> int:

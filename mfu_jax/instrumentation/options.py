@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.instrumentation.counts import analytic_model
+from mfu_jax.logger.assembly import checked_sinks
+from mfu_jax.logger.disabled import DisabledLogger
+from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import Sink
 from mfu_jax.settings import LOGGER_KEYS, Settings
 
@@ -36,6 +39,32 @@ def resolve(
         config, options = flops_source, {**options, "flops_source": "analytic"}
     resolved = Settings.of({**values, **options})
     return resolved, checked_config(resolved, config)
+
+
+def check_kinds(*, metrics: Any, segment_ids: Any, logger: Any, sinks: Any, settings: Any) -> None:
+    """Raises a `UserError` if an option that is an object is one of another kind."""
+    kinds: tuple[tuple[str, Any, Callable[[Any], bool], str], ...] = (
+        ("metrics", metrics, callable, "a function from the step's output to its scalars"),
+        ("segment_ids", segment_ids, callable, "a function of the step's arguments"),
+        ("logger", logger, _is_logger, "a MetricLogger"),
+        ("settings", settings, _is_settings, "a Settings, such as mfu_jax.flags.settings() makes"),
+    )
+    for name, value, is_right, expected in kinds:
+        if value is not None and not is_right(value):
+            raise UserError(
+                f"{name}={value!r}: expected {expected}; usually another object of that name, or "
+                f"its result; see help(mfu_jax.instrument)"
+            )
+    if sinks is not None:
+        checked_sinks(sinks)
+
+
+def _is_logger(value: Any) -> bool:
+    return isinstance(value, MetricLogger | DisabledLogger)
+
+
+def _is_settings(value: Any) -> bool:
+    return isinstance(value, Settings)
 
 
 def checked_config(settings: Settings, config: Any) -> Any:

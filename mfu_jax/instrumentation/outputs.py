@@ -82,7 +82,9 @@ def _find(output: Any) -> Selection | None:
         if isinstance(value, Mapping) and "loss" in value:
             return _of_mapping(path, value)
     for path, value in places:
-        if not _is_container(value) and _is_loss(getattr(value, "loss", None)):
+        is_named = hasattr(value, "_fields") or not _is_container(value)
+        loss = getattr(value, "loss", None) if is_named else None
+        if _is_scalar(loss) or _is_loss(loss):
             return _of_attributes(path, value)
     scalars = [(path, value) for path, value in places if _is_scalar(value)]
     if scalars:
@@ -174,8 +176,21 @@ def _of_mapping(path: tuple[Any, ...], value: Mapping[Any, Any]) -> Selection:
 
 
 def _of_attributes(path: tuple[Any, ...], value: Any) -> Selection:
-    names = _names_of({k: v for k, v in vars(value).items() if _is_scalar(v) or k == "loss"})
-    return Selection(lambda out: names.read(vars(_at(out, path))), f"{_shown(path)}: {names.text}")
+    fields = {name: getattr(value, name) for name in _field_names(value)}
+    names = _names_of({k: v for k, v in fields.items() if _is_scalar(v) or k == "loss"})
+
+    def read(out: Any) -> Metrics:
+        found = _at(out, path)
+        return names.read({name: getattr(found, name) for name in names.kept})
+
+    return Selection(read, f"{_shown(path)}: {names.text}")
+
+
+def _field_names(value: Any) -> list[str]:
+    """Of a named tuple, a dataclass with or without slots, or any other object."""
+    found: Any = getattr(value, "_fields", None) or getattr(value, "__dataclass_fields__", None)
+    names = found or getattr(value, "__dict__", ("loss",))
+    return [name for name in names if hasattr(value, name)]
 
 
 def _of_scalars(scalars: list[tuple[tuple[Any, ...], Any]]) -> Selection:
@@ -193,17 +208,42 @@ def _of_scalars(scalars: list[tuple[tuple[Any, ...], Any]]) -> Selection:
 
 
 def _unreplicated(selection: Selection, output: Any) -> Selection:
-    """Takes the first device's value where pmap returns one for each device."""
-    stacked = {k for k, v in selection.read(output).items() if _is_stacked(v)}
+    """Makes one number of values with one entry for each device.
+
+    Pmap returns them, with one entry for each device in all its outputs; the first is taken. Other
+    steps return a loss of each example of a batch that has as many as there are devices.
+    """
+    found = selection.read(output)
+    stacked = {name for name, value in found.items() if _is_stacked(value)}
     if not stacked:
         return selection
+    of_examples = set() if _is_pmapped(output) else {k for k in stacked if _is_loss(found[k])}
 
     def read(out: Any) -> Metrics:
-        metrics = selection.read(out)
-        return {k: v.addressable_data(0) if k in stacked else v for k, v in metrics.items()}
+        found = selection.read(out)
+        for name in stacked:
+            value = found[name]
+            found[name] = _mean(value) if name in of_examples else value.addressable_data(0)
+        return found
 
-    text = f"{selection.text}; where each device has a value, the first device's"
+    text = selection.text
+    if of_examples:
+        text += f"; the mean of {', '.join(sorted(of_examples))}"
+    if len(of_examples) < len(stacked):
+        text += "; where each device has a value, the first device's"
     return selection._replace(read=read, text=text)
+
+
+def _is_pmapped(output: Any) -> bool:
+    """Every array of the output has one entry for each device."""
+    leaves = [leaf for leaf in jax.tree.leaves(output) if isinstance(leaf, jax.Array)]
+    return all(leaf.ndim and _is_split_by_device(leaf) for leaf in leaves)
+
+
+def _is_split_by_device(value: Any) -> bool:
+    sharding = value.sharding
+    is_one_each = value.shape[0] == sharding.num_devices
+    return is_one_each and sharding.shard_shape(value.shape)[0] == 1
 
 
 def _checked(select: Select, output: Any) -> Metrics:
@@ -224,12 +264,12 @@ def _as_metrics(chosen: Any) -> Metrics:
         return {}
     if isinstance(chosen, Mapping):
         loss = chosen.get("loss")
-        is_array = loss is not None and not _is_scalar(loss) and _is_loss(loss)
+        is_array = getattr(loss, "shape", ()) != () and _is_loss(loss)
         return {**chosen, "loss": _mean(loss)} if is_array else dict(chosen)
+    if getattr(chosen, "shape", ()) != () and _is_loss(chosen):
+        return {"loss": _mean(chosen)}
     if _is_scalar(chosen):
         return {"loss": chosen}
-    if _is_loss(chosen):
-        return {"loss": _mean(chosen)}
     raise UserError(
         f"metrics=… returned {type(chosen).__name__}; expected a mapping of scalars, or the loss; "
         f"usually the whole output was returned; return its loss"
@@ -262,7 +302,7 @@ def _is_scalar(value: Any) -> bool:
 
 def _is_loss(value: Any) -> bool:
     """A scalar, or an array of numbers whose mean this process can compute alone."""
-    if _is_scalar(value):
+    if _is_scalar(value) and not _is_stacked(value):
         return True
     dtype = getattr(value, "dtype", None)
     if dtype is None or not jax.dtypes.issubdtype(dtype, np.inexact):

@@ -40,7 +40,6 @@ class StepPrograms:
 
     Attributes:
         is_ambiguous: a call may have run a program other than the last one.
-        compile_count: compilations on the thread that called the step last.
         functions: JAX's names of what was compiled in calls of the step.
     """
 
@@ -48,20 +47,23 @@ class StepPrograms:
         self, compile_log: CompileLog, boundary: Boundary, *, has_earlier_programs: bool
     ) -> None:
         self.is_ambiguous = True
-        self.compile_count = 0
         self.functions: set[str] = set()
         self._boundary = boundary
         self._known: SignatureTable[StepProgram] = SignatureTable(whole=has_earlier_programs)
         self._signature: Signature | None = None
-        self._thread_id = threading.get_ident()
+        self._compile_counts: dict[int, int] = {}  # by the threads that have called the step
         self._counting: list[threading.Thread] = []
         self._compile_log = compile_log
         compile_log.subscribe(self._on_compile)
 
     def begin_call(self) -> int:
         """Call it on the same thread before the step; returns `compile_count`."""
-        self._thread_id = threading.get_ident()
-        return self.compile_count
+        return self._compile_counts.setdefault(threading.get_ident(), 0)
+
+    @property
+    def compile_count(self) -> int:
+        """Compilations on this thread since it first called the step."""
+        return self._compile_counts.get(threading.get_ident(), 0)
 
     def look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepProgram | None:
         """The program of these arguments; None if unknown."""
@@ -103,8 +105,8 @@ class StepPrograms:
         self._compile_log.unsubscribe(self._on_compile)
 
     def _on_compile(self, event: CompileEvent) -> None:
-        if event.stage == "compile" and event.thread_id == self._thread_id:
-            self.compile_count += 1
+        if event.stage == "compile" and event.thread_id in self._compile_counts:
+            self._compile_counts[event.thread_id] += 1
             self.functions.add(event.function)
 
 

@@ -189,10 +189,11 @@ class StepObserver:
         logger = self.logger
         if isinstance(logger, DisabledLogger):
             return
-        if logger.phases.takes_calls:
-            logger.phases.add_call(self._step.__name__, cost, metrics, output)
-            return
-        logger.record(logger.next_step, metrics, cost=cost)
+        with logger.lock:  # other threads may call other steps, or this one
+            if logger.phases.takes_calls:
+                logger.phases.add_call(self._step.__name__, cost, metrics, output)
+                return
+            logger.record(logger.next_step, metrics, cost=cost)
         if self._options.profile is not None:
             self._boundary.attempt("the device trace does not end", self._end_trace)
 
@@ -253,7 +254,7 @@ class StepObserver:
         is_new = self.current is None or programs.compile_count != begun.compile_count
         if self._is_lost or not (is_new or programs.is_ambiguous):
             return self.current
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(output)):
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, output))):
             self._say_traced()
             return None
         found = None if is_new else programs.look_up(args, kwargs)
@@ -270,7 +271,7 @@ class StepObserver:
             select_metrics, output, self._options.metrics,
             instead=_UNSELECTED.selection,
         )  # fmt: skip
-        attempt(unknown, _wait_for, selection, output)
+        attempt("a calibrated peak may be too low", _wait_for, selection, output)
         with self.logger.pause("count", flush=False):
             analysis = attempt(unknown, self._analyse, args, kwargs)
         program = StepProgram(analysis, selection)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any, NoReturn, Self
 
@@ -32,6 +33,15 @@ class WrappedStep:
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """In the body of a class it is a method, if the wrapped function would be one there."""
+        bind = getattr(type(self.__wrapped__), "__get__", None)
+        if instance is None or bind is None:
+            return self
+        is_bound = bind(self.__wrapped__, instance, owner) is not self.__wrapped__
+        call: Any = self
+        return types.MethodType(call, instance) if is_bound else self
 
     def __enter__(self) -> Self:
         return self

@@ -53,7 +53,23 @@ def sinks_of_process(sinks: Sequence[Sink] | None, config: LoggerConfig) -> Sequ
         is_main = jax.process_index() == 0
     if not is_main:
         return []
-    return [ConsoleSink()] if sinks is None else sinks
+    return [ConsoleSink()] if sinks is None else checked_sinks(sinks)
+
+
+def checked_sinks(sinks: Sequence[Sink]) -> Sequence[Sink]:
+    """The sinks, if they are some.
+
+    Raises:
+        UserError: they are no sequence, or one of them cannot write.
+    """
+    if isinstance(sinks, list | tuple):
+        wrong = [sink for sink in sinks if not callable(getattr(sink, "write", None))]
+        if not wrong:
+            return sinks
+    raise UserError(
+        f"sinks={sinks!r}: expected a list of sinks; usually a name, or a single sink without "
+        f"brackets; pass sinks=[make_sink('console')], or [] for none"
+    )
 
 
 def refused_step(step: int, last: int, *, is_closed: bool) -> UserError:
@@ -66,6 +82,14 @@ def refused_step(step: int, last: int, *, is_closed: bool) -> UserError:
     return UserError(
         f"step {step} was recorded after step {last}; expected increasing numbers from start_step "
         f"on; usually start_step was not set on a resume; pass start_step={step}"
+    )
+
+
+def refused_metrics(metrics: object) -> UserError:
+    """Why a logger does not take what it was given as metrics."""
+    return UserError(
+        f"record() was given {type(metrics).__name__} as metrics; expected a mapping from "
+        f"names to scalars; usually the bare loss was passed; pass {{'loss': loss}}"
     )
 
 

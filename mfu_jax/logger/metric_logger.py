@@ -28,12 +28,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, Unpack
 
 from mfu_jax.boundary import Boundary, guarded
-from mfu_jax.errors import UserError
 from mfu_jax.logger.assembly import (
     LoggerFields,
     disabled_scope,
     no_span,
     no_summary,
+    refused_metrics,
     refused_step,
     sinks_of_process,
     with_fields,
@@ -80,6 +80,7 @@ class MetricLogger:
     Attributes:
         cost: what a step costs, unless `record` is given another cost.
         phases: the phases of the step under way.
+        lock: of the loop's threads: held while a step gets its number and is recorded.
 
     Raises:
         UserError: an unknown field, or an impossible number.
@@ -106,6 +107,7 @@ class MetricLogger:
         self._monotonic = monotonic
         self._compile_log = compile_log or CompileLog(boundary=boundary)
         self._boundary = boundary or self._compile_log.boundary
+        self.lock, self._process_id = threading.RLock(), os.getpid()
         self._small = SmallMetrics()
         self._compiled_before_seconds = self._compile_log.seconds
         self._builder = RecordBuilder(
@@ -179,10 +181,7 @@ class MetricLogger:
         if self._pipeline.failure or self._summary or step <= self._last_step:
             self._refuse(step)
         if type(metrics) is not dict and not isinstance(metrics, Mapping):
-            raise UserError(
-                f"record() was given {type(metrics).__name__} as metrics; expected a mapping from "
-                f"names to scalars; usually the bare loss was passed; pass {{'loss': loss}}"
-            )
+            raise refused_metrics(metrics)
         self._last_step = step
         self._thread_id = threading.get_ident()
         metrics = self._small.of(metrics)
@@ -359,9 +358,10 @@ class MetricLogger:
 
     @guarded("metrics may not all be written")
     def _close_quietly(self) -> None:
-        self._close()
-        if self._pipeline.failure is not None and not self._failure_was_raised:
-            _log.warning("%s", self._pipeline.failure)
+        if os.getpid() == self._process_id:  # a fork has the files, but none of the threads
+            self._close()
+            if self._pipeline.failure is not None and not self._failure_was_raised:
+                _log.warning("%s", self._pipeline.failure)
 
     def _summarize(self) -> Summary:
         summary = self._builder.summary(

@@ -60,5 +60,8 @@ def test_what_it_cannot_be_combined_with() -> None:
     settings = Settings(profile_steps="3", profile_dir="p", peak_tflops_per_device=1.0)
     with pytest.raises(UserError, match=r"loop that calls record\(\).*expected.*instrument"):
         mfu_jax.flags.make_logger(settings, train_step, make_state(), batch())
-    with pytest.raises(UserError, match="both given"):
-        mfu_jax.instrument(train_step, logger=object(), settings=settings)
+    with (
+        mfu_jax.MetricLogger(sinks=[]) as logger,
+        pytest.raises(UserError, match="both given"),
+    ):
+        mfu_jax.instrument(train_step, logger=logger, settings=settings)

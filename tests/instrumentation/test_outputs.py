@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +58,29 @@ def test_metrics_are_found_in_the_output(output: Callable[..., Any], expected: s
     step.close()
     found = {n for n in memory.records[0].scalars if n.startswith("learning/")}
     assert found == {f"learning/{name}" for name in expected}
+
+
+class Named(NamedTuple):
+    state: Any
+    loss: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    state: Any
+    loss: Any
+
+
+@pytest.mark.parametrize("kind", [Named, Slotted])
+def test_a_loss_is_found_among_named_fields(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    memory = ListSink()
+    step = mfu_jax.instrument(jax.jit(lambda a: kind(jnp.ones(3), a)), sinks=[memory], **PEAK)
+    for _ in range(2):
+        step(jnp.float32(0.5))
+    step.close()
+    assert memory.scalar("learning/loss") == [0.5, 0.5]
+    assert not caplog.records
 
 
 def test_metrics_chosen_by_the_user() -> None:
@@ -164,14 +189,62 @@ def test_errors_say_what_to_do() -> None:
         mfu_jax.instrument(train_step, log_perod=3)
     with raises("flops_source='trace'", "traced, analytic, value", "did you mean 'traced'"):
         mfu_jax.instrument(train_step, flops_source="trace")
-    with raises("both given", "expected", "usually", "pass it to MetricLogger"):
-        mfu_jax.instrument(train_step, logger=object(), log_period=3)
+    with (
+        mfu_jax.MetricLogger(sinks=[]) as logger,
+        raises("both given", "expected", "usually", "pass it to MetricLogger"),
+    ):
+        mfu_jax.instrument(train_step, logger=logger, log_period=3)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"metrics": "loss"},
+        {"segment_ids": 4},
+        {"logger": "console"},
+        {"sinks": "console"},
+        {"sinks": ["console"]},
+        {"settings": {"log_period": 3}},
+    ],
+)
+def test_an_option_of_the_wrong_kind_is_refused_at_once(option: Any) -> None:
+    (name,) = option
+    with raises(f"{name}=", "expected", "usually"):
+        mfu_jax.instrument(jax.jit(train_step), **option)
+
+
+class Broken:
+    def __call__(self, x: jax.Array) -> jax.Array:
+        raise TypeError("his own")
+
+
+def _broken(x: jax.Array, y: int = 0) -> jax.Array:
+    raise TypeError("his own")
+
+
+@pytest.mark.parametrize(
+    "step", [_broken, Broken(), Broken().__call__, functools.partial(_broken, y=1)]
+)
+def test_a_type_error_of_the_step_itself_stays_one(step: Any) -> None:
+    instrumented = mfu_jax.instrument(step, sinks=[], **PEAK)
+    with pytest.raises(TypeError, match="his own"):
+        instrumented(batch())
 
 
 def test_functions_that_cannot_be_jitted_say_so() -> None:
     step = mfu_jax.instrument(lambda x: float(x.sum()), sinks=[], **PEAK)
     with raises("cannot be jitted", "expected", "usually", "with logger.step"):
         step(batch())
+
+
+def test_a_step_without_outputs_is_left_alone_inside_a_trace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    step = mfu_jax.instrument(jax.jit(lambda x: None), sinks=[], **PEAK)
+    jax.jit(lambda x: step(x))(batch())
+    step.close()
+    (line,) = caplog.messages
+    assert "while JAX traces" in line
 
 
 def test_calls_inside_another_trace_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
 
 from mfu_jax.logger.scalars import is_deleted
 from mfu_jax.logger.small_metrics import MOST_NUMBERS
@@ -56,7 +58,11 @@ def end_marker(output: Any) -> Any:
     if smallest.size <= MOST_NUMBERS:
         return jnp.copy(smallest)
     is_on_one = len(smallest.sharding.device_set) == 1
-    return _first_number(smallest if is_on_one else smallest.addressable_data(0))
+    part = smallest if is_on_one else smallest.addressable_data(0)
+    if jax.sharding.get_abstract_mesh().empty:
+        return _first_number(part)
+    with jax.set_mesh(Mesh(np.array(list(part.devices())), ("_one",))):  # not the user's mesh
+        return _first_number(part)
 
 
 @jax.jit

@@ -1,0 +1,103 @@
+"""`instrument` where several threads call steps, and where the process forks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import mfu_jax
+from tests.support.instrumented import PEAK
+from tests.support.sinks import ListSink
+
+_CALLS = 100
+
+
+def _scaled(factor: float) -> Any:
+    return jax.jit(lambda x: {"loss": jnp.sum(x) * factor})
+
+
+@pytest.mark.parametrize("steps", [(1.0, 2.0, 3.0), (1.0,)])
+def test_threads_that_share_a_logger_lose_no_step(steps: tuple[float, ...]) -> None:
+    memory, errors = ListSink(), []
+    logger = mfu_jax.MetricLogger(sinks=[memory], warmup_steps=0)
+    made = [mfu_jax.instrument(_scaled(factor), logger=logger, **PEAK) for factor in steps]
+
+    def loop(step: Any) -> None:
+        try:
+            for _ in range(_CALLS):
+                step(jnp.ones(4))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=loop, args=(made[i % len(made)],)) for i in range(3)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    logger.close()
+    assert not errors
+    assert [record.step for record in memory.records] == list(range(3 * _CALLS))
+
+
+_FORK = """
+import os, sys, time
+import jax, jax.numpy as jnp
+import mfu_jax
+
+step = mfu_jax.instrument(jax.jit(lambda x: {"loss": jnp.sum(x)}), metrics_file=sys.argv[1])
+for _ in range(3):
+    step(jnp.ones(4))
+if (child := os.fork()) == 0:
+    sys.exit(0)  # runs what atexit holds
+begin = time.monotonic()
+os.waitpid(child, 0)
+print("waited", time.monotonic() - begin)
+step(jnp.ones(4))
+step.close()
+"""
+
+
+def test_the_exit_of_a_fork_does_not_close_the_logger(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-c", _FORK, str(path)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("waited")]
+    assert float(line.split()[1]) < 3  # a logger without its threads takes about 8 s to close
+    assert len(path.read_text().splitlines()) == 4
+
+
+def test_another_thread_s_call_hides_no_compilation() -> None:
+    """A thread calls the step while it compiles for another thread."""
+    memory, compiling, called = ListSink(), threading.Event(), threading.Event()
+
+    @jax.jit
+    def train(x: jax.Array) -> dict[str, jax.Array]:
+        if x.shape[0] == 64:
+            compiling.set()
+            called.wait(30)
+        return {"loss": jnp.sum(x @ x)}
+
+    step = mfu_jax.instrument(train, sinks=[memory], **PEAK)
+    step(jnp.ones((8, 8)))
+    other = threading.Thread(target=step, args=(jnp.ones((64, 64)),))
+    other.start()
+    assert compiling.wait(30)
+    step(jnp.ones((8, 8)))
+    called.set()
+    other.join()
+    step.close()
+    assert memory.scalar("perf/per_device_tflops") == [2 * n**3 / 1e12 for n in (8, 8, 64)]

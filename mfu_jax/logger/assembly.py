@@ -46,12 +46,14 @@ def with_fields(
     )
 
 
+def is_main_process(config: LoggerConfig) -> bool:
+    """Whether this process writes."""
+    return jax.process_index() == 0 if config.is_main_process is None else config.is_main_process
+
+
 def sinks_of_process(sinks: Sequence[Sink] | None, config: LoggerConfig) -> Sequence[Sink]:
     """The given sinks or a console in the process that writes; none in the others."""
-    is_main = config.is_main_process
-    if is_main is None:
-        is_main = jax.process_index() == 0
-    if not is_main:
+    if not is_main_process(config):
         return []
     return [ConsoleSink()] if sinks is None else checked_sinks(sinks)
 

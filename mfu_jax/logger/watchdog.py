@@ -22,6 +22,7 @@ from typing import Any
 
 from mfu_jax.boundary import Boundary
 from mfu_jax.formatting import readable
+from mfu_jax.logger.assembly import is_main_process
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.storage.addresses import path_of
@@ -62,7 +63,9 @@ class Watchdog:
         self.stopped_seconds = 0.0
         self._config = config
         self._boundary = boundary
-        self._heartbeat = Path(path_of(config.heartbeat_file)) if config.heartbeat_file else None
+        self._heartbeat: Path | None = None
+        if config.heartbeat_file and is_main_process(config):
+            self._heartbeat = Path(path_of(config.heartbeat_file))
         self._monotonic = monotonic
         self._step = -1
         self._completed_at = self._checked_at = monotonic()
@@ -74,6 +77,8 @@ class Watchdog:
         self._is_hung = False
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
+        if self._heartbeat is not None:
+            self._start()  # a supervisor wants to hear of the first compilation, too
 
     @property
     def period_seconds(self) -> float:
@@ -83,12 +88,9 @@ class Watchdog:
     def completed(self, step: int) -> None:
         """Called by the training thread when it records a step; costs a clock reading."""
         now = self._monotonic()
-        if self._thread is None and (self._config.hang_factor > 0 or self._heartbeat):
+        if self._thread is None and self._config.hang_factor > 0:
             self._checked_at = now  # nobody looked before: the first step may have been compiled
-            self._thread = self._boundary.thread(
-                "mfu_jax watchdog", "nobody watches for hangs", self._run
-            )
-            self._thread.start()
+            self._start()
         if self._step >= 0 and not self._is_compiling:
             self._intervals.append(now - self._completed_at)
         self._completed_at = now
@@ -159,6 +161,12 @@ class Watchdog:
             self._thread = None
             self._beat("ended")
 
+    def _start(self) -> None:
+        self._thread = self._boundary.thread(
+            "mfu_jax watchdog", "nobody watches for hangs", self._run
+        )
+        self._thread.start()
+
     def _run(self) -> None:
         while not self._closing.wait(self.period_seconds):
             self.check()
@@ -173,7 +181,7 @@ class Watchdog:
             where = f"stacks of all threads and the last records are in {self._dump(head)}"
         except OSError as error:
             where = f"the stacks could not be written ({error.strerror or error})"
-        _log.warning("%s: the run seems to hang; %s", head, where)
+        _log.warning("%s: the run seems to hang, or its loop is over; %s", head, where)
 
     def _dump(self, head: str) -> Path:
         folder = Path(self._config.hang_folder or tempfile.gettempdir())

@@ -7,14 +7,15 @@ heartbeat file tells a supervisor outside that the process lives, and where it i
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import logging
 import os
 import statistics
+import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -188,9 +189,7 @@ class Watchdog:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"hang-after-step{self._step}-pid{os.getpid()}.txt"
         with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')}: {head}\n\nThreads:\n")
-            file.flush()
-            faulthandler.dump_traceback(file, all_threads=True)
+            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')}: {head}\n\n{_stacks()}")
             file.write(f"\nThe last {len(self._records)} records, the newest last:\n")
             for record in list(self._records):
                 file.write(f"step {record.step} [{record.kind}] {dict(record.scalars)}\n")
@@ -213,3 +212,15 @@ class Watchdog:
         except OSError as error:
             self._heartbeat = None
             _log.warning("the heartbeat %s is not written any more: %s", path, error)
+
+
+def _stacks() -> str:
+    """The stacks of all threads, the main thread's first; faulthandler's dump ends after 100."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)
+    return "\n".join(
+        f"Thread {names.get(ident, ident)}, innermost call last:\n"
+        f"{''.join(traceback.format_stack(frame))}"
+        for ident, frame in frames
+    )

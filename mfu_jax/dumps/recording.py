@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+import mfu_jax
 from mfu_jax.dumps.files import write
 from mfu_jax.dumps.program import ModelFlops, ProgramDump, Topology
 from mfu_jax.errors import UserError
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 # The packages whose versions decide what a program looks like, as far as they are installed.
 _PACKAGES = (
-    *("mfu_jax", "jax", "jaxlib", "libtpu", "tokamax", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
+    *("jax", "jaxlib", "libtpu", "tokamax", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
     *("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt"),
     *("jax-rocm60-plugin", "jax-rocm7-plugin"),
 )
@@ -100,7 +101,7 @@ def _memory(analysis: Any) -> dict[str, int] | None:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    found = {"mfu_jax": mfu_jax.__version__}
     for package in _PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
@@ -127,7 +128,7 @@ def _topology(compiled: Any) -> tuple[Topology, dict[str, str]]:
         mesh={} if mesh is None else {str(axis): int(n) for axis, n in mesh.shape.items()},
     )
     client = getattr(devices[0], "client", None)
-    runtime = str(getattr(client, "platform_version", "")).strip()
+    runtime = " ".join(str(getattr(client, "platform_version", "")).split())
     return topology, {"platform": runtime} if runtime else {}
 
 

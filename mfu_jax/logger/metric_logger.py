@@ -36,6 +36,7 @@ from mfu_jax.logger.assembly import (
     refused_metrics,
     refused_step,
     sinks_of_process,
+    whole_number,
     with_fields,
 )
 from mfu_jax.logger.config import LoggerConfig
@@ -175,9 +176,11 @@ class MetricLogger:
 
         Raises:
             NonFiniteLossError: an earlier step's loss is NaN or infinite.
-            UserError: the logger is closed, or `step` does not follow the last one.
+            UserError: the logger is closed, or `step` is no whole number after the last one.
         """
         begin = self._monotonic()
+        if type(step) is not int:
+            step = whole_number(step)
         if self._pipeline.failure or self._summary or step <= self._last_step:
             self._refuse(step)
         if type(metrics) is not dict and not isinstance(metrics, Mapping):
@@ -188,7 +191,7 @@ class MetricLogger:
         if self.phases.has_phases:
             of_phases, cost_of_phases = self.phases.take()
             metrics, cost = {**metrics, **of_phases}, cost or cost_of_phases
-        taken = TimedStep(step, metrics, cost=cost)
+        taken = TimedStep(step, metrics, cost)
         if self._spans.late:
             taken.extra = self._spans.take_late()
         given = None if step_time_seconds is None else plain_seconds(step_time_seconds)

@@ -57,7 +57,7 @@ class LoopSpans:
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Adds the results of an eval to the step's record, or otherwise to the next one."""
         if self.held is not None and self.held.step == step:
-            self.held.extra |= metrics
+            self.held.extra = {**self.held.extra, **metrics}
         else:
             self.late |= {**metrics, "step": step}
 
@@ -80,7 +80,7 @@ class LoopSpans:
         """Releases the held step, with all late results because no step comes after it."""
         last, self.held = self.held, None
         if last is not None:
-            last.extra |= self.take_late()
+            last.extra = {**last.extra, **self.take_late()}
         return last
 
     def pause(self, name: str, check: Callable[[], None]) -> Pause:
@@ -136,8 +136,7 @@ class Pause:
         self._watchdog.resume()
         self._timer.cut(self._name, start, self._timer.read())
         if spans.held is not None:
-            for span, spent in self._timer.take_spans().items():
-                spans.held.spans[span] = spans.held.spans.get(span, 0.0) + spent
+            spans.held.spans = _sum(spans.held.spans, self._timer.take_spans())
 
 
 class Wait:
@@ -185,3 +184,7 @@ class Wait:
             if finished is not None:
                 spans.release()
                 self._pipeline.put(finished)
+
+
+def _sum(spans: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
+    return {**spans, **{name: spans.get(name, 0.0) + spent for name, spent in more.items()}}

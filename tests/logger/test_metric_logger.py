@@ -5,8 +5,10 @@ import logging
 import math
 import threading
 import typing
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -277,6 +279,22 @@ def test_wrong_use_says_what_to_do() -> None:
     run.logger.close()
     with pytest.raises(UserError, match=r"after close\(\)"):
         run.steps(1.0, start=6)
+
+
+@pytest.mark.parametrize("step", ["2", 2.5, None, True, math.nan, [2]])
+def test_a_step_that_is_no_whole_number_is_refused(step: Any) -> None:
+    run = Run()
+    with pytest.raises(UserError, match=r"is no whole number; expected 0, 1, 2"):
+        run.logger.record(step, {"loss": 1.0})
+    run.logger.close()
+
+
+def test_a_steps_number_may_be_an_integer_of_any_library() -> None:
+    run = Run()
+    for step in (0, np.int64(1), jnp.int32(2), 3.0):
+        run.logger.record(step, {}, step_time_seconds=1.0)  # type: ignore[arg-type]
+    run.logger.close()
+    assert [(type(r.step), r.step) for r in run.sink.records] == [(int, i) for i in range(4)]
 
 
 @pytest.mark.parametrize(

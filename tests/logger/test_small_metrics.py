@@ -24,6 +24,17 @@ def test_what_is_too_big_for_a_metric_is_not_kept(caplog: pytest.LogCaptureFixtu
     assert not any(record.notes for record in run.sink.records)
 
 
+def test_a_metric_that_grows_later_is_left_out_from_then_on() -> None:
+    run = Run()
+    for step, shape in enumerate([(), (2,), (), (64,), (), (16,), (17,)]):
+        metrics = {"loss": 1.0, "size": jnp.ones(shape), "number": np.ones(shape)}
+        run.logger.record(step, metrics, step_time_seconds=1.0)
+    run.logger.close()
+    kept = [[n for n in r.scalars if n.startswith("learning/size")] for r in run.sink.records]
+    assert [len(names) for names in kept] == [1, 2, 1, 0, 1, 16, 0]
+    assert run.sink.scalar("learning/number") == [1.0, None, 1.0, None, 1.0, None, None]
+
+
 def test_a_short_vector_is_a_metric_for_each_number() -> None:
     run = Run()
     vector = {"loss": jnp.asarray([1.0, 3.5]), "accuracy": np.asarray([0.25, 0.5, 1.0])}

@@ -167,6 +167,9 @@ def _phase(name: str, values: Mapping[str, float]) -> str:
     return text
 
 
+_UTILIZATIONS = ("mfu", "hfu", "mbu")
+
+
 class StepStatistics:
     """Adds up measured steps, at eight bytes each, so a long run keeps exact percentiles."""
 
@@ -175,7 +178,7 @@ class StepStatistics:
         self._tokens = 0.0
         self._tflops = 0.0
         # Optimal seconds, and the measured seconds of the steps for which they are known.
-        self._optimal: dict[str, tuple[float, float]] = {}
+        self._optimal = {f"perf/{name}": [0.0, 0.0] for name in _UTILIZATIONS}
 
     def __len__(self) -> int:
         return len(self._seconds)
@@ -186,10 +189,10 @@ class StepStatistics:
         self._seconds.append(seconds)
         self._tokens += scalars["perf/per_device_tokens"]
         self._tflops += scalars.get("perf/per_device_tflops", math.nan)
-        for name in ("mfu", "hfu", "mbu"):
-            if (value := scalars.get(f"perf/{name}")) is not None:
-                optimal, measured = self._optimal.get(name, (0.0, 0.0))
-                self._optimal[name] = (optimal + value * seconds, measured + seconds)
+        for name, sums in self._optimal.items():
+            if (value := scalars.get(name)) is not None:
+                sums[0] += value * seconds
+                sums[1] += seconds
 
     def fields(self) -> dict[str, Any]:
         """The fields of `Summary` that follow from the measured steps."""
@@ -209,5 +212,9 @@ class StepStatistics:
             "p99_seconds": percentile(ordered, 0.99),
             "mean_seconds": total / len(ordered),
             **rates,
-            **{name: optimal / spent for name, (optimal, spent) in self._optimal.items() if spent},
+            **{
+                name.removeprefix("perf/"): optimal / spent
+                for name, (optimal, spent) in self._optimal.items()
+                if spent
+            },
         }

@@ -1,9 +1,9 @@
 """What happens to a timed step off the training thread: values, rates, the NaN check, and sinks.
 
 The training thread appends the step to a queue and goes on. One builder thread takes what has come
-every `builder_thread.TICK_SECONDS`, makes records of it, and gives them to one worker thread for
-each sink. A killed process therefore loses at most the steps of its last tick; where steps are
-longer than a tick, each is passed on at once.
+every `write_period_seconds`, makes records of it, and gives them to one worker thread for each
+sink. A killed process therefore loses at most the steps of its last period; where steps are longer
+than a period, each is passed on at once.
 """
 
 from __future__ import annotations
@@ -65,14 +65,16 @@ class RecordPipeline:
             for warning in sink.warnings:
                 _log.warning("%s", warning)
         self._workers = [
-            SinkWorker(sink, backlog=kept)
+            SinkWorker(sink, backlog=kept, period_seconds=config.write_period_seconds)
             for sink, kept in zip(sinks, backlogs_of(sinks, config.start_step), strict=True)
         ]
         self._losses = LossWatch(
             abort_on_nan=config.abort_on_nan_loss, abort_on_inf=config.abort_on_inf_loss
         )
         self._lost_steps = 0
-        self._thread = BuilderThread(self._handle, size=config.queue_size)
+        self._thread = BuilderThread(
+            self._handle, size=config.queue_size, period_seconds=config.write_period_seconds
+        )
         self.put: Callable[[TimedStep | Callable[[], object]], None] = self._thread.put
 
     @property

@@ -305,6 +305,9 @@ def test_a_steps_number_may_be_an_integer_of_any_library() -> None:
         ("model_flops_per_device", -1),
         ("log_period", 0),
         ("warmup_steps", -1),
+        ("write_period_seconds", -1.0),
+        ("write_period_seconds", 100.0),
+        ("write_period_seconds", math.nan),
     ],
 )
 def test_impossible_numbers_are_refused(option: str, value: float) -> None:

@@ -257,3 +257,28 @@ def test_a_forked_child_leaves_its_parents_logger_alone(tmp_path: Path) -> None:
     assert done.stderr == ""
     assert not (tmp_path / "backlog").exists()
     assert path.read_bytes().count(b"\n") == 20
+
+
+class SignallingSink(ListSink):
+    """Signals each step that it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.got = threading.Semaphore(0)
+
+    def write(self, record: StepRecord) -> None:
+        super().write(record)
+        self.got.release()
+
+
+@pytest.mark.parametrize("period", [0.0, 60.0])
+def test_steps_are_written_together_once_in_a_write_period(period: float) -> None:
+    sink = SignallingSink()
+    run = Run(sinks=[sink], write_period_seconds=period)
+    run.steps(1.0, 1.0)
+    assert sink.got.acquire(timeout=HANG_SECONDS)  # step 0 comes alone
+    run.steps(1.0, start=2)
+    assert sink.got.acquire(timeout=0.3) == (period == 0)
+    run.logger.flush()
+    assert sink.steps == [0, 1]
+    run.logger.close()

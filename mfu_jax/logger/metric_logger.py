@@ -351,9 +351,13 @@ class MetricLogger:
             attempt("the logger is not closed", self._stop_listening)
 
     def _close_pipeline(self) -> None:
-        self._summary = self._pipeline.close(
-            self._spans.take_last(), self._timer.take_spans(), self._summarize
-        )
+        try:
+            self._summary = self._pipeline.close(
+                self._spans.take_last(), self._timer.take_spans(), self._summarize
+            )
+        except BaseException:  # Ctrl-C
+            self._summary = self._summarize()
+            raise
 
     def _stop_listening(self) -> None:
         self._compile_log.unsubscribe(self._on_compile)

@@ -145,8 +145,9 @@ class RecordPipeline:
 
     def _settle(self, deadline: float, *, is_last: bool = False) -> None:
         """Waits until all is built and written, by a moment of `time.monotonic`."""
+        limit_seconds = deadline - time.monotonic()
         # A builder that is stuck must not cost the sinks all of the time.
-        self._thread.settle((deadline - time.monotonic()) / 2)
+        self._thread.settle(limit_seconds / 2)
         known = {worker for worker in self._workers if worker.has_hung}
         soon = time.monotonic() + HUNG_DRAIN_SECONDS
         requests = {worker: worker.settle(is_last=is_last) for worker in self._workers}
@@ -161,7 +162,7 @@ class RecordPipeline:
             _log.warning(
                 "metrics were not all written within %.0f s: %s; training goes on; usually a disk "
                 "or network that hangs",
-                DRAIN_SECONDS,
+                limit_seconds,
                 ", ".join(late),
             )
 

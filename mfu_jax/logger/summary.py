@@ -109,12 +109,10 @@ class Summary:
 
     def render(self) -> str:
         """A few lines of text for the end of a run."""
-        left_out = [
-            f"{count} {kind}"
-            for kind, count in (("compile", self.compile_steps), ("warm-up", self.warmup_steps))
-            if count
-        ]
-        aside = f" ({' and '.join(left_out)} steps kept out)" if left_out else ""
+        left_out = {"compile": self.compile_steps, "warm-up": self.warmup_steps}
+        kinds = " and ".join(f"{count} {kind}" for kind, count in left_out.items() if count)
+        steps = "step" if sum(left_out.values()) == 1 else "steps"
+        aside = f" ({kinds} {steps} kept out)" if kinds else ""
         tokens = self.tokens_per_sec_per_device
         lines = [f"summary: {self.steps} measured steps{aside}"]
         if self.steps:

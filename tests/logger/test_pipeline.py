@@ -220,6 +220,7 @@ def test_an_interrupted_close_still_keeps_what_a_hanging_file_did_not_take(
         run.logger.close()
     assert "10 records wait in" in caplog.text
     assert healthy.closed
+    assert run.logger.summary().steps == run.logger.close().steps == 10
     file.release.set()
 
 

@@ -140,8 +140,8 @@ class CompileLog:
         return max(0.0, end - start - known)
 
 
-# Listeners of logs that are gone. They are taken from JAX's list when the next log comes: garbage is
-# collected at any moment, also while JAX goes through that list.
+# Listeners of logs that are gone. They leave JAX's list when the next log comes: garbage may be
+# collected while JAX goes through that list.
 _GONE: list[Callable[..., None]] = []
 
 

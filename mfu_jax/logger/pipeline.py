@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mfu_jax.logger.backlog import backlogs_of
+from mfu_jax.logger.backlog import Backlog, backlogs_of
 from mfu_jax.logger.builder_thread import BuilderThread
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.non_finite import LossWatch, NonFiniteLossError
@@ -61,13 +61,12 @@ class RecordPipeline:
         self.failure: NonFiniteLossError | None = None
         self._builder = builder
         self._on_record = on_record
-        for sink in sinks:
-            for warning in sink.warnings:
-                _log.warning("%s", warning)
-        self._workers = [
-            SinkWorker(sink, backlog=kept, period_seconds=config.write_period_seconds)
-            for sink, kept in zip(sinks, backlogs_of(sinks, config.start_step), strict=True)
-        ]
+        self._workers = []
+        for sink, kept in zip(sinks, backlogs_of(sinks, config.start_step), strict=True):
+            _warn(sink, kept)
+            self._workers.append(
+                SinkWorker(sink, backlog=kept, period_seconds=config.write_period_seconds)
+            )
         self._losses = LossWatch(
             abort_on_nan=config.abort_on_nan_loss, abort_on_inf=config.abort_on_inf_loss
         )
@@ -190,3 +189,17 @@ class RecordPipeline:
         self.failure = self._losses.judge(step.step, record.scalars.get("learning/loss"))
         self._on_record(record)
         return record
+
+
+def _warn(sink: Sink, backlog: Backlog | None) -> None:
+    """Tells what a human should know about how a sink was opened."""
+    for warning in sink.warnings:
+        _log.warning("%s", warning)
+    missing = getattr(sink, "missing", range(0))  # of a class that is no `Sink`
+    if missing and (backlog is None or not backlog.has(missing)):
+        _log.warning(
+            "%s ends at step %d, but the run resumes at %d: the steps between are missing",
+            getattr(sink, "path", type(sink).__name__),
+            missing.start - 1,
+            missing.stop,
+        )

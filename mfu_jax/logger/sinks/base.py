@@ -59,6 +59,7 @@ class Sink:
         periods_per_write: it is given records only every so many ``write_period_seconds``, because
             nobody looks more often; a killed process loses as much of it.
         warnings: what a human should know about how it was opened; logged once.
+        missing: steps before this run that the output lacks; said unless the backlog has them.
         write_many: a method that writes several records, or raises having written none; None: the
             logger calls `write` for each.
         made_by: registered name and constructor arguments that make it again, `Path`s for what lies
@@ -69,6 +70,7 @@ class Sink:
     keeps_every_step = False
     periods_per_write = 1
     warnings: Sequence[str] = ()
+    missing: range = range(0)
     write_many: Callable[[Sequence[StepRecord]], None] | None = None
     made_by: tuple[str, Mapping[str, Any]] | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -46,6 +47,7 @@ class LoopSpans:
         self.paused = ""
         self._calls: dict[str, list[Any]] = {}
         self._calls_after = -1
+        self._paused_by = 0
         self._timer = timer
         self._pipeline = pipeline
         self._watchdog = watchdog
@@ -68,6 +70,15 @@ class LoopSpans:
             self.held.extra = {**self.held.extra, **metrics}
         else:
             self.late |= {**metrics, "step": step}
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether this thread is inside a pause; other threads may go on meanwhile."""
+        return bool(self.paused) and self._paused_by == threading.get_ident()
+
+    def begin_calls(self, name: str) -> None:
+        """A pause begins on this thread."""
+        self.paused, self._paused_by = name, threading.get_ident()
 
     def add_call(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Adds an instrumented call to the pause that is open: it is no step.
@@ -168,7 +179,7 @@ class Pause:
             spans.hold(finished)
         self._check()
         spans.active, self._start = True, start
-        spans.paused = self._name
+        spans.begin_calls(self._name)
 
     @guarded("the time of {0._name} is not known")
     def __exit__(self, *error: object) -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "coordination_store",
     "hlo_text_of_proto",
     "host_value",
+    "is_compiling",
     "mosaic_bindings",
     "open_jaxpr",
     "primitives",
@@ -160,6 +161,21 @@ def reached_preemption_sync_point(step: int) -> bool:
     from jax.experimental import multihost_utils
 
     return bool(multihost_utils.reached_preemption_sync_point(step))
+
+
+_COMPILING = frozenset(
+    f"jax._src.{name}" for name in ("interpreters.partial_eval", "interpreters.mlir", "compiler")
+)
+
+
+def is_compiling(thread_id: int) -> bool:
+    """Whether a thread traces, lowers or compiles just now, by the modules that it is in."""
+    frame = sys._current_frames().get(thread_id)
+    while frame is not None:
+        if frame.f_globals.get("__name__") in _COMPILING:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def coordination_store() -> tuple[Any, str]:

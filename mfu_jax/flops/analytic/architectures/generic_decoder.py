@@ -10,10 +10,10 @@ from mfu_jax.flops.analytic.architectures import parts
 from mfu_jax.flops.analytic.architectures.registry import architecture
 from mfu_jax.flops.analytic.components import Layer, Model, layers_of
 from mfu_jax.flops.analytic.formulas import Components
-from mfu_jax.flops.analytic.model_configs.layers import CHUNKED, FULL, SLIDING
+from mfu_jax.flops.analytic.model_configs.layers import CHUNKED, FULL, INDEXED, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.towers.huggingface import hugging_face_towers
-from mfu_jax.flops.masks import BidirectionalWindow, Full, Mask
+from mfu_jax.flops.masks import BidirectionalWindow, Full, Mask, TopK
 
 
 @architecture("hf_decoder")
@@ -73,8 +73,10 @@ def frame(
         first.append(formulas.table("positions", tables.trainable_position_size, config.emb_dim))
     if tables.embedding_norm:
         first.extend(norms(config, 1, "embedding_norm"))
+    vectors = config.stack.further_vectors
     last: list[formulas.Component] = [
         *closing,
+        *((formulas.vector("further_vectors", vectors),) if vectors else ()),
         *(norms(config, 1, "final_norm") if config.stack.final_norm else ()),
     ]
     if projected:
@@ -133,10 +135,43 @@ def _attention(config: ModelConfig, kind: str) -> Components:
         qk_norm=bool(sizes.qk_norm),
         qk_norm_all_heads=sizes.qk_norm == "all_heads",
     )
-    if not sizes.qk_norm_bias:
-        return attended
-    scales = next(part for part in attended if part.name.endswith("qk_norm"))
-    return (*attended, scales.replace(name=f"{scales.name}_bias"))
+    if sizes.qk_norm_bias:
+        scales = next(part for part in attended if part.name.endswith("qk_norm"))
+        attended = (*attended, scales.replace(name=f"{scales.name}_bias"))
+    if sizes.differential:
+        attended = (
+            *map(_twice_as_wide, attended),
+            formulas.vector("attention/lambdas", 4 * sizes.head_dim),
+        )
+    return (*_gate(config), *attended)
+
+
+def _gate(config: ModelConfig) -> Components:
+    """``[D, H·g]``: the gate that the heads' outputs are multiplied by."""
+    sizes = config.attention
+    outputs = sizes.num_query_heads * sizes.attention_gate_width
+    if not outputs:
+        return ()
+    return (formulas.projection("attention/gate_proj", config.emb_dim, outputs),)
+
+
+def _twice_as_wide(part: formulas.Component) -> formulas.Component:
+    """Each head of differential attention weighs the values of two heads."""
+    return part.replace(macs=2 * part.macs) if part.name.endswith("scores_pv") else part
+
+
+def _indexed_attention(config: ModelConfig, _: str) -> Components:
+    """PyTorch scores every key, even where the indexer picks them all."""
+    sparse = config.sparse_attention
+    picked = mixers.indexer(
+        config.emb_dim,
+        config.latent_attention.q_lora_rank,
+        sparse.indexer_n_heads,
+        sparse.indexer_head_dim,
+        scored=True,
+    )
+    bias = config.attention.attention_bias
+    return (*picked, *parts.latent_attention(config, TopK(sparse.indexer_topk), bias=bias))
 
 
 def _delta_net(config: ModelConfig, _: str) -> Components:
@@ -191,6 +226,7 @@ _MIXERS: dict[str, Callable[[ModelConfig, str], Components]] = {
     FULL: _attention,
     SLIDING: _attention,
     CHUNKED: _attention,
+    INDEXED: _indexed_attention,
     "linear_attention": _delta_net,
     "mamba": _mamba,
     "mamba2": _mamba2,

@@ -23,7 +23,9 @@ from mfu_jax.flops.analytic.huggingface import (
     encoders,
     gemma,
     gemma4,
+    gpt,
     hybrids,
+    latent,
     mixtures,
     multimodal,
 )
@@ -40,7 +42,9 @@ __all__ = [
     "from_hf_config",
     "gemma",
     "gemma4",
+    "gpt",
     "hybrids",
+    "latent",
     "mixtures",
     "multimodal",
 ]

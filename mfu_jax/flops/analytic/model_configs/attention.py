@@ -17,6 +17,8 @@ class Attention(Group):
             ``all_heads`` (``[H·h]`` and ``[K·h]``); `qk_norm_bias`: a bias too.
         attention_sinks: one learned logit per head.
         attention_output_gate: queries come with a gate of the same size.
+        attention_gate_width: a projection of its own makes a gate, this wide for each head.
+        differential: the difference of two softmaxes weighs values of twice the width.
         bidirectional: no causal mask.
     """
 
@@ -43,6 +45,8 @@ class Attention(Group):
     qk_norm_bias: bool = hugging_face(False)
     attention_sinks: bool = hugging_face(False)
     attention_output_gate: bool = hugging_face(False)
+    attention_gate_width: int = hugging_face(0)
+    differential: bool = hugging_face(False)
     bidirectional: bool = hugging_face(False)
 
     def __post_init__(self) -> None:

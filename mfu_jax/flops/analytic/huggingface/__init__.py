@@ -92,9 +92,10 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
     if model_type not in TRANSLATIONS:
         raise UserError(
             f"model_type={model_type[:60]!r} is not known{nearest(model_type[:60], TRANSLATIONS)}"
-            f"{_recognised(config)}{_known_part(config)}; no count is guessed: trace the model "
-            f"with mfu_jax.count_model_flops(fn, *args), or give its sizes in MaxText's names "
-            f"(decoder_block=…, emb_dim=…)"
+            f"{_recognised(config)}{_known_part(config)}; no count is guessed: mfu-jax "
+            f"flops config.json --trace counts the PyTorch model itself, "
+            f"mfu_jax.count_model_flops(fn, *args) any JAX function; or give its sizes in "
+            f"MaxText's names (decoder_block=…, emb_dim=…)"
         )
     fields = Fields(config, model_type)
     translated = _with_head(fields, TRANSLATIONS[model_type](fields))

@@ -78,7 +78,7 @@ def build(config: Any) -> Any:
 def forward_flops(model: Any, tokens: Any) -> tuple[int, int, int]:
     """FLOPs of one forward pass: all, of depthwise convolutions, of chunked scans."""
     counter = _Counter()
-    with torch.no_grad(), _scans(counter), counter:
+    with torch.no_grad(), _scans(model, counter), counter:
         model(input_ids=tokens)
     return counter.total, counter.convolutions, counter.scans
 
@@ -96,14 +96,15 @@ class _Counter(TorchDispatchMode):
         if formula := flop_registry.get(func._overloadpacket):
             flops = formula(*args, **(kwargs or {}), out_val=result)
             self.total += flops
-            self.scans += flops if self.in_scan else 0
+            projection = func._overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
+            self.scans += flops if self.in_scan and not projection else 0
             depthwise = func._overloadpacket == torch.ops.aten.convolution and args[8] > 1
             self.convolutions += flops if depthwise else 0
         return result
 
 
 @contextmanager
-def _scans(counter: _Counter) -> Iterator[None]:
+def _scans(model: Any, counter: _Counter) -> Iterator[None]:
     """Tells the counter when a chunked scan runs, whichever model's."""
     found = [
         (module, name, value)
@@ -112,6 +113,9 @@ def _scans(counter: _Counter) -> Iterator[None]:
         for name, value in list(vars(module).items())
         if ("chunk_gated_delta_rule" in name or "chunk_scan" in name) and callable(value)
     ]
+    # MiniMax writes its scan in the layer itself.
+    layers = {kind for kind in map(type, model.modules()) if "LightningAttention" in kind.__name__}
+    found += [(kind, "forward", kind.forward) for kind in layers]
     for module, name, function in found:
         setattr(module, name, _marked(function, counter))
     try:

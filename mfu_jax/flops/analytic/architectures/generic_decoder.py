@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic import formulas, mixers
+from mfu_jax.flops.analytic import formulas, mixers, recurrences
 from mfu_jax.flops.analytic.architectures import parts
 from mfu_jax.flops.analytic.architectures.registry import architecture
 from mfu_jax.flops.analytic.components import Layer, Model, layers_of
@@ -125,13 +125,16 @@ def _attention(config: ModelConfig, kind: str) -> Components:
     sizes, mask = config.attention, mask_of_layer(config, kind)
     if sizes.attention_type == "mla":
         return parts.latent_attention(config, mask, bias=sizes.attention_bias)
+    windowed = kind == SLIDING and sizes.sliding_kv_heads > 0
     attended = parts.attention(
         config,
         mask,
         bias=sizes.attention_bias,
         output_bias=sizes.attention_output_bias,
         output_gate=sizes.attention_output_gate,
-        sinks=sizes.attention_sinks,
+        sinks=sizes.attention_sinks and (kind == SLIDING or not sizes.sinks_in_windows),
+        value_dim=sizes.value_head_dim,
+        **({"kv_heads": sizes.sliding_kv_heads} if windowed else {}),
         qk_norm=bool(sizes.qk_norm),
         qk_norm_all_heads=sizes.qk_norm == "all_heads",
     )
@@ -222,6 +225,25 @@ def _short_convolution(config: ModelConfig, _: str) -> Components:
     )
 
 
+def _lightning_attention(config: ModelConfig, _: str) -> Components:
+    sizes = config.attention
+    return recurrences.lightning_attention(config.emb_dim, sizes.num_query_heads, sizes.head_dim)
+
+
+def _recurrence(config: ModelConfig, _: str) -> Components:
+    sizes = config.state_space
+    return recurrences.gated_linear_recurrence(
+        config.emb_dim,
+        sizes.recurrent_width,
+        config.attention.num_query_heads,
+        kernel=sizes.conv_kernel,
+    )
+
+
+def _rwkv(config: ModelConfig, _: str) -> Components:
+    return recurrences.rwkv_time_mixing(config.emb_dim, config.state_space.recurrent_width)
+
+
 _MIXERS: dict[str, Callable[[ModelConfig, str], Components]] = {
     FULL: _attention,
     SLIDING: _attention,
@@ -231,6 +253,10 @@ _MIXERS: dict[str, Callable[[ModelConfig, str], Components]] = {
     "mamba": _mamba,
     "mamba2": _mamba2,
     "conv": _short_convolution,
+    "lightning_attention": _lightning_attention,
+    "recurrent": _recurrence,
+    "rwkv": _rwkv,
+    "none": lambda config, _: (),
 }
 
 
@@ -241,8 +267,10 @@ def _feed_forward(config: ModelConfig, kind: str) -> Components:
         weights = config.feed_forward.activation_weights
         scalars = (formulas.vector("mlp/activation", weights),) if weights else ()
         return (*parts.mlp(config), *scalars)
+    if kind == "rwkv":
+        return recurrences.rwkv_channel_mixing(config.emb_dim, config.feed_forward.mlp_dim)
     if kind != "moe":
-        raise UserError(f"feed_forward_types has {kind!r}; expected dense, moe or none")
+        raise UserError(f"feed_forward_types has {kind!r}; expected dense, moe, rwkv or none")
     sizes = config.experts
     experts = parts.moe(config, shared_dim=sizes.shared_expert_dim or None, bias=sizes.expert_bias)
     if not sizes.shared_expert_gate:

@@ -28,6 +28,8 @@ from mfu_jax.flops.analytic.huggingface import (
     latent,
     mixtures,
     multimodal,
+    recurrent,
+    shared_experts,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
 from mfu_jax.flops.analytic.huggingface.registry import TRANSLATIONS
@@ -47,6 +49,8 @@ __all__ = [
     "latent",
     "mixtures",
     "multimodal",
+    "recurrent",
+    "shared_experts",
 ]
 
 # Fields of the step and of training that may accompany the config's own.
@@ -87,7 +91,7 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
     if not isinstance(model_type, str):
         raise UserError(
             f"the config has model_type={model_type!r}; expected the text that every Hugging Face "
-            f"config.json has (known: {', '.join(sorted(TRANSLATIONS))})"
+            f"config.json has, such as 'llama'; docs/huggingface.md lists the known ones"
         )
     if model_type not in TRANSLATIONS:
         raise UserError(

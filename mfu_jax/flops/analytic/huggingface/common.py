@@ -144,6 +144,12 @@ def routed_and_shared(c: Fields) -> dict[str, Any]:
     }
 
 
+def shared_expert(c: Fields, name: str = "shared_intermediate_size") -> dict[str, int]:
+    """One shared expert, of the width that the field says; none if it says 0."""
+    width = c.optional_size(name)
+    return {"shared_experts": 1, "shared_expert_dim": width} if width else {}
+
+
 def refuse(c: Fields, name: str) -> None:
     """Raises a `UserError` if a field switches on a part that is not counted here."""
     if c.flag(name):

@@ -6,15 +6,14 @@ from typing import Any
 
 from mfu_jax.flops.analytic.huggingface.common import (
     decoder,
-    dense_first,
     every,
     experts,
-    feed_forward_types,
     first_of,
     heads,
     layer_types,
     moe_layers,
     routed_and_shared,
+    shared_expert,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
 from mfu_jax.flops.analytic.huggingface.registry import model_type
@@ -31,7 +30,7 @@ def mixtral(c: Fields) -> ModelConfig:
 @model_type("granitemoeshared")
 def granitemoeshared(c: Fields) -> ModelConfig:
     """As granitemoe, with a shared expert if its width is given."""
-    return _all_experts(c, "num_local_experts", **_shared(c))
+    return _all_experts(c, "num_local_experts", **shared_expert(c))
 
 
 @model_type("granitemoe_swa")
@@ -39,14 +38,8 @@ def granitemoe_swa(c: Fields) -> ModelConfig:
     """As granitemoeshared, with windows and a sink for each head."""
     kinds = layer_types(c, first_of(4, FULL, SLIDING))
     return _all_experts(
-        c, "num_local_experts", attention_sinks=True, layer_types=kinds, **_shared(c)
+        c, "num_local_experts", attention_sinks=True, layer_types=kinds, **shared_expert(c)
     )
-
-
-def _shared(c: Fields, name: str = "shared_intermediate_size") -> dict[str, int]:
-    """One shared expert, of the width that the field says; none if it says 0."""
-    width = c.optional_size(name)
-    return {"shared_experts": 1, "shared_expert_dim": width} if width else {}
 
 
 @model_type("aria_text")
@@ -55,6 +48,13 @@ def aria_text(c: Fields) -> ModelConfig:
     shared = c.optional_size("moe_num_shared_experts")
     used = experts(c, "moe_num_experts", "intermediate_size", "moe_topk")
     return _all_experts(c, "moe_num_experts", shared_experts=shared, **used)
+
+
+@model_type("hunyuan_v1_moe")
+def hunyuan_v1_moe(c: Fields) -> ModelConfig:
+    """Norms on queries and keys; a shared expert as wide as the others."""
+    used = experts(c, "num_experts", "intermediate_size", "moe_topk")
+    return _all_experts(c, "num_experts", qk_norm="head", shared_experts=1, **used)
 
 
 @model_type("minimax_m2")
@@ -221,142 +221,4 @@ def llama4_text(c: Fields) -> ModelConfig:
         ),
         shared_experts=1,
         **experts(c, "num_local_experts", "intermediate_size"),
-    )
-
-
-@model_type("solar_open")
-def solar_open(c: Fields) -> ModelConfig:
-    """Experts with shared ones in every layer."""
-    kinds = ("moe",) * c.size("num_hidden_layers")
-    return decoder(
-        c,
-        attention_output_bias=False,
-        mlp_dim=0,
-        feed_forward_types=kinds,
-        shared_experts=c.optional_size("n_shared_experts"),
-        **experts(c, "n_routed_experts"),
-    )
-
-
-@model_type("dots1")
-def dots1(c: Fields) -> ModelConfig:
-    """Norms on queries and keys; windows, if any, in the layers from max_window_layers."""
-    windowed = c.optional_size("sliding_window")
-    first = c.size("max_window_layers", zero=True) if windowed else c.size("num_hidden_layers")
-    kinds = layer_types(c, lambda i: SLIDING if i >= first else FULL)
-    return decoder(c, qk_norm="head", layer_types=kinds, **routed_and_shared(c))
-
-
-@model_type("ernie4_5_moe")
-def ernie4_5_moe(c: Fields) -> ModelConfig:
-    """One switch for every bias; experts in every n-th layer of a range; a bias picks them."""
-    bias, layers = c.flag("use_bias"), c.size("num_hidden_layers")
-    first, step = c.size("moe_layer_start_index", zero=True), c.size("moe_layer_interval")
-    end = c.get("moe_layer_end_index")
-    last = layers - 1 if end in (-1, None) else c.size("moe_layer_end_index", zero=True)
-    kinds = moe_layers(layers, lambda i: (i + 1) % step == 0 and first <= i <= last)
-    sizes = experts(c, "moe_num_experts", used="moe_k")
-    return decoder(
-        c,
-        attention_bias=bias,
-        use_bias=bias,
-        head_bias=bias,
-        feed_forward_types=kinds,
-        shared_experts=c.optional_size("moe_num_shared_experts"),
-        further_vectors=list(kinds).count("moe") * sizes["num_experts"],
-        **sizes,
-    )
-
-
-@model_type("exaone_moe")
-def exaone_moe(c: Fields) -> ModelConfig:
-    """As exaone4, with experts and shared ones."""
-    windowed = c.optional_size("sliding_window") and not c.has("layer_types")
-    interval = c.size("sliding_window_pattern", 0, zero=True) if windowed else 0
-    return decoder(
-        c,
-        qk_norm="head",
-        layer_types=layer_types(c, every(interval, FULL, SLIDING) if interval else lambda _: FULL),
-        feed_forward_types=feed_forward_types(
-            c, dense_first(c.size("first_k_dense_replace", 0, zero=True))
-        ),
-        shared_experts=c.optional_size("num_shared_experts"),
-        **experts(c, "num_experts"),
-    )
-
-
-@model_type("flint")
-def flint(c: Fields) -> ModelConfig:
-    """A sink for each head; full layers first, last and every fourth; a shared expert."""
-    layers, step = c.size("num_hidden_layers"), c.size("decoder_sparse_step")
-    dense = c.list_of(int, "mlp_only_layers")
-    skipped = [0, 1] if dense is None else dense
-    full = {0, 1, layers - 1}
-    return decoder(
-        c,
-        qk_norm="head",
-        attention_sinks=True,
-        layer_types=layer_types(c, lambda i: FULL if i in full or i % 4 == 1 else SLIDING),
-        feed_forward_types=moe_layers(layers, lambda i: i not in skipped and (i + 1) % step == 0),
-        **_shared(c, "shared_expert_intermediate_size"),
-        **experts(c, "num_experts"),
-    )
-
-
-@model_type("hy_v3")
-def hy_v3(c: Fields) -> ModelConfig:
-    """Norms on queries and keys; experts with shared ones from the second layer."""
-    return decoder(
-        c,
-        qk_norm="head",
-        feed_forward_types=feed_forward_types(c, dense_first(1)),
-        shared_experts=c.optional_size("num_shared_experts"),
-        **experts(c, "num_experts"),
-    )
-
-
-@model_type("kolibri1")
-def kolibri1(c: Fields) -> ModelConfig:
-    """Norms before and after each block; a full layer after four with a window."""
-    return decoder(
-        c,
-        norms_per_layer=4,
-        qk_norm="head",
-        mlp_dim=0,
-        layer_types=layer_types(c, every(5, FULL, SLIDING)),
-        feed_forward_types=("moe",) * c.size("num_hidden_layers"),
-        **_shared(c, "shared_expert_intermediate_size"),
-        **experts(c, "num_experts"),
-    )
-
-
-@model_type("mellum")
-def mellum(c: Fields) -> ModelConfig:
-    """Norms on queries and keys; windows and dense layers as listed."""
-    return decoder(
-        c,
-        qk_norm="head",
-        layer_types=layer_types(c, lambda _: FULL),
-        feed_forward_types=feed_forward_types(c, lambda _: "moe"),
-        **experts(c, "num_experts"),
-    )
-
-
-@model_type("afmoe")
-def afmoe(c: Fields) -> ModelConfig:
-    """A gate as wide as the heads; norms before and after; a bias picks the experts."""
-    interval, dense = c.size("global_attn_every_n_layers"), c.size("num_dense_layers", zero=True)
-    kinds = [dense_first(dense)(i) for i in range(c.size("num_hidden_layers"))]
-    sizes, attention = experts(c, "num_experts"), heads(c)
-    return decoder(
-        c,
-        norms_per_layer=4,
-        qk_norm="head",
-        attention_gate_width=attention["head_dim"],
-        layer_types=layer_types(c, every(interval, FULL, SLIDING)),
-        feed_forward_types=kinds,
-        shared_experts=c.optional_size("num_shared_experts"),
-        further_vectors=kinds.count("moe") * sizes["num_experts"],
-        **sizes,
-        **attention,
     )

@@ -19,6 +19,9 @@ class Attention(Group):
         attention_output_gate: queries come with a gate of the same size.
         attention_gate_width: a projection of its own makes a gate, this wide for each head.
         differential: the difference of two softmaxes weighs values of twice the width.
+        value_head_dim: width of a value head, if it is not `head_dim`.
+        sliding_kv_heads: key/value heads of the layers with a window, if not `num_kv_heads`.
+        sinks_in_windows: only the layers with a window have `attention_sinks`.
         bidirectional: no causal mask.
     """
 
@@ -47,6 +50,9 @@ class Attention(Group):
     attention_output_gate: bool = hugging_face(False)
     attention_gate_width: int = hugging_face(0)
     differential: bool = hugging_face(False)
+    value_head_dim: int = hugging_face(0)
+    sliding_kv_heads: int = hugging_face(0)
+    sinks_in_windows: bool = hugging_face(False)
     bidirectional: bool = hugging_face(False)
 
     def __post_init__(self) -> None:
@@ -105,6 +111,7 @@ class StateSpace(Group):
     """Mamba layers, and LFM2's gated short convolution (`conv_kernel`, `conv_bias`).
 
     Attributes:
+        recurrent_width: channels of a recurrence (RG-LRU, RWKV).
         mamba_rank: rank of Mamba-1's time step.
         mamba_norm: Mamba-1: norms over the time step, B and C; Mamba-2: before the output.
     """
@@ -119,5 +126,6 @@ class StateSpace(Group):
     mamba_output_bias: bool = hugging_face(False)
     mamba_conv_bias: bool = hugging_face(False)
     mamba_norm: bool = hugging_face(False)
+    recurrent_width: int = hugging_face(0)
     conv_kernel: int = hugging_face(0)
     conv_bias: bool = hugging_face(False)

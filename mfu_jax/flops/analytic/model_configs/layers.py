@@ -78,10 +78,11 @@ class LayerStack(Group):
         mhc_expansion_rate: residual streams of manifold-constrained hyper-connections.
         mtp_num_layers: multi-token-prediction modules.
         layer_types: token mixer of each layer: ``full_attention``, ``sliding_attention``,
-            ``chunked_attention``, ``indexed_attention`` (an indexer
-            picks each query's keys), ``linear_attention`` (gated delta net), ``mamba`` (Mamba-1),
-            ``mamba2``, ``conv`` (gated short convolution), ``mamba2+full_attention`` (in parallel).
-        feed_forward_types: feed-forward of each layer: ``dense``, ``moe`` or ``none``.
+            ``chunked_attention``, ``indexed_attention`` (an indexer picks each query's keys),
+            ``linear_attention`` (gated delta net), ``lightning_attention``, ``mamba`` (Mamba-1),
+            ``mamba2``, ``conv`` (gated short convolution), ``recurrent`` (RG-LRU), ``rwkv``,
+            ``none``; ``mamba2+full_attention``: both side by side.
+        feed_forward_types: feed-forward of each layer: ``dense``, ``moe``, ``rwkv`` or ``none``.
         norms_per_layer: norms over the model width in a layer.
         final_norm: the last layer is followed by a norm with weights.
         altup_inputs: streams of AltUp; 0: none.

@@ -11,6 +11,7 @@ mfu_jax is imported: these numbers check it.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,7 +112,7 @@ def _scans(model: Any, counter: _Counter) -> Iterator[None]:
         for module in list(sys.modules.values())
         if getattr(module, "__name__", "").startswith("transformers.models.")
         for name, value in list(vars(module).items())
-        if ("chunk_gated_delta_rule" in name or "chunk_scan" in name) and callable(value)
+        if re.search("chunk_gated_delta_rule|chunk_kimi_delta|chunk_scan", name) and callable(value)
     ]
     # MiniMax writes its scan in the layer itself.
     layers = {kind for kind in map(type, model.modules()) if "LightningAttention" in kind.__name__}

@@ -32,6 +32,39 @@ def lightning_attention(
     )
 
 
+def kimi_delta_attention(
+    width: int, heads: int, head_dim: int, *, kernel: int, low_rank: bool, name: str = "delta"
+) -> Components:
+    """Kimi delta attention (arXiv 2510.26692): a delta net whose decay differs by channel.
+
+    ``q, k, v [D, H·h]`` and a depthwise convolution over them, ``b [D, H]``, the decay and the
+    output's gate ``[D, H·h]`` or, of low rank, ``[D, h]`` and ``[h, H·h]``; ``out [H·h, D]``. The
+    recurrence makes four passes over each head's state, as a gated delta net's does.
+    """
+    joined = heads * head_dim
+    gates: Components = (projection(f"{name}/gate_proj", width, joined, copies=2),)
+    if low_rank:
+        gates = (
+            projection(f"{name}/gate_proj", width, head_dim, copies=2),
+            projection(f"{name}/gate_b", head_dim, joined, copies=2),
+        )
+    return (
+        projection(f"{name}/in_proj", width, joined, copies=3),
+        short_convolution(f"{name}/conv", kernel, 3 * joined),
+        projection(f"{name}/in_proj_ba", width, heads),
+        *gates,
+        vector(f"{name}/decay", heads + joined),
+        Component(
+            name=f"{name}/core",
+            kind="attention",
+            macs=4 * joined * head_dim,
+            cache=Cache(state=joined * head_dim),
+        ),
+        norm(f"{name}/norm", head_dim),
+        projection(f"{name}/out_proj", joined, width),
+    )
+
+
 def gated_linear_recurrence(
     width: int, inner: int, heads: int, *, kernel: int, name: str = "recurrence"
 ) -> Components:

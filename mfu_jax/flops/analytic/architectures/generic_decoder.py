@@ -124,7 +124,8 @@ def _token_mixer(config: ModelConfig, kind: str) -> Components:
 def _attention(config: ModelConfig, kind: str) -> Components:
     sizes, mask = config.attention, mask_of_layer(config, kind)
     if sizes.attention_type == "mla":
-        return parts.latent_attention(config, mask, bias=sizes.attention_bias)
+        attended = parts.latent_attention(config, mask, bias=sizes.attention_bias)
+        return (*_gate(config), *attended)
     windowed = kind == SLIDING and sizes.sliding_kv_heads > 0
     attended = parts.attention(
         config,
@@ -230,6 +231,17 @@ def _lightning_attention(config: ModelConfig, _: str) -> Components:
     return recurrences.lightning_attention(config.emb_dim, sizes.num_query_heads, sizes.head_dim)
 
 
+def _kimi_delta(config: ModelConfig, _: str) -> Components:
+    sizes = config.linear_attention
+    return recurrences.kimi_delta_attention(
+        config.emb_dim,
+        sizes.gdn_num_value_heads,
+        sizes.gdn_value_head_dim,
+        kernel=sizes.gdn_conv_kernel_dim,
+        low_rank=sizes.gdn_low_rank_gates,
+    )
+
+
 def _recurrence(config: ModelConfig, _: str) -> Components:
     sizes = config.state_space
     return recurrences.gated_linear_recurrence(
@@ -254,6 +266,7 @@ _MIXERS: dict[str, Callable[[ModelConfig, str], Components]] = {
     "mamba2": _mamba2,
     "conv": _short_convolution,
     "lightning_attention": _lightning_attention,
+    "kimi_delta": _kimi_delta,
     "recurrent": _recurrence,
     "rwkv": _rwkv,
     "none": lambda config, _: (),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mfu_jax.flops.analytic.huggingface.common import (
@@ -9,13 +10,16 @@ from mfu_jax.flops.analytic.huggingface.common import (
     checked_length,
     decoder,
     dense_first,
+    every,
     experts,
+    feed_forward_types,
     heads,
     layer_types,
     shared_expert,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
 from mfu_jax.flops.analytic.huggingface.hybrids import state_space
+from mfu_jax.flops.analytic.huggingface.latent import latent
 from mfu_jax.flops.analytic.huggingface.registry import model_type
 from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
@@ -135,6 +139,64 @@ def recurrent_gemma(c: Fields) -> ModelConfig:
         recurrent_width=width,
         conv_kernel=c.size("conv1d_width"),
         **sizes,
+    )
+
+
+@model_type("kimi_linear")
+def kimi_linear(c: Fields) -> ModelConfig:
+    """Kimi delta attention with latent attention by layer; experts after the first."""
+    nested = c.get("linear_attn_config") or {}
+    if not isinstance(nested, Mapping):
+        c.fail("linear_attn_config", "expected an object")
+    inner = c.with_values(**{_KIMI[key]: nested[key] for key in _KIMI if key in nested})
+    attended = nested.get("full_attn_layers")
+
+    def kind(i: int) -> str:
+        full = i + 1 in attended if isinstance(attended, list) else i > 0 and i % 4 == 0
+        return FULL if full else "linear_attention"
+
+    kinds = layer_types(c, kind)
+    dense = c.size("first_k_dense_replace", 1, zero=True)
+    return decoder(
+        c,
+        logits_via_embedding=False,  # transformers does not read tie_word_embeddings
+        layer_types=["kimi_delta" if k == "linear_attention" else k for k in kinds],
+        feed_forward_types=feed_forward_types(c, dense_first(dense)),
+        gdn_num_value_heads=inner.size("linear_num_heads"),
+        gdn_value_head_dim=inner.size("linear_head_dim"),
+        gdn_conv_kernel_dim=inner.size("linear_conv_kernel_dim"),
+        gdn_low_rank_gates=True,
+        shared_experts=c.optional_size("n_shared_experts"),
+        **latent(c),
+        **experts(c, "num_local_experts"),
+    )
+
+
+_KIMI = {
+    "head_dim": "linear_head_dim",
+    "num_heads": "linear_num_heads",
+    "short_conv_kernel_size": "linear_conv_kernel_dim",
+}
+
+
+@model_type("bailing_hybrid")
+def bailing_hybrid(c: Fields) -> ModelConfig:
+    """As kimi_linear, but the gates have full rank, and attention has one for each head."""
+    group = c.size("layer_group_size")
+    kinds = layer_types(c, every(group, FULL, "linear_attention"))
+    dense = c.size("first_k_dense_replace", zero=True)
+    return decoder(
+        c,
+        logits_via_embedding=False,  # transformers does not read tie_word_embeddings
+        layer_types=["kimi_delta" if k == "linear_attention" else k for k in kinds],
+        feed_forward_types=feed_forward_types(c, dense_first(dense)),
+        attention_gate_width=1,
+        gdn_num_value_heads=c.size("num_attention_heads"),
+        gdn_value_head_dim=c.size("head_dim"),
+        gdn_conv_kernel_dim=c.size("short_conv_kernel_size"),
+        shared_experts=c.optional_size("n_shared_experts"),
+        **latent(c),
+        **experts(c, "num_local_experts"),
     )
 
 

@@ -91,9 +91,10 @@ class SparseAttention(Group):
 
 @field_group
 class LinearAttention(Group):
-    """The gated delta net.
+    """The gated delta net; Kimi's, whose decay differs by channel, has value heads only.
 
     Attributes:
+        gdn_low_rank_gates: Kimi's gates are products of two matrices, ``[D, h]`` and ``[h, H·h]``.
         scan_chunk_size: 0: the recurrence, which is the model's count; else a program that scans
             in chunks of this many tokens (state-space layers too).
     """
@@ -103,6 +104,7 @@ class LinearAttention(Group):
     gdn_key_head_dim: int = 0
     gdn_value_head_dim: int = 0
     gdn_conv_kernel_dim: int = 0
+    gdn_low_rank_gates: bool = hugging_face(False)
     scan_chunk_size: int = 0
 
 

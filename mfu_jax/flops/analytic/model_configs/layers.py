@@ -79,9 +79,9 @@ class LayerStack(Group):
         mtp_num_layers: multi-token-prediction modules.
         layer_types: token mixer of each layer: ``full_attention``, ``sliding_attention``,
             ``chunked_attention``, ``indexed_attention`` (an indexer picks each query's keys),
-            ``linear_attention`` (gated delta net), ``lightning_attention``, ``mamba`` (Mamba-1),
-            ``mamba2``, ``conv`` (gated short convolution), ``recurrent`` (RG-LRU), ``rwkv``,
-            ``none``; ``mamba2+full_attention``: both side by side.
+            ``linear_attention`` (gated delta net), ``kimi_delta``, ``lightning_attention``,
+            ``mamba``, ``mamba2``, ``conv`` (gated short convolution), ``recurrent`` (RG-LRU),
+            ``rwkv``, ``none``; ``mamba2+full_attention``: both side by side.
         feed_forward_types: feed-forward of each layer: ``dense``, ``moe``, ``rwkv`` or ``none``.
         norms_per_layer: norms over the model width in a layer.
         final_norm: the last layer is followed by a norm with weights.

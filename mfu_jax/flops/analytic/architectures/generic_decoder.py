@@ -24,7 +24,7 @@ def generic_decoder(config: ModelConfig) -> Model:
         name = "_".join(part for part in (*kind, "layers") if part not in ("none", "dense"))
         return name, (
             *norms(config, config.stack.norms_per_layer, "norms"),
-            *_token_mixer(config, kind[0]),
+            *token_mixer(config, kind[0]),
             *_feed_forward(config, kind[1]),
         )
 
@@ -110,7 +110,7 @@ def mask_of_layer(config: ModelConfig, kind: str) -> Mask:
     return masks[kind](config)
 
 
-def _token_mixer(config: ModelConfig, kind: str) -> Components:
+def token_mixer(config: ModelConfig, kind: str) -> Components:
     """The components of a token mixer; `kind` as in `layer_types`."""
     names = kind.split("+")
     if unknown := [name for name in names if name not in _MIXERS]:

@@ -30,6 +30,7 @@ from mfu_jax.flops.analytic.huggingface import (
     multimodal,
     recurrent,
     shared_experts,
+    zamba,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
 from mfu_jax.flops.analytic.huggingface.registry import TRANSLATIONS
@@ -51,6 +52,7 @@ __all__ = [
     "multimodal",
     "recurrent",
     "shared_experts",
+    "zamba",
 ]
 
 # Fields of the step and of training that may accompany the config's own.

@@ -6,7 +6,7 @@ from mfu_jax.flops.analytic.model_configs.group import Group, field_group, huggi
 from mfu_jax.flops.exact import Number
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
-INDEXED = "indexed_attention"
+INDEXED, HYBRID = "indexed_attention", "hybrid"
 
 
 @field_group
@@ -87,6 +87,8 @@ class LayerStack(Group):
         final_norm: the last layer is followed by a norm with weights.
         altup_inputs: streams of AltUp; 0: none.
         laurel_rank: rank of the low-rank residual; 0: none.
+        shared_blocks: transformer blocks that ``hybrid`` layers take in turns (Zamba), with
+            adapters of `shared_adapter_rank`, for attention if `shared_attention_adapters`.
         further_vectors: weights of the whole model that no matmul reads, beside its norms and
             biases: norms inside a block, learned scales.
     """
@@ -101,6 +103,9 @@ class LayerStack(Group):
     final_norm: bool = hugging_face(True)
     altup_inputs: int = hugging_face(0)
     laurel_rank: int = hugging_face(0)
+    shared_blocks: int = hugging_face(0)
+    shared_adapter_rank: int = hugging_face(0)
+    shared_attention_adapters: bool = hugging_face(False)
     further_vectors: int = hugging_face(0)
 
 

@@ -9,7 +9,7 @@ from mfu_jax.flops.exact import Number
 from mfu_jax.flops.masks import Causal, Chunked, Full, Mask, PairCounting, SlidingWindow
 
 NAME = "mfu_jax_counted"
-_ROWS = 1024  # of a mask that are evaluated at a time
+_PAIRS = 2**24  # of a mask that are evaluated at a time
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,12 @@ class Masks:
     ) -> tuple[int, int]:
         """Pairs that `function` keeps, and the most keys that one query sees."""
         torch = self._torch
-        zero = torch.zeros((), dtype=torch.long, device="cpu")
-        columns = torch.arange(keys, device="cpu")[None, :] + offsets[1]
-        kept = widest = 0
-        for first in range(0, queries, _ROWS):
-            rows = torch.arange(first, min(first + _ROWS, queries), device="cpu")[:, None]
+        integers = {"dtype": torch.int32, "device": "cpu"}
+        zero = torch.zeros((), **integers)
+        columns = torch.arange(keys, **integers)[None, :] + offsets[1]
+        kept, widest, step = 0, 0, max(_PAIRS // keys, 1)
+        for first in range(0, queries, step):
+            rows = torch.arange(first, min(first + step, queries), **integers)[:, None]
             seen = function(zero, zero, rows + offsets[0], columns)
             per_query = torch.broadcast_to(seen, (len(rows), keys)).sum(-1)
             kept, widest = kept + int(per_query.sum()), max(widest, int(per_query.max()))

@@ -9,6 +9,7 @@ from typing import Any
 from mfu_jax.errors import UserError
 from mfu_jax.values import shown
 
+_OLDEST = 5  # of transformers: attention, masks and experts are behind interfaces
 # Fields that choose how a model runs or is loaded, not what it is.
 _NOT_THE_MODEL = ("quantization_config", "attn_implementation", "_attn_implementation", "use_cache")
 
@@ -24,13 +25,18 @@ def imported() -> tuple[Any, Any]:
     try:
         import torch
         import transformers
-        from transformers.masking_utils import AttentionMaskInterface  # noqa: F401
     except ImportError as error:
-        raise UserError(
-            f"--trace builds the PyTorch model, which needs torch and transformers 5 or newer "
-            f"({error}); pip install 'mfu-jax[trace-hf]'"
-        ) from None
+        raise _not_installed(str(error)) from None
+    if int(transformers.__version__.split(".")[0]) < _OLDEST:
+        raise _not_installed(f"transformers {transformers.__version__} is installed")
     return torch, transformers
+
+
+def _not_installed(why: str) -> UserError:
+    return UserError(
+        f"--trace builds the PyTorch model, which needs torch and transformers {_OLDEST} or newer "
+        f"({why}); pip install 'mfu-jax[trace-hf]'"
+    )
 
 
 def build(config: Mapping[str, Any], attention: str) -> Any:

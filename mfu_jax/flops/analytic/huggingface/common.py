@@ -150,6 +150,12 @@ def shared_expert(c: Fields, name: str = "shared_intermediate_size") -> dict[str
     return {"shared_experts": 1, "shared_expert_dim": width} if width else {}
 
 
+def needs_trace(c: Fields, name: str, without: Any = None) -> None:
+    """Raises a `UserError` if a field has a value other than `without` or null."""
+    if c.get(name) not in (None, without):
+        c.fail(name, "is not counted by a formula; mfu-jax flops config.json --trace counts it")
+
+
 def refuse(c: Fields, name: str) -> None:
     """Raises a `UserError` if a field switches on a part that is not counted here."""
     if c.flag(name):

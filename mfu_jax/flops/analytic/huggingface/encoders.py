@@ -73,7 +73,7 @@ _ROBERTA_PREFIX = {
 }
 
 
-@model_type(*_ROBERTA_PREFIX)
+@model_type("roberta", "camembert", "xlm-roberta", "data2vec-text")
 def roberta(c: Fields) -> ModelConfig:
     """As bert; its sequence classifier has another head, which is not counted here."""
     prefix = _ROBERTA_PREFIX[c.model_type]

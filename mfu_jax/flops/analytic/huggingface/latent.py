@@ -10,6 +10,7 @@ from mfu_jax.flops.analytic.huggingface.common import (
     experts,
     feed_forward_types,
     layer_types,
+    needs_trace,
     routed_and_shared,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
@@ -58,6 +59,7 @@ def glm4_moe_lite(c: Fields) -> ModelConfig:
 @model_type("axk1")
 def axk1(c: Fields) -> ModelConfig:
     """As deepseek_v3, with a norm after the experts."""
+    needs_trace(c, "moe_layer_freq", without=1)
     values = _listed_experts(c, c.size("first_k_dense_replace", 1, zero=True))
     sparse = values["feed_forward_types"].count("moe")
     return decoder(c, **latent(c), **values, further_vectors=sparse * c.size("hidden_size"))
@@ -72,6 +74,11 @@ def deepseek_v32(c: Fields) -> ModelConfig:
 
 
 def _indexer(c: Fields) -> dict[str, Any]:
+    """Every layer has an indexer of its own; one that reads another's needs --trace."""
+    needs_trace(c, "index_topk_pattern")
+    needs_trace(c, "index_topk_freq", without=1)
+    if "shared" in (c.list_of(str, "indexer_types") or []):
+        needs_trace(c, "indexer_types")
     return {
         "layer_types": layer_types(c, lambda _: INDEXED),
         "use_indexer": True,

@@ -15,6 +15,7 @@ from mfu_jax.flops.analytic.huggingface.common import (
     feed_forward_types,
     heads,
     layer_types,
+    needs_trace,
     shared_expert,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
@@ -81,8 +82,7 @@ def nemotron_h(c: Fields) -> ModelConfig:
     blocks = [_BLOCKS.get(letter, letter) for letter in pattern]
     blocks = blocks or c.list_of(str, "layers_block_type") or list(_BLOCKS.values())
     renamed = {"mamba": "mamba2", "linear_attention": "mamba2", "attention": FULL}
-    if c.optional_size("moe_latent_size"):
-        c.fail("moe_latent_size", "is not counted from a config; mfu-jax flops --trace counts it")
+    needs_trace(c, "moe_latent_size")
     state_heads = c.size("mamba_num_heads")
     bias = c.flag("use_bias")
     return decoder(

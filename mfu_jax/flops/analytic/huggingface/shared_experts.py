@@ -11,6 +11,7 @@ from mfu_jax.flops.analytic.huggingface.common import (
     heads,
     layer_types,
     moe_layers,
+    needs_trace,
     routed_and_shared,
     shared_expert,
 )
@@ -216,6 +217,27 @@ def mimo_v2_flash(c: Fields) -> ModelConfig:
         feed_forward_types=feed_forward_types(c, dense_first(1)),
         **experts(c, "n_routed_experts"),
         **attention,
+    )
+
+
+@model_type("minimax_m3_vl_text")
+def minimax_m3_vl_text(c: Fields) -> ModelConfig:
+    """Norms on queries and keys, a shared expert; no layer whose indexer picks blocks of keys."""
+    needs_trace(c, "sparse_attention_config")
+    sparse = c.list_of(int, "moe_layer_freq")
+    kinds = layer_types(c, lambda _: FULL)
+    if set(kinds) != {FULL}:
+        c.fail("layer_types", "expected full_attention only; --trace counts the others")
+    return decoder(
+        c,
+        qk_norm="head",
+        layer_types=kinds,
+        mlp_dim=c.size("dense_intermediate_size"),
+        feed_forward_types=feed_forward_types(
+            c, lambda i: "moe" if sparse is None or sparse[i : i + 1] != [0] else "dense"
+        ),
+        **shared_expert(c),
+        **experts(c, "num_local_experts", "intermediate_size"),
     )
 
 

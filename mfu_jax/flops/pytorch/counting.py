@@ -111,7 +111,8 @@ def _notes(model: Any, counter: Any) -> Iterator[str]:
     yield f"counted from {type(model).__name__} of PyTorch, run on the meta device"
     if counter.blind:
         yield (
-            f"all pairs count in {', '.join(sorted(counter.blind))}: the masks there are not known"
+            f"matmuls of two activations in {', '.join(sorted(counter.blind))} count as they run, "
+            f"masked or not"
         )
     if counter.unused:
         yield f"text only: {', '.join(counter.unused)} did not run"
@@ -156,7 +157,7 @@ def _counter(torch: Any, masks: attention.Masks) -> Any:
             result = func(*args, **(kwargs or {}))
             tensors = list(_tensors(torch, (args, kwargs)))
             weights = [_is_weight(torch, tensor) for tensor in tensors]
-            if tensors and all(weights):
+            if tensors and all(weights) and not _looks_up(func, tensors[0]):
                 for made in _tensors(torch, result):
                     made.of_weights = True
             if formula := flop_registry.get(func._overloadpacket):
@@ -203,6 +204,14 @@ def _tensors(torch: Any, values: Any) -> Iterator[Any]:
 def _is_weight(torch: Any, tensor: Any) -> bool:
     """A parameter, or made of parameters alone."""
     return isinstance(tensor, torch.nn.Parameter) or getattr(tensor, "of_weights", False)
+
+
+# Rows of a matrix by tokens are activations; matrices by the experts' numbers are weights.
+_LOOKUPS = ("embedding", "index", "index_select", "gather")
+
+
+def _looks_up(func: Any, table: Any) -> bool:
+    return func._overloadpacket.__name__ in _LOOKUPS and table.dim() <= 2
 
 
 @contextmanager

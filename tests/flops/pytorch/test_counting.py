@@ -48,6 +48,22 @@ def test_forward_and_parameters_equal_those_of_torchs_own_counter(model_type: st
     assert counted.model_class == row["class"]
 
 
+@pytest.mark.parametrize("model_type", ["mamba2", "qwen3_next", "minimax", "granitemoehybrid"])
+def test_a_scan_multiplies_activations(model_type: str) -> None:
+    row = last_variant(model_type)
+    config = {"model_type": model_type, **row["config"]}
+    matmuls = count_pytorch_model(config, row["seq"]).matmuls
+    scans = [part for part in matmuls if part.kind == "attention" and part.mask is None]
+    assert row["batch"] * sum(part.forward_flops("dense") for part in scans) == row["scan_flops"]
+
+
+def test_experts_taken_by_their_numbers_are_weights() -> None:
+    config = {"model_type": "mixtral", **last_variant("mixtral")["config"]}
+    matmuls = count_pytorch_model(config, 24).matmuls
+    assert {p.kind for p in matmuls if p.module.endswith("experts")} == {"weight"}
+    assert {p.module for p in matmuls if p.kind == "attention"} == {"model.layers.*.self_attn"}
+
+
 @pytest.mark.parametrize("convention", ["exact", "maxtext"])
 @pytest.mark.parametrize("model_type", ["llama", "vaultgemma", "cwm", "afmoe", "ministral"])
 def test_pairs_of_masks_equal_those_of_the_formulas(model_type: str, convention: str) -> None:
@@ -73,7 +89,7 @@ def test_an_indexer_keeps_its_number_of_keys() -> None:
 def test_matmuls_of_two_activations_without_a_known_mask_are_named() -> None:
     config = {"model_type": "gpt_neo", **last_variant("gpt_neo")["config"]}
     notes = " ".join(count_pytorch_model(config, 24).notes)
-    assert "all pairs count in transformer.h.*.attn.attention" in notes
+    assert "in transformer.h.*.attn.attention count as they run, masked or not" in notes
 
 
 def test_a_tower_that_does_not_run_is_named() -> None:

@@ -37,8 +37,9 @@ class FlopCount:
 
     All numbers are Python ints. `rematerialized` is forward work that the backward pass repeats
     because of `jax.checkpoint`, `optimizer` work on gradients (Muon's matmuls), `other` work in no
-    known phase. `by_scope` maps `jax.named_scope` paths to FLOPs, `by_dtype` operand dtypes
-    (``bf16``); each of the two sums to everything counted.
+    known phase. `evaluation` is the part of `forward` that a training step computes without
+    differentiating it or using it for its gradients. `by_scope` maps `jax.named_scope` paths to
+    FLOPs, `by_dtype` operand dtypes (``bf16``); each of the two sums to everything counted.
     """
 
     forward: int = 0
@@ -46,6 +47,7 @@ class FlopCount:
     rematerialized: int = 0
     optimizer: int = 0
     other: int = 0
+    evaluation: int = 0
     by_scope: Mapping[str, int] = field(default_factory=dict)
     by_dtype: Mapping[str, int] = field(default_factory=dict)
     unaccounted: tuple[Unaccounted, ...] = ()

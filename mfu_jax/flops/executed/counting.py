@@ -24,7 +24,6 @@ from mfu_jax.flops.executed.costs import (
     unaccounted,
 )
 from mfu_jax.flops.executed.duplicates import duplicates
-from mfu_jax.flops.executed.gradients import gradient_users
 from mfu_jax.flops.executed.hlo import (
     HloComputation,
     HloInstruction,
@@ -36,6 +35,8 @@ from mfu_jax.flops.executed.op_names import inferred_op_name
 from mfu_jax.flops.executed.plans import Planner
 from mfu_jax.flops.executed.replication import Groups, holders
 from mfu_jax.flops.executed.runs import RunCounter
+from mfu_jax.flops.executed.value_graph import value_graph
+from mfu_jax.flops.purposes import purposes
 from mfu_jax.flops.scopes import Scope, read_scope
 
 
@@ -237,7 +238,8 @@ class _Counter:
         ran = [(n, self.costs[n]) for n in reversed(self.order) if times[n] or once[n]]
         sums = self._sums([found for name, cost in ran for found in self._found(name, cost)])
         return ExecutedCount(
-            forward=sums.phases["forward"],
+            forward=sums.phases["forward"] + sums.phases["evaluation"],
+            evaluation=sums.phases["evaluation"],
             backward=sums.phases["backward"],
             rematerialized=sums.phases["rematerialized"],
             optimizer=sums.phases["optimizer"],
@@ -284,28 +286,29 @@ class _Counter:
 
     def _sums(self, found: list[_Found]) -> _Sums:
         """The matmuls by phase, scope, dtype and kernel."""
-        scopes = [read_scope(item.op_name) for item in found]
-        backward = {
-            id(item.matmul.instruction)
-            for item, scope in zip(found, scopes, strict=True)
-            if scope.phase in ("backward", "rematerialized")
-        }
-        undifferentiated = [
-            scope.phase == "forward" and "jvp(" not in item.op_name
-            for item, scope in zip(found, scopes, strict=True)
-        ]
-        users = gradient_users(self.module, backward) if backward and any(undifferentiated) else ()
         sums = _Sums()
         held = holders(self.module, self.program)
         again = self._duplicates if held else {}  # they have a line of their own
-        for item, scope, is_plain in zip(found, scopes, undifferentiated, strict=True):
+        for item, scope in zip(found, self._scopes(found), strict=True):
             number = id(item.matmul.instruction)
-            if is_plain and number in users:
-                scope = scope._replace(phase="optimizer")
             sums.add(item.matmul, scope, item.runs, item.once)
-            if scope.phase in ("forward", "backward") and number in held and number not in again:
+            is_model = scope.phase in ("forward", "evaluation", "backward")
+            if is_model and number in held and number not in again:
                 sums.add_repeated(item.matmul, held[number], item.runs)
         return sums
+
+    def _scopes(self, found: list[_Found]) -> list[Scope]:
+        """The phase and scope of each matmul."""
+        scopes = [read_scope(item.op_name) for item in found]
+        pairs = list(zip(found, scopes, strict=True))
+        if not any(s.phase == "forward" and "jvp(" not in item.op_name for item, s in pairs):
+            return scopes
+        matmuls = {id(item.matmul.instruction): (item.op_name, s.phase) for item, s in pairs}
+        known = purposes(value_graph(self.module, matmuls))
+        return [
+            scope._replace(phase=known.get(id(item.matmul.instruction), scope.phase))
+            for item, scope in pairs
+        ]
 
     def _bottom_up_order(self) -> list[str]:
         """Names of the reachable computations, callees before callers."""

@@ -17,6 +17,7 @@ from mfu_jax.flops.traced.masks.pairs import KeptPairs
 from mfu_jax.flops.traced.walk import Walker
 
 MaskConvention = Literal["exact", "maxtext"]
+_MODEL = ("forward", "evaluation", "backward")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +148,7 @@ def _walk(
 
 def _summary(walker: Walker, tally: Tally) -> TracedCount:
     phases = _split(tally.flops, lambda matmul: matmul.phase)
-    model = {m: flops for m, flops in tally.flops.items() if m.phase in ("forward", "backward")}
+    model = {m: flops for m, flops in tally.flops.items() if m.phase in _MODEL}
     operands = classify_operands(model)
     by_operands = _split(model, lambda matmul: operands[matmul])
     by_mask: Counter[str] = Counter()
@@ -168,7 +169,8 @@ def _summary(walker: Walker, tally: Tally) -> TracedCount:
             skipped["exact"] += flops * (kept.of - kept.exact) // kept.of
             skipped["maxtext"] += flops * (2 * kept.of - kept.twice_maxtext) // (2 * kept.of)
     return TracedCount(
-        forward=phases.get("forward", 0),
+        forward=phases.get("forward", 0) + phases.get("evaluation", 0),
+        evaluation=phases.get("evaluation", 0),
         backward=phases.get("backward", 0),
         rematerialized=phases.get("rematerialized", 0),
         optimizer=phases.get("optimizer", 0),

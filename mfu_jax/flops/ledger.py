@@ -146,6 +146,10 @@ def compare_flops(
         lines.append(LedgerLine(label="masked pairs", flops=round(dense) - model, note=note))
     note = "forward work done again by jax.checkpoint"
     lines.append(LedgerLine(label="rematerialised", flops=executed.rematerialized, note=note))
+    if executed.xla_rematerialized:
+        note = "forward work that XLA does again where its results do not fit into memory"
+        flops = executed.xla_rematerialized
+        lines.append(LedgerLine(label="recomputed by XLA to save memory", flops=flops, note=note))
     note = "matmuls that XLA runs again in another fusion instead of keeping their result"
     lines.append(LedgerLine(label="duplicated by XLA", flops=executed.duplicated, note=note))
     for label, flops in executed.repeated.items():

@@ -12,8 +12,16 @@ import functools
 import re
 from typing import Literal, NamedTuple
 
-# `read_scope` tells three of them apart, `purposes` two more.
-FlopPhase = Literal["forward", "backward", "rematerialized", "evaluation", "optimizer", "other"]
+# `read_scope` tells three of them apart, `purposes` two more; XLA's is the executed count's own.
+FlopPhase = Literal[
+    "forward",
+    "backward",
+    "rematerialized",
+    "evaluation",
+    "optimizer",
+    "xla_rematerialized",
+    "other",
+]
 
 _WRAPPER = re.compile(r"^(\w+)\((.*)\)$")
 _FUNCTION_WRAPPERS = {"jit", "pjit", "xla_call", "pmap", "core_call"}

@@ -23,7 +23,7 @@ from mfu_jax.flops.executed.costs import (
     MatmulCost,
     unaccounted,
 )
-from mfu_jax.flops.executed.duplicates import duplicates
+from mfu_jax.flops.executed.duplicates import duplicates, is_recomputed
 from mfu_jax.flops.executed.hlo import (
     HloComputation,
     HloInstruction,
@@ -60,6 +60,8 @@ class ExecutedCount(FlopCount):
     """Matmul FLOPs that one device executes in one call of the program.
 
     Attributes:
+        xla_rematerialized: FLOPs that XLA runs again to save memory, without `jax.checkpoint`. Part
+            of `total`, not of `forward` or `rematerialized`.
         duplicated: FLOPs of matmuls that XLA repeats on the same operands in another fusion. Part
             of `total`.
         repeated: FLOPs of forward and backward matmuls that several devices run on the same values,
@@ -80,6 +82,7 @@ class ExecutedCount(FlopCount):
         flags: choices that the count made, such as the branch of a conditional.
     """
 
+    xla_rematerialized: int = 0
     duplicated: int = 0
     repeated: Mapping[str, int] = field(default_factory=dict)
     repeated_attention: int = 0
@@ -93,6 +96,11 @@ class ExecutedCount(FlopCount):
     kernels_xla: int = 0
     elementwise_once: int = 0
     flags: tuple[Flag, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Everything that runs."""
+        return super().total + self.xla_rematerialized
 
 
 def executed_flops(
@@ -173,6 +181,10 @@ class _Found(NamedTuple):
     once: int
 
 
+_MODEL = ("forward", "evaluation", "backward")
+_AGAIN = ("rematerialized", "xla_rematerialized")
+
+
 @dataclass(slots=True)
 class _Sums:
     """What the top-down pass adds up."""
@@ -189,10 +201,11 @@ class _Sums:
     kernels_xla: int = 0
 
     def add(self, matmul: MatmulCost, scope: Scope, runs: int, once: int) -> None:
-        if matmul.is_attention and scope.phase != "rematerialized":
-            self.attention_kernels += runs * (matmul.flops - matmul.rematerialized)
-        self.phases[scope.phase] += runs * (matmul.flops - matmul.rematerialized)
-        self.phases["rematerialized"] += runs * matmul.rematerialized
+        again = 0 if scope.phase == "xla_rematerialized" else matmul.rematerialized
+        if matmul.is_attention and scope.phase not in _AGAIN:
+            self.attention_kernels += runs * (matmul.flops - again)
+        self.phases[scope.phase] += runs * (matmul.flops - again)
+        self.phases["rematerialized"] += runs * again
         self.scopes[scope.path] += runs * matmul.flops
         self.dtypes[matmul.dtype] += runs * matmul.flops
         self.loops_once += once * matmul.flops
@@ -247,6 +260,7 @@ class _Counter:
             by_scope=dict(sums.scopes),
             by_dtype=dict(sums.dtypes),
             unaccounted=tuple(self._unaccounted()),
+            xla_rematerialized=sums.phases["xla_rematerialized"],
             duplicated=sum(m.flops * runs for _, m, runs in self._duplicates.values()),
             repeated={where: round(flops) for where, flops in sums.repeated.items()},
             repeated_attention=round(sums.repeated_attention),
@@ -291,9 +305,10 @@ class _Counter:
         again = self._duplicates if held else {}  # they have a line of their own
         for item, scope in zip(found, self._scopes(found), strict=True):
             number = id(item.matmul.instruction)
+            if number in self._recomputed:
+                scope = scope._replace(phase="xla_rematerialized")
             sums.add(item.matmul, scope, item.runs, item.once)
-            is_model = scope.phase in ("forward", "evaluation", "backward")
-            if is_model and number in held and number not in again:
+            if scope.phase in _MODEL and number in held and number not in again:
                 sums.add_repeated(item.matmul, held[number], item.runs)
         return sums
 
@@ -336,16 +351,30 @@ class _Counter:
 
     @functools.cached_property
     def _duplicates(self) -> dict[int, tuple[HloComputation, MatmulCost, int]]:
-        """Matmuls that recompute what another one computes, with their runs, by ``id``."""
-        matmuls = {
+        """Other matmuls that repeat what one computes, with their runs, by ``id``."""
+        first = {n: matmul for n, matmul in self._running.items() if n not in self._recomputed}
+        places = ((computation, m.instruction) for computation, m, _ in first.values())
+        repeated = duplicates(self.reader.dataflow, places)
+        return {id(i): first[id(i)] for i in repeated}
+
+    @functools.cached_property
+    def _recomputed(self) -> set[int]:
+        """The ``id`` of matmuls that XLA runs again to save memory."""
+        return {
+            number
+            for number, (computation, matmul, _) in self._running.items()
+            if is_recomputed(self.module, computation, matmul.instruction)
+        }
+
+    @functools.cached_property
+    def _running(self) -> dict[int, tuple[HloComputation, MatmulCost, int]]:
+        """The matmuls that run, with their runs, by ``id`` of the instruction."""
+        return {
             id(matmul.instruction): (self.module[name], matmul, self.runs.times[name])
             for name, cost in self.costs.items()
             for matmul in cost.matmuls
             if self.runs.times[name]
         }
-        places = ((computation, m.instruction) for computation, m, _ in matmuls.values())
-        repeated = duplicates(self.reader.dataflow, places)
-        return {id(i): matmuls[id(i)] for i in repeated}
 
     def _op_name(self, name: str, instruction: HloInstruction) -> str:
         """A matmul's op_name, else that of the fusion that it is in, else a guess."""

@@ -152,6 +152,12 @@ def compare_flops(
         lines.append(LedgerLine(label="recomputed by XLA to save memory", flops=flops, note=note))
     note = "matmuls that XLA runs again in another fusion instead of keeping their result"
     lines.append(LedgerLine(label="duplicated by XLA", flops=executed.duplicated, note=note))
+    if executed.padding:
+        note = "matmuls on zeros that XLA pads them with, or whose results it cuts off"
+        lines.append(LedgerLine(label="zero padding", flops=executed.padding, note=note))
+    if executed.expansion:
+        note = "ragged or depthwise products computed densely: the other groups are zeros"
+        lines.append(LedgerLine(label="dense expansion", flops=executed.expansion, note=note))
     for label, flops in executed.repeated.items():
         note = "these devices compute the same values; usually nothing is sharded over them"
         lines.append(LedgerLine(label=label, flops=flops, note=note))

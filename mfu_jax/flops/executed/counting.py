@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from mfu_jax.flops.count import FlopCount, Unaccounted
 from mfu_jax.flops.executed.collectives import Collective
@@ -32,9 +30,11 @@ from mfu_jax.flops.executed.hlo import (
     parse_hlo,
 )
 from mfu_jax.flops.executed.op_names import inferred_op_name
+from mfu_jax.flops.executed.padding import wasted
 from mfu_jax.flops.executed.plans import Planner
-from mfu_jax.flops.executed.replication import Groups, holders
+from mfu_jax.flops.executed.replication import holders
 from mfu_jax.flops.executed.runs import RunCounter
+from mfu_jax.flops.executed.sums import MODEL_PHASES, Found, Sums
 from mfu_jax.flops.executed.value_graph import value_graph
 from mfu_jax.flops.purposes import purposes
 from mfu_jax.flops.scopes import Scope, read_scope
@@ -67,6 +67,8 @@ class ExecutedCount(FlopCount):
         repeated: FLOPs of forward and backward matmuls that several devices run on the same values,
             beyond one run each, by extent in words. Part of `total`.
         repeated_attention: the part of `repeated` in `attention_kernels`.
+        padding: FLOPs of forward and backward matmuls on explicit zero padding. Part of `total`.
+        expansion: the same on zeros of ragged and depthwise products that XLA computes densely.
         kernels: FLOPs of custom kernels that XLA does not see into (or counts wrongly), by name.
             Part of `total`.
         attention_kernels: FLOPs of attention kernels, forward and backward, without recomputed
@@ -86,6 +88,8 @@ class ExecutedCount(FlopCount):
     duplicated: int = 0
     repeated: Mapping[str, int] = field(default_factory=dict)
     repeated_attention: int = 0
+    padding: int = 0
+    expansion: int = 0
     kernels: Mapping[str, int] = field(default_factory=dict)
     attention_kernels: int = 0
     elementwise: int = 0
@@ -165,67 +169,6 @@ class _Constants:
         return self.made
 
 
-class _Found(NamedTuple):
-    """A matmul of the program, with the context that its callers provide.
-
-    Attributes:
-        matmul: its cost.
-        op_name: its own, its fusion's, or one inferred from its neighbours.
-        runs: how often it runs in one step.
-        once: the same with every loop body counted once.
-    """
-
-    matmul: MatmulCost
-    op_name: str
-    runs: int
-    once: int
-
-
-_MODEL = ("forward", "evaluation", "backward")
-_AGAIN = ("rematerialized", "xla_rematerialized")
-
-
-@dataclass(slots=True)
-class _Sums:
-    """What the top-down pass adds up."""
-
-    phases: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    scopes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    dtypes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    kernels: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    attention_kernels: int = 0
-    repeated: dict[str, Fraction] = field(default_factory=lambda: defaultdict(Fraction))
-    repeated_attention: Fraction = Fraction(0)
-    loops_once: int = 0
-    kernels_once: int = 0
-    kernels_xla: int = 0
-
-    def add(self, matmul: MatmulCost, scope: Scope, runs: int, once: int) -> None:
-        again = 0 if scope.phase == "xla_rematerialized" else matmul.rematerialized
-        if matmul.is_attention and scope.phase not in _AGAIN:
-            self.attention_kernels += runs * (matmul.flops - again)
-        self.phases[scope.phase] += runs * (matmul.flops - again)
-        self.phases["rematerialized"] += runs * again
-        self.scopes[scope.path] += runs * matmul.flops
-        self.dtypes[matmul.dtype] += runs * matmul.flops
-        self.loops_once += once * matmul.flops
-        if matmul.kernel:
-            self.kernels[matmul.kernel] += runs * matmul.flops
-            self.kernels_once += once * matmul.flops
-            self.kernels_xla += once * matmul.seen_by_xla
-
-    def add_repeated(self, matmul: MatmulCost, holders: Groups, runs: int) -> None:
-        """Adds what devices repeat of a forward or backward matmul."""
-        devices, groups = len(holders), len(set(holders))
-        if groups == devices:
-            return
-        flops = Fraction(devices - groups, devices) * runs * (matmul.flops - matmul.rematerialized)
-        where = "on every device" if groups == 1 else f"in groups of {devices // groups} devices"
-        self.repeated[f"repeated {where} ({devices - groups} of {devices})"] += flops
-        if matmul.is_attention:
-            self.repeated_attention += flops
-
-
 class _Counter:
     """Multiplies each computation's cost by its runs, and adds everything up."""
 
@@ -264,6 +207,8 @@ class _Counter:
             duplicated=sum(m.flops * runs for _, m, runs in self._duplicates.values()),
             repeated={where: round(flops) for where, flops in sums.repeated.items()},
             repeated_attention=round(sums.repeated_attention),
+            padding=sums.padding,
+            expansion=sums.expansion,
             kernels=dict(sums.kernels),
             attention_kernels=sums.attention_kernels,
             elementwise=sum(times[name] * cost.elementwise for name, cost in ran),
@@ -293,26 +238,33 @@ class _Counter:
             reason = f"{reason}; its body is counted once; give trip_counts"
             yield dataclasses.replace(unaccounted(instruction, "while", reason), times=runs)
 
-    def _found(self, name: str, cost: ComputationCost) -> Iterator[_Found]:
+    def _found(self, name: str, cost: ComputationCost) -> Iterator[Found]:
         for matmul in cost.matmuls:
             op_name = self._op_name(name, matmul.instruction)
-            yield _Found(matmul, op_name, self.runs.times[name], self.runs.once[name])
+            yield Found(
+                self.module[name], matmul, op_name, self.runs.times[name], self.runs.once[name]
+            )
 
-    def _sums(self, found: list[_Found]) -> _Sums:
+    def _sums(self, found: list[Found]) -> Sums:
         """The matmuls by phase, scope, dtype and kernel."""
-        sums = _Sums()
+        sums = Sums()
         held = holders(self.module, self.program)
-        again = self._duplicates if held else {}  # they have a line of their own
         for item, scope in zip(found, self._scopes(found), strict=True):
             number = id(item.matmul.instruction)
             if number in self._recomputed:
                 scope = scope._replace(phase="xla_rematerialized")
             sums.add(item.matmul, scope, item.runs, item.once)
-            if scope.phase in _MODEL and number in held and number not in again:
-                sums.add_repeated(item.matmul, held[number], item.runs)
+            if scope.phase not in MODEL_PHASES or number in self._duplicates:
+                continue  # it has a line of its own
+            zeros = wasted(
+                self.reader.dataflow, item.computation, item.matmul.instruction, item.matmul.flops
+            )
+            sums.add_wasted(zeros, item.runs)
+            if number in held:
+                sums.add_repeated(item.matmul, held[number], item.runs, sum(zeros))
         return sums
 
-    def _scopes(self, found: list[_Found]) -> list[Scope]:
+    def _scopes(self, found: list[Found]) -> list[Scope]:
         """The phase and scope of each matmul."""
         scopes = [read_scope(item.op_name) for item in found]
         pairs = list(zip(found, scopes, strict=True))

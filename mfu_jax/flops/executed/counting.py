@@ -202,6 +202,7 @@ class _Counter:
             other=sums.phases["other"],
             by_scope=dict(sums.scopes),
             by_dtype=dict(sums.dtypes),
+            by_operation=dict(sums.operations),
             unaccounted=tuple(self._unaccounted()),
             xla_rematerialized=sums.phases["xla_rematerialized"],
             duplicated=sum(m.flops * runs for _, m, runs in self._duplicates.values()),
@@ -259,7 +260,7 @@ class _Counter:
             zeros = wasted(
                 self.reader.dataflow, item.computation, item.matmul.instruction, item.matmul.flops
             )
-            sums.add_wasted(zeros, item.runs)
+            sums.add_model(item, scope, zeros)
             if number in held:
                 sums.add_repeated(item.matmul, held[number], item.runs, sum(zeros))
         return sums

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
+from mfu_jax.flops.count import operation
 from mfu_jax.flops.executed.costs import MatmulCost
 from mfu_jax.flops.executed.hlo import HloComputation
 from mfu_jax.flops.executed.padding import Wasted
@@ -47,6 +48,7 @@ class Sums:
     attention_kernels: int = 0
     repeated: dict[str, Fraction] = field(default_factory=lambda: defaultdict(Fraction))
     repeated_attention: Fraction = Fraction(0)
+    operations: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     padding: int = 0
     expansion: int = 0
     loops_once: int = 0
@@ -67,9 +69,13 @@ class Sums:
             self.kernels_once += once * matmul.flops
             self.kernels_xla += once * matmul.seen_by_xla
 
-    def add_wasted(self, zeros: Wasted, runs: int) -> None:
-        self.padding += runs * zeros.padding
-        self.expansion += runs * zeros.expansion
+    def add_model(self, item: Found, scope: Scope, zeros: Wasted) -> None:
+        """Adds what the model needs of a forward or backward matmul, and its known zeros."""
+        name = operation(scope.phase, scope.path, item.op_name.rpartition("/")[2])
+        needed = item.matmul.flops - item.matmul.rematerialized - sum(zeros)
+        self.operations[name] += item.runs * needed
+        self.padding += item.runs * zeros.padding
+        self.expansion += item.runs * zeros.expansion
 
     def add_repeated(self, matmul: MatmulCost, holders: Groups, runs: int, zeros: int) -> None:
         """Adds what devices repeat of a forward or backward matmul, without its known zeros."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.count import FlopCount
+from mfu_jax.flops.count import FlopCount, operation
 from mfu_jax.flops.traced import linalg, tracing  # noqa: F401  (registers its rules)
 from mfu_jax.flops.traced.flow import MatmulKind, Tally, classify_operands
 from mfu_jax.flops.traced.masks.declared import PACKED
@@ -179,6 +179,7 @@ def _summary(walker: Walker, tally: Tally) -> TracedCount:
         activations=by_operands.get("activations", 0),
         by_scope=_split(model, lambda matmul: matmul.scope),
         by_dtype=_split(model, lambda matmul: matmul.dtype),
+        by_operation=_split(model, lambda m: operation(m.phase, m.scope, m.primitive)),
         by_primitive=_split(model, lambda matmul: matmul.primitive),
         by_mask=dict(by_mask),
         skipped=dict(skipped),

@@ -232,8 +232,8 @@ def _settle(balance: dict[str, Fraction], names: list[str]) -> None:
     """Sets off what is too much under some names against what lacks under others."""
     lacking = [name for name in names if balance[name] > 0]
     spare = [name for name in names if balance[name] < 0]
-    totals = (abs(sum(balance[name] for name in side)) for side in (lacking, spare))
-    moved = Fraction(min(totals))
+    totals = [sum((abs(balance[n]) for n in side), Fraction(0)) for side in (lacking, spare)]
+    moved = min(totals)
     for side, sign in ((lacking, 1), (spare, -1)):
         rest = moved
         for name in side:

@@ -15,7 +15,14 @@ from typing import NamedTuple
 from mfu_jax.flops.executed.dataflow import MAX_DEPTH, Dataflow
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
 from mfu_jax.flops.executed.matmuls import parse_window, result_shape
-from mfu_jax.flops.executed.zeros import Real, is_zero, real_elements, slice_ranges, whole
+from mfu_jax.flops.executed.zeros import (
+    Real,
+    group_share,
+    is_zero,
+    real_elements,
+    slice_ranges,
+    whole,
+)
 
 _MOST_PAIRS = 4_000_000  # of output and kernel positions that are looked at one by one
 _LABELS = re.compile(r"([\w?]+)_([\w?]+)->([\w?]+)$")
@@ -64,6 +71,7 @@ def wasted(
     )  # fmt: skip
     if needed is None or counted != flops:
         return Wasted()
+    needed = int(needed * min(array.unpadded for array in arrays))
     real = int(needed * min(array.share for array in arrays))
     return Wasted(flops - needed, needed - real)
 
@@ -135,13 +143,22 @@ def _read(dataflow: Dataflow, computation: HloComputation, instruction: HloInstr
         owner, user = place
         if user.opcode == "slice" and not is_moved:
             return Real(shape, slice_ranges(user))
-        if user.opcode == "select" and (share := _diagonal_share(dataflow, owner, user)):
-            return whole(shape)._replace(share=share)
+        if user.opcode == "select":
+            share = _kept(dataflow, owner, user)
+            return whole(shape)._replace(share=share or Fraction(1))
         if user.opcode not in _SAME_ELEMENTS:
             break
         is_moved |= user.opcode == "transpose"
         value = user
     return whole(shape)
+
+
+def _kept(dataflow: Dataflow, owner: HloComputation, select: HloInstruction) -> Fraction | None:
+    """The share of results that a select keeps: one group's, of a depthwise filter's gradient."""
+    frame = dataflow.frame_in_fusions(owner)
+    if not is_zero(dataflow, frame, owner.operand(select, 2)):
+        return None
+    return group_share(dataflow, frame, select)
 
 
 def _only_user(
@@ -165,20 +182,3 @@ def _only_user(
             return None
         value = owner.parameters[number]
     return None
-
-
-def _diagonal_share(
-    dataflow: Dataflow, owner: HloComputation, select: HloInstruction
-) -> Fraction | None:
-    """1/n if a select keeps the diagonal of two dimensions of n: a depthwise filter's gradient."""
-    mask, other = owner.operand(select, 0), owner.operand(select, 2)
-    frame = dataflow.frame_in_fusions(owner)
-    if mask.opcode != "compare" or mask.attribute("direction") != "EQ":
-        return None
-    if not is_zero(dataflow, frame, other):
-        return None
-    sides = [owner.operand(mask, i) for i in (0, 1)]
-    if any(side.opcode != "iota" for side in sides):
-        return None
-    dims = {side.integers("iota_dimension")[0] for side in sides}
-    return Fraction(1, max(mask.shape.dims[d] for d in dims)) if len(dims) == 2 else None

@@ -26,13 +26,20 @@ class Real(NamedTuple):
     Attributes:
         shape: the array's.
         dims: of each dimension, the positions.
-        share: of the elements at these positions, those that are not masked by a ragged operand's
-            group sizes.
+        share: of the elements at these positions, those of the group that each belongs to, where
+            XLA writes a ragged or grouped operand densely.
+        unpadded: of the elements at these positions, those that are no padding, where a reshape
+            has split a padded dimension.
     """
 
     shape: Shape
     dims: tuple[range, ...]
     share: Fraction = Fraction(1)
+    unpadded: Fraction = Fraction(1)
+
+    def at(self, shape: Shape, dims: Sequence[range]) -> Real:
+        """The same elements in another array."""
+        return self._replace(shape=shape, dims=tuple(dims))
 
     @property
     def is_all(self) -> bool:
@@ -64,6 +71,8 @@ def _real(dataflow: Dataflow, frame: Frame, instruction: HloInstruction, depth: 
     if opcode in ("fusion", "call") and instruction.shape.dtype != "tuple":
         inner = dataflow.enter(frame, instruction)
         return _real(dataflow, inner, inner.computation.root, depth + 1)
+    if opcode == "get-tuple-element":
+        return _element(dataflow, frame, instruction, depth)
     if opcode == "select":
         return _selected(dataflow, frame, instruction, depth)
     if opcode == "broadcast" or not instruction.operands:
@@ -79,6 +88,17 @@ def _real(dataflow: Dataflow, frame: Frame, instruction: HloInstruction, depth: 
     if opcode in _MOVES:
         return _MOVES[opcode](dataflow, frame, instruction, source, depth)
     return whole(instruction.shape)
+
+
+def _element(dataflow: Dataflow, frame: Frame, instruction: HloInstruction, depth: int) -> Real:
+    """One result of a fusion that has several."""
+    source = frame.computation.operand(instruction, 0)
+    if source.opcode != "fusion":
+        return whole(instruction.shape)
+    inner = dataflow.enter(frame, source)
+    (index,) = instruction.integers("index")
+    made = inner.computation.operand(inner.computation.root, index)
+    return _real(dataflow, inner, made, depth + 1)
 
 
 def _padded(
@@ -99,14 +119,14 @@ def _padded(
         apart = 1 + (interior[0] if interior else 0)
         start, stop = (low + apart * p for p in (positions.start, positions.stop - 1))
         dims.append(_within(range(start, stop + 1, apart * positions.step), size))
-    return Real(instruction.shape, tuple(dims), real.share)
+    return real.at(instruction.shape, dims)
 
 
 def _within(positions: range, size: int) -> range:
     """The positions from 0 to `size`; negative padding cuts some off."""
-    first = next((i for i, p in enumerate(positions) if p >= 0), len(positions))
-    cut = positions[first:]
-    return cut[: sum(p < size for p in cut)] if cut and cut[-1] >= size else cut
+    first = max(0, -(positions.start // positions.step))
+    last = max(first, -((positions.start - size) // positions.step))
+    return positions[first:last]
 
 
 def _transposed(
@@ -118,7 +138,7 @@ def _transposed(
 ) -> Real:
     real = _real(dataflow, frame, source, depth + 1)
     order = instruction.integers("dimensions")
-    return Real(instruction.shape, tuple(real.dims[d] for d in order), real.share)
+    return real.at(instruction.shape, [real.dims[d] for d in order])
 
 
 def _reversed(
@@ -134,7 +154,7 @@ def _reversed(
         range(size - 1 - r[-1], size - r[0], r.step) if i in turned and r else r
         for i, (r, size) in enumerate(zip(real.dims, source.shape.dims, strict=True))
     ]
-    return Real(instruction.shape, tuple(dims), real.share)
+    return real.at(instruction.shape, dims)
 
 
 def slice_ranges(instruction: HloInstruction) -> tuple[range, ...]:
@@ -157,7 +177,7 @@ def _sliced(
             return whole(instruction.shape)
         start = range(positions.start - kept.start, positions.stop - kept.start, positions.step)
         dims.append(_within(start, len(kept)))
-    return Real(instruction.shape, tuple(dims), real.share)
+    return real.at(instruction.shape, dims)
 
 
 def _reshaped(
@@ -175,8 +195,11 @@ def _reshaped(
         before, after = _major_to_minor(source), _major_to_minor(instruction)
     old = [(source.shape.dims[d], real.dims[d]) for d in before]
     new = _regrouped(old, [instruction.shape.dims[d] for d in after])
-    dims = tuple(new[after.index(d)] for d in range(len(after)))
-    return Real(instruction.shape, dims, real.share)
+    dims = [new[after.index(d)] for d in range(len(after))]
+    moved = real.at(instruction.shape, dims)
+    kept = math.prod(map(len, real.dims)) or 1
+    hidden = Fraction(kept, math.prod(map(len, dims)) or 1)
+    return moved._replace(unpadded=moved.unpadded * hidden)
 
 
 def _major_to_minor(instruction: HloInstruction) -> list[int]:
@@ -224,15 +247,34 @@ def _group(old: Sequence[tuple[int, range]], sizes: list[int]) -> list[range]:
 
 
 def _selected(dataflow: Dataflow, frame: Frame, select: HloInstruction, depth: int) -> Real:
-    """One of G copies of each row, zeros elsewhere: how XLA writes a ragged operand densely."""
+    """Zeros but for one group: how a ragged or grouped operand is written densely."""
     computation = frame.computation
-    chosen, other = (computation.operand(select, i) for i in (1, 2))
+    mask, chosen, other = (computation.operand(select, i) for i in range(3))
     if not is_zero(dataflow, frame, other) or depth > MAX_DEPTH:
         return whole(select.shape)
-    copies = _copies(dataflow, frame, chosen)
-    if copies <= 1 or not _has_bounds(dataflow, frame, computation.operand(select, 0)):
-        return whole(select.shape)
-    return whole(select.shape)._replace(share=Fraction(1, copies))
+    share = group_share(dataflow, frame, select)
+    copies = _copies(dataflow, frame, chosen) if share is None else 1
+    if copies > 1 and _has_bounds(dataflow, frame, mask):
+        share = Fraction(1, copies)  # each row is in one group
+    return whole(select.shape)._replace(share=share or Fraction(1))
+
+
+def group_share(dataflow: Dataflow, frame: Frame, select: HloInstruction) -> Fraction | None:
+    """1/n if XLA keeps one of n positions of a dimension: those that equal the group's number.
+
+    The user's own masks have op_names; their products are the model's.
+    """
+    mask = frame.computation.operand(select, 0)
+    if select.op_name or mask.opcode != "compare" or mask.attribute("direction") != "EQ":
+        return None
+    sides = [frame.computation.operand(mask, i) for i in (0, 1)]
+    for side, other in (sides, sides[::-1]):
+        if side.opcode != "iota" or other.opcode not in ("iota", "broadcast"):
+            continue
+        (number,) = side.integers("iota_dimension")
+        if number not in (*other.integers("iota_dimension"), *other.integers("dimensions")):
+            return Fraction(1, mask.shape.dims[number])
+    return None
 
 
 def _copies(dataflow: Dataflow, frame: Frame, instruction: HloInstruction) -> int:

@@ -184,7 +184,7 @@ def compare_flops(
         executed=executed.total,
         xla_reported=reported,
         causes=() if reported is None else _causes(executed, reported),
-        notes=_notes(executed),
+        notes=(*_notes(executed), *(_surplus(operations or {}, executed) if missing > 0 else ())),
         of_which=_of_which(executed),
     )
 
@@ -192,15 +192,26 @@ def compare_flops(
 def _removed(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> str:
     """What the program lacks most of a model's operations, and why it may."""
     why = "merged with equal work, or not needed for a result"
-    lacking = missing_operations(operations, executed.by_operation)
-    largest = sorted(lacking.items(), key=lambda item: -item[1])
+    named = _largest(missing_operations(operations, executed.by_operation))
+    return f"{why}: {named}" if named else why
+
+
+def _surplus(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> tuple[str, ...]:
+    """Which operations run more FLOPs than the model has of them, as a note."""
+    surplus = missing_operations(executed.by_operation, operations) if operations else {}
+    return (f"more FLOPs than the model has of: {_largest(surplus)}",) if surplus else ()
+
+
+def _largest(operations: Mapping[str, int | Fraction]) -> str:
+    """The operations with most FLOPs, in words."""
+    largest = sorted(operations.items(), key=lambda item: -item[1])
     named = [f"{name} ({round(flops):,})" for name, flops in largest[:_MOST_NAMED]]
     more = [f"{len(largest) - _MOST_NAMED} more"] if len(largest) > _MOST_NAMED else []
-    return f"{why}: {', '.join(named + more)}" if named else why
+    return ", ".join(named + more)
 
 
 def missing_operations(
-    model: Mapping[str, int | Fraction], executed: Mapping[str, int]
+    model: Mapping[str, int | Fraction], executed: Mapping[str, int | Fraction]
 ) -> dict[str, Fraction]:
     """The operations of a model that a program lacks, with their FLOPs.
 
@@ -209,7 +220,8 @@ def missing_operations(
     of any.
     """
     balance = {
-        name: Fraction(model.get(name, 0)) - executed.get(name, 0) for name in {**model, **executed}
+        name: Fraction(model.get(name, 0)) - Fraction(executed.get(name, 0))
+        for name in {**model, **executed}
     }
     for kind in (_phase_and_scope, _phase, lambda _: ""):
         by_kind: dict[str, list[str]] = {}

@@ -18,11 +18,15 @@ from mfu_jax.flops.scopes import FlopPhase
 Position: TypeAlias = "int | list[Position]"
 
 _CALLS = frozenset({"fusion", "call", "async-start"})
-_SAME = frozenset({"copy", "bitcast", "optimization-barrier", "opt-barrier", "copy-done"})
+_SAME = frozenset(
+    "copy bitcast optimization-barrier opt-barrier copy-done all-reduce-done all-gather-done "
+    "collective-permute-done".split()
+)
+# XLA combines those of several values into one, under the op_name of one of them.
+_COMBINED = frozenset({"all-reduce", "all-gather", "collective-permute"})
 # Results that have the elements of their operands: moved, cast, or scaled.
 _MOVES = frozenset(
-    "all-gather all-to-all broadcast collective-permute concatenate convert copy copy-start "
-    "dynamic-slice multiply negate pad reduce-precision reshape reverse slice transpose".split()
+    "all-to-all broadcast concatenate convert copy copy-start dynamic-slice multiply negate pad reduce-precision reshape reverse slice transpose".split()
 )
 
 
@@ -92,6 +96,9 @@ class _Graph:
             return operands[0][index] if index < len(operands[0]) else operands[0]
         if opcode in _SAME and operands:
             return operands[0]
+        if opcode.removesuffix("-start") in _COMBINED:
+            moved: list[Position] = [self._move(_numbers(operand)) for operand in operands]
+            return moved[0] if len(moved) == 1 else moved
         bodies: Sequence[str] = ()
         if opcode in _CALLS:
             bodies = instruction.callees
@@ -116,6 +123,10 @@ class _Graph:
         if len(tuples) == len(results) and len({len(elements) for elements in tuples}) == 1:
             return [self._either(list(elements)) for elements in zip(*tuples, strict=True)]
         numbers = [number for result in results for number in _numbers(result)]
+        return self._move(numbers)
+
+    def _move(self, numbers: list[int]) -> int:
+        """A value with the elements of others."""
         size = max((self.values[number].size for number in numbers), default=1)
         self.values.append(Value(tuple(numbers), size, is_moved=True))
         return len(self.values) - 1

@@ -26,7 +26,8 @@ _SAME = frozenset(
 _COMBINED = frozenset({"all-reduce", "all-gather", "collective-permute"})
 # Results that have the elements of their operands: moved, cast, or scaled.
 _MOVES = frozenset(
-    "all-to-all broadcast concatenate convert copy copy-start dynamic-slice multiply negate pad reduce-precision reshape reverse slice transpose".split()
+    "all-to-all broadcast concatenate convert copy copy-start dynamic-slice multiply negate pad "
+    "reduce-precision reshape reverse slice transpose".split()
 )
 
 

@@ -35,6 +35,7 @@ from mfu_jax.flops.executed.plans import Planner
 from mfu_jax.flops.executed.replication import holders
 from mfu_jax.flops.executed.runs import RunCounter
 from mfu_jax.flops.executed.sums import MODEL_PHASES, Found, Sums
+from mfu_jax.flops.executed.validation import check_module
 from mfu_jax.flops.executed.value_graph import value_graph
 from mfu_jax.flops.purposes import purposes
 from mfu_jax.flops.scopes import Scope, read_scope
@@ -142,6 +143,7 @@ def executed_flops(
         raise HloParseError("the compiled program has no text")
 
     module = parse_hlo(text)
+    check_module(module)
     reader = CostReader(
         module,
         kernel_flops=kernel_flops,
@@ -160,7 +162,7 @@ class _Constants:
         self.tried = False
 
     def module(self) -> HloModule | None:
-        if not self.tried and not isinstance(self.program, str):
+        if not self.tried and hasattr(self.program, "runtime_executable"):
             from mfu_jax.jax_internals import text_with_large_constants  # text needs no JAX
 
             self.tried = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
@@ -124,10 +124,20 @@ def executed_flops(
     ... }''').total
     48
     """
+    counter = counter_of(program, kernel_flops=kernel_flops, trip_counts=trip_counts)
+    return counter.count()
+
+
+def counter_of(
+    program: HasText | str,
+    *,
+    kernel_flops: KernelFlops | None = None,
+    trip_counts: Mapping[str, int] | None = None,
+) -> ProgramCounter:
+    """What counts a program; arguments and errors as of `executed_flops`."""
     text = program if isinstance(program, str) else program.as_text()
     if not text:
         raise HloParseError("the compiled program has no text")
-
     module = parse_hlo(text)
     reader = CostReader(
         module,
@@ -135,7 +145,7 @@ def executed_flops(
         trip_counts=trip_counts or {},
         constants=_Constants(program).module,
     )
-    return _Counter(module, reader, program).count()
+    return ProgramCounter(module, reader, program)
 
 
 class _Constants:
@@ -156,7 +166,7 @@ class _Constants:
         return self.made
 
 
-class _Found(NamedTuple):
+class FoundMatmul(NamedTuple):
     """A matmul of the program, with the context that its callers provide.
 
     Attributes:
@@ -212,7 +222,7 @@ class _Sums:
             self.repeated_attention += flops
 
 
-class _Counter:
+class ProgramCounter:
     """Multiplies each computation's cost by its runs, and adds everything up."""
 
     def __init__(self, module: HloModule, reader: CostReader, program: Any) -> None:
@@ -229,13 +239,18 @@ class _Counter:
         )
         flops = {name: sum(m.flops for m in cost.matmuls) for name, cost in self.costs.items()}
         self.runs = RunCounter(planner, self.order, flops)
+        self.runs.count()
+
+    def matmuls(self) -> list[tuple[FoundMatmul, Scope]]:
+        """Every matmul that runs, with its scope and phase."""
+        ran = [n for n in reversed(self.order) if self.runs.times[n] or self.runs.once[n]]
+        return self._classified([found for n in ran for found in self._found(n, self.costs[n])])
 
     def count(self) -> ExecutedCount:
         runs = self.runs
-        runs.count()
         times, once = runs.times, runs.once
         ran = [(n, self.costs[n]) for n in reversed(self.order) if times[n] or once[n]]
-        sums = self._sums([found for name, cost in ran for found in self._found(name, cost)])
+        sums = self._sums(self.matmuls())
         return ExecutedCount(
             forward=sums.phases["forward"],
             backward=sums.phases["backward"],
@@ -277,31 +292,40 @@ class _Counter:
             reason = f"{reason}; its body is counted once; give trip_counts"
             yield dataclasses.replace(unaccounted(instruction, "while", reason), times=runs)
 
-    def _found(self, name: str, cost: ComputationCost) -> Iterator[_Found]:
+    def _found(self, name: str, cost: ComputationCost) -> Iterator[FoundMatmul]:
         for matmul in cost.matmuls:
             op_name = self._op_name(name, matmul.instruction)
-            yield _Found(matmul, op_name, self.runs.times[name], self.runs.once[name])
+            yield FoundMatmul(matmul, op_name, self.runs.times[name], self.runs.once[name])
 
-    def _sums(self, found: list[_Found]) -> _Sums:
-        """The matmuls by phase, scope, dtype and kernel."""
+    def _classified(self, found: list[FoundMatmul]) -> list[tuple[FoundMatmul, Scope]]:
         scopes = [read_scope(item.op_name) for item in found]
         backward = {
             id(item.matmul.instruction)
             for item, scope in zip(found, scopes, strict=True)
             if scope.phase in ("backward", "rematerialized")
         }
-        undifferentiated = [
-            scope.phase == "forward" and "jvp(" not in item.op_name
+        undifferentiated = {
+            id(item.matmul.instruction)
+            for item, scope in zip(found, scopes, strict=True)
+            if scope.phase == "forward" and "jvp(" not in item.op_name
+        }
+        users: Collection[int] = ()
+        if backward and undifferentiated:
+            users = undifferentiated & gradient_users(self.module, backward)
+        return [
+            (item, scope._replace(phase="optimizer"))
+            if id(item.matmul.instruction) in users
+            else (item, scope)
             for item, scope in zip(found, scopes, strict=True)
         ]
-        users = gradient_users(self.module, backward) if backward and any(undifferentiated) else ()
+
+    def _sums(self, matmuls: list[tuple[FoundMatmul, Scope]]) -> _Sums:
+        """The matmuls by phase, scope, dtype and kernel."""
         sums = _Sums()
         held = holders(self.module, self.program)
         again = self._duplicates if held else {}  # they have a line of their own
-        for item, scope, is_plain in zip(found, scopes, undifferentiated, strict=True):
+        for item, scope in matmuls:
             number = id(item.matmul.instruction)
-            if is_plain and number in users:
-                scope = scope._replace(phase="optimizer")
             sums.add(item.matmul, scope, item.runs, item.once)
             if scope.phase in ("forward", "backward") and number in held and number not in again:
                 sums.add_repeated(item.matmul, held[number], item.runs)

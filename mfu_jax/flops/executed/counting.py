@@ -157,7 +157,7 @@ class _Constants:
         self.tried = False
 
     def module(self) -> HloModule | None:
-        if not self.tried and not isinstance(self.program, str):
+        if not self.tried and hasattr(self.program, "runtime_executable"):
             from mfu_jax.jax_internals import text_with_large_constants  # text needs no JAX
 
             self.tried = True

@@ -164,6 +164,17 @@ def test_mutated_programs_give_a_count_or_a_parse_error() -> None:
     assert outcomes["count"] > MUTATIONS // 10
 
 
+def test_a_kernel_whose_table_the_text_leaves_out_says_so() -> None:
+    whole = _text("v5e_splash_window")
+    elided = re.sub(r"constant\(\{ .*?\}\)", "constant({...})", whole)
+    count = executed_flops(elided)
+    assert executed_flops(whole).total > count.total == 0
+    assert len(count.unaccounted) == len(executed_flops(whole).kernels)
+    for item in count.unaccounted:
+        assert "a constant that this text leaves out" in item.reason
+        assert "mfu_jax.dump" in item.reason
+
+
 def test_a_kernel_with_a_broken_body_is_listed() -> None:
     text = _text("v5e_splash_window")
     body = _BODY.findall(text)[0]

@@ -1,14 +1,20 @@
-"""A trace's folder: its newest session, with one file for each host."""
+"""A trace's folder: its newest session, with one file for each host, and dumps of its programs."""
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
+from mfu_jax.dumps.files import SUFFIX as DUMP_SUFFIX
 from mfu_jax.errors import UserError
 
-_SUFFIX = ".xplane.pb"
 PROGRAMS = "programs"
-"""Folder beside the traces that holds dumps of the programs that ran."""
+"""Folder, beside ``plugins/profile``, that holds dumps of the programs that ran."""
+
+_SUFFIX = ".xplane.pb"
+_NO_FILE_NAME = re.compile(r"[^\w.<>-]")
+_DEPTH = 4  # FOLDER/plugins/profile/SESSION
 
 
 def trace_files(path: Path) -> list[Path]:
@@ -30,3 +36,15 @@ def trace_files(path: Path) -> list[Path]:
             f"was not ended; trace again with mfu_jax.profile or profile_steps="
         )
     return sessions[max(sessions, key=lambda folder: (folder.name, folder))]
+
+
+def dump_files(trace: Path) -> list[Path]:
+    """Dumps of programs beside a trace's file, the newest first."""
+    folders = [folder / PROGRAMS for folder in list(trace.absolute().parents)[:_DEPTH]]
+    found = [file for folder in folders for file in folder.glob(f"*{DUMP_SUFFIX}")]
+    return sorted(found, key=lambda file: (-file.stat().st_mtime, file.name))
+
+
+def dump_path(folder: str | os.PathLike[str], name: str) -> Path:
+    """Where the dump of a program, such as ``train_step``, goes in a trace's folder."""
+    return Path(folder) / PROGRAMS / f"{_NO_FILE_NAME.sub('_', name)}{DUMP_SUFFIX}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
-from mfu_jax.profiling.folders import trace_files
+from mfu_jax.profiling.folders import dump_files, trace_files
 from mfu_jax.profiling.join import Join
 from mfu_jax.profiling.measured import Measured, measure
 from mfu_jax.profiling.peaks import Peaks, find_peaks
@@ -21,6 +21,7 @@ from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.profiling.waterfall import MFU, Bar, waterfall
 
 _ENOUGH = 0.95
+_NOTABLE = 0.01  # of the step time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +106,9 @@ def read_profile(
     """
     files = trace_files(Path(path))
     traces = [Trace(file) for file in files]
-    library = ProgramLibrary(traces, model_flops=model_flops)
     devices = read_devices(traces)
+    ops = [name for timeline, _ in devices for name in timeline.names]
+    library = ProgramLibrary(traces, dump_files(files[0]), ops, model_flops=model_flops)
     measured = measure(devices, Join(library))
     main = library.find(measured.main)
     if main is None:
@@ -154,7 +156,7 @@ def _notes(
     if measured.coverage < _ENOUGH:
         rest = ", ".join(f"{k} {s:.3g} s" for k, s in list(_not_covered(measured).items())[:5])
         notes.append(f"{1 - measured.coverage:.1%} of device time has no instruction: {rest}")
-    if any(bar.seconds < 0 for bar in bars):
+    if any(bar.seconds < -_NOTABLE * measured.step_seconds for bar in bars):
         notes.append(
             "a bar is below 0: matmuls ran faster than the peak, which is too low; usually it was "
             "calibrated on a busy machine; pass peak_tflops="

@@ -1,20 +1,28 @@
-"""The programs of a trace: found in it or beside it, and counted instruction by instruction."""
+"""The programs of a trace: found beside it or in it, and counted instruction by instruction."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
 
+import jax.errors
+
+from mfu_jax.dumps.files import load
+from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
 from mfu_jax.flops.ledger import Ledger, compare_flops
-from mfu_jax.profiling.timeline.devices import Program
-from mfu_jax.profiling.trace.wire import fields
+from mfu_jax.jax_internals import hlo_text_of_proto
+from mfu_jax.profiling.timeline.devices import OpName, Program
+from mfu_jax.profiling.trace.wire import WireError, fields
 from mfu_jax.profiling.trace.xspace import Trace
 
+OWN_CONVENTION = "the program's forward and backward matmuls"
+
 _METADATA_PLANE = "/host:metadata"
-_HLO_PROTO = ("Hlo Proto", "hlo_proto", "HLO Proto")
-_OWN_CONVENTION = "the program's forward and backward matmuls"
+_HLO_PROTO = ("Hlo Proto", "hlo_proto")
+_ENOUGH = 0.99  # of a program's ops must be in a dump of that name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,16 +32,16 @@ class KnownProgram:
     Attributes:
         costs: by instruction.
         ledger: from its model FLOPs to its executed FLOPs.
+        has_model: whether the model FLOPs are given, not read off the program.
         mesh: axis → size; empty if unknown.
         device_kind: as JAX calls the chip; empty if unknown.
-        has_model: whether the model FLOPs are given, not read off the program.
     """
 
     costs: ProgramCosts
     ledger: Ledger
-    mesh: Mapping[str, int]
-    device_kind: str = ""
     has_model: bool = False
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    device_kind: str = ""
 
 
 class ProgramLibrary:
@@ -41,24 +49,45 @@ class ProgramLibrary:
 
     Args:
         traces: whose metadata may hold programs.
-        model_flops: of the main program on one device, if the user gave them.
+        dumps: files of dumps, the preferred ones first.
+        ops: that ran.
+        model_flops: of one run of each program on one device, if the user gave them.
 
     Attributes:
         notes: programs that cannot be read, and why.
     """
 
-    def __init__(self, traces: Sequence[Trace], *, model_flops: int | None = None) -> None:
+    def __init__(
+        self,
+        traces: Sequence[Trace],
+        dumps: Sequence[Path],
+        ops: Iterable[OpName],
+        *,
+        model_flops: int | None = None,
+    ) -> None:
+        self._dumps = dumps
         self._model_flops = model_flops
         self._protos: dict[Program, bytes] = {}
         self._found: dict[Program, KnownProgram | None] = {}
+        self._ops: dict[Program, set[str]] = {}
+        self._loaded: list[ProgramDump] | None = None
         self.notes: list[str] = []
+        for op in ops:
+            if not op.is_kernel:
+                self._ops.setdefault(op.program, set()).add(op.name)
         for trace in traces:
             self._protos.update(_protos(trace))
 
     def find(self, program: Program) -> KnownProgram | None:
         """The program that a trace names, if it is known."""
         if program not in self._found:
-            self._found[program] = self._read(program)
+            try:
+                self._found[program] = self._of_dump(program) or self._of_proto(program)
+            except (UserError, jax.errors.JaxRuntimeError) as error:
+                self._found[program] = None
+                self.notes.append(
+                    f"the program {program.module} cannot be read: {first_line(error)}"
+                )
         return self._found[program]
 
     @property
@@ -66,24 +95,69 @@ class ProgramLibrary:
         """Those found so far."""
         return [program for program in self._found.values() if program is not None]
 
-    def _read(self, program: Program) -> KnownProgram | None:
+    def _of_dump(self, program: Program) -> KnownProgram | None:
+        """From the first dump of this name that has the program's ops."""
+        for dump in self._dumped():
+            if dump.name == program.module:
+                costs = instruction_costs(
+                    dump, kernel_flops=dump.kernel_flops or None, trip_counts=dump.trip_counts
+                )
+                if _fits(costs, self._ops.get(program, set())):
+                    return self._known(costs, dump)
+        return None
+
+    def _dumped(self) -> list[ProgramDump]:
+        if self._loaded is None:
+            self._loaded = []
+            for file in self._dumps:
+                try:
+                    self._loaded.append(load(file))
+                except UserError as error:
+                    self.notes.append(first_line(error))
+        return self._loaded
+
+    def _of_proto(self, program: Program) -> KnownProgram | None:
+        """From the trace itself, which has no model FLOPs and no mesh."""
         proto = self._protos.get(program) or self._of_name(program.module)
-        if proto is None:
+        if not proto:
             return None
-        import jax.errors
-
-        from mfu_jax.jax_internals import hlo_text_of_proto
-
-        try:
-            return _known(instruction_costs(hlo_text_of_proto(proto)), self._model_flops)
-        except (UserError, jax.errors.JaxRuntimeError) as error:
-            self.notes.append(f"the program {program.module} cannot be read: {first_line(error)}")
-            return None
+        return self._known(instruction_costs(hlo_text_of_proto(proto)), None)
 
     def _of_name(self, module: str) -> bytes | None:
         """The only program of this name, where the trace numbers it otherwise."""
         found = [proto for known, proto in self._protos.items() if known.module == module]
         return found[0] if len(found) == 1 else None
+
+    def _known(self, costs: ProgramCosts, dump: ProgramDump | None) -> KnownProgram:
+        ledger = self._ledger(costs, dump)
+        return KnownProgram(
+            costs=costs,
+            ledger=ledger,
+            has_model=ledger.convention != OWN_CONVENTION,
+            mesh=dump.topology.mesh if dump else {},
+            device_kind=dump.topology.device_kind if dump else "",
+        )
+
+    def _ledger(self, costs: ProgramCosts, dump: ProgramDump | None) -> Ledger:
+        executed = costs.executed
+        if self._model_flops is not None:
+            return compare_flops(model=self._model_flops, executed=executed, convention="as given")
+        if dump and (model := dump.model):
+            return compare_flops(
+                model=model.per_device,
+                executed=executed,
+                convention=model.convention,
+                dense=model.dense,
+                attention=model.attention,
+                is_whole=model.is_whole,
+            )
+        rest = compare_flops(model=0, executed=executed).residual  # what no line claims
+        return compare_flops(model=rest, executed=executed, convention=OWN_CONVENTION)
+
+
+def _fits(costs: ProgramCosts, ops: Set[str]) -> bool:
+    """Whether a program has the ops that ran; one of the same name may be another version."""
+    return sum(name in costs.records for name in ops) >= _ENOUGH * len(ops)
 
 
 def _protos(trace: Trace) -> dict[Program, bytes]:
@@ -103,20 +177,11 @@ def _protos(trace: Trace) -> dict[Program, bytes]:
 
 
 def _module(hlo_proto: bytes) -> bytes:
-    """The ``hlo_module`` of an ``HloProto``."""
-    for field in fields(hlo_proto, 0, len(hlo_proto)):
-        if field.number == 1:
-            return hlo_proto[field.start : field.end]
+    """The ``hlo_module`` of an ``HloProto``; empty if it is none."""
+    try:
+        for one in fields(hlo_proto, 0, len(hlo_proto)):
+            if one.number == 1:
+                return hlo_proto[one.start : one.end]
+    except WireError:
+        pass
     return b""
-
-
-def _known(costs: ProgramCosts, model_flops: int | None) -> KnownProgram:
-    """Without model FLOPs, those of the program that no line of the ledger claims."""
-    if model_flops is None:
-        empty = compare_flops(model=0, executed=costs.executed)
-        ledger = compare_flops(
-            model=empty.residual, executed=costs.executed, convention=_OWN_CONVENTION
-        )
-    else:
-        ledger = compare_flops(model=model_flops, executed=costs.executed, convention="as given")
-    return KnownProgram(costs=costs, ledger=ledger, mesh={}, has_model=model_flops is not None)

@@ -13,15 +13,12 @@ from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
 from mfu_jax.flops.ledger import Ledger, compare_flops
-from mfu_jax.jax_internals import hlo_text_of_proto
+from mfu_jax.profiling.hlo_protos import protos_of, text_of
 from mfu_jax.profiling.timeline.devices import OpName, Program
-from mfu_jax.profiling.trace.wire import WireError, fields
 from mfu_jax.profiling.trace.xspace import Trace
 
 OWN_CONVENTION = "the program's forward and backward matmuls"
 
-_METADATA_PLANE = "/host:metadata"
-_HLO_PROTO = ("Hlo Proto", "hlo_proto")
 _ENOUGH = 0.99  # of a program's ops must be in a dump of that name
 
 
@@ -76,7 +73,7 @@ class ProgramLibrary:
             if not op.is_kernel:
                 self._ops.setdefault(op.program, set()).add(op.name)
         for trace in traces:
-            self._protos.update(_protos(trace))
+            self._protos.update(protos_of(trace))
 
     def find(self, program: Program) -> KnownProgram | None:
         """The program that a trace names, if it is known."""
@@ -121,7 +118,7 @@ class ProgramLibrary:
         proto = self._protos.get(program) or self._of_name(program.module)
         if not proto:
             return None
-        return self._known(instruction_costs(hlo_text_of_proto(proto)), None)
+        return self._known(instruction_costs(text_of(proto)), None)
 
     def _of_name(self, module: str) -> bytes | None:
         """The only program of this name, where the trace numbers it otherwise."""
@@ -158,30 +155,3 @@ class ProgramLibrary:
 def _fits(costs: ProgramCosts, ops: Set[str]) -> bool:
     """Whether a program has the ops that ran; one of the same name may be another version."""
     return sum(name in costs.records for name in ops) >= _ENOUGH * len(ops)
-
-
-def _protos(trace: Trace) -> dict[Program, bytes]:
-    """The programs that a trace holds, as serialized ``HloModuleProto``."""
-    protos: dict[Program, bytes] = {}
-    for plane in trace.planes:
-        if plane.name != _METADATA_PLANE:
-            continue
-        for number, metadata in plane.metadata.items():
-            content = next((metadata.stats[k] for k in _HLO_PROTO if k in metadata.stats), None)
-            if isinstance(content, bytes):
-                program = Program(
-                    metadata.name.partition("(")[0], metadata.stats.get("program_id", number)
-                )
-                protos[program] = _module(content)
-    return protos
-
-
-def _module(hlo_proto: bytes) -> bytes:
-    """The ``hlo_module`` of an ``HloProto``; empty if it is none."""
-    try:
-        for one in fields(hlo_proto, 0, len(hlo_proto)):
-            if one.number == 1:
-                return hlo_proto[one.start : one.end]
-    except WireError:
-        pass
-    return b""

@@ -30,7 +30,7 @@ _EXPECTED = (
     "short; trace again"
 )
 _CHUNK = 1 << 18  # events whose stats are read at once
-_EPOCHS = 10**15  # ns: lines that start later count from 1970, the others from the trace's start
+_EPOCHS = 10**15  # ns: larger timestamps count from 1970, smaller ones from the trace's start
 ABSENT = np.iinfo(np.int64).min
 
 
@@ -106,7 +106,7 @@ class Trace:
             raise unreadable(path, str(error), _EXPECTED) from None
         if not self.planes:
             raise unreadable(path, "it has no planes", _EXPECTED)
-        self.epoch_ns = 0 if max(epochs, default=0) < _EPOCHS else min(ns for ns in epochs if ns)
+        self.epoch_ns = min((ns for ns in epochs if ns >= _EPOCHS), default=0)
 
     def bytes(self, field: Field) -> bytes:
         """The value of a length-delimited field."""
@@ -284,8 +284,8 @@ class _EventReader:
         self.references: dict[int, int] = {}
 
     def events(self) -> Events:
-        base = (self.line.timestamp_ns - self.trace.epoch_ns) * 1000
-        starts = self.offsets + (base if self.line.timestamp_ns else 0)
+        base_ns = max(self.line.timestamp_ns - self.trace.epoch_ns, 0)
+        starts = self.offsets + base_ns * 1000
         return Events(
             metadata=self.metadata,
             starts=starts,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 from mfu_jax.flops.attention_kernels import BY_PRIMITIVE
 from mfu_jax.flops.count import Unaccounted
+from mfu_jax.flops.purposes import Purpose, purposes
 from mfu_jax.flops.scopes import read_scope
 from mfu_jax.flops.traced.attention_primitives import fused_attention
 from mfu_jax.flops.traced.flow import (
@@ -31,6 +33,7 @@ from mfu_jax.flops.traced.masks.scores import Scores, is_batched
 from mfu_jax.flops.traced.pallas import attention_kernel, pallas_cost, sequence_sizes
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.tracing import inner_jaxprs
+from mfu_jax.flops.traced.value_graph import value_graph
 from mfu_jax.jax_internals import Literal, Primitive, open_jaxpr, primitives, scan_groups
 
 # Primitives that run one jaxpr once, with their own operands and results.
@@ -74,6 +77,7 @@ class Walker:
     """Counts jaxprs; a jaxpr that recurs in the same role is walked once."""
 
     def __init__(self) -> None:
+        self.jaxpr: Any = None
         self.saw_checkpoint = False
         self.kernels: dict[str, set[int | None]] = {}  # None: skipped blocks unknown
         self.scores = Scores()
@@ -89,7 +93,14 @@ class Walker:
             for variable, value in constants.items()
         }
         self.known_constants = {v: flow.known for v, flow in self.constants.items()}
+        self.jaxpr = jaxpr
         return self.walk(jaxpr, [INPUT] * len(jaxpr.invars))[1]
+
+    @functools.cached_property
+    def purposes(self) -> Mapping[int, Purpose]:
+        """What matmuls that are not differentiated are for, by ``id`` of the equation."""
+        matmuls = frozenset({"pallas_call", *BY_PRIMITIVE, *RULES})
+        return purposes(value_graph(self.jaxpr, matmuls))
 
     def walk(self, jaxpr: Any, flows: Sequence[Flow], stack: str = "") -> tuple[list[Flow], Tally]:
         """Follows `flows` through an open jaxpr under the name stack `stack`.
@@ -169,13 +180,12 @@ class Walker:
     ) -> list[Flow]:
         """Adds the FLOPs (by dtype) of an equation under `stack`; returns its results."""
         phase, scope = read_scope(stack, drop_last=False)
-        everything = join(flows)
         operands = flows[:2]
         made: frozenset[Score] = frozenset()
         if not scores:
             scores, made = self.scores.of_matmul(eqn, operands, stack)
-        if phase == "forward" and "jvp(" not in stack and everything.gradient:
-            phase = "optimizer"  # needs a gradient and is not differentiated itself
+        if phase == "forward" and "jvp(" not in stack:
+            phase = self.purposes.get(id(eqn), phase)
         for dtype, amount in flops.items():
             matmul = MatmulKind(
                 phase=phase,
@@ -189,8 +199,7 @@ class Walker:
             )
             if amount:
                 tally.flops[matmul] += amount
-        gradient = everything.gradient or phase in ("backward", "rematerialized")
-        return [Flow(Origin.ACTIVATION, gradient, scores=made)] * len(eqn.outvars)
+        return [Flow(Origin.ACTIVATION, scores=made)] * len(eqn.outvars)
 
     def _unknown_call(
         self, eqn: Any, inner: dict[str, tuple[Any, ...]], flow: Flow, stack: str, tally: Tally
@@ -218,17 +227,13 @@ def _scan(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally)
 def _loop(
     walker: Walker, jaxpr: Any, flows: Sequence[Flow], consts: int, carries: int, stack: str
 ) -> tuple[list[Flow], Tally]:
-    """One run of a loop's body, with flows of the carry that hold in every iteration.
-
-    Weights that one iteration updates are weights, not gradients, in the next one.
-    """
+    """One run of a loop's body, with flows of the carry that hold in every iteration."""
     carry = list(flows[consts : consts + carries])
     rest = list(flows[consts + carries :])
     while True:
         out_flows, body = walker.walk(jaxpr, [*flows[:consts], *carry, *rest], stack)
         widened = [
-            either(before, after)._replace(gradient=before.gradient)
-            for before, after in zip(carry, out_flows[:carries], strict=True)
+            either(before, after) for before, after in zip(carry, out_flows[:carries], strict=True)
         ]
         if widened == carry:
             return out_flows, body

@@ -138,10 +138,20 @@ def executed_flops(
     ... }''').total
     48
     """
+    counter = counter_of(program, kernel_flops=kernel_flops, trip_counts=trip_counts)
+    return counter.count()
+
+
+def counter_of(
+    program: HasText | str,
+    *,
+    kernel_flops: KernelFlops | None = None,
+    trip_counts: Mapping[str, int] | None = None,
+) -> ProgramCounter:
+    """What counts a program; arguments and errors as of `executed_flops`."""
     text = program if isinstance(program, str) else program.as_text()
     if not text:
         raise HloParseError("the compiled program has no text")
-
     module = parse_hlo(text)
     check_module(module)
     reader = CostReader(
@@ -150,7 +160,7 @@ def executed_flops(
         trip_counts=trip_counts or {},
         constants=_Constants(program).module,
     )
-    return _Counter(module, reader, program).count()
+    return ProgramCounter(module, reader, program)
 
 
 class _Constants:
@@ -171,7 +181,7 @@ class _Constants:
         return self.made
 
 
-class _Counter:
+class ProgramCounter:
     """Multiplies each computation's cost by its runs, and adds everything up."""
 
     def __init__(self, module: HloModule, reader: CostReader, program: Any) -> None:
@@ -188,13 +198,24 @@ class _Counter:
         )
         flops = {name: sum(m.flops for m in cost.matmuls) for name, cost in self.costs.items()}
         self.runs = RunCounter(planner, self.order, flops)
+        self.runs.count()
+
+    def matmuls(self) -> list[tuple[Found, Scope]]:
+        """Every matmul that runs, with its scope and phase."""
+        ran = [n for n in reversed(self.order) if self.runs.times[n] or self.runs.once[n]]
+        found = [item for n in ran for item in self._found(n, self.costs[n])]
+        return [
+            (item, scope._replace(phase="xla_rematerialized"))
+            if id(item.matmul.instruction) in self._recomputed
+            else (item, scope)
+            for item, scope in zip(found, self._scopes(found), strict=True)
+        ]
 
     def count(self) -> ExecutedCount:
         runs = self.runs
-        runs.count()
         times, once = runs.times, runs.once
         ran = [(n, self.costs[n]) for n in reversed(self.order) if times[n] or once[n]]
-        sums = self._sums([found for name, cost in ran for found in self._found(name, cost)])
+        sums = self._sums(self.matmuls())
         return ExecutedCount(
             forward=sums.phases["forward"] + sums.phases["evaluation"],
             evaluation=sums.phases["evaluation"],
@@ -248,14 +269,12 @@ class _Counter:
                 self.module[name], matmul, op_name, self.runs.times[name], self.runs.once[name]
             )
 
-    def _sums(self, found: list[Found]) -> Sums:
+    def _sums(self, matmuls: list[tuple[Found, Scope]]) -> Sums:
         """The matmuls by phase, scope, dtype and kernel."""
         sums = Sums()
         held = holders(self.module, self.program)
-        for item, scope in zip(found, self._scopes(found), strict=True):
+        for item, scope in matmuls:
             number = id(item.matmul.instruction)
-            if number in self._recomputed:
-                scope = scope._replace(phase="xla_rematerialized")
             sums.add(item.matmul, scope, item.runs, item.once)
             if scope.phase not in MODEL_PHASES or number in self._duplicates:
                 continue  # it has a line of its own

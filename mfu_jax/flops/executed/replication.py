@@ -99,7 +99,7 @@ def _placed(sharding: str, devices: int) -> Groups:
     return _canonical(tiles.tolist())
 
 
-def _replica_groups(text: str, devices: int) -> list[list[int]] | None:
+def replica_groups(text: str, devices: int) -> list[list[int]] | None:
     """The groups of a collective; None if they do not cover every device once."""
     groups = None
     if text == "{}":
@@ -218,7 +218,7 @@ class _Walk:
         return self.received[call]
 
     def _exchanged(self, kind: str, text: str, held: Groups) -> Groups:
-        groups = _replica_groups(text, self.devices)
+        groups = replica_groups(text, self.devices)
         if groups is None:
             return self.different
         keys: list[Hashable] = [None] * self.devices

@@ -1,0 +1,299 @@
+"""What each instruction of a compiled program costs: one record per instruction that is launched.
+
+A fusion is one record, with all that it contains; so is an asynchronous operation, at its start.
+Their sums are the totals of `executed_flops`. Profiles join them with times, by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from mfu_jax.flops.executed.collectives import Collective
+from mfu_jax.flops.executed.costs import CostReader, InstructionCost, KernelFlops
+from mfu_jax.flops.executed.counting import ExecutedCount, HasText, ProgramCounter, counter_of
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
+from mfu_jax.flops.executed.replication import replica_groups
+from mfu_jax.flops.scopes import FlopPhase, Scope, read_scope
+
+# Instructions of which a device launches nothing.
+_NOT_LAUNCHED = frozenset("parameter constant get-tuple-element tuple bitcast".split())
+_CONTROL = frozenset({"while", "conditional", "call"})
+_PAIR = re.compile(r"\{(\d+),(\d+)\}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstructionRecord:
+    """One instruction that a device launches, and the cost of one run of it.
+
+    Attributes:
+        name: its name, unique in `module`.
+        module: name of the program.
+        computation: name of the computation that it is in.
+        opcode: as in the text: ``fusion``, ``all-gather-start`` ….
+        op_name: JAX's name stack of it, or of its largest matmul.
+        scope: named scopes of `op_name`, joined by ``/``.
+        phase: of its largest matmul, else of `op_name`.
+        runs: in one step; 0 in a branch that is not counted.
+        flops_by_dtype: matmul FLOPs, those in a fusion included, by operand dtype.
+        flops_by_phase: the same by phase.
+        kernels: names of the custom kernels that it runs.
+        elementwise: FLOPs of everything that is no matmul, by XLA's rules.
+        hbm_bytes: bytes that it reads from and writes to HBM.
+        collective: the collective that it starts; `Collective.times` is 1.
+        device_groups: the devices that exchange data in it; empty if the text does not say.
+        estimated_cycles: XLA's own estimate, which TPU programs carry; None elsewhere.
+        started_by: name of the start that this instruction completes (``…-done``).
+        unaccounted: reasons why FLOPs of it are not known.
+    """
+
+    name: str
+    module: str
+    computation: str
+    opcode: str
+    op_name: str = ""
+    scope: str = ""
+    phase: FlopPhase = "other"
+    runs: int = 0
+    flops_by_dtype: Mapping[str, int] = field(default_factory=dict)
+    flops_by_phase: Mapping[str, int] = field(default_factory=dict)
+    kernels: tuple[str, ...] = ()
+    elementwise: int = 0
+    hbm_bytes: int = 0
+    collective: Collective | None = None
+    device_groups: tuple[tuple[int, ...], ...] = ()
+    estimated_cycles: int | None = None
+    started_by: str = ""
+    unaccounted: tuple[str, ...] = ()
+
+    @property
+    def flops(self) -> int:
+        """Matmul FLOPs of one run."""
+        return sum(self.flops_by_dtype.values())
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it only runs other instructions, which have records of their own."""
+        return self.opcode in _CONTROL
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it starts or completes work that goes on beside other instructions."""
+        return self.opcode.endswith(("-start", "-update", "-done"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramCosts:
+    """A compiled program, instruction by instruction.
+
+    Attributes:
+        name: of its module.
+        devices: that it is partitioned over.
+        records: by the instructions' names.
+        executed: the count of the same program.
+    """
+
+    name: str
+    devices: int
+    records: Mapping[str, InstructionRecord]
+    executed: ExecutedCount
+
+
+def instruction_costs(
+    program: HasText | str,
+    *,
+    kernel_flops: KernelFlops | None = None,
+    trip_counts: Mapping[str, int] | None = None,
+) -> ProgramCosts:
+    """Costs of a compiled program by instruction.
+
+    Args:
+        program: the result of ``jax.jit(f).lower(…).compile()``, or its ``as_text()``.
+        kernel_flops: as `executed_flops` takes them.
+        trip_counts: the same.
+
+    Raises:
+        HloParseError: the text is not optimised HLO.
+    """
+    counter = counter_of(program, kernel_flops=kernel_flops, trip_counts=trip_counts)
+    reader = _RecordReader(counter)
+    records = {record.name: record for record in reader.records()}
+    module = counter.module
+    devices = module.header_int("num_partitions") * module.header_int("replica_count")
+    return ProgramCosts(
+        name=module.name, devices=devices, records=records, executed=counter.count()
+    )
+
+
+class _Matmul(NamedTuple):
+    """FLOPs of a matmul in one run, with the part that is recomputed."""
+
+    flops: int
+    rematerialized: int
+    dtype: str
+    kernel: str
+    op_name: str
+    scope: Scope
+
+
+class _Inside(NamedTuple):
+    """All instructions of one launched instruction, and what each costs."""
+
+    instructions: list[HloInstruction]
+    costs: list[InstructionCost]
+
+
+class _RecordReader:
+    """Makes the records of one program.
+
+    Args:
+        counter: of the program.
+    """
+
+    def __init__(self, counter: ProgramCounter) -> None:
+        self.module = counter.module
+        self.reader: CostReader = counter.reader
+        self.runs = counter.runs
+        self.order = counter.order
+        self.matmuls = {
+            id(found.matmul.instruction): (found.op_name, scope)
+            for found, scope in counter.matmuls()
+        }
+
+    def records(self) -> Iterator[InstructionRecord]:
+        inside = set(self._names_inside())
+        for name in reversed(self.order):
+            if name not in inside:
+                yield from self._records_of(self.module[name])
+
+    def _names_inside(self) -> Iterator[str]:
+        """Computations of fusions and of asynchronous operations, and those that they call."""
+        names: list[str] = []
+        for name in self.order:
+            for instruction in self.module[name].instructions.values():
+                if _is_whole(instruction):
+                    names += instruction.callees
+        while names:
+            name = names.pop()
+            yield name
+            for instruction in self.module[name].instructions.values():
+                names += instruction.callees
+
+    def _records_of(self, computation: HloComputation) -> Iterator[InstructionRecord]:
+        runs = self.runs.times[computation.name]
+        for instruction in computation.instructions.values():
+            if instruction.opcode not in _NOT_LAUNCHED:
+                yield self._record(computation, instruction, runs)
+
+    def _record(
+        self, computation: HloComputation, instruction: HloInstruction, runs: int
+    ) -> InstructionRecord:
+        inside = self._inside(computation, instruction)
+        matmuls = list(self._matmuls(inside))
+        collective = next((cost.collective for cost in inside.costs if cost.collective), None)
+        op_name, scope = self._scope(instruction, inside, matmuls)
+        return InstructionRecord(
+            name=instruction.name,
+            module=self.module.name,
+            computation=computation.name,
+            opcode=instruction.opcode,
+            op_name=op_name,
+            scope=scope.path,
+            phase=scope.phase,
+            runs=runs,
+            flops_by_dtype=_summed((m.dtype, m.flops) for m in matmuls),
+            flops_by_phase=_summed(pair for m in matmuls for pair in _by_phase(m)),
+            kernels=tuple(sorted({m.kernel for m in matmuls if m.kernel})),
+            elementwise=sum(cost.elementwise for cost in inside.costs),
+            hbm_bytes=sum(cost.hbm_bytes for cost in inside.costs),
+            collective=collective,
+            device_groups=self._groups(inside) if collective else (),
+            estimated_cycles=_estimated_cycles(instruction),
+            started_by=_started_by(instruction),
+            unaccounted=tuple(c.unaccounted.reason for c in inside.costs if c.unaccounted),
+        )
+
+    def _inside(self, computation: HloComputation, instruction: HloInstruction) -> _Inside:
+        """The instruction, and the instructions of the computations that it is made of."""
+        cost = self.reader.instruction_cost(computation, instruction, fused=False)
+        inside = _Inside([instruction], [cost])
+        fused = instruction.opcode == "fusion"
+        names = list(instruction.callees) if _is_whole(instruction) else []
+        while names:
+            inner = self.module[names.pop()]
+            for one in inner.instructions.values():
+                inside.instructions.append(one)
+                inside.costs.append(self.reader.instruction_cost(inner, one, fused=fused))
+                names += one.callees
+        return inside
+
+    def _matmuls(self, inside: _Inside) -> Iterator[_Matmul]:
+        for cost in inside.costs:
+            if matmul := cost.matmul:
+                op_name, scope = self.matmuls.get(
+                    id(matmul.instruction), (matmul.instruction.op_name, _UNKNOWN)
+                )
+                yield _Matmul(
+                    matmul.flops, matmul.rematerialized, matmul.dtype, matmul.kernel, op_name, scope
+                )
+
+    def _scope(
+        self, instruction: HloInstruction, inside: _Inside, matmuls: list[_Matmul]
+    ) -> tuple[str, Scope]:
+        """Of the largest matmul; else of the instruction, or of the last one in it that has any."""
+        largest = max(matmuls, key=lambda m: m.flops, default=None)
+        if largest is not None and largest.flops:
+            return largest.op_name, largest.scope
+        named = [i.op_name for i in inside.instructions if "/" in i.op_name]
+        op_name = instruction.op_name if "/" in instruction.op_name else "".join(named[-1:])
+        first = op_name.partition(";")[0]  # XLA joins the names of what it merges
+        return first, read_scope(first) if first else _UNKNOWN
+
+    def _groups(self, inside: _Inside) -> tuple[tuple[int, ...], ...]:
+        devices = self.module.header_int("num_partitions")
+        for instruction, cost in zip(inside.instructions, inside.costs, strict=True):
+            if cost.collective is None:
+                continue
+            pairs = _PAIR.findall(instruction.attributes.get("source_target_pairs", ""))
+            if pairs:
+                return tuple((int(a), int(b)) for a, b in pairs)
+            text = instruction.attributes.get("replica_groups", "")
+            return tuple(map(tuple, replica_groups(text, devices) or ()))
+        return ()
+
+
+_UNKNOWN = Scope("other", "")
+
+
+def _is_whole(instruction: HloInstruction) -> bool:
+    """Whether the device launches it as one thing, with the computations that it calls."""
+    return instruction.opcode in ("fusion", "async-start")
+
+
+def _by_phase(matmul: _Matmul) -> Iterator[tuple[str, int]]:
+    again = 0 if matmul.scope.phase == "xla_rematerialized" else matmul.rematerialized
+    yield matmul.scope.phase, matmul.flops - again
+    if again:
+        yield "rematerialized", again
+
+
+def _summed(pairs: Iterator[tuple[str, int]]) -> dict[str, int]:
+    sums: dict[str, int] = defaultdict(int)
+    for key, number in pairs:
+        sums[key] += number
+    return dict(sums)
+
+
+def _estimated_cycles(instruction: HloInstruction) -> int | None:
+    if "estimated_cycles" not in instruction.tail:
+        return None
+    text = str(instruction.backend_config.get("estimated_cycles", ""))
+    return int(text) if text.isdecimal() else None
+
+
+def _started_by(instruction: HloInstruction) -> str:
+    is_later = instruction.opcode.endswith(("-done", "-update"))
+    return instruction.operands[0] if is_later and instruction.operands else ""

@@ -1,0 +1,108 @@
+"""One record per launched instruction: its cost from arithmetic, and sums that are the totals."""
+
+from __future__ import annotations
+
+import lzma
+from collections import Counter
+
+import pytest
+
+from mfu_jax.flops.executed.counting import executed_flops
+from mfu_jax.flops.executed.instruction_costs import instruction_costs
+from tests.support.paths import RECORDED
+
+PHASES = ("backward", "rematerialized", "xla_rematerialized", "optimizer", "other", "evaluation")
+
+LOOP = """HloModule jit_f, num_partitions=8
+
+%fused (a: f32[2,3], b: f32[3,4]) -> f32[2,4] {
+  %a = f32[2,3] parameter(0)
+  %b = f32[3,4] parameter(1)
+  %d = f32[2,4] dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}, MATMUL
+  ROOT %n = f32[2,4] negate(%d), metadata={op_name="jit(f)/norm/neg"}
+}
+
+%body (t: (s32[], f32[2,3], f32[3,4])) -> (s32[], f32[2,3], f32[3,4]) {
+  %t = (s32[], f32[2,3], f32[3,4]) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %x = f32[2,3] get-tuple-element(%t), index=1
+  %y = f32[3,4] get-tuple-element(%t), index=2
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %f = f32[2,4] fusion(%x, %y), kind=kOutput, calls=%fused, backend_config={"estimated_cycles":"70"}
+  %g-start = (f32[2,3], f32[8,3]) all-gather-start(%x), GATHER
+  %g-done = f32[8,3] all-gather-done(%g-start)
+  ROOT %r = (s32[], f32[2,3], f32[3,4]) tuple(%next, %x, %y)
+}
+
+%condition (t: (s32[], f32[2,3], f32[3,4])) -> pred[] {
+  %t = (s32[], f32[2,3], f32[3,4]) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %five = s32[] constant(5)
+  ROOT %less = pred[] compare(%i, %five), direction=LT
+}
+
+ENTRY %main (x: f32[2,3], y: f32[3,4]) -> (s32[], f32[2,3], f32[3,4]) {
+  %x = f32[2,3] parameter(0)
+  %y = f32[3,4] parameter(1)
+  %zero = s32[] constant(0)
+  %state = (s32[], f32[2,3], f32[3,4]) tuple(%zero, %x, %y)
+  ROOT %loop = (s32[], f32[2,3], f32[3,4]) while(%state), condition=%condition, body=%body
+}
+"""
+for word, attributes in {
+    "MATMUL": 'metadata={op_name="jit(f)/transpose(jvp(mlp))/while/body/wi/dot_general"}',
+    "GATHER": "replica_groups={{0,2,4,6},{1,3,5,7}}, dimensions={0}, "
+    'metadata={op_name="jit(f)/mlp/all_gather"}',
+}.items():
+    LOOP = LOOP.replace(word, attributes)
+
+
+def test_a_fusion_in_a_loop_a_collective_and_its_end() -> None:
+    costs = instruction_costs(LOOP)
+    assert (costs.name, costs.devices) == ("jit_f", 8)
+    assert set(costs.records) == {"next", "f", "g-start", "g-done", "less", "loop"}
+    fusion = costs.records["f"]
+    assert (fusion.runs, fusion.flops_by_dtype) == (5, {"f32": 2 * 2 * 3 * 4})
+    assert (fusion.phase, fusion.scope) == ("backward", "mlp/wi")
+    assert fusion.flops_by_phase == {"backward": 48}
+    assert fusion.hbm_bytes == 4 * (2 * 3 + 3 * 4 + 2 * 4)
+    assert (fusion.elementwise, fusion.estimated_cycles) == (2 * 4, 70)
+    start, done = costs.records["g-start"], costs.records["g-done"]
+    assert start.collective is not None
+    assert (start.collective.kind, start.collective.bytes) == ("all-gather", 4 * 8 * 3)
+    assert start.device_groups == ((0, 2, 4, 6), (1, 3, 5, 7))
+    assert (start.is_async, done.started_by, done.collective) == (True, "g-start", None)
+    assert costs.records["loop"].is_control
+    assert costs.records["less"].runs == 5 + 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cpu_mesh_1x1x4", "cpu_moe_capacity", "h100_mesh_8x1x1", "h100_layers_cudnn",
+        "v5e_splash_causal", "v6e_mesh_1x1x4", "v6e_scan_full", "cpu_branches", "v5p_fft",
+    ],
+)  # fmt: skip
+def test_sums_are_the_totals(name: str) -> None:
+    with lzma.open(RECORDED / f"{name}.hlo.xz", "rt") as file:
+        text = file.read()
+    executed, records = executed_flops(text), instruction_costs(text).records.values()
+    assert sum(r.runs * r.flops for r in records) == executed.total
+    assert sum(r.runs * r.hbm_bytes for r in records) == executed.hbm_bytes
+    assert sum(r.runs * r.elementwise for r in records) == executed.elementwise
+    by_phase: Counter[str] = Counter()
+    by_dtype: Counter[str] = Counter()
+    by_kind: Counter[str] = Counter()
+    for record in records:
+        by_phase.update({p: record.runs * n for p, n in record.flops_by_phase.items()})
+        by_dtype.update({d: record.runs * n for d, n in record.flops_by_dtype.items()})
+        if record.collective:
+            by_kind[record.collective.kind] += record.runs * record.collective.bytes
+    assert {p: by_phase[p] for p in PHASES} == {p: getattr(executed, p) for p in PHASES}
+    assert by_phase["forward"] == executed.forward - executed.evaluation
+    assert +by_dtype == Counter(executed.by_dtype)
+    kinds: Counter[str] = Counter()
+    for collective in executed.collectives:
+        kinds[collective.kind] += collective.times * collective.bytes
+    assert by_kind == kinds

@@ -36,6 +36,7 @@ class Ledger:
         convention: how `model` counts attention pairs.
         lines: from `model` to `executed`, including the model line.
         executed: matmul FLOPs that the program runs.
+        of_which: parts of `executed` to know about; they do not sum to it.
         xla_reported: ``compiled.cost_analysis()["flops"]``, or None if XLA reports nothing.
         causes: from `executed` to `xla_reported`; empty if XLA reports nothing.
         notes: what the count could not see, and the choices that it made.
@@ -48,6 +49,7 @@ class Ledger:
     xla_reported: int | None
     causes: tuple[LedgerLine, ...]
     notes: tuple[str, ...] = ()
+    of_which: tuple[LedgerLine, ...] = ()
 
     @property
     def residual(self) -> int:
@@ -85,6 +87,7 @@ class Ledger:
             rows.append((line.label if i == 0 else f"+ {line.label}", line.flops, line.note))
         rows.append(("+ residual", self.residual, "" if self.residual == 0 else "not explained"))
         rows.append(("= executed", self.executed, "what the compiled program runs"))
+        rows += [(f"  of which {line.label}", line.flops, line.note) for line in self.of_which]
         rows += [(f"+ {line.label}", line.flops, line.note) for line in self.causes]
         if self.xla_reported is None:
             rows.append(("XLA-reported", None, "cost_analysis() gives no number here"))
@@ -168,7 +171,17 @@ def compare_flops(
         xla_reported=reported,
         causes=() if reported is None else _causes(executed, reported),
         notes=_notes(executed),
+        of_which=_of_which(executed),
     )
+
+
+def _of_which(executed: ExecutedCount) -> tuple[LedgerLine, ...]:
+    """The parts of `executed` that the program has; they explain, and are not added."""
+    note = "matrix-vector and outer products, written as a multiplication and a sum"
+    parts = [
+        LedgerLine(label="matmuls run on vector units", flops=executed.vector_matmuls, note=note)
+    ]
+    return tuple(line for line in parts if line.flops)
 
 
 def _causes(executed: ExecutedCount, reported: int) -> tuple[LedgerLine, ...]:
@@ -189,6 +202,10 @@ def _causes(executed: ExecutedCount, reported: int) -> tuple[LedgerLine, ...]:
             note="additions, multiplications, reductions … that are no matmul",
         ),
     ]
+    if executed.vector_once:
+        fewer = executed.vector_xla - executed.vector_once
+        note = "XLA counts n − 1 additions for a sum of n products"
+        causes.append(LedgerLine(label="sums on vector units", flops=fewer, note=note))
     rest = reported - executed.total - sum(cause.flops for cause in causes)
     return (*causes, LedgerLine(label="XLA's other differences", flops=rest))
 

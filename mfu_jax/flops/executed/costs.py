@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from mfu_jax.flops.attention_kernels import is_attention
+from mfu_jax.flops.attention_kernels import BESIDE_KERNELS, is_attention
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.executed.collectives import KINDS, Collective, is_further_link, read_collective
 from mfu_jax.flops.executed.dataflow import Dataflow, UnknownValueError
@@ -24,6 +24,7 @@ from mfu_jax.flops.executed.kernels import (
     kernel_cost,
 )
 from mfu_jax.flops.executed.matmuls import MATMULS, operand_dtype
+from mfu_jax.flops.executed.vector_matmuls import VectorMatmuls
 
 KernelFlops = Mapping[str, int] | Callable[[KernelCall], int | None]
 
@@ -63,7 +64,8 @@ class MatmulCost(NamedTuple):
         rematerialized: the part that recomputes forward results.
         kernel: name of the custom kernel that runs them; empty for XLA's own matmuls.
         seen_by_xla: FLOPs that XLA's cost analysis reports for the instruction.
-        is_attention: whether the kernel computes attention.
+        is_attention: whether an attention kernel runs it, or JAX does beside the kernel.
+        is_vector: whether it is a multiplication and a sum, for vector units.
     """
 
     instruction: HloInstruction
@@ -73,6 +75,7 @@ class MatmulCost(NamedTuple):
     kernel: str = ""
     seen_by_xla: int = 0
     is_attention: bool = False
+    is_vector: bool = False
 
 
 class InstructionCost(NamedTuple):
@@ -86,6 +89,7 @@ class InstructionCost(NamedTuple):
         note: a choice that the reader of the count should know about.
         elementwise: FLOPs of everything else, by the rules of XLA's cost analysis.
         hbm_bytes: bytes read from and written to HBM; 0 inside a fusion.
+        vector_xla: what XLA reports for an instruction that is part of a matmul on vector units.
     """
 
     matmul: MatmulCost | None = None
@@ -95,6 +99,7 @@ class InstructionCost(NamedTuple):
     note: str = ""
     elementwise: int = 0
     hbm_bytes: int = 0
+    vector_xla: int = 0
 
 
 _NOTHING = InstructionCost()
@@ -110,6 +115,7 @@ class ComputationCost(NamedTuple):
     notes: tuple[str, ...]
     elementwise: int
     hbm_bytes: int
+    vector_xla: int
 
 
 def _sum(instructions: list[HloInstruction], costs: list[InstructionCost]) -> ComputationCost:
@@ -121,6 +127,7 @@ def _sum(instructions: list[HloInstruction], costs: list[InstructionCost]) -> Co
         notes=tuple([cost.note for cost in costs if cost.note]),
         elementwise=sum([cost.elementwise for cost in costs]),
         hbm_bytes=sum([cost.hbm_bytes for cost in costs]),
+        vector_xla=sum([cost.vector_xla for cost in costs]),
     )
 
 
@@ -144,6 +151,7 @@ class CostReader:
     ) -> None:
         self.module = module
         self.dataflow = Dataflow(module)
+        self.vector_matmuls = VectorMatmuls(self.dataflow)
         self.kernel_flops = kernel_flops
         self.trip_counts = trip_counts
         self.constants = constants
@@ -172,7 +180,16 @@ class CostReader:
             cost = _NOTHING if instruction.opcode in _NO_MATMUL else _unknown(instruction)
         elementwise = elementwise_flops(computation, instruction, self._reducer)
         traffic = 0 if fused else hbm_bytes(self.module, computation, instruction)
-        return InstructionCost(*cost[:5], elementwise, traffic)
+        part = self.vector_matmuls.part(computation, instruction)
+        if part is None:
+            return InstructionCost(*cost[:5], elementwise, traffic)
+        beside = BESIDE_KERNELS in instruction.op_name
+        matmul = MatmulCost(
+            instruction, part.flops, part.dtype, is_attention=beside, is_vector=True
+        )
+        return InstructionCost(
+            matmul=matmul if part.flops else None, hbm_bytes=traffic, vector_xla=elementwise
+        )
 
     def _matmul(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
         flops = MATMULS[instruction.opcode.removesuffix("-start")](computation, instruction)

@@ -64,6 +64,8 @@ class ExecutedCount(FlopCount):
         repeated: FLOPs of forward and backward matmuls that several devices run on the same values,
             beyond one run each, by extent in words. Part of `total`.
         repeated_attention: the part of `repeated` in `attention_kernels`.
+        vector_matmuls: FLOPs of matmuls that run on vector units: XLA writes them as a
+            multiplication and a sum, because one of m, n and k is 1. Part of `total`.
         kernels: FLOPs of custom kernels that XLA does not see into (or counts wrongly), by name.
             Part of `total`.
         attention_kernels: FLOPs of attention kernels, forward and backward, without recomputed
@@ -75,6 +77,8 @@ class ExecutedCount(FlopCount):
         loops_once: `total` with every loop body counted once, as in XLA's own report.
         kernels_once: FLOPs of `kernels` with every loop body counted once.
         kernels_xla: what XLA reports for `kernels_once`: the authors' `cost_estimate`s, or 0.
+        vector_once: `vector_matmuls` with every loop body counted once.
+        vector_xla: what XLA reports for `vector_once`: one FLOP a multiplication, one an addition.
         elementwise_once: `elementwise` with every loop body counted once.
         flags: choices that the count made, such as the branch of a conditional.
     """
@@ -82,6 +86,7 @@ class ExecutedCount(FlopCount):
     duplicated: int = 0
     repeated: Mapping[str, int] = field(default_factory=dict)
     repeated_attention: int = 0
+    vector_matmuls: int = 0
     kernels: Mapping[str, int] = field(default_factory=dict)
     attention_kernels: int = 0
     elementwise: int = 0
@@ -90,6 +95,8 @@ class ExecutedCount(FlopCount):
     loops_once: int = 0
     kernels_once: int = 0
     kernels_xla: int = 0
+    vector_once: int = 0
+    vector_xla: int = 0
     elementwise_once: int = 0
     flags: tuple[Flag, ...] = ()
 
@@ -186,6 +193,8 @@ class _Sums:
     loops_once: int = 0
     kernels_once: int = 0
     kernels_xla: int = 0
+    vector_matmuls: int = 0
+    vector_once: int = 0
 
     def add(self, matmul: MatmulCost, scope: Scope, runs: int, once: int) -> None:
         if matmul.is_attention and scope.phase != "rematerialized":
@@ -195,6 +204,9 @@ class _Sums:
         self.scopes[scope.path] += runs * matmul.flops
         self.dtypes[matmul.dtype] += runs * matmul.flops
         self.loops_once += once * matmul.flops
+        if matmul.is_vector:
+            self.vector_matmuls += runs * matmul.flops
+            self.vector_once += once * matmul.flops
         if matmul.kernel:
             self.kernels[matmul.kernel] += runs * matmul.flops
             self.kernels_once += once * matmul.flops
@@ -248,6 +260,7 @@ class _Counter:
             duplicated=sum(m.flops * runs for _, m, runs in self._duplicates.values()),
             repeated={where: round(flops) for where, flops in sums.repeated.items()},
             repeated_attention=round(sums.repeated_attention),
+            vector_matmuls=sums.vector_matmuls,
             kernels=dict(sums.kernels),
             attention_kernels=sums.attention_kernels,
             elementwise=sum(times[name] * cost.elementwise for name, cost in ran),
@@ -260,6 +273,8 @@ class _Counter:
             loops_once=sums.loops_once,
             kernels_once=sums.kernels_once,
             kernels_xla=sums.kernels_xla,
+            vector_once=sums.vector_once,
+            vector_xla=sum(once[name] * cost.vector_xla for name, cost in ran),
             elementwise_once=sum(once[name] * cost.elementwise for name, cost in ran),
             flags=(
                 *(Flag(text=text, times=n) for text, n in runs.choices.items()),

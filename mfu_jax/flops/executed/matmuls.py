@@ -27,13 +27,23 @@ def _sizes(instruction: HloInstruction, shape: Shape, dims: tuple[int, ...]) -> 
     return math.prod(shape.dims[d] for d in dims)
 
 
+def flops_per_multiply_add(dtype: str) -> int:
+    """2; 8 of complex numbers, which take four real products and four sums.
+
+    >>> flops_per_multiply_add("bf16"), flops_per_multiply_add("c64")
+    (2, 8)
+    """
+    return 8 if dtype in ("c64", "c128") else 2
+
+
 def dot_flops(computation: HloComputation, instruction: HloInstruction) -> int:
-    """``dot``: 2 · result elements · contracted elements."""
+    """``dot``: 2 · result elements · contracted elements (8 of complex numbers)."""
     if not instruction.attribute("lhs_contracting_dims"):  # "{}" if nothing is contracted
         raise instruction.error(f"{instruction.opcode} without lhs_contracting_dims")
     lhs = computation.operand(instruction, 0).shape
     contracted = _sizes(instruction, lhs, instruction.integers("lhs_contracting_dims"))
-    return 2 * result_shape(instruction).size * contracted
+    per_pair = flops_per_multiply_add(result_shape(instruction).dtype)
+    return per_pair * result_shape(instruction).size * contracted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.executed.collectives import KINDS, Collective, is_further_link, read_collective
 from mfu_jax.flops.executed.dataflow import Dataflow, UnknownValueError
 from mfu_jax.flops.executed.elementwise import elementwise_flops
+from mfu_jax.flops.executed.factorizations import FACTORIZATIONS
 from mfu_jax.flops.executed.hbm import hbm_bytes
 from mfu_jax.flops.executed.hlo import CALLEE_KEYS, HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.kernels import (
@@ -28,12 +29,6 @@ from mfu_jax.flops.executed.vector_matmuls import VectorMatmuls
 
 KernelFlops = Mapping[str, int] | Callable[[KernelCall], int | None]
 
-# Instructions that XLA runs as library routines, whose FLOPs are not counted.
-_LIBRARY_ROUTINES = {
-    "fft": "an FFT is no matmul; 5·n·log2(n) is the usual estimate",
-    "cholesky": "runs as a library routine of about n³/3",
-    "triangular-solve": "runs as a library routine of about n²·m",
-}
 # Instructions that neither compute nor move anything: most of a program.
 _FREE = frozenset("parameter constant get-tuple-element tuple bitcast".split())
 _FREE_IN_FUSIONS = _FREE | frozenset("broadcast copy transpose reshape slice pad iota".split())
@@ -217,12 +212,12 @@ class CostReader:
         collective = read_collective(self.module, computation, instruction, op_name)
         return InstructionCost(collective=collective)
 
-    def _library_routine(
+    def _factorization(
         self, computation: HloComputation, instruction: HloInstruction
     ) -> InstructionCost:
-        opcode = instruction.opcode.removesuffix("-start")
-        reason = _LIBRARY_ROUTINES[opcode]
-        return InstructionCost(unaccounted=unaccounted(instruction, opcode, reason))
+        flops = FACTORIZATIONS[instruction.opcode.removesuffix("-start")](computation, instruction)
+        dtype = computation.operand(instruction, 0).shape.dtype
+        return InstructionCost(MatmulCost(instruction, flops, dtype, kernel=instruction.opcode))
 
     def _kernel(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
         literal = functools.partial(self._literal, computation, instruction)
@@ -307,7 +302,7 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(MATMULS, CostReader._matmul),
     **dict.fromkeys(CALLEE_KEYS, CostReader._call),
     **dict.fromkeys(KINDS, CostReader._collective),
-    **dict.fromkeys(_LIBRARY_ROUTINES, CostReader._library_routine),
+    **dict.fromkeys(FACTORIZATIONS, CostReader._factorization),
     "custom-call": CostReader._kernel,
 }
 

@@ -187,7 +187,7 @@ def _convolution_flops(
     batch = output.dims[output_labels.index("b")]
     features = output.dims[output_labels.index("f")]
     inputs = kernel.dims[kernel_labels.index("i")]
-    return 2 * batch * features * inputs * positions
+    return flops_per_multiply_add(output.dtype) * batch * features * inputs * positions
 
 
 def ragged_dot_flops(computation: HloComputation, instruction: HloInstruction) -> int:

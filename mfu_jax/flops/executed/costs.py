@@ -15,6 +15,7 @@ from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.executed.collectives import KINDS, Collective, is_further_link, read_collective
 from mfu_jax.flops.executed.dataflow import Dataflow, UnknownValueError
 from mfu_jax.flops.executed.elementwise import elementwise_flops
+from mfu_jax.flops.executed.expansions import Expansions, Part
 from mfu_jax.flops.executed.factorizations import FACTORIZATIONS
 from mfu_jax.flops.executed.hbm import hbm_bytes
 from mfu_jax.flops.executed.hlo import CALLEE_KEYS, HloComputation, HloInstruction, HloModule
@@ -147,6 +148,7 @@ class CostReader:
         self.module = module
         self.dataflow = Dataflow(module)
         self.vector_matmuls = VectorMatmuls(self.dataflow)
+        self.expansions = Expansions(module)
         self.kernel_flops = kernel_flops
         self.trip_counts = trip_counts
         self.constants = constants
@@ -169,7 +171,10 @@ class CostReader:
     ) -> InstructionCost:
         """Cost of one run of an instruction of `computation`; `fused` as in `computation_cost`."""
         rule = _RULES.get(instruction.opcode.removesuffix("-start"))
-        if rule is not None:
+        expansion = self.expansions.part(instruction) if rule else None
+        if expansion is not None:
+            cost = self._expansion(computation, instruction, expansion)
+        elif rule is not None:
             cost = rule(self, computation, instruction)
         else:
             cost = _NOTHING if instruction.opcode in _NO_MATMUL else _unknown(instruction)
@@ -218,6 +223,21 @@ class CostReader:
         flops = FACTORIZATIONS[instruction.opcode.removesuffix("-start")](computation, instruction)
         dtype = computation.operand(instruction, 0).shape.dtype
         return InstructionCost(MatmulCost(instruction, flops, dtype, kernel=instruction.opcode))
+
+    def _expansion(
+        self, computation: HloComputation, instruction: HloInstruction, part: Part
+    ) -> InstructionCost:
+        if not part.flops:
+            return _NOTHING
+        return InstructionCost(
+            MatmulCost(
+                instruction,
+                part.flops,
+                computation.operand(instruction, 0).shape.dtype,
+                kernel=part.name,
+                seen_by_xla=part.seen_by_xla,
+            )
+        )
 
     def _kernel(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
         literal = functools.partial(self._literal, computation, instruction)

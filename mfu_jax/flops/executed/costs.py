@@ -227,6 +227,9 @@ class CostReader:
     def _expansion(
         self, computation: HloComputation, instruction: HloInstruction, part: Part
     ) -> InstructionCost:
+        if part.flops is None:
+            reason = "the sizes of its blocks do not say the matrix's"
+            return InstructionCost(unaccounted=unaccounted(instruction, part.name, reason))
         if not part.flops:
             return _NOTHING
         return InstructionCost(

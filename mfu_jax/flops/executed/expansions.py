@@ -34,12 +34,12 @@ class Part(NamedTuple):
 
     Attributes:
         name: the primitive.
-        flops: the textbook's at the first block, 0 elsewhere.
+        flops: the textbook's at the first block, 0 elsewhere; None if its size is not known.
         seen_by_xla: FLOPs of all the expansion's matmuls, at its first block.
     """
 
     name: str
-    flops: int = 0
+    flops: int | None = 0
     seen_by_xla: int = 0
 
 
@@ -122,8 +122,12 @@ def _is_block(instruction: HloInstruction) -> bool:
 
 
 def _is_part(instruction: HloInstruction) -> bool:
-    """Whether it is work of an expansion: a matmul, or any of the compiler's block routines."""
-    return instruction.opcode in MATMULS or _target(instruction).startswith(_ROUTINES)
+    """Whether it is work of an expansion: a matmul, or any of the compiler's block routines.
+
+    A matmul by a vector is a multiplication and a sum.
+    """
+    is_matmul = instruction.opcode in MATMULS or instruction.opcode == "reduce"
+    return is_matmul or _target(instruction).startswith(_ROUTINES)
 
 
 def _counted(
@@ -132,17 +136,17 @@ def _counted(
     blocks = [i for _, i in members if _is_block(i)]
     if not blocks:
         return {}
-    matmuls = [(c, i) for c, i in members if i.opcode in MATMULS]
-    seen = sum(MATMULS[i.opcode](c, i) for c, i in matmuls)
+    seen = sum(MATMULS[i.opcode](c, i) for c, i in members if i.opcode in MATMULS)
     shapes = [next(i.shape.leaves()) for i in blocks]
     if any(len(shape.dims) < _LEAST_RANK[primitive] for shape in shapes):
         raise blocks[0].error("a factorisation's block with too few dimensions")
-    flops = _RULES[primitive](shapes, [i.shape for _, i in matmuls])
+    matmuls = [i.shape for _, i in members if i.opcode != "custom-call"]
+    flops = _RULES[primitive](shapes, matmuls)
     counted = {id(i): Part(primitive) for _, i in members}
     return counted | {id(blocks[0]): Part(primitive, flops, seen)}
 
 
-_Rule = Callable[[Sequence[Shape], Sequence[Shape]], int]
+_Rule = Callable[[Sequence[Shape], Sequence[Shape]], int | None]
 
 
 def _batch(shape: Shape) -> int:
@@ -172,17 +176,22 @@ def _form_q(blocks: Sequence[Shape], matmuls: Sequence[Shape]) -> int:
     return _batch(blocks[0]) * textbook.form_q(rows, columns, _width(blocks))
 
 
-def _triangular_solve(blocks: Sequence[Shape], matmuls: Sequence[Shape]) -> int:
-    """A block routine inverts all diagonal blocks of one solve; of two solves, one after another.
+def _triangular_solve(blocks: Sequence[Shape], matmuls: Sequence[Shape]) -> int | None:
+    """A routine inverts the diagonal blocks, maybe of two solves with the same matrix.
 
-    The smallest matmul makes one block of rows of the solution.
+    Of k rows of blocks, each but the first is updated, and each is then multiplied: 2k − 1 matmuls
+    of 2n − side rows together. The last row of blocks may be lower than the others.
     """
-    solved = min((shape.size for shape in matmuls), default=0)
-    flops = 0
-    for block in blocks:
-        *_, count, side, _ = block.dims
-        flops += textbook.triangular_solve(count * side, solved // max(1, side))
-    return flops
+    *_, count, side, _ = blocks[0].dims
+    solves, rest = divmod(len(matmuls), 2 * count - 1)
+    if not solves or rest or any(block.dims[-3:] != blocks[0].dims[-3:] for block in blocks):
+        return None
+    right_hand_sides = max(shape.size for shape in matmuls) // side  # of the batch together
+    rows, rest = divmod(sum(shape.size for shape in matmuls), solves * right_hand_sides)
+    n, odd = divmod(rows + side, 2)
+    if rest or odd or not (count - 1) * side < n <= count * side:
+        return None
+    return solves * textbook.triangular_solve(n, right_hand_sides)
 
 
 def _eigh(blocks: Sequence[Shape], matmuls: Sequence[Shape]) -> int:

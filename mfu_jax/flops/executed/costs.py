@@ -25,7 +25,7 @@ from mfu_jax.flops.executed.kernels import (
     UnknownCost,
     kernel_cost,
 )
-from mfu_jax.flops.executed.matmuls import MATMULS, operand_dtype
+from mfu_jax.flops.executed.matmuls import MATMULS, hardware_passes, operand_dtype
 from mfu_jax.flops.executed.vector_matmuls import VectorMatmuls
 
 KernelFlops = Mapping[str, int] | Callable[[KernelCall], int | None]
@@ -62,6 +62,7 @@ class MatmulCost(NamedTuple):
         seen_by_xla: FLOPs that XLA's cost analysis reports for the instruction.
         is_attention: whether an attention kernel runs it, or JAX does beside the kernel.
         is_vector: whether it is a multiplication and a sum, for vector units.
+        passes: how it runs in parts of its precision, such as ``bf16_x6``.
     """
 
     instruction: HloInstruction
@@ -72,6 +73,7 @@ class MatmulCost(NamedTuple):
     seen_by_xla: int = 0
     is_attention: bool = False
     is_vector: bool = False
+    passes: str = ""
 
 
 class InstructionCost(NamedTuple):
@@ -185,7 +187,12 @@ class CostReader:
             return InstructionCost(*cost[:5], elementwise, traffic)
         beside = BESIDE_KERNELS in instruction.op_name
         matmul = MatmulCost(
-            instruction, part.flops, part.dtype, is_attention=beside, is_vector=True
+            instruction,
+            part.flops,
+            part.dtype,
+            is_attention=beside,
+            is_vector=True,
+            passes=part.passes,
         )
         return InstructionCost(
             matmul=matmul if part.flops else None, hbm_bytes=traffic, vector_xla=elementwise
@@ -194,7 +201,9 @@ class CostReader:
     def _matmul(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
         flops = MATMULS[instruction.opcode.removesuffix("-start")](computation, instruction)
         dtype = operand_dtype(computation, instruction)
-        return InstructionCost(MatmulCost(instruction, flops, dtype, seen_by_xla=flops))
+        passes = hardware_passes(computation, instruction)
+        matmul = MatmulCost(instruction, flops, dtype, seen_by_xla=flops, passes=passes)
+        return InstructionCost(matmul)
 
     def _call(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
         if not instruction.callees:

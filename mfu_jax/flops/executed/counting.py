@@ -66,6 +66,8 @@ class ExecutedCount(FlopCount):
         repeated_attention: the part of `repeated` in `attention_kernels`.
         vector_matmuls: FLOPs of matmuls that run on vector units: XLA writes them as a
             multiplication and a sum, because one of m, n and k is 1. Part of `total`.
+        hardware_passes: FLOPs of matmuls that run as several on parts of their precision, by those
+            passes: ``{"bf16_x6": …}`` takes six times as long as bf16. 2·m·n·k once, in `total`.
         kernels: FLOPs of custom kernels that XLA does not see into (or counts wrongly), by name.
             Part of `total`.
         attention_kernels: FLOPs of attention kernels, forward and backward, without recomputed
@@ -87,6 +89,7 @@ class ExecutedCount(FlopCount):
     repeated: Mapping[str, int] = field(default_factory=dict)
     repeated_attention: int = 0
     vector_matmuls: int = 0
+    hardware_passes: Mapping[str, int] = field(default_factory=dict)
     kernels: Mapping[str, int] = field(default_factory=dict)
     attention_kernels: int = 0
     elementwise: int = 0
@@ -195,6 +198,7 @@ class _Sums:
     kernels_xla: int = 0
     vector_matmuls: int = 0
     vector_once: int = 0
+    passes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, matmul: MatmulCost, scope: Scope, runs: int, once: int) -> None:
         if matmul.is_attention and scope.phase != "rematerialized":
@@ -204,6 +208,8 @@ class _Sums:
         self.scopes[scope.path] += runs * matmul.flops
         self.dtypes[matmul.dtype] += runs * matmul.flops
         self.loops_once += once * matmul.flops
+        if matmul.passes:
+            self.passes[matmul.passes] += runs * matmul.flops
         if matmul.is_vector:
             self.vector_matmuls += runs * matmul.flops
             self.vector_once += once * matmul.flops
@@ -261,6 +267,7 @@ class _Counter:
             repeated={where: round(flops) for where, flops in sums.repeated.items()},
             repeated_attention=round(sums.repeated_attention),
             vector_matmuls=sums.vector_matmuls,
+            hardware_passes=dict(sums.passes),
             kernels=dict(sums.kernels),
             attention_kernels=sums.attention_kernels,
             elementwise=sum(times[name] * cost.elementwise for name, cost in ran),

@@ -213,6 +213,24 @@ MATMULS: dict[str, Callable[[HloComputation, HloInstruction], int]] = {
 }
 
 
+_PASSES = re.compile(r"dot_(bf16|tf32)_\w+_(x\d)$")
+_TPU_PASSES = {"{highest,highest}": "bf16_x6", "{high,high}": "bf16_x3"}
+
+
+def hardware_passes(computation: HloComputation, instruction: HloInstruction) -> str:
+    """How a matmul in parts of its operands' precision runs: ``bf16_x6``; empty for one pass.
+
+    By its dot algorithm. TPUs multiply float32 in one pass of bf16, or three or six by its
+    precision; other hardware has float32 units. Only TPU programs have tiled layouts.
+    """
+    if match := _PASSES.match(instruction.attribute("algorithm")):
+        return f"{match[1]}_{match[2]}"
+    if instruction.opcode != "convolution" or ":T(" not in instruction.shape_text:
+        return ""
+    is_float32 = operand_dtype(computation, instruction) == "f32"
+    return _TPU_PASSES.get(instruction.attribute("operand_precision"), "") if is_float32 else ""
+
+
 def operand_dtype(computation: HloComputation, instruction: HloInstruction) -> str:
     """The wider dtype of the two operands."""
     shapes = [computation.operand(instruction, i).shape for i in (0, 1)]

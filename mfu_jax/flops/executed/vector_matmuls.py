@@ -16,8 +16,12 @@ from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, dtype_bit
 from mfu_jax.flops.executed.matmuls import flops_per_multiply_add
 
 _MATMUL_NAME = "dot_general"
-# Between a product and its sum.
-_SAME_ELEMENTS = frozenset("convert bitcast reshape transpose copy pad".split())
+# Between a product and its sum, with the operands that lead there: bf16_x3 adds three products.
+_SAME_ELEMENTS = {
+    **dict.fromkeys("convert bitcast reshape transpose copy pad".split(), (0,)),
+    "add": (0, 1),
+    "select": (1, 2),
+}
 # Between an operand as the program holds it and the multiplication.
 _SAME_OPERAND = frozenset("convert bitcast reshape transpose copy broadcast parameter".split())
 _MAX_STEPS = 32
@@ -31,10 +35,12 @@ class VectorPart(NamedTuple):
     Attributes:
         flops: 2·m·n·k at the instruction that has the matmul's name; 0 at the other one.
         dtype: of the operands, before XLA widens them to multiply.
+        passes: how many products make one, such as ``bf16_x3``; empty for one.
     """
 
     flops: int
     dtype: str
+    passes: str = ""
 
 
 _OTHER = VectorPart(0, "")
@@ -65,11 +71,15 @@ class VectorMatmuls:
             if instruction.opcode == "multiply":
                 if not _is_address(instruction):
                     parts[id(instruction)] = self._product(frame, instruction)
-            elif place := self._summed(frame, instruction):
+            elif places := self._summed(frame, instruction):
                 parts[id(instruction)] = _OTHER
-                if not _is_named(place[1]) and id(place[1]) not in parts:
-                    parts[id(instruction)] = self._product(*place)
-                    parts[id(place[1])] = _OTHER
+                unnamed = [place for place in places if not _is_named(place[1])]
+                if unnamed and all(id(product) not in parts for _, product in places):
+                    part = self._product(*unnamed[0])
+                    if len(unnamed) > 1:
+                        part = part._replace(passes=f"{part.dtype}_x{len(unnamed)}")
+                    parts[id(instruction)] = part
+                    parts |= {id(product): _OTHER for _, product in unnamed}
         return parts
 
     def _product(self, frame: Frame, multiply: HloInstruction) -> VectorPart:
@@ -79,22 +89,28 @@ class VectorMatmuls:
         dtype = min((self._dtype(frame, operand) for operand in operands), key=dtype_bits)
         return VectorPart(flops_per_multiply_add(shape.dtype) * shape.size, dtype)
 
-    def _summed(self, frame: Frame, reduce: HloInstruction) -> _Place | None:
-        """The multiplication whose results a reduce adds up."""
+    def _summed(self, frame: Frame, reduce: HloInstruction) -> list[_Place]:
+        """The multiplications whose results a reduce adds up: several if one takes passes."""
         if len(reduce.operands) != 2 or not self._adds(reduce):
-            return None
-        instruction = frame.computation.operand(reduce, 0)
+            return []
+        places: list[_Place] = []
+        stack = [(frame, frame.computation.operand(reduce, 0))]
         for _ in range(_MAX_STEPS):
-            try:
-                frame, instruction, path = self.dataflow.follow(frame, instruction)
-            except UnknownValueError:
-                return None
-            if path or instruction.opcode not in _SAME_ELEMENTS:
+            if not stack:
                 break
-            instruction = frame.computation.operand(instruction, 0)
-        is_product = instruction.opcode == "multiply"
-        has_other_name = instruction.op_name and not _is_named(instruction)
-        return (frame, instruction) if is_product and not has_other_name else None
+            try:
+                frame, instruction, path = self.dataflow.follow(*stack.pop())
+            except UnknownValueError:
+                return []
+            if path or (instruction.op_name and not _is_named(instruction)):
+                return []
+            if instruction.opcode == "multiply":
+                places.append((frame, instruction))
+            elif operands := _SAME_ELEMENTS.get(instruction.opcode):
+                stack += [(frame, frame.computation.operand(instruction, i)) for i in operands]
+            elif instruction.opcode != "broadcast":  # of 0, where a pass overflowed
+                return []
+        return places
 
     def _adds(self, reduce: HloInstruction) -> bool:
         names = reduce.computations("to_apply")

@@ -212,6 +212,8 @@ def _causes(executed: ExecutedCount, reported: int) -> tuple[LedgerLine, ...]:
 
 def _notes(executed: ExecutedCount) -> tuple[str, ...]:
     notes = [flag.text for flag in executed.flags]
+    if executed.host:
+        notes.append(f"the host runs {executed.host:,} FLOPs more, which no line has")
     for item in executed.unaccounted:
         notes.append(f"not counted: {item.name} {item.where} {item.shapes}: {item.reason}")
     return tuple(notes)

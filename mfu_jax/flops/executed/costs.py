@@ -252,6 +252,8 @@ class CostReader:
         )
 
     def _kernel(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
+        if instruction.runs_on_host and instruction.callees:
+            return InstructionCost(is_call=True)
         literal = functools.partial(self._literal, computation, instruction)
         call = KernelCall(computation, instruction, literal)
         cost = kernel_cost(call)

@@ -74,6 +74,8 @@ class ExecutedCount(FlopCount):
             work.
         elementwise: FLOPs of all other instructions, by XLA's rule of one per element of a result.
             Not part of `total`.
+        host: FLOPs that the program hands to the host (`compute_on("device_host")`). Not part of
+            `total`, which is the device's.
         hbm_bytes: bytes that unfused instructions read from and write to HBM.
         collectives: every collective, with its bytes and runs.
         loops_once: `total` with every loop body counted once, as in XLA's own report.
@@ -93,6 +95,7 @@ class ExecutedCount(FlopCount):
     kernels: Mapping[str, int] = field(default_factory=dict)
     attention_kernels: int = 0
     elementwise: int = 0
+    host: int = 0
     hbm_bytes: int = 0
     collectives: tuple[Collective, ...] = ()
     loops_once: int = 0
@@ -238,6 +241,7 @@ class _Counter:
         self.module = module
         self.reader = reader
         self.costs: dict[str, ComputationCost] = {}
+        self.host: set[str] = set()  # computations that the host runs
         self.order = self._bottom_up_order()
         planner = Planner(
             module,
@@ -252,7 +256,9 @@ class _Counter:
         runs = self.runs
         runs.count()
         times, once = runs.times, runs.once
-        ran = [(n, self.costs[n]) for n in reversed(self.order) if times[n] or once[n]]
+        reached = [(n, self.costs[n]) for n in reversed(self.order) if times[n] or once[n]]
+        ran = [(name, cost) for name, cost in reached if name not in self.host]
+        host = [(name, cost) for name, cost in reached if name in self.host]
         sums = self._sums([found for name, cost in ran for found in self._found(name, cost)])
         return ExecutedCount(
             forward=sums.phases["forward"],
@@ -268,6 +274,7 @@ class _Counter:
             repeated_attention=round(sums.repeated_attention),
             vector_matmuls=sums.vector_matmuls,
             hardware_passes=dict(sums.passes),
+            host=sum(times[name] * m.flops for name, cost in host for m in cost.matmuls),
             kernels=dict(sums.kernels),
             attention_kernels=sums.attention_kernels,
             elementwise=sum(times[name] * cost.elementwise for name, cost in ran),
@@ -350,6 +357,8 @@ class _Counter:
             stack.append((name, fused, True))
             for call in cost.calls:
                 inside = fused or call.opcode == "fusion"
+                if name in self.host or (call.runs_on_host):
+                    self.host.update(call.callees)
                 stack += [(callee, inside, False) for callee in call.callees]
         return order
 
@@ -360,7 +369,7 @@ class _Counter:
             id(matmul.instruction): (self.module[name], matmul, self.runs.times[name])
             for name, cost in self.costs.items()
             for matmul in cost.matmuls
-            if self.runs.times[name]
+            if self.runs.times[name] and name not in self.host
         }
         places = ((computation, m.instruction) for computation, m, _ in matmuls.values())
         repeated = duplicates(self.reader.dataflow, places)

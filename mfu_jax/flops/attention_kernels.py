@@ -135,6 +135,8 @@ def kernels_named(name: str) -> tuple[AttentionKernel, ...]:
     return tuple(kernel for kernel in KERNELS if re.search(kernel.name, name))
 
 
+# Splash attention's backward pass sums o · do with an einsum beside its kernels.
+BESIDE_KERNELS = "jit(_splash_attention)/"
 _ATTENTION = re.compile(r"attention|fmha|flash|splash|(?<![a-z])m[hq]a(?![a-z])", re.IGNORECASE)
 
 

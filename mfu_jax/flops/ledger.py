@@ -258,6 +258,9 @@ def _of_which(executed: ExecutedCount) -> tuple[LedgerLine, ...]:
     """The parts of `executed` that the program has; they explain, and are not added."""
     note = "forward work that trains nothing: a loss or metrics on the side"
     parts = [LedgerLine(label="evaluation", flops=executed.evaluation, note=note)]
+    note = "matrix-vector and outer products, written as a multiplication and a sum"
+    label = "matmuls run on vector units"
+    parts.append(LedgerLine(label=label, flops=executed.vector_matmuls, note=note))
     return tuple(line for line in parts if line.flops)
 
 
@@ -279,12 +282,18 @@ def _causes(executed: ExecutedCount, reported: int) -> tuple[LedgerLine, ...]:
             note="additions, multiplications, reductions … that are no matmul",
         ),
     ]
+    if executed.vector_once:
+        fewer = executed.vector_xla - executed.vector_once
+        note = "XLA counts n − 1 additions for a sum of n products"
+        causes.append(LedgerLine(label="sums on vector units", flops=fewer, note=note))
     rest = reported - executed.total - sum(cause.flops for cause in causes)
     return (*causes, LedgerLine(label="XLA's other differences", flops=rest))
 
 
 def _notes(executed: ExecutedCount) -> tuple[str, ...]:
     notes = [flag.text for flag in executed.flags]
+    if executed.host:
+        notes.append(f"the host runs {executed.host:,} FLOPs more, which no line has")
     for item in executed.unaccounted:
         notes.append(f"not counted: {item.name} {item.where} {item.shapes}: {item.reason}")
     return tuple(notes)

@@ -13,7 +13,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tests.support import program_kernels, program_models, program_names
+from tests.support import (
+    program_factorizations,
+    program_kernels,
+    program_models,
+    program_names,
+    program_vectors,
+)
 from tests.support.reference_model import Shape, reference_step
 
 Build = Callable[[Any], tuple[Callable[..., Any], tuple[Any, ...]]]
@@ -140,6 +146,15 @@ def _fill() -> None:
             PROGRAMS[f"{platform}_{name}"] = Program(
                 platform=platform, build=on_one_device(function, *arguments), options=options
             )
+    for topic, programs in (
+        ("vectors", program_vectors),
+        ("factorizations", program_factorizations),
+    ):
+        for platform in programs.PLATFORMS:
+            for name, (function, arguments, flops) in programs.PROGRAMS.items():
+                PROGRAMS[f"{platform}_{topic}_{name}"] = Program(
+                    platform=platform, build=on_one_device(function, *arguments), flops=flops
+                )
     # Attention kernels in a scanned, rematerialised step: masks are tables that loops carry.
     for platform, attention, mesh in (
         ("v5e", "splash", ()),

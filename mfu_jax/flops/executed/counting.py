@@ -70,17 +70,25 @@ class ExecutedCount(FlopCount):
         repeated_attention: the part of `repeated` in `attention_kernels`.
         padding: FLOPs of forward and backward matmuls on explicit zero padding. Part of `total`.
         expansion: the same on zeros of ragged and depthwise products that XLA computes densely.
+        vector_matmuls: FLOPs of matmuls that run on vector units: XLA writes them as a
+            multiplication and a sum, because one of m, n and k is 1. Part of `total`.
+        hardware_passes: FLOPs of matmuls that run as several on parts of their precision, by those
+            passes: ``{"bf16_x6": …}`` takes six times as long as bf16. 2·m·n·k once, in `total`.
         kernels: FLOPs of custom kernels that XLA does not see into (or counts wrongly), by name.
             Part of `total`.
         attention_kernels: FLOPs of attention kernels, forward and backward, without recomputed
             work.
         elementwise: FLOPs of all other instructions, by XLA's rule of one per element of a result.
             Not part of `total`.
+        host: FLOPs that the program hands to the host (`compute_on("device_host")`). Not part of
+            `total`, which is the device's.
         hbm_bytes: bytes that unfused instructions read from and write to HBM.
         collectives: every collective, with its bytes and runs.
         loops_once: `total` with every loop body counted once, as in XLA's own report.
         kernels_once: FLOPs of `kernels` with every loop body counted once.
         kernels_xla: what XLA reports for `kernels_once`: the authors' `cost_estimate`s, or 0.
+        vector_once: `vector_matmuls` with every loop body counted once.
+        vector_xla: what XLA reports for `vector_once`: one FLOP a multiplication, one an addition.
         elementwise_once: `elementwise` with every loop body counted once.
         flags: choices that the count made, such as the branch of a conditional.
     """
@@ -91,14 +99,19 @@ class ExecutedCount(FlopCount):
     repeated_attention: int = 0
     padding: int = 0
     expansion: int = 0
+    vector_matmuls: int = 0
+    hardware_passes: Mapping[str, int] = field(default_factory=dict)
     kernels: Mapping[str, int] = field(default_factory=dict)
     attention_kernels: int = 0
     elementwise: int = 0
+    host: int = 0
     hbm_bytes: int = 0
     collectives: tuple[Collective, ...] = ()
     loops_once: int = 0
     kernels_once: int = 0
     kernels_xla: int = 0
+    vector_once: int = 0
+    vector_xla: int = 0
     elementwise_once: int = 0
     flags: tuple[Flag, ...] = ()
 
@@ -189,6 +202,7 @@ class ProgramCounter:
         self.module = module
         self.reader = reader
         self.costs: dict[str, ComputationCost] = {}
+        self.host: set[str] = set()  # computations that the host runs
         self.order = self._bottom_up_order()
         planner = Planner(
             module,
@@ -202,7 +216,11 @@ class ProgramCounter:
 
     def matmuls(self) -> list[tuple[Found, Scope]]:
         """Every matmul that runs, with its scope and phase."""
-        ran = [n for n in reversed(self.order) if self.runs.times[n] or self.runs.once[n]]
+        ran = [
+            n
+            for n in reversed(self.order)
+            if (self.runs.times[n] or self.runs.once[n]) and n not in self.host
+        ]
         found = [item for n in ran for item in self._found(n, self.costs[n])]
         return [
             (item, scope._replace(phase="xla_rematerialized"))
@@ -214,7 +232,9 @@ class ProgramCounter:
     def count(self) -> ExecutedCount:
         runs = self.runs
         times, once = runs.times, runs.once
-        ran = [(n, self.costs[n]) for n in reversed(self.order) if times[n] or once[n]]
+        reached = [(n, self.costs[n]) for n in reversed(self.order) if times[n] or once[n]]
+        ran = [(name, cost) for name, cost in reached if name not in self.host]
+        host = [(name, cost) for name, cost in reached if name in self.host]
         sums = self._sums(self.matmuls())
         return ExecutedCount(
             forward=sums.phases["forward"] + sums.phases["evaluation"],
@@ -233,6 +253,9 @@ class ProgramCounter:
             repeated_attention=round(sums.repeated_attention),
             padding=sums.padding,
             expansion=sums.expansion,
+            vector_matmuls=sums.vector_matmuls,
+            hardware_passes=dict(sums.passes),
+            host=sum(times[name] * m.flops for name, cost in host for m in cost.matmuls),
             kernels=dict(sums.kernels),
             attention_kernels=sums.attention_kernels,
             elementwise=sum(times[name] * cost.elementwise for name, cost in ran),
@@ -245,6 +268,8 @@ class ProgramCounter:
             loops_once=sums.loops_once,
             kernels_once=sums.kernels_once,
             kernels_xla=sums.kernels_xla,
+            vector_once=sums.vector_once,
+            vector_xla=sum(once[name] * cost.vector_xla for name, cost in ran),
             elementwise_once=sum(once[name] * cost.elementwise for name, cost in ran),
             flags=(
                 *(Flag(text=text, times=n) for text, n in runs.choices.items()),
@@ -320,6 +345,8 @@ class ProgramCounter:
             stack.append((name, fused, True))
             for call in cost.calls:
                 inside = fused or call.opcode == "fusion"
+                if name in self.host or (call.runs_on_host):
+                    self.host.update(call.callees)
                 stack += [(callee, inside, False) for callee in call.callees]
         return order
 
@@ -347,7 +374,7 @@ class ProgramCounter:
             id(matmul.instruction): (self.module[name], matmul, self.runs.times[name])
             for name, cost in self.costs.items()
             for matmul in cost.matmuls
-            if self.runs.times[name]
+            if self.runs.times[name] and name not in self.host
         }
 
     def _op_name(self, name: str, instruction: HloInstruction) -> str:

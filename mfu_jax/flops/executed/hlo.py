@@ -52,6 +52,7 @@ CALLEE_KEYS = {
     "call": ("to_apply",),
     "async": ("calls",),
     "while": ("body", "condition"),
+    "custom-call": ("called_computations",),
     "conditional": ("branch_computations", "true_computation", "false_computation"),
 }
 
@@ -196,6 +197,15 @@ class HloInstruction:
             keys = CALLEE_KEYS.get(self.opcode.removesuffix("-start"), ())
             self._callees = tuple([name for key in keys for name in self.computations(key)])
         return self._callees
+
+    @property
+    def runs_on_host(self) -> bool:
+        """Whether it hands its computation to the host: `compute_on("device_host")`."""
+        if '"host"' not in self.tail and '"HostExecute"' not in self.tail:
+            return False
+        return self.attribute_string("async_execution_thread") == "host" or (
+            self.attribute_string("custom_call_target") == "HostExecute"
+        )
 
     @property
     def loop_computations(self) -> tuple[str, str]:

@@ -54,6 +54,9 @@ class Sums:
     loops_once: int = 0
     kernels_once: int = 0
     kernels_xla: int = 0
+    vector_matmuls: int = 0
+    vector_once: int = 0
+    passes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, matmul: MatmulCost, scope: Scope, runs: int, once: int) -> None:
         again = 0 if scope.phase == "xla_rematerialized" else matmul.rematerialized
@@ -64,6 +67,11 @@ class Sums:
         self.scopes[scope.path] += runs * matmul.flops
         self.dtypes[matmul.dtype] += runs * matmul.flops
         self.loops_once += once * matmul.flops
+        if matmul.passes:
+            self.passes[matmul.passes] += runs * matmul.flops
+        if matmul.is_vector:
+            self.vector_matmuls += runs * matmul.flops
+            self.vector_once += once * matmul.flops
         if matmul.kernel:
             self.kernels[matmul.kernel] += runs * matmul.flops
             self.kernels_once += once * matmul.flops

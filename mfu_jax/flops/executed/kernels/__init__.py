@@ -9,7 +9,7 @@ A rule is registered under the custom call's target, or under the kernel's own n
 """
 
 # Importing a module registers its rules.
-from mfu_jax.flops.executed.kernels import cublas, cudnn, triton
+from mfu_jax.flops.executed.kernels import cublas, cudnn, linear_algebra, triton
 from mfu_jax.flops.executed.kernels.mosaic import cost as mosaic
 from mfu_jax.flops.executed.kernels.registry import (
     KernelCall,
@@ -28,6 +28,7 @@ __all__ = [
     "cudnn",
     "kernel_cost",
     "kernel_name",
+    "linear_algebra",
     "mosaic",
     "register_kernel",
     "triton",

@@ -7,7 +7,7 @@ says which one is gone, in which version, and what we use it for.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ __all__ = [
     "Primitive",
     "coordination_store",
     "host_value",
-    "mosaic_bindings",
+    "mlir_bindings",
     "open_jaxpr",
     "primitives",
     "reached_preemption_sync_point",
@@ -119,17 +119,39 @@ def parameter_shardings(compiled: Any) -> list[str]:
         return []
 
 
-def mosaic_bindings() -> tuple[Any, Any, Any]:
-    """MLIR's Python bindings as jaxlib has them: the TPU dialect, `ir`, `PassManager`.
+def mlir_bindings(dialect: str) -> tuple[Callable[[Any], None], Any, Any]:
+    """MLIR's Python bindings as jaxlib has them.
+
+    Args:
+        dialect: that of the kernels to be read: tpu, triton or mosaic_gpu.
+
+    Returns:
+        What registers the dialect (and those it is mixed with) in a context, `ir`, `PassManager`.
 
     Raises:
-        ImportError: jaxlib is missing, or has none.
+        ImportError: jaxlib is missing, or lacks the dialect.
     """
-    from jax._src.lib import tpu
     from jaxlib.mlir import ir
     from jaxlib.mlir.passmanager import PassManager
 
-    return tpu, ir, PassManager
+    if dialect == "tpu":
+        from jax._src.lib import tpu
+
+        return tpu.register_dialect, ir, PassManager
+    from jax._src.lib import mosaic_gpu_dialect
+    from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+    from jaxlib.triton import dialect as triton_dialect
+
+    own = {"triton": triton_dialect, "mosaic_gpu": mosaic_gpu_dialect}[dialect]
+
+    def register(context: Any) -> None:
+        registry = ir.DialectRegistry()
+        _jax_mlir_ext.register_dialects(registry)
+        context.append_dialect_registry(registry)
+        own.register_dialect(context)
+        context.load_all_available_dialects()
+
+    return register, ir, PassManager
 
 
 def split_torus(shape: Sequence[int], devices: Sequence[Any]) -> Any:

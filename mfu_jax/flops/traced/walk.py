@@ -28,7 +28,14 @@ from mfu_jax.flops.traced.loops import jaxpr_trip_count
 from mfu_jax.flops.traced.masks import patterns as mask_patterns
 from mfu_jax.flops.traced.masks.pairs import Band, KeptPairs
 from mfu_jax.flops.traced.masks.scores import Scores, is_batched
-from mfu_jax.flops.traced.pallas import attention_kernel, pallas_cost, sequence_sizes
+from mfu_jax.flops.traced.mosaic_gpu import MESH_KERNELS
+from mfu_jax.flops.traced.pallas import (
+    PallasCost,
+    attention_kernel,
+    mesh_kernel_cost,
+    pallas_cost,
+    sequence_sizes,
+)
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.jax_internals import Literal, Primitive, open_jaxpr, primitives, scan_groups
@@ -257,17 +264,32 @@ def _while(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
     return out_flows
 
 
+def _mesh_kernel(
+    walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
+) -> list[Flow]:
+    cost = mesh_kernel_cost(eqn, [flow.known for flow in flows])
+    return _kernel(walker, eqn, cost, flows, stack, tally)
+
+
+def _kernel(
+    walker: Walker, eqn: Any, cost: PallasCost, flows: list[Flow], stack: str, tally: Tally
+) -> list[Flow]:
+    """A kernel's programs, as they are."""
+    walker.kernels.setdefault(cost.name, set()).add(None if cost.unknown else cost.flops.total())
+    for reason in cost.unknown:
+        tally.unaccounted[_unaccounted(eqn, stack, f"{cost.name}: {reason}")] += 1
+    return walker.add_work(eqn, cost.flops, flows, stack, tally)
+
+
 def _pallas_call(
     walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
 ) -> list[Flow]:
     """The kernel's programs; for an attention kernel all pairs, without recomputed scores."""
     cost = pallas_cost(eqn, [flow.known for flow in flows])
-    walker.kernels.setdefault(cost.name, set()).add(None if cost.unknown else cost.flops.total())
     attention = attention_kernel(eqn)
     if attention is None:
-        for reason in cost.unknown:
-            tally.unaccounted[_unaccounted(eqn, stack, f"{cost.name}: {reason}")] += 1
-        return walker.add_work(eqn, cost.flops, flows, stack, tally)
+        return _kernel(walker, eqn, cost, flows, stack, tally)
+    walker.kernels.setdefault(cost.name, set()).add(None if cost.unknown else cost.flops.total())
     all_pairs = cost.unskipped.total()
     number = walker.scores.new(stack, sequence_sizes(eqn, attention))
     masks = walker.scores.masks
@@ -342,6 +364,7 @@ def _linear_solve(
 _Descent = Callable[[Walker, Any, list[Flow], str, Tally], list[Flow]]
 _DESCENTS: dict[str, _Descent] = {
     **dict.fromkeys(BY_PRIMITIVE, _fused_attention),
+    **dict.fromkeys(MESH_KERNELS, _mesh_kernel),
     "cond": _cond,
     "linear_solve": _linear_solve,
     "pallas_call": _pallas_call,

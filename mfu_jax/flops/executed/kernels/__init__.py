@@ -9,8 +9,7 @@ A rule is registered under the custom call's target, or under the kernel's own n
 """
 
 # Importing a module registers its rules.
-from mfu_jax.flops.executed.kernels import cublas, cudnn, triton
-from mfu_jax.flops.executed.kernels.mosaic import cost as mosaic
+from mfu_jax.flops.executed.kernels import cublas, cudnn, mosaic_gpu, pallas_tpu, triton
 from mfu_jax.flops.executed.kernels.registry import (
     KernelCall,
     KernelCost,
@@ -28,7 +27,8 @@ __all__ = [
     "cudnn",
     "kernel_cost",
     "kernel_name",
-    "mosaic",
+    "mosaic_gpu",
+    "pallas_tpu",
     "register_kernel",
     "triton",
 ]

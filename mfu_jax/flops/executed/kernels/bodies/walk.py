@@ -1,4 +1,4 @@
-"""Runs the scalar part of a Pallas kernel's body, and adds up the matmuls that it reaches.
+"""Runs the scalar part of a kernel's body, and adds up the matmuls that it reaches.
 
 Every step of the grid takes the branches that its indices choose, so that blocks which a causal or
 sparse mask skips cost nothing.
@@ -11,7 +11,9 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 
-from mfu_jax.flops.executed.kernels.mosaic.body import (
+from mfu_jax.flops.executed.kernels.bodies.body import (
+    EXTENT,
+    POSITION,
     Block,
     KernelBody,
     Op,
@@ -74,14 +76,9 @@ def _deciding_axes(body: KernelBody) -> set[int]:
         if maker := body.makers.get(value):
             stack += maker.operands
             stack += [v for op in _ops_inside(maker) for v in op.operands]
-    axes = {i for i in range(len(body.grid)) if body.block.arguments[i] in seen}
-    ids = {body.makers[v].attribute for v in seen if _is_program_id(body, v)}
-    return axes | ids
-
-
-def _is_program_id(body: KernelBody, value: int) -> bool:
-    maker = body.makers.get(value)
-    return maker is not None and maker.name == "tpu.program_id"
+    makers = (body.makers[value] for value in seen if value in body.makers)
+    ids = {maker.attribute for maker in makers if maker.name == POSITION}
+    return ids | {axis for value, axis in body.positions.items() if value in seen}
 
 
 def _walk_ops(block: Block) -> Iterator[Op]:
@@ -105,6 +102,12 @@ def _truncated(a: int, b: int) -> int:
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
+def _unsigned(a: int) -> int:
+    if a < 0:
+        raise ValueError("a negative number in unsigned arithmetic")
+    return a
+
+
 _BINARY: dict[str, Callable[[int, int], int]] = {
     "arith.addi": lambda a, b: a + b,
     "arith.subi": lambda a, b: a - b,
@@ -122,6 +125,10 @@ _BINARY: dict[str, Callable[[int, int], int]] = {
     "arith.remui": lambda a, b: a % b,
     "arith.shli": lambda a, b: a << min(b, 64),
     "arith.shrsi": lambda a, b: a >> b,
+    "arith.shrui": lambda a, b: _unsigned(a) >> b,
+    "arith.minui": lambda a, b: min(_unsigned(a), _unsigned(b)),
+    "arith.maxui": lambda a, b: max(_unsigned(a), _unsigned(b)),
+    "arith.ceildivui": lambda a, b: -(-_unsigned(a) // b),
 }
 _PREDICATES: list[Callable[[int, int], bool]] = [
     lambda a, b: a == b,
@@ -143,6 +150,9 @@ _SAME = {
     "arith.index_castui",
     "tpu.assume_multiple",
 }
+# One thread stands for its warp: the first, which is the one that `elect` chooses and whose value
+# the others read.
+_ELECT, _SHUFFLE = "nvvm.elect.sync", "nvvm.shfl.sync"
 
 
 class _Walk:
@@ -157,7 +167,10 @@ class _Walk:
 
     def step(self, indices: tuple[int, ...]) -> int:
         self.indices = indices
-        self.values = dict(zip(self.body.block.arguments, indices, strict=False))
+        self.values = {
+            value: self.body.position(axis, indices[axis])
+            for value, axis in self.body.positions.items()
+        }
         return self.block(self.body.block)
 
     def block(self, block: Block) -> int:
@@ -168,6 +181,8 @@ class _Walk:
             if op.name == "scf.if":
                 taken = 0 if self.value(op.operands[0]) else 1
                 total += self.block(op.regions[taken]) if taken < len(op.regions) else 0
+            elif op.name == "scf.index_switch":
+                total += self.block(self.case(op))
             elif op.name == "scf.for":
                 total += self.loop(op)
             elif op.regions:
@@ -177,6 +192,11 @@ class _Walk:
             else:
                 total += op.flops
         return total
+
+    def case(self, op: Op) -> Block:
+        """The region that a switch takes; the first one is its default."""
+        value = self.value(op.operands[0])
+        return op.regions[1 + op.cases.index(value) if value in op.cases else 0]
 
     def loop(self, op: Op) -> int:
         start, end, by = (self.value(v) for v in op.operands[:3])
@@ -215,10 +235,14 @@ class _Walk:
             return self.value(op.operands[0])
         if op.name == "arith.select":
             return self.value(op.operands[1 if self.value(op.operands[0]) else 2])
-        if op.name == "tpu.program_id" and op.attribute < len(self.indices):
-            return self.indices[op.attribute]
-        if op.name == "tpu.iteration_bound" and op.attribute < len(self.body.grid):
-            return self.body.grid[op.attribute]
+        if op.name == POSITION and op.attribute < len(self.indices):
+            return self.body.position(op.attribute, self.indices[op.attribute])
+        if op.name == EXTENT and op.attribute < len(self.body.grid):
+            return self.body.position(op.attribute, self.body.grid[op.attribute])
+        if op.name == _ELECT:
+            return 1
+        if op.name == _SHUFFLE:
+            return self.value(op.operands[1])
         if op.name == "memref.load":
             return self.load(op)
         if op.name == "scf.if":
@@ -227,9 +251,7 @@ class _Walk:
         raise UnknownBodyError(f"it skips blocks by {op.name}")
 
     def load(self, op: Op) -> int:
-        arguments = self.body.block.arguments
-        first = len(self.body.grid)
-        tables = arguments[first : first + self.body.prefetched]
+        tables = self.body.tables
         if op.operands[0] not in tables:
             raise UnknownBodyError("it skips blocks by values in memory")
         number = tables.index(op.operands[0])

@@ -1,0 +1,35 @@
+"""Reads a custom call's ``backend_config`` in MLIR's notation: ``{grid_x = 8 : i32, ir = "…"}``."""
+
+from __future__ import annotations
+
+import re
+
+_ESCAPED = re.compile(rb"\\(\\|[0-9A-Fa-f]{2})")
+
+
+def mlir_string(tail: str, key: str) -> bytes | None:
+    """The bytes of a string attribute, None if there is none of this name.
+
+    Args:
+        tail: what follows the operands of the custom call.
+        key: the attribute's name.
+
+    >>> mlir_string(r'backend_config={grid_x = 8 : i32, ir = "ML\\EFR\\5C\\22"}', "ir")
+    b'ML\\xefR\\\\"'
+    """
+    config = tail.partition("backend_config={")[2]
+    # Within a string, a quotation mark is written as \22.
+    match = re.search(rf'[{{ ]?\b{key} = "([^"]*)"', config)
+    if not match:
+        return None
+    return _ESCAPED.sub(_unescaped, match[1].encode(errors="surrogateescape"))
+
+
+def mlir_integer(tail: str, key: str) -> int | None:
+    """An integer attribute, None if there is none of this name."""
+    match = re.search(rf"\b{key} = (-?\d+) : i", tail.partition("backend_config={")[2])
+    return int(match[1]) if match else None
+
+
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    return b"\\" if match[1] == b"\\" else bytes.fromhex(match[1].decode())

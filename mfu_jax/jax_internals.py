@@ -119,37 +119,34 @@ def parameter_shardings(compiled: Any) -> list[str]:
         return []
 
 
-def mlir_bindings(dialect: str) -> tuple[Callable[[Any], None], Any, Any]:
+def mlir_bindings(dialect: str) -> tuple[Callable[[Any, bool], None], Any, Any]:
     """MLIR's Python bindings as jaxlib has them.
 
     Args:
         dialect: that of the kernels to be read: tpu, triton or mosaic_gpu.
 
     Returns:
-        What registers the dialect (and those it is mixed with) in a context, `ir`, `PassManager`.
+        What registers the dialect in a context (and, if its second argument is true, the upstream
+        dialects that kernels are mixed with), `ir`, and `PassManager`.
 
     Raises:
         ImportError: jaxlib is missing, or lacks the dialect.
     """
+    from jax._src.lib import mosaic_gpu_dialect, tpu
     from jaxlib.mlir import ir
-    from jaxlib.mlir.passmanager import PassManager
-
-    if dialect == "tpu":
-        from jax._src.lib import tpu
-
-        return tpu.register_dialect, ir, PassManager
-    from jax._src.lib import mosaic_gpu_dialect
     from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+    from jaxlib.mlir.passmanager import PassManager
     from jaxlib.triton import dialect as triton_dialect
 
-    own = {"triton": triton_dialect, "mosaic_gpu": mosaic_gpu_dialect}[dialect]
+    own = {"tpu": tpu, "triton": triton_dialect, "mosaic_gpu": mosaic_gpu_dialect}[dialect]
 
-    def register(context: Any) -> None:
-        registry = ir.DialectRegistry()
-        _jax_mlir_ext.register_dialects(registry)
-        context.append_dialect_registry(registry)
+    def register(context: Any, with_upstream: bool) -> None:
+        if with_upstream:
+            registry = ir.DialectRegistry()
+            _jax_mlir_ext.register_dialects(registry)
+            context.append_dialect_registry(registry)
+            context.load_all_available_dialects()
         own.register_dialect(context)
-        context.load_all_available_dialects()
 
     return register, ir, PassManager
 

@@ -112,7 +112,7 @@ KERNELS = (
         primitives=("dot_product_attention_bwd_wrapper", "dot_product_attention_fp8_bwd_wrapper"),
         targets=(
             "__cudnn$fmhaSoftmaxBackward",
-            "__cudnn$fmhaSoftmaxF8Backward",
+            "__cudnn$fmhaSoftmaxBackwardF8",
             "__cudnn$fmhaSoftmaxDropoutBackward",
             "__cudnn$fmhaScaleBiasSoftmaxBackward",
             "__cudnn$fmhaScaleBiasSoftmaxDropoutBackward",

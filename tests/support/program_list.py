@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tests.support import program_kernels, program_models
+from tests.support import program_kernel_bodies, program_kernels, program_models
 from tests.support.reference_model import Shape, reference_step
 
 Build = Callable[[Any], tuple[Callable[..., Any], tuple[Any, ...]]]
@@ -136,6 +136,10 @@ def _fill() -> None:
             PROGRAMS[f"{platform}_{name}"] = Program(
                 platform=platform, build=on_one_device(function, *arguments), options=options
             )
+    for platform, bodies in program_kernel_bodies.KERNELS.items():
+        for name, (function, arguments) in bodies.items():
+            build = on_one_device(function, *arguments)
+            PROGRAMS[f"{platform}_{name}"] = Program(platform=platform, build=build)
     # Attention kernels in a scanned, rematerialised step: masks are tables that loops carry.
     for platform, attention, mesh in (
         ("v5e", "splash", ()),

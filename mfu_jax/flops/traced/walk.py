@@ -139,7 +139,9 @@ class Walker:
             ((jaxpr, *_),) = inner.values()
             out_flows, body = self.walk(jaxpr, flows, stack)
             tally.add(body)
-            return out_flows
+            if len(out_flows) == len(eqn.outvars):
+                return out_flows
+            return [join(flows)] * len(eqn.outvars)  # run_state returns its references' values
         everything = join(flows)
         if inner:
             self._unknown_call(eqn, inner, everything, stack, tally)
@@ -179,7 +181,7 @@ class Walker:
         everything = join(flows)
         operands = flows[:2]
         made: frozenset[Score] = frozenset()
-        if not scores:
+        if not scores and eqn.outvars:  # a kernel may write to references only
             scores, made = self.scores.of_matmul(eqn, operands, stack)
         if phase == "forward" and "jvp(" not in stack and everything.gradient:
             phase = "optimizer"  # needs a gradient and is not differentiated itself

@@ -53,21 +53,26 @@ def kernel_body(text: str) -> KernelBody:
 
 def _read_module(module: Any) -> KernelBody:
     """The kernel's function: the one with a grid, or the only one."""
-    functions = [op for op in module.body.operations if op.operation.name == "func.func"]
-    with_grid = [f for f in functions if "iteration_bounds" in f.attributes]
-    if len(with_grid) != 1 and len(functions) != 1:
-        raise UnknownBodyError("its body has no grid, and several functions")
-    operation = (with_grid or functions)[0].operation
+    operations = (op.operation for op in module.body.operations)
+    functions = [f for f in operations if f.name == "func.func" and len(f.regions[0].blocks)]
+    functions.sort(key=lambda function: "iteration_bounds" not in function.attributes)
     reader = Reader(_matmul)
-    block = reader.block(operation.regions[0].blocks[0])
+    blocks = [reader.block(function.regions[0].blocks[0]) for function in functions]
+    if not blocks:
+        raise UnknownBodyError("its body has no function")
+    if any(op.has_matmul for block in blocks[1:] for op in block.ops):
+        raise UnknownBodyError("it multiplies in several functions")
     # A kernel without a grid runs once, and its arguments begin with the operands.
-    grid = integers(operation.attributes["iteration_bounds"]) if with_grid else ()
-    prefetched = integer(operation, "scalar_prefetch")
+    attributes = functions[0].attributes
+    has_grid = "iteration_bounds" in attributes
+    grid = integers(attributes["iteration_bounds"]) if has_grid else ()
+    prefetched = integer(functions[0], "scalar_prefetch")
+    arguments = blocks[0].arguments
     return reader.body(
-        block,
+        blocks[0],
         grid=grid,
-        positions={block.arguments[axis]: axis for axis in range(len(grid))},
-        tables=block.arguments[len(grid) : len(grid) + prefetched],
+        positions={arguments[axis]: axis for axis in range(len(grid))},
+        tables=arguments[len(grid) : len(grid) + prefetched],
     )
 
 

@@ -36,6 +36,7 @@ _ATTRIBUTES = {
     "tt.get_program_id": "axis",
     "tt.get_num_programs": "axis",
 }
+_BYTECODE = b"ML\xefR"
 _THREADS = {"gpu.thread_id": POSITION, "gpu.block_dim": EXTENT}
 
 
@@ -102,7 +103,7 @@ def read_body(
     Args:
         raw: the module.
         dialect: tpu, triton or mosaic_gpu.
-        passes: a pipeline to run on it first.
+        passes: a pipeline that restores the plain dialects, if it is in bytecode.
         read: reads the parsed module.
 
     Raises:
@@ -120,9 +121,11 @@ def read_body(
             # A damaged body's messages may not be UTF-8, on which the bindings abort.
             context.emit_error_diagnostics = True
             context.attach_diagnostic_handler(lambda diagnostic: True)
-            register(context)
+            # The stable form has names of its own; anything else is in the upstream dialects.
+            is_stable = raw.startswith(_BYTECODE) and dialect == "tpu"
+            register(context, not is_stable)
             module = ir.Module.parse(raw)
-            if passes:
+            if passes and raw.startswith(_BYTECODE):
                 PassManager.parse(f"builtin.module({passes})").run(module.operation)
             _check_names(module)
             return read(module)

@@ -20,6 +20,7 @@ from mfu_jax.flops.executed.hlo import CALLEE_KEYS, HloComputation, HloInstructi
 from mfu_jax.flops.executed.kernels import (
     KernelCall,
     KernelCost,
+    Lengths,
     UnknownCost,
     kernel_cost,
 )
@@ -132,6 +133,7 @@ class CostReader:
         kernel_flops: FLOPs of custom kernels, as `executed_flops` takes them.
         trip_counts: iterations of loops, by the name or op_name of the ``while``.
         constants: returns the same program with its large constants written out, or None.
+        lengths: lengths that are data, as far as the user gave them.
     """
 
     def __init__(
@@ -141,12 +143,14 @@ class CostReader:
         kernel_flops: KernelFlops | None,
         trip_counts: Mapping[str, int],
         constants: Callable[[], HloModule | None],
+        lengths: Lengths,
     ) -> None:
         self.module = module
         self.dataflow = Dataflow(module)
         self.kernel_flops = kernel_flops
         self.trip_counts = trip_counts
         self.constants = constants
+        self.lengths = lengths
         self.reducers: dict[str, int] = {}
 
     def computation_cost(self, computation: HloComputation, *, fused: bool) -> ComputationCost:
@@ -209,7 +213,7 @@ class CostReader:
 
     def _kernel(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
         literal = functools.partial(self._literal, computation, instruction)
-        call = KernelCall(computation, instruction, literal)
+        call = KernelCall(computation, instruction, literal, self.lengths)
         cost = kernel_cost(call)
         if isinstance(cost, UnknownCost):
             cost = self._given_cost(call, cost)

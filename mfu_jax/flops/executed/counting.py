@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
@@ -32,6 +32,7 @@ from mfu_jax.flops.executed.hlo import (
     HloParseError,
     parse_hlo,
 )
+from mfu_jax.flops.executed.kernels import Lengths
 from mfu_jax.flops.executed.op_names import inferred_op_name
 from mfu_jax.flops.executed.plans import Planner
 from mfu_jax.flops.executed.replication import Groups, holders
@@ -99,6 +100,8 @@ def executed_flops(
     *,
     kernel_flops: KernelFlops | None = None,
     trip_counts: Mapping[str, int] | None = None,
+    group_sizes: Sequence[int] = (),
+    sequence_lengths: Sequence[int] = (),
 ) -> ExecutedCount:
     """Counts the matmul FLOPs that one device executes in one call of a compiled program.
 
@@ -109,6 +112,8 @@ def executed_flops(
             program does not contain the cost; `register_kernel` overrides the program's.
         trip_counts: iterations of loops that depend on data, by the op_name or name of the
             ``while`` that `unaccounted` shows.
+        group_sizes: rows of each group (expert) in grouped matmuls, as one device has them.
+        sequence_lengths: keys of each sequence in paged attention.
 
     Returns:
         The count. Work that could not be counted is in `unaccounted`.
@@ -134,6 +139,10 @@ def executed_flops(
         kernel_flops=kernel_flops,
         trip_counts=trip_counts or {},
         constants=_Constants(program).module,
+        lengths=Lengths(
+            group_sizes=tuple(map(int, group_sizes)),
+            sequence_lengths=tuple(map(int, sequence_lengths)),
+        ),
     )
     return _Counter(module, reader, program).count()
 

@@ -42,12 +42,14 @@ class PallasCost:
         flops: FLOPs that its programs run, without skipped blocks, by dtype.
         unskipped: the same if no block were skipped.
         unknown: what could not be determined.
+        is_estimate: whether the FLOPs are its author's `cost_estimate`.
     """
 
     name: str
     flops: Counter[str]
     unskipped: Counter[str]
     unknown: tuple[str, ...] = ()
+    is_estimate: bool = False
 
 
 def attention_kernel(eqn: Any) -> AttentionKernel | None:
@@ -92,8 +94,11 @@ def pallas_cost(eqn: Any, operands: Sequence[Known]) -> PallasCost:
     exact, unskipped = _Programs(grid, axes), _Programs(grid, axes, skips=False)
     for run in (exact, unskipped):
         run.walk(jaxpr, refs, programs)
-        if grid != tuple(mapping.grid):
-            run.unknown.add("the grid's size depends on data: one program was counted")
+    if grid != tuple(mapping.grid):
+        if (estimate := eqn.params.get("cost_estimate")) is not None:
+            flops = Counter(dict.fromkeys(list(exact.flops)[:1], estimate.flops))
+            return PallasCost(name=pallas_name(eqn), flops=flops, unskipped=flops, is_estimate=True)
+        exact.unknown.add("the grid's size depends on data: one program was counted")
     return PallasCost(
         name=pallas_name(eqn),
         flops=exact.flops,

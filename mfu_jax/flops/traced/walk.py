@@ -277,7 +277,8 @@ def _kernel(
     walker: Walker, eqn: Any, cost: PallasCost, flows: list[Flow], stack: str, tally: Tally
 ) -> list[Flow]:
     """A kernel's programs, as they are."""
-    walker.kernels.setdefault(cost.name, set()).add(None if cost.unknown else cost.flops.total())
+    is_known = not (cost.unknown or cost.is_estimate)
+    walker.kernels.setdefault(cost.name, set()).add(cost.flops.total() if is_known else None)
     for reason in cost.unknown:
         tally.unaccounted[_unaccounted(eqn, stack, f"{cost.name}: {reason}")] += 1
     return walker.add_work(eqn, cost.flops, flows, stack, tally)

@@ -11,8 +11,9 @@ import pytest
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
 from mfu_jax.flops.executed.kernels.bodies.attributes import mlir_integer, mlir_string
 from tests.support import program_kernel_bodies as programs
-from tests.support.jax_versions import reads_recorded_kernels
+from tests.support.jax_versions import reads_recorded_kernels, reads_recorded_tensor_cores
 from tests.support.paths import RECORDED
+from tests.support.tensor_core_kernels import BODIES, ONE, hlo_of, kernel
 
 
 @functools.lru_cache(maxsize=8)
@@ -55,7 +56,16 @@ def test_xlas_own_targets_that_multiply_nothing_are_free(target: str) -> None:
     assert (executed.total, executed.unaccounted) == (0, ())
 
 
-@reads_recorded_kernels
+@pytest.mark.parametrize("name", BODIES)
+def test_every_warp_group_that_gets_there_multiplies(name: str) -> None:
+    body, products = BODIES[name]
+    executed = executed_flops(hlo_of(kernel(body)))
+    assert executed.total == products * ONE
+    assert executed.by_dtype == {"f16": executed.total}
+    assert executed.unaccounted == ()
+
+
+@reads_recorded_tensor_cores
 def test_wgmma_in_a_warp_specialised_pipeline_of_clusters() -> None:
     executed = count("h100_wgmma")
     assert executed.total == 2 * programs.M * programs.N * programs.K
@@ -63,7 +73,7 @@ def test_wgmma_in_a_warp_specialised_pipeline_of_clusters() -> None:
     assert executed.unaccounted == ()
 
 
-@reads_recorded_kernels
+@reads_recorded_tensor_cores
 def test_wgmma_in_causal_attention() -> None:
     # 64 queries by 64 keys: 1 + 2 + 3 + 4 of 16 blocks, for scores and for values.
     blocks = programs.BATCH * programs.HEADS * 10
@@ -111,3 +121,76 @@ def test_cudnns_fp8_attention() -> None:
     assert executed.rematerialized == matmul  # the scores again
     assert set(executed.by_dtype) == {"f8e4m3fn"}
     assert executed.unaccounted == ()
+
+
+VISIT = 2 * programs.TILE * programs.WIDTH * programs.HIDDEN  # a tile of rows times one group
+TILES = programs.ROWS // programs.TILE
+
+
+@reads_recorded_kernels
+def test_a_grouped_matmul_is_counted_by_its_cost_estimate_and_says_so() -> None:
+    executed = count("v6e_megablox")
+    assert (executed.forward, executed.backward) == (TILES * VISIT, 2 * TILES * VISIT)
+    assert len(executed.flags) == 3
+    assert all("group_sizes=" in flag.text for flag in executed.flags)
+
+
+@reads_recorded_kernels
+@pytest.mark.parametrize(
+    "sizes",
+    [(128, 128, 128, 128), (100, 200, 0, 212), (1, 1, 1, 509), (0, 0, 512, 0), (7, 0, 0, 0)],
+)
+def test_given_group_sizes_say_which_tiles_a_grouped_matmul_visits(sizes: tuple[int, ...]) -> None:
+    import jax.numpy as jnp
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import make_group_metadata
+
+    _, visits = make_group_metadata(
+        group_sizes=jnp.array(sizes),
+        m=programs.ROWS,
+        tm=programs.TILE,
+        start_group=jnp.array(0),
+        num_nonzero_groups=programs.GROUPS,
+        visit_empty_groups=False,
+    )
+    executed = executed_flops(recorded_text("v6e_megablox"), group_sizes=sizes)
+    assert executed.total == 3 * int(visits) * VISIT
+    assert (executed.flags, executed.unaccounted) == ((), ())
+
+
+@reads_recorded_kernels
+def test_group_sizes_of_other_groups_are_not_used() -> None:
+    executed = executed_flops(recorded_text("v6e_megablox"), group_sizes=(256, 256))
+    assert executed.total == 3 * TILES * VISIT
+    assert all("the kernel has 4 groups" in flag.text for flag in executed.flags)
+
+
+@reads_recorded_kernels
+def test_xlas_own_ragged_dot_is_a_grouped_matmul() -> None:
+    """Eight groups of 64 rows in tiles of 128 rows: eight visits, each of a whole tile."""
+    executed = executed_flops(recorded_text("v5e_moe_ragged"), group_sizes=(64,) * 8)
+    assert sum(executed.kernels.values()) == 2 * 8 * (2 * 128 * 128 * 256)
+    assert executed.unaccounted == ()
+
+
+KEYS_AT_ONCE = 4 * programs.PAGE
+# Scores and values of the queries that share keys.
+BLOCK = 2 * 2 * (programs.QUERY_HEADS // programs.KEY_HEADS) * KEYS_AT_ONCE * 2 * programs.HEAD_DIM
+
+
+@reads_recorded_kernels
+def test_paged_attention_is_bounded_by_its_pages_and_says_so() -> None:
+    executed = count("v5e_paged")
+    blocks = programs.PAGES_OF_A_SEQUENCE * programs.PAGE // KEYS_AT_ONCE
+    assert executed.total == programs.SEQUENCES * programs.KEY_HEADS * blocks * BLOCK
+    (flag,) = executed.flags
+    assert "upper bound; give sequence_lengths=" in flag.text
+
+
+@reads_recorded_kernels
+def test_paged_attention_runs_the_blocks_that_given_lengths_reach() -> None:
+    lengths = (64, 65, 1, 128)
+    executed = executed_flops(recorded_text("v5e_paged"), sequence_lengths=lengths)
+    assert executed.total == programs.KEY_HEADS * (1 + 2 + 1 + 2) * BLOCK
+    assert (executed.flags, executed.unaccounted) == ((), ())
+    (item,) = executed_flops(recorded_text("v5e_paged"), sequence_lengths=(64,)).unaccounted
+    assert "the kernel has 4 sequences" in item.reason

@@ -11,6 +11,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from mfu_jax.flops.traced.counting import count_model_flops, pallas_kernel_flops
+from tests.support import program_kernel_bodies as programs
 from tests.support.small_functions import shape
 
 M, N, K, BLOCK = 64, 32, 48, 16
@@ -153,3 +154,14 @@ def test_flash_attention_on_gpu():
     arguments = [shape(B, S, H, D, dtype=jnp.bfloat16)] * 3
     count = count_model_flops(fn, *arguments)
     assert (count.forward, count.backward) == (2 * PAIRS, 4 * PAIRS)
+
+
+def test_a_grid_that_depends_on_data_is_counted_by_the_cost_estimate():
+    """Megablox's author counts every row once, as `ragged_dot` is counted."""
+    function, arguments = programs.KERNELS["v6e"]["megablox"]
+    count = count_model_flops(function, *arguments)
+    rows = 2 * programs.ROWS * programs.WIDTH * programs.HIDDEN
+    assert (count.forward, count.backward) == (rows, 2 * rows)
+    assert count.by_dtype == {"bf16": 3 * rows}
+    assert not [item for item in count.unaccounted if item.name == "pallas_call"]
+    assert pallas_kernel_flops(function, *arguments) == {}  # what runs depends on the groups

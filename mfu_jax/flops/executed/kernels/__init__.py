@@ -13,6 +13,7 @@ from mfu_jax.flops.executed.kernels import cublas, cudnn, mosaic_gpu, pallas_tpu
 from mfu_jax.flops.executed.kernels.registry import (
     KernelCall,
     KernelCost,
+    Lengths,
     UnknownCost,
     kernel_cost,
     kernel_name,
@@ -22,6 +23,7 @@ from mfu_jax.flops.executed.kernels.registry import (
 __all__ = [
     "KernelCall",
     "KernelCost",
+    "Lengths",
     "UnknownCost",
     "cublas",
     "cudnn",

@@ -14,8 +14,8 @@ from typing import Any
 
 from mfu_jax.flops.executed.kernels.bodies.attributes import mlir_string
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, UnknownBodyError
-from mfu_jax.flops.executed.kernels.bodies.cost import body_cost
 from mfu_jax.flops.executed.kernels.bodies.reader import Reader, integers, read_body
+from mfu_jax.flops.executed.kernels.body_cost import body_cost
 from mfu_jax.flops.executed.kernels.registry import (
     KernelCall,
     KernelCost,

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, UnknownBodyError
-from mfu_jax.flops.executed.kernels.bodies.cost import body_cost
 from mfu_jax.flops.executed.kernels.bodies.reader import Reader, integer, integers, read_body
+from mfu_jax.flops.executed.kernels.body_cost import body_cost
 from mfu_jax.flops.executed.kernels.registry import (
     KernelCall,
     KernelCost,

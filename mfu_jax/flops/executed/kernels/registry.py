@@ -53,6 +53,19 @@ class UnknownCost:
     estimate: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """What a user knows of lengths that are data; empty if unknown.
+
+    Attributes:
+        group_sizes: rows of each group (expert) of a grouped matmul.
+        sequence_lengths: keys of each sequence in paged attention.
+    """
+
+    group_sizes: tuple[int, ...] = ()
+    sequence_lengths: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True)
 class KernelCall:
     """One custom call, as a cost function sees it.
@@ -61,11 +74,13 @@ class KernelCall:
         computation: the computation that it is in.
         instruction: the ``custom-call``.
         literal: the value of a constant operand, as HLO text; None for other operands.
+        lengths: lengths that the user gave.
     """
 
     computation: HloComputation
     instruction: HloInstruction
     literal: Callable[[int], str | None] = lambda index: None
+    lengths: Lengths = Lengths()
 
     @property
     def target(self) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from mfu_jax.flops.executed.kernels.bodies.attributes import mlir_integer, mlir_string
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, UnknownBodyError
-from mfu_jax.flops.executed.kernels.bodies.cost import body_cost
 from mfu_jax.flops.executed.kernels.bodies.reader import Reader, read_body
+from mfu_jax.flops.executed.kernels.body_cost import body_cost
 from mfu_jax.flops.executed.kernels.registry import (
     TRITON,
     KernelCall,

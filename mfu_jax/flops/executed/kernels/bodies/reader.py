@@ -145,8 +145,8 @@ def _name_and_attribute(operation: Any) -> tuple[str, int]:
 
 
 def _axis(operation: Any) -> int:
-    """The axis of ``#gpu<dim x>``."""
-    match = re.search(r"dim ([xyz])>", str(operation.attributes["dimension"]))
+    """The axis of ``#gpu<dim x>``, in later versions ``#gpu.dim<x>``."""
+    match = re.search(r"dim[ <]([xyz])>", str(operation.attributes["dimension"]))
     if not match:
         raise UnknownBodyError(f"{operation.name} of an unknown dimension")
     return "xyz".index(match[1])

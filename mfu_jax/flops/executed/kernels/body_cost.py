@@ -10,6 +10,7 @@ from fractions import Fraction
 from mfu_jax.flops.attention_kernels import kernels_named
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, Table, UnknownBodyError
 from mfu_jax.flops.executed.kernels.bodies.walk import grid_flops
+from mfu_jax.flops.executed.kernels.ragged import of_given_groups, sequence_lengths
 from mfu_jax.flops.executed.kernels.registry import KernelCall, KernelCost, UnknownCost
 
 
@@ -24,9 +25,10 @@ def body_cost(
         estimate: its author's `cost_estimate`.
     """
     body = None
+    notes: list[str] = []
     try:
         body = read()
-        flops = grid_flops(body, lambda index: _scalar_table(call, index))
+        flops = _flops(call, body, notes)
     except UnknownBodyError as error:
         return UnknownCost(
             reason=str(error),
@@ -39,7 +41,25 @@ def body_cost(
         rematerialized=int(flops * _share_recomputed(body, call.name)),
         dtype=body.dtype,
         seen_by_xla=estimate or 0,
+        note="; ".join(dict.fromkeys(notes)),
     )
+
+
+def _flops(call: KernelCall, body: KernelBody, notes: list[str]) -> int:
+    """FLOPs of all steps; adds to `notes` what they assume."""
+    first = sum(steps < 0 for steps in body.grid)  # sizes of the grid precede the tables
+    with_groups, given = of_given_groups(call, body)
+
+    def table(index: int) -> Table:
+        if index in given:
+            return given[index]
+        if call.literal(first + index) is None and (found := sequence_lengths(call, index)):
+            if found[1]:
+                notes.append(found[1])
+            return found[0]
+        return _scalar_table(call, first + index)
+
+    return grid_flops(with_groups, table)
 
 
 def _share_recomputed(body: KernelBody | None, name: str) -> Fraction:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from mfu_jax.flops.executed.kernels.bodies.body import (
     EXTENT,
@@ -20,10 +20,15 @@ from mfu_jax.flops.executed.kernels.bodies.body import (
     Table,
     UnknownBodyError,
 )
+from mfu_jax.flops.executed.kernels.bodies.carried import Carried, loop_arguments
 
 ScalarTable = Callable[[int], Table]
 
 _MAX_GRID_STEPS = 1 << 20
+_MAX_ITERATIONS = 1 << 22  # of all loops that have to be run
+_LOOPS = ("scf.for", "scf.while")
+
+Carry = dict[int, int]  # known values that a loop carries, by their position
 
 
 def grid_flops(body: KernelBody, table: ScalarTable) -> int:
@@ -164,6 +169,19 @@ class _Walk:
         self.tables: dict[int, Table] = {}
         self.values: dict[int, int] = {}
         self.indices: tuple[int, ...] = ()
+        self.carried = Carried(body)
+        self._iterations = _MAX_ITERATIONS
+
+    @property
+    def iterations(self) -> int:
+        """Iterations that may still be run, in all loops together."""
+        return self._iterations
+
+    @iterations.setter
+    def iterations(self, left: int) -> None:
+        if left < 0:
+            raise UnknownBodyError(f"its loops run more than {_MAX_ITERATIONS:,} times")
+        self._iterations = left
 
     def step(self, indices: tuple[int, ...]) -> int:
         self.indices = indices
@@ -185,6 +203,8 @@ class _Walk:
                 total += self.block(self.case(op))
             elif op.name == "scf.for":
                 total += self.loop(op)
+            elif op.name == "scf.while":
+                total += self.while_loop(op, self.carried.deciding(op), counted=True)[0]
             elif op.regions:
                 if op.name not in ("tpu.region", "scf.execute_region"):
                     raise UnknownBodyError(f"it multiplies inside {op.name}")
@@ -199,18 +219,55 @@ class _Walk:
         return op.regions[1 + op.cases.index(value) if value in op.cases else 0]
 
     def loop(self, op: Op) -> int:
-        start, end, by = (self.value(v) for v in op.operands[:3])
         inner = op.regions[0]
-        steps = range(start, end, max(1, by))
+        start, end, by = (self.value(v) for v in op.operands[:3])
         if not any(o.regions and o.has_matmul for o in inner.ops):
-            return len(steps) * self.block(inner)
-        total = 0
-        for index in steps:
-            outside = dict(self.values)
-            self.values[inner.arguments[0]] = index
-            total += self.block(inner)
-            self.values = outside
-        return total
+            return len(range(start, end, max(1, by))) * self.block(inner)
+        return self.for_loop(op, self.carried.deciding(op), counted=True)[0]
+
+    def for_loop(self, op: Op, indices: tuple[int, ...], *, counted: bool) -> tuple[int, Carry]:
+        """FLOPs of an ``scf.for``, if they are counted, and what it carries in the end."""
+        start, end, by = (self.value(v) for v in op.operands[:3])
+        inner, arguments = op.regions[0], loop_arguments(op)
+        carry = {i: self.value(op.operands[3 + i]) for i in indices}
+        outside, total = self.values, 0
+        for index in range(start, end, max(1, by)):
+            self.iterations -= 1
+            self.values = {**outside, inner.arguments[0]: index}
+            self.values |= {arguments[i]: value for i, value in carry.items()}
+            total += self.block(inner) if counted else 0
+            carry = {i: self.value(inner.ops[-1].operands[i]) for i in indices}
+        self.values = outside
+        return total, carry
+
+    def while_loop(self, op: Op, indices: tuple[int, ...], *, counted: bool) -> tuple[int, Carry]:
+        """FLOPs of an ``scf.while``, if they are counted, and what its results are."""
+        before, after = op.regions
+        last = before.ops[-1]
+        carry = {i: self.value(op.operands[i]) for i in indices}
+        outside, total = self.values, 0
+        while True:
+            self.iterations -= 1
+            self.values = {**outside, **{before.arguments[i]: v for i, v in carry.items()}}
+            total += self.block(before) if counted else 0
+            goes_on = self.value(last.operands[0])
+            passed = self._known(last.operands[1:])
+            if not goes_on:
+                self.values = outside
+                return total, passed
+            self.values |= {after.arguments[i]: value for i, value in passed.items()}
+            total += self.block(after) if counted else 0
+            carry = {i: self.value(after.ops[-1].operands[i]) for i in indices}
+
+    def _known(self, numbers: Sequence[int]) -> Carry:
+        """Those of the values that are known, by their position."""
+        known = {}
+        for position, number in enumerate(numbers):
+            try:
+                known[position] = self.value(number)
+            except UnknownBodyError:
+                continue
+        return known
 
     def value(self, number: int) -> int:
         if number not in self.values:
@@ -248,7 +305,22 @@ class _Walk:
         if op.name == "scf.if":
             region = op.regions[0 if self.value(op.operands[0]) else 1]
             return self.value(region.ops[-1].operands[op.results.index(number)])
+        if op.name in _LOOPS:
+            return self.loop_result(op, op.results.index(number))
         raise UnknownBodyError(f"it skips blocks by {op.name}")
+
+    def loop_result(self, op: Op, position: int) -> int:
+        """One of the values that a loop returns."""
+        indices = self.carried.deciding(op, position)
+        run = self.for_loop if op.name == "scf.for" else self.while_loop
+        outside = self.values
+        try:
+            _, results = run(op, indices, counted=False)
+        finally:
+            self.values = outside
+        if position not in results:
+            raise UnknownBodyError("it skips blocks by values that a loop computes from data")
+        return results[position]
 
     def load(self, op: Op) -> int:
         tables = self.body.tables

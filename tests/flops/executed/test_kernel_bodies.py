@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import lzma
 import re
+import zlib
 
 import pytest
 
@@ -194,3 +195,58 @@ def test_paged_attention_runs_the_blocks_that_given_lengths_reach() -> None:
     assert (executed.flags, executed.unaccounted) == ((), ())
     (item,) = executed_flops(recorded_text("v5e_paged"), sequence_lengths=(64,)).unaccounted
     assert "the kernel has 4 sequences" in item.reason
+
+
+TTIR = b"""module {
+  tt.func public @add_kernel(%x: tensor<64x32xf16>, %y: tensor<32x16xf16>) {
+    %zero = arith.constant dense<0.0> : tensor<64x16xf32>
+    %row = tt.get_program_id x : i32
+    %first = arith.constant 0 : i32
+    %one = arith.constant 1 : i32
+    scf.for %i = %first to %row step %one : i32 {
+      %z = tt.dot %x, %y, %zero : tensor<64x32xf16> * tensor<32x16xf16> -> tensor<64x16xf32>
+    }
+    tt.return
+  }
+}"""
+
+
+def message(kernel_call_field: int = 1) -> bytes:
+    """What jax-triton stores, as its ``TritonKernelCall.to_proto`` writes it: a grid of 5 × 2."""
+
+    def field(number: int, value: bytes) -> bytes:
+        size = len(value)
+        return bytes([number << 3 | 2, size & 0x7F | 0x80, size >> 7]) + value
+
+    kernel = field(1, b"add_kernel") + bytes([2 << 3, 4]) + field(5, TTIR)
+    call = field(1, kernel) + bytes([2 << 3, 5, 3 << 3, 2])
+    return zlib.compress(field(kernel_call_field, call) + field(4, b"add_kernel"))
+
+
+def hlo_of_jax_triton(config: str, target: str) -> str:
+    return f"""HloModule m
+ENTRY main {{
+  ROOT add.1 = f32[64,16] custom-call(), custom_call_target="{target}", backend_config={config}
+}}"""
+
+
+@pytest.mark.parametrize("target", ["triton_kernel_call", "triton_kernel_call_ffi"])
+def test_a_kernel_of_jax_triton(target: str) -> None:
+    if target.endswith("ffi"):
+        escaped = "".join(f"\\{byte:02X}" for byte in message())
+        config = f'{{name = "add_kernel", opaque = "{escaped}"}}'
+    else:
+        config = '"' + "".join(f"\\{byte:03o}" for byte in message()) + '"'
+    executed = executed_flops(hlo_of_jax_triton(config, target))
+    assert executed.total == 2 * (0 + 1 + 2 + 3 + 4) * (2 * 64 * 32 * 16)
+    assert executed.by_dtype == {"f16": executed.total}
+    assert executed.unaccounted == ()
+
+
+def test_a_kernel_that_triton_chooses_when_it_runs_is_listed() -> None:
+    config = '"' + "".join(f"\\{byte:03o}" for byte in message(kernel_call_field=2)) + '"'
+    (item,) = executed_flops(hlo_of_jax_triton(config, "triton_kernel_call")).unaccounted
+    assert "one of several kernels" in item.reason
+    for damaged in ('"abc"', '"\\170\\234"', "{}"):
+        text = hlo_of_jax_triton(damaged, "triton_kernel_call")
+        assert len(executed_flops(text).unaccounted) == 1

@@ -1,12 +1,18 @@
-"""Triton kernels (Pallas for GPUs): their body is in the program as Triton's IR."""
+"""Triton kernels (of Pallas for GPUs, or jax-triton): the program has their body as Triton's IR."""
 
 from __future__ import annotations
 
 import functools
 import math
+import zlib
+from collections.abc import Iterator
 from typing import Any
 
-from mfu_jax.flops.executed.kernels.bodies.attributes import mlir_integer, mlir_string
+from mfu_jax.flops.executed.kernels.bodies.attributes import (
+    mlir_integer,
+    mlir_string,
+    opaque_string,
+)
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, UnknownBodyError
 from mfu_jax.flops.executed.kernels.bodies.reader import Reader, read_body
 from mfu_jax.flops.executed.kernels.body_cost import body_cost
@@ -25,6 +31,68 @@ Grid = tuple[int, int, int]
 def _triton(call: KernelCall) -> KernelCost | UnknownCost:
     """Every ``tt.dot`` of the body, for each program of the grid."""
     return body_cost(call, lambda: _body(call))
+
+
+@register_kernel("triton_kernel_call", "triton_kernel_call_ffi")
+def _jax_triton(call: KernelCall) -> KernelCost | UnknownCost:
+    """A kernel of jax-triton: the same, within a compressed message."""
+    return body_cost(call, lambda: _body_in_message(call))
+
+
+def _body_in_message(call: KernelCall) -> KernelBody:
+    """The body that jax-triton stores: ``kernel_call {kernel {… ttir = 5} grid = 2, 3, 4} = 1``."""
+    tail = call.instruction.tail
+    packed = mlir_string(tail, "opaque") or opaque_string(tail) or b""
+    try:
+        whole = dict(fields(zlib.decompress(packed)))
+        if 1 not in whole:
+            raise UnknownBodyError("Triton chooses one of several kernels when it runs")
+        kernel_call = dict(fields(_bytes(whole[1])))
+        kernel = dict(fields(_bytes(kernel_call[1])))
+        x, y, z = (int(kernel_call.get(number, 1)) for number in (2, 3, 4))
+        return kernel_body(_bytes(kernel[5]), (x, y, z))
+    except (zlib.error, KeyError, IndexError, TypeError, ValueError) as error:
+        raise UnknownBodyError(f"a Triton kernel whose message cannot be read ({error})") from None
+
+
+def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Numbers and values of a protocol buffer's integers, strings and messages.
+
+    Raises:
+        ValueError: it has a field of another kind.
+
+    >>> dict(fields(bytes([8, 150, 1, 18, 2]) + b"hi"))
+    {1: 150, 2: b'hi'}
+    """
+    position = 0
+
+    def varint() -> int:
+        nonlocal position
+        value = shift = 0
+        while True:
+            byte = message[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while position < len(message):
+        key = varint()
+        if key & 7 == 0:
+            yield key >> 3, varint()
+        elif key & 7 == 2:
+            size = varint()
+            position += size
+            yield key >> 3, message[position - size : position]
+        else:
+            raise ValueError(f"wire type {key & 7}")
+
+
+def _bytes(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise TypeError("a number instead of a message")
+    return value
 
 
 def _body(call: KernelCall) -> KernelBody:

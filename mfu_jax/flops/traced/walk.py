@@ -55,6 +55,7 @@ _CALLS = {
     "linear_call",
     "pjit",
     "remat2",
+    "remat_opt",  # custom_vjp's, with optimize_remat
     "run_state",
     "xla_metadata_call",
 }

@@ -197,6 +197,19 @@ def test_paged_attention_runs_the_blocks_that_given_lengths_reach() -> None:
     assert "the kernel has 4 sequences" in item.reason
 
 
+@reads_recorded_kernels
+def test_tokamaxs_attention_recomputes_scores_in_its_backward() -> None:
+    batch, length, heads, width = programs.TOKAMAX_SHAPE
+    matmul = 2 * batch * heads * length**2 * width
+    executed = count("h100_tokamax")
+    # Blocks of 64 by 64 on and below the diagonal: 36 of 64. Backward runs seven products.
+    assert executed.forward == 2 * matmul * 36 // 64
+    backward = executed.kernels["pallas_flash_attention_vjp"]
+    assert backward == 7 * matmul * 36 // 64
+    assert (executed.backward, executed.rematerialized) == (backward * 4 // 7, backward * 3 // 7)
+    assert executed.unaccounted == ()
+
+
 TTIR = b"""module {
   tt.func public @add_kernel(%x: tensor<64x32xf16>, %y: tensor<32x16xf16>) {
     %zero = arith.constant dense<0.0> : tensor<64x16xf32>

@@ -6,6 +6,7 @@ here where XLA merged or repeated work. `scripts/record_programs.py` makes the r
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import lzma
@@ -18,6 +19,7 @@ import pytest
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
 from mfu_jax.flops.ledger import compare_flops
 from mfu_jax.flops.traced.counting import pallas_kernel_flops
+from scripts.record_programs import without_paths
 from tests.support import program_kernels as kernels
 from tests.support import program_models as models
 from tests.support.jax_versions import reads_recorded_kernels
@@ -397,3 +399,13 @@ def test_a_collective_that_is_spread_over_several_fusions_counts_once(platform: 
     head, tokens = 2 * 64 * 512, 4 * 8 * 128
     # All weights of a layer for the forward pass and again for the backward pass.
     assert sum(c.bytes * c.times for c in gathers) == 2 * 4 * layer + head + tokens
+
+
+def test_recorded_programs_hold_no_path_of_the_machine_that_compiled_them() -> None:
+    body = base64.b64encode(b"ML\0/home/me/kernels/mine.py\0end").decode()
+    text = f'"/home/me/step.py" ir = "ML\\00/home/me/mine.py\\00" "body":"{body}"'
+    clean = without_paths(text)
+    assert '"step.py"' in clean
+    assert len(clean) == len(text) - len("/home/me/")
+    assert b"/home" not in base64.b64decode(clean.rpartition('":"')[2].rstrip('"'))
+    assert "/home" not in clean

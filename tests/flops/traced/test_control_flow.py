@@ -302,3 +302,21 @@ def test_a_typed_key_is_no_known_number():
         return jax.lax.while_loop(lambda carry: carry[0] < 3, body, start)[2]
 
     assert count_model_flops(f, jnp.ones((4, 4))).total == 3 * (2 * 4 * 4 * 4)
+
+
+def test_a_forward_whose_residuals_are_optimised_away_runs_once():
+    """`optimize_remat` puts the forward into a primitive of its own, which decides on residuals."""
+
+    @jax.custom_vjp
+    def matmul(x, w):
+        return x @ w
+
+    matmul.defvjp(
+        lambda x, w: (x @ w, (x, w)),
+        lambda saved, g: (g @ saved[1].T, saved[0].T @ g),
+        optimize_remat=True,
+    )
+    loss = jax.value_and_grad(lambda x, w: jnp.sum(matmul(x, w)), (0, 1))
+    count = count_model_flops(loss, shape(B, D), shape(D, F))
+    assert (count.forward, count.backward) == (2 * B * D * F, 2 * (2 * B * D * F))
+    assert count.unaccounted == ()

@@ -51,6 +51,7 @@ _CALLS = {
     "custom_partitioning",
     "custom_vjp_call",
     "custom_vmap_call",
+    "eval_jaxpr",
     "jit",
     "linear_call",
     "pjit",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
@@ -165,3 +166,12 @@ def test_a_grid_that_depends_on_data_is_counted_by_the_cost_estimate():
     assert count.by_dtype == {"bf16": 3 * rows}
     assert not [item for item in count.unaccounted if item.name == "pallas_call"]
     assert pallas_kernel_flops(function, *arguments) == {}  # what runs depends on the groups
+
+
+def test_lengths_that_are_constants_of_the_function_bound_a_kernels_loops():
+    function, (q, k, v, _, pages) = programs.KERNELS["v5e"]["paged"]
+    lengths = np.array([64, 65, 1, 128], np.int32)
+    decode = lambda q, k, v, pages: function(q, k, v, lengths, pages)  # noqa: E731
+    count = count_model_flops(decode, q, k, v, pages)
+    # 64 keys at once: 1 + 2 + 1 + 2 blocks for each head of keys, which four heads of queries read.
+    assert count.total == programs.KEY_HEADS * 6 * (2 * 2 * 4 * 64 * 2 * programs.HEAD_DIM)

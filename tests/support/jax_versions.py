@@ -14,6 +14,9 @@ reads_recorded_kernels = pytest.mark.skipif(
 reads_recorded_tensor_cores = pytest.mark.skipif(
     VERSION[:2] != (0, 10), reason="a kernel for GPUs is read by the jaxlib that compiled it"
 )
+reads_recorded_triton = pytest.mark.skipif(
+    not (0, 10) <= VERSION < (0, 12), reason="jaxlib reads Triton's IR of versions near its own"
+)
 respects_local_windows = pytest.mark.skipif(
     VERSION < (0, 8, 3),
     reason="JAX 0.8.0's dot_product_attention ignores local_window_size without is_causal",

@@ -10,9 +10,15 @@ import zlib
 import pytest
 
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.flops.executed.kernels import triton
 from mfu_jax.flops.executed.kernels.bodies.attributes import mlir_integer, mlir_string
+from mfu_jax.flops.executed.kernels.bodies.walk import grid_flops
 from tests.support import program_kernel_bodies as programs
-from tests.support.jax_versions import reads_recorded_kernels, reads_recorded_tensor_cores
+from tests.support.jax_versions import (
+    reads_recorded_kernels,
+    reads_recorded_tensor_cores,
+    reads_recorded_triton,
+)
 from tests.support.paths import RECORDED
 from tests.support.tensor_core_kernels import BODIES, ONE, hlo_of, kernel
 
@@ -197,7 +203,7 @@ def test_paged_attention_runs_the_blocks_that_given_lengths_reach() -> None:
     assert "the kernel has 4 sequences" in item.reason
 
 
-@reads_recorded_kernels
+@reads_recorded_triton
 def test_tokamaxs_attention_recomputes_scores_in_its_backward() -> None:
     batch, length, heads, width = programs.TOKAMAX_SHAPE
     matmul = 2 * batch * heads * length**2 * width
@@ -263,3 +269,22 @@ def test_a_kernel_that_triton_chooses_when_it_runs_is_listed() -> None:
     for damaged in ('"abc"', '"\\170\\234"', "{}"):
         text = hlo_of_jax_triton(damaged, "triton_kernel_call")
         assert len(executed_flops(text).unaccounted) == 1
+
+
+DOT = b"%z = tt.dot %x, %y, %zero : tensor<64x32xf16> * tensor<32x16xf16> -> tensor<64x16xf32>"
+WHILE = b"""scf.while (%i = %first) : (i32) -> i32 {
+      %goes_on = arith.cmpi slt, %i, %row : i32
+      scf.condition(%goes_on) %i : i32
+    } do {
+    ^bb0(%j: i32):
+      DOT
+      %next = arith.addi %j, %one : i32
+      scf.yield %next : i32
+    }"""
+
+
+def test_a_while_loop_whose_condition_alone_reads_the_position() -> None:
+    loop = TTIR[TTIR.index(b"scf.for") : TTIR.index(b"tt.return")]
+    ir = TTIR.replace(loop, b"%n = " + WHILE.replace(b"DOT", DOT))
+    body = triton.kernel_body(ir, (5, 2, 1))
+    assert grid_flops(body, lambda _: ((), ())) == 2 * (0 + 1 + 2 + 3 + 4) * (2 * 64 * 32 * 16)

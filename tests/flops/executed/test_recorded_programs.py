@@ -22,7 +22,7 @@ from mfu_jax.flops.traced.counting import pallas_kernel_flops
 from scripts.record_programs import without_paths
 from tests.support import program_kernels as kernels
 from tests.support import program_models as models
-from tests.support.jax_versions import reads_recorded_kernels
+from tests.support.jax_versions import reads_recorded_kernels, reads_recorded_triton
 from tests.support.paths import RECORDED
 from tests.support.program_list import PROGRAMS
 from tests.support.reference_model import Shape
@@ -216,7 +216,7 @@ def test_attention_kernels_in_scanned_layers_with_full_remat(
     assert not executed.unaccounted
 
 
-@reads_recorded_kernels
+@reads_recorded_triton
 @pytest.mark.filterwarnings("ignore:.*pallas.ops.gpu.attention is deprecated:DeprecationWarning")
 def test_triton_kernels_run_the_blocks_that_their_mask_keeps() -> None:
     executed = count("h100_triton")

@@ -17,6 +17,7 @@ class Carried:
     def __init__(self, body: KernelBody) -> None:
         self.body = body
         self._found: dict[int, tuple[int, ...]] = {}
+        self._sources: dict[int, set[int]] = {}
 
     def deciding(self, loop: Op, result: int | None = None) -> tuple[int, ...]:
         """Indices of the carried values on which branches, bounds or the result depend.
@@ -30,6 +31,11 @@ class Carried:
         if id(loop) not in self._found:
             self._found[id(loop)] = self._deciding(loop, set())
         return self._found[id(loop)]
+
+    def sources(self, loop: Op) -> set[int]:
+        """Everything that the loop's branches and bounds are computed from."""
+        self.deciding(loop)
+        return self._sources[id(loop)]
 
     def _deciding(self, loop: Op, wanted: set[int]) -> tuple[int, ...]:
         *_, last = loop.regions
@@ -45,6 +51,7 @@ class Carried:
             reached = self._reached([*always, *(yields[i] for i in wanted)], passed)
             found = {i for i, argument in enumerate(arguments) if argument in reached}
             if found <= wanted:
+                self._sources[id(loop)] = reached
                 return tuple(sorted(wanted))
             wanted |= found
 

@@ -72,7 +72,10 @@ def _walked(body: KernelBody) -> list[tuple[dict[int, Table], int]]:
 def _deciding_axes(body: KernelBody) -> set[int]:
     """Grid axes on which a branch or bound around a matmul depends."""
     seen: set[int] = set()
-    stack = [v for op in _walk_ops(body.block) if op.has_matmul for v in op.operands]
+    carried = Carried(body)
+    deciders = [op for op in _walk_ops(body.block) if op.has_matmul]
+    stack = [v for op in deciders for v in op.operands]
+    stack += [v for op in deciders if op.name in _LOOPS for v in carried.sources(op)]
     while stack:
         value = stack.pop()
         if value in seen:

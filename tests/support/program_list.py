@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tests.support import (
     program_factorizations,
+    program_kernel_bodies,
     program_kernels,
     program_models,
     program_names,
@@ -155,6 +156,10 @@ def _fill() -> None:
                 PROGRAMS[f"{platform}_{topic}_{name}"] = Program(
                     platform=platform, build=on_one_device(function, *arguments), flops=flops
                 )
+    for platform, bodies in program_kernel_bodies.KERNELS.items():
+        for name, (function, arguments) in bodies.items():
+            build = on_one_device(function, *arguments)
+            PROGRAMS[f"{platform}_{name}"] = Program(platform=platform, build=build)
     # Attention kernels in a scanned, rematerialised step: masks are tables that loops carry.
     for platform, attention, mesh in (
         ("v5e", "splash", ()),

@@ -29,6 +29,7 @@ from mfu_jax.flops.executed.hlo import (
 from mfu_jax.flops.executed.kernels import (
     KernelCall,
     KernelCost,
+    Lengths,
     UnknownCost,
     kernel_cost,
 )
@@ -144,6 +145,7 @@ class CostReader:
         kernel_flops: FLOPs of custom kernels, as `executed_flops` takes them.
         trip_counts: iterations of loops, by the name or op_name of the ``while``.
         constants: returns the same program with its large constants written out, or None.
+        lengths: lengths that are data, as far as the user gave them.
     """
 
     def __init__(
@@ -153,6 +155,7 @@ class CostReader:
         kernel_flops: KernelFlops | None,
         trip_counts: Mapping[str, int],
         constants: Callable[[], HloModule | None],
+        lengths: Lengths,
     ) -> None:
         self.module = module
         self.dataflow = Dataflow(module)
@@ -161,6 +164,7 @@ class CostReader:
         self.kernel_flops = kernel_flops
         self.trip_counts = trip_counts
         self.constants = constants
+        self.lengths = lengths
         self.reducers: dict[str, int] = {}
         self.elided = False  # a constant that the last kernel needed is not in the text
 
@@ -264,7 +268,7 @@ class CostReader:
         if instruction.runs_on_host and instruction.callees:
             return InstructionCost(is_call=True)
         literal = functools.partial(self._literal, computation, instruction)
-        call = KernelCall(computation, instruction, literal)
+        call = KernelCall(computation, instruction, literal, self.lengths)
         cost = kernel_cost(call)
         if isinstance(cost, UnknownCost):
             if self.elided:

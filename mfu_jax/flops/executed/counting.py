@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ from mfu_jax.flops.executed.hlo import (
     HloParseError,
     parse_hlo,
 )
+from mfu_jax.flops.executed.kernels import Lengths
 from mfu_jax.flops.executed.op_names import inferred_op_name
 from mfu_jax.flops.executed.padding import wasted
 from mfu_jax.flops.executed.plans import Planner
@@ -126,6 +127,8 @@ def executed_flops(
     *,
     kernel_flops: KernelFlops | None = None,
     trip_counts: Mapping[str, int] | None = None,
+    group_sizes: Sequence[int] = (),
+    sequence_lengths: Sequence[int] = (),
 ) -> ExecutedCount:
     """Counts the matmul FLOPs that one device executes in one call of a compiled program.
 
@@ -136,6 +139,8 @@ def executed_flops(
             program does not contain the cost; `register_kernel` overrides the program's.
         trip_counts: iterations of loops that depend on data, by the op_name or name of the
             ``while`` that `unaccounted` shows.
+        group_sizes: rows of each group (expert) in grouped matmuls, as one device has them.
+        sequence_lengths: keys of each sequence in paged attention.
 
     Returns:
         The count. Work that could not be counted is in `unaccounted`.
@@ -151,8 +156,13 @@ def executed_flops(
     ... }''').total
     48
     """
-    counter = counter_of(program, kernel_flops=kernel_flops, trip_counts=trip_counts)
-    return counter.count()
+    return counter_of(
+        program,
+        kernel_flops=kernel_flops,
+        trip_counts=trip_counts,
+        group_sizes=group_sizes,
+        sequence_lengths=sequence_lengths,
+    ).count()
 
 
 def counter_of(
@@ -160,6 +170,8 @@ def counter_of(
     *,
     kernel_flops: KernelFlops | None = None,
     trip_counts: Mapping[str, int] | None = None,
+    group_sizes: Sequence[int] = (),
+    sequence_lengths: Sequence[int] = (),
 ) -> ProgramCounter:
     """What counts a program; arguments and errors as of `executed_flops`."""
     text = program if isinstance(program, str) else program.as_text()
@@ -172,6 +184,10 @@ def counter_of(
         kernel_flops=kernel_flops,
         trip_counts=trip_counts or {},
         constants=_Constants(program).module,
+        lengths=Lengths(
+            group_sizes=tuple(map(int, group_sizes)),
+            sequence_lengths=tuple(map(int, sequence_lengths)),
+        ),
     )
     return ProgramCounter(module, reader, program)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jax.core import Tracer
 
 from mfu_jax.jax_internals import host_value
 
@@ -28,6 +29,8 @@ class ConstantTable:
 def constant(value: Any) -> Known:
     """The known value of a constant: a scalar, a `ConstantTable`, or None."""
     value = host_value(value)
+    if isinstance(value, Tracer):  # JAX 0.11 leaves some among a kernel's constants
+        return None
     shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
     if dtype is None or isinstance(value, np.generic):
         return scalar(value)

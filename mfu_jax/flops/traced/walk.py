@@ -30,7 +30,14 @@ from mfu_jax.flops.traced.loops import jaxpr_trip_count
 from mfu_jax.flops.traced.masks import patterns as mask_patterns
 from mfu_jax.flops.traced.masks.pairs import Band, KeptPairs
 from mfu_jax.flops.traced.masks.scores import Scores, is_batched
-from mfu_jax.flops.traced.pallas import attention_kernel, pallas_cost, sequence_sizes
+from mfu_jax.flops.traced.mosaic_gpu import MESH_KERNELS
+from mfu_jax.flops.traced.pallas import (
+    PallasCost,
+    attention_kernel,
+    mesh_kernel_cost,
+    pallas_cost,
+    sequence_sizes,
+)
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.flops.traced.value_graph import value_graph
@@ -47,10 +54,12 @@ _CALLS = {
     "custom_partitioning",
     "custom_vjp_call",
     "custom_vmap_call",
+    "eval_jaxpr",
     "jit",
     "linear_call",
     "pjit",
     "remat2",
+    "remat_opt",  # custom_vjp's, with optimize_remat
     "run_state",
     "xla_metadata_call",
 }
@@ -143,7 +152,9 @@ class Walker:
             ((jaxpr, *_),) = inner.values()
             out_flows, body = self.walk(jaxpr, flows, stack)
             tally.add(body)
-            return out_flows
+            if len(out_flows) == len(eqn.outvars):
+                return out_flows
+            return [join(flows)] * len(eqn.outvars)  # run_state returns its references' values
         everything = join(flows)
         if inner:
             self._unknown_call(eqn, inner, everything, stack, tally)
@@ -182,7 +193,7 @@ class Walker:
         phase, scope = read_scope(stack, drop_last=False)
         operands = flows[:2]
         made: frozenset[Score] = frozenset()
-        if not scores:
+        if not scores and eqn.outvars:  # a kernel may write to references only
             scores, made = self.scores.of_matmul(eqn, operands, stack)
         if phase == "forward" and "jvp(" not in stack:
             phase = self.purposes.get(id(eqn), phase)
@@ -262,17 +273,33 @@ def _while(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
     return out_flows
 
 
+def _mesh_kernel(
+    walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
+) -> list[Flow]:
+    cost = mesh_kernel_cost(eqn, [flow.known for flow in flows])
+    return _kernel(walker, eqn, cost, flows, stack, tally)
+
+
+def _kernel(
+    walker: Walker, eqn: Any, cost: PallasCost, flows: list[Flow], stack: str, tally: Tally
+) -> list[Flow]:
+    """A kernel's programs, as they are."""
+    is_known = not (cost.unknown or cost.is_estimate)
+    walker.kernels.setdefault(cost.name, set()).add(cost.flops.total() if is_known else None)
+    for reason in cost.unknown:
+        tally.unaccounted[_unaccounted(eqn, stack, f"{cost.name}: {reason}")] += 1
+    return walker.add_work(eqn, cost.flops, flows, stack, tally)
+
+
 def _pallas_call(
     walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
 ) -> list[Flow]:
     """The kernel's programs; for an attention kernel all pairs, without recomputed scores."""
     cost = pallas_cost(eqn, [flow.known for flow in flows])
-    walker.kernels.setdefault(cost.name, set()).add(None if cost.unknown else cost.flops.total())
     attention = attention_kernel(eqn)
     if attention is None:
-        for reason in cost.unknown:
-            tally.unaccounted[_unaccounted(eqn, stack, f"{cost.name}: {reason}")] += 1
-        return walker.add_work(eqn, cost.flops, flows, stack, tally)
+        return _kernel(walker, eqn, cost, flows, stack, tally)
+    walker.kernels.setdefault(cost.name, set()).add(None if cost.unknown else cost.flops.total())
     all_pairs = cost.unskipped.total()
     number = walker.scores.new(stack, sequence_sizes(eqn, attention))
     masks = walker.scores.masks
@@ -347,6 +374,7 @@ def _linear_solve(
 _Descent = Callable[[Walker, Any, list[Flow], str, Tally], list[Flow]]
 _DESCENTS: dict[str, _Descent] = {
     **dict.fromkeys(BY_PRIMITIVE, _fused_attention),
+    **dict.fromkeys(MESH_KERNELS, _mesh_kernel),
     "cond": _cond,
     "linear_solve": _linear_solve,
     "pallas_call": _pallas_call,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
@@ -11,6 +12,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from mfu_jax.flops.traced.counting import count_model_flops, pallas_kernel_flops
+from tests.support import program_kernel_bodies as programs
 from tests.support.small_functions import shape
 
 M, N, K, BLOCK = 64, 32, 48, 16
@@ -153,3 +155,23 @@ def test_flash_attention_on_gpu():
     arguments = [shape(B, S, H, D, dtype=jnp.bfloat16)] * 3
     count = count_model_flops(fn, *arguments)
     assert (count.forward, count.backward) == (2 * PAIRS, 4 * PAIRS)
+
+
+def test_a_grid_that_depends_on_data_is_counted_by_the_cost_estimate():
+    """Megablox's author counts every row once, as `ragged_dot` is counted."""
+    function, arguments = programs.KERNELS["v6e"]["megablox"]
+    count = count_model_flops(function, *arguments)
+    rows = 2 * programs.ROWS * programs.WIDTH * programs.HIDDEN
+    assert (count.forward, count.backward) == (rows, 2 * rows)
+    assert count.by_dtype == {"bf16": 3 * rows}
+    assert not [item for item in count.unaccounted if item.name == "pallas_call"]
+    assert pallas_kernel_flops(function, *arguments) == {}  # what runs depends on the groups
+
+
+def test_lengths_that_are_constants_of_the_function_bound_a_kernels_loops():
+    function, (q, k, v, _, pages) = programs.KERNELS["v5e"]["paged"]
+    lengths = np.array([64, 65, 1, 128], np.int32)
+    decode = lambda q, k, v, pages: function(q, k, v, lengths, pages)  # noqa: E731
+    count = count_model_flops(decode, q, k, v, pages)
+    # 64 keys at once: 1 + 2 + 1 + 2 blocks for each head of keys, which four heads of queries read.
+    assert count.total == programs.KEY_HEADS * 6 * (2 * 2 * 4 * 64 * 2 * programs.HEAD_DIM)

@@ -16,7 +16,9 @@ import numpy as np
 
 from mfu_jax.flops.attention_kernels import AttentionKernel, kernels_named
 from mfu_jax.flops.traced.flow import operand_dtype
-from mfu_jax.flops.traced.known_values import ConstantTable, Known, evaluate, scalar
+from mfu_jax.flops.traced.integers.arithmetic import evaluate
+from mfu_jax.flops.traced.integers.needs import while_of
+from mfu_jax.flops.traced.known_values import ConstantTable, Known, scalar
 from mfu_jax.flops.traced.loops import jaxpr_trip_count
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.tracing import inner_jaxprs
@@ -198,16 +200,14 @@ class _Programs:
         return results
 
     def _while(self, eqn: Any, known: list[Known], times: np.ndarray) -> Sequence[Known]:
-        inner = inner_jaxprs(eqn.params)
-        (condition,), (body,) = inner["cond_jaxpr"], inner["body_jaxpr"]
-        cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        trips = jaxpr_trip_count(condition, body, known, cond_consts, body_consts)
+        loop = while_of(eqn)
+        body, body_consts = loop.body, loop.body_consts
+        trips = jaxpr_trip_count(loop, known)
         if trips is not None and not self.skips:
             trips = np.max(trips)  # an upper bound: the longest of all grid steps
         before = self.flops.total()
         carry = [None] * (len(body.invars) - body_consts)
-        fixed = known[cond_consts : cond_consts + body_consts]
-        self.walk(body, [*fixed, *carry], times * (1 if trips is None else trips))
+        self.walk(body, [*loop.split(known)[1], *carry], times * (1 if trips is None else trips))
         if trips is None and self.flops.total() > before:
             self.unknown.add("how often a loop runs: its body was counted once")
         return [None] * len(eqn.outvars)

@@ -6,6 +6,7 @@ of the grid, so elementwise rules broadcast.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ def typed(value: Known, aval: Any) -> Known:
 
 
 def _fits(aval: Any) -> bool:
-    return is_integer(aval) and 0 < np.prod(aval.shape, dtype=object) <= _LARGEST_RESULT
+    return is_integer(aval) and 0 < math.prod(aval.shape) <= _LARGEST_RESULT
 
 
 def _agree(eqn: Any, operands: Sequence[Any]) -> bool:

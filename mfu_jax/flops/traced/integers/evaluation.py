@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,21 +11,21 @@ import numpy as np
 from mfu_jax.flops.traced.integers.arithmetic import evaluate, typed
 from mfu_jax.flops.traced.integers.needs import (
     PARTS,
+    Branches,
+    Call,
     Need,
     Needs,
     Scan,
+    Step,
     While,
-    scan_of,
-    while_of,
 )
 from mfu_jax.flops.traced.integers.proofs import prove
 from mfu_jax.flops.traced.known_values import Known, scalar
-from mfu_jax.flops.traced.primitive_kinds import is_call
-from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.jax_internals import Literal
 
 LONGEST_LOOP = 100_000  # iterations that are evaluated of one loop
-_MOST_ITERATIONS = 1_000_000  # of all loops of one count: half a minute
+_MOST_ITERATIONS = 500_000  # of all loops of one count: 20 seconds
+_MOST_SPECULATED = 1000  # in code that may never run
 
 Values = dict[Any, Known]  # by variable
 Visit = Callable[[Values], None]
@@ -51,10 +52,10 @@ class Integers:
             known: a value or None for each input of its jaxpr.
         """
         values: Values = {need.jaxpr.invars[i]: known[i] for i in need.inputs}
-        for eqn, results in need.steps:
-            operands = [self.read(values, atom) for atom in eqn.invars]
-            found = self.results(eqn, operands, results)
-            values.update((eqn.outvars[i], v) for i, v in zip(results, found, strict=True))
+        for step in need.steps:
+            operands = [self.read(values, atom) for atom in step.eqn.invars]
+            found = self.results(step, operands)
+            values.update(zip(step.variables, found, strict=True))
         return values
 
     def read(self, values: Mapping[Any, Known], atom: Any) -> Known:
@@ -71,33 +72,35 @@ class Integers:
         values = self.run(need, known)
         return {i: self.read(values, need.jaxpr.outvars[i]) for i in need.wanted}
 
-    def results(self, eqn: Any, operands: Sequence[Known], wanted: Sequence[int]) -> list[Known]:
+    def results(self, step: Step, operands: Sequence[Known]) -> list[Known]:
         """The wanted results of an equation."""
-        name = eqn.primitive.name
-        if name == "cond":
-            return self._cond(eqn, operands, wanted)
-        if name == "scan":
-            found = self.scan(scan_of(eqn), operands, wanted)
-        elif name == "while":
-            found = self.while_loop(while_of(eqn), operands, wanted)[1]
-        elif is_call(eqn):
-            ((jaxpr,),) = inner_jaxprs(eqn.params).values()
-            found = self.outputs(self.needs.of(jaxpr, wanted), operands)
-        elif name in PARTS:
-            parts = _parts(eqn, operands)
+        inner, wanted = step.inner, step.results
+        if isinstance(inner, Branches):
+            return self._cond(inner, operands, wanted)
+        if isinstance(inner, Scan):
+            found = self.scan(inner, operands, wanted)
+        elif isinstance(inner, While):
+            found = self.while_loop(inner, operands, wanted)[1]
+        elif isinstance(inner, Call):
+            found = self.outputs(self.needs.of(inner.jaxpr, wanted), operands)
+        elif step.eqn.primitive.name in PARTS:
+            parts = _parts(step.eqn, operands)
             return [parts[i] for i in wanted]
         else:
-            return [evaluate(eqn, operands)]
+            return [evaluate(step.eqn, operands)]
         return [found.get(i) for i in wanted]
 
-    def _cond(self, eqn: Any, operands: Sequence[Known], wanted: Sequence[int]) -> list[Known]:
-        branches = inner_jaxprs(eqn.params)["branches"]
+    def _cond(
+        self, inner: Branches, operands: Sequence[Known], wanted: Sequence[int]
+    ) -> list[Known]:
         index, *rest = operands
-        chosen = chosen_branch(index, len(branches))
+        needs = [self.needs.of(branch, wanted) for branch in inner.branches]
+        chosen = chosen_branch(index, len(needs))
         if isinstance(chosen, int):
-            found = self.outputs(self.needs.of(branches[chosen], wanted), rest)
+            found = self.outputs(needs[chosen], rest)
             return [found[i] for i in wanted]
-        tried = [self.outputs(self.needs.of(branch, wanted), rest) for branch in branches]
+        with self._speculating():
+            tried = [self.outputs(need, rest) for need in needs]
         return [_one_of(chosen, [found[i] for found in tried]) for i in wanted]
 
     def scan(
@@ -161,11 +164,13 @@ class Integers:
         """
         test = self.needs.while_condition(loop)
         need = self.needs.while_body(loop, wanted, decides=visit is not None)
-        proof = None if visit else prove(self, loop, test, need, operands)
-        if proof is not None:
-            return proof
         fixed, consts, start = loop.split(operands)
         carry = dict(enumerate(start))
+        is_entered = self.outputs(test, [*fixed, *start])[0]
+        if visit is None and is_entered is not None and np.any(is_entered):
+            proof = prove(self, loop, test, need, operands)
+            if proof is not None:
+                return proof
         trips: Any = np.int64(0)
         runs: Any = np.True_
         earlier: Any = None
@@ -196,6 +201,16 @@ class Integers:
         self._left -= 1
         return self._left >= 0
 
+    @contextlib.contextmanager
+    def _speculating(self) -> Iterator[None]:
+        """While code is evaluated that may never run, where its loops may never end."""
+        before = self._left
+        granted = self._left = min(before, _MOST_SPECULATED)
+        try:
+            yield
+        finally:
+            self._left += before - granted
+
     def _too_long(
         self,
         need: Need,
@@ -220,7 +235,8 @@ class Integers:
             slices: number of the body's inputs after these, which are unknown.
         """
         while True:
-            after = self.outputs(need, [*consts, *carry.values(), *[None] * slices])
+            with self._speculating():
+                after = self.outputs(need, [*consts, *carry.values(), *[None] * slices])
             kept = {i: v if _equal(v, after.get(i)) else None for i, v in carry.items()}
             if all(kept[i] is v for i, v in carry.items()):
                 return kept

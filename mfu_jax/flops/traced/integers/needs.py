@@ -28,14 +28,14 @@ class Need:
         jaxpr: the open jaxpr.
         wanted: indices of the results that are wanted.
         inputs: indices of the inputs that it reads.
-        steps: its equations in order, and the indices of their results that it reads.
+        steps: its equations in order.
         decisive: variables whose values settle every decision inside the jaxpr.
     """
 
     jaxpr: Any
     wanted: frozenset[int]
     inputs: frozenset[int]
-    steps: tuple[tuple[Any, tuple[int, ...]], ...]
+    steps: tuple[Step, ...]
     decisive: tuple[Any, ...]
 
 
@@ -62,6 +62,49 @@ class While(NamedTuple):
         start = self.cond_consts + self.body_consts
         consts = operands[: self.cond_consts], operands[self.cond_consts : start]
         return list(consts[0]), list(consts[1]), list(operands[start:])
+
+
+class Branches(NamedTuple):
+    """The branches of a `cond` equation."""
+
+    branches: tuple[Any, ...]
+
+
+class Call(NamedTuple):
+    """The jaxpr that an equation runs once."""
+
+    jaxpr: Any
+
+
+class Step(NamedTuple):
+    """An equation to evaluate.
+
+    Attributes:
+        eqn: the equation.
+        results: indices of its results that are read.
+        variables: these results.
+        inner: what it runs; None for a primitive.
+    """
+
+    eqn: Any
+    results: tuple[int, ...]
+    variables: tuple[Any, ...]
+    inner: Branches | Call | Scan | While | None
+
+
+def inner_of(eqn: Any) -> Branches | Call | Scan | While | None:
+    """What an equation runs that can be evaluated."""
+    name = eqn.primitive.name
+    if name == "cond":
+        return Branches(inner_jaxprs(eqn.params)["branches"])
+    if name == "scan":
+        return scan_of(eqn)
+    if name == "while":
+        return while_of(eqn)
+    if is_call(eqn):
+        ((jaxpr,),) = inner_jaxprs(eqn.params).values()
+        return Call(jaxpr)
+    return None
 
 
 def scan_of(eqn: Any) -> Scan:
@@ -123,12 +166,13 @@ class Needs:
 
     def _of(self, jaxpr: Any, wanted: frozenset[int], decides: bool) -> Need:
         needed = {v for i in wanted if _can_be_known(v := jaxpr.outvars[i])}
-        steps: list[tuple[Any, tuple[int, ...]]] = []
+        steps: list[Step] = []
         decisive: dict[Any, None] = {}  # in an order that does not depend on what is wanted
         for eqn in reversed(jaxpr.eqns):
             results = tuple(i for i, v in enumerate(eqn.outvars) if v in needed)
             if results:
-                steps.append((eqn, results))
+                variables = tuple(eqn.outvars[i] for i in results)
+                steps.append(Step(eqn, results, variables, inner_of(eqn)))
                 needed.update(_variables(eqn, self._operands(eqn, results)))
             if decides and has_work(eqn, self._work):
                 deciding = _variables(eqn, self.deciding(eqn))
@@ -144,50 +188,45 @@ class Needs:
 
     def _operands(self, eqn: Any, results: Sequence[int]) -> Iterable[int]:
         """Indices of the operands that some of an equation's results depend on."""
-        name = eqn.primitive.name
-        if name == "cond":
-            return self._cond(eqn, results, False)
-        if name == "scan":
-            return self._scan(eqn, results, False)
-        if name == "while":
-            return self._while(eqn, results, False)
-        if is_call(eqn):
-            ((jaxpr,),) = inner_jaxprs(eqn.params).values()
-            return self.of(jaxpr, results).inputs
-        is_known = name in PARTS or (len(eqn.outvars) == 1 and is_evaluable(eqn))
+        inner = inner_of(eqn)
+        if inner is not None:
+            return self._inner(inner, results, False)
+        is_known = eqn.primitive.name in PARTS or (len(eqn.outvars) == 1 and is_evaluable(eqn))
         return range(len(eqn.invars)) if is_known else ()
 
     def deciding(self, eqn: Any) -> Iterable[int]:
         """Indices of the operands that the decisions inside an equation depend on."""
-        name = eqn.primitive.name
-        if name == "pallas_call":
+        if eqn.primitive.name == "pallas_call":
             return range(eqn.params["grid_mapping"].num_index_operands)
-        if name == "cond":
-            return self._cond(eqn, (), True)
-        if name == "scan":
-            return self._scan(eqn, (), True)
-        if name == "while":
-            return self._while(eqn, (), True)
-        inner = [j for jaxprs in inner_jaxprs(eqn.params).values() for j in jaxprs]
-        if len(inner) != 1 or len(inner[0].invars) != len(eqn.invars):
+        inner = inner_of(eqn)
+        if inner is not None:
+            return self._inner(inner, (), True)
+        jaxprs = [j for group in inner_jaxprs(eqn.params).values() for j in group]
+        if len(jaxprs) != 1 or len(jaxprs[0].invars) != len(eqn.invars):
             return ()
-        return self.of(inner[0], decides=True).inputs
+        return self.of(jaxprs[0], decides=True).inputs
 
-    def _cond(self, eqn: Any, results: Sequence[int], decides: bool) -> set[int]:
-        inputs = (
-            self.of(branch, results, decides=decides).inputs
-            for branch in inner_jaxprs(eqn.params)["branches"]
-        )
+    def _inner(
+        self, inner: Branches | Call | Scan | While, results: Sequence[int], decides: bool
+    ) -> Iterable[int]:
+        if isinstance(inner, Branches):
+            return self._cond(inner, results, decides)
+        if isinstance(inner, Scan):
+            return self._scan(inner, results, decides)
+        if isinstance(inner, While):
+            return self._while(inner, results, decides)
+        return self.of(inner.jaxpr, results, decides=decides).inputs
+
+    def _cond(self, inner: Branches, results: Sequence[int], decides: bool) -> set[int]:
+        inputs = (self.of(b, results, decides=decides).inputs for b in inner.branches)
         return {0, *(i + 1 for indices in inputs for i in indices)}
 
-    def _scan(self, eqn: Any, results: Sequence[int], decides: bool) -> set[int]:
-        scan = scan_of(eqn)
+    def _scan(self, scan: Scan, results: Sequence[int], decides: bool) -> set[int]:
         need = self.scan_body(scan, results, decides=decides)
         carried = {i + scan.consts for i in need.wanted if i < scan.carries}
         return {*need.inputs, *carried}
 
-    def _while(self, eqn: Any, results: Sequence[int], decides: bool) -> set[int]:
-        loop = while_of(eqn)
+    def _while(self, loop: While, results: Sequence[int], decides: bool) -> set[int]:
         need = self.while_body(loop, results, decides=decides)
         tested = {i for i in self._condition_inputs(loop, decides) if i < loop.cond_consts}
         carried = {i + loop.cond_consts + loop.body_consts for i in need.wanted}

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mfu_jax.flops.traced.integers.arithmetic import typed
-from mfu_jax.flops.traced.integers.needs import Need, While
+from mfu_jax.flops.traced.integers.needs import Call, Need, Scan, Step, While
 from mfu_jax.flops.traced.known_values import Known
-from mfu_jax.flops.traced.primitive_kinds import is_call
-from mfu_jax.flops.traced.tracing import inner_jaxprs
 
 if TYPE_CHECKING:
     from mfu_jax.flops.traced.integers.evaluation import Integers
@@ -63,6 +61,8 @@ def prove(
     Returns:
         None if the condition does not follow from counters that grow by constants.
     """
+    if any(isinstance(step.inner, Scan | While) for step in body.steps):
+        return None  # no line comes out of a loop, which may be long
     fixed, consts, start = loop.split(operands)
     lines = _suggested_lines(integers, loop, body, consts, start)
     if lines is None:
@@ -115,10 +115,10 @@ class _Proof:
     def outputs(self, need: Need, known: Sequence[Any]) -> dict[int, Any]:
         """The wanted results: known values, lines, conditions, or None."""
         values: dict[Any, Any] = {need.jaxpr.invars[i]: known[i] for i in need.inputs}
-        for eqn, results in need.steps:
-            operands = [self.integers.read(values, atom) for atom in eqn.invars]
-            found = self._results(eqn, operands, results)
-            values.update((eqn.outvars[i], v) for i, v in zip(results, found, strict=True))
+        for step in need.steps:
+            operands = [self.integers.read(values, atom) for atom in step.eqn.invars]
+            found = self._results(step, operands)
+            values.update(zip(step.variables, found, strict=True))
         return {i: self.integers.read(values, need.jaxpr.outvars[i]) for i in need.wanted}
 
     def stays_in_range(self, last: Any) -> bool:
@@ -130,18 +130,17 @@ class _Proof:
             for k in (0, last)
         )
 
-    def _results(self, eqn: Any, operands: list[Any], wanted: Sequence[int]) -> list[Any]:
+    def _results(self, step: Step, operands: list[Any]) -> list[Any]:
         if not any(isinstance(v, Line | Until) for v in operands):
-            return self.integers.results(eqn, operands, wanted)
-        if is_call(eqn):
-            ((jaxpr,),) = inner_jaxprs(eqn.params).values()
-            found = self.outputs(self.integers.needs.of(jaxpr, wanted), operands)
-            return [found[i] for i in wanted]
-        if len(eqn.outvars) != 1 or any(v is None for v in operands):
-            return [None] * len(wanted)
-        found = _apply(eqn, operands)
+            return self.integers.results(step, operands)
+        if isinstance(step.inner, Call):
+            found = self.outputs(self.integers.needs.of(step.inner.jaxpr, step.results), operands)
+            return [found[i] for i in step.results]
+        if len(step.eqn.outvars) != 1 or any(v is None for v in operands):
+            return [None] * len(step.results)
+        found = _apply(step.eqn, operands)
         if isinstance(found, Line):
-            self.lines.append((found, eqn.outvars[0].aval.dtype))
+            self.lines.append((found, step.eqn.outvars[0].aval.dtype))
         return [found]
 
 

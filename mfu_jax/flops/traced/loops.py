@@ -9,7 +9,7 @@ import numpy as np
 
 from mfu_jax.flops.traced.integers.evaluation import Integers, TooLongError, Values
 from mfu_jax.flops.traced.integers.needs import Need, Scan, While
-from mfu_jax.flops.traced.known_values import ConstantTable, Known
+from mfu_jax.flops.traced.known_values import Known
 
 _LARGEST_KEY = 4096  # elements of an array that is compared by its contents
 
@@ -119,9 +119,8 @@ def jaxpr_trip_count(loop: While, operands: Sequence[Known]) -> Known:
 
 
 def _key(value: Known) -> Any:
-    array = value.values if isinstance(value, ConstantTable) else value
-    if np.ndim(array) == 0:
-        return array
-    if array.size > _LARGEST_KEY:
-        return id(array)  # the key's owner holds it
-    return array.shape, array.tobytes()
+    if np.ndim(value) == 0:
+        return value
+    if value.size > _LARGEST_KEY:
+        return id(value)  # the key's owner holds it
+    return value.shape, value.tobytes()

@@ -55,13 +55,10 @@ class Walker:
 
     def count(self, jaxpr: Any, constants: Mapping[Any, Any]) -> Tally:
         """The work of one run of a whole function, given the constants of all its jaxprs."""
-        self.constants = {
-            variable: of_constant(constant(value), Origin.INPUT)
-            for variable, value in constants.items()
-        }
-        self.decisions = Decisions(
-            {v: typed(flow.known, v.aval) for v, flow in self.constants.items()}
-        )
+        for variable, value in constants.items():
+            flow = of_constant(constant(value), Origin.INPUT)
+            self.constants[variable] = flow._replace(known=typed(flow.known, variable.aval))
+        self.decisions = Decisions({v: flow.known for v, flow in self.constants.items()})
         return self.walk(jaxpr, [INPUT] * len(jaxpr.invars))[1]
 
     def walk(

@@ -284,8 +284,7 @@ def _where(runs: Any, new: Known, old: Known) -> Known:
 
 
 def _slice(value: Known, step: int) -> Known:
-    array = getattr(value, "values", value)
-    return None if array is None else array[step]
+    return None if value is None else value[step]
 
 
 def _stack(slices: list[Known], is_reversed: bool) -> Known:
@@ -298,7 +297,7 @@ def _parts(eqn: Any, operands: Sequence[Known]) -> Sequence[Known]:
     """The results of a primitive that has several, each a part of an operand."""
     if eqn.primitive.name == "optimization_barrier":
         return operands
-    array = getattr(operands[0], "values", operands[0])
+    array = operands[0]
     if array is None:
         return [None] * len(eqn.outvars)
     axis = eqn.params["axis"]

@@ -1,4 +1,4 @@
-"""Trip counts and branches that follow integers: the count is what the program runs on this machine."""
+"""Trip counts and branches that follow integers: the count is what runs on this machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 from mfu_jax.flops.traced.counting import count_model_flops
+from mfu_jax.flops.traced.integers import evaluation
 
 D = 4
 ONE = 2 * D**3
@@ -51,7 +52,7 @@ def doubly_buffered(s):
 def three_deep(s):
     def chunk(i, s):
         def row(j, s):
-            return lax.fori_loop(j, i + 2, lambda k, s: layer(s), s)
+            return layers(j, i + 2)(s)
 
         return lax.fori_loop(0, i + 1, row, s)
 
@@ -68,35 +69,54 @@ def batched(s):
 def table_from_a_loop(s):
     """The bounds are the stacked results of an earlier scan."""
     _, bounds = lax.scan(lambda i, _: (i * 2 + 1, i), jnp.int32(0), None, length=4)
-    return over(bounds, lambda s, n: lax.fori_loop(0, n, lambda i, s: layer(s), s))(s)
+    return over(bounds, lambda s, n: layers(0, n)(s))(s)
 
+
+def layers(low, high):
+    return lambda s: lax.fori_loop(low, high, lambda i, s: layer(s), s)
+
+
+def skip(s):
+    return s
+
+
+# A loop with one matmul, and how often it runs.
+LOOPS = {
+    "stride grows": (0, lambda i: i < 100, lambda i: jnp.where(i < 10, i + 1, i + 10), 19),
+    "stride grows late": (0, lambda i: i < 1000, lambda i: jnp.where(i < 4, i + 1, i + 62), 21),
+    "maximum": (
+        0,
+        lambda i: i < 2048,
+        lambda i: jnp.maximum(i + 1, jnp.where(i >= 4, 2 * i, 0)),
+        13,
+    ),
+    "wraps around": (jnp.int8(100), lambda i: i > 0, lambda i: i + jnp.int8(9), 4),
+    "unsigned": (jnp.uint8(3), lambda i: i != 250, lambda i: i - jnp.uint8(1), 9),
+    "shifts": (1, lambda i: i < 1000, lambda i: i << 2, 5),
+    "converted": (jnp.int8(0), lambda i: i.astype("int32") < 90, jax.jit(lambda i: i + 3), 30),
+    "billions": (0, lambda i: i < 2**31 - 1, lambda i: i + 1, 2**31 - 1),
+    "both": (0, lambda i: (i < 90) & (i * 2 < 30), lambda i: i + 1, 15),
+}
 
 # A program, and how often its one matmul runs.
 PROGRAMS = {
-    "stride grows": (repeat(0, lambda i: i < 100, lambda i: jnp.where(i < 10, i + 1, i + 10)), 19),
-    "stride grows late": (repeat(0, lambda i: i < 1000, lambda i: jnp.where(i < 4, i + 1, i + 62)), 21),
-    "maximum": (repeat(0, lambda i: i < 4096, lambda i: jnp.maximum(i + 1, jnp.where(i >= 4, 2 * i, 0))), 14),
-    "wraps around": (repeat(jnp.int8(100), lambda i: i > 0, lambda i: i + jnp.int8(9)), 4),
-    "unsigned wraps": (repeat(jnp.uint8(3), lambda i: i != 250, lambda i: i - jnp.uint8(1)), 9),
-    "shifts": (repeat(1, lambda i: i < 1000, lambda i: i << 2), 5),
-    "converted": (repeat(jnp.int8(0), lambda i: i.astype("int32") < 90, jax.jit(lambda i: i + 3)), 30),
-    "billions": (repeat(0, lambda i: i < 2**31 - 1, lambda i: i + 1), 2**31 - 1),
-    "both": (repeat(0, lambda i: (i < 90) & (i * 2 < 30), lambda i: i + 1), 15),
+    **{name: (repeat(*loop), times) for name, (*loop, times) in LOOPS.items()},
     "doubly buffered": (doubly_buffered, 9),
-    "causal chunks": (
-        lambda s: lax.fori_loop(0, 7, lambda i, s: lax.fori_loop(0, i + 1, lambda j, s: layer(s), s), s), 28),
+    "causal chunks": (over(jnp.arange(7), lambda s, i: layers(0, i + 1)(s)), 28),
+    "counted chunks": (lambda s: lax.fori_loop(0, 7, lambda i, s: layers(0, i + 1)(s), s), 28),
     "three deep": (three_deep, 30),
-    "every other": (over(jnp.arange(7), lambda s, i: lax.cond(i % 2 == 0, layer, lambda s: s, s)), 4),
-    "pattern as slices": (over(PATTERN, lambda s, kind: branch(kind, s)), 6),
-    "pattern as a table": (over(jnp.arange(6), lambda s, i: branch(jnp.asarray(PATTERN)[i], s)), 6),
-    "reversed": (
-        over(jnp.arange(4), lambda s, i: lax.fori_loop(i, 4, lambda j, s: layer(s), s), reverse=True), 10),
+    "every other": (over(jnp.arange(7), lambda s, i: lax.cond(i % 2 == 0, layer, skip, s)), 4),
+    "slices": (over(PATTERN, lambda s, kind: branch(kind, s)), 6),
+    "table": (over(jnp.arange(6), lambda s, i: branch(jnp.asarray(PATTERN)[i], s)), 6),
+    "reversed": (over(jnp.arange(4), lambda s, i: layers(i, 4)(s), reverse=True), 10),
     "remat": (over(PATTERN, jax.checkpoint(lambda s, kind: branch(kind, s))), 6),
     "batched": (batched, 15),
     "table from a loop": (table_from_a_loop, 0 + 1 + 3 + 7),
     "while in scan": (
-        over(jnp.array([1, 9, 40]), lambda s, n: repeat(1, lambda i: i < n, lambda i: i * 3)(s)), 0 + 2 + 4),
-}  # fmt: skip
+        over(jnp.array([1, 9, 40]), lambda s, n: repeat(1, lambda i: i < n, lambda i: i * 3)(s)),
+        0 + 2 + 4,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -112,8 +132,12 @@ def test_gradients_take_the_same_branches():
     """The transposed scan gets its branches as residuals of the forward scan, stacked."""
 
     def loss(w, x):
-        s = over(PATTERN, lambda x, kind: lax.switch(
-            kind, [lambda x: x, lambda x: jnp.tanh(x @ w), lambda x: jnp.tanh(x @ w @ w)], x))(x)
+        s = over(
+            PATTERN,
+            lambda x, kind: lax.switch(
+                kind, [lambda x: x, lambda x: jnp.tanh(x @ w), lambda x: jnp.tanh(x @ w @ w)], x
+            ),
+        )(x)
         return jnp.sum(s)  # fmt: skip
 
     for fn in (loss, jax.checkpoint(loss)):
@@ -155,10 +179,14 @@ def test_only_what_depends_on_data_is_listed():
     assert (item.name, item.times) == ("cond", 6)
 
 
-def test_loops_that_are_too_long_are_listed():
-    halves = repeat(0, lambda i: i < 2**30, lambda i: jnp.where(i % 3 == 0, i + 1, i + 2))
+def test_loops_that_are_too_long_are_listed(monkeypatch):
+    monkeypatch.setattr(evaluation, "LONGEST_LOOP", 30)
+    turning = lambda i: jnp.where(i < 4, i + 1, i + 2)  # noqa: E731
+    evaluated, too_long = (repeat(0, lambda i, end=end: i < end, turning) for end in (56, 57))
     endless = repeat(0, lambda i: i < 10, lambda i: (i + 1) % 5)
-    for program in (halves, endless):
+    count = count_model_flops(lambda x: evaluated((x, jnp.int32(0)))[0], X)
+    assert (count.forward, count.unaccounted) == (30 * ONE, ())
+    for program in (too_long, endless):
         count = count_model_flops(lambda x, run=program: run((x, jnp.int32(0)))[0], X)
         assert count.forward == ONE
         assert [item.name for item in count.unaccounted] == ["while"]
@@ -170,16 +198,3 @@ def test_a_long_scan_with_branches_is_listed():
     count = count_model_flops(lambda x: program((x, jnp.int32(0)))[0], X)
     assert count.forward == 200_000 * ONE
     assert [item.name for item in count.unaccounted] == ["cond"]
-
-
-def test_a_choice_in_a_layer_costs_no_second_walk_of_the_others():
-    """Layers that take the same branch are walked once."""
-    traced = []
-
-    def counted(x):
-        traced.append(x)
-        return x @ x
-
-    program = over(jnp.arange(1000), lambda x, i: lax.cond(i % 500 == 0, counted, lambda x: x, x))
-    assert count_model_flops(program, X).forward == 2 * ONE
-    assert len(traced) == 1

@@ -23,8 +23,8 @@ from mfu_jax.flops.traced.integers.proofs import prove
 from mfu_jax.flops.traced.known_values import Known, scalar
 from mfu_jax.jax_internals import Literal
 
-LONGEST_LOOP = 100_000  # iterations that are evaluated of one loop
-_MOST_ITERATIONS = 500_000  # of all loops of one count: 20 seconds
+LONGEST_LOOP = 50_000  # iterations that are evaluated of one loop
+_MOST_ITERATIONS = 200_000  # of all loops of one count: about ten seconds
 _MOST_SPECULATED = 1000  # in code that may never run
 
 Values = dict[Any, Known]  # by variable
@@ -194,7 +194,7 @@ class Integers:
             if visit is not None:
                 visit(values)
             results = {i: self.read(values, need.jaxpr.outvars[i]) for i in need.wanted}
-            carry = {i: _where(holds, results.get(i), v) for i, v in carry.items()}
+            carry = {i: where(holds, results.get(i), v) for i, v in carry.items()}
         return None, self._too_long(need, consts, dict(enumerate(start)), 0, visit)
 
     def _may_go_on(self) -> bool:
@@ -274,7 +274,8 @@ def _state(carry: Mapping[int, Known], need: Need) -> Any:
     return None if any(v is None for v in values) else [np.asarray(v).tobytes() for v in values]
 
 
-def _where(runs: Any, new: Known, old: Known) -> Known:
+def where(runs: Any, new: Known, old: Known) -> Known:
+    """The new value where a loop runs on: for some programs of a grid, or examples of a batch."""
     if new is None or np.all(runs):
         return new
     if old is None:

@@ -103,7 +103,9 @@ def inner_of(eqn: Any) -> Branches | Call | Scan | While | None:
         return while_of(eqn)
     if is_call(eqn):
         ((jaxpr,),) = inner_jaxprs(eqn.params).values()
-        return Call(jaxpr)
+        # `run_state` takes references, and returns their contents.
+        is_function = len(jaxpr.outvars) == len(eqn.outvars)
+        return Call(jaxpr) if is_function and len(jaxpr.invars) == len(eqn.invars) else None
     return None
 
 

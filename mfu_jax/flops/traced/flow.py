@@ -73,6 +73,10 @@ class Flow(NamedTuple):
     pattern: Pattern | None = None
     scores: frozenset[Score] = frozenset()
 
+    def without_value(self) -> Flow:
+        """The same without `known`."""
+        return self if self.known is None else self._replace(known=None)
+
     def stacked(self, times: int, dims: int) -> Flow:
         """The flow of `times` such values stacked (`dims` = 1), or of one slice of a stack (−1)."""
         pattern = self.pattern and self.pattern.moved(

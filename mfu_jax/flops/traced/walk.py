@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +37,7 @@ from mfu_jax.flops.traced.pallas import attention_kernel, pallas_cost, sequence_
 from mfu_jax.flops.traced.primitive_kinds import FREE, is_call
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.tracing import inner_jaxprs
+from mfu_jax.flops.traced.walk_loops import loop_work
 from mfu_jax.jax_internals import Literal, open_jaxpr
 
 
@@ -79,7 +79,7 @@ class Walker:
             decided = Decided()
         elif decided is None:
             decided = self.decisions.inside(jaxpr, [flow.known for flow in flows])
-        flows = [_without_value(flow) for flow in flows]
+        flows = [flow.without_value() for flow in flows]
         key = (id(jaxpr), tuple(flows), stack, decided.key, self.takes_decisions)
         if key not in self._seen:
             self._seen[key] = (jaxpr, decided, *self._walk(jaxpr, flows, stack, decided))
@@ -110,7 +110,7 @@ class Walker:
             here = f"{stack}/{own}" if stack and own else stack or own
             out_flows = self._equation(eqn, [read(v) for v in eqn.invars], here, tally)
             bind(eqn.outvars, out_flows)
-        return [_without_value(read(v)) for v in jaxpr.outvars], tally
+        return [read(v).without_value() for v in jaxpr.outvars], tally
 
     def _equation(self, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> Sequence[Flow]:
         name = eqn.primitive.name
@@ -182,43 +182,6 @@ class Walker:
         gradient = everything.gradient or phase in ("backward", "rematerialized")
         return [Flow(Origin.ACTIVATION, gradient, scores=made)] * len(eqn.outvars)
 
-    @contextlib.contextmanager
-    def taking_no_decisions(self) -> Iterator[None]:
-        """While flows are followed through all branches and loops; what they cost is not used."""
-        before, self.takes_decisions = self.takes_decisions, False
-        try:
-            yield
-        finally:
-            self.takes_decisions = before
-
-    def settle(
-        self,
-        body: Any,
-        flows: Sequence[Flow],
-        consts: int,
-        carries: int,
-        stack: str,
-        decided: Decided,
-    ) -> tuple[list[Flow], list[Flow], Tally]:
-        """Walks a loop's body with flows of the carry that hold in every iteration.
-
-        Weights that one iteration updates are weights, not gradients, in the next one.
-
-        Returns:
-            The flows of the body's results and of its carry, and the work of one run.
-        """
-        carry = list(map(_without_value, flows[consts : consts + carries]))
-        rest = flows[consts + carries :]
-        while True:
-            out_flows, work = self.walk(body, [*flows[:consts], *carry, *rest], stack, decided)
-            widened = [
-                either(before, after)._replace(gradient=before.gradient)
-                for before, after in zip(carry, out_flows[:carries], strict=True)
-            ]
-            if widened == carry:
-                return out_flows, carry, work
-            carry = widened
-
     def _unknown_call(
         self, eqn: Any, inner: dict[str, tuple[Any, ...]], flow: Flow, stack: str, tally: Tally
     ) -> None:
@@ -239,35 +202,9 @@ def _scan(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally)
         runs = [Runs(Decided(), scan.length)]
     slices = [flow.stacked(scan.length, -1) for flow in flows[scan.consts + scan.carries :]]
     flows = [*flows[: scan.consts + scan.carries], *slices]
-    out_flows = _loop(walker, scan.body, flows, scan.consts, scan.carries, stack, runs, tally)
+    out_flows = loop_work(walker, scan.body, flows, scan.consts, scan.carries, stack, runs, tally)
     stacked = (flow.stacked(scan.length, 1) for flow in out_flows[scan.carries :])
     return [*out_flows[: scan.carries], *stacked]
-
-
-def _loop(
-    walker: Walker,
-    body: Any,
-    flows: Sequence[Flow],
-    consts: int,
-    carries: int,
-    stack: str,
-    runs: Sequence[Runs],
-    tally: Tally,
-) -> list[Flow]:
-    """Adds all iterations of a loop; returns the flows of its body's results.
-
-    Where iterations decide differently, the flows are those of all branches.
-    """
-    if len(runs) == 1:
-        out_flows, carry, work = walker.settle(body, flows, consts, carries, stack, runs[0].decided)
-        tally.add(work, runs[0].times)
-        return out_flows
-    with walker.taking_no_decisions():
-        out_flows, carry, _ = walker.settle(body, flows, consts, carries, stack, Decided())
-    inputs = [*flows[:consts], *carry, *flows[consts + carries :]]
-    for decided, times in runs:
-        tally.add(walker.walk(body, inputs, stack, decided)[1], times)
-    return out_flows
 
 
 def _while(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
@@ -279,7 +216,7 @@ def _while(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
     inputs = flows[loop.cond_consts :]
     body = Tally()
     carries = len(inputs) - loop.body_consts
-    out_flows = _loop(walker, loop.body, inputs, loop.body_consts, carries, stack, runs, body)
+    out_flows = loop_work(walker, loop.body, inputs, loop.body_consts, carries, stack, runs, body)
     _, test = walker.walk(loop.condition, [*fixed, *out_flows], stack)
     tally.add(body)
     tally.add(test, 2 if trips is None else trips + 1)
@@ -348,7 +285,7 @@ def _shard_map(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: T
     shape = eqn.params["mesh"].shape
     axes = eqn.params[next(name for name in eqn.params if name.endswith("manual_axes"))]
     flows = [  # a part of an array is another value
-        flow if inner.aval.shape == outer.aval.shape else _without_value(flow)
+        flow if inner.aval.shape == outer.aval.shape else flow.without_value()
         for flow, inner, outer in zip(flows, jaxpr.invars, eqn.invars, strict=True)
     ]
     out_flows, body = walker.walk(jaxpr, flows, stack)
@@ -392,10 +329,6 @@ _DESCENTS: dict[str, _Descent] = {
     "shard_map": _shard_map,
     "while": _while,
 }
-
-
-def _without_value(flow: Flow) -> Flow:
-    return flow if flow.known is None else flow._replace(known=None)
 
 
 def _as_operand(value: Known) -> Known:

@@ -24,8 +24,8 @@ from mfu_jax.flops.traced.known_values import Known, scalar
 from mfu_jax.jax_internals import Literal
 
 LONGEST_LOOP = 50_000  # iterations that are evaluated of one loop
-_MOST_ITERATIONS = 200_000  # of all loops of one count: about ten seconds
-_MOST_SPECULATED = 1000  # in code that may never run
+_MOST_EQUATIONS = 1_000_000  # of one count: about ten seconds
+_MOST_SPECULATED = 10_000  # of them in code that may never run
 
 Values = dict[Any, Known]  # by variable
 Visit = Callable[[Values], None]
@@ -41,7 +41,7 @@ class Integers:
     def __init__(self, constants: Mapping[Any, Known] | None = None) -> None:
         self.constants = constants or {}
         self.needs = Needs()
-        self._left = _MOST_ITERATIONS
+        self._left = _MOST_EQUATIONS
         self._literals: dict[int, tuple[Any, Known]] = {}
 
     def run(self, need: Need, known: Sequence[Known]) -> Values:
@@ -51,6 +51,7 @@ class Integers:
             need: what to evaluate.
             known: a value or None for each input of its jaxpr.
         """
+        self._left -= len(need.steps) + 1
         values: Values = {need.jaxpr.invars[i]: known[i] for i in need.inputs}
         for step in need.steps:
             operands = [self.read(values, atom) for atom in step.eqn.invars]
@@ -198,7 +199,6 @@ class Integers:
         return None, self._too_long(need, consts, dict(enumerate(start)), 0, visit)
 
     def _may_go_on(self) -> bool:
-        self._left -= 1
         return self._left >= 0
 
     @contextlib.contextmanager

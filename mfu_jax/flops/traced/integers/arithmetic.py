@@ -117,7 +117,8 @@ def _shift_right_logical(a: Any, by: Any) -> Any:
 
 def _shift_right_arithmetic(a: Any, by: Any) -> Any:
     is_inside, by = _shift(a, by)
-    return np.where(is_inside, a >> by, np.where(a < 0, -1, 0))
+    signed = a.view(f"i{a.dtype.itemsize}")  # XLA takes unsigned numbers for signed ones, too
+    return np.where(is_inside, signed >> by.astype(signed.dtype), np.where(signed < 0, -1, 0))
 
 
 def _shift(a: Any, by: Any) -> tuple[Any, Any]:

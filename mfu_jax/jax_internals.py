@@ -33,7 +33,9 @@ __all__ = [
     "Literal",
     "Primitive",
     "coordination_store",
+    "hlo_text_of_proto",
     "host_value",
+    "is_compiling",
     "mosaic_bindings",
     "open_jaxpr",
     "primitives",
@@ -105,6 +107,21 @@ def text_with_large_constants(compiled: Any) -> str | None:
     return str(hlo.to_string(options))
 
 
+def hlo_text_of_proto(content: bytes) -> str:
+    """The text of a serialized ``HloModuleProto``, with its constants written out.
+
+    Raises:
+        jax.errors.JaxRuntimeError: it is none.
+    """
+    try:
+        from jaxlib import _hlo as hlo  # type: ignore[attr-defined]
+    except ImportError:  # before JAX 0.10
+        from jax._src.lib import _jax as hlo
+    options = hlo.HloPrintOptions()
+    options.print_large_constants = True
+    return str(hlo.HloModule.from_serialized_hlo_module_proto(content).to_string(options))
+
+
 def parameter_shardings(compiled: Any) -> list[str]:
     """The shardings of an executable's parameters, as HLO writes them; empty if it has none.
 
@@ -144,6 +161,21 @@ def reached_preemption_sync_point(step: int) -> bool:
     from jax.experimental import multihost_utils
 
     return bool(multihost_utils.reached_preemption_sync_point(step))
+
+
+_COMPILING = frozenset(
+    f"jax._src.{name}" for name in ("interpreters.partial_eval", "interpreters.mlir", "compiler")
+)
+
+
+def is_compiling(thread_id: int) -> bool:
+    """Whether a thread traces, lowers or compiles just now, by the modules that it is in."""
+    frame = sys._current_frames().get(thread_id)
+    while frame is not None:
+        if frame.f_globals.get("__name__") in _COMPILING:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def coordination_store() -> tuple[Any, str]:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tests.support import program_kernels, program_models
+from tests.support import program_kernels, program_models, program_names
 from tests.support.reference_model import Shape, reference_step
 
 Build = Callable[[Any], tuple[Callable[..., Any], tuple[Any, ...]]]
@@ -123,6 +123,10 @@ def _fill() -> None:
         for name, (function, arguments, flops) in program_models.MODELS.items():
             if name == "resnet50" and platform not in ("cpu", "v5e", "h100"):
                 continue  # takes a minute to compile
+            PROGRAMS[f"{platform}_{name}"] = Program(
+                platform=platform, build=on_one_device(function, *arguments), flops=flops
+            )
+        for name, (function, arguments, flops) in program_names.programs(platform).items():
             PROGRAMS[f"{platform}_{name}"] = Program(
                 platform=platform, build=on_one_device(function, *arguments), flops=flops
             )

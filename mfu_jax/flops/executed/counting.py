@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from mfu_jax.flops.count import FlopCount, Unaccounted
 from mfu_jax.flops.executed.collectives import Collective
@@ -23,8 +21,7 @@ from mfu_jax.flops.executed.costs import (
     MatmulCost,
     unaccounted,
 )
-from mfu_jax.flops.executed.duplicates import duplicates
-from mfu_jax.flops.executed.gradients import gradient_users
+from mfu_jax.flops.executed.duplicates import duplicates, is_recomputed
 from mfu_jax.flops.executed.hlo import (
     HloComputation,
     HloInstruction,
@@ -33,9 +30,14 @@ from mfu_jax.flops.executed.hlo import (
     parse_hlo,
 )
 from mfu_jax.flops.executed.op_names import inferred_op_name
+from mfu_jax.flops.executed.padding import wasted
 from mfu_jax.flops.executed.plans import Planner
-from mfu_jax.flops.executed.replication import Groups, holders
+from mfu_jax.flops.executed.replication import holders
 from mfu_jax.flops.executed.runs import RunCounter
+from mfu_jax.flops.executed.sums import MODEL_PHASES, Found, Sums
+from mfu_jax.flops.executed.validation import check_module
+from mfu_jax.flops.executed.value_graph import value_graph
+from mfu_jax.flops.purposes import purposes
 from mfu_jax.flops.scopes import Scope, read_scope
 
 
@@ -59,11 +61,15 @@ class ExecutedCount(FlopCount):
     """Matmul FLOPs that one device executes in one call of the program.
 
     Attributes:
+        xla_rematerialized: FLOPs that XLA runs again to save memory, without `jax.checkpoint`. Part
+            of `total`, not of `forward` or `rematerialized`.
         duplicated: FLOPs of matmuls that XLA repeats on the same operands in another fusion. Part
             of `total`.
         repeated: FLOPs of forward and backward matmuls that several devices run on the same values,
             beyond one run each, by extent in words. Part of `total`.
         repeated_attention: the part of `repeated` in `attention_kernels`.
+        padding: FLOPs of forward and backward matmuls on explicit zero padding. Part of `total`.
+        expansion: the same on zeros of ragged and depthwise products that XLA computes densely.
         kernels: FLOPs of custom kernels that XLA does not see into (or counts wrongly), by name.
             Part of `total`.
         attention_kernels: FLOPs of attention kernels, forward and backward, without recomputed
@@ -79,9 +85,12 @@ class ExecutedCount(FlopCount):
         flags: choices that the count made, such as the branch of a conditional.
     """
 
+    xla_rematerialized: int = 0
     duplicated: int = 0
     repeated: Mapping[str, int] = field(default_factory=dict)
     repeated_attention: int = 0
+    padding: int = 0
+    expansion: int = 0
     kernels: Mapping[str, int] = field(default_factory=dict)
     attention_kernels: int = 0
     elementwise: int = 0
@@ -92,6 +101,11 @@ class ExecutedCount(FlopCount):
     kernels_xla: int = 0
     elementwise_once: int = 0
     flags: tuple[Flag, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Everything that runs."""
+        return super().total + self.xla_rematerialized
 
 
 def executed_flops(
@@ -129,6 +143,7 @@ def executed_flops(
         raise HloParseError("the compiled program has no text")
 
     module = parse_hlo(text)
+    check_module(module)
     reader = CostReader(
         module,
         kernel_flops=kernel_flops,
@@ -147,69 +162,13 @@ class _Constants:
         self.tried = False
 
     def module(self) -> HloModule | None:
-        if not self.tried and not isinstance(self.program, str):
+        if not self.tried and hasattr(self.program, "runtime_executable"):
             from mfu_jax.jax_internals import text_with_large_constants  # text needs no JAX
 
             self.tried = True
             text = text_with_large_constants(self.program)
             self.made = parse_hlo(text) if text else None
         return self.made
-
-
-class _Found(NamedTuple):
-    """A matmul of the program, with the context that its callers provide.
-
-    Attributes:
-        matmul: its cost.
-        op_name: its own, its fusion's, or one inferred from its neighbours.
-        runs: how often it runs in one step.
-        once: the same with every loop body counted once.
-    """
-
-    matmul: MatmulCost
-    op_name: str
-    runs: int
-    once: int
-
-
-@dataclass(slots=True)
-class _Sums:
-    """What the top-down pass adds up."""
-
-    phases: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    scopes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    dtypes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    kernels: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    attention_kernels: int = 0
-    repeated: dict[str, Fraction] = field(default_factory=lambda: defaultdict(Fraction))
-    repeated_attention: Fraction = Fraction(0)
-    loops_once: int = 0
-    kernels_once: int = 0
-    kernels_xla: int = 0
-
-    def add(self, matmul: MatmulCost, scope: Scope, runs: int, once: int) -> None:
-        if matmul.is_attention and scope.phase != "rematerialized":
-            self.attention_kernels += runs * (matmul.flops - matmul.rematerialized)
-        self.phases[scope.phase] += runs * (matmul.flops - matmul.rematerialized)
-        self.phases["rematerialized"] += runs * matmul.rematerialized
-        self.scopes[scope.path] += runs * matmul.flops
-        self.dtypes[matmul.dtype] += runs * matmul.flops
-        self.loops_once += once * matmul.flops
-        if matmul.kernel:
-            self.kernels[matmul.kernel] += runs * matmul.flops
-            self.kernels_once += once * matmul.flops
-            self.kernels_xla += once * matmul.seen_by_xla
-
-    def add_repeated(self, matmul: MatmulCost, holders: Groups, runs: int) -> None:
-        """Adds what devices repeat of a forward or backward matmul."""
-        devices, groups = len(holders), len(set(holders))
-        if groups == devices:
-            return
-        flops = Fraction(devices - groups, devices) * runs * (matmul.flops - matmul.rematerialized)
-        where = "on every device" if groups == 1 else f"in groups of {devices // groups} devices"
-        self.repeated[f"repeated {where} ({devices - groups} of {devices})"] += flops
-        if matmul.is_attention:
-            self.repeated_attention += flops
 
 
 class _Counter:
@@ -237,17 +196,22 @@ class _Counter:
         ran = [(n, self.costs[n]) for n in reversed(self.order) if times[n] or once[n]]
         sums = self._sums([found for name, cost in ran for found in self._found(name, cost)])
         return ExecutedCount(
-            forward=sums.phases["forward"],
+            forward=sums.phases["forward"] + sums.phases["evaluation"],
+            evaluation=sums.phases["evaluation"],
             backward=sums.phases["backward"],
             rematerialized=sums.phases["rematerialized"],
             optimizer=sums.phases["optimizer"],
             other=sums.phases["other"],
             by_scope=dict(sums.scopes),
             by_dtype=dict(sums.dtypes),
+            by_operation=dict(sums.operations),
             unaccounted=tuple(self._unaccounted()),
+            xla_rematerialized=sums.phases["xla_rematerialized"],
             duplicated=sum(m.flops * runs for _, m, runs in self._duplicates.values()),
             repeated={where: round(flops) for where, flops in sums.repeated.items()},
             repeated_attention=round(sums.repeated_attention),
+            padding=sums.padding,
+            expansion=sums.expansion,
             kernels=dict(sums.kernels),
             attention_kernels=sums.attention_kernels,
             elementwise=sum(times[name] * cost.elementwise for name, cost in ran),
@@ -277,35 +241,44 @@ class _Counter:
             reason = f"{reason}; its body is counted once; give trip_counts"
             yield dataclasses.replace(unaccounted(instruction, "while", reason), times=runs)
 
-    def _found(self, name: str, cost: ComputationCost) -> Iterator[_Found]:
+    def _found(self, name: str, cost: ComputationCost) -> Iterator[Found]:
         for matmul in cost.matmuls:
             op_name = self._op_name(name, matmul.instruction)
-            yield _Found(matmul, op_name, self.runs.times[name], self.runs.once[name])
+            yield Found(
+                self.module[name], matmul, op_name, self.runs.times[name], self.runs.once[name]
+            )
 
-    def _sums(self, found: list[_Found]) -> _Sums:
+    def _sums(self, found: list[Found]) -> Sums:
         """The matmuls by phase, scope, dtype and kernel."""
-        scopes = [read_scope(item.op_name) for item in found]
-        backward = {
-            id(item.matmul.instruction)
-            for item, scope in zip(found, scopes, strict=True)
-            if scope.phase in ("backward", "rematerialized")
-        }
-        undifferentiated = [
-            scope.phase == "forward" and "jvp(" not in item.op_name
-            for item, scope in zip(found, scopes, strict=True)
-        ]
-        users = gradient_users(self.module, backward) if backward and any(undifferentiated) else ()
-        sums = _Sums()
+        sums = Sums()
         held = holders(self.module, self.program)
-        again = self._duplicates if held else {}  # they have a line of their own
-        for item, scope, is_plain in zip(found, scopes, undifferentiated, strict=True):
+        for item, scope in zip(found, self._scopes(found), strict=True):
             number = id(item.matmul.instruction)
-            if is_plain and number in users:
-                scope = scope._replace(phase="optimizer")
+            if number in self._recomputed:
+                scope = scope._replace(phase="xla_rematerialized")
             sums.add(item.matmul, scope, item.runs, item.once)
-            if scope.phase in ("forward", "backward") and number in held and number not in again:
-                sums.add_repeated(item.matmul, held[number], item.runs)
+            if scope.phase not in MODEL_PHASES or number in self._duplicates:
+                continue  # it has a line of its own
+            zeros = wasted(
+                self.reader.dataflow, item.computation, item.matmul.instruction, item.matmul.flops
+            )
+            sums.add_model(item, scope, zeros)
+            if number in held:
+                sums.add_repeated(item.matmul, held[number], item.runs, sum(zeros))
         return sums
+
+    def _scopes(self, found: list[Found]) -> list[Scope]:
+        """The phase and scope of each matmul."""
+        scopes = [read_scope(item.op_name) for item in found]
+        pairs = list(zip(found, scopes, strict=True))
+        if not any(s.phase == "forward" and "jvp(" not in item.op_name for item, s in pairs):
+            return scopes
+        matmuls = {id(item.matmul.instruction): (item.op_name, s.phase) for item, s in pairs}
+        known = purposes(value_graph(self.module, matmuls))
+        return [
+            scope._replace(phase=known.get(id(item.matmul.instruction), scope.phase))
+            for item, scope in pairs
+        ]
 
     def _bottom_up_order(self) -> list[str]:
         """Names of the reachable computations, callees before callers."""
@@ -333,16 +306,30 @@ class _Counter:
 
     @functools.cached_property
     def _duplicates(self) -> dict[int, tuple[HloComputation, MatmulCost, int]]:
-        """Matmuls that recompute what another one computes, with their runs, by ``id``."""
-        matmuls = {
+        """Other matmuls that repeat what one computes, with their runs, by ``id``."""
+        first = {n: matmul for n, matmul in self._running.items() if n not in self._recomputed}
+        places = ((computation, m.instruction) for computation, m, _ in first.values())
+        repeated = duplicates(self.reader.dataflow, places)
+        return {id(i): first[id(i)] for i in repeated}
+
+    @functools.cached_property
+    def _recomputed(self) -> set[int]:
+        """The ``id`` of matmuls that XLA runs again to save memory."""
+        return {
+            number
+            for number, (computation, matmul, _) in self._running.items()
+            if is_recomputed(self.module, computation, matmul.instruction)
+        }
+
+    @functools.cached_property
+    def _running(self) -> dict[int, tuple[HloComputation, MatmulCost, int]]:
+        """The matmuls that run, with their runs, by ``id`` of the instruction."""
+        return {
             id(matmul.instruction): (self.module[name], matmul, self.runs.times[name])
             for name, cost in self.costs.items()
             for matmul in cost.matmuls
             if self.runs.times[name]
         }
-        places = ((computation, m.instruction) for computation, m, _ in matmuls.values())
-        repeated = duplicates(self.reader.dataflow, places)
-        return {id(i): matmuls[id(i)] for i in repeated}
 
     def _op_name(self, name: str, instruction: HloInstruction) -> str:
         """A matmul's op_name, else that of the fusion that it is in, else a guess."""

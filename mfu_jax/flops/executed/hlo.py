@@ -15,6 +15,7 @@ from typing import Any
 
 from mfu_jax.flops.executed.hlo_shapes import (
     COMMENT,
+    ELIDED,
     SPECIAL,
     HloParseError,
     Shape,
@@ -27,6 +28,7 @@ from mfu_jax.flops.executed.hlo_shapes import (
 
 __all__ = [
     "CALLEE_KEYS",
+    "ELIDED",
     "HloComputation",
     "HloInstruction",
     "HloModule",
@@ -131,15 +133,18 @@ class HloInstruction:
     def operands(self) -> tuple[str, ...]:
         """Names of the operands."""
         if self._operands is None:
-            text = self.operand_text
-            if self.opcode in ("parameter", "constant"):
-                self._operands = ()
-            elif "%" in text:
-                self._operands = tuple(_PERCENT_NAME.findall(text))
-            else:
-                parts = split_top_level(COMMENT.sub("", text))
-                self._operands = tuple(part.split()[-1] for part in parts)
+            self._operands = self._read_operands()
         return self._operands
+
+    def _read_operands(self) -> tuple[str, ...]:
+        if self.opcode in ("parameter", "constant"):
+            return ()
+        text = self.operand_text
+        if text.startswith("%") and "/" not in text and "(" not in text:  # no types, no comments
+            return tuple(text[1:].split(", %"))
+        if "%" in text:
+            return tuple(_PERCENT_NAME.findall(text))
+        return tuple([part.split()[-1] for part in split_top_level(COMMENT.sub("", text))])
 
     def operand(self, index: int) -> str:
         """The name of one operand."""

@@ -60,7 +60,6 @@ class Flow(NamedTuple):
 
     Attributes:
         origin: what it was computed from.
-        gradient: whether it depends on the result of a backward pass.
         known: its value, if that is known while tracing (see `known_values`) and decides how often
             something runs.
         pattern: its elements as a function of their position (see `masks.patterns`).
@@ -68,7 +67,6 @@ class Flow(NamedTuple):
     """
 
     origin: Origin = Origin.CONSTANT
-    gradient: bool = False
     known: Known = None
     pattern: Pattern | None = None
     scores: frozenset[Score] = frozenset()
@@ -102,7 +100,6 @@ def join(flows: Iterable[Flow], size: int | None = None) -> Flow:
     flows = tuple(flows)
     return Flow(
         origin=max((flow.origin for flow in flows), default=Origin.CONSTANT),
-        gradient=any(flow.gradient for flow in flows),
         scores=frozenset(s for flow in flows for s in flow.scores if s.size == size),
     )
 
@@ -118,7 +115,7 @@ class MatmulKind(NamedTuple):
     """Matmuls that are counted together; a `Tally` has the FLOPs of each kind.
 
     Attributes:
-        phase: forward, backward, rematerialized, optimizer or other.
+        phase: forward, backward, rematerialized, evaluation, optimizer or other.
         scope: path of named scopes.
         dtype: the wider operand's, in HLO's spelling.
         primitive: the JAX primitive.
@@ -163,6 +160,7 @@ class Tally:
         return sum(self.flops.values())
 
 
+_FORWARD = ("forward", "evaluation")
 Operands = Literal["weights", "activations"]
 
 
@@ -177,14 +175,14 @@ def classify_operands(matmuls: Iterable[MatmulKind]) -> dict[MatmulKind, Operand
     input_sites = {m.site for m in matmuls if m.has_input and m.site is not None}
     by_frames: dict[Any, set[bool]] = {}
     for m in matmuls:
-        if m.phase == "forward":
+        if m.phase in _FORWARD:
             frames = user_frames(m.site)
             by_frames.setdefault(frames, set()).add(m.site in input_sites or m.has_input)
 
     def is_weights(m: MatmulKind) -> bool:
         if m.has_input or m.site in input_sites:
             return True
-        if m.phase == "forward":
+        if m.phase in _FORWARD:
             return False
         forward = by_frames.get(user_frames(m.site), set())
         return forward == {True} or (forward != {False} and not m.is_batched)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 
 from mfu_jax.flops.attention_kernels import BY_PRIMITIVE
 from mfu_jax.flops.count import Unaccounted
+from mfu_jax.flops.purposes import Purpose, purposes
 from mfu_jax.flops.scopes import read_scope
 from mfu_jax.flops.traced.attention_primitives import fused_attention
 from mfu_jax.flops.traced.flow import (
@@ -37,6 +39,7 @@ from mfu_jax.flops.traced.pallas import attention_kernel, pallas_cost, sequence_
 from mfu_jax.flops.traced.primitive_kinds import FREE, is_call
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.tracing import inner_jaxprs
+from mfu_jax.flops.traced.value_graph import value_graph
 from mfu_jax.flops.traced.walk_loops import loop_work
 from mfu_jax.jax_internals import Literal, open_jaxpr
 
@@ -45,6 +48,7 @@ class Walker:
     """Counts jaxprs; a jaxpr that recurs in the same role is walked once."""
 
     def __init__(self) -> None:
+        self.jaxpr: Any = None
         self.saw_checkpoint = False
         self.scores = Scores()
         self.constants: dict[Any, Flow] = {}
@@ -59,7 +63,14 @@ class Walker:
             flow = of_constant(constant(value), Origin.INPUT)
             self.constants[variable] = flow._replace(known=typed(flow.known, variable.aval))
         self.decisions = Decisions({v: flow.known for v, flow in self.constants.items()})
+        self.jaxpr = jaxpr
         return self.walk(jaxpr, [INPUT] * len(jaxpr.invars))[1]
+
+    @functools.cached_property
+    def purposes(self) -> Mapping[int, Purpose]:
+        """What matmuls that are not differentiated are for, by ``id`` of the equation."""
+        matmuls = frozenset({"pallas_call", *BY_PRIMITIVE, *RULES})
+        return purposes(value_graph(self.jaxpr, matmuls))
 
     def walk(
         self, jaxpr: Any, flows: Sequence[Flow], stack: str = "", decided: Decided | None = None
@@ -159,13 +170,12 @@ class Walker:
     ) -> list[Flow]:
         """Adds the FLOPs (by dtype) of an equation under `stack`; returns its results."""
         phase, scope = read_scope(stack, drop_last=False)
-        everything = join(flows)
         operands = flows[:2]
         made: frozenset[Score] = frozenset()
         if not scores:
             scores, made = self.scores.of_matmul(eqn, operands, stack)
-        if phase == "forward" and "jvp(" not in stack and everything.gradient:
-            phase = "optimizer"  # needs a gradient and is not differentiated itself
+        if phase == "forward" and "jvp(" not in stack:
+            phase = self.purposes.get(id(eqn), phase)
         for dtype, amount in flops.items():
             matmul = MatmulKind(
                 phase=phase,
@@ -179,8 +189,7 @@ class Walker:
             )
             if amount:
                 tally.flops[matmul] += amount
-        gradient = everything.gradient or phase in ("backward", "rematerialized")
-        return [Flow(Origin.ACTIVATION, gradient, scores=made)] * len(eqn.outvars)
+        return [Flow(Origin.ACTIVATION, scores=made)] * len(eqn.outvars)
 
     def _unknown_call(
         self, eqn: Any, inner: dict[str, tuple[Any, ...]], flow: Flow, stack: str, tally: Tally

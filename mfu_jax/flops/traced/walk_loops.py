@@ -71,16 +71,13 @@ def _settle(
 ) -> tuple[list[Flow], _Inputs, Tally]:
     """Walks a loop's body with flows of the carry that hold in every iteration.
 
-    Weights that one iteration updates are weights, not gradients, in the next one.
-
     Returns:
         The flows of the body's results and of its inputs, and the work of one run.
     """
     while True:
         out_flows, work = walker.walk(body, inputs.all, stack, decided)
         widened = [
-            either(before, after)._replace(gradient=before.gradient)
-            for before, after in zip(inputs.carry, out_flows, strict=False)
+            either(before, after) for before, after in zip(inputs.carry, out_flows, strict=False)
         ]
         if widened == inputs.carry:
             return out_flows, inputs, work

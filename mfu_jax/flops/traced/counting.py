@@ -130,10 +130,13 @@ def pallas_kernel_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> di
     Grid times body, without the blocks that are skipped. A name is left out if it is shared by
     kernels of different cost, or if its kernel's skipped blocks are unknown.
     """
-    walker, _ = _walk(fn, args, kwargs)
+    _, tally = _walk(fn, args, kwargs)
+    kernels: dict[str, set[int | None]] = {}
+    for name, cost in tally.kernels:
+        kernels.setdefault(name, set()).add(cost)
     return {
         name: flops
-        for name, costs in walker.kernels.items()
+        for name, costs in kernels.items()
         if len(costs) == 1 and (flops := costs.pop()) is not None
     }
 

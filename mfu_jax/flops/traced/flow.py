@@ -60,7 +60,8 @@ class Flow(NamedTuple):
 
     Attributes:
         origin: what it was computed from.
-        known: its value, if that is an integer known while tracing (see `known_values`).
+        known: its value, if that is known while tracing (see `known_values`) and decides how often
+            something runs.
         pattern: its elements as a function of their position (see `masks.patterns`).
         scores: the scores that its elements correspond to one by one.
     """
@@ -69,6 +70,10 @@ class Flow(NamedTuple):
     known: Known = None
     pattern: Pattern | None = None
     scores: frozenset[Score] = frozenset()
+
+    def without_value(self) -> Flow:
+        """The same without `known`."""
+        return self if self.known is None else self._replace(known=None)
 
     def stacked(self, times: int, dims: int) -> Flow:
         """The flow of `times` such values stacked (`dims` = 1), or of one slice of a stack (−1)."""
@@ -103,7 +108,7 @@ def either(a: Flow, b: Flow) -> Flow:
     """What is known about a value that is one of the two."""
     if a == b:
         return a
-    return join((a, b))._replace(known=a.known if a.known == b.known else None)
+    return join((a, b))
 
 
 class MatmulKind(NamedTuple):
@@ -132,12 +137,19 @@ class MatmulKind(NamedTuple):
 
 @dataclass
 class Tally:
-    """FLOPs by kind of matmul, and how often each piece of unaccounted work runs."""
+    """FLOPs by kind of matmul, and how often each piece of unaccounted work runs.
+
+    `kernels` are names of Pallas kernels and the FLOPs that one call executes; None if unknown.
+    """
 
     flops: Counter[MatmulKind] = field(default_factory=Counter)
     unaccounted: Counter[Unaccounted] = field(default_factory=Counter)
+    kernels: set[tuple[str, int | None]] = field(default_factory=set)
 
     def add(self, other: Tally, times: int = 1) -> None:
+        if not times:
+            return
+        self.kernels |= other.kernels
         for matmul, flops in other.flops.items():
             self.flops[matmul] += flops * times
         for item, count in other.unaccounted.items():

@@ -6,6 +6,7 @@ Conditions on the position in the grid (blocks that a causal kernel skips) and o
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,10 @@ import numpy as np
 
 from mfu_jax.flops.attention_kernels import AttentionKernel, kernels_named
 from mfu_jax.flops.traced.flow import operand_dtype
-from mfu_jax.flops.traced.known_values import ConstantTable, Known, evaluate, scalar
+from mfu_jax.flops.traced.integers.arithmetic import evaluate
+from mfu_jax.flops.traced.integers.evaluation import where
+from mfu_jax.flops.traced.integers.needs import While, while_of
+from mfu_jax.flops.traced.known_values import ConstantTable, Known, scalar
 from mfu_jax.flops.traced.loops import jaxpr_trip_count
 from mfu_jax.flops.traced.mosaic_gpu import (
     INSTRUCTIONS,
@@ -268,19 +272,40 @@ class _Programs:
         return results
 
     def _while(self, eqn: Any, known: list[Known], times: np.ndarray) -> Sequence[Known]:
-        inner = inner_jaxprs(eqn.params)
-        (condition,), (body,) = inner["cond_jaxpr"], inner["body_jaxpr"]
-        cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        trips = jaxpr_trip_count(condition, body, known, cond_consts, body_consts)
+        loop = while_of(eqn)
+        carried = self._iterations(loop, known, times) if _decides(loop.body) else None
+        if carried is not None:
+            return carried
+        body, body_consts = loop.body, loop.body_consts
+        trips = jaxpr_trip_count(loop, known)
         if trips is not None and not self.skips:
             trips = np.max(trips)  # an upper bound: the longest of all grid steps
         before = self.flops.total()
         carry = [None] * (len(body.invars) - body_consts)
-        fixed = known[cond_consts : cond_consts + body_consts]
-        self.walk(body, [*fixed, *carry], times * (1 if trips is None else trips))
+        self.walk(body, [*loop.split(known)[1], *carry], times * (1 if trips is None else trips))
         if trips is None and self.flops.total() > before:
             self.unknown.add("how often a loop runs: its body was counted once")
         return [None] * len(eqn.outvars)
+
+    def _iterations(
+        self, loop: While, known: list[Known], times: np.ndarray
+    ) -> Sequence[Known] | None:
+        """Runs each iteration of a loop; None if it is too long, or its condition is unknown."""
+        attempt = dataclasses.replace(self, flops=Counter(), unknown=set())
+        fixed, consts, carry = loop.split(known)
+        runs: Any = np.True_
+        for _ in range(_LONGEST_UNROLLED):
+            (holds,) = attempt.walk(loop.condition, [*fixed, *carry], times * 0)
+            if holds is None:
+                return None
+            runs = runs & holds if self.skips else np.any(runs & holds)
+            if not np.any(runs):
+                self.flops += attempt.flops
+                self.unknown |= attempt.unknown
+                return carry
+            after = attempt.walk(loop.body, [*consts, *carry], times * runs)
+            carry = [where(runs, new, old) for new, old in zip(after, carry, strict=True)]
+        return None
 
 
 def _decides(jaxpr: Any) -> bool:

@@ -71,6 +71,26 @@ def test_loop_whose_length_depends_on_the_position():
     assert count.unaccounted == ()
 
 
+def test_decisions_in_the_iterations_of_a_kernels_loop():
+    """Blocks at or before the program's own, each with as many products as its position."""
+
+    def body(x_ref, y_ref, o_ref):
+        def add(_, total):
+            return total + x_ref[...] @ y_ref[...]
+
+        def chunk(j, total):
+            total = jax.lax.fori_loop(0, j, add, total)
+            return jax.lax.cond(j % 2 == 1, lambda t: add(0, t), lambda t: t, total)
+
+        zeros = jnp.zeros((BLOCK, BLOCK))
+        o_ref[...] = jax.lax.fori_loop(0, pl.program_id(0) + 1, chunk, zeros)
+
+    count = count_model_flops(lambda x, y: matmul(body, x, y), shape(M, K), shape(K, N))
+    products = sum(j + j % 2 for i in range(4) for j in range(i + 1))
+    assert count.total == products * 2 * 3 * 2 * BLOCK**3
+    assert count.unaccounted == ()
+
+
 def test_condition_on_data_is_listed():
     def body(x_ref, y_ref, o_ref):
         @pl.when(x_ref[0, 0] > 0)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from mfu_jax.flops.traced.integers.arithmetic import is_evaluable
 from mfu_jax.flops.traced.known_values import is_integer
-from mfu_jax.flops.traced.primitive_kinds import has_work, is_call
 from mfu_jax.flops.traced.mosaic_gpu import MESH_KERNELS
+from mfu_jax.flops.traced.primitive_kinds import has_work, is_call
 from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.jax_internals import Literal, scan_groups
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mfu_jax.errors import UserError
+from mfu_jax.profiling.host_work import HostSums, HostTime, HostWork
 from mfu_jax.profiling.join import Join, JoinedOp
 from mfu_jax.profiling.timeline.devices import Executions, OpName, Program, Timeline
 from mfu_jax.profiling.timeline.host import HostThread
@@ -86,12 +87,14 @@ class Measured:
         platform: of the devices.
         kind: as JAX names the devices; empty if the trace does not say.
         main: the program that takes most of the time.
+        versions: `main`, and the programs of its name that were compiled again in its place.
         steps: how many are measured on each device.
         step_seconds: of one step; `ops` and `idle` sum to it.
         ops: the longest first.
         idle: seconds in which nothing ran, by what the host did: in the step's call, between calls,
             or empty where no steps are marked.
         idle_causes: of each of these, seconds by what the host's thread did.
+        host: what the thread that calls the steps did, by kind; empty where none are marked.
         executions: of each program in a step.
         devices: each on its own.
     """
@@ -99,11 +102,13 @@ class Measured:
     platform: str
     kind: str
     main: Program
+    versions: frozenset[Program]
     steps: int
     step_seconds: float
     ops: tuple[OpTime, ...]
     idle: Mapping[str, float]
     idle_causes: Mapping[str, Mapping[str, float]]
+    host: Mapping[HostWork, HostTime]
     executions: Mapping[Program, float]
     devices: tuple[DeviceTime, ...]
 
@@ -130,14 +135,15 @@ def measure(devices: Sequence[tuple[Timeline, HostThread | None]], join: Join) -
         UserError: no execution of a program can be told from another.
     """
     main = _main_program([timeline for timeline, _ in devices])
+    versions = _versions(main, *devices[0])
     sums = _Sums()
     for timeline, thread in devices:
-        window = _window(timeline.executions.of(main), thread)
+        window = _window(timeline.executions.of(versions), thread)
         if window is not None:
-            sums.add(timeline, thread, window, join)
+            sums.add(timeline, thread, window, versions, join)
     if not sums.devices:
         raise UserError(_NO_STEPS)
-    return sums.mean(devices[0][0], main)
+    return sums.mean(devices[0][0], main, versions)
 
 
 def _main_program(timelines: Sequence[Timeline]) -> Program:
@@ -150,6 +156,15 @@ def _main_program(timelines: Sequence[Timeline]) -> Program:
     if not seconds:
         raise UserError(_NO_STEPS)
     return max(seconds, key=lambda program: seconds[program])
+
+
+def _versions(main: Program, timeline: Timeline, thread: HostThread | None) -> frozenset[Program]:
+    """The main program, and others of its name if all of them together make the marked steps."""
+    alone, marked = frozenset({main}), 0 if thread is None else len(thread.step_numbers)
+    named = frozenset(p for p in timeline.executions.programs if p.module == main.module)
+    if not marked or len(timeline.executions.of(alone).programs) % marked == 0:
+        return alone
+    return named if len(timeline.executions.of(named).programs) % marked == 0 else alone
 
 
 def _window(executions: Executions, thread: HostThread | None) -> Window | None:
@@ -178,9 +193,15 @@ class _Sums:
         self.idle: dict[str, float] = defaultdict(float)
         self.causes: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self.executions: dict[Program, float] = defaultdict(float)
+        self.host = HostSums()
 
     def add(
-        self, timeline: Timeline, thread: HostThread | None, window: Window, join: Join
+        self,
+        timeline: Timeline,
+        thread: HostThread | None,
+        window: Window,
+        versions: frozenset[Program],
+        join: Join,
     ) -> None:
         joined = join.ops(timeline.names)
         scale = 1 / (_PICOSECONDS * window.steps)
@@ -196,6 +217,9 @@ class _Sums:
         of_device = self._add_ops(timeline, window, division, parents, scale)
         self.joined.update(zip(timeline.names, joined, strict=True))
         self._add_idle(division, thread, scale)
+        if thread is not None:
+            steps = timeline.executions.of(versions)
+            self.host.add(thread, division, steps, (window.begin, window.end), scale)
         self._add_executions(timeline.executions, window)
         self.steps.append(window.steps)
         step = (window.end - window.begin) * scale
@@ -238,7 +262,7 @@ class _Sums:
         for program, counted in zip(executions.programs, is_inside.tolist(), strict=True):
             self.executions[program] += counted / window.steps
 
-    def mean(self, timeline: Timeline, main: Program) -> Measured:
+    def mean(self, timeline: Timeline, main: Program, versions: frozenset[Program]) -> Measured:
         count = len(self.devices)
         times = [
             OpTime(op=self.joined[name], seconds=a / count, self_seconds=b / count, runs=c / count)
@@ -249,6 +273,7 @@ class _Sums:
             platform=timeline.platform,
             kind=timeline.kind,
             main=main,
+            versions=versions,
             steps=min(self.steps),
             step_seconds=sum(device.step for device in self.devices) / count,
             ops=tuple(sorted(times, key=lambda op: -op.seconds)),
@@ -257,6 +282,7 @@ class _Sums:
                 where: {name: seconds / count for name, seconds in causes.items()}
                 for where, causes in self.causes.items()
             },
+            host=self.host.mean(count),
             executions={p: n / count for p, n in self.executions.items()},
             devices=tuple(self.devices),
         )

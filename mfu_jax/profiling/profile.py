@@ -10,6 +10,7 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
+from mfu_jax.profiling.advice import Advice, Facts, advice_for
 from mfu_jax.profiling.folders import dump_files, trace_files
 from mfu_jax.profiling.join import Join
 from mfu_jax.profiling.measured import Measured, measure
@@ -35,6 +36,7 @@ class Profile:
         program: the one that takes most of the time.
         waterfall: from the peak to MFU; sums to the step time.
         notes: what is missing or assumed.
+        advice: what would make a step faster, the largest gain first.
     """
 
     source: str
@@ -43,6 +45,7 @@ class Profile:
     program: KnownProgram
     waterfall: tuple[Bar, ...]
     notes: tuple[str, ...]
+    advice: tuple[Advice, ...] = ()
 
     @property
     def mfu(self) -> float:
@@ -80,7 +83,7 @@ class Profile:
             "executed_flops": ledger.executed,
             "waterfall": [_bar_json(bar) for bar in self.waterfall],
             **tables,
-            "advice": [],
+            "advice": [asdict(advice) for advice in self.advice],
             "notes": list(self.notes),
         }
 
@@ -125,7 +128,7 @@ def read_profile(
         hardware_name=hardware,
     )
     ran = {
-        program.module: known
+        program: known
         for program in measured.executions
         if (known := library.find(program)) is not None
     }
@@ -137,6 +140,7 @@ def read_profile(
         program=main,
         waterfall=bars,
         notes=tuple(_notes(measured, main, bars, library)),
+        advice=advice_for(Facts(measured=measured, peaks=peaks, program=main)),
     )
 
 

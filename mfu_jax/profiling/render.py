@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from mfu_jax.formatting import columns, percent, readable
@@ -10,6 +11,7 @@ from mfu_jax.profiling.tables import Row
 from mfu_jax.profiling.waterfall import Bar
 
 _LONGEST_NAME = 60
+_WIDTH = 100
 
 
 def render(profile: Profile, *, by: Sequence[str], depth: int = 0, top: int = 15) -> str:
@@ -24,6 +26,8 @@ def render(profile: Profile, *, by: Sequence[str], depth: int = 0, top: int = 15
     parts = [_head(profile), "\n".join(_waterfall(profile.waterfall))]
     for kind in by:
         parts.append("\n".join(_table(kind, profile.table(kind, depth=depth), top)))
+    if profile.advice:
+        parts.append("\n".join(_advice(profile)))
     return "\n\n".join([*parts, *(f"note: {note}" for note in profile.notes)])
 
 
@@ -53,6 +57,19 @@ def _waterfall(bars: Sequence[Bar]) -> list[str]:
         (f"= {last.name}", seconds_text(last.seconds), f"{last.mfu_points:.2f}", _most(last))
     )
     return columns(rows, "<>><")
+
+
+def _advice(profile: Profile) -> list[str]:
+    lines = ["advice, the largest gain first; gains do not add up"]
+    for advice in profile.advice:
+        share = percent(advice.gain_seconds / profile.measured.step_seconds)
+        gain = f"{seconds_text(advice.gain_seconds)} of a step ({share})"
+        lines += [f"{advice.cause}: {gain}", *_indented(advice.evidence)]
+    return lines
+
+
+def _indented(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
 def _most(bar: Bar) -> str:

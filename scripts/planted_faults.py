@@ -52,9 +52,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _row(name: str, fault: Fault, pairs: int, steps: int) -> tuple[tuple[str, ...], bool]:
     loop, healthy = fault.loop(), fault.healthy()
-    step, better = _medians(loop, healthy, pairs, steps)
+    step, better, found = _measured(loop, healthy, pairs, steps)
     brought = step - better * fault.share
-    advice = _advice(loop, steps)
+    advice = _median(found)
     first = advice[0] if advice else Advice(cause="none", evidence="", gain_seconds=0.0)
     others = ", ".join(f"{a.cause} {_ms(a.gain_seconds)}" for a in advice[1:])
     if not fault.cause:
@@ -72,14 +72,33 @@ def _row(name: str, fault: Fault, pairs: int, steps: int) -> tuple[tuple[str, ..
     return row, first.cause == fault.cause and abs(off) <= _WITHIN
 
 
-def _medians(loop: Loop, healthy: Loop, pairs: int, steps: int) -> tuple[float, float]:
+def _measured(
+    loop: Loop, healthy: Loop, pairs: int, steps: int
+) -> tuple[float, float, list[tuple[Advice, ...]]]:
+    """Median step times with the fault and without, and what a trace beside each pair says."""
     times: tuple[list[float], list[float]] = ([], [])
+    advice = []
     for one in (loop, healthy):
         one.run(steps)  # compiled, caches warm
     for _ in range(pairs):
         for one, found in zip((loop, healthy), times, strict=True):
             found.append(one.run(steps) / steps)
-    return median(times[0]), median(times[1])
+        advice.append(_advice(loop, steps))
+    return median(times[0]), median(times[1]), advice
+
+
+def _median(found: list[tuple[Advice, ...]]) -> tuple[Advice, ...]:
+    """Advice that most traces give, with its median gain, the largest first."""
+    gains: dict[str, list[float]] = {}
+    for advice in found:
+        for one in advice:
+            gains.setdefault(one.cause, []).append(one.gain_seconds)
+    usual = [
+        Advice(cause=cause, evidence="", gain_seconds=median(seconds))
+        for cause, seconds in gains.items()
+        if 2 * len(seconds) > len(found)
+    ]
+    return tuple(sorted(usual, key=lambda advice: -advice.gain_seconds))
 
 
 def _advice(loop: Loop, steps: int) -> tuple[Advice, ...]:

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mfu_jax.profiling.timeline.devices import Executions
+from mfu_jax.profiling.late_calls import LateCalls
 from mfu_jax.profiling.timeline.host import HostThread
-from mfu_jax.profiling.timeline.sweep import NO_PARENT, Division, Floats, parents_of
+from mfu_jax.profiling.timeline.sweep import NO_PARENT, Floats, parents_of
 from mfu_jax.profiling.trace.wire import Integers
 
 _PICOSECONDS = 1e12
@@ -33,8 +33,8 @@ class HostTime(NamedTuple):
 
     Attributes:
         seconds: of a step, in which the thread did it.
-        idle: the part in which the device did nothing; of waiting, the time until the device has
-            its next step, as far as it would have had one earlier without the wait.
+        idle: the part in which the device has run a step, and the next one is not called; of
+            waiting, from its start until that call.
         times: how often in a step.
         name: what took most of it, as the trace names it.
         caller: the function that the most of it was called from; empty if the trace does not say.
@@ -92,6 +92,7 @@ class HostSums:
     """Adds up what the threads of several devices did."""
 
     def __init__(self) -> None:
+        self._late = 0.0
         self._seconds: dict[HostWork, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
         self._names: dict[HostWork, dict[tuple[str, str], float]] = defaultdict(
             lambda: defaultdict(float)
@@ -100,8 +101,7 @@ class HostSums:
     def add(
         self,
         thread: HostThread,
-        division: Division,
-        steps: Executions,
+        late: LateCalls,
         window: tuple[int, int],
         scale: float,
     ) -> None:
@@ -109,8 +109,7 @@ class HostSums:
 
         Args:
             thread: that calls the device's steps.
-            division: of the device's time.
-            steps: the executions of the step's program on it.
+            late: its intervals from the end of a step to the call of the next one.
             window: begin and end of the steps that are measured, picoseconds.
             scale: seconds of a step in a picosecond of the trace.
         """
@@ -118,13 +117,14 @@ class HostSums:
         if not events:
             return
         begin, end = window
+        self._late += float(late.idle_within(*np.array([[begin], [end]]))[0]) * scale
         parents = parents_of(np.zeros(events, np.int64), thread.starts, thread.ends)
         table = [kind_of(name) for name in thread.names]
         kinds, roots = _inherited(thread, parents, table)
         starts, ends = np.clip(thread.starts, begin, end), np.clip(thread.ends, begin, end)
         own = _without_inner((ends - starts).astype(np.float64), parents) * scale
-        idle = _without_inner(division.idle_within(thread.starts, thread.ends), parents) * scale
-        stalls = _stalls(thread, division, steps) * scale
+        idle = _without_inner(late.idle_within(thread.starts, thread.ends), parents) * scale
+        stalls = _stalls(thread, late) * scale
         begins = (thread.starts >= begin) & (thread.starts < end)
         for event in np.flatnonzero((own > 0) | (idle > 0)).tolist():
             kind, root = kinds[event], roots[event]
@@ -135,6 +135,10 @@ class HostSums:
             sums[2] += is_first * scale * _PICOSECONDS
             named = event if kind is HostWork.OTHER else root
             self._names[kind][_named(thread, parents, named)] += own[event]
+
+    def late(self, devices: int) -> float:
+        """Idle seconds of a step because of late calls, in the mean over the devices."""
+        return self._late / devices
 
     def mean(self, devices: int) -> dict[HostWork, HostTime]:
         """The mean over the devices."""
@@ -147,19 +151,11 @@ class HostSums:
         return means
 
 
-def _stalls(thread: HostThread, division: Division, steps: Executions) -> Floats:
-    """Of each event, taken as a wait: idle time from its start until the next step, at most its
-    length; 0 where the device has another step to run when it ends."""
-    following = np.searchsorted(steps.starts, thread.ends)
-    nothing = np.zeros(len(thread.starts))
-    if not len(steps.starts):
-        return nothing
-    running = (following > 0) & (steps.ends[np.maximum(following - 1, 0)] > thread.ends)
-    is_last = following == len(steps.starts)
-    until = steps.starts[np.minimum(following, len(steps.starts) - 1)]
-    idle = division.idle_within(thread.starts, np.maximum(until, thread.starts))
-    stalls = np.minimum(idle, (thread.ends - thread.starts).astype(np.float64))
-    return np.where(running | is_last, nothing, stalls)
+def _stalls(thread: HostThread, late: LateCalls) -> Floats:
+    """Of each event, taken as a wait: idle time from its start until the next step is called, at
+    most its length; 0 where the device has another step to run when it ends."""
+    idle = late.idle_within(thread.starts, late.next_step(thread.ends))
+    return np.minimum(idle, (thread.ends - thread.starts).astype(np.float64))
 
 
 def _named(thread: HostThread, parents: Integers, event: int) -> tuple[str, str]:

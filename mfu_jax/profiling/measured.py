@@ -12,6 +12,7 @@ import numpy as np
 from mfu_jax.errors import UserError
 from mfu_jax.profiling.host_work import HostSums, HostTime, HostWork
 from mfu_jax.profiling.join import Join, JoinedOp
+from mfu_jax.profiling.late_calls import LateCalls
 from mfu_jax.profiling.timeline.devices import Executions, OpName, Program, Timeline
 from mfu_jax.profiling.timeline.host import HostThread
 from mfu_jax.profiling.timeline.sweep import (
@@ -94,6 +95,7 @@ class Measured:
         idle: seconds in which nothing ran, by what the host did: in the step's call, between calls,
             or empty where no steps are marked.
         idle_causes: of each of these, seconds by what the host's thread did.
+        late_calls: idle seconds from the end of a step until the next one is called.
         host: what the thread that calls the steps did, by kind; empty where none are marked.
         executions: of each program in a step.
         devices: each on its own.
@@ -108,6 +110,7 @@ class Measured:
     ops: tuple[OpTime, ...]
     idle: Mapping[str, float]
     idle_causes: Mapping[str, Mapping[str, float]]
+    late_calls: float
     host: Mapping[HostWork, HostTime]
     executions: Mapping[Program, float]
     devices: tuple[DeviceTime, ...]
@@ -218,8 +221,8 @@ class _Sums:
         self.joined.update(zip(timeline.names, joined, strict=True))
         self._add_idle(division, thread, scale)
         if thread is not None:
-            steps = timeline.executions.of(versions)
-            self.host.add(thread, division, steps, (window.begin, window.end), scale)
+            late = LateCalls(thread, timeline.executions.of(versions), division)
+            self.host.add(thread, late, (window.begin, window.end), scale)
         self._add_executions(timeline.executions, window)
         self.steps.append(window.steps)
         step = (window.end - window.begin) * scale
@@ -282,6 +285,7 @@ class _Sums:
                 where: {name: seconds / count for name, seconds in causes.items()}
                 for where, causes in self.causes.items()
             },
+            late_calls=self.host.late(count),
             host=self.host.mean(count),
             executions={p: n / count for p, n in self.executions.items()},
             devices=tuple(self.devices),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.profiling.advice.facts import Facts, milliseconds, record_of, seconds_of
 from mfu_jax.profiling.advice.host import idle_time
 from mfu_jax.profiling.measured import OpTime
@@ -15,12 +16,8 @@ _MOST = 1 / 3  # of a step, that must not depend on the batch
 def small_batch(facts: Facts) -> tuple[float, str] | None:
     """Time that does not grow with the batch: thin matmuls, the optimizer, dispatch."""
     thin = [op for op in facts.compute() if _is_thin(facts, op)]
-    state = facts.program.costs.state
-    updates = [
-        op
-        for op in facts.compute()
-        if record_of(op).is_vector and set(record_of(op).shape.results) & state
-    ]
+    weights = {shape for a in facts.program.costs.state for shape in (a.dims, a.dims[1:])}
+    updates = [op for op in facts.compute() if _is_on_weights(record_of(op), weights)]
     if not thin:
         return None
     beyond = seconds_of(thin) - _LARGER * sum(map(facts.shortest, thin))
@@ -30,10 +27,16 @@ def small_batch(facts: Facts) -> tuple[float, str] | None:
     rows = min(_rows(op) for op in thin)
     return fixed * (1 - 1 / _LARGER), (
         f"{milliseconds(fixed)} of a step do not depend on the batch: matmuls with {rows} rows "
-        f"take {milliseconds(seconds_of(thin))}, updates of weights "
+        f"take {milliseconds(seconds_of(thin))}, what makes and updates arrays like weights "
         f"{milliseconds(seconds_of(updates))}; the gain is that of {_LARGER} times the batch, per "
         f"batch of today"
     )
+
+
+def _is_on_weights(record: InstructionRecord, weights: set[tuple[int, ...]]) -> bool:
+    """Whether it makes arrays of the form of weights, or of one layer of them, without matmuls."""
+    results = {tuple(d for d in array.dims if d > 1) for array in record.shape.results}
+    return record.is_vector and any(len(dims) > 1 and dims in weights for dims in results)
 
 
 def _rows(op: OpTime) -> int:

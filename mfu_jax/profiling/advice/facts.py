@@ -51,11 +51,6 @@ class Facts:
         return self.measured.step_seconds
 
     @property
-    def idle(self) -> float:
-        """Seconds of a step in which a device does nothing."""
-        return sum(self.measured.idle.values())
-
-    @property
     def is_cpu(self) -> bool:
         """Whether the devices are CPUs, which gain nothing by bf16, kernels or overlap."""
         return self.measured.platform == "cpu"

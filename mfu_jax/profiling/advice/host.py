@@ -1,4 +1,4 @@
-"""Causes on the host: the device is idle, because its next step comes late.
+"""Causes on the host: the device is idle, because its next step is called late.
 
 Idle time is given to one cause each: compilation and evaluation own what they overlap, a wait what
 follows it until the next step; the rest is due to what the thread is busy with, data first.
@@ -26,8 +26,8 @@ class IdleTime(NamedTuple):
 
 
 def idle_time(facts: Facts) -> IdleTime:
-    """Divides the idle time of a step; zeros where the trace marks no steps."""
-    rest = facts.idle
+    """Divides the idle time of late calls; zeros where the trace marks no steps."""
+    rest = facts.measured.late_calls
     shares = []
     for limit in (
         facts.host(HostWork.COMPILE).idle,
@@ -67,7 +67,7 @@ def slow_data(facts: Facts) -> tuple[float, str]:
     found = facts.host(HostWork.DATA)
     return idle_time(facts).data, (
         f"the host spends {milliseconds(found.seconds)} of a step on data ({found.name}), and the "
-        f"device is idle for {milliseconds(facts.idle)}; prefetch in another thread or process"
+        f"device is idle for {_idle(facts)}; prefetch in another thread or process"
     )
 
 
@@ -78,7 +78,7 @@ def dispatch(facts: Facts) -> tuple[float, str]:
     many = "in one program, such as a scan" if runs >= _MANY else "of several steps in one scan"
     return idle_time(facts).dispatch, (
         f"{runs:.3g} programs a step take the host {milliseconds(found.seconds)} to call, and the "
-        f"device is idle for {milliseconds(facts.idle)}; put the work {many}"
+        f"device is idle for {_idle(facts)}; put the work {many}"
     )
 
 
@@ -87,9 +87,13 @@ def host_bound(facts: Facts) -> tuple[float, str]:
     found = facts.host(HostWork.OTHER)
     return idle_time(facts).other, (
         f"the host is busy for {milliseconds(found.seconds)} of a step with other work, most of it "
-        f"in {found.name}, and the device is idle for {milliseconds(facts.idle)}; do it in another "
+        f"in {found.name}, and the device is idle for {_idle(facts)}; do it in another "
         f"thread, or in fewer steps"
     )
+
+
+def _idle(facts: Facts) -> str:
+    return milliseconds(facts.measured.late_calls)
 
 
 def _called(found: HostTime) -> str:

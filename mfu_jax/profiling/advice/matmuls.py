@@ -17,6 +17,7 @@ from mfu_jax.profiling.measured import OpTime
 
 _TILES = {"gpu": 8, "tpu": 128}  # elements: what tensor cores load at once, lanes of an MXU
 _LARGE = 256  # keys and queries from which on scores are worth a kernel
+_KERNEL = 0.6  # of the peak, that attention kernels usually reach
 _MASKED = "masked pairs"
 
 
@@ -108,9 +109,8 @@ def attention(facts: Facts) -> tuple[float, str] | None:
         op for op in facts.compute() if op not in dots and _reads_scores(record_of(op), sizes)
     ]
     masked = _masked_share(facts, all_dots)
-    kept = masked if facts.is_cpu else 1.0
-    gain = masked * seconds_of(all_dots) + kept * seconds_of(beside)
-    return gain, (
+    kernel = (1 - masked) * sum(map(facts.shortest, all_dots)) / _KERNEL
+    return seconds_of(all_dots) + seconds_of(beside) - kernel, (
         f"attention runs as matmuls over all pairs, {milliseconds(seconds_of(all_dots))} of a step "
         f"({masked:.0%} of the pairs are masked), and its scores go through memory, "
         f"{milliseconds(seconds_of(beside))}: {largest_names(all_dots + beside)}; an attention "

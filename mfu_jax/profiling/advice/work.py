@@ -29,19 +29,19 @@ def evaluation(facts: Facts) -> tuple[float, str] | None:
         for program, runs in facts.measured.executions.items()
         if _EVALUATES.search(program.module) and program not in facts.measured.versions
     }
-    often = sum(programs.values())
     inside = facts.ops(lambda record: record.phase == "evaluation")
     seconds = seconds_of(inside)
     seen = [f"{milliseconds(seconds)} of evaluation within the step's program"] if inside else []
+    often = max(sum(programs.values()), facts.host(HostWork.EVALUATION).times)
     if often >= _OFTEN:
         ops = [op for op in facts.measured.ops if op.op.name.program in programs]
         idle = idle_time(facts).evaluation
         seconds += seconds_of(ops) + idle
-        names = ", ".join(sorted({program.module for program in programs}))
-        waiting = facts.host(HostWork.EVALUATION)
+        names = [program.module for program in programs] + [facts.host(HostWork.EVALUATION).name]
         seen.append(
-            f"{names} runs {often:.3g} times a step, for {milliseconds(seconds_of(ops))}, and the "
-            f"device is idle for {milliseconds(idle)} in it ({waiting.name or 'the loop'})"
+            f"{', '.join(sorted(filter(None, names)))} runs {often:.3g} times a step, for "
+            f"{milliseconds(seconds_of(ops))} on the device, which is idle for "
+            f"{milliseconds(idle)} besides"
         )
     return (seconds, f"{'; '.join(seen)}; evaluate every N-th step") if seen else None
 

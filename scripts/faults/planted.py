@@ -270,7 +270,7 @@ def _two_devices(extra: int) -> Callable[[], Loop]:
 
 FAULTS: Mapping[str, Fault] = {
     "none": Fault(cause="", loop=healthy, healthy=healthy),
-    "data": Fault(cause="slow data", loop=_with(data_seconds=0.15), healthy=healthy),
+    "data": Fault(cause="slow data", loop=_with(data_seconds=0.3), healthy=healthy),
     "sync": Fault(
         cause="sync in the loop",
         loop=_with(reads_loss=True, log_seconds=0.02),

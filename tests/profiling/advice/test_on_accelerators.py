@@ -18,7 +18,6 @@ from tests.support.written_profiles import (
     TF32,
     dot,
     dot_seconds,
-    program,
     written_profile,
 )
 
@@ -164,15 +163,6 @@ def test_a_straggling_device(tmp_path: Path) -> None:
     assert "GPU:1 computes" in profile.advice[0].evidence
 
 
-def test_an_evaluation_within_the_step(tmp_path: Path) -> None:
-    """The matmul's result goes to an output only, beside a gradient that the step computes."""
-    side = dot("side", M, K, N).replace("jit(step)/jvp(mlp)", "jit(step)/evaluation")
-    lines = [*HEALTHY, side]
-    profile = written_profile(tmp_path, lines, {**HEALTHY_SECONDS, "side": MATMUL})
-    phases = {row.name for row in profile.table("phase")}
-    assert ("eval in the loop" in {a.cause for a in profile.advice}) is ("evaluation" in phases)
-
-
 def test_a_callback_in_the_step(tmp_path: Path) -> None:
     call = '  %ask = bf16[8] custom-call(%p), custom_call_target="xla_ffi_python_gpu_callback"'
     profile = written_profile(tmp_path, [*HEALTHY, call], {**HEALTHY_SECONDS, "ask": MATMUL})
@@ -217,4 +207,3 @@ def test_a_step_called_in_time_is_not_the_hosts_fault(tmp_path: Path) -> None:
 
 def test_causes_are_a_closed_list() -> None:
     assert len(RULES) == 16
-    assert "HloModule" in program(HEALTHY)

@@ -23,6 +23,7 @@ from mfu_jax.profiling.timeline.sweep import (
     parents_of,
 )
 from mfu_jax.profiling.trace.wire import Integers
+from mfu_jax.profiling.unnamed_kernels import named_by_order
 
 _PICOSECONDS = 1e12
 _NO_STEPS = (
@@ -143,7 +144,7 @@ def measure(devices: Sequence[tuple[Timeline, HostThread | None]], join: Join) -
     for timeline, thread in devices:
         window = _window(timeline.executions.of(versions), thread)
         if window is not None:
-            sums.add(timeline, thread, window, versions, join)
+            sums.add(named_by_order(timeline, join), thread, window, versions, join)
     if not sums.devices:
         raise UserError(_NO_STEPS)
     return sums.mean(devices[0][0], main, versions)

@@ -86,7 +86,7 @@ class Loop:
 
     def _run_evaluation(self, state: State, batch: Array) -> None:
         assert self.evaluate is not None
-        self.evaluate(state, batch)
+        float(self.evaluate(state, batch))
 
 
 def _anew(step: Any) -> Any:

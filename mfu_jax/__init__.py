@@ -23,13 +23,14 @@ _PUBLIC = {
     "executed_flops": "mfu_jax.flops.executed.counting",
     "compare_flops": "mfu_jax.flops.ledger",
     "tabulate": "mfu_jax.flops.traced.module_table",
+    "dump": "mfu_jax.dumps.recording",
     "MetricLogger": "mfu_jax.logger.metric_logger",
     "StepCost": "mfu_jax.logger.step_cost",
     "instrument": "mfu_jax.instrumentation.instrumented_step",
 }
 
 # modules that are public as they are
-_MODULES = ("flags", "hardware")
+_MODULES = ("dumps", "flags", "hardware")
 
 __all__ = [
     "MetricLogger",
@@ -41,6 +42,8 @@ __all__ = [
     "calculate_tokens_per_device",
     "compare_flops",
     "count_model_flops",
+    "dump",
+    "dumps",
     "executed_flops",
     "flags",
     "flops_breakdown",
@@ -50,7 +53,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from mfu_jax import flags, hardware
+    from mfu_jax import dumps, flags, hardware
+    from mfu_jax.dumps.recording import dump
     from mfu_jax.flops.analytic.maxtext import (
         calculate_prefill_tflops_per_device,
         calculate_tflops_training_per_device,

@@ -33,6 +33,7 @@ __all__ = [
     "Literal",
     "Primitive",
     "coordination_store",
+    "hlo_text_of_proto",
     "host_value",
     "mosaic_bindings",
     "open_jaxpr",
@@ -103,6 +104,21 @@ def text_with_large_constants(compiled: Any) -> str | None:
     options = sys.modules[type(hlo).__module__].HloPrintOptions()
     options.print_large_constants = True
     return str(hlo.to_string(options))
+
+
+def hlo_text_of_proto(content: bytes) -> str:
+    """The text of a serialized ``HloModuleProto``, with its constants written out.
+
+    Raises:
+        jax.errors.JaxRuntimeError: it is none.
+    """
+    try:
+        from jaxlib import _hlo as hlo  # type: ignore[attr-defined]
+    except ImportError:  # before JAX 0.10
+        from jax._src.lib import _jax as hlo
+    options = hlo.HloPrintOptions()
+    options.print_large_constants = True
+    return str(hlo.HloModule.from_serialized_hlo_module_proto(content).to_string(options))
 
 
 def parameter_shardings(compiled: Any) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mfu_jax.arguments import parse
+from mfu_jax.dumps.files import check_name
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.hardware.naming import named
 from mfu_jax.hardware.peak_sources import CALIBRATE, checked_peak
@@ -18,7 +19,7 @@ from mfu_jax.storage.addresses import Address, check_path, path_of
 from mfu_jax.values import field_types, typed
 
 TRACED_CONVENTIONS = ("maxtext", "exact", "dense")
-_PATHS = ("metrics_file", "tensorboard_dir", "heartbeat_file", "profile_dir")
+_PATHS = ("metrics_file", "tensorboard_dir", "heartbeat_file", "profile_dir", "dump_program")
 
 
 def _key(default: Any, text: str) -> Any:
@@ -76,6 +77,9 @@ class Settings:
     tokens_per_step: int = _key(0, "tokens per step over all devices, for tokens/s; 0: not shown")
     profile_steps: str = _key("", "steps to trace on the device, such as 10-12; empty: none")
     profile_dir: str = _key("", "folder for device traces; empty: tensorboard_dir")
+    dump_program: str = _key(
+        "", "file for the compiled step, as step.mfu; mfu-jax compare reads it; empty: none"
+    )
     abort_on_nan_loss: bool = _key(
         False, "raise NonFiniteLossError when the loss is NaN; false: warn once and go on"
     )
@@ -94,6 +98,8 @@ class Settings:
         self.logger_config()
         _check_not_negative(self)
         _check_heartbeat(self)
+        if self.dump_program:
+            check_name(self.dump_program, "dump_program")
         _check_flops_source(self)
         _check_peak(self)
         if self.profile_steps:

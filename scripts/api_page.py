@@ -19,7 +19,7 @@ Generated from the docstrings by `scripts/make_pages.py`; do not edit. Examples 
 """
 # Classes that users receive but never construct.
 RETURNED = (InstrumentedStep, DisabledStep, StepScope, Phase, Settings, LoggerConfig)
-MODULES = (mfu_jax.flags, mfu_jax.hardware)
+MODULES = (mfu_jax.dumps, mfu_jax.flags, mfu_jax.hardware)
 
 
 def make_api_page() -> str:

@@ -21,6 +21,7 @@ NAMES = cli.command_names()
 def test_every_module_of_the_folder_is_a_command() -> None:
     assert NAMES == [
         "compare",
+        "dump",
         "flops",
         "hardware",
         "project",
@@ -62,7 +63,7 @@ def test_help_of_a_command_is_its_manual(name: str, capsys: pytest.CaptureFixtur
 def test_an_unknown_command_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([name]) == 2
     error = capsys.readouterr().err
-    assert "the commands are: compare, flops" in error
+    assert "the commands are: compare, dump, flops" in error
     assert error.count("\n") == 1
 
 

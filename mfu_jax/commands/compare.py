@@ -1,13 +1,15 @@
 """The ledger from model FLOPs to executed and XLA-reported FLOPs.
 
 usage: mfu-jax compare [FILE.yml] [key=value …] [--json]
-       mfu-jax compare PROGRAM.hlo[.gz|.xz] [model=N] [dense=N] [attention=N] [xla=N] [--json]
+       mfu-jax compare PROGRAM.mfu|PROGRAM.hlo[.gz|.xz] [model=N] [dense=N] [attention=N] [xla=N]
+                       [--json]
 
 Explains executed FLOPs in terms of model FLOPs, and XLA's own report in terms of executed FLOPs,
 line by line, for one step on one device.
 
 The first form compiles the reference model's train step for the attached devices; keys are those
-of configs/base.yml. The second reads compiled.as_text() of any program:
+of configs/base.yml. The second reads any program: a dump (see mfu-jax dump), which has XLA's
+number and may have the model's, or compiled.as_text(), which lacks large constants:
   model=N          model FLOPs of the step on one device, by convention=… (default maxtext)
   dense=N          the same with every attention pair, if the program computes them all
   attention=N      the attention FLOPs in model=, if the program runs attention in kernels
@@ -17,15 +19,17 @@ of configs/base.yml. The second reads compiled.as_text() of any program:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
 import lzma
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from mfu_jax.arguments import Arguments, check_key, parse
+from mfu_jax.dumps import SUFFIX, ModelFlops, ProgramDump, load
 from mfu_jax.errors import UserError
 from mfu_jax.formatting import json_text
 from mfu_jax.user_files import opened, too_large, unreadable
@@ -55,8 +59,8 @@ _NUMBERS = ("model", "dense", "attention", "xla")
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     arguments = parse(argv, flags=("--json",))
-    if arguments.names and Path(arguments.names[0]).suffix in _OPENERS:
-        ledger = _of_text(arguments)
+    if arguments.names and Path(arguments.names[0]).suffix in (*_OPENERS, SUFFIX):
+        ledger = _of_program(arguments)
     else:
         ledger = ledger_of_config([word for word in argv if word != "--json"])
     print(json_text(ledger.to_json()) if arguments.flags else ledger.render())
@@ -75,9 +79,17 @@ def ledger_of_config(
     Raises:
         UserError: the config is wrong, or does not fit the devices.
     """
+    from mfu_jax.trainer.run_logger import count_step
+
+    return count_step(*compiled_config(arguments, devices)).ledger
+
+
+def compiled_config(
+    arguments: Sequence[str], devices: Sequence[jax.Device] | None = None
+) -> tuple[Config, jax.stages.Compiled]:
+    """The config, and the reference model's train step compiled for it; as `ledger_of_config`."""
     from mfu_jax.trainer.mesh import make_mesh
     from mfu_jax.trainer.pyconfig import load
-    from mfu_jax.trainer.run_logger import count_step
     from mfu_jax.trainer.state import abstract_state, resolve_attention
     from mfu_jax.trainer.step import compile_train_step
 
@@ -85,7 +97,7 @@ def ledger_of_config(
     _refuse_absurd(config)
     mesh = make_mesh(config, devices)
     config = resolve_attention(config, mesh)
-    return count_step(config, compile_train_step(config, mesh, abstract_state(config, mesh))).ledger
+    return config, compile_train_step(config, mesh, abstract_state(config, mesh))
 
 
 # JAX traces unrolled layers one by one, at several a second. XLA aborts the process if the bytes
@@ -114,24 +126,41 @@ def _refuse_absurd(config: Config) -> None:
         )
 
 
-def _of_text(arguments: Arguments) -> Ledger:
+def _of_program(arguments: Arguments) -> Ledger:
     from mfu_jax.flops.executed.counting import executed_flops
     from mfu_jax.flops.ledger import compare_flops
 
-    path = Path(arguments.one_name("file with HLO text"))
+    name = arguments.one_name("file with HLO text")
     values = arguments.values
     for key in values:
         usually = "; usually a config key, which belongs with a YAML file, not with HLO text"
         check_key(key, (*_NUMBERS, "convention"), usually=usually)
     numbers = {key: _flops(key, values[key]) for key in _NUMBERS if key in values}
-    convention = values.get("convention") or "maxtext"
+    program = load(name) if name.endswith(SUFFIX) else ProgramDump(text=_read(Path(name)))
+    executed = executed_flops(
+        program, kernel_flops=program.kernel_flops, trip_counts=program.trip_counts
+    )
+    model = _model(program, numbers, values.get("convention") or "maxtext")
     return compare_flops(
-        model=numbers.get("model", 0),
-        convention=convention if "model" in numbers else "none: pass model=…",
-        dense=numbers.get("dense"),
-        attention=numbers.get("attention"),
-        xla_reported=numbers.get("xla"),
-        executed=executed_flops(_read(path)),
+        model=model.per_device,
+        convention=model.convention,
+        dense=model.dense,
+        attention=model.attention,
+        xla_reported=numbers.get("xla", (program.cost or {}).get("flops")),
+        executed=executed,
+        is_whole=model.is_whole and not executed.unaccounted,
+    )
+
+
+def _model(program: ProgramDump, numbers: Mapping[str, int], convention: str) -> ModelFlops:
+    """The model FLOPs as given, else those of a dump."""
+    model = program.model or ModelFlops(per_device=0, convention="none: pass model=…")
+    if "model" in numbers:
+        model = ModelFlops(per_device=numbers["model"], convention=convention)
+    return dataclasses.replace(
+        model,
+        dense=numbers.get("dense", model.dense),
+        attention=numbers.get("attention", model.attention),
     )
 
 

@@ -26,6 +26,7 @@ from mfu_jax.instrumentation.counts import (
     traced_model,
     unwrap_compiled,
 )
+from mfu_jax.instrumentation.dumping import dump_step
 from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.settings import Settings
 
@@ -52,6 +53,7 @@ class ProgramAnalysis:
         name: of the step, for messages.
         boundary: where failures are reported.
         backlog: how many records wait for `cost`; by default 0.
+        number: of the program among the step's, from 1.
 
     Attributes:
         compiled: the executable, until it is counted.
@@ -77,7 +79,9 @@ class ProgramAnalysis:
         name: str = "the step",
         boundary: Boundary | None = None,
         backlog: Callable[[], int] = lambda: 0,
+        number: int = 1,
     ) -> None:
+        self._number = number
         self._name = name
         self._boundary = boundary = boundary or Boundary()
         self._settings = settings
@@ -113,10 +117,21 @@ class ProgramAnalysis:
         try:
             self._boundary.attempt(f"HFU of {self._name} is not known", self._count)
         finally:
-            self.compiled = None
             self.cost = self.known_cost
             self._done.set()
+        self._boundary.attempt(f"the program of {self._name} is not dumped", self._dump)
+        self.compiled = None
         return self.flops
+
+    def _dump(self) -> None:
+        dump_step(
+            self._settings.dump_program,
+            self._number,
+            self.compiled,
+            self.model,
+            kernel_flops=self._kernel_flops,
+            trip_counts=self._trip_counts,
+        )
 
     def _count(self) -> None:
         if self.model is None or self.compiled is None:

@@ -41,6 +41,7 @@ class StepPrograms:
     Attributes:
         is_ambiguous: a call may have run a program other than the last one.
         functions: JAX's names of what was compiled in calls of the step.
+        added: how many programs are known.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class StepPrograms:
     ) -> None:
         self.is_ambiguous = True
         self.functions: set[str] = set()
+        self.added = 0
         self._boundary = boundary
         self._known: SignatureTable[StepProgram] = SignatureTable(whole=has_earlier_programs)
         self._signature: Signature | None = None
@@ -75,6 +77,7 @@ class StepPrograms:
         Returns:
             What changed since the program before it was added; None for the first program.
         """
+        self.added += 1
         before, self._signature = self._signature, signature
         self._known.add(signature, program)
         self.is_ambiguous = self._known.is_ambiguous

@@ -292,6 +292,7 @@ class StepObserver:
             name=self._step.__name__,
             boundary=self._boundary,
             backlog=lambda: logger.next_step - first,
+            number=self._programs.added + 1,
         )
 
     def _announce(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.storage.addresses import Address, check_path, filesystem_of
-from mfu_jax.storage.files import local_path, remove_stale
+from mfu_jax.storage.files import local_path, remove_stale, replace_file, unwritable
 from mfu_jax.storage.locks import FileLock
 
 _log = logging.getLogger("mfu_jax")
@@ -178,11 +178,7 @@ class SpooledTarget(Target):
         shutil.rmtree(self._spool, ignore_errors=True)
 
     def _refusal(self, error: Exception) -> UserError:
-        return UserError(
-            f"{self._what} {self._address!r} cannot be read or written ({first_line(error)}); "
-            f"expected a store that this account may write to; usually a missing bucket or "
-            f"permission; check the address and the account"
-        )
+        return _unreachable(self._address, self._what, error)
 
     def _find(self, remote: str, is_folder: bool, ending: str) -> list[str]:
         """Our files of earlier runs."""
@@ -255,6 +251,40 @@ def folder_target(
         return SpooledTarget(found, what, is_folder=True, keep=keep, ending=ending)
     file = local_path(found / lock, what)
     return Target(file.parent, what, lock=file)
+
+
+def write_whole(path: str | os.PathLike[str], what: str, content: bytes) -> None:
+    """Writes a whole file; at any moment `path` is what it was before, or complete.
+
+    Args:
+        path: a local path or an address; what is there is replaced.
+        what: the setting that names it, for errors.
+        content: of the file.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    found = check_path(path, what)
+    if isinstance(found, Address):
+        files, remote = filesystem_of(found, what)
+        try:
+            files.pipe_file(remote, content)
+        except Exception as error:  # of the store's own package
+            raise _unreachable(found, what, error) from error
+        return
+    local = local_path(found, what)
+    try:
+        replace_file(local, [content])
+    except OSError as error:
+        raise unwritable(local, what, error) from error
+
+
+def _unreachable(address: Address, what: str, error: Exception) -> UserError:
+    return UserError(
+        f"{what} {address!r} cannot be read or written ({first_line(error)}); "
+        f"expected a store that this account may write to; usually a missing bucket or "
+        f"permission; check the address and the account"
+    )
 
 
 def _beside(path: Path) -> Path:

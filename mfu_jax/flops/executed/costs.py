@@ -6,6 +6,7 @@ the collective, and the computations that the instruction calls.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -16,7 +17,13 @@ from mfu_jax.flops.executed.collectives import KINDS, Collective, is_further_lin
 from mfu_jax.flops.executed.dataflow import Dataflow, UnknownValueError
 from mfu_jax.flops.executed.elementwise import elementwise_flops
 from mfu_jax.flops.executed.hbm import hbm_bytes
-from mfu_jax.flops.executed.hlo import CALLEE_KEYS, HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.hlo import (
+    CALLEE_KEYS,
+    ELIDED,
+    HloComputation,
+    HloInstruction,
+    HloModule,
+)
 from mfu_jax.flops.executed.kernels import (
     KernelCall,
     KernelCost,
@@ -148,6 +155,7 @@ class CostReader:
         self.trip_counts = trip_counts
         self.constants = constants
         self.reducers: dict[str, int] = {}
+        self.elided = False  # a constant that the last kernel needed is not in the text
 
     def computation_cost(self, computation: HloComputation, *, fused: bool) -> ComputationCost:
         """Cost of one run of a computation, without the computations that it calls.
@@ -208,16 +216,18 @@ class CostReader:
         return InstructionCost(unaccounted=unaccounted(instruction, opcode, reason))
 
     def _kernel(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
+        self.elided = False
         literal = functools.partial(self._literal, computation, instruction)
         call = KernelCall(computation, instruction, literal)
         cost = kernel_cost(call)
         if isinstance(cost, UnknownCost):
+            if self.elided:
+                cost = dataclasses.replace(cost, reason=f"it needs {ELIDED}")
             cost = self._given_cost(call, cost)
         if isinstance(cost, UnknownCost):
-            reason = f"{cost.reason}; give its cost with @register_kernel or kernel_flops="
-            return InstructionCost(
-                unaccounted=unaccounted(instruction, call.target or call.name, reason)
-            )
+            way_out = f"{'or ' * self.elided}give its cost with @register_kernel or kernel_flops="
+            reason, name = f"{cost.reason}; {way_out}", call.target or call.name
+            return InstructionCost(unaccounted=unaccounted(instruction, name, reason))
         if not (cost.flops or cost.seen_by_xla):
             return InstructionCost(note=cost.note)
         matmul = MatmulCost(
@@ -267,10 +277,12 @@ class CostReader:
         if "..." not in source.operand_text:
             return source.operand_text
         full = self.constants()
-        if full is None or frame.computation.name not in full.computations:
-            return None
-        written = full[frame.computation.name].instructions.get(source.name)
-        return written.operand_text if written and "..." not in written.operand_text else None
+        if full is not None and frame.computation.name in full.computations:
+            written = full[frame.computation.name].instructions.get(source.name)
+            if written and "..." not in written.operand_text:
+                return written.operand_text
+        self.elided = True
+        return None
 
     def _reducer(self, name: str, depth: int = 0) -> int:
         """Elementwise FLOPs of one application of a reducer or scatter computation."""

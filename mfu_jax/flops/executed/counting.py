@@ -36,6 +36,7 @@ from mfu_jax.flops.executed.op_names import inferred_op_name
 from mfu_jax.flops.executed.plans import Planner
 from mfu_jax.flops.executed.replication import Groups, holders
 from mfu_jax.flops.executed.runs import RunCounter
+from mfu_jax.flops.executed.validation import check_module
 from mfu_jax.flops.scopes import Scope, read_scope
 
 
@@ -139,6 +140,7 @@ def counter_of(
     if not text:
         raise HloParseError("the compiled program has no text")
     module = parse_hlo(text)
+    check_module(module)
     reader = CostReader(
         module,
         kernel_flops=kernel_flops,
@@ -157,7 +159,7 @@ class _Constants:
         self.tried = False
 
     def module(self) -> HloModule | None:
-        if not self.tried and not isinstance(self.program, str):
+        if not self.tried and hasattr(self.program, "runtime_executable"):
             from mfu_jax.jax_internals import text_with_large_constants  # text needs no JAX
 
             self.tried = True

@@ -27,6 +27,7 @@ from mfu_jax.flops.executed.hlo_shapes import (
 
 __all__ = [
     "CALLEE_KEYS",
+    "ELIDED",
     "HloComputation",
     "HloInstruction",
     "HloModule",
@@ -52,6 +53,13 @@ CALLEE_KEYS = {
     "while": ("body", "condition"),
     "conditional": ("branch_computations", "true_computation", "false_computation"),
 }
+
+
+ELIDED = (
+    "a constant that this text leaves out, constant({...}): count the compiled program, or a dump "
+    "of it (mfu_jax.dump, mfu-jax dump)"
+)
+"""What is missing, and what to do, where ``as_text()`` has left out a large constant."""
 
 
 class HloInstruction:

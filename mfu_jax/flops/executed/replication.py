@@ -58,6 +58,8 @@ def holders(module: HloModule, program: Any) -> dict[int, Groups]:
 def _shardings_of(program: Any) -> list[str]:
     if isinstance(program, str):
         return []
+    if not hasattr(program, "runtime_executable"):
+        return list(getattr(program, "parameter_shardings", ()))  # a dump's
     from mfu_jax.jax_internals import parameter_shardings  # text needs no JAX
 
     return parameter_shardings(program)

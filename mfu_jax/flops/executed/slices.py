@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from mfu_jax.flops.executed.dataflow import Frame, TuplePath
-from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule, Shape
+from mfu_jax.flops.executed.hlo import (
+    ELIDED,
+    HloComputation,
+    HloInstruction,
+    HloModule,
+    Shape,
+)
 from mfu_jax.flops.executed.integers.arrays import keeps_order
 from mfu_jax.flops.executed.integers.instructions import compile_instruction
 from mfu_jax.flops.executed.integers.values import (
@@ -126,9 +132,8 @@ class Evaluation:
 
     def doubts(self) -> str:
         """Other reasons than data for a value that is not known."""
-        table = ", or on a table that this text elides (count the compiled program instead)"
         loop = ", or on a loop that is too long to be run"
-        return table * self.elided + loop * self.limited
+        return loop * self.limited + f", or on {ELIDED}" * self.elided
 
     def constant(self, computation: HloComputation, instruction: HloInstruction) -> Value:
         """The value of a constant, even if the program's text elides it."""

@@ -1,6 +1,7 @@
-"""Mutated programs give a count or an `HloParseError`, soon, and nothing else.
+r"""Mutated programs give a count or an `HloParseError`, soon, and nothing else.
 
-    MFU_JAX_FUZZ_MUTATIONS=100000 pytest tests/flops/executed/test_hlo_fuzz.py -s
+    MFU_JAX_FUZZ_MUTATIONS=100000 MFU_JAX_FUZZ_DELETIONS=10000 \
+        pytest tests/flops/executed/test_hlo_fuzz.py -s
 
 runs longer than the seconds of the default. The bodies of Pallas kernels, binary code that jaxlib's
 MLIR decodes, are exchanged and cut as a whole, but not mutated inside: MLIR can hang on that.
@@ -21,6 +22,7 @@ from mfu_jax.flops.executed.hlo import HloParseError
 from tests.support.paths import RECORDED
 from tests.support.work import HANG_SECONDS
 
+DELETIONS = int(os.environ.get("MFU_JAX_FUZZ_DELETIONS", "100"))
 MUTATIONS = int(os.environ.get("MFU_JAX_FUZZ_MUTATIONS", "1000"))
 SEEDS = (
     "cpu_loops_nested",
@@ -162,6 +164,40 @@ def test_mutated_programs_give_a_count_or_a_parse_error() -> None:
     print(f"{dict(outcomes)}, the slowest in {slowest:.2f} s")
     assert outcomes["error"] > MUTATIONS // 10
     assert outcomes["count"] > MUTATIONS // 10
+
+
+def test_a_program_that_has_lost_a_line_gives_an_error_the_same_count_or_a_flag() -> None:
+    texts = {name: _text(name) for name in SEEDS}
+    whole = {name: executed_flops(text) for name, text in texts.items()}
+    outcomes: Counter[str] = Counter()
+    for seed in range(DELETIONS):
+        rng = random.Random(seed)
+        name = rng.choice(SEEDS)
+        lines = texts[name].split("\n")
+        lost = lines.pop(rng.randrange(len(lines)))
+        try:
+            count = executed_flops("\n".join(lines))
+        except HloParseError:
+            outcomes["error"] += 1
+            continue
+        says = (count.unaccounted, count.flags) != (whole[name].unaccounted, whole[name].flags)
+        assert says or count == whole[name], (
+            f"deletion {seed} of {name} loses {lost[:200]!r} in silence"
+        )
+        outcomes["same"] += 1
+    print(dict(outcomes))
+    assert outcomes["error"] > DELETIONS // 4
+
+
+def test_a_kernel_whose_table_the_text_leaves_out_says_so() -> None:
+    whole = _text("v5e_splash_window")
+    elided = re.sub(r"constant\(\{ .*?\}\)", "constant({...})", whole)
+    count = executed_flops(elided)
+    assert executed_flops(whole).total > count.total == 0
+    assert len(count.unaccounted) == len(executed_flops(whole).kernels)
+    for item in count.unaccounted:
+        assert "a constant that this text leaves out" in item.reason
+        assert "mfu_jax.dump" in item.reason
 
 
 def test_a_kernel_with_a_broken_body_is_listed() -> None:

@@ -1,0 +1,20 @@
+"""Dumps: a compiled program with all that is known about it, in one compressed file.
+
+`dump` writes one, `load` reads it back: `executed_flops`, `mfu-jax compare` and everything else
+that reads compiled programs take the result as they take the program itself. Reading needs no JAX.
+"""
+
+from mfu_jax.dumps.files import SUFFIX, load, write
+from mfu_jax.dumps.program import ModelFlops, ProgramDump, Topology
+from mfu_jax.dumps.recording import dump, record
+
+__all__ = [
+    "SUFFIX",
+    "ModelFlops",
+    "ProgramDump",
+    "Topology",
+    "dump",
+    "load",
+    "record",
+    "write",
+]

@@ -1,0 +1,104 @@
+"""A compiled program away from its compiler: its text, and what JAX says about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
+
+_ELIDED = re.compile(r"\bconstant\(\{\.\.\.\}\)")
+_NAME = re.compile(r"HloModule ([^\s,]+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlops:
+    """Model FLOPs of one call of the program on one device.
+
+    Attributes:
+        per_device: by `convention`; a fraction where devices share them unequally.
+        convention: how attention pairs are counted.
+        dense: the same with all attention pairs; None if unknown.
+        attention: the part of `per_device` between activations; None if unknown.
+        is_whole: `per_device` was traced from the function that was compiled, without gaps.
+    """
+
+    per_device: int | Fraction
+    convention: str
+    dense: int | Fraction | None = None
+    attention: int | Fraction | None = None
+    is_whole: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """The devices that a program is compiled for.
+
+    Attributes:
+        platform: ``cpu``, ``gpu`` or ``tpu``; empty if unknown, like the others.
+        device_kind: as JAX calls the chip.
+        devices: of the whole job; 0 if unknown.
+        processes: of the whole job; 0 if unknown.
+        mesh: axis → size, of the first array that has a mesh.
+    """
+
+    platform: str = ""
+    device_kind: str = ""
+    devices: int = 0
+    processes: int = 0
+    mesh: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramDump:
+    """What a dump holds. It is read like a compiled program: ``executed_flops(load(path))``.
+
+    Attributes:
+        text: the optimised HLO, with its large constants unless `elided` says otherwise.
+        cost: ``compiled.cost_analysis()``; None if XLA gave none.
+        memory: bytes by field of ``compiled.memory_analysis()``; None if it gave none.
+        topology: the devices.
+        versions: package → version, and ``platform`` → the runtime's own description.
+        parameter_shardings: of the ENTRY computation's parameters, as HLO writes them.
+        model: model FLOPs; None if not given.
+        kernel_flops: FLOPs of one run of custom kernels, by name, as `executed_flops` takes them.
+        trip_counts: iterations of loops that depend on data, the same.
+    """
+
+    text: str
+    cost: Mapping[str, float] | None = None
+    memory: Mapping[str, int] | None = None
+    topology: Topology = field(default_factory=Topology)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    parameter_shardings: tuple[str, ...] = ()
+    model: ModelFlops | None = None
+    kernel_flops: Mapping[str, int] = field(default_factory=dict)
+    trip_counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The module's name, such as ``jit_step``; empty if its text has none."""
+        match = _NAME.search(self.text)
+        return match[1] if match else ""
+
+    @property
+    def elided(self) -> int:
+        """How many constants the text leaves out; 0 in a dump of a compiled program."""
+        return len(_ELIDED.findall(self.text))
+
+    def as_text(self) -> str:
+        """The optimised HLO, as ``compiled.as_text()`` gives it, but complete."""
+        return self.text
+
+    def cost_analysis(self) -> dict[str, float] | None:
+        """What ``compiled.cost_analysis()`` gave."""
+        return None if self.cost is None else dict(self.cost)
+
+    def memory_analysis(self) -> Any:
+        """What ``compiled.memory_analysis()`` gave, with the same attributes, in bytes; or None."""
+        return None if self.memory is None else SimpleNamespace(**self.memory)
+
+    def __repr__(self) -> str:
+        return f"ProgramDump({self.name}, {len(self.text):_} characters, {self.topology})"

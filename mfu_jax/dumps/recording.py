@@ -1,0 +1,153 @@
+"""Records a compiled program: everything that JAX says about it while it is there."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import mfu_jax
+from mfu_jax.dumps.files import write
+from mfu_jax.dumps.program import ModelFlops, ProgramDump, Topology
+from mfu_jax.errors import UserError
+from mfu_jax.flops.exact import integral
+
+if TYPE_CHECKING:
+    import jax
+
+# The packages whose versions decide what a program looks like, as far as they are installed.
+_PACKAGES = (
+    *("jax", "jaxlib", "libtpu", "tokamax", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
+    *("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt"),
+    *("jax-rocm60-plugin", "jax-rocm7-plugin"),
+)
+
+
+def dump(
+    compiled: jax.stages.Compiled | ProgramDump,
+    path: str | os.PathLike[str],
+    *,
+    model: ModelFlops | Any = None,
+    kernel_flops: Mapping[str, int] | None = None,
+    trip_counts: Mapping[str, int] | None = None,
+) -> None:
+    """Writes a compiled program to one compressed file, which `mfu_jax.dumps.load` reads.
+
+    The file holds the complete optimised HLO, which ``compiled.as_text()`` does not (it leaves out
+    large constants, such as the tables of attention kernels), with XLA's cost and memory analysis,
+    the devices, the versions, and what else is given here. ``mfu-jax compare`` explains it.
+
+    Args:
+        compiled: ``jax.jit(step).lower(…).compile()``.
+        path: of the file, with the suffix ``.mfu``; a local path, or an address such as
+            ``gs://bucket/step.mfu``. An existing file is replaced.
+        model: model FLOPs of the step: the count of `mfu_jax.count_model_flops`, a number for one
+            device, or a `ModelFlops`.
+        kernel_flops: FLOPs of one run of custom kernels, by name; see `mfu_jax.executed_flops`.
+        trip_counts: iterations of loops that depend on data; the same.
+
+    Raises:
+        UserError: the path cannot be written, `compiled` is no compiled program, or it is too
+            large.
+    """
+    write(record(compiled, model=model, kernel_flops=kernel_flops, trip_counts=trip_counts), path)
+
+
+def record(
+    compiled: jax.stages.Compiled | ProgramDump,
+    *,
+    model: ModelFlops | Any = None,
+    kernel_flops: Mapping[str, int] | None = None,
+    trip_counts: Mapping[str, int] | None = None,
+) -> ProgramDump:
+    """What `dump` writes; the arguments are the same.
+
+    Raises:
+        UserError: `compiled` is no compiled program.
+    """
+    if isinstance(compiled, ProgramDump):
+        return compiled
+    from mfu_jax.jax_internals import parameter_shardings, text_with_large_constants
+
+    text = text_with_large_constants(compiled)
+    if not text:
+        raise UserError(
+            f"dump of {type(compiled).__name__}: expected a compiled program of JAX; usually the "
+            f"function itself or its text; pass jax.jit(step).lower(…).compile()"
+        )
+    topology, runtime = _topology(compiled)
+    cost: Any = compiled.cost_analysis()
+    return ProgramDump(
+        text=text,
+        cost=dict(cost) if cost else None,
+        memory=_memory(compiled.memory_analysis()),
+        topology=topology,
+        versions=_versions() | runtime,
+        parameter_shardings=tuple(parameter_shardings(compiled)),
+        model=_model_flops(model, topology.devices),
+        kernel_flops=dict(kernel_flops or {}),
+        trip_counts=dict(trip_counts or {}),
+    )
+
+
+def _memory(analysis: Any) -> dict[str, int] | None:
+    """Every field that is a number: which ones there are depends on the version of JAX."""
+    if analysis is None:
+        return None
+    fields = {name: getattr(analysis, name) for name in dir(analysis) if not name.startswith("_")}
+    return {name: value for name, value in fields.items() if type(value) is int}
+
+
+def _versions() -> dict[str, str]:
+    found = {"mfu_jax": mfu_jax.__version__}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _topology(compiled: Any) -> tuple[Topology, dict[str, str]]:
+    """The devices of the program, and the version of their runtime."""
+    import jax
+
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    if not shardings:
+        return Topology(), {}
+    devices = sorted(shardings[0].device_set, key=lambda device: device.id)
+    meshes = (getattr(sharding, "mesh", None) for sharding in shardings)
+    mesh = next((mesh for mesh in meshes if mesh is not None), None)
+    topology = Topology(
+        platform=devices[0].platform,
+        device_kind=devices[0].device_kind,
+        devices=len(devices),
+        processes=len({device.process_index for device in devices}),
+        mesh={} if mesh is None else {str(axis): int(n) for axis, n in mesh.shape.items()},
+    )
+    client = getattr(devices[0], "client", None)
+    runtime = " ".join(str(getattr(client, "platform_version", "")).split())
+    return topology, {"platform": runtime} if runtime else {}
+
+
+def _model_flops(model: Any, devices: int) -> ModelFlops | None:
+    """Model FLOPs of one device, from a number or a traced count of the whole job."""
+    if model is None or isinstance(model, ModelFlops):
+        return model
+    if isinstance(model, int | Fraction):
+        return ModelFlops(per_device=model, convention="as given")
+    if not hasattr(model, "total_in"):
+        raise UserError(
+            f"model={model!r}: expected the count of mfu_jax.count_model_flops, or FLOPs of one "
+            f"device; usually a count of the compiled program; pass count_model_flops(step, …)"
+        )
+    total, share = model.total_in("maxtext"), Fraction(1, max(devices, 1))
+    return ModelFlops(
+        per_device=integral(total * share),
+        convention="maxtext",
+        dense=integral(model.total * share),
+        attention=integral((model.activations - (model.total - total)) * share),
+        is_whole=not model.unaccounted,
+    )

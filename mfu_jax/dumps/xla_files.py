@@ -1,0 +1,97 @@
+"""Programs that XLA wrote itself: the folders of ``--xla_dump_to``, HLO text, HLO protos."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from mfu_jax.dumps.files import MOST_BYTES
+from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.errors import UserError, first_line
+from mfu_jax.user_files import read_bytes, read_text, unreadable
+
+_EXPECTED = (
+    "a folder that XLA_FLAGS=--xla_dump_to=FOLDER wrote, or one of its files "
+    "…after_optimizations.txt or .hlo.pb"
+)
+_OPTIMIZED = re.compile(r"(.*)after_optimizations(\.hlo\.pb|\.txt)")
+_MOST_LISTED = 5
+_LARGEST_FIELD_BYTES = 2**31
+
+
+def read_xla(path: Path, module: str = "") -> ProgramDump:
+    """A program from what XLA wrote, of which only the HLO is known.
+
+    Args:
+        path: the folder, or a file of it. Protos (``--xla_dump_hlo_as_proto``) are complete, texts
+            leave out large constants, and protos need jaxlib.
+        module: part of the file's name, if the folder has several programs.
+
+    Raises:
+        UserError: there is no such program, or more than one, or it cannot be read.
+    """
+    if path.is_dir():
+        path = _chosen(path, module)
+    if path.suffix == ".pb":
+        return ProgramDump(text=text_of_proto(read_bytes(path, _EXPECTED, MOST_BYTES), path))
+    return ProgramDump(text=read_text(path, _EXPECTED, MOST_BYTES))
+
+
+def text_of_proto(content: bytes, path: Path) -> str:
+    """The complete HLO text of a serialized ``HloProto`` or ``HloModuleProto``.
+
+    Args:
+        content: the message.
+        path: where it comes from, for errors.
+
+    Raises:
+        UserError: jaxlib is missing, or cannot read it.
+    """
+    try:
+        from mfu_jax.jax_internals import hlo_text_of_proto
+    except ImportError:
+        raise UserError(
+            f"{str(path)!r} is an HLO proto, which jaxlib reads; expected jaxlib to be installed; "
+            f"install jax, or pass the text that XLA writes without --xla_dump_hlo_as_proto"
+        ) from None
+    module = _first_field(content)
+    try:
+        return hlo_text_of_proto(module if module[:1] == b"\n" else content)
+    except Exception as error:  # of XLA's parser
+        raise unreadable(path, first_line(error), _EXPECTED) from None
+
+
+def _chosen(folder: Path, module: str) -> Path:
+    """The file of the only program, or of the one whose name contains `module`."""
+    programs: dict[str, Path] = {}
+    for file in sorted(folder.iterdir(), reverse=True):  # a proto replaces the text of its name
+        match = _OPTIMIZED.fullmatch(file.name)
+        if match and module in match[1]:
+            programs[match[1]] = file
+    if len(programs) == 1:
+        return next(iter(programs.values()))
+    if not programs:
+        named = f" with {module!r} in its name" * bool(module)
+        raise unreadable(folder, f"it has no optimised program{named}", _EXPECTED)
+    raise UserError(
+        f"{str(folder)!r} has {len(programs)} programs; expected one; the largest are "
+        f"{_listed(list(programs.values()))}; choose with module=PART_OF_ITS_NAME"
+    )
+
+
+def _listed(files: Sequence[Path]) -> str:
+    largest = sorted(files, key=lambda file: file.stat().st_size, reverse=True)[:_MOST_LISTED]
+    return ", ".join(file.name for file in largest)
+
+
+def _first_field(content: bytes) -> bytes:
+    """Field 1 of a message: the module of an ``HloProto``, the name of an ``HloModuleProto``."""
+    length = shift = 0
+    for at, byte in enumerate(content[1:11], 1):
+        length |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            whole = content[:1] == b"\n" and length < _LARGEST_FIELD_BYTES
+            return content[at + 1 : at + 1 + length] if whole else b""
+    return b""

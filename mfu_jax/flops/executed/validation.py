@@ -1,0 +1,33 @@
+"""Checks that a parsed program is whole, so that a lost line is an error and not another count."""
+
+from __future__ import annotations
+
+from mfu_jax.flops.executed.hlo import HloComputation, HloModule, HloParseError
+
+
+def check_module(module: HloModule) -> None:
+    """Checks what every complete program has: one ROOT a computation, and defined operands.
+
+    Raises:
+        HloParseError: something is missing.
+    """
+    if not module.header:
+        raise HloParseError("no line that begins with HloModule", number=1)
+    for computation in module.computations.values():
+        _check_root(computation)
+        _check_operands(computation)
+
+
+def _check_root(computation: HloComputation) -> None:
+    roots = [i for i in computation.instructions.values() if i.is_root]
+    if len(roots) != 1:
+        count = "no ROOT" if not roots else f"{len(roots)} ROOT instructions"
+        raise HloParseError(f"%{computation.name} has {count}", number=computation.number)
+
+
+def _check_operands(computation: HloComputation) -> None:
+    known = computation.instructions
+    for instruction in known.values():
+        for name in instruction.operands:
+            if name not in known:
+                raise instruction.error(f"%{computation.name} has no instruction %{name}")

@@ -1,0 +1,57 @@
+"""Dumps of a step's programs, with the model FLOPs that were counted of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from mfu_jax.dumps import SUFFIX, ModelFlops, dump
+from mfu_jax.instrumentation.counts import ModelCount
+
+
+def model_flops(count: ModelCount) -> ModelFlops:
+    """A step's model FLOPs as a dump holds them."""
+    return ModelFlops(
+        per_device=count.per_device,
+        convention=count.convention,
+        dense=count.dense,
+        attention=count.attention,
+        is_whole=count.source == "traced" and not count.unaccounted,
+    )
+
+
+def dump_step(
+    path: str,
+    number: int,
+    compiled: Any,
+    model: ModelCount | None,
+    *,
+    kernel_flops: Mapping[str, int],
+    trip_counts: Mapping[str, int] | None,
+) -> None:
+    """Writes one program of a step, in the job's first process only.
+
+    Args:
+        path: of the first program's file; empty: none.
+        number: of the program among the step's, from 1: the second one goes to ``step.2.mfu``.
+        compiled: the program; None if it is not known.
+        model: its model FLOPs, if they could be counted.
+        kernel_flops: see `executed_flops`, like the next one.
+        trip_counts: iterations of loops that depend on data.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    if not path or compiled is None or jax.process_index() != 0:
+        return
+    if number > 1:
+        path = f"{path.removesuffix(SUFFIX)}.{number}{SUFFIX}"
+    dump(
+        compiled,
+        path,
+        model=None if model is None else model_flops(model),
+        kernel_flops=kernel_flops,
+        trip_counts=trip_counts,
+    )

@@ -111,7 +111,12 @@ class Settings:
                 f"profile_dir=profile"
             )
         if self.profile_steps:
-            _check_profile_dir(self.profile_dir or self.tensorboard_dir)
+            _check_profile_dir(self.trace_folder)
+
+    @property
+    def trace_folder(self) -> str:
+        """Where device traces go, and the programs that ran in them."""
+        return self.profile_dir or self.tensorboard_dir
 
     def logger_config(self) -> LoggerConfig:
         """The settings that a `MetricLogger` is made with.

@@ -35,6 +35,7 @@ from mfu_jax.trainer.run_logger import (
     make_run_logger,
     make_run_sinks,
     settings_of,
+    step_profile,
 )
 from mfu_jax.trainer.state import TrainState, abstract_state, create_state, resolve_attention
 from mfu_jax.trainer.step import compile_eval_step, compile_train_step
@@ -77,12 +78,15 @@ def train(config: Config, stop: StopRequest, job: Job) -> None:
             sinks=sinks,
             compile_log=compile_log,
         )
-        with run_logger as logger, job.flushing(logger.flush):
+        tracing = step_profile(settings, train_step, flops)
+        with run_logger as logger, job.flushing(logger.flush), tracing:
             for step in range(start_step, config.steps):
                 with logger.waiting("data"):
                     batch = put_batch(next(data), mesh)
-                state, metrics = train_step(state, batch)
+                with tracing.step(step, logger):
+                    state, metrics = train_step(state, batch)
                 logger.record(step, metrics)
+                tracing.after(step, logger)
 
                 done = step + 1
                 if config.eval_interval and done % config.eval_interval == 0:

@@ -17,22 +17,28 @@ class StepProfile:
     """Traces the devices from the start of one step to the end of another one.
 
     Args:
-        steps: as `Settings.profile_steps` has them.
+        steps: as `Settings.profile_steps` has them; empty: none.
         folder: the trace goes to its ``plugins/profile/``.
     """
 
     def __init__(self, steps: str, folder: str) -> None:
-        self._first, self._last = parse_steps(steps)
+        self._first, self._last = parse_steps(steps) if steps else (0, -1)
         self._folder = folder
         self._is_on = False
-        self._is_done = False
+        self._is_done = not steps
 
     @classmethod
     def of(cls, settings: Settings) -> StepProfile | None:
         """The profile that the settings ask for, if any."""
         if not settings.profile_steps:
             return None
-        return cls(settings.profile_steps, settings.profile_dir or settings.tensorboard_dir)
+        return cls(settings.profile_steps, settings.trace_folder)
+
+    def __enter__(self) -> StepProfile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def step(self, number: int, logger: Any) -> contextlib.AbstractContextManager[Any]:
         """Wraps the call of a step: marks it in the trace, which the first step starts."""

@@ -9,6 +9,8 @@ import jax
 
 from mfu_jax.dumps import SUFFIX, ModelFlops, dump
 from mfu_jax.instrumentation.counts import ModelCount
+from mfu_jax.profiling.folders import dump_path
+from mfu_jax.settings import Settings
 
 
 def model_flops(count: ModelCount) -> ModelFlops:
@@ -20,6 +22,12 @@ def model_flops(count: ModelCount) -> ModelFlops:
         attention=count.attention,
         is_whole=count.source == "traced" and not count.unaccounted,
     )
+
+
+def dump_paths(settings: Settings, name: str) -> list[str]:
+    """Where the program of a step goes: the user's file, and beside its device traces."""
+    beside = [str(dump_path(settings.trace_folder, name))] if settings.profile_steps else []
+    return [settings.dump_program, *beside]
 
 
 def dump_step(

@@ -26,7 +26,7 @@ from mfu_jax.instrumentation.counts import (
     traced_model,
     unwrap_compiled,
 )
-from mfu_jax.instrumentation.dumping import dump_step
+from mfu_jax.instrumentation.dumping import dump_paths, dump_step
 from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.settings import Settings
 
@@ -124,14 +124,15 @@ class ProgramAnalysis:
         return self.flops
 
     def _dump(self) -> None:
-        dump_step(
-            self._settings.dump_program,
-            self._number,
-            self.compiled,
-            self.model,
-            kernel_flops=self._kernel_flops,
-            trip_counts=self._trip_counts,
-        )
+        for path in dump_paths(self._settings, self._name):
+            dump_step(
+                path,
+                self._number,
+                self.compiled,
+                self.model,
+                kernel_flops=self._kernel_flops,
+                trip_counts=self._trip_counts,
+            )
 
     def _count(self) -> None:
         if self.model is None or self.compiled is None:

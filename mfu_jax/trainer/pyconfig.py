@@ -108,6 +108,8 @@ class Config:
     heartbeat_file: str
     hang_factor: float
     hang_seconds: float
+    profile_steps: str
+    profile_dir: str
     log_period: int
     warmup_steps: int
     convention: Literal["maxtext", "exact", "dense"]
@@ -134,6 +136,11 @@ class Config:
     def tensorboard_path(self) -> Path | Address | None:
         """The folder of TensorBoard's events; None: none are written."""
         return _auto_path(self.tensorboard_dir, self.run_directory / "tensorboard")
+
+    @property
+    def profile_path(self) -> Path | Address | None:
+        """The folder of device traces; None: none are written."""
+        return _auto_path(self.profile_dir, self.run_directory / "profile")
 
     @property
     def heartbeat_path(self) -> Path | Address | None:
@@ -370,7 +377,7 @@ def _check_run(config: Config) -> None:
     if config.data < 1 and config.data != -1:
         raise UserError(f"data={config.data}: expected 1 or more, or -1 for all remaining devices")
     _check_run_name(config.run_name)
-    for key in ("base_output_directory", "metrics_file", "tensorboard_dir"):
+    for key in ("base_output_directory", "metrics_file", "tensorboard_dir", "profile_dir"):
         check_path(getattr(config, key), key)
     if config.process_id >= config.num_processes:
         raise UserError(

@@ -14,6 +14,8 @@ from mfu_jax.flops.analytic.totals import calculate_tokens_per_device
 from mfu_jax.hardware.step_peaks import StepPeaks
 from mfu_jax.instrumentation import assembly, counts
 from mfu_jax.instrumentation.counts import StepFlops
+from mfu_jax.instrumentation.device_trace import StepProfile
+from mfu_jax.instrumentation.dumping import dump_paths, dump_step
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import Sink
 from mfu_jax.logger.timing.compile_events import CompileLog
@@ -38,6 +40,7 @@ def settings_of(config: Config, start_step: int = 0) -> Settings:
         "metrics_file": config.metrics_path,
         "tensorboard_dir": config.tensorboard_path,
         "heartbeat_file": config.heartbeat_path,
+        "profile_dir": config.profile_path,
     }
     return Settings.of(
         shared
@@ -81,6 +84,15 @@ def count_step(config: Config, train_step: jax.stages.Compiled) -> StepFlops:
     """Counts the compiled step and explains the count, from the model's FLOPs on."""
     model = counts.analytic_model(config, convention=config.convention)
     return counts.count_program(train_step, model)
+
+
+def step_profile(
+    settings: Settings, train_step: jax.stages.Compiled, flops: StepFlops
+) -> StepProfile:
+    """Traces the steps that the settings name; writes the step's program beside the traces."""
+    for path in dump_paths(settings, "train_step"):
+        dump_step(path, 1, train_step, flops.model, kernel_flops={}, trip_counts=None)
+    return StepProfile(settings.profile_steps, settings.trace_folder)
 
 
 def make_run_logger(

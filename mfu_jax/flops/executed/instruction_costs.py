@@ -264,7 +264,8 @@ class _RecordReader:
             return largest.op_name, largest.scope
         named = [i.op_name for i in inside.instructions if "/" in i.op_name]
         op_name = instruction.op_name if "/" in instruction.op_name else "".join(named[-1:])
-        return op_name, read_scope(op_name) if op_name else _UNKNOWN
+        first = op_name.partition(";")[0]  # XLA joins the names of what it merges
+        return first, read_scope(first) if first else _UNKNOWN
 
     def _starts_chain(self, instruction: HloInstruction, inside: _Inside) -> bool:
         chain = _chain(inside, "AsyncCollectiveStart")

@@ -1,0 +1,89 @@
+"""`mfu_jax.profile`: a device trace with the program that ran, in one folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from mfu_jax.boundary import Boundary
+from mfu_jax.dumps.recording import dump
+from mfu_jax.errors import UserError
+from mfu_jax.flops.traced.counting import count_model_flops, pallas_kernel_flops
+from mfu_jax.profiling.folders import dump_path
+
+
+@contextlib.contextmanager
+def profile(
+    folder: str | os.PathLike[str], step: Any = None, /, *args: Any, **kwargs: Any
+) -> Iterator[None]:
+    """Traces the devices while it is open, for ``mfu-jax profile FOLDER``.
+
+    At its end it waits for the devices, and writes the program of `step` beside the trace, with its
+    model FLOPs and its mesh. Without `step`, the trace's own copy of each program is used: then
+    model FLOPs are those of the program's forward and backward pass.
+
+    Args:
+        folder: a local folder; a trace goes to a new session in its ``plugins/profile/``.
+        step: the jitted step, or the result of ``.lower(…).compile()``.
+        *args: the step's arguments, donated or not, unless `step` is compiled.
+        **kwargs: the same by name.
+
+    Raises:
+        UserError: `step` is not jitted; or the folder cannot be written.
+
+    >>> with mfu_jax.profile("traces", step, state, batch):  # doctest: +SKIP
+    ...     for _ in range(5):
+    ...         state, loss = step(state, batch)
+    """
+    if step is not None and not (hasattr(step, "lower") or hasattr(step, "as_text")):
+        raise UserError(
+            f"profile of {step!r}: expected a jitted step, or a compiled one; usually jax.jit is "
+            f"missing; pass jax.jit(step) and its arguments, or leave it out"
+        )
+    try:
+        jax.profiler.start_trace(os.fspath(folder))
+    except (OSError, RuntimeError) as error:
+        raise UserError(
+            f"a trace to {os.fspath(folder)!r} does not start ({error}); expected a folder that "
+            f"can be written, and no other trace; usually another profiler runs; end it first"
+        ) from None
+    try:
+        yield
+    finally:
+        _wait_for_devices()
+        jax.profiler.stop_trace()
+        if step is not None:
+            Boundary().attempt(
+                "the program is not beside the trace, model FLOPs are the program's own",
+                _dump, folder, step, args, kwargs,
+            )  # fmt: skip
+
+
+def _wait_for_devices() -> None:
+    """What is still running would be missing from the trace."""
+    for array in jax.live_arrays():
+        with contextlib.suppress(jax.errors.JaxRuntimeError, RuntimeError):  # deleted, or failed
+            array.block_until_ready()
+
+
+def _dump(
+    folder: str | os.PathLike[str], step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    if jax.process_index() != 0:
+        return
+    name = getattr(step, "__name__", "step")
+    if hasattr(step, "as_text"):
+        dump(step, dump_path(folder, name))
+        return
+    compiled = step.lower(*args, **kwargs).compile()
+    on_cpu = jax.default_backend() == "cpu"  # which runs no kernels as custom calls
+    dump(
+        compiled,
+        dump_path(folder, name),
+        model=count_model_flops(step, *args, **kwargs),
+        kernel_flops=None if on_cpu else pallas_kernel_flops(step, *args, **kwargs),
+    )

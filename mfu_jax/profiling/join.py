@@ -1,0 +1,121 @@
+"""Joins the ops of a trace with the instructions of its programs, by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import NamedTuple
+
+from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.profiling.programs import KnownProgram, ProgramLibrary
+from mfu_jax.profiling.timeline.devices import OpName, Program
+
+
+class Work(IntEnum):
+    """What an op does. Where several are active at once, time goes to the first of these."""
+
+    COMPUTE = 0
+    COMMUNICATION = 1
+    TRANSFER = 2
+    CONTROL = 3
+
+
+_MESSAGES = re.compile(r"(send|recv)(-done)?$")
+_TRANSFERS = re.compile(
+    r"(copy|slice|dynamic-slice|dynamic-update-slice)-(start|done)$|infeed|outfeed"
+)
+_NCCL = re.compile(r"nccl\w*Kernel_(AllReduce|AllGather|ReduceScatter|SendRecv|Broadcast|AllToAll)")
+_NCCL_KINDS = {
+    "AllReduce": "all-reduce",
+    "AllGather": "all-gather",
+    "ReduceScatter": "reduce-scatter",
+    "SendRecv": "send-recv",
+    "Broadcast": "collective-broadcast",
+    "AllToAll": "all-to-all",
+}
+_COPY = re.compile(r"Mem(cpy|set)", re.IGNORECASE)
+
+
+class JoinedOp(NamedTuple):
+    """An op of a trace, and the instruction that it runs.
+
+    Attributes:
+        name: as in the trace.
+        record: None if no program has the instruction.
+        source: the program of `record`.
+        work: what it does.
+        kind: the collective's kind; else the opcode; for ops without an instruction, what its name
+            says it is.
+        start: of the collective that `record` starts or completes.
+    """
+
+    name: OpName
+    record: InstructionRecord | None
+    source: KnownProgram | None
+    work: Work
+    kind: str
+    start: InstructionRecord | None = None
+
+
+class Join:
+    """Joins ops with instructions.
+
+    Args:
+        library: has the programs.
+    """
+
+    def __init__(self, library: ProgramLibrary) -> None:
+        self._library = library
+        self._kernels: dict[int, dict[str, InstructionRecord]] = {}
+
+    def ops(self, names: Iterable[OpName]) -> list[JoinedOp]:
+        """The ops of a table, in its order."""
+        return [self._op(name) for name in names]
+
+    def _op(self, name: OpName) -> JoinedOp:
+        for source in self._sources(name.program):
+            record = source.costs.records.get(name.name)
+            if record is None and name.is_kernel:
+                record = self._by_kernel(source).get(name.name)
+            if record is not None:
+                return _joined(name, record, source)
+        return JoinedOp(name, None, None, *_by_name(name.name))
+
+    def _sources(self, program: Program) -> list[KnownProgram]:
+        found = self._library.find(program) if program.module else None
+        if found is not None:
+            return [found]
+        return [] if program.module else self._library.read
+
+    def _by_kernel(self, source: KnownProgram) -> dict[str, InstructionRecord]:
+        """Records by the names that XLA gives to their kernels on GPUs."""
+        if id(source) not in self._kernels:
+            records = source.costs.records.items()
+            self._kernels[id(source)] = {re.sub(r"[.-]", "_", name): r for name, r in records}
+        return self._kernels[id(source)]
+
+
+def _joined(name: OpName, record: InstructionRecord, source: KnownProgram) -> JoinedOp:
+    start = source.costs.records.get(record.started_by) if record.started_by else record
+    collective = start.collective if start else None
+    if collective is not None and start is not None and not (record.flops or start.flops):
+        return JoinedOp(name, record, source, Work.COMMUNICATION, collective.kind, start)
+    return JoinedOp(name, record, source, _work(record), record.opcode)
+
+
+def _work(record: InstructionRecord) -> Work:
+    if record.is_control:
+        return Work.CONTROL
+    if _MESSAGES.match(record.opcode):
+        return Work.COMMUNICATION
+    return Work.TRANSFER if _TRANSFERS.match(record.opcode) else Work.COMPUTE
+
+
+def _by_name(name: str) -> tuple[Work, str]:
+    """What an op without an instruction does, by its name."""
+    if match := _NCCL.search(name):
+        return Work.COMMUNICATION, _NCCL_KINDS[match[1]]
+    if _COPY.search(name):
+        return Work.TRANSFER, "memory copy"
+    return Work.COMPUTE, re.sub(r"[._]?\d+$", "", name)

@@ -1,0 +1,277 @@
+"""What a step took, op by op: the mean over the steps and devices of a trace."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from mfu_jax.profiling.join import Join, JoinedOp
+from mfu_jax.profiling.timeline.devices import Executions, OpName, Program, Timeline
+from mfu_jax.profiling.timeline.host import HostThread
+from mfu_jax.profiling.timeline.sweep import (
+    NO_PARENT,
+    Division,
+    Floats,
+    divide,
+    parents_of,
+)
+from mfu_jax.profiling.trace.wire import Integers
+
+_PICOSECONDS = 1e12
+_CALL, _BETWEEN = "in the step's call", "between calls"
+
+
+class Window(NamedTuple):
+    """The steps that are measured on one device.
+
+    Attributes:
+        begin: picoseconds.
+        end: the same.
+        steps: how many.
+    """
+
+    begin: int
+    end: int
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceTime:
+    """Where one device's time went, in seconds of a step.
+
+    Attributes:
+        device: its name.
+        step: the whole step.
+        idle: in which nothing ran.
+        ops: the rest, by op.
+    """
+
+    device: str
+    step: float
+    idle: float
+    ops: Mapping[OpName, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpTime:
+    """One op, in a step of one device, in the mean over devices.
+
+    Attributes:
+        op: with its instruction.
+        seconds: wall time that it has for itself, or its part of it.
+        self_seconds: sum of its durations, without the ops within it.
+        runs: how often it ran.
+    """
+
+    op: JoinedOp
+    seconds: float
+    self_seconds: float
+    runs: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A trace as times of a step.
+
+    Attributes:
+        platform: of the devices.
+        kind: as JAX names the devices; empty if the trace does not say.
+        main: the program that takes most of the time.
+        steps: how many are measured on each device.
+        step_seconds: of one step; `ops` and `idle` sum to it.
+        ops: the longest first.
+        idle: seconds in which nothing ran, by what the host did: in the step's call, between calls,
+            or empty where no steps are marked.
+        idle_causes: of each of these, seconds by what the host's thread did.
+        executions: of each program in a step.
+        devices: each on its own.
+    """
+
+    platform: str
+    kind: str
+    main: Program
+    steps: int
+    step_seconds: float
+    ops: tuple[OpTime, ...]
+    idle: Mapping[str, float]
+    idle_causes: Mapping[str, Mapping[str, float]]
+    executions: Mapping[Program, float]
+    devices: tuple[DeviceTime, ...]
+
+    @property
+    def busy_seconds(self) -> float:
+        """Of a step, in which anything ran."""
+        return sum(op.seconds for op in self.ops)
+
+    @property
+    def coverage(self) -> float:
+        """The share of `busy_seconds` whose ops have an instruction."""
+        joined = sum(op.seconds for op in self.ops if op.op.record is not None)
+        return joined / self.busy_seconds if self.busy_seconds else 0.0
+
+
+def measure(devices: Sequence[tuple[Timeline, HostThread | None]], join: Join) -> Measured:
+    """Divides the wall time of all devices.
+
+    Args:
+        devices: as `read_devices` has them.
+        join: finds the instructions.
+    """
+    main = _main_program([timeline for timeline, _ in devices])
+    sums = _Sums()
+    for timeline, thread in devices:
+        window = _window(timeline.executions.of(main), thread)
+        if window is not None:
+            sums.add(timeline, thread, window, join)
+    return sums.mean(devices[0][0], main)
+
+
+def _main_program(timelines: Sequence[Timeline]) -> Program:
+    """The one whose executions take most of the time."""
+    seconds: Counter[Program] = Counter()
+    for timeline in timelines:
+        runs = timeline.executions
+        for program, length in zip(runs.programs, (runs.ends - runs.starts).tolist(), strict=True):
+            seconds[program] += length
+    return max(seconds, key=lambda program: seconds[program])
+
+
+def _window(executions: Executions, thread: HostThread | None) -> Window | None:
+    """From the first execution to the last one, which has no end: what follows it is not seen."""
+    starts, count = executions.starts, len(executions.starts)
+    if not count:
+        return None
+    marked = 0 if thread is None else len(thread.step_numbers)
+    a_step = count // marked if marked and count % marked == 0 else 1
+    if count < 2 * a_step:
+        return Window(int(starts[0]), int(executions.ends[-1]), 1)
+    steps = (count - 1) // a_step
+    return Window(int(starts[0]), int(starts[steps * a_step]), steps)
+
+
+class _Sums:
+    """Adds up what devices did; all times are seconds of one step."""
+
+    def __init__(self) -> None:
+        self.devices: list[DeviceTime] = []
+        self.steps: list[int] = []
+        self.ops: dict[OpName, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        self.joined: dict[OpName, JoinedOp] = {}
+        self.idle: dict[str, float] = defaultdict(float)
+        self.causes: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self.executions: dict[Program, float] = defaultdict(float)
+
+    def add(
+        self, timeline: Timeline, thread: HostThread | None, window: Window, join: Join
+    ) -> None:
+        joined = join.ops(timeline.names)
+        scale = 1 / (_PICOSECONDS * window.steps)
+        parents = parents_of(timeline.lanes, timeline.starts, timeline.ends)
+        division = divide(
+            timeline.starts,
+            timeline.ends,
+            np.array([op.work for op in joined])[timeline.ops],
+            parents,
+            window.begin,
+            window.end,
+        )
+        of_device = self._add_ops(timeline, window, division, parents, scale)
+        self.joined.update(zip(timeline.names, joined, strict=True))
+        self._add_idle(division, thread, scale)
+        self._add_executions(timeline.executions, window)
+        self.steps.append(window.steps)
+        step = (window.end - window.begin) * scale
+        self.devices.append(
+            DeviceTime(device=timeline.device, step=step, idle=division.idle * scale, ops=of_device)
+        )
+
+    def _add_ops(
+        self,
+        timeline: Timeline,
+        window: Window,
+        division: Division,
+        parents: Integers,
+        scale: float,
+    ) -> dict[OpName, float]:
+        count = len(timeline.names)
+        own = _self_times(timeline, parents, window)
+        is_inside = (timeline.starts >= window.begin) & (timeline.starts < window.end)
+        columns = (
+            np.bincount(timeline.ops, division.shares, count) * scale,
+            np.bincount(timeline.ops, own, count) * scale,
+            np.bincount(timeline.ops, is_inside, count) / window.steps,
+        )
+        for name, *numbers in zip(timeline.names, *(c.tolist() for c in columns), strict=True):
+            self.ops[name] = [a + b for a, b in zip(self.ops[name], numbers, strict=True)]
+        return dict(zip(timeline.names, columns[0].tolist(), strict=True))
+
+    def _add_idle(self, division: Division, thread: HostThread | None, scale: float) -> None:
+        if thread is None:
+            self.idle[""] += division.idle * scale
+            return
+        in_call = float(division.idle_within(thread.step_starts, thread.step_ends).sum()) * scale
+        self.idle[_CALL] += in_call
+        self.idle[_BETWEEN] += division.idle * scale - in_call
+        for where, name, seconds in _idle_causes(division, thread):
+            self.causes[where][name] += seconds * scale
+
+    def _add_executions(self, executions: Executions, window: Window) -> None:
+        is_inside = (executions.starts >= window.begin) & (executions.starts < window.end)
+        for program, counted in zip(executions.programs, is_inside.tolist(), strict=True):
+            self.executions[program] += counted / window.steps
+
+    def mean(self, timeline: Timeline, main: Program) -> Measured:
+        count = len(self.devices)
+        times = [
+            OpTime(op=self.joined[name], seconds=a / count, self_seconds=b / count, runs=c / count)
+            for name, (a, b, c) in self.ops.items()
+            if a or c
+        ]
+        return Measured(
+            platform=timeline.platform,
+            kind=timeline.kind,
+            main=main,
+            steps=min(self.steps),
+            step_seconds=sum(device.step for device in self.devices) / count,
+            ops=tuple(sorted(times, key=lambda op: -op.seconds)),
+            idle={where: seconds / count for where, seconds in self.idle.items()},
+            idle_causes={
+                where: {name: seconds / count for name, seconds in causes.items()}
+                for where, causes in self.causes.items()
+            },
+            executions={p: n / count for p, n in self.executions.items()},
+            devices=tuple(self.devices),
+        )
+
+
+def _self_times(timeline: Timeline, parents: Integers, window: Window) -> Floats:
+    """Durations within the window, without the events directly within each."""
+    starts = np.clip(timeline.starts, window.begin, window.end)
+    lengths = (np.clip(timeline.ends, window.begin, window.end) - starts).astype(np.float64)
+    inner = np.flatnonzero(parents != NO_PARENT)
+    own = lengths.copy()
+    np.subtract.at(own, parents[inner], lengths[inner])
+    return own
+
+
+def _idle_causes(division: Division, thread: HostThread) -> list[tuple[str, str, float]]:
+    """Idle time by what the host's thread did, and whether that was in the step's call."""
+    events = len(thread.starts)
+    if not events or not division.idle:
+        return []
+    parents = parents_of(np.zeros(events, np.int64), thread.starts, thread.ends)
+    own = division.idle_within(thread.starts, thread.ends)
+    inner = np.flatnonzero(parents != NO_PARENT)
+    rest = own.copy()
+    np.subtract.at(rest, parents[inner], own[inner])
+    call = np.searchsorted(thread.step_starts, thread.starts, side="right") - 1
+    in_call = (call >= 0) & (thread.starts < thread.step_ends[call])
+    causes = []
+    for where, chosen in ((_CALL, in_call), (_BETWEEN, ~in_call)):
+        sums = np.bincount(thread.ops[chosen], rest[chosen], len(thread.names))
+        causes += [(where, thread.names[i], float(sums[i])) for i in np.flatnonzero(sums > 0)]
+    return causes

@@ -1,0 +1,57 @@
+"""Names the mesh axes along which devices exchange data."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+
+_Groups = frozenset[frozenset[int]]
+
+
+def axes_of(record: InstructionRecord, mesh: Mapping[str, int]) -> str:
+    """The axes of a collective's groups, such as ``data`` or ``data+model``.
+
+    Args:
+        record: of the collective.
+        mesh: axis → size, in the order of the devices; empty if unknown.
+
+    Returns:
+        Where no axes make its groups: their size and the distance of their devices.
+    """
+    groups = frozenset(map(frozenset, record.device_groups))
+    if not groups:
+        size = record.collective.group_size if record.collective else 0
+        return f"groups of {size}" if size else ""
+    for names, of_axes in _groups_of(mesh):
+        is_permutation = all(len(group) == 2 for group in groups) and groups != of_axes
+        if groups == of_axes or (is_permutation and _within(groups, of_axes)):
+            return "+".join(names)
+    first = sorted(min(groups, key=min))
+    distance = first[1] - first[0] if len(first) > 1 else 0
+    return f"groups of {len(first)}, {distance} apart" if distance else "one device each"
+
+
+def _within(pairs: _Groups, groups: _Groups) -> bool:
+    """Whether every pair is in one of the groups."""
+    return all(any(pair <= group for group in groups) for pair in pairs)
+
+
+def _groups_of(mesh: Mapping[str, int]) -> list[tuple[tuple[str, ...], _Groups]]:
+    """The groups along every choice of axes, the smallest choices first."""
+    sizes = {name: size for name, size in mesh.items() if size > 1}
+    ids = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
+    found = []
+    for count in range(1, len(sizes) + 1):
+        for names in itertools.combinations(sizes, count):
+            chosen = [list(sizes).index(name) for name in names]
+            others = [axis for axis in range(ids.ndim) if axis not in chosen]
+            rows = ids.transpose(others + chosen).reshape(
+                -1, math.prod(sizes[name] for name in names)
+            )
+            found.append((names, frozenset(frozenset(row) for row in rows.tolist())))
+    return found

@@ -1,0 +1,99 @@
+"""The peaks that a profile is compared with, on a machine that need not have the chip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mfu_jax import hardware
+from mfu_jax.errors import UserError
+from mfu_jax.hardware.peak import Peak
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peaks:
+    """Peaks of one device.
+
+    Attributes:
+        main: of the dtype with most FLOPs.
+        by_dtype: FLOP/s, by the dtypes of the programs.
+        bytes_per_second: of its memory; None if unknown.
+    """
+
+    main: Peak
+    by_dtype: Mapping[str, float]
+    bytes_per_second: float | None
+
+    def seconds(self, flops_by_dtype: Mapping[str, int]) -> float:
+        """Shortest time for these matmuls."""
+        return sum(
+            flops / self.by_dtype.get(dtype, self.main.flops_per_sec)
+            for dtype, flops in flops_by_dtype.items()
+        )
+
+
+def find_peaks(
+    kind: str,
+    flops_by_dtype: Mapping[str, int],
+    *,
+    devices_per_host: int,
+    peak_tflops_per_device: float | None = None,
+    hardware_name: str = "",
+) -> Peaks:
+    """The peaks of a trace's devices.
+
+    Args:
+        kind: as JAX names the device; ``cpu`` is measured on this machine.
+        flops_by_dtype: of the programs.
+        devices_per_host: of the trace; virtual CPU devices share the machine's peak.
+        peak_tflops_per_device: the user's own number, taken for every dtype.
+        hardware_name: a chip of the table, or 'calibrate'.
+
+    Raises:
+        UserError: the dtype of most FLOPs has no known peak.
+    """
+    counted = {dtype: n for dtype, n in flops_by_dtype.items() if n} or {"f32": 0}
+    main = _peak(
+        kind, max(counted, key=lambda d: counted[d]), peak_tflops_per_device, hardware_name
+    )
+    by_dtype: dict[str, float] = {}
+    for dtype in counted:
+        try:
+            peak = _peak(kind, dtype, peak_tflops_per_device, hardware_name)
+        except UserError:  # timed at the main one
+            continue
+        by_dtype[dtype] = peak.flops_per_sec
+    peaks = Peaks(main=main, by_dtype=by_dtype, bytes_per_second=_bandwidth(kind, hardware_name))
+    return (
+        _shared(peaks, devices_per_host) if main.kind == "calibrated" and kind == "cpu" else peaks
+    )
+
+
+def _peak(kind: str, dtype: str, tflops: float | None, name: str) -> Peak:
+    return hardware.resolve_peak(
+        kind or None, dtype, peak_tflops_per_device=tflops, hardware=name or None
+    )
+
+
+def _bandwidth(kind: str, name: str) -> float | None:
+    try:
+        if name and name != hardware.CALIBRATE:
+            return hardware.named(name).memory_bandwidth_bytes_per_sec
+        return hardware.lookup(kind).memory_bandwidth_bytes_per_sec if kind else None
+    except UserError:
+        return None
+
+
+def _shared(peaks: Peaks, devices: int) -> Peaks:
+    """Calibration gives the share of one of this process's devices; the trace may have others."""
+    import jax
+
+    share = len(jax.local_devices()) / devices
+    main = Peak(
+        flops_per_sec=peaks.main.flops_per_sec * share,
+        dtype=peaks.main.dtype,
+        kind=peaks.main.kind,
+        source=f"{peaks.main.source}; shared by the {devices} devices of the trace",
+    )
+    by_dtype = {dtype: flops * share for dtype, flops in peaks.by_dtype.items()}
+    return Peaks(main=main, by_dtype=by_dtype, bytes_per_second=peaks.bytes_per_second)

@@ -1,0 +1,193 @@
+"""A profile: a trace joined with its programs, as one result."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.errors import UserError
+from mfu_jax.hardware.peak import Peak
+from mfu_jax.profiling.folders import dump_files, trace_files
+from mfu_jax.profiling.join import Join
+from mfu_jax.profiling.measured import Measured, measure
+from mfu_jax.profiling.peaks import Peaks, find_peaks
+from mfu_jax.profiling.programs import KnownProgram, ProgramLibrary
+from mfu_jax.profiling.tables import KEYS, Row, table
+from mfu_jax.profiling.timeline.platforms import read_devices
+from mfu_jax.profiling.trace.xspace import Trace
+from mfu_jax.profiling.waterfall import MFU, Bar, waterfall
+
+_ENOUGH = 0.95
+_NOTABLE = 0.01  # of the step time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Where the time of a step went, in the mean over devices and steps.
+
+    Attributes:
+        source: the trace.
+        measured: times by op.
+        peaks: of one device.
+        program: the one that takes most of the time.
+        waterfall: from the peak to MFU; sums to the step time.
+        notes: what is missing or assumed.
+    """
+
+    source: str
+    measured: Measured
+    peaks: Peaks
+    program: KnownProgram
+    waterfall: tuple[Bar, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs over what the peak allows in the step time."""
+        return next(bar.mfu_points for bar in self.waterfall if bar.name == MFU) / 100
+
+    @property
+    def coverage(self) -> float:
+        """The share of device time whose ops have an instruction."""
+        return self.measured.coverage
+
+    def table(self, by: str, *, depth: int = 0) -> tuple[Row, ...]:
+        """The time in groups: by ``scope``, ``op``, ``phase``, ``dtype`` or ``kernel``."""
+        return table(self.measured, self.peaks, KEYS[by], depth=depth)
+
+    def to_json(self, *, depth: int = 0) -> dict[str, Any]:
+        """Everything as plain JSON values; `depth` as `table` takes it."""
+        measured, ledger = self.measured, self.program.ledger
+        tables = {f"by_{by}": list(map(asdict, self.table(by, depth=depth))) for by in KEYS}
+        return {
+            "source": self.source,
+            "platform": measured.platform,
+            "device_kind": self.program.device_kind or measured.kind,
+            "devices": [_device_json(device) for device in measured.devices],
+            "program": measured.main.module,
+            "steps": measured.steps,
+            "step_time_seconds": measured.step_seconds,
+            "coverage": self.coverage,
+            "not_covered": _not_covered(measured),
+            "mfu": self.mfu,
+            "peak": asdict(self.peaks.main),
+            "bytes_per_second": self.peaks.bytes_per_second,
+            "convention": ledger.convention,
+            "model_flops": ledger.model,
+            "executed_flops": ledger.executed,
+            "waterfall": [_bar_json(bar) for bar in self.waterfall],
+            **tables,
+            "advice": [],
+            "notes": list(self.notes),
+        }
+
+
+def read_profile(
+    path: str | os.PathLike[str],
+    *,
+    peak_tflops_per_device: float | None = None,
+    hardware: str = "",
+    model_flops: int | None = None,
+) -> Profile:
+    """Reads a trace, joins it with its programs, and divides the time of a step.
+
+    Args:
+        path: a folder given to `mfu_jax.profile`, ``profile_dir=`` or `jax.profiler.start_trace`;
+            or an ``.xplane.pb`` file.
+        peak_tflops_per_device: dense peak of one JAX device, if not the table's.
+        hardware: a chip of the table, or 'calibrate'; by default the trace's.
+        model_flops: model FLOPs of one run of the main program on one device.
+
+    Raises:
+        UserError: there is no trace, it is damaged or holds no program, or no peak is known.
+    """
+    files = trace_files(Path(path))
+    traces = [Trace(file) for file in files]
+    devices = read_devices(traces)
+    ops = [name for timeline, _ in devices for name in timeline.names]
+    library = ProgramLibrary(traces, dump_files(files[0]), ops, model_flops=model_flops)
+    measured = measure(devices, Join(library))
+    main = library.find(measured.main)
+    if main is None:
+        raise UserError(
+            f"{str(path)!r}: the program {measured.main.module!r} that ran in it is not known; "
+            f"expected its HLO in the trace, or a dump beside it{_and(library.notes)}; usually the "
+            f"profiler was told to leave it out; trace again with mfu_jax.profile"
+        )
+    peaks = find_peaks(
+        main.device_kind or measured.kind,
+        main.costs.executed.by_dtype,
+        devices_per_host=len(devices) // len(traces),
+        peak_tflops_per_device=peak_tflops_per_device,
+        hardware_name=hardware,
+    )
+    ran = {
+        program.module: known
+        for program in measured.executions
+        if (known := library.find(program)) is not None
+    }
+    bars = waterfall(measured, ran, main, peaks)
+    return Profile(
+        source=str(files[0].parent),
+        measured=measured,
+        peaks=peaks,
+        program=main,
+        waterfall=bars,
+        notes=tuple(_notes(measured, main, bars, library)),
+    )
+
+
+def _and(notes: list[str]) -> str:
+    return f" ({'; '.join(notes)})" if notes else ""
+
+
+def _notes(
+    measured: Measured, main: KnownProgram, bars: tuple[Bar, ...], library: ProgramLibrary
+) -> list[str]:
+    notes = list(library.notes)
+    if not main.has_model:
+        notes.append(
+            f"model FLOPs are {main.ledger.convention}, masked pairs and padding included; pass "
+            f"model=N, or trace with mfu_jax.profile"
+        )
+    if measured.coverage < _ENOUGH:
+        rest = ", ".join(f"{k} {s:.3g} s" for k, s in list(_not_covered(measured).items())[:5])
+        notes.append(f"{1 - measured.coverage:.1%} of device time has no instruction: {rest}")
+    if any(bar.seconds < -_NOTABLE * measured.step_seconds for bar in bars):
+        notes.append(
+            "a bar is below 0: matmuls ran faster than the peak, which is too low; usually it was "
+            "calibrated on a busy machine; pass peak_tflops="
+        )
+    reasons = {reason for r in main.costs.records.values() if r.runs for reason in r.unaccounted}
+    notes += [f"not counted: {reason}" for reason in sorted(reasons)]
+    if measured.steps < 2:
+        notes.append("one step only: idle time after it is not seen; trace three or more")
+    return notes
+
+
+def _not_covered(measured: Measured) -> Mapping[str, float]:
+    """Seconds of ops without an instruction, by kind."""
+    kinds: dict[str, float] = {}
+    for op in measured.ops:
+        if op.op.record is None:
+            kinds[op.op.kind] = kinds.get(op.op.kind, 0.0) + op.seconds
+    return dict(sorted(kinds.items(), key=lambda kind: -kind[1]))
+
+
+def _bar_json(bar: Bar) -> dict[str, Any]:
+    scopes = [{"scope": scope, "seconds": seconds} for scope, seconds in bar.scopes.items()]
+    return {**asdict(bar), "scopes": scopes}
+
+
+def _device_json(device: Any) -> dict[str, Any]:
+    return {
+        "device": device.device,
+        "step_time_seconds": device.step,
+        "idle_seconds": device.idle,
+    }
+
+
+__all__ = ["Peak", "Profile", "read_profile"]

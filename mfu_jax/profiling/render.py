@@ -1,0 +1,113 @@
+"""A profile as text for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mfu_jax.formatting import columns, percent, readable
+from mfu_jax.profiling.profile import Profile
+from mfu_jax.profiling.tables import Row
+from mfu_jax.profiling.waterfall import Bar
+
+_LONGEST_NAME = 60
+
+
+def render(profile: Profile, *, by: Sequence[str], depth: int = 0, top: int = 15) -> str:
+    """The waterfall and the tables.
+
+    Args:
+        profile: the profile.
+        by: which tables.
+        depth: as `Profile.table` takes it.
+        top: how many rows of each table; 0: all.
+    """
+    parts = [_head(profile), "\n".join(_waterfall(profile.waterfall))]
+    for kind in by:
+        parts.append("\n".join(_table(kind, profile.table(kind, depth=depth), top)))
+    return "\n\n".join([*parts, *(f"note: {note}" for note in profile.notes)])
+
+
+def _head(profile: Profile) -> str:
+    measured, count = profile.measured, len(profile.measured.devices)
+    kind = profile.program.device_kind or measured.kind or measured.platform
+    lines = [
+        ("trace", profile.source),
+        ("program", f"{measured.main.module} on {count} × {kind}"),
+        ("step time", f"{seconds_text(measured.step_seconds)}, mean of {measured.steps} on each"),
+        ("MFU", f"{percent(profile.mfu)} of {profile.peaks.main}"),
+        ("coverage", f"{percent(profile.coverage)} of device time has its instruction"),
+    ]
+    return "\n".join(columns(lines, "<"))
+
+
+def _waterfall(bars: Sequence[Bar]) -> list[str]:
+    rows = [("where the peak went", "time", "points", "most of it")]
+    left = 100.0
+    rows.append(("peak", "", f"{left:.2f}", ""))
+    for bar in bars[:-1]:
+        rows.append(
+            (f"- {bar.name}", seconds_text(bar.seconds), f"{bar.mfu_points:.2f}", _most(bar))
+        )
+    last = bars[-1]
+    rows.append(
+        (f"= {last.name}", seconds_text(last.seconds), f"{last.mfu_points:.2f}", _most(last))
+    )
+    return columns(rows, "<>><")
+
+
+def _most(bar: Bar) -> str:
+    return ", ".join(f"{_short(scope)} {seconds_text(s)}" for scope, s in bar.scopes.items())
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+
+
+def _table(kind: str, rows: Sequence[Row], top: int) -> list[str]:
+    shown = rows[:top] if top else rows
+    head = (
+        "by " + kind,
+        "time",
+        "of step",
+        "runs",
+        "GFLOP",
+        "MFU",
+        "HFU",
+        "MB",
+        "bandwidth",
+        "bound",
+    )
+    cells = [head, *(_cells(row) for row in shown)]
+    lines = columns(cells, "<>>>>>>>><")
+    if len(shown) < len(rows):
+        rest = sum(row.seconds for row in rows[len(shown) :])
+        lines.append(f"and {len(rows) - len(shown)} more, {seconds_text(rest)}; top=0 shows all")
+    return lines
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        _short(row.name) or "(no scope)",
+        seconds_text(row.seconds),
+        percent(row.share_of_step),
+        f"{row.runs:g}",
+        readable(row.flops / 1e9) if row.flops else "-",
+        percent(row.mfu) if row.flops else "-",
+        percent(row.hfu) if row.flops else "-",
+        readable(row.hbm_bytes / 1e6),
+        percent(row.bandwidth_share),
+        row.bound_by,
+    )
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds, milliseconds or microseconds.
+
+    >>> [seconds_text(s) for s in (1.5, 0.0123, 0.0000456, -0.25, 0)]
+    ['1.500 s', '12.300 ms', '45.600 µs', '-250.000 ms', '0 s']
+    """
+    size = abs(seconds)
+    if not size:
+        return "0 s"
+    factor, unit = (1, "s") if size >= 1 else (1e3, "ms") if size >= 1e-3 else (1e6, "µs")
+    return f"{seconds * factor:.3f} {unit}"

@@ -1,0 +1,136 @@
+"""Where the time of a step went, by scope, op, phase, dtype or kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mfu_jax.profiling.join import Work
+from mfu_jax.profiling.measured import Measured, OpTime
+from mfu_jax.profiling.peaks import Peaks
+from mfu_jax.profiling.waterfall import communication_of, scope_of
+
+_NEITHER = 0.1  # of both roofs: the time went to something else
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A group of ops, in a step of one device.
+
+    Attributes:
+        name: what they share.
+        seconds: wall time that they have for themselves.
+        share_of_step: the same over the step time.
+        runs: how often they ran.
+        flops: matmul FLOPs that they executed.
+        mfu: shortest time of their forward and backward matmuls over `seconds`.
+        hfu: the same with all their matmuls.
+        hbm_bytes: that they read from and wrote to memory.
+        bandwidth_share: of the memory's peak; None if that is unknown.
+        bound_by: ``matmuls``, ``memory`` or ``communication``; ``neither`` where both are far from
+            their peaks; ``unknown`` without the memory's peak.
+    """
+
+    name: str
+    seconds: float
+    share_of_step: float
+    runs: float
+    flops: int
+    mfu: float
+    hfu: float
+    hbm_bytes: int
+    bandwidth_share: float | None
+    bound_by: str
+
+
+KEYS: dict[str, Callable[[OpTime], str]] = {
+    "scope": scope_of,
+    "op": lambda op: op.op.name.name,
+    "phase": lambda op: op.op.record.phase if op.op.record else "unknown",
+    "dtype": lambda op: _dtype(op),
+    "kernel": lambda op: _kernel(op),
+}
+
+
+def table(
+    measured: Measured, peaks: Peaks, by: Callable[[OpTime], str], *, depth: int = 0
+) -> tuple[Row, ...]:
+    """The ops in groups, the longest first.
+
+    Args:
+        measured: the times.
+        peaks: of one device.
+        by: the name of an op's group.
+        depth: how many parts of a name of several, joined by ``/``, tell groups apart; 0: all.
+    """
+    groups: dict[str, list[OpTime]] = {}
+    for op in measured.ops:
+        name = by(op)
+        groups.setdefault("/".join(name.split("/")[:depth]) if depth else name, []).append(op)
+    rows = [_row(name, ops, measured.step_seconds, peaks) for name, ops in groups.items()]
+    return tuple(sorted(rows, key=lambda row: -row.seconds))
+
+
+def _row(name: str, ops: list[OpTime], step_seconds: float, peaks: Peaks) -> Row:
+    seconds = sum(op.seconds for op in ops)
+    shortest = sum(_shortest(op, peaks) for op in ops)
+    model = sum(_shortest(op, peaks) * _model_share(op) for op in ops)
+    hbm_bytes = sum(_times(op.op.record.hbm_bytes, op.runs) for op in ops if op.op.record)
+    moving = hbm_bytes / peaks.bytes_per_second if peaks.bytes_per_second else None
+    return Row(
+        name=name,
+        seconds=seconds,
+        share_of_step=seconds / step_seconds,
+        runs=sum(op.runs for op in ops),
+        flops=sum(_times(op.op.record.flops, op.runs) for op in ops if op.op.record),
+        mfu=model / seconds if seconds else 0.0,
+        hfu=shortest / seconds if seconds else 0.0,
+        hbm_bytes=hbm_bytes,
+        bandwidth_share=None if moving is None or not seconds else moving / seconds,
+        bound_by=_bound(ops, seconds, shortest, moving),
+    )
+
+
+def _times(number: int, runs: float) -> int:
+    """`number` × `runs`, exact where every device and step ran an op equally often."""
+    return number * int(runs) if runs == int(runs) else round(number * runs)
+
+
+def _shortest(op: OpTime, peaks: Peaks) -> float:
+    return op.runs * peaks.seconds(op.op.record.flops_by_dtype) if op.op.record else 0.0
+
+
+def _model_share(op: OpTime) -> float:
+    """The share of an op's FLOPs that are forward or backward."""
+    record = op.op.record
+    if record is None or not record.flops:
+        return 0.0
+    return sum(record.flops_by_phase.get(p, 0) for p in ("forward", "backward")) / record.flops
+
+
+def _bound(ops: list[OpTime], seconds: float, shortest: float, moving: float | None) -> str:
+    waiting = sum(op.seconds for op in ops if op.op.work is Work.COMMUNICATION)
+    if 2 * waiting > seconds:
+        return "communication"
+    if moving is None:
+        return "matmuls" if 2 * shortest > seconds else "unknown"
+    if max(shortest, moving) < _NEITHER * seconds:
+        return "neither"
+    return "matmuls" if shortest >= moving else "memory"
+
+
+def _dtype(op: OpTime) -> str:
+    flops = op.op.record.flops_by_dtype if op.op.record else {}
+    return max(flops, key=lambda dtype: flops[dtype]) if any(flops.values()) else "no matmul"
+
+
+def _kernel(op: OpTime) -> str:
+    """A custom kernel by its name, a collective by its axis, everything else by its opcode."""
+    record = op.op.record
+    if record is not None and record.kernels:
+        return ", ".join(record.kernels)
+    if op.op.work is Work.COMMUNICATION:
+        return communication_of(op)
+    if record is not None and record.flops:
+        return f"matmul ({record.opcode})"
+    return op.op.kind

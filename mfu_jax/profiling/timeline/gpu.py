@@ -1,0 +1,100 @@
+"""GPU devices: streams of kernels and copies.
+
+A kernel that the host launched carries ``hlo_op`` and ``hlo_module``. One that a command buffer
+launched has only its own name, which XLA made from the instruction's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mfu_jax.profiling.timeline.devices import (
+    Executions,
+    OpName,
+    OpTable,
+    Program,
+    Timeline,
+)
+from mfu_jax.profiling.trace.wire import Integers
+from mfu_jax.profiling.trace.xspace import ABSENT, Line, Plane, Trace
+
+PLANE = "/device:GPU:"
+_STREAM = "Stream #"
+_NUMBERS = ("program_id", "run_id")
+_TEXTS = ("hlo_op", "hlo_module")
+
+
+def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
+    """The device of a plane; none if nothing ran on it."""
+    lines = [line for line in plane.lines if line.name.startswith(_STREAM) and len(line)]
+    if not lines:
+        return
+    table = OpTable()
+    parts = [_ops(trace, plane, line, table) for line in lines]
+    ops, starts, ends = map(np.concatenate, zip(*parts, strict=True))
+    lanes = np.concatenate([np.full(len(part[0]), lane) for lane, part in enumerate(parts)])
+    yield Timeline(
+        device=plane.name.removeprefix("/device:"),
+        platform="gpu",
+        kind=str(plane.stats.get("gpu_device_name", "")),
+        names=table.names,
+        ops=ops,
+        lanes=lanes,
+        starts=starts,
+        ends=ends,
+        executions=_executions(table.names, ops, starts, ends),
+    )
+
+
+def _ops(
+    trace: Trace, plane: Plane, line: Line, table: OpTable
+) -> tuple[Integers, Integers, Integers]:
+    events = line.events(_NUMBERS, _TEXTS)
+    columns = [events.metadata, events.texts["hlo_op"], events.texts["hlo_module"]]
+    columns.append(events.numbers["program_id"])
+    rows, inverse = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    ops = [table.number(_name(trace, plane, *row)) for row in rows.T.tolist()]
+    return np.array(ops, np.int64)[inverse.reshape(-1)], events.starts, events.ends
+
+
+def _name(trace: Trace, plane: Plane, kernel: int, op: int, module: int, number: int) -> OpName:
+    program = Program("" if module == ABSENT else trace.texts[module], number)
+    if op == ABSENT:
+        return OpName(program, plane.metadata[kernel].name, is_kernel=True)
+    # A command buffer or an async wrapper may be named with what it runs: outer, then inner.
+    return OpName(program, trace.texts[op].rpartition("/")[2])
+
+
+def _executions(
+    names: tuple[OpName, ...], ops: Integers, starts: Integers, ends: Integers
+) -> Executions:
+    """Executions of each program, told apart by the op of it that runs least often.
+
+    They begin where that op does, so their distances are right, and their starts are those of an op
+    in the middle of the program.
+    """
+    counts = np.bincount(ops, minlength=len(names))
+    rarest: dict[Program, int] = {}
+    for number, name in enumerate(names):
+        best = rarest.setdefault(name.program, number)
+        if counts[number] < counts[best]:
+            rarest[name.program] = number
+    programs: list[Program] = []
+    begins: list[Integers] = [np.zeros(0, np.int64)]
+    finishes: list[Integers] = [np.zeros(0, np.int64)]
+    of_program = [name.program for name in names]
+    for program, mark in rarest.items():
+        is_of = np.array([p == program for p in of_program])[ops]
+        begin = np.sort(starts[ops == mark])
+        begins.append(begin)
+        finishes.append(np.append(begin[1:], ends[is_of].max()))
+        programs += [program] * len(begin)
+    first = np.concatenate(begins)
+    order = np.argsort(first, kind="stable")
+    return Executions(
+        programs=tuple(programs[i] for i in order),
+        starts=first[order],
+        ends=np.concatenate(finishes)[order],
+    )

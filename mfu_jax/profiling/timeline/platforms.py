@@ -1,0 +1,57 @@
+"""The timelines of a trace's devices, whatever they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from mfu_jax.errors import UserError
+from mfu_jax.profiling.timeline import cpu, gpu, host, tpu
+from mfu_jax.profiling.timeline.devices import Timeline
+from mfu_jax.profiling.timeline.host import HostThread
+from mfu_jax.profiling.trace.xspace import Trace
+
+# An accelerator's host has a plane like a CPU device's, so CPUs come last.
+_PLATFORMS = (tpu, gpu, cpu)
+
+
+def read_devices(traces: Sequence[Trace]) -> list[tuple[Timeline, HostThread | None]]:
+    """Every device of a job, with the thread of its host that calls the steps.
+
+    Args:
+        traces: one for each host.
+
+    Raises:
+        UserError: no device ran anything, or a file is damaged.
+    """
+    found = []
+    for trace in traces:
+        thread = next(
+            (host.thread_of(plane) for plane in trace.planes if plane.name == host.PLANE), None
+        )
+        for timeline in _timelines(trace):
+            if len(traces) > 1:
+                name = f"{trace.path.name.partition('.')[0]} {timeline.device}"
+                timeline = dataclasses.replace(timeline, device=name)
+            found.append((timeline, thread))
+    if not found:
+        planes = ", ".join(plane.name for trace in traces for plane in trace.planes)
+        raise UserError(
+            f"{str(traces[0].path)!r}: no device ran a program in it (planes: {planes}); expected "
+            f"ops of a CPU, GPU or TPU; usually the trace ended before the first step, or only "
+            f"Python was traced; trace steps after the first one"
+        )
+    return found
+
+
+def _timelines(trace: Trace) -> list[Timeline]:
+    for platform in _PLATFORMS:
+        found = [
+            timeline
+            for plane in trace.planes
+            if plane.name.startswith(platform.PLANE)
+            for timeline in platform.timelines(trace, plane)
+        ]
+        if found:
+            return found
+    return []

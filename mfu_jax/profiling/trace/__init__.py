@@ -1,0 +1,1 @@
+"""Traces as their file has them: protobuf, planes, lines, events."""

@@ -1,0 +1,181 @@
+"""The waterfall: from the peak down to MFU, every second of a step in one bar.
+
+A step is idle time, exposed communication, work without matmuls, and matmuls; matmuls are their
+shortest time and what they took beyond it; the shortest time is the model's and the rest of the
+ledger's. So the bars sum to the step time, whatever the trace holds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.profiling.join import Work
+from mfu_jax.profiling.measured import Measured, OpTime
+from mfu_jax.profiling.mesh_axes import axes_of
+from mfu_jax.profiling.peaks import Peaks
+from mfu_jax.profiling.programs import KnownProgram
+
+MFU = "MFU"
+_MOST_SCOPES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """One loss, or what is left.
+
+    Attributes:
+        name: what the time went to.
+        seconds: of a step; below 0 where matmuls ran faster than the peak that they are compared
+            with.
+        mfu_points: the same as a percentage of the step: points of MFU.
+        scopes: named scopes that own most of it, with their seconds; for idle time, what the host
+            did.
+    """
+
+    name: str
+    seconds: float
+    mfu_points: float
+    scopes: Mapping[str, float]
+
+
+def waterfall(
+    measured: Measured, programs: Mapping[str, KnownProgram], main: KnownProgram, peaks: Peaks
+) -> tuple[Bar, ...]:
+    """The bars, from the peak to MFU.
+
+    Args:
+        measured: the times.
+        programs: those that ran, by the module's name.
+        main: the one whose model FLOPs count.
+        peaks: of one device.
+    """
+    bars = [*_idle(measured), *_without_matmuls(measured)]
+    bars += _matmuls(measured, programs, main, peaks)
+    step = measured.step_seconds
+    return tuple(
+        Bar(name=name, seconds=seconds, mfu_points=100 * seconds / step, scopes=_largest(scopes))
+        for name, seconds, scopes in bars
+        if seconds or name == MFU
+    )
+
+
+_Bar = tuple[str, float, Mapping[str, float]]
+
+
+def _largest(scopes: Mapping[str, float]) -> dict[str, float]:
+    most = Counter(scopes).most_common(_MOST_SCOPES)
+    return {scope: seconds for scope, seconds in most if seconds > 0}
+
+
+def _idle(measured: Measured) -> Iterator[_Bar]:
+    for where, seconds in measured.idle.items():
+        name = f"idle: {where}" if where else "idle"
+        yield name, seconds, measured.idle_causes.get(where, {})
+
+
+def _without_matmuls(measured: Measured) -> Iterator[_Bar]:
+    bars: dict[str, list[OpTime]] = {}
+    for op in measured.ops:
+        if op.op.record is None or not op.op.record.flops:
+            bars.setdefault(_bar_of(op), []).append(op)
+    longest = sorted(bars.items(), key=lambda bar: (_order(bar[0]), -_seconds(bar[1])))
+    for name, ops in longest:
+        scopes: dict[str, float] = defaultdict(float)
+        for op in ops:
+            scopes[scope_of(op)] += op.seconds
+        yield name, _seconds(ops), scopes
+
+
+_COMMUNICATION = "exposed communication: "
+_VECTOR = "memory-bound and vector work"
+_TRANSFER = "exposed copies to and from memory"
+_CONTROL = "loops and calls beside their bodies"
+_NOT_JOINED = "ops without an instruction: "
+_ORDER = (_COMMUNICATION, _NOT_JOINED, _CONTROL, _TRANSFER, _VECTOR)
+
+
+def _order(name: str) -> int:
+    return next(i for i, start in enumerate(_ORDER) if name.startswith(start))
+
+
+def _bar_of(op: OpTime) -> str:
+    joined = op.op
+    if joined.work is Work.COMMUNICATION:
+        return f"{_COMMUNICATION}{communication_of(op)}"
+    if joined.record is None:
+        return f"{_NOT_JOINED}{joined.kind}"
+    return {Work.TRANSFER: _TRANSFER, Work.CONTROL: _CONTROL}.get(joined.work, _VECTOR)
+
+
+def communication_of(op: OpTime) -> str:
+    """Kind and mesh axis of a collective, such as ``all-gather over data``."""
+    joined = op.op
+    if joined.start is None or joined.source is None:
+        return joined.kind
+    axes = axes_of(joined.start, joined.source.mesh)
+    return f"{joined.kind} over {axes}" if axes else joined.kind
+
+
+def scope_of(op: OpTime) -> str:
+    """The named scope of an op; of its kind where it has none."""
+    record = op.op.start or op.op.record
+    return (record.scope if record is not None else "") or f"({op.op.kind})"
+
+
+def _seconds(ops: list[OpTime]) -> float:
+    return sum(op.seconds for op in ops)
+
+
+def _matmuls(
+    measured: Measured, programs: Mapping[str, KnownProgram], main: KnownProgram, peaks: Peaks
+) -> Iterator[_Bar]:
+    ops = [op for op in measured.ops if op.op.record is not None and op.op.record.flops]
+    executions = measured.executions.get(measured.main, 1.0)
+    of_main = executions * peaks.seconds(main.costs.executed.by_dtype)
+    of_others = sum(
+        measured.executions[program]
+        * peaks.seconds(programs[program.module].costs.executed.by_dtype)
+        for program in measured.executions
+        if program != measured.main and program.module in programs
+    )
+    below: dict[str, float] = defaultdict(float)
+    for op in ops:
+        below[scope_of(op)] += op.seconds - _shortest(op, peaks)
+    yield "matmuls below peak", _seconds(ops) - of_main - of_others, below
+    if of_others:
+        yield "matmuls of other programs", of_others, {}
+    yield from _ledger_bars(main, of_main, ops)
+
+
+def _shortest(op: OpTime, peaks: Peaks) -> float:
+    record = op.op.record
+    return 0.0 if record is None else op.runs * peaks.seconds(record.flops_by_dtype)
+
+
+def _ledger_bars(main: KnownProgram, seconds: float, ops: list[OpTime]) -> Iterator[_Bar]:
+    """The shortest time of the program's matmuls, by the lines of its ledger; MFU is the last."""
+    ledger = main.ledger
+    per_flop = seconds / ledger.executed if ledger.executed else 0.0
+    model, *lines = ledger.lines
+    phases = {"rematerialised": ("rematerialized",), "other": ("optimizer", "other")}
+    for line in lines:
+        scopes = _flops_by_scope(ops, phases.get(line.label, ()))
+        yield line.label, line.flops * per_flop, {s: n * per_flop for s, n in scopes.items()}
+    yield "not explained by the ledger", ledger.residual * per_flop, {}
+    scopes = _flops_by_scope(ops, ("forward", "backward"))
+    yield MFU, model.flops * per_flop, {s: n * per_flop for s, n in scopes.items()}
+
+
+def _flops_by_scope(ops: list[OpTime], phases: tuple[str, ...]) -> Counter[str]:
+    scopes: Counter[str] = Counter()
+    for op in ops:
+        if op.op.record is not None:
+            scopes[scope_of(op)] += _flops_in(op.op.record, phases) * op.op.record.runs
+    return scopes
+
+
+def _flops_in(record: InstructionRecord, phases: tuple[str, ...]) -> int:
+    return sum(record.flops_by_phase.get(phase, 0) for phase in phases)

@@ -1,0 +1,91 @@
+"""The same three steps on a TPU and on a GPU: every bar by arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mfu_jax.profiling.profile import Profile, read_profile
+from tests.support import accelerator_traces as traces
+from tests.support.accelerator_traces import MATMUL_FLOPS, NORM_BYTES
+
+US = 1e-6
+V5E, H100 = 197e12, 989.4e12  # dense bf16 FLOP/s, by their makers' data sheets
+
+
+def profile_of(folder: Path, kind: str, *planes: traces.Plane) -> Profile:
+    traces.write_program(folder, kind)
+    traces.write_trace(folder, traces.host(), *planes)
+    return read_profile(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "plane", "peak"),
+    [("TPU v5 lite", traces.tpu, V5E), ("NVIDIA H100 80GB HBM3", traces.gpu, H100)],
+)
+def test_every_bar(
+    kind: str, plane: Callable[[], traces.Plane], peak: float, tmp_path: Path
+) -> None:
+    profile = profile_of(tmp_path, kind, plane())
+    assert profile.measured.step_seconds == pytest.approx(100 * US)
+    assert profile.measured.steps == 2
+    assert profile.coverage == 1
+    shortest = MATMUL_FLOPS / peak
+    expected = {
+        "idle: in the step's call": 5 * US,  # before the second and the third step
+        "idle: between calls": 17 * US,
+        "exposed communication: all-gather over model": 10 * US,
+        "memory-bound and vector work": 8 * US,
+        "matmuls below peak": 60 * US - 2 * shortest,
+        "rematerialised": shortest,
+        "MFU": shortest,
+    }
+    assert {bar.name: bar.seconds for bar in profile.waterfall} == pytest.approx(expected)
+    assert [bar.name for bar in profile.waterfall] == list(expected)
+    between = profile.waterfall[1]
+    assert between.scopes["$loader.py:3 sleep"] == pytest.approx(17 * US)
+    assert profile.waterfall[3].scopes == pytest.approx({"norm": 8 * US})
+    assert profile.mfu == pytest.approx(shortest / (100 * US))
+
+
+def test_rows_of_a_tpu(tmp_path: Path) -> None:
+    profile = profile_of(tmp_path, "TPU v5 lite", traces.tpu())
+    rows = {row.name: row for row in profile.table("op")}
+    matmul, norm = rows["fusion.1"], rows["fusion.3"]
+    assert (matmul.flops, matmul.runs, matmul.bound_by) == (MATMUL_FLOPS, 1, "matmuls")
+    assert matmul.mfu == matmul.hfu == pytest.approx(MATMUL_FLOPS / V5E / (30 * US))
+    assert (rows["fusion.2"].mfu, rows["fusion.2"].hfu) == (0, matmul.hfu)
+    assert (norm.flops, norm.hbm_bytes, norm.bound_by) == (0, NORM_BYTES, "memory")
+    assert norm.bandwidth_share == pytest.approx(NORM_BYTES / 819e9 / (8 * US))
+    waiting = rows["gather-done.1"].seconds + rows["gather-start.1"].seconds
+    assert waiting == pytest.approx(10 * US)
+    assert rows["gather-done.1"].bound_by == "communication"
+    phases = {row.name: row.seconds for row in profile.table("phase")}
+    assert phases["rematerialized"] == pytest.approx(30 * US)
+
+
+def test_several_devices_and_hosts_are_averaged(tmp_path: Path) -> None:
+    traces.write_program(tmp_path, "TPU v5 lite")
+    traces.write_trace(tmp_path, traces.host(), traces.tpu(), traces.tpu(1), name="host0")
+    traces.write_trace(tmp_path, traces.host(), traces.tpu(late=1), name="host1")
+    profile = read_profile(tmp_path)
+    devices = [device.device for device in profile.measured.devices]
+    assert devices == ["host0 TPU:0", "host0 TPU:1", "host1 TPU:0"]
+    assert profile.measured.step_seconds == pytest.approx(100 * US)
+    assert sum(bar.seconds for bar in profile.waterfall) == pytest.approx(100 * US)
+    idle = sum(bar.seconds for bar in profile.waterfall if bar.name.startswith("idle"))
+    assert idle == pytest.approx(22 * US)
+
+
+def test_ops_without_an_instruction_are_a_bar_by_kind(tmp_path: Path) -> None:
+    plane = traces.gpu()
+    mystery = [("mystery_kernel_12", (80 + 100 * step) * 10**6, 10**7, {}) for step in range(3)]
+    plane.line("Stream #8(Compute)", mystery)
+    profile = profile_of(tmp_path, "NVIDIA H100 80GB HBM3", plane)
+    bars = {bar.name: bar.seconds for bar in profile.waterfall}
+    assert bars["ops without an instruction: mystery_kernel"] == pytest.approx(10 * US)
+    assert profile.coverage == pytest.approx(78 / 88)
+    assert any("has no instruction: mystery_kernel 1e-05 s" in note for note in profile.notes)
+    assert sum(bars.values()) == pytest.approx(100 * US)

@@ -1,0 +1,201 @@
+"""Compiles in a child process: a compiler's crash, its memory and its environment stay there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.dumps.files import load
+from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.errors import UserError
+from mfu_jax.planning.targets import Target
+
+# libtpu looks for attached TPUs and their metadata server unless it is told not to.
+_TPU_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+_SIZE = r"\(?([\d.]+)([KMGT]?)\)?"
+_DOES_NOT_FIT = re.compile(
+    rf"{_SIZE} exceeds (?:available HBM )?{_SIZE}|Used {_SIZE} of {_SIZE} hbm", re.IGNORECASE
+)
+_UNKNOWN_FLAG = re.compile(r"Unknown command line flag '([^']+)'")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_LOG_LINES = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A program to compile.
+
+    Attributes:
+        module: that compiles it, run as ``python -m module REQUEST.json OUT.mfu``.
+        target: the chips.
+        config: what the module reads.
+        flags: of the compiler, as ``--name=value``.
+    """
+
+    module: str
+    target: Target
+    config: Mapping[str, Any] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TooLarge:
+    """The compiler's refusal of a program that does not fit.
+
+    Attributes:
+        used_bytes: what it needs at its peak.
+        limit_bytes: what the device has for it.
+        message: the compiler's words.
+    """
+
+    used_bytes: int
+    limit_bytes: int
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a compile may use.
+
+    Attributes:
+        seconds: of wall clock.
+        memory_bytes: of host memory; 0: no limit.
+    """
+
+    seconds: float = 1800.0
+    memory_bytes: int = 0
+
+
+def compile_program(
+    request: Request,
+    *,
+    limits: Limits | None = None,
+    progress: Callable[[str], None] = lambda word: None,
+) -> ProgramDump | TooLarge:
+    """Compiles for chips that are not here.
+
+    Args:
+        request: the program and the chips.
+        limits: of the child process.
+        progress: called with a word for each stage.
+
+    Returns:
+        The program, or the compiler's figures if it does not fit.
+
+    Raises:
+        UserError: the compiler is not installed, failed, crashed, or ran out of time or memory.
+    """
+    limits = limits or Limits()
+    with tempfile.TemporaryDirectory(prefix="mfu-jax-plan-") as folder:
+        out = Path(folder, "program.mfu")
+        asked = Path(folder, "request.json")
+        asked.write_text(json.dumps(_as_json(request)), encoding="utf-8")
+        command = [sys.executable, "-m", request.module, str(asked), str(out)]
+        code, log = _run(command, _environment(request), limits, progress)
+        if code == 0 and out.exists():
+            return load(out)
+        return _refusal(log) or _raise(request, code, log, limits)
+
+
+def _as_json(request: Request) -> dict[str, Any]:
+    target = request.target
+    return {
+        "config": dict(request.config),
+        "platform": target.platform,
+        "topology": target.topology,
+        "slices": target.slices,
+        "target_config": "",
+    }
+
+
+def _environment(request: Request) -> dict[str, str]:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+    flags = " ".join(request.flags)
+    if request.target.platform == "tpu":
+        return {**environment, **_TPU_ENVIRONMENT, "LIBTPU_INIT_ARGS": flags}
+    return {**environment, "XLA_FLAGS": flags}
+
+
+def _run(
+    command: list[str],
+    environment: Mapping[str, str],
+    limits: Limits,
+    progress: Callable[[str], None],
+) -> tuple[int | None, str]:
+    """Exit code (None: out of time) and log of the child."""
+
+    def limit_memory() -> None:
+        if limits.memory_bytes:
+            resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes,) * 2)
+
+    with tempfile.TemporaryFile("w+b") as log:
+        child = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            preexec_fn=limit_memory if limits.memory_bytes else None,
+        )
+        expired = threading.Event()
+
+        def end() -> None:
+            expired.set()
+            child.kill()
+
+        timer = threading.Timer(limits.seconds, end)
+        timer.start()
+        try:
+            for line in child.stdout or ():
+                progress(line.strip())
+            code = child.wait()
+        finally:
+            timer.cancel()
+            child.kill()
+            child.wait()
+        log.seek(0)
+        text = log.read().decode("utf-8", "replace")
+    return (None if expired.is_set() else code), text
+
+
+def _refusal(log: str) -> TooLarge | None:
+    for match in _DOES_NOT_FIT.finditer(log):
+        a, a_unit, b, b_unit = [part for part in match.groups() if part is not None]
+        return TooLarge(
+            used_bytes=int(float(a) * _UNITS[a_unit]),
+            limit_bytes=int(float(b) * _UNITS[b_unit]),
+            message=match[0],
+        )
+    return None
+
+
+def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
+    chip = request.target.chip.name
+    if code is None:
+        raise UserError(
+            f"compiling for {chip} took over {limits.seconds:.0f} s; expected less; usually a "
+            "large program on few cores; pass compile_seconds=… or plan fewer layers"
+        )
+    lines = [line for line in log.splitlines() if line.strip()]
+    last = lines[-1] if lines else "no message"
+    if flag := _UNKNOWN_FLAG.search(log):
+        raise UserError(f"the compiler for {chip} does not know the flag --{flag[1]}")
+    if "libtpu" in log and "No module named" in log or "Unknown backend tpu" in log:
+        raise UserError("TPU programs need libtpu: pip install 'mfu_jax[plan-tpu]'")
+    how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
+    raise UserError(f"compiling for {chip} {how}: {last}; its log ends: {' | '.join(lines[-_LOG_LINES:])}")

@@ -33,7 +33,6 @@ _DOES_NOT_FIT = re.compile(
 )
 _UNKNOWN_FLAG = re.compile(r"Unknown command line flag '([^']+)'")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_LOG_LINES = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +194,7 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
     last = lines[-1] if lines else "no message"
     if flag := _UNKNOWN_FLAG.search(log):
         raise UserError(f"the compiler for {chip} does not know the flag --{flag[1]}")
-    if "libtpu" in log and "No module named" in log or "Unknown backend tpu" in log:
+    if ("libtpu" in log and "No module named" in log) or "Unknown backend tpu" in log:
         raise UserError("TPU programs need libtpu: pip install 'mfu_jax[plan-tpu]'")
     how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
-    raise UserError(f"compiling for {chip} {how}: {last}; its log ends: {' | '.join(lines[-_LOG_LINES:])}")
+    raise UserError(f"compiling for {chip} {how}: {last}")

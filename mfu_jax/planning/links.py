@@ -2,7 +2,8 @@
 
 Ring algorithms, as the JAX scaling book derives them (jax-ml/scaling-book, "Sharded matrices"): an
 all-gather moves its whole result through each device's links once, an all-reduce twice; an
-all-to-all on a ring of n devices loads each link with n/8 of one device's buffer. Bandwidths are those of hardware.yml, one way.
+all-to-all on a ring of n devices loads each link with n/8 of one device's buffer. Bandwidths are
+those of hardware.yml, one way.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ class Plan:
 
     Attributes:
         target: the chips, as text.
+        chips: their number.
         fits: whether the program fits into their memory.
         memory_peak_bytes: the compiler's; None if it does not say.
         memory_limit_bytes: what the compiler may use, or nominal.
@@ -59,6 +60,7 @@ class Plan:
     """
 
     target: str
+    chips: int
     fits: bool
     memory_peak_bytes: int | None = None
     memory_limit_bytes: int | None = None
@@ -87,6 +89,7 @@ def refused(target: Target, refusal: TooLarge, work: Work | None = None) -> Plan
     """The plan of a program that the compiler refused."""
     return Plan(
         target=str(target),
+        chips=target.chips,
         fits=False,
         memory_peak_bytes=refusal.used_bytes,
         memory_limit_bytes=refusal.limit_bytes,
@@ -123,6 +126,7 @@ def make_plan(
     memory = program.memory or {}
     return Plan(
         target=str(target),
+        chips=target.chips,
         fits=True,
         memory_peak_bytes=memory.get("peak_memory_in_bytes"),
         memory_limit_bytes=target.chip.memory_bytes,

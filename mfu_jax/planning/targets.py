@@ -150,5 +150,9 @@ def _gpus(chip: Chip, devices: int) -> Target:
         raise UserError(f"devices={devices}; expected up to {per_host}, or a multiple of it")
     shape = (hosts, per_host) if hosts else (1, devices)
     return Target(
-        chip=chip, platform="cuda", topology=f"1x{shape[0]}x{shape[1]}", shape=shape, devices=devices
+        chip=chip,
+        platform="cuda",
+        topology=f"1x{shape[0]}x{shape[1]}",
+        shape=shape,
+        devices=devices,
     )

@@ -318,7 +318,7 @@ def _estimated_cycles(instruction: HloInstruction) -> int | None:
 
 
 def _chain(inside: _Inside, target: str) -> str:
-    """The chain of fusions that a fusion starts or ends, by the collective that it carries along."""
+    """The chain that a fusion starts or ends, by the collective that it carries along."""
     if not any(f'"{target}"' in i.tail for i in inside.instructions if i.opcode == "custom-call"):
         return ""
     found = (_CHAIN.search(i.tail) for i in inside.instructions if "chain_id" in i.tail)

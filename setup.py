@@ -71,6 +71,7 @@ setup(
         "mlflow": ["mlflow-skinny>=2.16"],
         "prometheus": ["prometheus-client>=0.20"],
         "clients": CLIENTS,
+        "trace-hf": ["torch>=2.6", "transformers>=5.0"],
         "test-core": TEST_CORE,
         "test": [
             *TRAIN,

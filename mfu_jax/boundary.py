@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -143,6 +144,18 @@ def guarded(
         return wrapper  # type: ignore[return-value]  # the signature is that of `method`
 
     return decorate
+
+
+def weakly(method: Callable[..., Any]) -> Callable[..., None]:
+    """A bound method as a listener that keeps its object not alive, and does nothing without it."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any, **kwargs: Any) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(*args, **kwargs)
+
+    return call
 
 
 def _line(error: Exception, missing: str) -> str:

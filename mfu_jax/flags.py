@@ -72,7 +72,9 @@ def define(flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
 
 def _check(values: Mapping[str, Any]) -> bool:
     try:
-        Settings.of(values)
+        chosen = Settings.of(values)
+        if chosen.flops_source == "analytic":
+            chosen.parsed_model_config()
     except UserError as error:  # a ValidationError would be preceded by the values of all flags
         raise absl_flags.IllegalFlagValueError(str(error)) from error
     return True
@@ -134,7 +136,8 @@ def make_logger(
         settings: from `settings` or `from_mapping`.
         step: the jitted step; a plain function is jitted to be counted.
         *args: arguments like those of the loop; `jax.ShapeDtypeStruct`s are enough.
-        config: for ``flops_source=analytic``, instead of `Settings.model_config`.
+        config: counts the model's FLOPs, as ``flops_source=analytic`` does with
+            `Settings.model_config`.
         **kwargs: arguments by name.
 
     Raises:
@@ -149,6 +152,8 @@ def make_logger(
             f"step called through instrument(step, settings=…); usually the flag was set along "
             f"with the others; leave it out, or profile these steps with jax.profiler.trace"
         )
+    if config is not None:
+        settings = dataclasses.replace(settings, flops_source="analytic")
     config = checked_config(settings, config)
     sinks, compile_log, name = assembly.sinks_of(settings), CompileLog(), name_of(step)
     function, lowered = _lowered(step, args, kwargs)

@@ -7,7 +7,7 @@ says which one is gone, in which version, and what we use it for.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,8 @@ __all__ = [
     "coordination_store",
     "hlo_text_of_proto",
     "host_value",
-    "mosaic_bindings",
+    "is_compiling",
+    "mlir_bindings",
     "open_jaxpr",
     "primitives",
     "reached_preemption_sync_point",
@@ -135,17 +136,36 @@ def parameter_shardings(compiled: Any) -> list[str]:
         return []
 
 
-def mosaic_bindings() -> tuple[Any, Any, Any]:
-    """MLIR's Python bindings as jaxlib has them: the TPU dialect, `ir`, `PassManager`.
+def mlir_bindings(dialect: str) -> tuple[Callable[[Any, bool], None], Any, Any]:
+    """MLIR's Python bindings as jaxlib has them.
+
+    Args:
+        dialect: that of the kernels to be read: tpu, triton or mosaic_gpu.
+
+    Returns:
+        What registers the dialect in a context (and, if its second argument is true, the upstream
+        dialects that kernels are mixed with), `ir`, and `PassManager`.
 
     Raises:
-        ImportError: jaxlib is missing, or has none.
+        ImportError: jaxlib is missing, or lacks the dialect.
     """
-    from jax._src.lib import tpu
+    from jax._src.lib import mosaic_gpu_dialect, tpu
     from jaxlib.mlir import ir
+    from jaxlib.mlir._mlir_libs import _jax_mlir_ext
     from jaxlib.mlir.passmanager import PassManager
+    from jaxlib.triton import dialect as triton_dialect
 
-    return tpu, ir, PassManager
+    own = {"tpu": tpu, "triton": triton_dialect, "mosaic_gpu": mosaic_gpu_dialect}[dialect]
+
+    def register(context: Any, with_upstream: bool) -> None:
+        if with_upstream:
+            registry = ir.DialectRegistry()
+            _jax_mlir_ext.register_dialects(registry)
+            context.append_dialect_registry(registry)
+            context.load_all_available_dialects()
+        own.register_dialect(context)
+
+    return register, ir, PassManager
 
 
 def split_torus(shape: Sequence[int], devices: Sequence[Any]) -> Any:
@@ -160,6 +180,21 @@ def reached_preemption_sync_point(step: int) -> bool:
     from jax.experimental import multihost_utils
 
     return bool(multihost_utils.reached_preemption_sync_point(step))
+
+
+_COMPILING = frozenset(
+    f"jax._src.{name}" for name in ("interpreters.partial_eval", "interpreters.mlir", "compiler")
+)
+
+
+def is_compiling(thread_id: int) -> bool:
+    """Whether a thread traces, lowers or compiles just now, by the modules that it is in."""
+    frame = sys._current_frames().get(thread_id)
+    while frame is not None:
+        if frame.f_globals.get("__name__") in _COMPILING:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def coordination_store() -> tuple[Any, str]:

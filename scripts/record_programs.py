@@ -15,6 +15,7 @@ jax, run the script in each.
 from __future__ import annotations
 
 import argparse
+import base64
 import importlib.util
 import json
 import lzma
@@ -50,7 +51,7 @@ def record(name: str, out: Path) -> None:
     # are a program's tables; as_text() leaves them out too.
     options.print_large_constants = program.platform not in ("cpu", "h100")
     text = module.to_string(options)
-    text = re.sub(r'"/[^"\n]*/([\w.]+\.py)"', r'"\1"', text)  # paths of the machine it ran on
+    text = without_paths(text)
     analysis = compiled.cost_analysis() or {}
     about = {
         "platform": program.platform,
@@ -63,6 +64,28 @@ def record(name: str, out: Path) -> None:
     (out / f"{name}.hlo.xz").write_bytes(lzma.compress(text.encode(), preset=9))
     write_index(out / "index.json", {name: about})
     print(f"{name}: {len(text):,} characters, compiled in {seconds:.1f} s", flush=True)
+
+
+def without_paths(text: str) -> str:
+    """The program without the paths of the machine that compiled it.
+
+    Kernels' bodies are binary: there, a path is replaced by one of the same length.
+    """
+    text = re.sub(r'"/[^"\n]*/([\w.]+\.py)"', r'"\1"', text)
+    text = re.sub(r"(?<=\\00)/[\w./-]*/(?=[\w.]+\.py\\00)", lambda m: _blank(m[0]), text)
+
+    def body(match: re.Match[str]) -> str:
+        raw = base64.b64decode(match[1])
+        clean = re.sub(
+            rb"(?<=\0)/[\w./-]*/(?=[\w.]+\.py\0)", lambda m: _blank(m[0].decode()).encode(), raw
+        )
+        return f'"body":"{base64.b64encode(clean).decode()}"'
+
+    return re.sub(r'"body":"([^"]+)"', body, text)
+
+
+def _blank(path: str) -> str:
+    return "/" + "_" * (len(path) - 2) + "/"
 
 
 def write_index(path: Path, entries: Mapping[str, Any]) -> None:

@@ -175,6 +175,8 @@ def test_wrong_values_say_what_to_do(values: dict[str, Any], parts: list[str]) -
     [
         (["--hardware=h1000"], "^hardware 'h1000' is not known"),
         (["--flops_source=value"], "^flops_source=value has no number"),
+        (["--flops_source=analytic"], "^model_config='' names no model"),
+        (["--flops_source=analytic", "--model_config=llama9-8b"], "llama9-8b"),
         (["--profile_steps=9-3", "--profile_dir=p"], "^profile_steps='9-3'"),
     ],
 )

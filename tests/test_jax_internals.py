@@ -29,8 +29,11 @@ PURPOSES = {
     "jax._src.distributed.global_state": "the trainer's processes find and watch each other",
     "jax._src.lib.tpu": "the bodies of Pallas kernels in TPU programs",
     "jaxlib._hlo": "HLO protos that XLA dumps",
-    "jaxlib.mlir.ir": "the bodies of Pallas kernels in TPU programs",
-    "jaxlib.mlir.passmanager.PassManager": "the bodies of Pallas kernels in TPU programs",
+    "jax._src.lib.mosaic_gpu_dialect": "the bodies of Pallas kernels in GPU programs",
+    "jaxlib.mlir._mlir_libs._jax_mlir_ext": "the bodies of Pallas kernels in GPU programs",
+    "jaxlib.mlir.ir": "the bodies of Pallas kernels",
+    "jaxlib.mlir.passmanager.PassManager": "the bodies of Pallas kernels",
+    "jaxlib.triton.dialect": "the bodies of Pallas kernels in GPU programs",
 }
 OF_OLD_VERSIONS = {  # jax_internals.py says of which
     "jax._src.ad_checkpoint.remat_p",

@@ -70,6 +70,7 @@ def test_counting_a_config_needs_neither_them_nor_jax() -> None:
 
 
 TRAINER = "from mfu_jax.cli import main; raise SystemExit(main(['train', 'steps=1', 'emb_dim=32']))"
+MODULE = TRAINER.replace("mfu_jax.cli", "mfu_jax.train").replace("'train', ", "")
 BAR = "import mfu_jax.logger.sinks as s; s.ConsoleSink(progress=True)"
 EVENTS = "import mfu_jax.logger.sinks as s; s.make_sink('tensorboard', sys.argv[1])"
 
@@ -79,6 +80,8 @@ EVENTS = "import mfu_jax.logger.sinks as s; s.make_sink('tensorboard', sys.argv[
     [
         ("grain", TRAINER, "the trainer needs the package 'grain'"),
         ("orbax", TRAINER, "the trainer needs the package 'orbax'"),
+        ("grain", MODULE, "the trainer needs the package 'grain'"),
+        ("orbax", MODULE, "the trainer needs the package 'orbax'"),
         ("rich", BAR, "the progress bar needs the package 'rich'"),
     ],
 )

@@ -1,6 +1,7 @@
 """Model FLOPs and parameters of a model name, MaxText YAML or config.json.
 
 usage: mfu-jax flops NAME_OR_FILE [key=value …] [--json]
+       mfu-jax flops config.json --trace [key=value …] [--json]
        mfu-jax flops --list
 
 NAME_OR_FILE  a bundled model (--list names them), a MaxText model YAML, or a config.json
@@ -9,6 +10,8 @@ key=value     any field of the model or the step, for example per_device_batch_s
 convention=   maxtext (default), exact, dense, megatron, palm, 6n …: for the total and breakdown
 mfu=          an MFU stated in that convention, converted to all others
 --serving     also prefill of max_target_length tokens, and decoding the token after them (bf16)
+--trace       for any config.json that transformers can build: counts the PyTorch model itself, on
+              the meta device; needs pip install 'mfu-jax[trace-hf]', and never runs remote code
 --json        full precision, for programs"""
 
 from __future__ import annotations
@@ -16,13 +19,16 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 from mfu_jax.arguments import Arguments, parse
 from mfu_jax.errors import UserError, one_line
+from mfu_jax.flops.analytic.config_files import model_name_of, read_source
 from mfu_jax.flops.analytic.conventions import CONVENTIONS, FlopsRow, find_convention
 from mfu_jax.flops.analytic.inputs import load_model_config, override_keys, parse_override
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+from mfu_jax.flops.analytic.model_configs.training import Step
 from mfu_jax.flops.analytic.parameters import ParameterCount, count_parameters
 from mfu_jax.flops.analytic.totals import (
     TERA,
@@ -31,7 +37,8 @@ from mfu_jax.flops.analytic.totals import (
     tflops_of,
 )
 from mfu_jax.flops.analytic.training import training_model
-from mfu_jax.flops.exact import Number
+from mfu_jax.flops.exact import Number, integral
+from mfu_jax.flops.masks import PairCounting
 from mfu_jax.formatting import columns, json_text
 from mfu_jax.values import convert
 from mfu_jax.yaml_files import model_names
@@ -47,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         print(__doc__)
         return 2
     keys = {*override_keys(), "convention", "mfu"}
-    arguments = parse(argv, keys=keys, flags=("--json", "--serving", "--list"))
+    arguments = parse(argv, keys=keys, flags=("--json", "--serving", "--list", "--trace"))
     if "--list" in arguments.flags:
         if len(argv) > 1:
             raise UserError("--list takes no other arguments; it prints the bundled models")
@@ -55,6 +62,10 @@ def main(argv: Sequence[str]) -> int:
         return 0
     name = arguments.one_name("model name or file")
     overrides, convention, mfu = _settings(arguments)
+    if "--trace" in arguments.flags:
+        if "--serving" in arguments.flags:
+            raise UserError("--serving needs a formula; leave out --trace, or --serving")
+        return _printed(_traced(name, overrides, convention, mfu), arguments)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         config = load_model_config(name, overrides)
@@ -64,6 +75,10 @@ def main(argv: Sequence[str]) -> int:
         print(one_line(f"mfu-jax flops: warning: {warning.message}"), file=sys.stderr)
     if "--serving" in arguments.flags:
         answer["serving"] = _serving(config)
+    return _printed(answer, arguments)
+
+
+def _printed(answer: dict[str, Any], arguments: Arguments) -> int:
     if "--json" in arguments.flags:
         print(json_text(answer))
     else:
@@ -130,6 +145,73 @@ def _answer(config: ModelConfig, convention: str, mfu: float | None) -> dict[str
     }
 
 
+_TRACED: tuple[PairCounting, ...] = ("maxtext", "exact", "dense")
+_TRACED_KEYS = ("per_device_batch_size", "max_target_length", "gradient_accumulation_steps")
+
+
+def _traced(
+    source: str, overrides: dict[str, Any], convention: str, mfu: float | None
+) -> dict[str, Any]:
+    """The same object from the PyTorch model; training is 3 × forward."""
+    if convention not in _TRACED:
+        raise UserError(f"--trace counts matmuls: convention={convention} is not one of {_TRACED}")
+    if wrong := [key for key in overrides if key not in _TRACED_KEYS]:
+        raise UserError(
+            f"{wrong[0]} is no field of the step; with --trace give {', '.join(_TRACED_KEYS)}, and "
+            f"change the model in its config.json"
+        )
+    config, _ = read_source(source)
+    if "model_type" not in config:
+        raise UserError(f"--trace takes a Hugging Face config.json; {source} has no model_type")
+    from mfu_jax.flops.pytorch import count_pytorch_model
+    from mfu_jax.flops.pytorch.rows import rows
+
+    step = Step(**overrides)
+    sequences = integral(step.per_device_batch_size * step.gradient_accumulation_steps)
+    counted = count_pytorch_model(config, step.max_target_length)
+    tables = {name: rows(counted, sequences, name) for name in _TRACED}
+    sums = {
+        name: {
+            kind: sum(row["training_flops"] for row in table if row["kind"] == kind)
+            for kind in ("weight", "attention")
+        }
+        for name, table in tables.items()
+    }
+    training = {name: integral(sum(kinds.values())) for name, kinds in sums.items()}
+    return {
+        "model": model_name_of(source),
+        "decoder_block": config["model_type"],
+        "per_device_batch_size": _plain(step.per_device_batch_size),
+        "max_target_length": step.max_target_length,
+        "gradient_accumulation_steps": step.gradient_accumulation_steps,
+        "convention": convention,
+        "total_tflops": float(training[convention]) / TERA,
+        "learnable_weight_tflops": float(sums[convention]["weight"]) / TERA,
+        "attention_tflops": float(sums[convention]["attention"]) / TERA,
+        "tokens_per_device": _plain(integral(sequences * step.max_target_length)),
+        "parameters": {
+            "total": counted.parameters,
+            "active": None,
+            "embedding": counted.embedding,
+            "active_non_embedding": None,
+        },
+        "conventions": {
+            name: {
+                "total_tflops": float(flops) / TERA,
+                "training_flops": _plain(flops),
+                "forward_flops": _plain(integral(flops * Fraction(1, 3))),
+                **({} if mfu is None else {"mfu": mfu * float(flops / training[convention])}),
+            }
+            for name, flops in training.items()
+        },
+        "breakdown": [
+            {**row, **{key: _plain(row[key]) for key in ("forward_flops", "training_flops")}}
+            for row in tables[convention]
+        ],
+        "notes": list(counted.notes),
+    }
+
+
 def _serving(config: ModelConfig) -> dict[str, Any]:
     """One sequence: its prompt of max_target_length tokens, and the token after it."""
     from mfu_jax.flops.analytic.serving import decode_cost, prefill_cost
@@ -182,7 +264,7 @@ def _table(answer: dict[str, Any]) -> str:
     count = answer["parameters"]
     lines = [
         f"{answer['model'] or answer['decoder_block']}: {count['total']:,} parameters"
-        + (f", {count['active']:,} active" if count["active"] != count["total"] else "")
+        + (f", {count['active']:,} active" if count["active"] not in (None, count["total"]) else "")
         + f", {count['embedding']:,} of them in tables",
         f"one optimizer step on one device: {answer['tokens_per_device']:,} tokens "
         f"(per_device_batch_size={answer['per_device_batch_size']}, "

@@ -20,8 +20,7 @@ from typing import Any
 from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError
 from mfu_jax.logger.backlog_files import FOLDER, Segment, last_step, segments, steps_of
-from mfu_jax.logger.sink_worker import PERMANENT
-from mfu_jax.logger.sinks.base import SINKS, Sink, StepRecord, make_sink
+from mfu_jax.logger.sinks.base import SINKS, Sink, StepRecord, is_permanent, make_sink
 
 _BATCH = 1000
 _LAST_STEP = 2**53  # a file that is resumed there keeps all that it has
@@ -129,8 +128,8 @@ def _is_written(sink: Sink, record: StepRecord) -> bool:
     """Writes a record; False if it can never be written."""
     try:
         sink.write(record)
-    except UserError:  # of the output, not of the record
-        raise
-    except PERMANENT:
+    except Exception as error:
+        if not is_permanent(error):
+            raise
         return False
     return True

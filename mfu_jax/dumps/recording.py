@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-import mfu_jax
 from mfu_jax.dumps.files import write
 from mfu_jax.dumps.program import ModelFlops, ProgramDump, Topology
 from mfu_jax.errors import UserError
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 # The packages whose versions decide what a program looks like, as far as they are installed.
 _PACKAGES = (
-    *("jax", "jaxlib", "libtpu", "tokamax", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
+    *("mfu_jax", "jax", "jaxlib", "libtpu", "tokamax", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
     *("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt"),
     *("jax-rocm60-plugin", "jax-rocm7-plugin"),
 )
@@ -101,7 +100,7 @@ def _memory(analysis: Any) -> dict[str, int] | None:
 
 
 def _versions() -> dict[str, str]:
-    found = {"mfu_jax": mfu_jax.__version__}
+    found = {}
     for package in _PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)

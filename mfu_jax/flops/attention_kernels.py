@@ -84,12 +84,12 @@ KERNELS = (
         recomputed=("S", "dP"),
     ),
     AttentionKernel(  # jax.experimental.pallas.ops.gpu.attention
-        name=r"^mha_forward$",
+        name=r"^mha_forward$|^pallas_flash_attention(_fwd_res)?$",  # the latter: tokamax
         products=("S", "O"),
         sequence_dim=-3,
     ),
     AttentionKernel(  # once for dK and dV, once for dQ
-        name=r"^mha_backward$",
+        name=r"^mha_backward$|^pallas_flash_attention_vjp$",
         products=("S", "dP", "dV", "dK", "S", "dP", "dQ"),
         recomputed=("S", "S", "dP"),
         sequence_dim=-3,
@@ -112,7 +112,7 @@ KERNELS = (
         primitives=("dot_product_attention_bwd_wrapper", "dot_product_attention_fp8_bwd_wrapper"),
         targets=(
             "__cudnn$fmhaSoftmaxBackward",
-            "__cudnn$fmhaSoftmaxF8Backward",
+            "__cudnn$fmhaSoftmaxBackwardF8",
             "__cudnn$fmhaSoftmaxDropoutBackward",
             "__cudnn$fmhaScaleBiasSoftmaxBackward",
             "__cudnn$fmhaScaleBiasSoftmaxDropoutBackward",
@@ -135,6 +135,8 @@ def kernels_named(name: str) -> tuple[AttentionKernel, ...]:
     return tuple(kernel for kernel in KERNELS if re.search(kernel.name, name))
 
 
+# Splash attention's backward pass sums o · do with an einsum beside its kernels.
+BESIDE_KERNELS = "jit(_splash_attention)/"
 _ATTENTION = re.compile(r"attention|fmha|flash|splash|(?<![a-z])m[hq]a(?![a-z])", re.IGNORECASE)
 
 

@@ -37,8 +37,11 @@ class FlopCount:
 
     All numbers are Python ints. `rematerialized` is forward work that the backward pass repeats
     because of `jax.checkpoint`, `optimizer` work on gradients (Muon's matmuls), `other` work in no
-    known phase. `by_scope` maps `jax.named_scope` paths to FLOPs, `by_dtype` operand dtypes
-    (``bf16``); each of the two sums to everything counted.
+    known phase. `evaluation` is the part of `forward` that a training step computes without
+    differentiating it or using it for its gradients. `by_scope` maps `jax.named_scope` paths to
+    FLOPs, `by_dtype` operand dtypes (``bf16``); each of the two sums to everything counted.
+    `by_operation` has the model's part, `forward` and `backward`, by phase, scope and primitive
+    (``backward mlp/up/dot_general``).
     """
 
     forward: int = 0
@@ -46,8 +49,10 @@ class FlopCount:
     rematerialized: int = 0
     optimizer: int = 0
     other: int = 0
+    evaluation: int = 0
     by_scope: Mapping[str, int] = field(default_factory=dict)
     by_dtype: Mapping[str, int] = field(default_factory=dict)
+    by_operation: Mapping[str, int] = field(default_factory=dict)
     unaccounted: tuple[Unaccounted, ...] = ()
 
     @property
@@ -75,6 +80,11 @@ class FlopCount:
     def to_json(self) -> dict[str, Any]:
         """The fields and the total as plain JSON values."""
         return {**dataclasses.asdict(self), "total": self.total}
+
+
+def operation(phase: str, scope: str, primitive: str) -> str:
+    """A key of `FlopCount.by_operation`."""
+    return f"{phase} {scope}/{primitive}" if scope else f"{phase} {primitive}"
 
 
 def _add(a: Any, b: Any) -> Any:

@@ -16,6 +16,7 @@ from mfu_jax.formatting import columns
 
 # What the compiler removed of the model's work.
 REMOVED = "removed by XLA"
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,7 @@ class Ledger:
         convention: how `model` counts attention pairs.
         lines: from `model` to `executed`, including the model line.
         executed: matmul FLOPs that the program runs.
+        of_which: parts of `executed` to know about; they do not sum to it.
         xla_reported: ``compiled.cost_analysis()["flops"]``, or None if XLA reports nothing.
         causes: from `executed` to `xla_reported`; empty if XLA reports nothing.
         notes: what the count could not see, and the choices that it made.
@@ -48,6 +50,7 @@ class Ledger:
     xla_reported: int | None
     causes: tuple[LedgerLine, ...]
     notes: tuple[str, ...] = ()
+    of_which: tuple[LedgerLine, ...] = ()
 
     @property
     def residual(self) -> int:
@@ -85,6 +88,7 @@ class Ledger:
             rows.append((line.label if i == 0 else f"+ {line.label}", line.flops, line.note))
         rows.append(("+ residual", self.residual, "" if self.residual == 0 else "not explained"))
         rows.append(("= executed", self.executed, "what the compiled program runs"))
+        rows += [(f"  of which {line.label}", line.flops, line.note) for line in self.of_which]
         rows += [(f"+ {line.label}", line.flops, line.note) for line in self.causes]
         if self.xla_reported is None:
             rows.append(("XLA-reported", None, "cost_analysis() gives no number here"))
@@ -114,6 +118,7 @@ def compare_flops(
     xla_reported: float | None = None,
     overheads: Mapping[str, int] | None = None,
     is_whole: bool = False,
+    operations: Mapping[str, int | Fraction] | None = None,
 ) -> Ledger:
     """Explains executed FLOPs in terms of model FLOPs, and XLA's number in terms of executed.
 
@@ -130,6 +135,8 @@ def compare_flops(
             ``{"MoE one-hot and dispatch matmuls": …}``.
         is_whole: `model` was traced from the function that was compiled, and either count covers
             all of its work: what the program lacks of it, the compiler removed.
+        operations: the model FLOPs of one device as in `FlopCount.by_operation`, to name what the
+            compiler removed.
 
     Returns:
         The ledger; its `residual` is the unexplained rest.
@@ -146,8 +153,18 @@ def compare_flops(
         lines.append(LedgerLine(label="masked pairs", flops=round(dense) - model, note=note))
     note = "forward work done again by jax.checkpoint"
     lines.append(LedgerLine(label="rematerialised", flops=executed.rematerialized, note=note))
+    if executed.xla_rematerialized:
+        note = "forward work that XLA does again where its results do not fit into memory"
+        flops = executed.xla_rematerialized
+        lines.append(LedgerLine(label="recomputed by XLA to save memory", flops=flops, note=note))
     note = "matmuls that XLA runs again in another fusion instead of keeping their result"
     lines.append(LedgerLine(label="duplicated by XLA", flops=executed.duplicated, note=note))
+    if executed.padding:
+        note = "matmuls on zeros that XLA pads them with, or whose results it cuts off"
+        lines.append(LedgerLine(label="zero padding", flops=executed.padding, note=note))
+    if executed.expansion:
+        note = "ragged or depthwise products computed densely: the other groups are zeros"
+        lines.append(LedgerLine(label="dense expansion", flops=executed.expansion, note=note))
     for label, flops in executed.repeated.items():
         note = "these devices compute the same values; usually nothing is sharded over them"
         lines.append(LedgerLine(label=label, flops=flops, note=note))
@@ -157,7 +174,7 @@ def compare_flops(
     lines.append(LedgerLine(label="other", flops=outside, note="optimizer, or no phase"))
     missing = executed.total - sum(line.flops for line in lines)
     if is_whole and missing < 0:
-        note = "no matmul is left of it: merged, folded, or made elementwise"
+        note = _removed(operations or {}, executed)
         lines.append(LedgerLine(label=REMOVED, flops=missing, note=note))
     reported = None if xla_reported is None or xla_reported < 0 else round(xla_reported)
     return Ledger(
@@ -167,8 +184,84 @@ def compare_flops(
         executed=executed.total,
         xla_reported=reported,
         causes=() if reported is None else _causes(executed, reported),
-        notes=_notes(executed),
+        notes=(*_notes(executed), *(_surplus(operations or {}, executed) if missing > 0 else ())),
+        of_which=_of_which(executed),
     )
+
+
+def _removed(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> str:
+    """What the program lacks most of a model's operations, and why it may."""
+    why = "merged with equal work, or not needed for a result"
+    named = _largest(missing_operations(operations, executed.by_operation))
+    return f"{why}: {named}" if named else why
+
+
+def _surplus(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> tuple[str, ...]:
+    """Which operations run more FLOPs than the model has of them, as a note."""
+    surplus = missing_operations(executed.by_operation, operations) if operations else {}
+    return (f"more FLOPs than the model has of: {_largest(surplus)}",) if surplus else ()
+
+
+def _largest(operations: Mapping[str, int | Fraction]) -> str:
+    """The operations with most FLOPs, in words."""
+    largest = sorted(operations.items(), key=lambda item: -item[1])
+    named = [f"{name} ({round(flops):,})" for name, flops in largest[:_MOST_NAMED]]
+    more = [f"{len(largest) - _MOST_NAMED} more"] if len(largest) > _MOST_NAMED else []
+    return ", ".join(named + more)
+
+
+def missing_operations(
+    model: Mapping[str, int | Fraction], executed: Mapping[str, int | Fraction]
+) -> dict[str, Fraction]:
+    """The operations of a model that a program lacks, with their FLOPs.
+
+    Fusions and rewrites may give work the name of a neighbour: what is too much under one name
+    stands for what lacks under another of the same phase and scope, else of the same phase, else
+    of any.
+    """
+    balance = {
+        name: Fraction(model.get(name, 0)) - Fraction(executed.get(name, 0))
+        for name in {**model, **executed}
+    }
+    for kind in (_phase_and_scope, _phase, lambda _: ""):
+        by_kind: dict[str, list[str]] = {}
+        for name in balance:
+            by_kind.setdefault(kind(name), []).append(name)
+        for names in by_kind.values():
+            _settle(balance, names)
+    return {name: flops for name, flops in balance.items() if flops > 0}
+
+
+def _phase(operation: str) -> str:
+    return operation.split()[0]
+
+
+def _phase_and_scope(operation: str) -> str:
+    return operation.rpartition("/")[0] or _phase(operation)
+
+
+def _settle(balance: dict[str, Fraction], names: list[str]) -> None:
+    """Sets off what is too much under some names against what lacks under others."""
+    lacking = [name for name in names if balance[name] > 0]
+    spare = [name for name in names if balance[name] < 0]
+    totals = [sum((abs(balance[n]) for n in side), Fraction(0)) for side in (lacking, spare)]
+    moved = min(totals)
+    for side, sign in ((lacking, 1), (spare, -1)):
+        rest = moved
+        for name in side:
+            taken = min(rest, abs(balance[name]))
+            balance[name] -= sign * taken
+            rest -= taken
+
+
+def _of_which(executed: ExecutedCount) -> tuple[LedgerLine, ...]:
+    """The parts of `executed` that the program has; they explain, and are not added."""
+    note = "forward work that trains nothing: a loss or metrics on the side"
+    parts = [LedgerLine(label="evaluation", flops=executed.evaluation, note=note)]
+    note = "matrix-vector and outer products, written as a multiplication and a sum"
+    label = "matmuls run on vector units"
+    parts.append(LedgerLine(label=label, flops=executed.vector_matmuls, note=note))
+    return tuple(line for line in parts if line.flops)
 
 
 def _causes(executed: ExecutedCount, reported: int) -> tuple[LedgerLine, ...]:
@@ -189,12 +282,18 @@ def _causes(executed: ExecutedCount, reported: int) -> tuple[LedgerLine, ...]:
             note="additions, multiplications, reductions … that are no matmul",
         ),
     ]
+    if executed.vector_once:
+        fewer = executed.vector_xla - executed.vector_once
+        note = "XLA counts n − 1 additions for a sum of n products"
+        causes.append(LedgerLine(label="sums on vector units", flops=fewer, note=note))
     rest = reported - executed.total - sum(cause.flops for cause in causes)
     return (*causes, LedgerLine(label="XLA's other differences", flops=rest))
 
 
 def _notes(executed: ExecutedCount) -> tuple[str, ...]:
     notes = [flag.text for flag in executed.flags]
+    if executed.host:
+        notes.append(f"the host runs {executed.host:,} FLOPs more, which no line has")
     for item in executed.unaccounted:
         notes.append(f"not counted: {item.name} {item.where} {item.shapes}: {item.reason}")
     return tuple(notes)

@@ -12,7 +12,16 @@ import functools
 import re
 from typing import Literal, NamedTuple
 
-FlopPhase = Literal["forward", "backward", "rematerialized", "optimizer", "other"]
+# `read_scope` tells three of them apart, `purposes` two more; XLA's is the executed count's own.
+FlopPhase = Literal[
+    "forward",
+    "backward",
+    "rematerialized",
+    "evaluation",
+    "optimizer",
+    "xla_rematerialized",
+    "other",
+]
 
 _WRAPPER = re.compile(r"^(\w+)\((.*)\)$")
 _FUNCTION_WRAPPERS = {"jit", "pjit", "xla_call", "pmap", "core_call"}
@@ -22,7 +31,6 @@ _NOT_A_SCOPE = re.compile(
     r"|custom_vjp_call|checkpoint|remat\d?|rematted_computation|shard_map|pjit|branch_\d+_fun|body_fun|cond_fun"
     r"|\S*->\S*|attention_mask\S*)$"
 )
-_OPTIMIZER = re.compile(r"(^|/)(optimizer|opt_update|apply_updates)(/|$)")
 
 
 class Scope(NamedTuple):
@@ -65,8 +73,6 @@ def read_scope(op_name: str, *, drop_last: bool = True) -> Scope:
         return Scope("rematerialized", scope)
     if "transpose" in transformations:
         return Scope("backward", scope)
-    if _OPTIMIZER.search(scope):
-        return Scope("optimizer", scope)
     return Scope("forward", scope)
 
 

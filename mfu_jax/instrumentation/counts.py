@@ -63,6 +63,7 @@ class ModelCount:
         attention: the part of `per_device` between activations, None if unknown.
         packed: the part of `per_device` that attention within packed documents would take with all
             pairs, by kind of mask as declared with `attention_mask`.
+        operations: a traced `per_device` with all attention pairs, as in `FlopCount.by_operation`.
         flops_by_dtype: FLOPs of the step's matmuls, to find the peak; any scale.
         unaccounted: work that could not be counted, in words.
         how: the number's derivation in words, for the log.
@@ -75,6 +76,7 @@ class ModelCount:
     dense: Exact | None = None
     attention: Exact | None = None
     packed: Mapping[str, Exact] = dataclasses.field(default_factory=dict)
+    operations: Mapping[str, Exact] = dataclasses.field(default_factory=dict)
     flops_by_dtype: Mapping[str, int] = dataclasses.field(default_factory=dict)
     unaccounted: tuple[str, ...] = ()
     how: str = ""
@@ -110,6 +112,7 @@ def traced_model(
         dense=_share(count.total, devices),
         attention=_share(count.activations - skipped, devices),
         packed={k: _share(count.by_mask[k], devices) for k in PACKED if k in count.by_mask},
+        operations={name: _share(n, devices) for name, n in count.by_operation.items()},
         flops_by_dtype=count.by_dtype,
         unaccounted=tuple(
             f"{item.name} {item.where} {item.shapes}: {item.reason}" for item in count.unaccounted
@@ -240,6 +243,7 @@ def count_program(
         executed=executed,
         xla_reported=reported,
         is_whole=model.source == "traced" and not (model.unaccounted or executed.unaccounted),
+        operations=model.operations,
     )
     return StepFlops(model=model, executed=executed, xla_reported=reported, ledger=ledger)
 

@@ -68,7 +68,8 @@ def instrument(
         flops_source: ``"traced"``; or a number: model FLOPs of one device; or a config, as
             `mfu_jax.calculate_tflops_per_device` takes it.
         logger: a `MetricLogger` to share. Inside its ``step()`` or ``phase()`` a call is a part
-            of that step; outside it is a step of its own.
+            of that step; inside ``pause("eval")`` its metrics are the eval's, averaged over all
+            calls, and it is no step, as in any pause; outside it is a step of its own.
         sinks: where records go, instead of the console and what the settings name.
         settings: a `Settings`, such as `mfu_jax.flags.settings` makes from the flags.
         jit: keyword arguments of `jax.jit`, for a plain function.

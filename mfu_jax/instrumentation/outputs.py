@@ -106,7 +106,18 @@ def _hint(output: Any) -> str:
                 f"; if {_shown(path)}, {shown(value)}, holds a loss of each example, pass "
                 f"metrics=lambda output: {_shown(path)}"
             )
+    for path, value in _places(output, (), 0):
+        names = [str(k) for k, v in value.items() if _is_scalar(v)] if _is_dict(value) else []
+        if names:
+            return (
+                f"; if {', '.join(names[:3])} in {_shown(path)} are metrics, pass "
+                f"metrics=lambda output: {_shown(path)}"
+            )
     return ""
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, Mapping)
 
 
 def _places(value: Any, path: tuple[Any, ...], depth: int) -> Iterator[tuple[tuple[Any, ...], Any]]:

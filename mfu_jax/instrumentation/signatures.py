@@ -71,11 +71,24 @@ class Signature:
         lines += [f"{path}: new, {describe(new[path])}" for path in new if path not in old]
         lines += [f"{path}: gone, was {describe(old[path])}" for path in old if path not in new]
         if not lines and self.structure != later.structure:
-            lines = ["a static field of an argument, or the kind of a container"]
+            lines = _given_differently(self.structure, later.structure)
         if len(lines) > _MOST_DIFFERENCES:
             more = len(lines) - _MOST_DIFFERENCES
             lines = [*lines[:_MOST_DIFFERENCES], f"and {more} more"]
         return lines
+
+
+def _given_differently(before: Any, after: Any) -> list[str]:
+    """Why two calls with the same leaves are two programs."""
+    (args, kwargs), (new_args, new_kwargs) = (
+        jax.tree.unflatten(structure, [None] * structure.num_leaves)
+        for structure in (before, after)
+    )
+    if len(args) == len(new_args) and kwargs.keys() == new_kwargs.keys():
+        return ["a static field of an argument, or the kind of a container"]
+    by_name = ", ".join(sorted(kwargs.keys() ^ new_kwargs.keys())) or "an argument"
+    how = "by name" if len(new_kwargs) > len(kwargs) else "by position"
+    return [f"{by_name}: now given {how}, which is another program of JAX's"]
 
 
 def leaf_key(leaf: Any) -> LeafKey:

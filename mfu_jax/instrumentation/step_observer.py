@@ -193,6 +193,9 @@ class StepObserver:
             if logger.phases.takes_calls:
                 logger.phases.add_call(self._step.__name__, cost, metrics, output)
                 return
+            if logger.spans.takes_calls:
+                logger.spans.add_call(logger.next_step - 1, metrics)
+                return
             logger.record(logger.next_step, metrics, cost=cost)
         if self._options.profile is not None:
             self._boundary.attempt("the device trace does not end", self._end_trace)

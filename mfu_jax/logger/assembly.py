@@ -15,6 +15,7 @@ from mfu_jax.logger.disabled import DISABLED_SCOPE
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.sinks.console import ConsoleSink
 from mfu_jax.logger.step_cost import CostFields, StepCost
+from mfu_jax.logger.strict_json import printable
 from mfu_jax.logger.summary import Summary
 
 
@@ -71,6 +72,24 @@ def checked_sinks(sinks: Sequence[Sink]) -> Sequence[Sink]:
     raise UserError(
         f"sinks={sinks!r}: expected a list of sinks; usually a name, or a single sink without "
         f"brackets; pass sinks=[make_sink('console')], or [] for none"
+    )
+
+
+def whole_number(step: Any) -> int:
+    """The number of a step, given as an integer of any library.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        number = int(step)
+        if not isinstance(step, str | bytes | bool) and number == step:
+            return number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise UserError(
+        f"step {printable(repr(step)[:100])} is no whole number; expected 0, 1, 2, …; usually the "
+        f"name of a file, or metrics and step were exchanged; pass int(step)"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import threading
 import time
 import zlib
@@ -112,6 +113,15 @@ class Backlog:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
+
+    def has(self, steps: range) -> bool:
+        """Whether earlier processes left all of these steps here."""
+        left = {
+            record.step
+            for segment in self.old
+            for record in Segment(segment.path, steps=segment.steps).read(sys.maxsize)
+        }
+        return all(step in left for step in steps)
 
     def add(self, records: Sequence[StepRecord]) -> None:
         """Takes the newest records; returns at once."""

@@ -1,7 +1,7 @@
-"""One thread that handles queued items in batches, a tick after they came.
+"""One thread that handles queued items in batches, a period after they came.
 
 Waking a thread costs the thread that wakes it tens of microseconds, and the process as much again.
-So nobody is woken while items come faster than the ticks; the thread looks for itself.
+So nobody is woken while items come faster than the periods; the thread looks for itself.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mfu_jax.boundary import Boundary
+from mfu_jax.logger.alarm import Alarm
 
 logger = logging.getLogger("mfu_jax")
 
-# How often items are taken while they come, and how often the thread looks around while none do.
-TICK_SECONDS = 0.1
-IDLE_TICK_SECONDS = 1.0
+# How often the thread looks around while no items come.
+IDLE_SECONDS = 1.0
 # Longest wait for room if items come faster than they are handled; then the oldest go.
 PATIENCE_SECONDS = 1.0
 
@@ -38,6 +38,7 @@ class BuilderThread:
         handle: takes a batch of items that are not callable; items that are, are called.
         size: items that may wait. If the thread is stuck, `put` waits once for `PATIENCE_SECONDS`;
             from then on the oldest item goes for each that comes, until the thread moves again.
+        period_seconds: how often items are taken while they come; 0: each at once.
 
     Attributes:
         dropped: items that are not callable and were never handled.
@@ -48,12 +49,14 @@ class BuilderThread:
         handle: Callable[[Sequence[Any]], None],
         *,
         size: int = 256,
+        period_seconds: float = 0.1,
     ) -> None:
         self.dropped = 0
+        self._period_seconds = period_seconds
         self._handle = handle
         self._size = size
         self._queue: deque[Any] = deque()
-        self._wake = threading.Event()
+        self._wake = Alarm()
         self._has_moved = threading.Event()
         self._is_asleep = self._is_stuck = self._is_over = False
         self._reported: set[str] = set()
@@ -111,15 +114,14 @@ class BuilderThread:
             return
 
     def _run(self) -> None:
-        has_handled = False
+        waits = False
         while not self._is_over:
-            self._is_asleep = not has_handled
-            if has_handled or not self._queue:
-                self._wake.wait(TICK_SECONDS if has_handled else IDLE_TICK_SECONDS)
+            self._is_asleep = not waits
+            if waits or not self._queue:
+                self._wake.wait(self._period_seconds if waits else IDLE_SECONDS)
             self._is_asleep = False
-            self._wake.clear()
             items = self._take()
-            has_handled = bool(items)
+            waits = bool(items) and self._period_seconds > 0
             self._guard(self._handle_all, items)
             items = []  # keep no device arrays alive while the thread waits
 

@@ -8,6 +8,9 @@ from typing import TypedDict
 from mfu_jax.errors import UserError
 from mfu_jax.storage.addresses import Address, check_path
 
+# A flush wakes the threads whatever the period; longer ones would only lose more in a kill.
+_LONGEST_PERIOD_SECONDS = 60.0
+
 
 class ConfigFields(TypedDict, total=False):
     """The fields of `LoggerConfig` as keyword arguments."""
@@ -19,6 +22,7 @@ class ConfigFields(TypedDict, total=False):
     abort_on_inf_loss: bool
     is_main_process: bool | None
     queue_size: int
+    write_period_seconds: float
     hang_factor: float
     hang_seconds: float
     hang_folder: str
@@ -40,6 +44,8 @@ class LoggerConfig:
         is_main_process: whether this process writes; None: only process 0 does.
         queue_size: steps that may wait until records are made of them. Only if that is stuck does
             it fill up; the oldest steps then go, and training goes on.
+        write_period_seconds: steps shorter than this are written together, which costs less; a
+            killed process loses at most the steps of its last period. 0: each step at once.
         hang_factor: median step times without a completed step that count as a hang, which is
             reported (`mfu_jax.logger.watchdog`); 0: none does.
         hang_seconds: the shortest time that counts as one.
@@ -57,6 +63,7 @@ class LoggerConfig:
     abort_on_inf_loss: bool = False
     is_main_process: bool | None = None
     queue_size: int = 256
+    write_period_seconds: float = 0.1
     hang_factor: float = 50.0
     hang_seconds: float = 30.0
     hang_folder: str = ""
@@ -77,6 +84,12 @@ class LoggerConfig:
             raise UserError(
                 f"heartbeat_file={self.heartbeat_file!r} is an address; expected a file of this "
                 f"machine, or of a folder mounted on it; pass another path"
+            )
+        if not 0 <= self.write_period_seconds <= _LONGEST_PERIOD_SECONDS:
+            raise UserError(
+                f"write_period_seconds={self.write_period_seconds}: expected 0 (each step at once) "
+                f"to {_LONGEST_PERIOD_SECONDS:.0f}; usually milliseconds were meant, or -1 for "
+                f"never; leave it out for 0.1"
             )
         for name in ("hang_factor", "hang_seconds"):
             if not getattr(self, name) >= 0:

@@ -30,9 +30,9 @@ def diagnose(cost: StepCost, scalars: Mapping[str, float]) -> list[Finding]:
         cost: the step's work and the device's peaks.
         scalars: the ``perf/`` scalars of the step.
     """
-    findings = []
+    findings: list[Finding] = []
     seconds = scalars["perf/step_time_seconds"]
-    mfu, hfu, mbu = (scalars.get(f"perf/{name}") for name in ("mfu", "hfu", "mbu"))
+    mfu, hfu, mbu = scalars.get("perf/mfu"), scalars.get("perf/hfu"), scalars.get("perf/mbu")
     limit = 1 + TOLERANCE
     if seconds <= 0:
         findings.append(

@@ -36,6 +36,7 @@ from mfu_jax.logger.assembly import (
     refused_metrics,
     refused_step,
     sinks_of_process,
+    whole_number,
     with_fields,
 )
 from mfu_jax.logger.config import LoggerConfig
@@ -80,6 +81,7 @@ class MetricLogger:
     Attributes:
         cost: what a step costs, unless `record` is given another cost.
         phases: the phases of the step under way.
+        spans: the pause or wait under way.
         lock: of the loop's threads: held while a step gets its number and is recorded.
 
     Raises:
@@ -107,7 +109,7 @@ class MetricLogger:
         self._monotonic = monotonic
         self._compile_log = compile_log or CompileLog(boundary=boundary)
         self._boundary = boundary or self._compile_log.boundary
-        self.lock, self._process_id = threading.RLock(), os.getpid()
+        self.lock = threading.RLock()
         self._small = SmallMetrics()
         self._compiled_before_seconds = self._compile_log.seconds
         self._builder = RecordBuilder(
@@ -125,7 +127,7 @@ class MetricLogger:
             self._builder, sinks_of_process(sinks, config), config, on_record=self._watchdog.saw
         )
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
-        self._spans = LoopSpans(self._timer, self._pipeline, self._watchdog, self._boundary)
+        self.spans = LoopSpans(self._timer, self._pipeline, self._watchdog, self._boundary)
         self.phases = PhaseBook(
             monotonic, warmup_steps=config.warmup_steps, boundary=self._boundary
         )
@@ -175,9 +177,11 @@ class MetricLogger:
 
         Raises:
             NonFiniteLossError: an earlier step's loss is NaN or infinite.
-            UserError: the logger is closed, or `step` does not follow the last one.
+            UserError: the logger is closed, or `step` is no whole number after the last one.
         """
         begin = self._monotonic()
+        if type(step) is not int:
+            step = whole_number(step)
         if self._pipeline.failure or self._summary or step <= self._last_step:
             self._refuse(step)
         if type(metrics) is not dict and not isinstance(metrics, Mapping):
@@ -188,9 +192,9 @@ class MetricLogger:
         if self.phases.has_phases:
             of_phases, cost_of_phases = self.phases.take()
             metrics, cost = {**metrics, **of_phases}, cost or cost_of_phases
-        taken = TimedStep(step, metrics, cost=cost)
-        if self._spans.late:
-            taken.extra = self._spans.take_late()
+        taken = TimedStep(step, metrics, cost)
+        if self.spans.late:
+            taken.extra = self.spans.take_late()
         given = None if step_time_seconds is None else plain_seconds(step_time_seconds)
         if given is None:
             if step_time_seconds is not None:
@@ -198,12 +202,12 @@ class MetricLogger:
             finished = self._timer.dispatched(taken)
         else:
             finished = self._timer.timed_elsewhere(taken, given)
-        if self._spans.held is not None:
-            self._spans.release()
+        if self.spans.held is not None:
+            self.spans.release()
         if finished is not None:
             self._pipeline.put(finished)
         if given is not None:
-            self._spans.hold(taken)  # a later eval may still add to it
+            self.spans.hold(taken)  # a later eval may still add to it
         self._watchdog.completed(step)
         taken.overhead_seconds = self._monotonic() - begin - self._timer.waited_seconds
 
@@ -214,7 +218,7 @@ class MetricLogger:
         Called inside ``pause("eval")``, they join the step's own record; called later, they join
         the next record, and ``eval/step`` says which step they belong to.
         """
-        self._spans.add(step, self._small.of(metrics))
+        self.spans.add(step, self._small.of(metrics))
 
     @guarded("a pause is not timed", passes=MEANT_FOR_THE_LOOP, instead=no_span)
     def pause(
@@ -234,7 +238,7 @@ class MetricLogger:
             NonFiniteLossError: on entry, so that a broken state is never checkpointed.
         """
         flush = name == "checkpoint" if flush is None else flush
-        return self._spans.pause(name, functools.partial(self._check_pause, flush))
+        return self.spans.pause(name, functools.partial(self._check_pause, flush))
 
     @guarded("a wait is not timed", passes=MEANT_FOR_THE_LOOP, instead=no_span)
     def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[None]:
@@ -243,7 +247,7 @@ class MetricLogger:
         Costs nothing while the device is busy. The part during which it is idle is
         ``goodput/<name>_wait_seconds`` and excluded from every step's time.
         """
-        return self._spans.wait(name)
+        return self.spans.wait(name)
 
     @guarded("a step is not logged", passes=MEANT_FOR_THE_LOOP, instead=disabled_scope)
     def step(self, number: int | None = None) -> StepScope:
@@ -295,16 +299,15 @@ class MetricLogger:
     @guarded("metrics may not be written yet")
     def flush(self) -> None:
         """Waits until every completed step is written and on disk."""
-        self._spans.release()
+        self.spans.release()
         self._pipeline.flush()
 
     @guarded("there is no summary", instead=no_summary)
     def summary(self) -> Summary:
         """The run so far; after `close`, the whole run."""
-        if self._summary is not None:
-            return self._summary
-        self.flush()
-        return self._summarize()
+        if self._summary is None:
+            self.flush()
+        return self._summary or self._summarize()
 
     @guarded("there is no summary", passes=MEANT_FOR_THE_LOOP, instead=no_summary)
     def close(self) -> Summary:
@@ -339,22 +342,22 @@ class MetricLogger:
         self._summary = Summary(steps=0)  # whatever fails below, it is closed
         attempt = self._boundary.attempt
         if self._pipeline.failure is None:
-            attempt("the last step is not logged", self._spans.hold_last)
+            attempt("the last step is not logged", self.spans.hold_last)
         try:
             attempt("metrics may not all be written", self._close_pipeline)
         finally:
             for part in (self._watchdog, self._timer, self.phases):
                 attempt("the logger is not closed", part.close)
-            attempt("the logger is not closed", self._stop_listening)
+            attempt("the logger is not closed", self._compile_log.unsubscribe, self._on_compile)
+            attempt("the logger is not closed", atexit.unregister, self._close_quietly)
 
     def _close_pipeline(self) -> None:
-        self._summary = self._pipeline.close(
-            self._spans.take_last(), self._timer.take_spans(), self._summarize
-        )
-
-    def _stop_listening(self) -> None:
-        self._compile_log.unsubscribe(self._on_compile)
-        atexit.unregister(self._close_quietly)
+        parts = self.spans.take_last(), self._timer.take_spans(), self._summarize
+        try:
+            self._summary = self._pipeline.close(*parts)
+        except BaseException:  # Ctrl-C
+            self._summary = self._summarize()
+            raise
 
     @guarded("metrics may not all be written")
     def _close_quietly(self) -> None:
@@ -382,8 +385,7 @@ class MetricLogger:
         self._raise_failure()
 
     def _raise_failure(self) -> None:
-        failure = self._pipeline.failure
-        if failure is not None:
+        if (failure := self._pipeline.failure) is not None:
             if self._summary is None:
                 self.flush()
             self._failure_was_raised = True
@@ -391,7 +393,7 @@ class MetricLogger:
             raise NonFiniteLossError(failure.step, failure.value)
 
     def _on_compile(self, event: CompileEvent) -> None:
-        if event.thread_id == self._thread_id and not self._spans.active:
+        if event.thread_id == self._thread_id and not self.spans.active:
             self.phases.compiling()
             self._timer.compiling(event)
             self._watchdog.compiling(event.stage)

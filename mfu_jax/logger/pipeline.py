@@ -1,9 +1,9 @@
 """What happens to a timed step off the training thread: values, rates, the NaN check, and sinks.
 
 The training thread appends the step to a queue and goes on. One builder thread takes what has come
-every `builder_thread.TICK_SECONDS`, makes records of it, and gives them to one worker thread for
-each sink. A killed process therefore loses at most the steps of its last tick; where steps are
-longer than a tick, each is passed on at once.
+every `write_period_seconds`, makes records of it, and gives them to one worker thread for each
+sink. A killed process therefore loses at most the steps of its last period; where steps are longer
+than a period, each is passed on at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mfu_jax.logger.backlog import backlogs_of
+from mfu_jax.logger.backlog import Backlog, backlogs_of
 from mfu_jax.logger.builder_thread import BuilderThread
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.non_finite import LossWatch, NonFiniteLossError
@@ -61,18 +61,19 @@ class RecordPipeline:
         self.failure: NonFiniteLossError | None = None
         self._builder = builder
         self._on_record = on_record
-        for sink in sinks:
-            for warning in sink.warnings:
-                _log.warning("%s", warning)
-        self._workers = [
-            SinkWorker(sink, backlog=kept)
-            for sink, kept in zip(sinks, backlogs_of(sinks, config.start_step), strict=True)
-        ]
+        self._workers = []
+        for sink, kept in zip(sinks, backlogs_of(sinks, config.start_step), strict=True):
+            _warn(sink, kept)
+            self._workers.append(
+                SinkWorker(sink, backlog=kept, period_seconds=config.write_period_seconds)
+            )
         self._losses = LossWatch(
             abort_on_nan=config.abort_on_nan_loss, abort_on_inf=config.abort_on_inf_loss
         )
         self._lost_steps = 0
-        self._thread = BuilderThread(self._handle, size=config.queue_size)
+        self._thread = BuilderThread(
+            self._handle, size=config.queue_size, period_seconds=config.write_period_seconds
+        )
         self.put: Callable[[TimedStep | Callable[[], object]], None] = self._thread.put
 
     @property
@@ -143,8 +144,9 @@ class RecordPipeline:
 
     def _settle(self, deadline: float, *, is_last: bool = False) -> None:
         """Waits until all is built and written, by a moment of `time.monotonic`."""
+        limit_seconds = deadline - time.monotonic()
         # A builder that is stuck must not cost the sinks all of the time.
-        self._thread.settle((deadline - time.monotonic()) / 2)
+        self._thread.settle(limit_seconds / 2)
         known = {worker for worker in self._workers if worker.has_hung}
         soon = time.monotonic() + HUNG_DRAIN_SECONDS
         requests = {worker: worker.settle(is_last=is_last) for worker in self._workers}
@@ -159,7 +161,7 @@ class RecordPipeline:
             _log.warning(
                 "metrics were not all written within %.0f s: %s; training goes on; usually a disk "
                 "or network that hangs",
-                DRAIN_SECONDS,
+                limit_seconds,
                 ", ".join(late),
             )
 
@@ -187,3 +189,17 @@ class RecordPipeline:
         self.failure = self._losses.judge(step.step, record.scalars.get("learning/loss"))
         self._on_record(record)
         return record
+
+
+def _warn(sink: Sink, backlog: Backlog | None) -> None:
+    """Tells what a human should know about how a sink was opened."""
+    for warning in sink.warnings:
+        _log.warning("%s", warning)
+    missing = getattr(sink, "missing", range(0))  # of a class that is no `Sink`
+    if missing and (backlog is None or not backlog.has(missing)):
+        _log.warning(
+            "%s ends at step %d, but the run resumes at %d: the steps between are missing",
+            getattr(sink, "path", type(sink).__name__),
+            missing.start - 1,
+            missing.stop,
+        )

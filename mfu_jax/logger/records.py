@@ -12,7 +12,13 @@ import jax
 from mfu_jax.formatting import readable
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.diagnosis import diagnose
-from mfu_jax.logger.scalars import is_vector, plain_number, plain_numbers, start_copies
+from mfu_jax.logger.scalars import (
+    is_vector,
+    plain_number,
+    plain_numbers,
+    quick_number,
+    start_copies,
+)
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.step_cost import StepCost, StepRates
 from mfu_jax.logger.strict_json import printable
@@ -74,13 +80,15 @@ class RecordBuilder:
         scalars = rates.at(step.seconds)
         findings = diagnose(rates.cost, scalars) if kind == "step" else []
         notes += [found.text for found in findings if not self._flags[found.flag]]
-        notes += self._happened(step)
-        notes += self._clock_notes(step)
+        if step.compile_events:
+            notes += self._happened(step)
+        if step.clock_jump_seconds is not None or step.refused_seconds is not None:
+            notes += self._clock_notes(step)
         self._count(step, kind, scalars, [found.flag for found in findings])
 
-        scalars |= self._fetch(step.metrics, "learning", notes)
+        self._fetch(step.metrics, "learning", scalars, notes)
         if step.extra:
-            scalars |= self._fetch(step.extra, "eval", notes)
+            self._fetch(step.extra, "eval", scalars, notes)
         self._last_loss = scalars.get("learning/loss", self._last_loss)
         scalars["perf/logger_overhead_us"] = round(1e6 * step.overhead_seconds, 3)
         for name, spent in step.spans.items():
@@ -200,14 +208,16 @@ class RecordBuilder:
         self, step: TimedStep, kind: str, scalars: Mapping[str, float], flags: list[str]
     ) -> None:
         self._kinds[kind] += 1
-        self._flags.update(flags)
+        if flags:
+            self._flags.update(flags)
         self.add_spans(step.spans)
         is_time = 0 <= step.seconds < math.inf
         seconds = step.seconds if is_time else 0.0
-        compiling = min(seconds, _compile_seconds(step)) if kind == "compile" else 0.0
-        self.add_spans({"train": seconds - compiling})
-        if compiling:
-            self.add_spans({"compile": compiling})
+        if kind == "compile":
+            compiling = min(seconds, _compile_seconds(step))
+            self._seconds_by_use["compile"] += compiling
+            seconds -= compiling
+        self._seconds_by_use["train"] += seconds
         if kind == "step" and is_time:
             self._run.add(scalars)
             self._window.add(scalars)
@@ -233,18 +243,14 @@ class RecordBuilder:
         }
         return {name: window[field] for field, name in names.items() if field in window}
 
-    def _fetch(self, metrics: Mapping[Any, Any], folder: str, notes: list[str]) -> dict[str, float]:
-        scalars: dict[str, float] = {}
-
-        def read(name: str, value: Any) -> None:
-            number = value() if callable(value) else value
-            if is_vector(number):
-                numbers = plain_numbers(number)
-                if name == "learning/loss":
-                    scalars[name] = math.fsum(numbers) / len(numbers)
-                scalars.update((f"{name}/{i}", item) for i, item in enumerate(numbers))
-            elif number is not None:
-                scalars[name] = plain_number(number)
+    def _fetch(
+        self,
+        metrics: Mapping[Any, Any],
+        folder: str,
+        scalars: dict[str, float],
+        notes: list[str],
+    ) -> None:
+        """Adds the numbers of `metrics` to `scalars`; what is none goes to `notes`, once."""
 
         def leave_out(name: str, error: Exception) -> None:
             if self._is_first(name):
@@ -253,12 +259,15 @@ class RecordBuilder:
         try:
             for name, value in self._named(metrics, folder):
                 try:
-                    read(name, value)
+                    number = quick_number(value)
+                    if number is None:
+                        _read(name, value, scalars)
+                    else:
+                        scalars[name] = number
                 except Exception as error:  # the value may be of any library
                     leave_out(name, error)
         except Exception as error:  # and so may a mapping
             leave_out(f"{folder}/…", error)
-        return scalars
 
     def _named(self, metrics: Mapping[Any, Any], folder: str) -> Iterator[tuple[str, Any]]:
         """Leaves under their full names; a name with a slash, like MaxText's, is already full.
@@ -289,6 +298,18 @@ class RecordBuilder:
         stats = self._memory_device.memory_stats() or {}
         wanted = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit")
         return {f"memory/{name}": stats[name] for name in wanted if name in stats}
+
+
+def _read(name: str, value: Any, scalars: dict[str, float]) -> None:
+    """Adds the number, or the numbers, that a metric turns out to be."""
+    number = value() if callable(value) else value
+    if is_vector(number):
+        numbers = plain_numbers(number)
+        if name == "learning/loss":
+            scalars[name] = math.fsum(numbers) / len(numbers)
+        scalars.update((f"{name}/{i}", item) for i, item in enumerate(numbers))
+    elif number is not None:
+        scalars[name] = plain_number(number)
 
 
 def _compile_seconds(step: TimedStep) -> float:

@@ -18,6 +18,19 @@ SHORTEST_SECONDS = 1e-9
 LONGEST_SECONDS = 1e9
 
 
+def quick_number(value: Any) -> int | float | None:
+    """A float, or a scalar of the device, as most metrics are; None if a closer look is needed."""
+    if value.__class__ is float:
+        return value
+    if not isinstance(value, jax.Array) or value.shape != ():
+        return None
+    try:
+        number = np.asarray(value).item()
+    except RuntimeError:  # it was deleted
+        return None
+    return number if number.__class__ is float or number.__class__ is int else None
+
+
 def plain_number(value: Any) -> int | float:
     """A scalar of any library as a Python int or float; copies it from the device.
 

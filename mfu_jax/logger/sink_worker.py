@@ -1,7 +1,7 @@
 """One sink on a thread of its own: what it does wrong, slowly or never costs nobody else anything.
 
-A record that the sink can never write is dropped and counted. Any other failure is retried with
-back-off, in order. Records that memory cannot hold go to the sink's backlog on disk.
+A record that it can never write is dropped and counted; any other failure is retried with back-off,
+in order. Records that memory cannot hold go to the sink's backlog on disk.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mfu_jax.boundary import Boundary
-from mfu_jax.errors import UserError
+from mfu_jax.logger.alarm import Alarm
 from mfu_jax.logger.backlog import Backlog
 from mfu_jax.logger.backlog_files import Segment
-from mfu_jax.logger.sinks.base import Sink, StepRecord
+from mfu_jax.logger.sinks.base import Sink, StepRecord, is_permanent
 from mfu_jax.logger.strict_json import encodable
 from mfu_jax.logger.summary import Summary
 
@@ -27,20 +27,18 @@ logger = logging.getLogger("mfu_jax")
 # Most records kept in memory for a sink that does not keep up: with a backlog on disk, and without.
 QUEUE_RECORDS = 1000
 MOST_QUEUE_RECORDS = 10_000
-# Records in one write, and the pause after it, in which the training thread can have Python's lock.
+# Records that wake a sink that writes only now and then.
+MANY_RECORDS = 250
+# Records in one write, and the pause after it, in which others can have Python's lock.
 BATCH_RECORDS = 25
 BREATH_SECONDS = 1e-4
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0
 # Between the attempts at the end of a run.
 LAST_RETRY_SECONDS = (0.05, 0.1, 0.2, 0.4)
-# Attempts after which a record that fails while the next one succeeds is given up. At the end of
-# the run, when all others would be lost with it, one is enough.
+# Attempts after which a record that fails while the next one succeeds is given up; at the end of
+# the run one is enough.
 POISON_ATTEMPTS = 5
-
-# Mistakes in the record, not in the world: trying again cannot help. RecordError is a ValueError;
-# so is UserError, but that one is about the output.
-PERMANENT = (ValueError, TypeError, OverflowError)
 
 Call = Callable[[], None]
 
@@ -51,6 +49,7 @@ class SinkWorker:
     Args:
         sink: the sink.
         backlog: where records go that memory cannot hold; None: the oldest are dropped.
+        period_seconds: how often records come; the sink writes every `Sink.periods_per_write`.
         monotonic: clock in seconds, for the time between two attempts.
 
     Attributes:
@@ -64,6 +63,7 @@ class SinkWorker:
         sink: Sink,
         *,
         backlog: Backlog | None = None,
+        period_seconds: float = 0.0,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = type(sink).__name__
@@ -71,10 +71,13 @@ class SinkWorker:
         self.has_hung = False
         self._sink = sink
         self._backlog = backlog
+        periods = getattr(sink, "periods_per_write", 1)
+        self._pause_seconds = periods * period_seconds if periods > 1 else 0.0
+        self._is_asleep = self._has_written = False
         self._monotonic = monotonic
         self._queue: deque[StepRecord | Call] = deque()
         self._lock = threading.Lock()  # of the queue; never held while the sink or a disk works
-        self._wake = threading.Event()
+        self._wake = Alarm()
         self._requests: deque[threading.Event] = deque()
         self._finish: Call | None = None
         self._is_over = self._is_abandoned = self._is_last = False
@@ -93,15 +96,13 @@ class SinkWorker:
 
     def put(self, items: Iterable[StepRecord | Call]) -> None:
         """Queues records that the sink wants, and calls; returns at once."""
-        wanted = [
-            item
-            for item in items
-            if callable(item) or item.is_logged or self._sink.keeps_every_step
-        ]
+        takes_all = self._sink.keeps_every_step
+        wanted = [item for item in items if takes_all or callable(item) or item.is_logged]
         if wanted:
             with self._lock:
                 self._enqueue(wanted)
-            self._wake.set()
+            if self._is_asleep or len(self._queue) >= MANY_RECORDS:
+                self._wake.set()
 
     def call(self, method: str, *arguments: Any) -> None:
         """Calls a method of the sink; a failure is reported and not retried."""
@@ -190,9 +191,8 @@ class SinkWorker:
 
     def _run(self) -> None:
         while not self._is_over:
-            wait = max(0.0, self._retry_at - self._monotonic()) if self._retry_seconds else None
-            self._wake.wait(wait)
-            self._wake.clear()
+            self._sleep()
+            self._has_written = bool(self._queue)
             try:
                 self._work()
             except BaseException as error:
@@ -201,6 +201,18 @@ class SinkWorker:
                     logger.warning(
                         "%s gets its records later: %s; please report this", self.name, _text(error)
                     )
+
+    def _sleep(self) -> None:
+        """Waits for something to do: another attempt, the next period, or, if idle, a record."""
+        if self._retry_seconds:
+            self._wake.wait(max(0.0, self._retry_at - self._monotonic()))
+        elif self._has_written and self._pause_seconds:
+            self._wake.wait(self._pause_seconds)
+        else:
+            self._is_asleep = True  # first: who puts something into the queue must see it
+            if not self._queue:
+                self._wake.wait()
+            self._is_asleep = False
 
     def _work(self) -> None:
         finish, requests = self._finish, list(self._requests)
@@ -314,7 +326,7 @@ class SinkWorker:
             records: it, and the one after it if there is one.
         """
         error = self._attempt(records[0])
-        if error is not None and not _is_permanent(error):
+        if error is not None and not is_permanent(error):
             self._attempts += 1
             if self._attempts < POISON_ATTEMPTS and not self._is_last:
                 self._fail(records[0], error)
@@ -324,7 +336,7 @@ class SinkWorker:
         if error is None:
             self._works()
             return 1
-        if _is_permanent(error):
+        if is_permanent(error):
             self._drop(records[0], error)
             return 1
         if len(records) == 2 and self._attempt(records[1]) is None:
@@ -381,10 +393,6 @@ class SinkWorker:
         if self._retry_seconds:
             self._retry_seconds = 0.0
             logger.warning("%s works again; %d records were lost", self.name, self.losses().total())
-
-
-def _is_permanent(error: BaseException) -> bool:
-    return isinstance(error, PERMANENT) and not isinstance(error, UserError)
 
 
 def _text(error: BaseException) -> str:

@@ -25,10 +25,25 @@ class SmallMetrics:
 
     def __init__(self) -> None:
         self._left_out: set[str] = set()
+        # What each name last was, if that is small: outputs of one program share their abstract
+        # values, so that one look at each tells that nothing has changed.
+        self._small: dict[Any, Any] = {}
 
     def of(self, metrics: Mapping[Any, Any]) -> dict[Any, Any]:
         """The metrics that are small enough to keep."""
+        known = self._small
+        for name, value in metrics.items():
+            if getattr(value, "aval", value.__class__) is not known.get(name, self):
+                return self._judged(metrics)
+        return dict(metrics)
+
+    def _judged(self, metrics: Mapping[Any, Any]) -> dict[Any, Any]:
         kept, left_out = small(metrics)
+        self._small = {
+            name: getattr(value, "aval", value.__class__)
+            for name, value in kept.items()
+            if hasattr(value, "aval") or value.__class__ in _PLAIN
+        }
         if left_out and (new := [text for text in left_out if text not in self._left_out]):
             self._left_out.update(new)
             _log.warning("metrics left out: %s", listed(new))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from mfu_jax.boundary import Boundary, guarded
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
 from mfu_jax.logger.pipeline import RecordPipeline
+from mfu_jax.logger.timing.readiness import block_until_ready
 from mfu_jax.logger.timing.timer import Reading, StepTimer, TimedStep
 from mfu_jax.logger.watchdog import Watchdog
 
@@ -30,6 +35,7 @@ class LoopSpans:
         held: a timed step to which a later eval or pause may still add.
         late: results of an eval whose step is already written; the next record takes them.
         active: whether a span is open; a span inside another is part of the outer one.
+        paused: the name of the pause that is open, if one is.
     """
 
     def __init__(
@@ -38,6 +44,10 @@ class LoopSpans:
         self.held: TimedStep | None = None
         self.late: dict[str, Any] = {}
         self.active = False
+        self.paused = ""
+        self._calls: dict[str, list[Any]] = {}
+        self._calls_after = -1
+        self._paused_by = 0
         self._timer = timer
         self._pipeline = pipeline
         self._watchdog = watchdog
@@ -57,9 +67,39 @@ class LoopSpans:
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Adds the results of an eval to the step's record, or otherwise to the next one."""
         if self.held is not None and self.held.step == step:
-            self.held.extra |= metrics
+            self.held.extra = {**self.held.extra, **metrics}
         else:
             self.late |= {**metrics, "step": step}
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether this thread is inside a pause; other threads may go on meanwhile."""
+        return bool(self.paused) and self._paused_by == threading.get_ident()
+
+    def begin_calls(self, name: str) -> None:
+        """A pause begins on this thread."""
+        self.paused, self._paused_by = name, threading.get_ident()
+
+    def add_call(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Adds an instrumented call to the pause that is open: it is no step.
+
+        Args:
+            step: the last step before it.
+            metrics: of the call; those of an eval are shown as its mean over all calls.
+        """
+        self._calls_after = step
+        for name, value in metrics.items():
+            self._calls.setdefault(name, []).append(value)
+
+    def end_calls(self) -> None:
+        """Waits for the calls of a pause, whose time is the pause's."""
+        calls, self._calls = self._calls, {}
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the loop reads them, and meets it
+            block_until_ready({name: values[-1] for name, values in calls.items()})
+        if calls and self.paused == "eval":
+            told = {*self.late, *(self.held.extra if self.held is not None else ())}
+            new = {n: functools.partial(_mean, v) for n, v in calls.items() if n not in told}
+            self.add(self._calls_after, new)
 
     def take_late(self) -> dict[str, Any]:
         """Returns `late` and clears it."""
@@ -80,7 +120,7 @@ class LoopSpans:
         """Releases the held step, with all late results because no step comes after it."""
         last, self.held = self.held, None
         if last is not None:
-            last.extra |= self.take_late()
+            last.extra = {**last.extra, **self.take_late()}
         return last
 
     def pause(self, name: str, check: Callable[[], None]) -> Pause:
@@ -89,13 +129,22 @@ class LoopSpans:
 
     def wait(self, name: str) -> Wait:
         """Measures the part of a wait in which the device is idle."""
-        return Wait(self, self._timer, self._pipeline, name, self._boundary)
+        return Wait(self, self._timer, self._pipeline, name, self._watchdog, self._boundary)
 
 
 class Pause:
     """See `LoopSpans.pause`."""
 
-    __slots__ = ("_boundary", "_check", "_name", "_spans", "_start", "_timer", "_watchdog")
+    __slots__ = (
+        "_boundary",
+        "_check",
+        "_is_inner",
+        "_name",
+        "_spans",
+        "_start",
+        "_timer",
+        "_watchdog",
+    )
 
     def __init__(
         self,
@@ -113,11 +162,15 @@ class Pause:
         self._check = check
         self._boundary = boundary
         self._start: Reading | None = None
+        self._is_inner = False
 
     @guarded("the time of {0._name} is not known", passes=MEANT_FOR_THE_LOOP)
     def __enter__(self) -> None:
         spans = self._spans
         if spans.active:
+            self._is_inner = not self._watchdog.is_paused
+            if self._is_inner:
+                self._watchdog.pause()
             return
         finished = self._timer.drain()
         start = self._timer.read()
@@ -126,18 +179,21 @@ class Pause:
             spans.hold(finished)
         self._check()
         spans.active, self._start = True, start
+        spans.begin_calls(self._name)
 
     @guarded("the time of {0._name} is not known")
     def __exit__(self, *error: object) -> None:
         spans, start = self._spans, self._start
+        if self._is_inner:
+            self._watchdog.resume()
         if start is None:
             return
-        spans.active, self._start = False, None
+        spans.end_calls()
+        spans.active, self._start, spans.paused = False, None, ""
         self._watchdog.resume()
         self._timer.cut(self._name, start, self._timer.read())
         if spans.held is not None:
-            for span, spent in self._timer.take_spans().items():
-                spans.held.spans[span] = spans.held.spans.get(span, 0.0) + spent
+            spans.held.spans = _sum(spans.held.spans, self._timer.take_spans())
 
 
 class Wait:
@@ -151,6 +207,7 @@ class Wait:
         "_pipeline",
         "_spans",
         "_timer",
+        "_watchdog",
     )
 
     def __init__(
@@ -159,8 +216,10 @@ class Wait:
         timer: StepTimer,
         pipeline: RecordPipeline,
         name: str,
+        watchdog: Watchdog,
         boundary: Boundary,
     ) -> None:
+        self._watchdog = watchdog
         self._boundary = boundary
         self._spans = spans
         self._timer = timer
@@ -174,6 +233,7 @@ class Wait:
         spans = self._spans
         if not spans.active:
             self._outermost = spans.active = True
+            self._watchdog.wait(self._name)
             self._idle_since = self._timer.begin_wait()
 
     @guarded("the wait for {0._name} is not known", passes=MEANT_FOR_THE_LOOP)
@@ -181,7 +241,16 @@ class Wait:
         spans = self._spans
         if self._outermost:
             spans.active = False
+            self._watchdog.wait("")
             finished = self._timer.end_wait(f"{self._name}_wait", self._idle_since)
             if finished is not None:
                 spans.release()
                 self._pipeline.put(finished)
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    return np.mean([np.asarray(value) for value in values], axis=0)
+
+
+def _sum(spans: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
+    return {**spans, **{name: spans.get(name, 0.0) + spent for name, spent in more.items()}}

@@ -154,8 +154,10 @@ class StepRates:
         scalars["perf/per_device_tokens"] = self._tokens
         if seconds > 0:
             scalars["perf/per_device_tokens_per_sec"] = self._tokens / seconds
-            scalars |= self.utilization(seconds)
-        return scalars | self._xla
+            for name, best in self._optimal.items():
+                scalars[name] = best / seconds
+        scalars.update(self._xla)
+        return scalars
 
 
 def _plain(number: float) -> int | float:

@@ -109,12 +109,10 @@ class Summary:
 
     def render(self) -> str:
         """A few lines of text for the end of a run."""
-        left_out = [
-            f"{count} {kind}"
-            for kind, count in (("compile", self.compile_steps), ("warm-up", self.warmup_steps))
-            if count
-        ]
-        aside = f" ({' and '.join(left_out)} steps kept out)" if left_out else ""
+        left_out = {"compile": self.compile_steps, "warm-up": self.warmup_steps}
+        kinds = " and ".join(f"{count} {kind}" for kind, count in left_out.items() if count)
+        steps = "step" if sum(left_out.values()) == 1 else "steps"
+        aside = f" ({kinds} {steps} kept out)" if kinds else ""
         tokens = self.tokens_per_sec_per_device
         lines = [f"summary: {self.steps} measured steps{aside}"]
         if self.steps:
@@ -167,6 +165,9 @@ def _phase(name: str, values: Mapping[str, float]) -> str:
     return text
 
 
+_UTILIZATIONS = ("mfu", "hfu", "mbu")
+
+
 class StepStatistics:
     """Adds up measured steps, at eight bytes each, so a long run keeps exact percentiles."""
 
@@ -175,7 +176,7 @@ class StepStatistics:
         self._tokens = 0.0
         self._tflops = 0.0
         # Optimal seconds, and the measured seconds of the steps for which they are known.
-        self._optimal: dict[str, tuple[float, float]] = {}
+        self._optimal = {f"perf/{name}": [0.0, 0.0] for name in _UTILIZATIONS}
 
     def __len__(self) -> int:
         return len(self._seconds)
@@ -186,10 +187,10 @@ class StepStatistics:
         self._seconds.append(seconds)
         self._tokens += scalars["perf/per_device_tokens"]
         self._tflops += scalars.get("perf/per_device_tflops", math.nan)
-        for name in ("mfu", "hfu", "mbu"):
-            if (value := scalars.get(f"perf/{name}")) is not None:
-                optimal, measured = self._optimal.get(name, (0.0, 0.0))
-                self._optimal[name] = (optimal + value * seconds, measured + seconds)
+        for name, sums in self._optimal.items():
+            if (value := scalars.get(name)) is not None:
+                sums[0] += value * seconds
+                sums[1] += seconds
 
     def fields(self) -> dict[str, Any]:
         """The fields of `Summary` that follow from the measured steps."""
@@ -209,5 +210,9 @@ class StepStatistics:
             "p99_seconds": percentile(ordered, 0.99),
             "mean_seconds": total / len(ordered),
             **rates,
-            **{name: optimal / spent for name, (optimal, spent) in self._optimal.items() if spent},
+            **{
+                name.removeprefix("perf/"): optimal / spent
+                for name, (optimal, spent) in self._optimal.items()
+                if spent
+            },
         }

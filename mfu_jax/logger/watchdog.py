@@ -23,6 +23,7 @@ from typing import Any
 
 from mfu_jax.boundary import Boundary
 from mfu_jax.formatting import readable
+from mfu_jax.jax_internals import is_compiling
 from mfu_jax.logger.assembly import is_main_process
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.sinks.base import StepRecord
@@ -52,6 +53,7 @@ class Watchdog:
 
     Attributes:
         stopped_seconds: how long the process did not run since the last step, as far as noticed.
+        is_paused: an eval, a checkpoint or the like is under way.
     """
 
     def __init__(
@@ -73,8 +75,10 @@ class Watchdog:
         self._beat_at = float("-inf")
         self._intervals: deque[float] = deque(maxlen=101)
         self._records: deque[StepRecord] = deque(maxlen=_LAST_RECORDS)
-        self._is_paused = False
+        self.is_paused = False
         self._is_compiling = False
+        self._waits_for = ""
+        self._thread_id = threading.get_ident()
         self._is_hung = False
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -96,6 +100,7 @@ class Watchdog:
             self._intervals.append(now - self._completed_at)
         self._completed_at = now
         self._step = step
+        self._thread_id = threading.get_ident()
         self._is_compiling = False
         self.stopped_seconds = 0.0
 
@@ -110,22 +115,25 @@ class Watchdog:
 
     def pause(self) -> None:
         """An eval, a checkpoint or the like begins, which may take its time."""
-        self._is_paused = True
+        self.is_paused = True
+
+    def wait(self, name: str) -> None:
+        """The loop begins to wait for something; it ends with an empty name."""
+        self._waits_for = name
 
     def resume(self) -> None:
         """The pause ends; the time starts anew."""
         self._completed_at = self._monotonic()
-        self._is_paused = False
+        self.is_paused = False
 
     def limit_seconds(self) -> float | None:
         """How long no step may complete; None: too few steps to tell, or watching is off."""
         intervals = list(self._intervals)
         if self._config.hang_factor <= 0 or len(intervals) < _FEWEST_INTERVALS:
             return None
-        limit = max(
+        return max(
             self._config.hang_seconds, self._config.hang_factor * statistics.median(intervals)
         )
-        return max(limit, _COMPILE_SECONDS) if self._is_compiling else limit
 
     def check(self) -> None:
         """Looks at the clock once: reports a hang, notes a stop of the process, beats."""
@@ -142,7 +150,9 @@ class Watchdog:
             )
         spent = now - self._completed_at - self.stopped_seconds
         limit = self.limit_seconds()
-        is_hung = limit is not None and not self._is_paused and spent > limit
+        is_hung = limit is not None and not self.is_paused and spent > limit
+        if is_hung and spent <= _COMPILE_SECONDS:  # JAX tells of a stage when it ends
+            is_hung = not (self._is_compiling or is_compiling(self._thread_id))
         if is_hung and not self._is_hung:
             self._report(spent)
         elif self._is_hung and not is_hung:
@@ -152,7 +162,7 @@ class Watchdog:
         self._is_hung = is_hung
         if now - self._beat_at >= HEARTBEAT_SECONDS:
             self._beat_at = now
-            self._beat("hung" if is_hung else "paused" if self._is_paused else "running")
+            self._beat("hung" if is_hung else "paused" if self.is_paused else "running")
 
     def close(self) -> None:
         """Ends the thread; the heartbeat's last state is ``ended``."""
@@ -182,7 +192,10 @@ class Watchdog:
             where = f"stacks of all threads and the last records are in {self._dump(head)}"
         except OSError as error:
             where = f"the stacks could not be written ({error.strerror or error})"
-        _log.warning("%s: the run seems to hang, or its loop is over; %s", head, where)
+        cause = "the run seems to hang, or its loop is over"
+        if self._waits_for:
+            cause = f"the loop waits for {self._waits_for}"
+        _log.warning("%s: %s; %s", head, cause, where)
 
     def _dump(self, head: str) -> Path:
         folder = Path(self._config.hang_folder or tempfile.gettempdir())

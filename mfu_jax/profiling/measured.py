@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mfu_jax.errors import UserError
 from mfu_jax.profiling.join import Join, JoinedOp
 from mfu_jax.profiling.timeline.devices import Executions, OpName, Program, Timeline
 from mfu_jax.profiling.timeline.host import HostThread
@@ -22,6 +23,10 @@ from mfu_jax.profiling.timeline.sweep import (
 from mfu_jax.profiling.trace.wire import Integers
 
 _PICOSECONDS = 1e12
+_NO_STEPS = (
+    "the trace has ops but no executions of programs that take time; expected whole steps; usually "
+    "the trace was cut short, or another tool wrote it; trace again with mfu_jax.profile"
+)
 _CALL, _BETWEEN = "in the step's call", "between calls"
 
 
@@ -120,6 +125,9 @@ def measure(devices: Sequence[tuple[Timeline, HostThread | None]], join: Join) -
     Args:
         devices: as `read_devices` has them.
         join: finds the instructions.
+
+    Raises:
+        UserError: no execution of a program can be told from another.
     """
     main = _main_program([timeline for timeline, _ in devices])
     sums = _Sums()
@@ -127,6 +135,8 @@ def measure(devices: Sequence[tuple[Timeline, HostThread | None]], join: Join) -
         window = _window(timeline.executions.of(main), thread)
         if window is not None:
             sums.add(timeline, thread, window, join)
+    if not sums.devices:
+        raise UserError(_NO_STEPS)
     return sums.mean(devices[0][0], main)
 
 
@@ -137,6 +147,8 @@ def _main_program(timelines: Sequence[Timeline]) -> Program:
         runs = timeline.executions
         for program, length in zip(runs.programs, (runs.ends - runs.starts).tolist(), strict=True):
             seconds[program] += length
+    if not seconds:
+        raise UserError(_NO_STEPS)
     return max(seconds, key=lambda program: seconds[program])
 
 
@@ -148,9 +160,11 @@ def _window(executions: Executions, thread: HostThread | None) -> Window | None:
     marked = 0 if thread is None else len(thread.step_numbers)
     a_step = count // marked if marked and count % marked == 0 else 1
     if count < 2 * a_step:
-        return Window(int(starts[0]), int(executions.ends[-1]), 1)
-    steps = (count - 1) // a_step
-    return Window(int(starts[0]), int(starts[steps * a_step]), steps)
+        window = Window(int(starts[0]), int(executions.ends[-1]), 1)
+    else:
+        steps = (count - 1) // a_step
+        window = Window(int(starts[0]), int(starts[steps * a_step]), steps)
+    return window if window.end > window.begin else None
 
 
 class _Sums:

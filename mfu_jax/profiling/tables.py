@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mfu_jax.profiling.join import Work
 from mfu_jax.profiling.measured import Measured, OpTime
 from mfu_jax.profiling.peaks import Peaks
-from mfu_jax.profiling.waterfall import communication_of, scope_of
+from mfu_jax.profiling.waterfall import MODEL_PHASES, communication_of, scope_of
 
 _NEITHER = 0.1  # of both roofs: the time went to something else
 
@@ -23,7 +23,7 @@ class Row:
         share_of_step: the same over the step time.
         runs: how often they ran.
         flops: matmul FLOPs that they executed.
-        mfu: shortest time of their forward and backward matmuls over `seconds`.
+        mfu: shortest time of their matmuls in the model's phases over `seconds`.
         hfu: the same with all their matmuls.
         hbm_bytes: that they read from and wrote to memory.
         bandwidth_share: of the memory's peak; None if that is unknown.
@@ -101,11 +101,11 @@ def _shortest(op: OpTime, peaks: Peaks) -> float:
 
 
 def _model_share(op: OpTime) -> float:
-    """The share of an op's FLOPs that are forward or backward."""
+    """The share of an op's FLOPs that are forward, evaluation or backward."""
     record = op.op.record
     if record is None or not record.flops:
         return 0.0
-    return sum(record.flops_by_phase.get(p, 0) for p in ("forward", "backward")) / record.flops
+    return sum(record.flops_by_phase.get(p, 0) for p in MODEL_PHASES) / record.flops
 
 
 def _bound(ops: list[OpTime], seconds: float, shortest: float, moving: float | None) -> str:

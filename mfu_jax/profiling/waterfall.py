@@ -19,6 +19,7 @@ from mfu_jax.profiling.peaks import Peaks
 from mfu_jax.profiling.programs import KnownProgram
 
 MFU = "MFU"
+MODEL_PHASES = ("forward", "evaluation", "backward")
 _MOST_SCOPES = 3
 
 
@@ -160,12 +161,16 @@ def _ledger_bars(main: KnownProgram, seconds: float, ops: list[OpTime]) -> Itera
     ledger = main.ledger
     per_flop = seconds / ledger.executed if ledger.executed else 0.0
     model, *lines = ledger.lines
-    phases = {"rematerialised": ("rematerialized",), "other": ("optimizer", "other")}
+    phases = {
+        "rematerialised": ("rematerialized",),
+        "recomputed by XLA to save memory": ("xla_rematerialized",),
+        "other": ("optimizer", "other"),
+    }
     for line in lines:
         scopes = _flops_by_scope(ops, phases.get(line.label, ()))
         yield line.label, line.flops * per_flop, {s: n * per_flop for s, n in scopes.items()}
     yield "not explained by the ledger", ledger.residual * per_flop, {}
-    scopes = _flops_by_scope(ops, ("forward", "backward"))
+    scopes = _flops_by_scope(ops, MODEL_PHASES)
     yield MFU, model.flops * per_flop, {s: n * per_flop for s, n in scopes.items()}
 
 

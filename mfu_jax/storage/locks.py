@@ -74,9 +74,11 @@ class FileLock:
     def release(self) -> None:
         """Frees it and deletes its file."""
         if self._descriptor is not None:
-            if self._is_there(self._descriptor):
-                self._path.unlink(missing_ok=True)
-            os.close(self._descriptor)
+            with contextlib.suppress(OSError):  # somebody closed it, or the folder is read-only now
+                if self._is_there(self._descriptor):
+                    self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
             self._descriptor = None
         if _HELD.get(self._path) is self:
             del _HELD[self._path]

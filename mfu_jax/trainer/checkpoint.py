@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import jax
-import orbax.checkpoint as ocp
 from etils import epath
 
 from mfu_jax.errors import UserError, first_line
+from mfu_jax.parts import TRAIN, load_part
 from mfu_jax.trainer.data import CheckpointableIterator
 from mfu_jax.trainer.orbax_noise import silence_orbax
 from mfu_jax.trainer.pyconfig import Config
@@ -52,10 +52,11 @@ class Checkpointer:
         self._period = config.checkpoint_period
         self._goes_on = config.on_checkpoint_error == "warn" and jax.process_count() == 1
         self._folder: Any = None
-        self._options = ocp.CheckpointManagerOptions(
+        self._orbax = load_part("orbax.checkpoint", "the trainer", install=TRAIN)
+        self._options = self._orbax.CheckpointManagerOptions(
             max_to_keep=config.checkpoints_to_keep, enable_async_checkpointing=True
         )
-        self._manager: ocp.CheckpointManager | None = None
+        self._manager: Any | None = None
         self._saving: int | None = None
         if self._enabled:
             silence_orbax()
@@ -69,8 +70,8 @@ class Checkpointer:
                     "base_output_directory to a folder that can be written"
                 ) from None
 
-    def _open(self) -> ocp.CheckpointManager:
-        return ocp.CheckpointManager(self._folder, options=self._options)
+    def _open(self) -> Any:
+        return self._orbax.CheckpointManager(self._folder, options=self._options)
 
     def restore(
         self, abstract_state: TrainState, data: CheckpointableIterator
@@ -83,13 +84,14 @@ class Checkpointer:
         steps_done = self._manager.latest_step() if self._manager else None
         if self._manager is None or steps_done is None:
             return None
-        items = ocp.args.Composite(
-            state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()
+        items = self._orbax.args.Composite(
+            state=self._orbax.args.StandardRestore(abstract_state),
+            data=self._orbax.args.JsonRestore(),
         )
         folder = self._folder / str(steps_done)
         try:
             # Checked first: a restore that fails leaves threads that print tracebacks.
-            stored = ocp.StandardCheckpointHandler().metadata(folder / "state").tree
+            stored = self._orbax.StandardCheckpointHandler().metadata(folder / "state").tree
             if difference := _difference(_shapes(stored), _shapes(abstract_state)):
                 raise ValueError(difference)
             restored = self._manager.restore(steps_done, args=items)
@@ -126,8 +128,9 @@ class Checkpointer:
             return
         with self._as_told():
             self._finish()
-        items = ocp.args.Composite(
-            state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(_encode(data.get_state()))
+        items = self._orbax.args.Composite(
+            state=self._orbax.args.StandardSave(state),
+            data=self._orbax.args.JsonSave(_encode(data.get_state())),
         )
         with self._as_told(), self._named(steps_done):
             self._manager = self._manager or self._open()

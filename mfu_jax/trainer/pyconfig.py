@@ -105,6 +105,7 @@ class Config:
     metrics_file: str
     tensorboard_dir: str
     fsync_seconds: float
+    write_period_seconds: float
     heartbeat_file: str
     hang_factor: float
     hang_seconds: float

@@ -268,3 +268,54 @@ def test_a_call_does_little_for_any_bundled_model(name):
     calculate_tflops_per_device(config)  # what is worked out once, such as Engram's primes
     _, calls = count_calls(lambda: calculate_tflops_per_device(config))
     assert calls < 3000  # 1,400 for the largest, in half a millisecond
+
+
+def test_an_unknown_type_names_trace_and_trace_names_its_extra(tmp_path, capsys, monkeypatch):
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "zaya"}')
+    assert main(["flops", str(config)]) == 2
+    assert "mfu-jax flops config.json --trace" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["flops", str(config), "--trace"]) == 2
+    assert "pip install 'mfu-jax[trace-hf]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["llama2-7b", "--trace"], "takes a Hugging Face config.json"),
+        (["config.json", "--trace", "emb_dim=8"], "emb_dim is no field of the step"),
+        (["config.json", "--trace", "convention=palm"], "convention=palm"),
+        (["config.json", "--trace", "--serving"], "--serving needs a formula"),
+    ],
+)
+def test_what_trace_does_not_take_is_said(arguments, message, capsys):
+    assert main(["flops", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_trace_prints_the_same_object_as_a_formula(tmp_path, capsys):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers", minversion="5.0")
+    config = tmp_path / "config.json"
+    sizes = {"num_hidden_layers": 2, "hidden_size": 48, "num_attention_heads": 4, "vocab_size": 131}
+    config.write_text(json.dumps({"model_type": "llama", "pad_token_id": 0, **sizes}))
+    step = ["per_device_batch_size=2", "max_target_length=32", "gradient_accumulation_steps=3"]
+    formula = run_json(capsys, str(config), *step)
+    traced = run_json(capsys, str(config), *step, "--trace")
+    for key in formula.keys() - {
+        "breakdown",
+        "conventions",
+        "notes",
+        "parameters",
+        "decoder_block",
+    }:
+        assert traced[key] == formula[key], key
+    assert traced.keys() == formula.keys()
+    assert traced["parameters"]["total"] == formula["parameters"]["total"]
+    assert traced["parameters"]["embedding"] == formula["parameters"]["embedding"]
+    for name in ("maxtext", "exact", "dense"):
+        assert traced["conventions"][name] == formula["conventions"][name]
+    assert sum(row["training_flops"] for row in traced["breakdown"]) == pytest.approx(
+        traced["total_tflops"] * 1e12
+    )

@@ -40,3 +40,11 @@ def test_work_that_xla_merged_is_a_named_line_and_no_alarm() -> None:
 def test_missing_work_of_a_model_that_was_not_traced_stays_a_residual() -> None:
     ledger = compare_flops(model=1000, executed=ExecutedCount(forward=600))
     assert (ledger.residual, ledger.removed) == (-400, 0)
+
+
+def test_work_beyond_the_model_is_named_by_its_operations() -> None:
+    executed = ExecutedCount(forward=900, by_operation={"forward mlp/dot_general": 900})
+    operations = {"forward mlp/dot_general": 600}
+    ledger = compare_flops(model=600, executed=executed, operations=operations)
+    assert ledger.residual == 300
+    assert ledger.notes == ("more FLOPs than the model has of: forward mlp/dot_general (300)",)

@@ -11,8 +11,9 @@ import pytest
 
 import mfu_jax
 from mfu_jax.errors import UserError
+from mfu_jax.profiling.profile import read_profile
 from mfu_jax.settings import Settings
-from tests.support.instrumented import PEAK, batch, make_state, run, train_step
+from tests.support.instrumented import PEAK, STEP_FLOPS, batch, make_state, run, train_step
 from tests.support.sinks import ListSink
 
 
@@ -44,7 +45,7 @@ def test_a_run_that_ends_inside_or_before(tmp_path: Path, caplog: pytest.LogCapt
         step = mfu_jax.instrument(jax.jit(train_step), **options)
         run(step, 2)
         step.close()
-        assert (marked_steps(folder) if folder.exists() else None) == marked
+        assert (marked_steps(folder) if (folder / "plugins").exists() else None) == marked
     assert "profile_steps=5-9: the run had none of these steps" in caplog.text
 
 
@@ -65,3 +66,19 @@ def test_what_it_cannot_be_combined_with() -> None:
         pytest.raises(UserError, match="both given"),
     ):
         mfu_jax.instrument(train_step, logger=logger, settings=settings)
+
+
+@pytest.mark.slow
+def test_the_folder_has_the_program_and_its_model_flops(tmp_path: Path) -> None:
+    options = {"profile_steps": "2-4", "profile_dir": str(tmp_path), "sinks": []}
+    step = mfu_jax.instrument(jax.jit(train_step), **options, **PEAK)
+    run(step, 6)
+    step.close()
+    dump = mfu_jax.dumps.load(tmp_path / "programs" / "train_step.mfu")
+    assert dump.model is not None
+    assert dump.model.per_device == STEP_FLOPS
+    profile = read_profile(tmp_path, **PEAK)
+    assert profile.program.ledger.model == STEP_FLOPS
+    assert profile.coverage > 0.95
+    rate = PEAK["peak_tflops_per_device"] * 1e12
+    assert profile.mfu == pytest.approx(STEP_FLOPS / (profile.measured.step_seconds * rate))

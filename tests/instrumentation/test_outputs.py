@@ -159,6 +159,20 @@ def test_what_cannot_be_read_gets_a_hint_that_works() -> None:
     assert memory.records[-1].scalars["learning/loss"] == 1.5
 
 
+def test_scalars_without_a_loss_among_them_get_a_hint_that_works() -> None:
+    memory = ListSink()
+    jitted = jax.jit(lambda a: (a, {"accuracy": a.mean(), "w": a, "margin": a.max()}))
+    step = mfu_jax.instrument(jitted, sinks=[memory], **PEAK)
+    step(jnp.ones((8, 8)))
+    step.close()
+    hint = "if accuracy, margin in output[1] are metrics, pass metrics=lambda output: output[1]"
+    assert hint in memory.texts[0][1]
+    hinted = mfu_jax.instrument(jitted, metrics=lambda output: output[1], sinks=[memory], **PEAK)
+    hinted(jnp.ones((8, 8)))
+    hinted.close()
+    assert memory.records[-1].scalars["learning/accuracy"] == 1.0
+
+
 def test_metrics_that_fail_on_the_output_leave_the_times(caplog: pytest.LogCaptureFixture) -> None:
     memory = ListSink()
     step = mfu_jax.instrument(

@@ -53,7 +53,7 @@ def test_calls_keep_their_place_between_items() -> None:
 
 
 def test_an_item_that_comes_alone_is_handled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mfu_jax.logger.builder_thread.IDLE_TICK_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr("mfu_jax.logger.builder_thread.IDLE_SECONDS", HANG_SECONDS)
     handled = threading.Event()
     thread = BuilderThread(lambda batch: handled.set())
     thread.put(0)
@@ -61,10 +61,7 @@ def test_an_item_that_comes_alone_is_handled_at_once(monkeypatch: pytest.MonkeyP
     thread.close(HANG_SECONDS)
 
 
-def test_nobody_is_woken_while_items_come_faster_than_ticks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("mfu_jax.logger.builder_thread.TICK_SECONDS", HANG_SECONDS)
+def test_nobody_is_woken_while_items_come_faster_than_periods() -> None:
     seen: list[int] = []
     first = threading.Event()
 
@@ -72,18 +69,29 @@ def test_nobody_is_woken_while_items_come_faster_than_ticks(
         seen.extend(batch)
         first.set()
 
-    thread = BuilderThread(handle, size=100)
+    thread = BuilderThread(handle, size=100, period_seconds=HANG_SECONDS)
     thread.put(0)
     assert first.wait(HANG_SECONDS)
-    while thread._is_asleep or thread._wake.is_set():  # it goes back to its tick
+    while thread._is_asleep or not thread._wake._lock.locked():  # it goes back to its wait
         pass
     for number in range(1, 49):
         thread.put(number)
-    assert not thread._wake.is_set()
+    assert thread._wake._lock.locked()
+    assert seen == [0]
     thread.put(49)
     thread.put(50)  # half full: now it is worth a wake-up
     assert thread.settle(HANG_SECONDS)
     assert seen == list(range(51))
+    thread.close(HANG_SECONDS)
+
+
+def test_without_a_period_each_item_is_handled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mfu_jax.logger.builder_thread.IDLE_SECONDS", HANG_SECONDS)
+    handled = threading.Semaphore(0)
+    thread = BuilderThread(lambda batch: handled.release(), period_seconds=0.0)
+    for number in range(5):
+        thread.put(number)
+        assert handled.acquire(timeout=HANG_SECONDS / 2)
     thread.close(HANG_SECONDS)
 
 

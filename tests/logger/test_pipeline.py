@@ -102,7 +102,9 @@ def test_texts_are_in_order_and_can_be_encoded() -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_the_next_run_writes_what_a_hanging_file_did_not_take(tmp_path: Path) -> None:
+def test_the_next_run_writes_what_a_hanging_file_did_not_take(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "metrics.jsonl"
     file = HangingFile(path)
     file.hangs_from, file.release = 3, threading.Event()
@@ -112,7 +114,9 @@ def test_the_next_run_writes_what_a_hanging_file_did_not_take(tmp_path: Path) ->
     assert run.logger.close().dropped_records == 0
     assert (tmp_path / "backlog").is_dir()
     file._file.close()  # as when its process ends
+    caplog.clear()
     resumed = Run(sinks=[JsonlSink(path, resume_from_step=8)], start_step=8)
+    assert not caplog.messages  # no step is missing: the backlog has those between
     for step in range(8, 12):
         resumed.logger.record(step, {"loss": -1.0}, step_time_seconds=1.0)
     resumed.logger.close()
@@ -121,6 +125,20 @@ def test_the_next_run_writes_what_a_hanging_file_did_not_take(tmp_path: Path) ->
     assert [line["learning/loss"] for line in lines] == [*map(float, range(8)), *[-1.0] * 4]
     assert not (tmp_path / "backlog").exists()
     file.release.set()
+
+
+def test_steps_that_no_backlog_has_are_said_to_be_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    run = Run(sinks=[JsonlSink(path)])
+    run.steps(1.0, 1.0, 1.0)
+    run.logger.close()
+    Run(sinks=[JsonlSink(path, resume_from_step=8)], start_step=8).logger.close()
+    (text,) = caplog.messages
+    assert text == (
+        f"{path} ends at step 2, but the run resumes at 8: the steps between are missing"
+    )
 
 
 def test_a_run_from_the_start_sets_an_old_backlog_aside(
@@ -220,6 +238,7 @@ def test_an_interrupted_close_still_keeps_what_a_hanging_file_did_not_take(
         run.logger.close()
     assert "10 records wait in" in caplog.text
     assert healthy.closed
+    assert run.logger.summary().steps == run.logger.close().steps == 10
     file.release.set()
 
 
@@ -257,3 +276,28 @@ def test_a_forked_child_leaves_its_parents_logger_alone(tmp_path: Path) -> None:
     assert done.stderr == ""
     assert not (tmp_path / "backlog").exists()
     assert path.read_bytes().count(b"\n") == 20
+
+
+class SignallingSink(ListSink):
+    """Signals each step that it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.got = threading.Semaphore(0)
+
+    def write(self, record: StepRecord) -> None:
+        super().write(record)
+        self.got.release()
+
+
+@pytest.mark.parametrize("period", [0.0, 60.0])
+def test_steps_are_written_together_once_in_a_write_period(period: float) -> None:
+    sink = SignallingSink()
+    run = Run(sinks=[sink], write_period_seconds=period)
+    run.steps(1.0, 1.0)
+    assert sink.got.acquire(timeout=HANG_SECONDS)  # step 0 comes alone
+    run.steps(1.0, start=2)
+    assert sink.got.acquire(timeout=0.3) == (period == 0)
+    run.logger.flush()
+    assert sink.steps == [0, 1]
+    run.logger.close()

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.backlog import Backlog
-from mfu_jax.logger.sink_worker import SinkWorker
+from mfu_jax.logger.sink_worker import MANY_RECORDS, SinkWorker
 from mfu_jax.logger.sinks import StepRecord
 from mfu_jax.logger.sinks.base import RecordError
 from mfu_jax.logger.summary import Summary
@@ -307,3 +308,38 @@ def test_a_call_that_fails_is_reported_and_not_repeated(
     assert caplog.messages == ["Broken.write_summary failed: SystemExit: no"]
     assert sink.closed
     worker._thread.join(HANG_SECONDS)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + HANG_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class NowAndThen(BatchSink):
+    periods_per_write = 2
+
+
+def test_a_sink_for_people_is_written_once_in_some_periods(
+    make: Callable[..., SinkWorker],
+) -> None:
+    sink = NowAndThen({})
+    worker = make(sink, period_seconds=HANG_SECONDS)
+    worker.put(records(0))  # nothing came before it
+    wait_until(lambda: sink.steps == [0] and not worker._is_asleep)
+    for step in range(1, 200):
+        worker.put(records(step))
+    assert sink.steps == [0]
+    assert worker.settle().wait(HANG_SECONDS)  # a flush does not wait for the period
+    assert sink.steps == list(range(200))
+    worker.put(records(*range(200, 200 + MANY_RECORDS)))
+    wait_until(lambda: len(sink.steps) == 200 + MANY_RECORDS)
+
+
+def test_without_a_period_every_sink_is_written_at_once(make: Callable[..., SinkWorker]) -> None:
+    sink = NowAndThen({})
+    worker = make(sink, period_seconds=0.0)
+    for step in range(5):
+        worker.put(records(step))
+        wait_until(lambda: len(sink.steps) == step + 1)  # noqa: B023

@@ -100,3 +100,17 @@ def test_json_has_every_field_and_is_valid_with_a_nan_loss() -> None:
     assert values["last_loss"] == "nan"
     assert values["shares"] == {"train": 0.5, "other": 0.5}
     assert values["goodput"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("compiled", "warm", "text"),
+    [
+        (1, 0, " (1 compile step kept out)"),
+        (0, 2, " (2 warm-up steps kept out)"),
+        (1, 1, " (1 compile and 1 warm-up steps kept out)"),
+        (0, 0, ""),
+    ],
+)
+def test_one_step_is_no_steps(compiled: int, warm: int, text: str) -> None:
+    summary = Summary(steps=0, compile_steps=compiled, warmup_steps=warm)
+    assert summary.render() == f"summary: 0 measured steps{text}"

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from mfu_jax.boundary import Boundary
@@ -74,6 +75,48 @@ def test_a_hang_is_said_once_with_stacks_and_last_records(
     assert "step 29 [step] {'learning/loss': 4.25}" in text
     assert "step 10 " in text
     assert "step 9 " not in text
+
+
+def test_tracing_is_no_hang_though_jax_tells_of_it_at_its_end_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(tmp_path)
+    run.steps(30)
+
+    @jax.jit
+    def traced_for_long(x: jax.Array) -> jax.Array:
+        run.passes(60)
+        return x
+
+    traced_for_long.lower(1.0)
+    assert not caplog.messages
+    run.passes(10)
+    assert len(caplog.messages) == 1
+
+
+def test_a_loop_that_waits_is_told_what_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(tmp_path)
+    run.steps(30)
+    run.watchdog.wait("data")
+    run.passes(60)
+    (text,) = caplog.messages
+    assert "the loop waits for data; stacks" in text
+    assert "seems to hang" not in text
+
+
+def test_a_pause_inside_a_wait_is_no_hang() -> None:
+    with MetricLogger(sinks=[]) as logger:
+        with logger.waiting("data"):
+            assert logger._watchdog._waits_for == "data"
+            with logger.pause("compile"):
+                assert logger._watchdog.is_paused
+                with logger.pause("inner"):
+                    assert logger._watchdog.is_paused
+                assert logger._watchdog.is_paused
+            assert not logger._watchdog.is_paused
+        assert not logger._watchdog._waits_for
 
 
 def test_a_run_that_goes_on_says_so_and_can_hang_again(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from mfu_jax.errors import UserError
 from mfu_jax.profiling.profile import Profile, read_profile
 from tests.support import accelerator_traces as traces
 from tests.support.accelerator_traces import MATMUL_FLOPS, NORM_BYTES
@@ -89,3 +91,28 @@ def test_ops_without_an_instruction_are_a_bar_by_kind(tmp_path: Path) -> None:
     assert profile.coverage == pytest.approx(78 / 88)
     assert any("has no instruction: mystery_kernel 1e-05 s" in note for note in profile.notes)
     assert sum(bars.values()) == pytest.approx(100 * US)
+
+
+def test_damaged_traces_are_one_line_or_a_profile(tmp_path: Path) -> None:
+    traces.write_program(tmp_path, "TPU v5 lite")
+    traces.write_trace(tmp_path, traces.host(), traces.tpu())
+    (file,) = tmp_path.rglob("*.xplane.pb")
+    whole, random = file.read_bytes(), Random(0)
+    answers = []
+    for _ in range(100):
+        content = bytearray(whole)
+        for _ in range(random.choice((1, 1, 4))):
+            content[random.randrange(len(content))] = random.randrange(256)
+        file.write_bytes(content)
+        answers.append(points_or_error(file))
+    profiles = [answer for answer in answers if isinstance(answer, float)]
+    assert profiles == pytest.approx([100.0] * len(profiles))
+    assert len(profiles) > 3
+    assert not any("\n" in answer for answer in answers if isinstance(answer, str))
+
+
+def points_or_error(file: Path) -> float | str:
+    try:
+        return sum(bar.mfu_points for bar in read_profile(file).waterfall)
+    except UserError as error:
+        return str(error)

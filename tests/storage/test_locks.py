@@ -111,3 +111,11 @@ def test_where_there_are_no_locks_it_warns(
         (warning,) = lock.warnings
     reason = "No locks available" if error else "this system has no file locks"
     assert re.search(rf"metrics_file 'm' cannot be locked \({reason}\)", warning)
+
+
+def test_a_descriptor_that_somebody_closed_stops_no_release(tmp_path: Path) -> None:
+    lock = FileLock(tmp_path / "lock", "the file")
+    os.close(lock._descriptor)  # type: ignore[arg-type]
+    lock.release()
+    with FileLock(tmp_path / "lock", "the file") as again:
+        assert not again.warnings

@@ -88,7 +88,6 @@ class Client:
         name: what its users call it.
         loop: yields what each step returned, for ever, and keeps what such a loop keeps.
         flops: model FLOPs of one step on one device, by hand; the executed ones, too.
-        executed: executed FLOPs where they differ from `flops`.
         shares_logger: see `Observed`.
         package: what has to be installed for it.
         views: most one-element shards that JAX keeps with an output once one of them was read.
@@ -97,7 +96,6 @@ class Client:
     name: str
     loop: Callable[[Bare], Iterator[Any]]
     flops: int
-    executed: int | None = None
     shares_logger: bool = False
     package: str = "jax"
     views: int = 0

@@ -2,10 +2,16 @@
 
 A program is a list of statements on a state: three integers of random dtypes, the matrix, and how
 many matmuls it ran. JAX traces it; Python runs it first, to leave out those that run too long.
+
+A campaign counts many of them, every other one with integers from its arguments, and prints each
+that is counted wrongly without saying so:
+
+    python -m tests.support.integer_loops --count 10000 --first 0 --counter traced
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from mfu_jax.flops.executed.counting import executed_flops
+from mfu_jax.flops.traced.counting import TracedCount, count_model_flops
 
 SIZE = 4
 ONE = 2 * SIZE**3  # FLOPs of one matmul
@@ -335,3 +344,45 @@ def compiled(program: Program) -> Any:
     data = jax.ShapeDtypeStruct((), jnp.int32)
     quickly = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     return jax.jit(program.__call__).lower(x, data).compile(compiler_options=quickly)
+
+
+def traced(program: Program) -> TracedCount:
+    """The program's traced count."""
+    x = jax.ShapeDtypeStruct((SIZE, SIZE), jnp.float32)
+    return count_model_flops(program.__call__, x, jax.ShapeDtypeStruct((), jnp.int32))
+
+
+def _counted(counter: str, program: Program, data: int) -> tuple[int, int, bool]:
+    """FLOPs counted, FLOPs that run, and whether the count has a gap."""
+    if counter == "traced":
+        model = traced(program)
+        return model.total, program.expected(data) * ONE, bool(model.unaccounted)
+    executable = compiled(program)
+    ran = int(executable(jnp.eye(SIZE), jnp.int32(data))[1])
+    count = executed_flops(executable)
+    return count.total, ran * ONE, bool(count.unaccounted or count.flags)
+
+
+def main() -> None:
+    """Runs a campaign. A program in which XLA finds an endless loop to hoist hangs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--counter", choices=("traced", "executed"), default="traced")
+    given = parser.parse_args()
+    gaps = wrong = 0
+    for seed in range(given.first, given.first + given.count):
+        uses_data, data = bool(seed % 2), seed % 10
+        program = random_program(random.Random(seed), uses_data=uses_data, data=data)
+        counted, ran, has_gap = _counted(given.counter, program, data)
+        gaps += has_gap
+        if (has_gap and not uses_data) or (counted != ran and not has_gap):
+            wrong += 1
+            print(f"seed {seed}: {counted} counted, {ran} ran, a gap: {has_gap}", flush=True)
+        if (seed + 1) % 100 == 0:
+            jax.clear_caches()
+    print(f"{given.count} from seed {given.first}: {gaps} with gaps, {wrong} wrong")
+
+
+if __name__ == "__main__":
+    main()

@@ -11,6 +11,12 @@ VERSION = jax.__version_info__
 reads_recorded_kernels = pytest.mark.skipif(
     VERSION < (0, 10), reason="jaxlib cannot read Pallas kernels that a later one, 0.10, wrote"
 )
+reads_recorded_tensor_cores = pytest.mark.skipif(
+    VERSION[:2] != (0, 10), reason="a kernel for GPUs is read by the jaxlib that compiled it"
+)
+reads_recorded_triton = pytest.mark.skipif(
+    not (0, 10) <= VERSION < (0, 12), reason="jaxlib reads Triton's IR of versions near its own"
+)
 respects_local_windows = pytest.mark.skipif(
     VERSION < (0, 8, 3),
     reason="JAX 0.8.0's dot_product_attention ignores local_window_size without is_causal",

@@ -13,7 +13,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tests.support import program_kernels, program_models
+from tests.support import (
+    program_factorizations,
+    program_kernel_bodies,
+    program_kernels,
+    program_models,
+    program_names,
+    program_vectors,
+)
 from tests.support.reference_model import Shape, reference_step
 
 Build = Callable[[Any], tuple[Callable[..., Any], tuple[Any, ...]]]
@@ -126,6 +133,10 @@ def _fill() -> None:
             PROGRAMS[f"{platform}_{name}"] = Program(
                 platform=platform, build=on_one_device(function, *arguments), flops=flops
             )
+        for name, (function, arguments, flops) in program_names.programs(platform).items():
+            PROGRAMS[f"{platform}_{name}"] = Program(
+                platform=platform, build=on_one_device(function, *arguments), flops=flops
+            )
     PROGRAMS["v4_scan_full"] = transformer("v4", Shape(remat="full"))
     for mesh, topology in {(4, 4, 4): "v5p:4x4x4", (1, 512, 1): "v5p:8x8x8"}.items():
         shape = Shape(B=mesh[0] * mesh[1] * 2, D=512, remat="full", dtype="bfloat16")
@@ -136,6 +147,19 @@ def _fill() -> None:
             PROGRAMS[f"{platform}_{name}"] = Program(
                 platform=platform, build=on_one_device(function, *arguments), options=options
             )
+    for topic, programs in (
+        ("vectors", program_vectors),
+        ("factorizations", program_factorizations),
+    ):
+        for platform in programs.PLATFORMS:
+            for name, (function, arguments, flops) in programs.PROGRAMS.items():
+                PROGRAMS[f"{platform}_{topic}_{name}"] = Program(
+                    platform=platform, build=on_one_device(function, *arguments), flops=flops
+                )
+    for platform, bodies in program_kernel_bodies.KERNELS.items():
+        for name, (function, arguments) in bodies.items():
+            build = on_one_device(function, *arguments)
+            PROGRAMS[f"{platform}_{name}"] = Program(platform=platform, build=build)
     # Attention kernels in a scanned, rematerialised step: masks are tables that loops carry.
     for platform, attention, mesh in (
         ("v5e", "splash", ()),

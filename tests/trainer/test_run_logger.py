@@ -33,6 +33,7 @@ def test_keys_of_the_config_that_are_settings_keep_their_values() -> None:
     assert settings_of(config, start_step=5) == Settings(
         metrics_file="out/r/metrics.jsonl",
         heartbeat_file="out/r/heartbeat.json",
+        profile_dir="out/r/profile",
         log_period=7,
         warmup_steps=3,
         convention="exact",

@@ -14,6 +14,7 @@ import pytest
 
 from mfu_jax import cli
 from mfu_jax.logger.non_finite import NON_FINITE_EXIT_CODE
+from mfu_jax.profiling.profile import read_profile
 from mfu_jax.trainer.checkpoint import CHECKPOINT_EXIT_CODE
 from tests.support.floats import assert_close_as_float32
 from tests.support.paths import ROOT
@@ -74,7 +75,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Forty steps without a break."""
     folder = tmp_path_factory.mktemp("straight")
     tensorboard = f"tensorboard_dir={folder / 'events'}"
-    code, out, err = run(folder, "steps=40", "eval_interval=20", tensorboard)
+    code, out, err = run(folder, "steps=40", "eval_interval=20", "profile_steps=31-34", tensorboard)
     assert code == 0, err
     return folder, out
 
@@ -93,6 +94,19 @@ def test_every_step_has_its_line_and_the_run_ends_with_summary_and_ledger(
     tail = out[out.index("completed step: 39") :]
     for word in ("summary:", "median", "p99", "= executed", "tensorboard --logdir"):
         assert word in tail
+
+
+@pytest.mark.slow
+def test_the_profile_of_a_run_has_its_model_flops(straight: tuple[Path, str]) -> None:
+    folder, _ = straight
+    profile = read_profile(folder / "default" / "profile", peak_tflops_per_device=5)
+    assert profile.coverage > 0.95
+    setup = json.loads((folder / "default" / "metrics.jsonl.setup.json").read_text())
+    written = setup["values"]["model TFLOP per device per step"]
+    assert profile.program.ledger.model / 1e12 == pytest.approx(float(written.split()[0]), rel=1e-5)
+    assert sum(bar.seconds for bar in profile.waterfall) == pytest.approx(
+        profile.measured.step_seconds
+    )
 
 
 @pytest.mark.slow

@@ -93,6 +93,7 @@ def attention(
     head_dim: int,
     mask: Mask,
     *,
+    value_dim: int = 0,
     bias: bool = False,
     output_bias: bool | None = None,
     output_width: int | None = None,
@@ -111,6 +112,7 @@ def attention(
     ``q [T,D]@[D,H·h]``, ``k, v [T,D]@[D,K·h]``, ``out [T,H·h]@[H·h,D]``, and the scores.
 
     Args:
+        value_dim: width of a value head, if it is not `head_dim`.
         bias: of q, k and v; `output_bias` of the output (None: as `bias`).
         output_width: width that the output projects to, if not D.
         output_gate: the query projection also makes a gate of the output's size (qwen3-next).
@@ -124,13 +126,14 @@ def attention(
     """
     output_bias = bias if output_bias is None else output_bias
     kv_tokens = tokens if kv_tokens is None else kv_tokens
+    value_dim = value_dim or head_dim
     q_outputs = (1 + output_gate) * heads * head_dim
     parts = [projection(f"{name}/q_proj", width, q_outputs, bias=bias, tokens=tokens)]
     if not borrowed_kv:
-        names = ("k_proj",) if shared_kv else ("k_proj", "v_proj")
+        widths = {"k_proj": head_dim} if shared_kv else {"k_proj": head_dim, "v_proj": value_dim}
         parts.extend(
-            projection(f"{name}/{part}", width, kv_heads * head_dim, bias=bias, tokens=kv_tokens)
-            for part in names
+            projection(f"{name}/{part}", width, kv_heads * each, bias=bias, tokens=kv_tokens)
+            for part, each in widths.items()
         )
     if qk_norm:
         normed = (heads, kv_heads) if qk_norm_all_heads else (1, 1)
@@ -138,9 +141,10 @@ def attention(
         parts.append(norm(f"{name}/qk_norm", head_dim, copies=scales))
     if sinks:
         parts.append(vector(f"{name}/sinks", heads))
-    kept = Cache(kv_heads * (head_dim if shared_kv else 2 * head_dim), borrowed=borrowed_kv)
-    parts.extend(attention_scores(heads, head_dim, head_dim, mask, f"{name}/scores", cache=kept))
-    out, joined = width if output_width is None else output_width, heads * head_dim
+    cached = head_dim if shared_kv else head_dim + value_dim
+    kept = Cache(kv_heads * cached, borrowed=borrowed_kv)
+    parts.extend(attention_scores(heads, head_dim, value_dim, mask, f"{name}/scores", cache=kept))
+    out, joined = width if output_width is None else output_width, heads * value_dim
     parts.append(projection(f"{name}/o_proj", joined, out, bias=output_bias, tokens=tokens))
     return tuple(parts)
 

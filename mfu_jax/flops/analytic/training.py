@@ -20,7 +20,7 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 _READS_STREAM = frozenset(
     {
         *("q_proj", "k_proj", "v_proj", "q_a", "kv_a", "kv_proj", "in_proj", "in_proj_qkvz"),
-        *("in_proj_ba", "wi", "wi_0", "wi_1", "router", "shared_gate", "logits"),
+        *("in_proj_ba", "gate_proj", "wi", "wi_0", "wi_1", "router", "shared_gate", "logits"),
     }
 )
 # Parts that end a block: their output is added to the stream.

@@ -11,11 +11,13 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from mfu_jax.flops.attention_kernels import is_attention
+from mfu_jax.flops.attention_kernels import BESIDE_KERNELS, is_attention
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.executed.collectives import KINDS, Collective, is_further_link, read_collective
 from mfu_jax.flops.executed.dataflow import Dataflow, UnknownValueError
 from mfu_jax.flops.executed.elementwise import elementwise_flops
+from mfu_jax.flops.executed.expansions import Expansions, Part
+from mfu_jax.flops.executed.factorizations import FACTORIZATIONS
 from mfu_jax.flops.executed.hbm import hbm_bytes
 from mfu_jax.flops.executed.hlo import (
     CALLEE_KEYS,
@@ -27,19 +29,15 @@ from mfu_jax.flops.executed.hlo import (
 from mfu_jax.flops.executed.kernels import (
     KernelCall,
     KernelCost,
+    Lengths,
     UnknownCost,
     kernel_cost,
 )
-from mfu_jax.flops.executed.matmuls import MATMULS, operand_dtype
+from mfu_jax.flops.executed.matmuls import MATMULS, hardware_passes, operand_dtype
+from mfu_jax.flops.executed.vector_matmuls import VectorMatmuls
 
 KernelFlops = Mapping[str, int] | Callable[[KernelCall], int | None]
 
-# Instructions that XLA runs as library routines, whose FLOPs are not counted.
-_LIBRARY_ROUTINES = {
-    "fft": "an FFT is no matmul; 5·n·log2(n) is the usual estimate",
-    "cholesky": "runs as a library routine of about n³/3",
-    "triangular-solve": "runs as a library routine of about n²·m",
-}
 # Instructions that neither compute nor move anything: most of a program.
 _FREE = frozenset("parameter constant get-tuple-element tuple bitcast".split())
 _FREE_IN_FUSIONS = _FREE | frozenset("broadcast copy transpose reshape slice pad iota".split())
@@ -70,7 +68,9 @@ class MatmulCost(NamedTuple):
         rematerialized: the part that recomputes forward results.
         kernel: name of the custom kernel that runs them; empty for XLA's own matmuls.
         seen_by_xla: FLOPs that XLA's cost analysis reports for the instruction.
-        is_attention: whether the kernel computes attention.
+        is_attention: whether an attention kernel runs it, or JAX does beside the kernel.
+        is_vector: whether it is a multiplication and a sum, for vector units.
+        passes: how it runs in parts of its precision, such as ``bf16_x6``.
     """
 
     instruction: HloInstruction
@@ -80,6 +80,8 @@ class MatmulCost(NamedTuple):
     kernel: str = ""
     seen_by_xla: int = 0
     is_attention: bool = False
+    is_vector: bool = False
+    passes: str = ""
 
 
 class InstructionCost(NamedTuple):
@@ -93,6 +95,7 @@ class InstructionCost(NamedTuple):
         note: a choice that the reader of the count should know about.
         elementwise: FLOPs of everything else, by the rules of XLA's cost analysis.
         hbm_bytes: bytes read from and written to HBM; 0 inside a fusion.
+        vector_xla: what XLA reports for an instruction that is part of a matmul on vector units.
     """
 
     matmul: MatmulCost | None = None
@@ -102,6 +105,7 @@ class InstructionCost(NamedTuple):
     note: str = ""
     elementwise: int = 0
     hbm_bytes: int = 0
+    vector_xla: int = 0
 
 
 _NOTHING = InstructionCost()
@@ -117,6 +121,7 @@ class ComputationCost(NamedTuple):
     notes: tuple[str, ...]
     elementwise: int
     hbm_bytes: int
+    vector_xla: int
 
 
 def _sum(instructions: list[HloInstruction], costs: list[InstructionCost]) -> ComputationCost:
@@ -128,6 +133,7 @@ def _sum(instructions: list[HloInstruction], costs: list[InstructionCost]) -> Co
         notes=tuple([cost.note for cost in costs if cost.note]),
         elementwise=sum([cost.elementwise for cost in costs]),
         hbm_bytes=sum([cost.hbm_bytes for cost in costs]),
+        vector_xla=sum([cost.vector_xla for cost in costs]),
     )
 
 
@@ -139,6 +145,7 @@ class CostReader:
         kernel_flops: FLOPs of custom kernels, as `executed_flops` takes them.
         trip_counts: iterations of loops, by the name or op_name of the ``while``.
         constants: returns the same program with its large constants written out, or None.
+        lengths: lengths that are data, as far as the user gave them.
     """
 
     def __init__(
@@ -148,12 +155,16 @@ class CostReader:
         kernel_flops: KernelFlops | None,
         trip_counts: Mapping[str, int],
         constants: Callable[[], HloModule | None],
+        lengths: Lengths,
     ) -> None:
         self.module = module
         self.dataflow = Dataflow(module)
+        self.vector_matmuls = VectorMatmuls(self.dataflow)
+        self.expansions = Expansions(module)
         self.kernel_flops = kernel_flops
         self.trip_counts = trip_counts
         self.constants = constants
+        self.lengths = lengths
         self.reducers: dict[str, int] = {}
         self.elided = False  # a constant that the last kernel needed is not in the text
 
@@ -174,18 +185,37 @@ class CostReader:
     ) -> InstructionCost:
         """Cost of one run of an instruction of `computation`; `fused` as in `computation_cost`."""
         rule = _RULES.get(instruction.opcode.removesuffix("-start"))
-        if rule is not None:
+        expansion = self.expansions.part(instruction) if rule else None
+        if expansion is not None:
+            cost = self._expansion(computation, instruction, expansion)
+        elif rule is not None:
             cost = rule(self, computation, instruction)
         else:
             cost = _NOTHING if instruction.opcode in _NO_MATMUL else _unknown(instruction)
         elementwise = elementwise_flops(computation, instruction, self._reducer)
         traffic = 0 if fused else hbm_bytes(self.module, computation, instruction)
-        return InstructionCost(*cost[:5], elementwise, traffic)
+        part = self.vector_matmuls.part(computation, instruction)
+        if part is None:
+            return InstructionCost(*cost[:5], elementwise, traffic)
+        beside = BESIDE_KERNELS in instruction.op_name
+        matmul = MatmulCost(
+            instruction,
+            part.flops,
+            part.dtype,
+            is_attention=beside,
+            is_vector=True,
+            passes=part.passes,
+        )
+        return InstructionCost(
+            matmul=matmul if part.flops else None, hbm_bytes=traffic, vector_xla=elementwise
+        )
 
     def _matmul(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
         flops = MATMULS[instruction.opcode.removesuffix("-start")](computation, instruction)
         dtype = operand_dtype(computation, instruction)
-        return InstructionCost(MatmulCost(instruction, flops, dtype, seen_by_xla=flops))
+        passes = hardware_passes(computation, instruction)
+        matmul = MatmulCost(instruction, flops, dtype, seen_by_xla=flops, passes=passes)
+        return InstructionCost(matmul)
 
     def _call(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
         if not instruction.callees:
@@ -208,17 +238,37 @@ class CostReader:
         collective = read_collective(self.module, computation, instruction, op_name)
         return InstructionCost(collective=collective)
 
-    def _library_routine(
+    def _factorization(
         self, computation: HloComputation, instruction: HloInstruction
     ) -> InstructionCost:
-        opcode = instruction.opcode.removesuffix("-start")
-        reason = _LIBRARY_ROUTINES[opcode]
-        return InstructionCost(unaccounted=unaccounted(instruction, opcode, reason))
+        flops = FACTORIZATIONS[instruction.opcode.removesuffix("-start")](computation, instruction)
+        dtype = computation.operand(instruction, 0).shape.dtype
+        return InstructionCost(MatmulCost(instruction, flops, dtype, kernel=instruction.opcode))
+
+    def _expansion(
+        self, computation: HloComputation, instruction: HloInstruction, part: Part
+    ) -> InstructionCost:
+        if part.flops is None:
+            reason = "the sizes of its blocks do not say the matrix's"
+            return InstructionCost(unaccounted=unaccounted(instruction, part.name, reason))
+        if not part.flops:
+            return _NOTHING
+        return InstructionCost(
+            MatmulCost(
+                instruction,
+                part.flops,
+                computation.operand(instruction, 0).shape.dtype,
+                kernel=part.name,
+                seen_by_xla=part.seen_by_xla,
+            )
+        )
 
     def _kernel(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
         self.elided = False
+        if instruction.runs_on_host and instruction.callees:
+            return InstructionCost(is_call=True)
         literal = functools.partial(self._literal, computation, instruction)
-        call = KernelCall(computation, instruction, literal)
+        call = KernelCall(computation, instruction, literal, self.lengths)
         cost = kernel_cost(call)
         if isinstance(cost, UnknownCost):
             if self.elided:
@@ -302,7 +352,7 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(MATMULS, CostReader._matmul),
     **dict.fromkeys(CALLEE_KEYS, CostReader._call),
     **dict.fromkeys(KINDS, CostReader._collective),
-    **dict.fromkeys(_LIBRARY_ROUTINES, CostReader._library_routine),
+    **dict.fromkeys(FACTORIZATIONS, CostReader._factorization),
     "custom-call": CostReader._kernel,
 }
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from mfu_jax.flops.count import FlopCount, Unaccounted
 from mfu_jax.flops.executed.collectives import Collective
@@ -23,8 +21,7 @@ from mfu_jax.flops.executed.costs import (
     MatmulCost,
     unaccounted,
 )
-from mfu_jax.flops.executed.duplicates import duplicates
-from mfu_jax.flops.executed.gradients import gradient_users
+from mfu_jax.flops.executed.duplicates import duplicates, is_recomputed
 from mfu_jax.flops.executed.hlo import (
     HloComputation,
     HloInstruction,
@@ -32,11 +29,16 @@ from mfu_jax.flops.executed.hlo import (
     HloParseError,
     parse_hlo,
 )
+from mfu_jax.flops.executed.kernels import Lengths
 from mfu_jax.flops.executed.op_names import inferred_op_name
+from mfu_jax.flops.executed.padding import wasted
 from mfu_jax.flops.executed.plans import Planner
-from mfu_jax.flops.executed.replication import Groups, holders
+from mfu_jax.flops.executed.replication import holders
 from mfu_jax.flops.executed.runs import RunCounter
+from mfu_jax.flops.executed.sums import MODEL_PHASES, Found, Sums
 from mfu_jax.flops.executed.validation import check_module
+from mfu_jax.flops.executed.value_graph import value_graph
+from mfu_jax.flops.purposes import purposes
 from mfu_jax.flops.scopes import Scope, read_scope
 
 
@@ -60,39 +62,64 @@ class ExecutedCount(FlopCount):
     """Matmul FLOPs that one device executes in one call of the program.
 
     Attributes:
+        xla_rematerialized: FLOPs that XLA runs again to save memory, without `jax.checkpoint`. Part
+            of `total`, not of `forward` or `rematerialized`.
         duplicated: FLOPs of matmuls that XLA repeats on the same operands in another fusion. Part
             of `total`.
         repeated: FLOPs of forward and backward matmuls that several devices run on the same values,
             beyond one run each, by extent in words. Part of `total`.
         repeated_attention: the part of `repeated` in `attention_kernels`.
+        padding: FLOPs of forward and backward matmuls on explicit zero padding. Part of `total`.
+        expansion: the same on zeros of ragged and depthwise products that XLA computes densely.
+        vector_matmuls: FLOPs of matmuls that run on vector units: XLA writes them as a
+            multiplication and a sum, because one of m, n and k is 1. Part of `total`.
+        hardware_passes: FLOPs of matmuls that run as several on parts of their precision, by those
+            passes: ``{"bf16_x6": …}`` takes six times as long as bf16. 2·m·n·k once, in `total`.
         kernels: FLOPs of custom kernels that XLA does not see into (or counts wrongly), by name.
             Part of `total`.
         attention_kernels: FLOPs of attention kernels, forward and backward, without recomputed
             work.
         elementwise: FLOPs of all other instructions, by XLA's rule of one per element of a result.
             Not part of `total`.
+        host: FLOPs that the program hands to the host (`compute_on("device_host")`). Not part of
+            `total`, which is the device's.
         hbm_bytes: bytes that unfused instructions read from and write to HBM.
         collectives: every collective, with its bytes and runs.
         loops_once: `total` with every loop body counted once, as in XLA's own report.
         kernels_once: FLOPs of `kernels` with every loop body counted once.
         kernels_xla: what XLA reports for `kernels_once`: the authors' `cost_estimate`s, or 0.
+        vector_once: `vector_matmuls` with every loop body counted once.
+        vector_xla: what XLA reports for `vector_once`: one FLOP a multiplication, one an addition.
         elementwise_once: `elementwise` with every loop body counted once.
         flags: choices that the count made, such as the branch of a conditional.
     """
 
+    xla_rematerialized: int = 0
     duplicated: int = 0
     repeated: Mapping[str, int] = field(default_factory=dict)
     repeated_attention: int = 0
+    padding: int = 0
+    expansion: int = 0
+    vector_matmuls: int = 0
+    hardware_passes: Mapping[str, int] = field(default_factory=dict)
     kernels: Mapping[str, int] = field(default_factory=dict)
     attention_kernels: int = 0
     elementwise: int = 0
+    host: int = 0
     hbm_bytes: int = 0
     collectives: tuple[Collective, ...] = ()
     loops_once: int = 0
     kernels_once: int = 0
     kernels_xla: int = 0
+    vector_once: int = 0
+    vector_xla: int = 0
     elementwise_once: int = 0
     flags: tuple[Flag, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Everything that runs."""
+        return super().total + self.xla_rematerialized
 
 
 def executed_flops(
@@ -100,6 +127,8 @@ def executed_flops(
     *,
     kernel_flops: KernelFlops | None = None,
     trip_counts: Mapping[str, int] | None = None,
+    group_sizes: Sequence[int] = (),
+    sequence_lengths: Sequence[int] = (),
 ) -> ExecutedCount:
     """Counts the matmul FLOPs that one device executes in one call of a compiled program.
 
@@ -110,6 +139,8 @@ def executed_flops(
             program does not contain the cost; `register_kernel` overrides the program's.
         trip_counts: iterations of loops that depend on data, by the op_name or name of the
             ``while`` that `unaccounted` shows.
+        group_sizes: rows of each group (expert) in grouped matmuls, as one device has them.
+        sequence_lengths: keys of each sequence in paged attention.
 
     Returns:
         The count. Work that could not be counted is in `unaccounted`.
@@ -125,8 +156,13 @@ def executed_flops(
     ... }''').total
     48
     """
-    counter = counter_of(program, kernel_flops=kernel_flops, trip_counts=trip_counts)
-    return counter.count()
+    return counter_of(
+        program,
+        kernel_flops=kernel_flops,
+        trip_counts=trip_counts,
+        group_sizes=group_sizes,
+        sequence_lengths=sequence_lengths,
+    ).count()
 
 
 def counter_of(
@@ -134,6 +170,8 @@ def counter_of(
     *,
     kernel_flops: KernelFlops | None = None,
     trip_counts: Mapping[str, int] | None = None,
+    group_sizes: Sequence[int] = (),
+    sequence_lengths: Sequence[int] = (),
 ) -> ProgramCounter:
     """What counts a program; arguments and errors as of `executed_flops`."""
     text = program if isinstance(program, str) else program.as_text()
@@ -146,6 +184,10 @@ def counter_of(
         kernel_flops=kernel_flops,
         trip_counts=trip_counts or {},
         constants=_Constants(program).module,
+        lengths=Lengths(
+            group_sizes=tuple(map(int, group_sizes)),
+            sequence_lengths=tuple(map(int, sequence_lengths)),
+        ),
     )
     return ProgramCounter(module, reader, program)
 
@@ -168,62 +210,6 @@ class _Constants:
         return self.made
 
 
-class FoundMatmul(NamedTuple):
-    """A matmul of the program, with the context that its callers provide.
-
-    Attributes:
-        matmul: its cost.
-        op_name: its own, its fusion's, or one inferred from its neighbours.
-        runs: how often it runs in one step.
-        once: the same with every loop body counted once.
-    """
-
-    matmul: MatmulCost
-    op_name: str
-    runs: int
-    once: int
-
-
-@dataclass(slots=True)
-class _Sums:
-    """What the top-down pass adds up."""
-
-    phases: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    scopes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    dtypes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    kernels: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    attention_kernels: int = 0
-    repeated: dict[str, Fraction] = field(default_factory=lambda: defaultdict(Fraction))
-    repeated_attention: Fraction = Fraction(0)
-    loops_once: int = 0
-    kernels_once: int = 0
-    kernels_xla: int = 0
-
-    def add(self, matmul: MatmulCost, scope: Scope, runs: int, once: int) -> None:
-        if matmul.is_attention and scope.phase != "rematerialized":
-            self.attention_kernels += runs * (matmul.flops - matmul.rematerialized)
-        self.phases[scope.phase] += runs * (matmul.flops - matmul.rematerialized)
-        self.phases["rematerialized"] += runs * matmul.rematerialized
-        self.scopes[scope.path] += runs * matmul.flops
-        self.dtypes[matmul.dtype] += runs * matmul.flops
-        self.loops_once += once * matmul.flops
-        if matmul.kernel:
-            self.kernels[matmul.kernel] += runs * matmul.flops
-            self.kernels_once += once * matmul.flops
-            self.kernels_xla += once * matmul.seen_by_xla
-
-    def add_repeated(self, matmul: MatmulCost, holders: Groups, runs: int) -> None:
-        """Adds what devices repeat of a forward or backward matmul."""
-        devices, groups = len(holders), len(set(holders))
-        if groups == devices:
-            return
-        flops = Fraction(devices - groups, devices) * runs * (matmul.flops - matmul.rematerialized)
-        where = "on every device" if groups == 1 else f"in groups of {devices // groups} devices"
-        self.repeated[f"repeated {where} ({devices - groups} of {devices})"] += flops
-        if matmul.is_attention:
-            self.repeated_attention += flops
-
-
 class ProgramCounter:
     """Multiplies each computation's cost by its runs, and adds everything up."""
 
@@ -232,6 +218,7 @@ class ProgramCounter:
         self.module = module
         self.reader = reader
         self.costs: dict[str, ComputationCost] = {}
+        self.host: set[str] = set()  # computations that the host runs
         self.order = self._bottom_up_order()
         planner = Planner(
             module,
@@ -243,28 +230,48 @@ class ProgramCounter:
         self.runs = RunCounter(planner, self.order, flops)
         self.runs.count()
 
-    def matmuls(self) -> list[tuple[FoundMatmul, Scope]]:
+    def matmuls(self) -> list[tuple[Found, Scope]]:
         """Every matmul that runs, with its scope and phase."""
-        ran = [n for n in reversed(self.order) if self.runs.times[n] or self.runs.once[n]]
-        return self._classified([found for n in ran for found in self._found(n, self.costs[n])])
+        ran = [
+            n
+            for n in reversed(self.order)
+            if (self.runs.times[n] or self.runs.once[n]) and n not in self.host
+        ]
+        found = [item for n in ran for item in self._found(n, self.costs[n])]
+        return [
+            (item, scope._replace(phase="xla_rematerialized"))
+            if id(item.matmul.instruction) in self._recomputed
+            else (item, scope)
+            for item, scope in zip(found, self._scopes(found), strict=True)
+        ]
 
     def count(self) -> ExecutedCount:
         runs = self.runs
         times, once = runs.times, runs.once
-        ran = [(n, self.costs[n]) for n in reversed(self.order) if times[n] or once[n]]
+        reached = [(n, self.costs[n]) for n in reversed(self.order) if times[n] or once[n]]
+        ran = [(name, cost) for name, cost in reached if name not in self.host]
+        host = [(name, cost) for name, cost in reached if name in self.host]
         sums = self._sums(self.matmuls())
         return ExecutedCount(
-            forward=sums.phases["forward"],
+            forward=sums.phases["forward"] + sums.phases["evaluation"],
+            evaluation=sums.phases["evaluation"],
             backward=sums.phases["backward"],
             rematerialized=sums.phases["rematerialized"],
             optimizer=sums.phases["optimizer"],
             other=sums.phases["other"],
             by_scope=dict(sums.scopes),
             by_dtype=dict(sums.dtypes),
+            by_operation=dict(sums.operations),
             unaccounted=tuple(self._unaccounted()),
+            xla_rematerialized=sums.phases["xla_rematerialized"],
             duplicated=sum(m.flops * runs for _, m, runs in self._duplicates.values()),
             repeated={where: round(flops) for where, flops in sums.repeated.items()},
             repeated_attention=round(sums.repeated_attention),
+            padding=sums.padding,
+            expansion=sums.expansion,
+            vector_matmuls=sums.vector_matmuls,
+            hardware_passes=dict(sums.passes),
+            host=sum(times[name] * m.flops for name, cost in host for m in cost.matmuls),
             kernels=dict(sums.kernels),
             attention_kernels=sums.attention_kernels,
             elementwise=sum(times[name] * cost.elementwise for name, cost in ran),
@@ -277,6 +284,8 @@ class ProgramCounter:
             loops_once=sums.loops_once,
             kernels_once=sums.kernels_once,
             kernels_xla=sums.kernels_xla,
+            vector_once=sums.vector_once,
+            vector_xla=sum(once[name] * cost.vector_xla for name, cost in ran),
             elementwise_once=sum(once[name] * cost.elementwise for name, cost in ran),
             flags=(
                 *(Flag(text=text, times=n) for text, n in runs.choices.items()),
@@ -294,44 +303,42 @@ class ProgramCounter:
             reason = f"{reason}; its body is counted once; give trip_counts"
             yield dataclasses.replace(unaccounted(instruction, "while", reason), times=runs)
 
-    def _found(self, name: str, cost: ComputationCost) -> Iterator[FoundMatmul]:
+    def _found(self, name: str, cost: ComputationCost) -> Iterator[Found]:
         for matmul in cost.matmuls:
             op_name = self._op_name(name, matmul.instruction)
-            yield FoundMatmul(matmul, op_name, self.runs.times[name], self.runs.once[name])
+            yield Found(
+                self.module[name], matmul, op_name, self.runs.times[name], self.runs.once[name]
+            )
 
-    def _classified(self, found: list[FoundMatmul]) -> list[tuple[FoundMatmul, Scope]]:
-        scopes = [read_scope(item.op_name) for item in found]
-        backward = {
-            id(item.matmul.instruction)
-            for item, scope in zip(found, scopes, strict=True)
-            if scope.phase in ("backward", "rematerialized")
-        }
-        undifferentiated = {
-            id(item.matmul.instruction)
-            for item, scope in zip(found, scopes, strict=True)
-            if scope.phase == "forward" and "jvp(" not in item.op_name
-        }
-        users: Collection[int] = ()
-        if backward and undifferentiated:
-            users = undifferentiated & gradient_users(self.module, backward)
-        return [
-            (item, scope._replace(phase="optimizer"))
-            if id(item.matmul.instruction) in users
-            else (item, scope)
-            for item, scope in zip(found, scopes, strict=True)
-        ]
-
-    def _sums(self, matmuls: list[tuple[FoundMatmul, Scope]]) -> _Sums:
+    def _sums(self, matmuls: list[tuple[Found, Scope]]) -> Sums:
         """The matmuls by phase, scope, dtype and kernel."""
-        sums = _Sums()
+        sums = Sums()
         held = holders(self.module, self.program)
-        again = self._duplicates if held else {}  # they have a line of their own
         for item, scope in matmuls:
             number = id(item.matmul.instruction)
             sums.add(item.matmul, scope, item.runs, item.once)
-            if scope.phase in ("forward", "backward") and number in held and number not in again:
-                sums.add_repeated(item.matmul, held[number], item.runs)
+            if scope.phase not in MODEL_PHASES or number in self._duplicates:
+                continue  # it has a line of its own
+            zeros = wasted(
+                self.reader.dataflow, item.computation, item.matmul.instruction, item.matmul.flops
+            )
+            sums.add_model(item, scope, zeros)
+            if number in held:
+                sums.add_repeated(item.matmul, held[number], item.runs, sum(zeros))
         return sums
+
+    def _scopes(self, found: list[Found]) -> list[Scope]:
+        """The phase and scope of each matmul."""
+        scopes = [read_scope(item.op_name) for item in found]
+        pairs = list(zip(found, scopes, strict=True))
+        if not any(s.phase == "forward" and "jvp(" not in item.op_name for item, s in pairs):
+            return scopes
+        matmuls = {id(item.matmul.instruction): (item.op_name, s.phase) for item, s in pairs}
+        known = purposes(value_graph(self.module, matmuls))
+        return [
+            scope._replace(phase=known.get(id(item.matmul.instruction), scope.phase))
+            for item, scope in pairs
+        ]
 
     def _bottom_up_order(self) -> list[str]:
         """Names of the reachable computations, callees before callers."""
@@ -354,21 +361,37 @@ class ProgramCounter:
             stack.append((name, fused, True))
             for call in cost.calls:
                 inside = fused or call.opcode == "fusion"
+                if name in self.host or (call.runs_on_host):
+                    self.host.update(call.callees)
                 stack += [(callee, inside, False) for callee in call.callees]
         return order
 
     @functools.cached_property
     def _duplicates(self) -> dict[int, tuple[HloComputation, MatmulCost, int]]:
-        """Matmuls that recompute what another one computes, with their runs, by ``id``."""
-        matmuls = {
+        """Other matmuls that repeat what one computes, with their runs, by ``id``."""
+        first = {n: matmul for n, matmul in self._running.items() if n not in self._recomputed}
+        places = ((computation, m.instruction) for computation, m, _ in first.values())
+        repeated = duplicates(self.reader.dataflow, places)
+        return {id(i): first[id(i)] for i in repeated}
+
+    @functools.cached_property
+    def _recomputed(self) -> set[int]:
+        """The ``id`` of matmuls that XLA runs again to save memory."""
+        return {
+            number
+            for number, (computation, matmul, _) in self._running.items()
+            if is_recomputed(self.module, computation, matmul.instruction)
+        }
+
+    @functools.cached_property
+    def _running(self) -> dict[int, tuple[HloComputation, MatmulCost, int]]:
+        """The matmuls that run, with their runs, by ``id`` of the instruction."""
+        return {
             id(matmul.instruction): (self.module[name], matmul, self.runs.times[name])
             for name, cost in self.costs.items()
             for matmul in cost.matmuls
-            if self.runs.times[name]
+            if self.runs.times[name] and name not in self.host
         }
-        places = ((computation, m.instruction) for computation, m, _ in matmuls.values())
-        repeated = duplicates(self.reader.dataflow, places)
-        return {id(i): matmuls[id(i)] for i in repeated}
 
     def _op_name(self, name: str, instruction: HloInstruction) -> str:
         """A matmul's op_name, else that of the fusion that it is in, else a guess."""

@@ -1,21 +1,54 @@
 """Matmuls that a program runs several times on the same operands.
 
 Where recomputing a matmul is cheaper than storing its result, XLA may copy it into each fusion that
-uses the result (seen on TPU v6e and 7x: logits, attention scores).
+uses the result (seen on TPU v6e and 7x: logits, attention scores). Where the results do not fit
+into memory, it recomputes them later, even if nothing in the program asks for it.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 
 from mfu_jax.flops.executed.dataflow import MAX_DEPTH, Dataflow, Frame, UnknownValueError
-from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
 
 _NOT_THE_VALUE = {"metadata", "backend_config", "sharding", "frontend_attributes", "calls"}
 _SAME_VALUE = {"bitcast", "copy", "copy-done", "copy-start"}
 
+# XLA names what it recomputes to save memory after the original: ``fusion.7.remat2``.
+_RECOMPUTED = re.compile(r"\.remat\d*(?=\.|$)")
+
 Place = tuple[HloComputation, HloInstruction]
+
+
+def is_recomputed(module: HloModule, computation: HloComputation, matmul: HloInstruction) -> bool:
+    """Whether XLA recomputes a matmul, or the fusion that it is in, to save memory.
+
+    It does if it says so in the name, and the original is still there. Its operands may be other
+    copies of the same weights, so values need not show it.
+    """
+    place: Place | None = (computation, matmul)
+    while place is not None:
+        name = place[1].name
+        if (match := _RECOMPUTED.search(name)) and _original(*place, name[: match.start()]):
+            return True
+        place = module.caller(place[0].name)
+        if place is not None and place[1].opcode not in ("fusion", "call", "async-start"):
+            return False
+    return False
+
+
+def _original(computation: HloComputation, copied: HloInstruction, name: str) -> bool:
+    """Whether an instruction of this name, or a clone of it, does the same as `copied`."""
+    return any(
+        (other.name == name or other.name.startswith(f"{name}."))
+        and not _RECOMPUTED.search(other.name)
+        and (other.opcode, other.op_name) == (copied.opcode, copied.op_name)
+        and other.shape.dims == copied.shape.dims
+        for other in computation.instructions.values()
+    )
 
 
 def duplicates(dataflow: Dataflow, places: Iterable[Place]) -> list[HloInstruction]:

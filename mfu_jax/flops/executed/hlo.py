@@ -15,6 +15,7 @@ from typing import Any
 
 from mfu_jax.flops.executed.hlo_shapes import (
     COMMENT,
+    ELIDED,
     SPECIAL,
     HloParseError,
     Shape,
@@ -51,15 +52,9 @@ CALLEE_KEYS = {
     "call": ("to_apply",),
     "async": ("calls",),
     "while": ("body", "condition"),
+    "custom-call": ("called_computations",),
     "conditional": ("branch_computations", "true_computation", "false_computation"),
 }
-
-
-ELIDED = (
-    "a constant that this text leaves out, constant({...}): count the compiled program, or a dump "
-    "of it (mfu_jax.dump, mfu-jax dump)"
-)
-"""What is missing, and what to do, where ``as_text()`` has left out a large constant."""
 
 
 class HloInstruction:
@@ -139,15 +134,18 @@ class HloInstruction:
     def operands(self) -> tuple[str, ...]:
         """Names of the operands."""
         if self._operands is None:
-            text = self.operand_text
-            if self.opcode in ("parameter", "constant"):
-                self._operands = ()
-            elif "%" in text:
-                self._operands = tuple(_PERCENT_NAME.findall(text))
-            else:
-                parts = split_top_level(COMMENT.sub("", text))
-                self._operands = tuple(part.split()[-1] for part in parts)
+            self._operands = self._read_operands()
         return self._operands
+
+    def _read_operands(self) -> tuple[str, ...]:
+        if self.opcode in ("parameter", "constant"):
+            return ()
+        text = self.operand_text
+        if text.startswith("%") and "/" not in text and "(" not in text:  # no types, no comments
+            return tuple(text[1:].split(", %"))
+        if "%" in text:
+            return tuple(_PERCENT_NAME.findall(text))
+        return tuple([part.split()[-1] for part in split_top_level(COMMENT.sub("", text))])
 
     def operand(self, index: int) -> str:
         """The name of one operand."""
@@ -199,6 +197,15 @@ class HloInstruction:
             keys = CALLEE_KEYS.get(self.opcode.removesuffix("-start"), ())
             self._callees = tuple([name for key in keys for name in self.computations(key)])
         return self._callees
+
+    @property
+    def runs_on_host(self) -> bool:
+        """Whether it hands its computation to the host: `compute_on("device_host")`."""
+        if '"host"' not in self.tail and '"HostExecute"' not in self.tail:
+            return False
+        return self.attribute_string("async_execution_thread") == "host" or (
+            self.attribute_string("custom_call_target") == "HostExecute"
+        )
 
     @property
     def loop_computations(self) -> tuple[str, str]:

@@ -24,6 +24,12 @@ class HloParseError(UserError):
         self.reason, self.line, self.number = reason, line, number
 
 
+ELIDED = (
+    "a constant that this text leaves out, constant({...}): count the compiled program, or a dump "
+    "of it (mfu_jax.dump, mfu-jax dump)"
+)
+"""What is missing, and what to do, where ``as_text()`` has left out a large constant."""
+
 # Bits per element. `pred` takes a whole byte; tokens and opaque handles have no size.
 _BITS = {"pred": 8, "token": 0, "opaque": 0, "bf16": 16, "c64": 64, "c128": 128}
 

@@ -298,9 +298,10 @@ def _is_whole(instruction: HloInstruction) -> bool:
 
 
 def _by_phase(matmul: _Matmul) -> Iterator[tuple[str, int]]:
-    yield matmul.scope.phase, matmul.flops - matmul.rematerialized
-    if matmul.rematerialized:
-        yield "rematerialized", matmul.rematerialized
+    again = 0 if matmul.scope.phase == "xla_rematerialized" else matmul.rematerialized
+    yield matmul.scope.phase, matmul.flops - again
+    if again:
+        yield "rematerialized", again
 
 
 def _summed(pairs: Iterator[tuple[str, int]]) -> dict[str, int]:

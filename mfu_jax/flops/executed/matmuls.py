@@ -27,13 +27,23 @@ def _sizes(instruction: HloInstruction, shape: Shape, dims: tuple[int, ...]) -> 
     return math.prod(shape.dims[d] for d in dims)
 
 
+def flops_per_multiply_add(dtype: str) -> int:
+    """2; 8 of complex numbers, which take four real products and four sums.
+
+    >>> flops_per_multiply_add("bf16"), flops_per_multiply_add("c64")
+    (2, 8)
+    """
+    return 8 if dtype in ("c64", "c128") else 2
+
+
 def dot_flops(computation: HloComputation, instruction: HloInstruction) -> int:
-    """``dot``: 2 · result elements · contracted elements."""
+    """``dot``: 2 · result elements · contracted elements (8 of complex numbers)."""
     if not instruction.attribute("lhs_contracting_dims"):  # "{}" if nothing is contracted
         raise instruction.error(f"{instruction.opcode} without lhs_contracting_dims")
     lhs = computation.operand(instruction, 0).shape
     contracted = _sizes(instruction, lhs, instruction.integers("lhs_contracting_dims"))
-    return 2 * result_shape(instruction).size * contracted
+    per_pair = flops_per_multiply_add(result_shape(instruction).dtype)
+    return per_pair * result_shape(instruction).size * contracted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,7 +187,7 @@ def _convolution_flops(
     batch = output.dims[output_labels.index("b")]
     features = output.dims[output_labels.index("f")]
     inputs = kernel.dims[kernel_labels.index("i")]
-    return 2 * batch * features * inputs * positions
+    return flops_per_multiply_add(output.dtype) * batch * features * inputs * positions
 
 
 def ragged_dot_flops(computation: HloComputation, instruction: HloInstruction) -> int:
@@ -201,6 +211,24 @@ MATMULS: dict[str, Callable[[HloComputation, HloInstruction], int]] = {
     "ragged-dot": ragged_dot_flops,
     "convolution": convolution_flops,
 }
+
+
+_PASSES = re.compile(r"dot_(bf16|tf32)_\w+_(x\d)$")
+_TPU_PASSES = {"{highest,highest}": "bf16_x6", "{high,high}": "bf16_x3"}
+
+
+def hardware_passes(computation: HloComputation, instruction: HloInstruction) -> str:
+    """How a matmul in parts of its operands' precision runs: ``bf16_x6``; empty for one pass.
+
+    By its dot algorithm. TPUs multiply float32 in one pass of bf16, or three or six by its
+    precision; other hardware has float32 units. Only TPU programs have tiled layouts.
+    """
+    if match := _PASSES.match(instruction.attribute("algorithm")):
+        return f"{match[1]}_{match[2]}"
+    if instruction.opcode != "convolution" or ":T(" not in instruction.shape_text:
+        return ""
+    is_float32 = operand_dtype(computation, instruction) == "f32"
+    return _TPU_PASSES.get(instruction.attribute("operand_precision"), "") if is_float32 else ""
 
 
 def operand_dtype(computation: HloComputation, instruction: HloInstruction) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.count import FlopCount
+from mfu_jax.flops.count import FlopCount, operation
 from mfu_jax.flops.traced import linalg, tracing  # noqa: F401  (registers its rules)
 from mfu_jax.flops.traced.flow import MatmulKind, Tally, classify_operands
 from mfu_jax.flops.traced.masks.declared import PACKED
@@ -17,6 +17,7 @@ from mfu_jax.flops.traced.masks.pairs import KeptPairs
 from mfu_jax.flops.traced.walk import Walker
 
 MaskConvention = Literal["exact", "maxtext"]
+_MODEL = ("forward", "evaluation", "backward")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +130,13 @@ def pallas_kernel_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> di
     Grid times body, without the blocks that are skipped. A name is left out if it is shared by
     kernels of different cost, or if its kernel's skipped blocks are unknown.
     """
-    walker, _ = _walk(fn, args, kwargs)
+    _, tally = _walk(fn, args, kwargs)
+    kernels: dict[str, set[int | None]] = {}
+    for name, cost in tally.kernels:
+        kernels.setdefault(name, set()).add(cost)
     return {
         name: flops
-        for name, costs in walker.kernels.items()
+        for name, costs in kernels.items()
         if len(costs) == 1 and (flops := costs.pop()) is not None
     }
 
@@ -147,7 +151,7 @@ def _walk(
 
 def _summary(walker: Walker, tally: Tally) -> TracedCount:
     phases = _split(tally.flops, lambda matmul: matmul.phase)
-    model = {m: flops for m, flops in tally.flops.items() if m.phase in ("forward", "backward")}
+    model = {m: flops for m, flops in tally.flops.items() if m.phase in _MODEL}
     operands = classify_operands(model)
     by_operands = _split(model, lambda matmul: operands[matmul])
     by_mask: Counter[str] = Counter()
@@ -168,7 +172,8 @@ def _summary(walker: Walker, tally: Tally) -> TracedCount:
             skipped["exact"] += flops * (kept.of - kept.exact) // kept.of
             skipped["maxtext"] += flops * (2 * kept.of - kept.twice_maxtext) // (2 * kept.of)
     return TracedCount(
-        forward=phases.get("forward", 0),
+        forward=phases.get("forward", 0) + phases.get("evaluation", 0),
+        evaluation=phases.get("evaluation", 0),
         backward=phases.get("backward", 0),
         rematerialized=phases.get("rematerialized", 0),
         optimizer=phases.get("optimizer", 0),
@@ -177,6 +182,7 @@ def _summary(walker: Walker, tally: Tally) -> TracedCount:
         activations=by_operands.get("activations", 0),
         by_scope=_split(model, lambda matmul: matmul.scope),
         by_dtype=_split(model, lambda matmul: matmul.dtype),
+        by_operation=_split(model, lambda m: operation(m.phase, m.scope, m.primitive)),
         by_primitive=_split(model, lambda matmul: matmul.primitive),
         by_mask=dict(by_mask),
         skipped=dict(skipped),

@@ -60,17 +60,20 @@ class Flow(NamedTuple):
 
     Attributes:
         origin: what it was computed from.
-        gradient: whether it depends on the result of a backward pass.
-        known: its value, if that is an integer known while tracing (see `known_values`).
+        known: its value, if that is known while tracing (see `known_values`) and decides how often
+            something runs.
         pattern: its elements as a function of their position (see `masks.patterns`).
         scores: the scores that its elements correspond to one by one.
     """
 
     origin: Origin = Origin.CONSTANT
-    gradient: bool = False
     known: Known = None
     pattern: Pattern | None = None
     scores: frozenset[Score] = frozenset()
+
+    def without_value(self) -> Flow:
+        """The same without `known`."""
+        return self if self.known is None else self._replace(known=None)
 
     def stacked(self, times: int, dims: int) -> Flow:
         """The flow of `times` such values stacked (`dims` = 1), or of one slice of a stack (−1)."""
@@ -97,7 +100,6 @@ def join(flows: Iterable[Flow], size: int | None = None) -> Flow:
     flows = tuple(flows)
     return Flow(
         origin=max((flow.origin for flow in flows), default=Origin.CONSTANT),
-        gradient=any(flow.gradient for flow in flows),
         scores=frozenset(s for flow in flows for s in flow.scores if s.size == size),
     )
 
@@ -106,14 +108,14 @@ def either(a: Flow, b: Flow) -> Flow:
     """What is known about a value that is one of the two."""
     if a == b:
         return a
-    return join((a, b))._replace(known=a.known if a.known == b.known else None)
+    return join((a, b))
 
 
 class MatmulKind(NamedTuple):
     """Matmuls that are counted together; a `Tally` has the FLOPs of each kind.
 
     Attributes:
-        phase: forward, backward, rematerialized, optimizer or other.
+        phase: forward, backward, rematerialized, evaluation, optimizer or other.
         scope: path of named scopes.
         dtype: the wider operand's, in HLO's spelling.
         primitive: the JAX primitive.
@@ -135,12 +137,19 @@ class MatmulKind(NamedTuple):
 
 @dataclass
 class Tally:
-    """FLOPs by kind of matmul, and how often each piece of unaccounted work runs."""
+    """FLOPs by kind of matmul, and how often each piece of unaccounted work runs.
+
+    `kernels` are names of Pallas kernels and the FLOPs that one call executes; None if unknown.
+    """
 
     flops: Counter[MatmulKind] = field(default_factory=Counter)
     unaccounted: Counter[Unaccounted] = field(default_factory=Counter)
+    kernels: set[tuple[str, int | None]] = field(default_factory=set)
 
     def add(self, other: Tally, times: int = 1) -> None:
+        if not times:
+            return
+        self.kernels |= other.kernels
         for matmul, flops in other.flops.items():
             self.flops[matmul] += flops * times
         for item, count in other.unaccounted.items():
@@ -151,6 +160,7 @@ class Tally:
         return sum(self.flops.values())
 
 
+_FORWARD = ("forward", "evaluation")
 Operands = Literal["weights", "activations"]
 
 
@@ -165,14 +175,14 @@ def classify_operands(matmuls: Iterable[MatmulKind]) -> dict[MatmulKind, Operand
     input_sites = {m.site for m in matmuls if m.has_input and m.site is not None}
     by_frames: dict[Any, set[bool]] = {}
     for m in matmuls:
-        if m.phase == "forward":
+        if m.phase in _FORWARD:
             frames = user_frames(m.site)
             by_frames.setdefault(frames, set()).add(m.site in input_sites or m.has_input)
 
     def is_weights(m: MatmulKind) -> bool:
         if m.has_input or m.site in input_sites:
             return True
-        if m.phase == "forward":
+        if m.phase in _FORWARD:
             return False
         forward = by_frames.get(user_frames(m.site), set())
         return forward == {True} or (forward != {False} and not m.is_batched)

@@ -6,6 +6,7 @@ Conditions on the position in the grid (blocks that a causal kernel skips) and o
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,14 +17,20 @@ import numpy as np
 
 from mfu_jax.flops.attention_kernels import AttentionKernel, kernels_named
 from mfu_jax.flops.traced.flow import operand_dtype
-from mfu_jax.flops.traced.known_values import ConstantTable, Known, evaluate, scalar
+from mfu_jax.flops.traced.integers.arithmetic import evaluate
+from mfu_jax.flops.traced.integers.evaluation import where
+from mfu_jax.flops.traced.integers.needs import While, while_of
+from mfu_jax.flops.traced.known_values import ConstantTable, Known, scalar
 from mfu_jax.flops.traced.loops import jaxpr_trip_count
+from mfu_jax.flops.traced.mosaic_gpu import (
+    INSTRUCTIONS,
+    MESH_KERNELS,
+    instruction_flops,
+    meshes,
+)
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.jax_internals import Literal, scan_groups
-
-# Matmuls of Mosaic GPU kernels, whose operands are memory references without shapes.
-_OPAQUE = {"wgmma", "wgmma_ref", "tcgen05_mma"}
 
 # Loops whose counter a condition may depend on are unrolled up to this length, which bounds
 # the time.
@@ -39,12 +46,14 @@ class PallasCost:
         flops: FLOPs that its programs run, without skipped blocks, by dtype.
         unskipped: the same if no block were skipped.
         unknown: what could not be determined.
+        is_estimate: whether the FLOPs are its author's `cost_estimate`.
     """
 
     name: str
     flops: Counter[str]
     unskipped: Counter[str]
     unknown: tuple[str, ...] = ()
+    is_estimate: bool = False
 
 
 def attention_kernel(eqn: Any) -> AttentionKernel | None:
@@ -89,13 +98,43 @@ def pallas_cost(eqn: Any, operands: Sequence[Known]) -> PallasCost:
     exact, unskipped = _Programs(grid, axes), _Programs(grid, axes, skips=False)
     for run in (exact, unskipped):
         run.walk(jaxpr, refs, programs)
-        if grid != tuple(mapping.grid):
-            run.unknown.add("the grid's size depends on data: one program was counted")
+    if grid != tuple(mapping.grid):
+        if (estimate := eqn.params.get("cost_estimate")) is not None:
+            flops = Counter(dict.fromkeys(list(exact.flops)[:1], estimate.flops))
+            return PallasCost(name=pallas_name(eqn), flops=flops, unskipped=flops, is_estimate=True)
+        exact.unknown.add("the grid's size depends on data: one program was counted")
     return PallasCost(
         name=pallas_name(eqn),
         flops=exact.flops,
         unskipped=unskipped.flops,
         unknown=tuple(sorted(exact.unknown)),
+    )
+
+
+def mesh_kernel_cost(eqn: Any, operands: Sequence[Known]) -> PallasCost:
+    """Counts a kernel that runs on a mesh: of blocks and warp groups (Mosaic GPU), or of cores.
+
+    Args:
+        eqn: the equation.
+        operands: known values of its operands.
+    """
+    exact: Counter[str] = Counter()
+    unskipped: Counter[str] = Counter()
+    unknown: set[str] = set()
+    bodies = [jaxpr for jaxprs in inner_jaxprs(eqn.params).values() for jaxpr in jaxprs]
+    for jaxpr, mesh in zip(bodies, meshes(eqn.params), strict=True):
+        grid = tuple(mesh.values())
+        for skips, total in ((True, exact), (False, unskipped)):
+            run = _Programs(grid, tuple(range(len(grid))), skips=skips)
+            run.named = {name: run.position(axis) for axis, name in enumerate(mesh)}
+            run.scoped(jaxpr, operands, np.ones(grid, np.int64))
+            total.update(run.flops)
+            unknown |= run.unknown if skips else set()
+    return PallasCost(
+        name=str(eqn.params.get("name") or "kernel"),
+        flops=exact,
+        unskipped=unskipped,
+        unknown=tuple(sorted(unknown)),
     )
 
 
@@ -106,13 +145,30 @@ class _Programs:
     grid: tuple[int, ...]
     axes: tuple[int, ...]
     skips: bool = True
+    named: dict[Any, Known] = field(default_factory=dict)  # positions on the axes of a mesh
     flops: Counter[str] = field(default_factory=Counter)
     unknown: set[str] = field(default_factory=set)
 
+    def position(self, axis: int) -> np.ndarray:
+        """Every program's position on an axis of the grid."""
+        return np.arange(self.grid[axis]).reshape(
+            [-1 if d == axis else 1 for d in range(len(self.grid))]
+        )
+
     def walk(self, jaxpr: Any, known: Sequence[Known], times: np.ndarray) -> list[Known]:
         """Runs a jaxpr `times` (an array over the grid); returns its known results."""
-        env: dict[Any, Known] = dict.fromkeys(jaxpr.constvars)
-        env.update(zip(jaxpr.invars, known, strict=True))
+        return self._walk(jaxpr, dict(zip(jaxpr.invars, known, strict=True)), times)
+
+    def scoped(self, jaxpr: Any, known: Sequence[Known], times: np.ndarray) -> list[Known]:
+        """Runs the body of `run_scoped` and the like, which has further references.
+
+        Its operands are its constants, if it has any, else its first arguments.
+        """
+        operands = jaxpr.constvars or jaxpr.invars
+        return self._walk(jaxpr, dict(zip(operands, known, strict=False)), times)
+
+    def _walk(self, jaxpr: Any, known: dict[Any, Known], times: np.ndarray) -> list[Known]:
+        env = {**dict.fromkeys((*jaxpr.constvars, *jaxpr.invars)), **known}
 
         def read(atom: Any) -> Known:
             return scalar(atom.val) if isinstance(atom, Literal) else env[atom]
@@ -128,13 +184,14 @@ class _Programs:
         if name in RULES:
             self.flops[operand_dtype(eqn)] += RULES[name](eqn) * int(times.sum())
             return nothing
-        if name in _OPAQUE:
-            self.unknown.add(f"the FLOPs of {name}")
+        if name in INSTRUCTIONS:
+            dtype, flops = instruction_flops(eqn)
+            self.flops[dtype] += flops * int(self._issued(eqn, times).sum())
             return nothing
         if name == "program_id":
-            axis = self.axes[eqn.params["axis"]]
-            shape = [-1 if d == axis else 1 for d in range(len(self.grid))]
-            return [np.arange(self.grid[axis]).reshape(shape)]
+            return [self.position(self.axes[eqn.params["axis"]])]
+        if name == "axis_index":
+            return [self.named.get(eqn.params["axis_name"])]
         if name == "num_programs":
             return [self.grid[self.axes[eqn.params["axis"]]]]
         if name == "get" and isinstance(known[0], ConstantTable):
@@ -145,15 +202,32 @@ class _Programs:
             return self._scan(eqn, known, times)
         if name == "while":
             return self._while(eqn, known, times)
+        if name in MESH_KERNELS:
+            self._warps(eqn, known, times)
+            return nothing
         inner = [j for jaxprs in inner_jaxprs(eqn.params).values() for j in jaxprs]
         if not inner:
             return [evaluate(eqn, known)] if len(nothing) == 1 else nothing
         results: Sequence[Known] = nothing
         for jaxpr in inner:
-            # run_scoped and the like pass their body further references.
-            padded = [*known, *[None] * len(jaxpr.invars)][: len(jaxpr.invars)]
-            results = self.walk(jaxpr, padded, times)
+            results = self.scoped(jaxpr, known, times)
         return results if len(results) == len(nothing) else nothing
+
+    def _issued(self, eqn: Any, times: np.ndarray) -> np.ndarray:
+        """Runs of an instruction; the first of two blocks issues one that they run together."""
+        axis = eqn.params.get("collective_axis")
+        first = self.named.get(axis) if axis is not None else None
+        return times if first is None else 2 * times * (np.asarray(first) == 0)
+
+    def _warps(self, eqn: Any, known: list[Known], times: np.ndarray) -> None:
+        """The warps of a group, each of which runs a body inside the kernel."""
+        bodies = [jaxpr for jaxprs in inner_jaxprs(eqn.params).values() for jaxpr in jaxprs]
+        outside = self.named
+        for jaxpr, mesh in zip(bodies, meshes(eqn.params), strict=True):
+            for place in np.ndindex(*mesh.values()):
+                self.named = {**outside, **dict(zip(mesh, place, strict=True))}
+                self.scoped(jaxpr, known, times)
+        self.named = outside
 
     def _cond(self, eqn: Any, known: list[Known], times: np.ndarray) -> Sequence[Known]:
         branches = inner_jaxprs(eqn.params)["branches"]
@@ -162,7 +236,7 @@ class _Programs:
         if index is None or not self.skips:
             tried = []
             for branch in branches:
-                attempt = _Programs(self.grid, self.axes, self.skips)
+                attempt = _Programs(self.grid, self.axes, self.skips, self.named)
                 attempt.walk(branch, operands, times)
                 tried.append(attempt)
             costliest = max(tried, key=lambda attempt: attempt.flops.total())
@@ -198,19 +272,40 @@ class _Programs:
         return results
 
     def _while(self, eqn: Any, known: list[Known], times: np.ndarray) -> Sequence[Known]:
-        inner = inner_jaxprs(eqn.params)
-        (condition,), (body,) = inner["cond_jaxpr"], inner["body_jaxpr"]
-        cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        trips = jaxpr_trip_count(condition, body, known, cond_consts, body_consts)
+        loop = while_of(eqn)
+        carried = self._iterations(loop, known, times) if _decides(loop.body) else None
+        if carried is not None:
+            return carried
+        body, body_consts = loop.body, loop.body_consts
+        trips = jaxpr_trip_count(loop, known)
         if trips is not None and not self.skips:
             trips = np.max(trips)  # an upper bound: the longest of all grid steps
         before = self.flops.total()
         carry = [None] * (len(body.invars) - body_consts)
-        fixed = known[cond_consts : cond_consts + body_consts]
-        self.walk(body, [*fixed, *carry], times * (1 if trips is None else trips))
+        self.walk(body, [*loop.split(known)[1], *carry], times * (1 if trips is None else trips))
         if trips is None and self.flops.total() > before:
             self.unknown.add("how often a loop runs: its body was counted once")
         return [None] * len(eqn.outvars)
+
+    def _iterations(
+        self, loop: While, known: list[Known], times: np.ndarray
+    ) -> Sequence[Known] | None:
+        """Runs each iteration of a loop; None if it is too long, or its condition is unknown."""
+        attempt = dataclasses.replace(self, flops=Counter(), unknown=set())
+        fixed, consts, carry = loop.split(known)
+        runs: Any = np.True_
+        for _ in range(_LONGEST_UNROLLED):
+            (holds,) = attempt.walk(loop.condition, [*fixed, *carry], times * 0)
+            if holds is None:
+                return None
+            runs = runs & holds if self.skips else np.any(runs & holds)
+            if not np.any(runs):
+                self.flops += attempt.flops
+                self.unknown |= attempt.unknown
+                return carry
+            after = attempt.walk(loop.body, [*consts, *carry], times * runs)
+            carry = [where(runs, new, old) for new, old in zip(after, carry, strict=True)]
+        return None
 
 
 def _decides(jaxpr: Any) -> bool:

@@ -41,12 +41,18 @@ def register_rule(*primitives: str) -> Callable[[Rule], Rule]:
     return register
 
 
+def _per_pair(eqn: Any) -> int:
+    """FLOPs of a multiply-add: 2; four real products and four sums of complex numbers."""
+    return 8 if eqn.outvars[0].aval.dtype.kind == "c" else 2
+
+
 @register_rule("dot_general", "scaled_dot")
 def dot_general(eqn: Any) -> int:
-    """2 · elements of the result · contracted elements."""
+    """2 · elements of the result · contracted elements; 8 of complex numbers."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
     lhs = eqn.invars[0].aval.shape
-    return 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(lhs[d] for d in contracted)
+    contractions = math.prod(lhs[d] for d in contracted)
+    return _per_pair(eqn) * math.prod(eqn.outvars[0].aval.shape) * contractions
 
 
 @register_rule("scaled_matmul", "scaled_matmul_wrapper")
@@ -103,7 +109,7 @@ def convolution(eqn: Any) -> int:
     # size already says; with feature groups the kernel holds the inputs of one group only.
     out_batch, out_features = (out[d] for d in numbers.out_spec[:2])
     in_features = rhs[numbers.rhs_spec[1]]
-    return 2 * out_batch * out_features * in_features * pairs
+    return _per_pair(eqn) * out_batch * out_features * in_features * pairs
 
 
 def real_pairs(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from mfu_jax.flops.attention_kernels import BY_PRIMITIVE
 from mfu_jax.flops.count import Unaccounted
+from mfu_jax.flops.purposes import Purpose, purposes
 from mfu_jax.flops.scopes import read_scope
 from mfu_jax.flops.traced.attention_primitives import fused_attention
 from mfu_jax.flops.traced.flow import (
@@ -23,89 +27,95 @@ from mfu_jax.flops.traced.flow import (
     of_constant,
     operand_dtype,
 )
-from mfu_jax.flops.traced.known_values import Known, constant, evaluate, scalar
-from mfu_jax.flops.traced.loops import jaxpr_trip_count
+from mfu_jax.flops.traced.integers.arithmetic import typed
+from mfu_jax.flops.traced.integers.evaluation import LONGEST_LOOP, chosen_branch
+from mfu_jax.flops.traced.integers.needs import scan_of, while_of
+from mfu_jax.flops.traced.known_values import ConstantTable, Known, constant, scalar
+from mfu_jax.flops.traced.loops import Decided, Decisions, Runs
 from mfu_jax.flops.traced.masks import patterns as mask_patterns
 from mfu_jax.flops.traced.masks.pairs import Band, KeptPairs
 from mfu_jax.flops.traced.masks.scores import Scores, is_batched
-from mfu_jax.flops.traced.pallas import attention_kernel, pallas_cost, sequence_sizes
+from mfu_jax.flops.traced.mosaic_gpu import MESH_KERNELS
+from mfu_jax.flops.traced.pallas import (
+    PallasCost,
+    attention_kernel,
+    mesh_kernel_cost,
+    pallas_cost,
+    sequence_sizes,
+)
+from mfu_jax.flops.traced.primitive_kinds import FREE, is_call
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.tracing import inner_jaxprs
-from mfu_jax.jax_internals import Literal, Primitive, open_jaxpr, primitives, scan_groups
-
-# Primitives that run one jaxpr once, with their own operands and results.
-_CALLS = {
-    "closed_call",
-    "core_call",
-    "checkpoint",
-    "composite",
-    "compute_on",
-    "custom_jvp_call",
-    "custom_partitioning",
-    "custom_vjp_call",
-    "custom_vmap_call",
-    "jit",
-    "linear_call",
-    "pjit",
-    "remat2",
-    "run_state",
-    "xla_metadata_call",
-}
-
-# Primitives without matmuls that JAX does not export: data movement, collectives, references.
-_FREE = {
-    "addupdate", "all_gather_invariant", "all_gather_reduced", "bitcast_convert_type",
-    "broadcast_to", "debug_callback", "debug_print", "dimension_size", "empty", "empty_ref",
-    "free_ref", "freeze", "from_edtype", "get", "inspect_sharding", "layout_constraint",
-    "lu_pivots_to_permutation", "masked_load", "masked_swap", "mulhi", "multiple_of", "name",
-    "new_ref", "num_programs", "optimization_barrier", "pbroadcast", "pin", "platform_index",
-    "precv", "preduced", "program_id", "psend", "psum_invariant", "pvary", "random_clone",
-    "random_unwrap", "random_wrap", "reciprocal", "reduce_scatter", "reduced_vary_cast_p",
-    "reshard", "run_scoped", "scatter-sub", "semaphore_read", "semaphore_signal",
-    "semaphore_wait", "shape_assertion", "split", "stack", "swap", "threefry2x32",
-    "threefry4x32", "tie", "tile", "to_edtype", "unpin", "unreduced_psum",
-    "unreduced_reduce_scatter", "unstack", "vary_unreduced_cast_p",
-    "with_memory_space_constraint", "zeros_like",
-}  # fmt: skip
-_FREE |= {p.name for p in vars(primitives).values() if isinstance(p, Primitive)}
+from mfu_jax.flops.traced.value_graph import value_graph
+from mfu_jax.flops.traced.walk_loops import loop_work
+from mfu_jax.jax_internals import Literal, open_jaxpr
 
 
 class Walker:
     """Counts jaxprs; a jaxpr that recurs in the same role is walked once."""
 
     def __init__(self) -> None:
+        self.jaxpr: Any = None
         self.saw_checkpoint = False
-        self.kernels: dict[str, set[int | None]] = {}  # None: skipped blocks unknown
         self.scores = Scores()
         self.constants: dict[Any, Flow] = {}
-        self.known_constants: dict[Any, Known] = {}
-        # The value holds the jaxpr, so that its id cannot be reused.
-        self._seen: dict[Any, tuple[Any, list[Flow], Tally]] = {}
+        self.decisions = Decisions({})
+        self.takes_decisions = True
+        # The value holds what the key identifies, so that an id cannot be reused.
+        self._seen: dict[Any, tuple[Any, Decided, list[Flow], Tally]] = {}
 
     def count(self, jaxpr: Any, constants: Mapping[Any, Any]) -> Tally:
         """The work of one run of a whole function, given the constants of all its jaxprs."""
-        self.constants = {
-            variable: of_constant(constant(value), Origin.INPUT)
-            for variable, value in constants.items()
-        }
-        self.known_constants = {v: flow.known for v, flow in self.constants.items()}
+        for variable, value in constants.items():
+            flow = of_constant(constant(value), Origin.INPUT)
+            self.constants[variable] = flow._replace(known=typed(flow.known, variable.aval))
+        self.decisions = Decisions({v: flow.known for v, flow in self.constants.items()})
+        self.jaxpr = jaxpr
         return self.walk(jaxpr, [INPUT] * len(jaxpr.invars))[1]
 
-    def walk(self, jaxpr: Any, flows: Sequence[Flow], stack: str = "") -> tuple[list[Flow], Tally]:
+    @functools.cached_property
+    def purposes(self) -> Mapping[int, Purpose]:
+        """What matmuls that are not differentiated are for, by ``id`` of the equation."""
+        matmuls = frozenset({"pallas_call", *BY_PRIMITIVE, *RULES})
+        return purposes(value_graph(self.jaxpr, matmuls))
+
+    def walk(
+        self, jaxpr: Any, flows: Sequence[Flow], stack: str = "", decided: Decided | None = None
+    ) -> tuple[list[Flow], Tally]:
         """Follows `flows` through an open jaxpr under the name stack `stack`.
 
+        Args:
+            jaxpr: the jaxpr.
+            flows: of its inputs.
+            stack: the names around it.
+            decided: what settles its decisions; without it, the known values of the inputs do.
+
         Returns:
-            The flows of the jaxpr's results and the work of one run.
+            The flows of the jaxpr's results (no values) and the work of one run.
         """
-        key = (id(jaxpr), tuple(flows), stack)
+        if not self.takes_decisions:
+            decided = Decided()
+        elif decided is None:
+            decided = self.decisions.inside(jaxpr, [flow.known for flow in flows])
+        flows = [flow.without_value() for flow in flows]
+        key = (id(jaxpr), tuple(flows), stack, decided.key, self.takes_decisions)
         if key not in self._seen:
-            self._seen[key] = (jaxpr, *self._walk(jaxpr, flows, stack))
-        _, out_flows, tally = self._seen[key]
+            self._seen[key] = (jaxpr, decided, *self._walk(jaxpr, flows, stack, decided))
+        _, _, out_flows, tally = self._seen[key]
         return out_flows, tally
 
-    def _walk(self, jaxpr: Any, flows: Sequence[Flow], stack: str) -> tuple[list[Flow], Tally]:
-        env = {variable: self.constants.get(variable, INPUT) for variable in jaxpr.constvars}
-        env.update(zip(jaxpr.invars, flows, strict=True))
+    def _walk(
+        self, jaxpr: Any, flows: Sequence[Flow], stack: str, decided: Decided
+    ) -> tuple[list[Flow], Tally]:
+        env: dict[Any, Flow] = {}
+
+        def bind(variables: Sequence[Any], flows: Sequence[Flow]) -> None:
+            for variable, flow in zip(variables, flows, strict=True):
+                value = decided.values.get(variable)
+                env[variable] = flow if value is None else flow._replace(known=value)
+
+        env.update((variable, self.constants.get(variable, INPUT)) for variable in jaxpr.constvars)
+        bind(jaxpr.invars, flows)
 
         def read(atom: Any) -> Flow:
             if isinstance(atom, Literal):
@@ -117,8 +127,8 @@ class Walker:
             own = str(eqn.source_info.name_stack)
             here = f"{stack}/{own}" if stack and own else stack or own
             out_flows = self._equation(eqn, [read(v) for v in eqn.invars], here, tally)
-            env.update(zip(eqn.outvars, out_flows, strict=True))
-        return [read(v) for v in jaxpr.outvars], tally
+            bind(eqn.outvars, out_flows)
+        return [read(v).without_value() for v in jaxpr.outvars], tally
 
     def _equation(self, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> Sequence[Flow]:
         name = eqn.primitive.name
@@ -128,15 +138,17 @@ class Walker:
         if name in _DESCENTS:
             return _DESCENTS[name](self, eqn, flows, stack, tally)
         inner = inner_jaxprs(eqn.params)
-        if name in _CALLS and len(inner) == 1:
-            ((jaxpr, *_),) = inner.values()
+        if is_call(eqn):
+            ((jaxpr,),) = inner.values()
             out_flows, body = self.walk(jaxpr, flows, stack)
             tally.add(body)
-            return out_flows
+            if len(out_flows) == len(eqn.outvars):
+                return out_flows
+            return [join(flows)] * len(eqn.outvars)  # run_state returns its references' values
         everything = join(flows)
         if inner:
             self._unknown_call(eqn, inner, everything, stack, tally)
-        elif name not in _FREE:
+        elif name not in FREE:
             tally.unaccounted[
                 _unaccounted(eqn, stack, "this primitive has no known cost; add it with "
                              "mfu_jax.flops.traced.rules.register_rule")
@@ -149,10 +161,8 @@ class Walker:
         """The result of an elementwise equation."""
         result = join(flows, eqn.outvars[0].aval.size)
         self.scores.follow(eqn, flows, result)
-        return result._replace(
-            known=evaluate(eqn, [flow.known for flow in flows]),
-            pattern=mask_patterns.follow(eqn, [flow.pattern for flow in flows]),
-        )
+        pattern = mask_patterns.follow(eqn, [flow.pattern for flow in flows])
+        return result._replace(pattern=pattern)
 
     def _matmul(self, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
         flops = {operand_dtype(eqn): RULES[eqn.primitive.name](eqn)}
@@ -169,13 +179,12 @@ class Walker:
     ) -> list[Flow]:
         """Adds the FLOPs (by dtype) of an equation under `stack`; returns its results."""
         phase, scope = read_scope(stack, drop_last=False)
-        everything = join(flows)
         operands = flows[:2]
         made: frozenset[Score] = frozenset()
-        if not scores:
+        if not scores and eqn.outvars:  # a kernel may write to references only
             scores, made = self.scores.of_matmul(eqn, operands, stack)
-        if phase == "forward" and "jvp(" not in stack and everything.gradient:
-            phase = "optimizer"  # needs a gradient and is not differentiated itself
+        if phase == "forward" and "jvp(" not in stack:
+            phase = self.purposes.get(id(eqn), phase)
         for dtype, amount in flops.items():
             matmul = MatmulKind(
                 phase=phase,
@@ -189,8 +198,7 @@ class Walker:
             )
             if amount:
                 tally.flops[matmul] += amount
-        gradient = everything.gradient or phase in ("backward", "rematerialized")
-        return [Flow(Origin.ACTIVATION, gradient, scores=made)] * len(eqn.outvars)
+        return [Flow(Origin.ACTIVATION, scores=made)] * len(eqn.outvars)
 
     def _unknown_call(
         self, eqn: Any, inner: dict[str, tuple[Any, ...]], flow: Flow, stack: str, tally: Tally
@@ -205,69 +213,68 @@ class Walker:
 
 
 def _scan(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
-    consts, carries = scan_groups(eqn)
-    (jaxpr,) = inner_jaxprs(eqn.params)["jaxpr"]
-    length = eqn.params["length"]
-    slices = [flow.stacked(length, -1) for flow in flows[consts + carries :]]
-    flows = [*flows[: consts + carries], *slices]
-    out_flows, body = _loop(walker, jaxpr, flows, consts, carries, stack)
-    tally.add(body, length)
-    return [*out_flows[:carries], *(flow.stacked(length, 1) for flow in out_flows[carries:])]
-
-
-def _loop(
-    walker: Walker, jaxpr: Any, flows: Sequence[Flow], consts: int, carries: int, stack: str
-) -> tuple[list[Flow], Tally]:
-    """One run of a loop's body, with flows of the carry that hold in every iteration.
-
-    Weights that one iteration updates are weights, not gradients, in the next one.
-    """
-    carry = list(flows[consts : consts + carries])
-    rest = list(flows[consts + carries :])
-    while True:
-        out_flows, body = walker.walk(jaxpr, [*flows[:consts], *carry, *rest], stack)
-        widened = [
-            either(before, after)._replace(gradient=before.gradient)
-            for before, after in zip(carry, out_flows[:carries], strict=True)
-        ]
-        if widened == carry:
-            return out_flows, body
-        carry = widened
+    scan = scan_of(eqn)
+    if walker.takes_decisions:
+        runs = walker.decisions.of_scan(scan, [flow.known for flow in flows])
+    else:
+        runs = [Runs(Decided(), scan.length)]
+    slices = [flow.stacked(scan.length, -1) for flow in flows[scan.consts + scan.carries :]]
+    flows = [*flows[: scan.consts + scan.carries], *slices]
+    out_flows = loop_work(walker, scan.body, flows, scan.consts, scan.carries, stack, runs, tally)
+    stacked = (flow.stacked(scan.length, 1) for flow in out_flows[scan.carries :])
+    return [*out_flows[: scan.carries], *stacked]
 
 
 def _while(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
-    inner = inner_jaxprs(eqn.params)
-    (condition,), (body_jaxpr,) = inner["cond_jaxpr"], inner["body_jaxpr"]
-    cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    carries = len(flows) - cond_consts - body_consts
-    out_flows, body = _loop(walker, body_jaxpr, flows[cond_consts:], body_consts, carries, stack)
-    _, test = walker.walk(condition, [*flows[:cond_consts], *out_flows], stack)
-    known = [flow.known for flow in flows]
-    consts = walker.known_constants
-    trips = jaxpr_trip_count(condition, body_jaxpr, known, cond_consts, body_consts, consts)
-    runs = 1 if trips is None else trips
-    tally.add(body, runs)
-    tally.add(test, runs + 1)
+    loop = while_of(eqn)
+    trips, runs = None, [Runs(Decided(), 1)]
+    if walker.takes_decisions:
+        trips, runs = walker.decisions.of_while(loop, [flow.known for flow in flows])
+    fixed = flows[: loop.cond_consts]
+    inputs = flows[loop.cond_consts :]
+    body = Tally()
+    carries = len(inputs) - loop.body_consts
+    out_flows = loop_work(walker, loop.body, inputs, loop.body_consts, carries, stack, runs, body)
+    _, test = walker.walk(loop.condition, [*fixed, *out_flows], stack)
+    tally.add(body)
+    tally.add(test, 2 if trips is None else trips + 1)
     if trips is None and (body.flops or test.flops or body.unaccounted or test.unaccounted):
         reason = (
-            "a while loop whose trip count depends on data: its body was counted once; use scan "
-            "or fori_loop with a static bound, or add the other iterations yourself"
+            "a while loop whose trip count depends on data, or is not proved and more than "
+            f"{LONGEST_LOOP:,}: its body was counted once; use scan or fori_loop with a static "
+            "bound, or add the other iterations yourself"
         )
         tally.unaccounted[_unaccounted(eqn, stack, reason)] += 1
     return out_flows
+
+
+def _mesh_kernel(
+    walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
+) -> list[Flow]:
+    cost = mesh_kernel_cost(eqn, [_as_operand(flow.known) for flow in flows])
+    return _kernel(walker, eqn, cost, flows, stack, tally)
+
+
+def _kernel(
+    walker: Walker, eqn: Any, cost: PallasCost, flows: list[Flow], stack: str, tally: Tally
+) -> list[Flow]:
+    """A kernel's programs, as they are."""
+    is_known = not (cost.unknown or cost.is_estimate)
+    tally.kernels.add((cost.name, cost.flops.total() if is_known else None))
+    for reason in cost.unknown:
+        tally.unaccounted[_unaccounted(eqn, stack, f"{cost.name}: {reason}")] += 1
+    return walker.add_work(eqn, cost.flops, flows, stack, tally)
 
 
 def _pallas_call(
     walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
 ) -> list[Flow]:
     """The kernel's programs; for an attention kernel all pairs, without recomputed scores."""
-    cost = pallas_cost(eqn, [flow.known for flow in flows])
-    walker.kernels.setdefault(cost.name, set()).add(None if cost.unknown else cost.flops.total())
+    cost = pallas_cost(eqn, [_as_operand(flow.known) for flow in flows])
     attention = attention_kernel(eqn)
     if attention is None:
-        for reason in cost.unknown:
-            tally.unaccounted[_unaccounted(eqn, stack, f"{cost.name}: {reason}")] += 1
-        return walker.add_work(eqn, cost.flops, flows, stack, tally)
+        return _kernel(walker, eqn, cost, flows, stack, tally)
+    tally.kernels.add((cost.name, None if cost.unknown else cost.flops.total()))
     all_pairs = cost.unskipped.total()
     number = walker.scores.new(stack, sequence_sizes(eqn, attention))
     masks = walker.scores.masks
@@ -283,19 +290,21 @@ def _pallas_call(
 def _cond(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
     branches = inner_jaxprs(eqn.params)["branches"]
     index, *operands = flows
-    if isinstance(index.known, int):
-        branches = (branches[min(max(index.known, 0), len(branches) - 1)],)
+    chosen = chosen_branch(index.known, len(branches))
+    if chosen is not None:
+        branches = (branches[chosen],)
     runs = [walker.walk(branch, operands, stack) for branch in branches]
     totals = [body.total for _, body in runs]
     costliest = max((body for _, body in runs), key=lambda body: body.total)
     unknown: Counter[Unaccounted] = Counter()
     for _, body in runs:  # any of them may have unaccounted work
         unknown |= body.unaccounted
-    tally.add(Tally(costliest.flops, unknown))
+    kernels = {kernel for _, body in runs for kernel in body.kernels}
+    tally.add(Tally(costliest.flops, unknown, kernels))
     if len(set(totals)) > 1:
         reason = (
             f"the branches cost {', '.join(map(str, totals))} FLOPs; which one runs depends on "
-            "data, the most expensive one was counted"
+            "data, or on a loop too long to evaluate: the most expensive one was counted"
         )
         tally.unaccounted[_unaccounted(eqn, stack, reason)] += 1
     out_flows = runs[0][0]
@@ -309,6 +318,10 @@ def _shard_map(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: T
     (jaxpr,) = inner_jaxprs(eqn.params)["jaxpr"]
     shape = eqn.params["mesh"].shape
     axes = eqn.params[next(name for name in eqn.params if name.endswith("manual_axes"))]
+    flows = [  # a part of an array is another value
+        flow if inner.aval.shape == outer.aval.shape else flow.without_value()
+        for flow, inner, outer in zip(flows, jaxpr.invars, eqn.invars, strict=True)
+    ]
     out_flows, body = walker.walk(jaxpr, flows, stack)
     tally.add(body, math.prod(shape[axis] for axis in axes))
     return out_flows
@@ -342,6 +355,7 @@ def _linear_solve(
 _Descent = Callable[[Walker, Any, list[Flow], str, Tally], list[Flow]]
 _DESCENTS: dict[str, _Descent] = {
     **dict.fromkeys(BY_PRIMITIVE, _fused_attention),
+    **dict.fromkeys(MESH_KERNELS, _mesh_kernel),
     "cond": _cond,
     "linear_solve": _linear_solve,
     "pallas_call": _pallas_call,
@@ -350,6 +364,13 @@ _DESCENTS: dict[str, _Descent] = {
     "shard_map": _shard_map,
     "while": _while,
 }
+
+
+def _as_operand(value: Known) -> Known:
+    """A known value as kernels take it: arrays are tables."""
+    if isinstance(value, np.ndarray):
+        return ConstantTable(value) if value.ndim else value.item()
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _unaccounted(eqn: Any, stack: str, reason: str) -> Unaccounted:

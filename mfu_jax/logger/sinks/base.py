@@ -38,6 +38,15 @@ class RecordError(ValueError):
     """This record can never be written: the logger drops it for this sink and counts it."""
 
 
+def is_permanent(error: BaseException) -> bool:
+    """Whether it is a mistake in the record, not in the world: trying again cannot help.
+
+    `RecordError` is a `ValueError`; so is `UserError`, but that one is about the output.
+    """
+    is_mistake = isinstance(error, ValueError | TypeError | OverflowError)
+    return is_mistake and not isinstance(error, UserError)
+
+
 class Sink:
     """Where records go. All methods but the constructor run on the sink's own thread.
 
@@ -47,7 +56,10 @@ class Sink:
 
     Attributes:
         keeps_every_step: it also receives the steps between two log periods.
+        periods_per_write: it is given records only every so many ``write_period_seconds``, because
+            nobody looks more often; a killed process loses as much of it.
         warnings: what a human should know about how it was opened; logged once.
+        missing: steps before this run that the output lacks; said unless the backlog has them.
         write_many: a method that writes several records, or raises having written none; None: the
             logger calls `write` for each.
         made_by: registered name and constructor arguments that make it again, `Path`s for what lies
@@ -56,7 +68,9 @@ class Sink:
     """
 
     keeps_every_step = False
+    periods_per_write = 1
     warnings: Sequence[str] = ()
+    missing: range = range(0)
     write_many: Callable[[Sequence[StepRecord]], None] | None = None
     made_by: tuple[str, Mapping[str, Any]] | None = None
 

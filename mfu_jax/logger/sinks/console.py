@@ -28,6 +28,8 @@ class ConsoleSink(Sink):
         UserError: ``progress=True`` without `rich`.
     """
 
+    periods_per_write = 5  # nobody looks more often
+
     def __init__(
         self,
         stream: TextIO | None = None,

@@ -57,7 +57,7 @@ class JsonlSink(Sink):
         self._beside: dict[Path, bytes] = {}
         with self._target.opening():
             try:
-                warnings = _prepare(self.path, resume_from_step)
+                warnings, self.missing = _prepare(self.path, resume_from_step)
             except OSError as error:
                 raise unwritable(path, "metrics_file", error) from error
             self._file = AppendOnlyFile(
@@ -128,23 +128,22 @@ def _json_number(value: float) -> float | str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _prepare(path: Path, resume_from_step: int) -> list[str]:
-    """Makes the file end just before `resume_from_step`; returns warnings for a human."""
+def _prepare(path: Path, resume_from_step: int) -> tuple[list[str], range]:
+    """Makes the file end just before `resume_from_step`.
+
+    Returns:
+        Warnings for a human, and the steps before that one that come after the file's last.
+    """
     if not path.exists() or path.stat().st_size == 0:
-        return []
+        return [], range(0)
     if resume_from_step == 0:
-        return [set_aside(path)]
+        return [set_aside(path)], range(0)
     counts = {"kept": 0, "dropped": 0, "broken": 0, "last": -1}
     replace_file(path, _lines_before(path, resume_from_step, counts))
     warnings = []
     if counts["broken"] > 1:
         warnings.append(f"metrics_file {path}: {counts['broken']} broken lines were dropped")
-    if counts["last"] + 1 < resume_from_step and counts["kept"]:
-        warnings.append(
-            f"metrics_file {path} ends at step {counts['last']}, but the run resumes at "
-            f"{resume_from_step}: the steps between are missing"
-        )
-    return warnings
+    return warnings, range(counts["last"] + 1, resume_from_step) if counts["kept"] else range(0)
 
 
 def _lines_before(path: Path, stop: int, counts: dict[str, int]) -> Iterator[bytes]:

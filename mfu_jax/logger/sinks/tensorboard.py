@@ -42,6 +42,8 @@ class TensorBoardSink(Sink):
         UserError: the folder cannot be written to, or another process writes to it.
     """
 
+    periods_per_write = 5  # nobody looks more often
+
     def __init__(
         self,
         folder: str | os.PathLike[str],

@@ -8,10 +8,11 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
-from mfu_jax.boundary import Boundary, guarded
+from mfu_jax.boundary import Boundary, guarded, weakly
 
 # Named in jax._src.dispatch: strings of a public interface, but not guaranteed to stay.
 _STAGES = {
@@ -43,6 +44,8 @@ class CompileEvent:
 class CompileLog:
     """Listens to JAX's compile events from its creation until its last subscriber leaves.
 
+    JAX does not keep it alive: the log of a step that is gone, though nobody closed it, is gone.
+
     Create it before the first compilation and pass it to `MetricLogger`, so that the summary
     includes the time to compile the step. Several loggers may share one.
 
@@ -70,7 +73,9 @@ class CompileLog:
         # Spans that may still turn out to lie in a longer one, by thread: (start, end).
         self._spans: dict[int, list[tuple[float, float]]] = {}
         self._lock = threading.Lock()
-        self._is_open = self.available = _register(self._on_duration)
+        self._listener = weakly(self._on_duration)
+        self._is_open = self.available = _register(self._listener)
+        weakref.finalize(self, _GONE.append, self._listener).atexit = False
 
     @property
     def seconds(self) -> float:
@@ -82,7 +87,7 @@ class CompileLog:
     def subscribe(self, listener: Callable[[CompileEvent], None]) -> None:
         """Calls `listener` with every event, on the thread that compiles."""
         if not self._is_open:
-            self._is_open = _register(self._on_duration)
+            self._is_open = _register(self._listener)
         self._subscribers.append(listener)
 
     def unsubscribe(self, listener: Callable[[CompileEvent], None]) -> None:
@@ -96,7 +101,7 @@ class CompileLog:
         """Stops listening; the counts stay readable."""
         if self._is_open:
             self._is_open = False
-            _unregister(self._on_duration)
+            _unregister(self._listener)
 
     @guarded("a compilation is not known")
     def _on_duration(self, name: str, seconds: float, **details: Any) -> None:
@@ -135,7 +140,14 @@ class CompileLog:
         return max(0.0, end - start - known)
 
 
+# Listeners of logs that are gone. They leave JAX's list when the next log comes: garbage may be
+# collected while JAX goes through that list.
+_GONE: list[Callable[..., None]] = []
+
+
 def _register(listener: Callable[..., None]) -> bool:
+    while _GONE:
+        _unregister(_GONE.pop())
     try:
         from jax import monitoring
 

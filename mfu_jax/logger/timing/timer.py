@@ -9,11 +9,11 @@ waits for data) are cut out of the interval in which they lie.
 
 from __future__ import annotations
 
-import dataclasses
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 from mfu_jax.boundary import Boundary
@@ -39,10 +39,13 @@ Reading: TypeAlias = tuple[float, float]
 step, when the caches hold the device's data and each Python call costs microseconds.
 """
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
-@dataclasses.dataclass(slots=True)
+
 class TimedStep:
     """One step on its way through the timer; its metrics are still device arrays.
+
+    Made in every step, so defaults are the class's: most of them are never set.
 
     Attributes:
         step: its number.
@@ -62,12 +65,10 @@ class TimedStep:
         cost: the cost passed to `record`, if it differs from that of the run.
     """
 
-    step: int
-    metrics: Mapping[str, Any]
     seconds: float = 0.0
     ended_at: float = 0.0
-    spans: dict[str, float] = dataclasses.field(default_factory=dict)
-    compile_events: list[CompileEvent] = dataclasses.field(default_factory=list)
+    spans: Mapping[str, float] = NOTHING
+    compile_events: Sequence[CompileEvent] = ()
     is_compile: bool = False
     clock_jump_seconds: float | None = None
     slept_seconds: float = 0.0
@@ -75,8 +76,17 @@ class TimedStep:
     overhead_seconds: float = 0.0
     completed: Reading | None = None
     watched: bool = False
-    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
-    cost: StepCost | Callable[[], StepCost] | None = None
+    extra: Mapping[str, Any] = NOTHING
+
+    def __init__(
+        self,
+        step: int,
+        metrics: Mapping[str, Any],
+        cost: StepCost | Callable[[], StepCost] | None = None,
+    ) -> None:
+        self.step = step
+        self.metrics = metrics
+        self.cost = cost
 
 
 class Watcher(Protocol):
@@ -197,7 +207,8 @@ class StepTimer:
             now = self._clock(), self._monotonic()
             self.waited_seconds = now[1] - before
             self._finish(previous, previous.completed or now)
-        self._take(step)
+        if self._spans or self._compile_events:
+            self._take(step)
         self._pending = step
         return previous
 

@@ -62,7 +62,7 @@ def _ops(
 def _name(trace: Trace, plane: Plane, kernel: int, op: int, module: int, number: int) -> OpName:
     program = Program("" if module == ABSENT else trace.texts[module], number)
     if op == ABSENT:
-        return OpName(program, plane.metadata[kernel].name, is_kernel=True)
+        return OpName(program, plane.about(kernel).name, is_kernel=True)
     # A command buffer or an async wrapper may be named with what it runs: outer, then inner.
     return OpName(program, trace.texts[op].rpartition("/")[2])
 

@@ -58,7 +58,7 @@ def _thread(line: Line) -> HostThread:
         step_numbers=events.numbers[_STEP][marked],
         step_starts=events.starts[marked],
         step_ends=events.ends[marked],
-        names=tuple(line.plane.metadata[kind].name for kind in kinds.tolist()),
+        names=tuple(line.plane.about(kind).name for kind in kinds.tolist()),
         ops=ops,
         starts=events.starts,
         ends=events.ends,

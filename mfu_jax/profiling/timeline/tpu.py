@@ -49,7 +49,7 @@ def _executions(plane: Plane) -> Executions:
     for line in plane.lines:
         if line.name == _MODULES:
             events = line.events()
-            programs += [_program(plane.metadata[i]) for i in events.metadata.tolist()]
+            programs += [_program(plane.about(i)) for i in events.metadata.tolist()]
             starts.append(events.starts)
             ends.append(events.ends)
     first = np.concatenate(starts)
@@ -78,9 +78,7 @@ def _ops(
     programs = of_execution[within]  # −1, before the first one, is the last: no program
     pairs, inverse = np.unique(events.metadata * len(kinds) + programs, return_inverse=True)
     ops = [
-        table.number(
-            OpName(kinds[pair % len(kinds)], instruction(plane.metadata[pair // len(kinds)]))
-        )
+        table.number(OpName(kinds[pair % len(kinds)], instruction(plane.about(pair // len(kinds)))))
         for pair in pairs.tolist()
     ]
     return (

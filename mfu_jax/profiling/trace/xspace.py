@@ -49,6 +49,9 @@ class Metadata:
     stats: Mapping[str, Any]
 
 
+_UNKNOWN = Metadata("", "", {})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Events:
     """Events of one line, in the order of the file.
@@ -156,6 +159,10 @@ class Plane:
         self.stats = dict(map(self._stat, stats))
         self.lines = [Line(self, field) for field in lines]
 
+    def about(self, kind: int) -> Metadata:
+        """The metadata of events of one kind; empty if the file has none."""
+        return self.metadata.get(kind, _UNKNOWN)
+
     def _add_stat_name(self, entry: Field) -> None:
         for key, value in self._entries(entry):
             for field in fields(self.trace.view, value.start, value.end):
@@ -185,7 +192,7 @@ class Plane:
                 elif field.number == 5:
                     stats.update([self._stat(field)])
             return key, Metadata(name, display_name, stats)
-        return 0, Metadata("", "", {})
+        return 0, _UNKNOWN
 
     def _stat(self, stat: Field) -> tuple[str, Any]:
         """Name and value: a number, text, or bytes."""

@@ -11,7 +11,7 @@ from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from tests.support.paths import RECORDED
 
-PHASES = ("forward", "backward", "rematerialized", "optimizer", "other")
+PHASES = ("backward", "rematerialized", "xla_rematerialized", "optimizer", "other", "evaluation")
 
 LOOP = """HloModule jit_f, num_partitions=8
 
@@ -100,6 +100,7 @@ def test_sums_are_the_totals(name: str) -> None:
         if record.collective:
             by_kind[record.collective.kind] += record.runs * record.collective.bytes
     assert {p: by_phase[p] for p in PHASES} == {p: getattr(executed, p) for p in PHASES}
+    assert by_phase["forward"] == executed.forward - executed.evaluation
     assert +by_dtype == Counter(executed.by_dtype)
     kinds: Counter[str] = Counter()
     for collective in executed.collectives:

@@ -302,3 +302,27 @@ def test_a_typed_key_is_no_known_number():
         return jax.lax.while_loop(lambda carry: carry[0] < 3, body, start)[2]
 
     assert count_model_flops(f, jnp.ones((4, 4))).total == 3 * (2 * 4 * 4 * 4)
+
+
+@pytest.mark.parametrize("uses_result", [True, False])
+def test_a_forward_that_may_drop_its_residuals_runs_once(uses_result):
+    """`optimize_remat` puts the forward into a primitive of its own."""
+
+    @jax.custom_vjp
+    def matmul(x, w):
+        return jnp.tanh(x @ w)
+
+    def forward(x, w):
+        y = jnp.tanh(x @ w)
+        return y, (x, w, y if uses_result else jnp.zeros_like(y))
+
+    def backward(saved, g):
+        x, w, y = saved
+        g = g * (1 - y * y)
+        return g @ w.T, x.T @ g
+
+    matmul.defvjp(forward, backward, optimize_remat=True)
+    loss = jax.value_and_grad(lambda x, w: jnp.sum(matmul(x, w)), (0, 1))
+    count = count_model_flops(loss, shape(B, D), shape(D, F))
+    assert (count.forward, count.backward) == (2 * B * D * F, 2 * (2 * B * D * F))
+    assert count.unaccounted == ()

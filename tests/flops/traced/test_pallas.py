@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
@@ -11,6 +12,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from mfu_jax.flops.traced.counting import count_model_flops, pallas_kernel_flops
+from tests.support import program_kernel_bodies as programs
 from tests.support.small_functions import shape
 
 M, N, K, BLOCK = 64, 32, 48, 16
@@ -66,6 +68,26 @@ def test_loop_whose_length_depends_on_the_position():
 
     count = count_model_flops(lambda x, y: matmul(body, x, y), shape(M, K), shape(K, N))
     assert count.total == (0 + 1 + 2 + 3) * 2 * 3 * 2 * BLOCK**3
+    assert count.unaccounted == ()
+
+
+def test_decisions_in_the_iterations_of_a_kernels_loop():
+    """Blocks at or before the program's own, each with as many products as its position."""
+
+    def body(x_ref, y_ref, o_ref):
+        def add(_, total):
+            return total + x_ref[...] @ y_ref[...]
+
+        def chunk(j, total):
+            total = jax.lax.fori_loop(0, j, add, total)
+            return jax.lax.cond(j % 2 == 1, lambda t: add(0, t), lambda t: t, total)
+
+        zeros = jnp.zeros((BLOCK, BLOCK))
+        o_ref[...] = jax.lax.fori_loop(0, pl.program_id(0) + 1, chunk, zeros)
+
+    count = count_model_flops(lambda x, y: matmul(body, x, y), shape(M, K), shape(K, N))
+    products = sum(j + j % 2 for i in range(4) for j in range(i + 1))
+    assert count.total == products * 2 * 3 * 2 * BLOCK**3
     assert count.unaccounted == ()
 
 
@@ -153,3 +175,23 @@ def test_flash_attention_on_gpu():
     arguments = [shape(B, S, H, D, dtype=jnp.bfloat16)] * 3
     count = count_model_flops(fn, *arguments)
     assert (count.forward, count.backward) == (2 * PAIRS, 4 * PAIRS)
+
+
+def test_a_grid_that_depends_on_data_is_counted_by_the_cost_estimate():
+    """Megablox's author counts every row once, as `ragged_dot` is counted."""
+    function, arguments = programs.KERNELS["v6e"]["megablox"]
+    count = count_model_flops(function, *arguments)
+    rows = 2 * programs.ROWS * programs.WIDTH * programs.HIDDEN
+    assert (count.forward, count.backward) == (rows, 2 * rows)
+    assert count.by_dtype == {"bf16": 3 * rows}
+    assert not [item for item in count.unaccounted if item.name == "pallas_call"]
+    assert pallas_kernel_flops(function, *arguments) == {}  # what runs depends on the groups
+
+
+def test_lengths_that_are_constants_of_the_function_bound_a_kernels_loops():
+    function, (q, k, v, _, pages) = programs.KERNELS["v5e"]["paged"]
+    lengths = np.array([64, 65, 1, 128], np.int32)
+    decode = lambda q, k, v, pages: function(q, k, v, lengths, pages)  # noqa: E731
+    count = count_model_flops(decode, q, k, v, pages)
+    # 64 keys at once: 1 + 2 + 1 + 2 blocks for each head of keys, which four heads of queries read.
+    assert count.total == programs.KEY_HEADS * 6 * (2 * 2 * 4 * 64 * 2 * programs.HEAD_DIM)

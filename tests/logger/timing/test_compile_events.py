@@ -1,12 +1,16 @@
 """Compilations, as JAX tells them."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax._src.monitoring import get_event_duration_listeners
 
+import mfu_jax
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
 from tests.support.fake_device import FakeClock
@@ -117,3 +121,31 @@ def test_a_shared_log_goes_on_for_the_loggers_that_are_left() -> None:
     step(jnp.ones(10))
     assert log.compile_count > after
     third.close()
+
+
+def test_a_log_that_nobody_closed_is_not_kept_alive() -> None:
+    before = set(get_event_duration_listeners())
+    logs = [CompileLog() for _ in range(3)]
+    for log in logs:
+        log.subscribe(print)
+    gone = [weakref.ref(log) for log in logs]
+    assert len(set(get_event_duration_listeners()) - before) == 3
+    del logs, log
+    gc.collect()
+    assert [reference() for reference in gone] == [None] * 3
+    CompileLog().close()  # takes what is left of them from JAX's list
+    assert set(get_event_duration_listeners()) <= before
+
+
+def test_a_step_with_a_shared_logger_that_is_dropped_leaves_no_listener() -> None:
+    before = set(get_event_duration_listeners())
+    with MetricLogger(sinks=[]) as logger:
+        step = mfu_jax.instrument(
+            jax.jit(lambda x: x.sum()), logger=logger, peak_tflops_per_device=1.0
+        )
+        step(jnp.ones(3))
+        _ = step.flops
+        del step
+    gc.collect()
+    CompileLog().close()
+    assert set(get_event_duration_listeners()) <= before

@@ -4,86 +4,15 @@ import threading
 
 import pytest
 
-from mfu_jax.logger.timing.compile_events import CompileEvent
 from mfu_jax.logger.timing.timer import (
     SHORT_WAITS,
     Reading,
-    StepTimer,
     ThreadWatcher,
     TimedStep,
 )
-from tests.support.fake_device import FakeArray, FakeClock, FakeDevice, FakeWatcher
+from tests.support.fake_device import FakeArray, FakeClock
+from tests.support.timer_loop import Loop
 from tests.support.work import HANG_SECONDS
-
-
-class Loop:
-    """A training loop of the smallest kind around a `StepTimer`."""
-
-    def __init__(self) -> None:
-        self.clock = FakeClock()
-        self.device = FakeDevice(self.clock)
-        self.watcher = FakeWatcher(self.clock)
-        self.suspended = 0.0
-        self.timer = StepTimer(
-            clock=self.clock.wall,
-            monotonic=self.clock.monotonic,
-            watcher=self.watcher,
-            suspended=lambda: self.suspended,
-        )
-        self.done: list[TimedStep] = []
-        self.number = 0
-
-    def step(self, seconds: float, *, host: float = 0.0) -> TimedStep:
-        return self.take(self.device.run(seconds), host=host)
-
-    def call(self, seconds: float, *, compiling: float = 0.0) -> TimedStep:
-        """A step whose call is announced, as an instrumented step does it."""
-        self.timer.begin_call()
-        if compiling:
-            self.compile(compiling)
-        return self.step(seconds)
-
-    def take(self, metrics: dict[str, FakeArray], *, host: float = 0.0) -> TimedStep:
-        taken = TimedStep(self.number, metrics)
-        self.number += 1
-        self.clock.advance(host)
-        self.keep(self.timer.dispatched(taken))
-        return taken
-
-    def wait(self, seconds: float) -> None:
-        idle_since = self.timer.begin_wait()
-        self.clock.advance(seconds)
-        self.keep(self.timer.end_wait("data_wait", idle_since))
-
-    def pause(self, seconds: float) -> None:
-        self.keep(self.timer.drain())
-        start = self.timer.read()
-        self.clock.advance(seconds)
-        self.timer.cut("eval", start, self.timer.read())
-
-    def compile(self, seconds: float) -> None:
-        """JAX reports the trace first, and the compilation when it is over."""
-        self.timer.compiling(_event("trace", 0.0))
-        self.clock.advance(seconds)
-        self.timer.compiling(_event("compile", seconds))
-
-    def keep(self, step: TimedStep | None) -> None:
-        if step is not None:
-            self.done.append(step)
-
-    def seconds(self) -> list[float]:
-        self.keep(self.timer.drain())
-        return [step.seconds for step in self.done]
-
-
-def _event(stage: str, seconds: float) -> CompileEvent:
-    return CompileEvent(
-        stage=stage,
-        function="jit(step)",
-        seconds=seconds,
-        own_seconds=seconds,
-        thread_id=threading.get_ident(),
-    )
 
 
 def test_device_bound_steps_take_the_devices_time() -> None:
@@ -312,63 +241,6 @@ def test_a_watcher_that_is_late_lets_the_step_end_with_the_wait() -> None:
     loop.step(1.0)
     assert loop.seconds() == [1.25, 1.0]
     assert loop.done[1].spans == {"data_wait": 0.0}
-
-
-def test_a_recompile_is_charged_to_the_step_that_needed_it() -> None:
-    loop = Loop()
-    loop.step(1.0)
-    loop.compile(10.0)
-    loop.step(2.0)
-    loop.step(2.0)
-    assert loop.seconds() == [1.0, 11.0, 2.0]
-    assert [step.is_compile for step in loop.done] == [False, True, False]
-
-
-def test_a_recompile_that_the_device_works_through_is_marked_all_the_same() -> None:
-    loop = Loop()
-    loop.step(5.0)
-    loop.compile(1.0)
-    loop.step(2.0)
-    assert loop.seconds() == [5.0, 2.0]
-    assert [step.is_compile for step in loop.done] == [False, True]
-
-
-def test_a_step_that_ended_unseen_before_a_recompile_is_marked_too() -> None:
-    loop = Loop()
-    loop.step(1.0)
-    loop.step(1.0)  # the device is busy, so nobody watches this one
-    loop.clock.advance(3.0)
-    loop.compile(10.0)
-    loop.step(2.0)
-    assert loop.seconds() == [1.0, 3.0, 12.0]
-    assert [step.is_compile for step in loop.done] == [False, True, True]
-
-
-def test_a_recompile_in_an_announced_call_marks_only_its_own_step() -> None:
-    loop = Loop()
-    loop.call(1.0)
-    loop.call(1.0)
-    loop.clock.advance(3.0)
-    loop.call(2.0, compiling=10.0)
-    assert loop.seconds() == [1.0, 3.0, 12.0]
-    assert [step.is_compile for step in loop.done] == [False, False, True]
-
-
-def test_a_step_that_ends_during_a_recompile_is_seen_to_end() -> None:
-    loop = Loop()
-    loop.call(4.0)
-    loop.call(2.0, compiling=10.0)
-    assert loop.seconds() == [4.0, 8.0]
-    assert [step.is_compile for step in loop.done] == [False, True]
-
-
-def test_tracing_without_a_new_executable_marks_no_step() -> None:
-    loop = Loop()
-    loop.timer.compiling(_event("trace", 0.5))
-    loop.step(1.0)
-    assert not loop.done
-    loop.seconds()
-    assert not loop.done[0].is_compile
 
 
 def test_a_metric_in_the_donated_state_is_not_waited_for() -> None:

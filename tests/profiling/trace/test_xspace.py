@@ -15,6 +15,7 @@ from tests.support.xspace import Plane, space
 NUMBERS, TEXTS = ("program_id", "run_id", "device_ordinal", "step_num"), ("hlo_op", "hlo_module")
 
 
+@pytest.mark.filterwarnings("ignore:builtin type:DeprecationWarning")  # JAX's, on Python 3.12
 def test_a_real_trace_is_read_as_jax_reads_it(cpu_folder: Path) -> None:
     (file,) = trace_files(cpu_folder)
     trace = Trace(file)

@@ -18,6 +18,7 @@ from mfu_jax.flops.analytic.architectures import (
     generic_decoder,
     mixtures,
     plain_decoders,
+    zamba,
 )
 from mfu_jax.flops.analytic.architectures.registry import architecture, build, known_blocks
 
@@ -32,4 +33,5 @@ __all__ = [
     "known_blocks",
     "mixtures",
     "plain_decoders",
+    "zamba",
 ]

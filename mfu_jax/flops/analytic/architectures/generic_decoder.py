@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic import formulas, mixers
+from mfu_jax.flops.analytic import formulas, mixers, recurrences
 from mfu_jax.flops.analytic.architectures import parts
 from mfu_jax.flops.analytic.architectures.registry import architecture
 from mfu_jax.flops.analytic.components import Layer, Model, layers_of
 from mfu_jax.flops.analytic.formulas import Components
-from mfu_jax.flops.analytic.model_configs.layers import CHUNKED, FULL, SLIDING
+from mfu_jax.flops.analytic.model_configs.layers import CHUNKED, FULL, INDEXED, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.towers.huggingface import hugging_face_towers
-from mfu_jax.flops.masks import BidirectionalWindow, Full, Mask
+from mfu_jax.flops.masks import BidirectionalWindow, Full, Mask, TopK
 
 
 @architecture("hf_decoder")
@@ -24,7 +24,7 @@ def generic_decoder(config: ModelConfig) -> Model:
         name = "_".join(part for part in (*kind, "layers") if part not in ("none", "dense"))
         return name, (
             *norms(config, config.stack.norms_per_layer, "norms"),
-            *_token_mixer(config, kind[0]),
+            *token_mixer(config, kind[0]),
             *_feed_forward(config, kind[1]),
         )
 
@@ -73,8 +73,10 @@ def frame(
         first.append(formulas.table("positions", tables.trainable_position_size, config.emb_dim))
     if tables.embedding_norm:
         first.extend(norms(config, 1, "embedding_norm"))
+    vectors = config.stack.further_vectors
     last: list[formulas.Component] = [
         *closing,
+        *((formulas.vector("further_vectors", vectors),) if vectors else ()),
         *(norms(config, 1, "final_norm") if config.stack.final_norm else ()),
     ]
     if projected:
@@ -108,7 +110,7 @@ def mask_of_layer(config: ModelConfig, kind: str) -> Mask:
     return masks[kind](config)
 
 
-def _token_mixer(config: ModelConfig, kind: str) -> Components:
+def token_mixer(config: ModelConfig, kind: str) -> Components:
     """The components of a token mixer; `kind` as in `layer_types`."""
     names = kind.split("+")
     if unknown := [name for name in names if name not in _MIXERS]:
@@ -122,21 +124,58 @@ def _token_mixer(config: ModelConfig, kind: str) -> Components:
 def _attention(config: ModelConfig, kind: str) -> Components:
     sizes, mask = config.attention, mask_of_layer(config, kind)
     if sizes.attention_type == "mla":
-        return parts.latent_attention(config, mask, bias=sizes.attention_bias)
+        attended = parts.latent_attention(config, mask, bias=sizes.attention_bias)
+        return (*_gate(config), *attended)
+    windowed = kind == SLIDING and sizes.sliding_kv_heads > 0
     attended = parts.attention(
         config,
         mask,
         bias=sizes.attention_bias,
         output_bias=sizes.attention_output_bias,
         output_gate=sizes.attention_output_gate,
-        sinks=sizes.attention_sinks,
+        sinks=sizes.attention_sinks and (kind == SLIDING or not sizes.sinks_in_windows),
+        value_dim=sizes.value_head_dim,
+        **({"kv_heads": sizes.sliding_kv_heads} if windowed else {}),
         qk_norm=bool(sizes.qk_norm),
         qk_norm_all_heads=sizes.qk_norm == "all_heads",
     )
-    if not sizes.qk_norm_bias:
-        return attended
-    scales = next(part for part in attended if part.name.endswith("qk_norm"))
-    return (*attended, scales.replace(name=f"{scales.name}_bias"))
+    if sizes.qk_norm_bias:
+        scales = next(part for part in attended if part.name.endswith("qk_norm"))
+        attended = (*attended, scales.replace(name=f"{scales.name}_bias"))
+    if sizes.differential:
+        attended = (
+            *map(_twice_as_wide, attended),
+            formulas.vector("attention/lambdas", 4 * sizes.head_dim),
+        )
+    return (*_gate(config), *attended)
+
+
+def _gate(config: ModelConfig) -> Components:
+    """``[D, H·g]``: the gate that the heads' outputs are multiplied by."""
+    sizes = config.attention
+    outputs = sizes.num_query_heads * sizes.attention_gate_width
+    if not outputs:
+        return ()
+    return (formulas.projection("attention/gate_proj", config.emb_dim, outputs),)
+
+
+def _twice_as_wide(part: formulas.Component) -> formulas.Component:
+    """Each head of differential attention weighs the values of two heads."""
+    return part.replace(macs=2 * part.macs) if part.name.endswith("scores_pv") else part
+
+
+def _indexed_attention(config: ModelConfig, _: str) -> Components:
+    """PyTorch scores every key, even where the indexer picks them all."""
+    sparse = config.sparse_attention
+    picked = mixers.indexer(
+        config.emb_dim,
+        config.latent_attention.q_lora_rank,
+        sparse.indexer_n_heads,
+        sparse.indexer_head_dim,
+        scored=True,
+    )
+    bias = config.attention.attention_bias
+    return (*picked, *parts.latent_attention(config, TopK(sparse.indexer_topk), bias=bias))
 
 
 def _delta_net(config: ModelConfig, _: str) -> Components:
@@ -187,14 +226,50 @@ def _short_convolution(config: ModelConfig, _: str) -> Components:
     )
 
 
+def _lightning_attention(config: ModelConfig, _: str) -> Components:
+    sizes = config.attention
+    return recurrences.lightning_attention(config.emb_dim, sizes.num_query_heads, sizes.head_dim)
+
+
+def _kimi_delta(config: ModelConfig, _: str) -> Components:
+    sizes = config.linear_attention
+    return recurrences.kimi_delta_attention(
+        config.emb_dim,
+        sizes.gdn_num_value_heads,
+        sizes.gdn_value_head_dim,
+        kernel=sizes.gdn_conv_kernel_dim,
+        low_rank=sizes.gdn_low_rank_gates,
+    )
+
+
+def _recurrence(config: ModelConfig, _: str) -> Components:
+    sizes = config.state_space
+    return recurrences.gated_linear_recurrence(
+        config.emb_dim,
+        sizes.recurrent_width,
+        config.attention.num_query_heads,
+        kernel=sizes.conv_kernel,
+    )
+
+
+def _rwkv(config: ModelConfig, _: str) -> Components:
+    return recurrences.rwkv_time_mixing(config.emb_dim, config.state_space.recurrent_width)
+
+
 _MIXERS: dict[str, Callable[[ModelConfig, str], Components]] = {
     FULL: _attention,
     SLIDING: _attention,
     CHUNKED: _attention,
+    INDEXED: _indexed_attention,
     "linear_attention": _delta_net,
     "mamba": _mamba,
     "mamba2": _mamba2,
     "conv": _short_convolution,
+    "lightning_attention": _lightning_attention,
+    "kimi_delta": _kimi_delta,
+    "recurrent": _recurrence,
+    "rwkv": _rwkv,
+    "none": lambda config, _: (),
 }
 
 
@@ -205,8 +280,10 @@ def _feed_forward(config: ModelConfig, kind: str) -> Components:
         weights = config.feed_forward.activation_weights
         scalars = (formulas.vector("mlp/activation", weights),) if weights else ()
         return (*parts.mlp(config), *scalars)
+    if kind == "rwkv":
+        return recurrences.rwkv_channel_mixing(config.emb_dim, config.feed_forward.mlp_dim)
     if kind != "moe":
-        raise UserError(f"feed_forward_types has {kind!r}; expected dense, moe or none")
+        raise UserError(f"feed_forward_types has {kind!r}; expected dense, moe, rwkv or none")
     sizes = config.experts
     experts = parts.moe(config, shared_dim=sizes.shared_expert_dim or None, bias=sizes.expert_bias)
     if not sizes.shared_expert_gate:

@@ -23,9 +23,14 @@ from mfu_jax.flops.analytic.huggingface import (
     encoders,
     gemma,
     gemma4,
+    gpt,
     hybrids,
+    latent,
     mixtures,
     multimodal,
+    recurrent,
+    shared_experts,
+    zamba,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
 from mfu_jax.flops.analytic.huggingface.registry import TRANSLATIONS
@@ -40,9 +45,14 @@ __all__ = [
     "from_hf_config",
     "gemma",
     "gemma4",
+    "gpt",
     "hybrids",
+    "latent",
     "mixtures",
     "multimodal",
+    "recurrent",
+    "shared_experts",
+    "zamba",
 ]
 
 # Fields of the step and of training that may accompany the config's own.
@@ -83,14 +93,15 @@ def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
     if not isinstance(model_type, str):
         raise UserError(
             f"the config has model_type={model_type!r}; expected the text that every Hugging Face "
-            f"config.json has (known: {', '.join(sorted(TRANSLATIONS))})"
+            f"config.json has, such as 'llama'; docs/huggingface.md lists the known ones"
         )
     if model_type not in TRANSLATIONS:
         raise UserError(
             f"model_type={model_type[:60]!r} is not known{nearest(model_type[:60], TRANSLATIONS)}"
-            f"{_recognised(config)}{_known_part(config)}; no count is guessed: trace the model "
-            f"with mfu_jax.count_model_flops(fn, *args), or give its sizes in MaxText's names "
-            f"(decoder_block=…, emb_dim=…)"
+            f"{_recognised(config)}{_known_part(config)}; no count is guessed: mfu-jax "
+            f"flops config.json --trace counts the PyTorch model itself, "
+            f"mfu_jax.count_model_flops(fn, *args) any JAX function; or give its sizes in "
+            f"MaxText's names (decoder_block=…, emb_dim=…)"
         )
     fields = Fields(config, model_type)
     translated = _with_head(fields, TRANSLATIONS[model_type](fields))

@@ -96,6 +96,24 @@ def every(interval: int, last: str, others: str) -> Callable[[int], str]:
     return lambda i: last if interval and (i + 1) % interval == 0 else others
 
 
+def first_of(interval: int, first: str, others: str) -> Callable[[int], str]:
+    """`first` for layer 0 and every `interval`-th after it, `others` for the rest."""
+    return lambda i: others if i % interval else first
+
+
+def feed_forward_types(c: Fields, default: Callable[[int], str]) -> list[str]:
+    """``mlp_layer_types`` of the file, else ``default(i)`` for each layer i: dense or moe."""
+    kinds = layer_types(c, default, "mlp_layer_types")
+    if wrong := [kind for kind in kinds if kind not in ("dense", "sparse", "moe")]:
+        c.fail("mlp_layer_types", f"expected dense or sparse, got {wrong[0]!r}")
+    return ["dense" if kind == "dense" else "moe" for kind in kinds]
+
+
+def dense_first(number: int) -> Callable[[int], str]:
+    """A dense MLP in the first `number` layers, experts in the others."""
+    return lambda i: "dense" if i < number else "moe"
+
+
 def experts(
     c: Fields,
     count: str,
@@ -112,6 +130,30 @@ def experts(
 def moe_layers(layers: int, is_moe: Callable[[int], bool]) -> Sequence[str]:
     """``moe`` where `is_moe(i)`, else ``dense``."""
     return ["moe" if is_moe(i) else "dense" for i in range(layers)]
+
+
+def routed_and_shared(c: Fields) -> dict[str, Any]:
+    """DeepSeek's experts: dense layers first, then experts with shared ones of the same width."""
+    layers = c.size("num_hidden_layers")
+    first = c.size("first_k_dense_replace", zero=True)
+    return {
+        "first_num_dense_layers": min(first, layers),
+        "feed_forward_types": moe_layers(layers, lambda i: i >= first),
+        "shared_experts": c.optional_size("n_shared_experts"),
+        **experts(c, "n_routed_experts"),
+    }
+
+
+def shared_expert(c: Fields, name: str = "shared_intermediate_size") -> dict[str, int]:
+    """One shared expert, of the width that the field says; none if it says 0."""
+    width = c.optional_size(name)
+    return {"shared_experts": 1, "shared_expert_dim": width} if width else {}
+
+
+def needs_trace(c: Fields, name: str, without: Any = None) -> None:
+    """Raises a `UserError` if a field has a value other than `without` or null."""
+    if c.get(name) not in (None, without):
+        c.fail(name, "is not counted by a formula; mfu-jax flops config.json --trace counts it")
 
 
 def refuse(c: Fields, name: str) -> None:

@@ -7,9 +7,9 @@ from mfu_jax.flops.analytic.huggingface.common import (
     decoder,
     equal_heads,
     every,
+    first_of,
     heads,
     layer_types,
-    refuse,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
 from mfu_jax.flops.analytic.huggingface.registry import model_type
@@ -17,10 +17,72 @@ from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
-@model_type("llama", "granite", "mistral", "phi3", "gemma")
+@model_type(
+    "llama", "granite", "mistral", "ministral3", "phi3", "gemma", "internlm3", "iquestcoder"
+)
 def llama(c: Fields) -> ModelConfig:
     """RMSNorm, rotary positions, gated MLP; a window in every layer if the config has one."""
     return decoder(c, bidirectional=c.get("use_bidirectional_attention") is True)
+
+
+@model_type("ministral")
+def ministral(c: Fields) -> ModelConfig:
+    """Each layer says whether it has the window."""
+    windowed = SLIDING if c.optional_size("sliding_window") else FULL
+    return decoder(c, layer_types=layer_types(c, lambda _: windowed))
+
+
+@model_type("cwm")
+def cwm(c: Fields) -> ModelConfig:
+    """A full layer, then three with a window."""
+    return decoder(c, layer_types=layer_types(c, first_of(4, FULL, SLIDING)))
+
+
+@model_type("granite_swa")
+def granite_swa(c: Fields) -> ModelConfig:
+    """As cwm, with a sink for each head."""
+    kinds = layer_types(c, first_of(4, FULL, SLIDING))
+    return decoder(c, attention_sinks=True, layer_types=kinds)
+
+
+@model_type("bitnet")
+def bitnet(c: Fields) -> ModelConfig:
+    """A norm before each output projection, of attention and of the MLP."""
+    widths = c.size("hidden_size") + c.size("intermediate_size")
+    return decoder(c, further_vectors=c.size("num_hidden_layers") * widths)
+
+
+@model_type("hyperclovax")
+def hyperclovax(c: Fields) -> ModelConfig:
+    """Norms after attention and MLP too, if the config says so."""
+    return decoder(c, norms_per_layer=4 if c.flag("use_post_norm") else 2)
+
+
+@model_type("hunyuan_v1_dense")
+def hunyuan_v1_dense(c: Fields) -> ModelConfig:
+    """Norms on queries and keys, after the rotation."""
+    return decoder(c, qk_norm="head")
+
+
+@model_type("diffllama")
+def diffllama(c: Fields) -> ModelConfig:
+    """Differential attention."""
+    sizes = heads(c)
+    if sizes["num_kv_heads"] % 2:
+        c.fail("num_key_value_heads", "expected an even number")
+    return decoder(c, differential=True, **sizes)
+
+
+@model_type("nanochat")
+def nanochat(c: Fields) -> ModelConfig:
+    """A plain MLP; no norm has weights."""
+    return decoder(c, mlp_activations=PLAIN_MLP, normalization="none")
+
+
+@model_type("nemotron", "jais2")
+def nemotron(c: Fields) -> ModelConfig:
+    """LayerNorm, a plain MLP; a bias where the config says so."""
+    return decoder(c, mlp_activations=PLAIN_MLP, normalization="layernorm")
 
 
 @model_type("arcee")
@@ -146,75 +208,6 @@ def cohere2(c: Fields) -> ModelConfig:
     return decoder(c, norms_per_layer=1, layer_types=kinds)
 
 
-@model_type("gpt2")
-def gpt2(c: Fields) -> ModelConfig:
-    """LayerNorm, learned positions, a bias everywhere except in the head, plain MLP."""
-    refuse(c, "add_cross_attention")
-    return _layer_norm_decoder(
-        c,
-        position_embedding="learned",
-        trainable_position_size=c.size("n_positions"),
-        mlp_dim=c.size("n_inner", 4 * c.size("hidden_size")),
-        **equal_heads(c),
-    )
-
-
-@model_type("gptj")
-def gptj(c: Fields) -> ModelConfig:
-    """Attention (without bias) and MLP in parallel after one norm; the head has a bias."""
-    return _layer_norm_decoder(
-        c,
-        attention_bias=False,
-        norms_per_layer=1,
-        head_bias=True,
-        mlp_dim=c.size("n_inner", 4 * c.size("hidden_size")),
-        **equal_heads(c),
-    )
-
-
-@model_type("gpt_neox")
-def gpt_neox(c: Fields) -> ModelConfig:
-    """LayerNorm, rotary positions, two norms even where attention and MLP are parallel."""
-    bias = c.flag("attention_bias", default=True)
-    return _layer_norm_decoder(c, attention_bias=bias, **equal_heads(c))
-
-
-@model_type("opt")
-def opt(c: Fields) -> ModelConfig:
-    """Learned positions (two rows more than their number); the table may be narrower."""
-    bias = c.flag("enable_bias", default=True)
-    final = c.flag("do_layer_norm_before", default=True) and not c.flag("_remove_final_layer_norm")
-    affine = c.flag("layer_norm_elementwise_affine", default=True)
-    return _layer_norm_decoder(
-        c,
-        attention_bias=bias,
-        use_bias=bias,
-        normalization="layernorm" if affine else "none",
-        final_norm=final,
-        position_embedding="learned",
-        trainable_position_size=c.size("max_position_embeddings") + 2,
-        token_width=c.size("word_embed_proj_dim", c.size("hidden_size")),
-        mlp_dim=c.size("ffn_dim"),
-        **equal_heads(c),
-    )
-
-
-@model_type("xglm")
-def xglm(c: Fields) -> ModelConfig:
-    """Sinusoidal positions, which have no weights."""
-    refuse(c, "add_cross_attention")
-    return _layer_norm_decoder(c, mlp_dim=c.size("ffn_dim"), **equal_heads(c))
-
-
-@model_type("bloom")
-def bloom(c: Fields) -> ModelConfig:
-    """ALiBi positions, a norm after the embedding, an MLP four times as wide."""
-    if c.has("n_embed"):
-        c = c.with_values(hidden_size=c.size("n_embed"))
-    width = c.size("hidden_size")
-    return _layer_norm_decoder(c, embedding_norm=True, mlp_dim=4 * width, **equal_heads(c))
-
-
 @model_type("mpt")
 def mpt(c: Fields) -> ModelConfig:
     """ALiBi positions, norms and projections without bias, an MLP four times as wide."""
@@ -225,62 +218,6 @@ def mpt(c: Fields) -> ModelConfig:
         mlp_dim=4 * c.size("hidden_size"),
         **equal_heads(c),
     )
-
-
-@model_type("phi")
-def phi(c: Fields) -> ModelConfig:
-    """Attention and MLP in parallel after one norm; a bias everywhere, in the head too."""
-    qk_norm = c.flag("qk_layernorm")
-    return _layer_norm_decoder(
-        c,
-        norms_per_layer=1,
-        head_bias=True,
-        qk_norm="head" if qk_norm else "",
-        qk_norm_bias=qk_norm,
-        **heads(c),
-    )
-
-
-@model_type("persimmon")
-def persimmon(c: Fields) -> ModelConfig:
-    """LayerNorm on queries and keys, a bias everywhere but in the head."""
-    qk_norm = c.flag("qk_layernorm", default=True)
-    return _layer_norm_decoder(
-        c, qk_norm="head" if qk_norm else "", qk_norm_bias=qk_norm, **equal_heads(c)
-    )
-
-
-@model_type("falcon")
-def falcon(c: Fields) -> ModelConfig:
-    """One key/value head, several, or as many as queries; norms by the kind of block."""
-    if c.has("n_embed"):
-        c = c.with_values(hidden_size=c.size("n_embed"))
-    sizes = equal_heads(c)
-    grouped = c.flag("new_decoder_architecture")
-    if grouped:
-        sizes["num_kv_heads"] = c.size("num_kv_heads", sizes["num_query_heads"])
-        if sizes["num_query_heads"] % sizes["num_kv_heads"]:
-            c.fail("num_kv_heads", "expected a divisor of num_attention_heads")
-    elif c.flag("multi_query", default=True):
-        sizes["num_kv_heads"] = 1
-    parallel = c.flag("parallel_attn", default=True)
-    in_parallel = c.size("num_ln_in_parallel_attn", 2 if grouped else 1)
-    bias = c.flag("bias")
-    return _layer_norm_decoder(
-        c,
-        attention_bias=bias,
-        use_bias=bias,
-        norms_per_layer=2 if not parallel or in_parallel == 2 else 1,
-        mlp_dim=c.size("ffn_hidden_size", 4 * c.size("hidden_size")),
-        **sizes,
-    )
-
-
-@model_type("starcoder2")
-def starcoder2(c: Fields) -> ModelConfig:
-    """One switch for every bias; a plain MLP."""
-    bias = c.flag("use_bias", default=True)
-    return _layer_norm_decoder(c, attention_bias=bias, use_bias=bias, **heads(c))
 
 
 @model_type("stablelm")
@@ -295,15 +232,3 @@ def stablelm(c: Fields) -> ModelConfig:
         qk_norm="all_heads" if c.flag("qk_layernorm") else "",
         **heads(c, derived=True),
     )
-
-
-def _layer_norm_decoder(c: Fields, **changes: object) -> ModelConfig:
-    """LayerNorm, a plain MLP, a bias everywhere but in the head."""
-    values = {
-        "normalization": "layernorm",
-        "mlp_activations": PLAIN_MLP,
-        "attention_bias": True,
-        "use_bias": True,
-        **changes,
-    }
-    return decoder(c, **values)

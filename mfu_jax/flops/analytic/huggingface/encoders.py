@@ -58,12 +58,39 @@ _BERT_CLASSES = {
 }
 
 
+_ROBERTA_CLASSES = {
+    "ForMaskedLM": ("mlm",),
+    "ForCausalLM": ("mlm",),
+    "Model": ("pooler",),
+    "ForTokenClassification": ("token_classifier",),
+    "ForQuestionAnswering": ("token_classifier",),
+}
+_ROBERTA_PREFIX = {
+    "roberta": "Roberta",
+    "camembert": "Camembert",
+    "xlm-roberta": "XLMRoberta",
+    "data2vec-text": "Data2VecText",
+}
+
+
+@model_type("roberta", "camembert", "xlm-roberta", "data2vec-text")
+def roberta(c: Fields) -> ModelConfig:
+    """As bert; its sequence classifier has another head, which is not counted here."""
+    prefix = _ROBERTA_PREFIX[c.model_type]
+    classes = {f"{prefix}{name}": heads for name, heads in _ROBERTA_CLASSES.items()}
+    return _bert(c, classes, f"{prefix}ForMaskedLM")
+
+
 @model_type("bert")
 def bert(c: Fields) -> ModelConfig:
     """Post-norm encoder; masked-language-model head where ``architectures`` names no class."""
+    return _bert(c, _BERT_CLASSES, "BertForMaskedLM")
+
+
+def _bert(c: Fields, classes: Mapping[str, tuple[str, ...]], default: str) -> ModelConfig:
     for unsupported in ("add_cross_attention", "is_decoder"):
         if c.flag(unsupported):
-            c.fail(unsupported, "only BERT as an encoder is counted from a config")
+            c.fail(unsupported, "only the encoder is counted from a config")
     return _encoder(
         c,
         "hf_bert",
@@ -71,7 +98,7 @@ def bert(c: Fields) -> ModelConfig:
         logits_via_embedding=c.flag("tie_word_embeddings", default=True),
         trainable_position_size=c.size("max_position_embeddings"),
         token_types=c.size("type_vocab_size"),
-        output_heads=_class_heads(c, _BERT_CLASSES, "BertForMaskedLM"),
+        output_heads=_class_heads(c, classes, default),
         num_labels=_num_labels(c),
     )
 

@@ -29,6 +29,12 @@ def gemma2(c: Fields) -> ModelConfig:
     )
 
 
+@model_type("vaultgemma")
+def vaultgemma(c: Fields) -> ModelConfig:
+    """As gemma2, with norms before each block only."""
+    return gemma2(c).replace(norms_per_layer=2)
+
+
 @model_type("gemma3_text")
 def gemma3_text(c: Fields) -> ModelConfig:
     """Five local layers, then a global one; norms on queries and keys."""

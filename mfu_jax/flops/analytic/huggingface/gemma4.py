@@ -20,7 +20,7 @@ from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 
 
-@model_type("gemma4_text")
+@model_type("gemma4_text", "gemma4_unified_text")
 def gemma4_text(c: Fields) -> ModelConfig:
     """Five local layers, then a global one with its own heads; dense, or experts beside."""
     both_ways = c.get("use_bidirectional_attention") == "all"

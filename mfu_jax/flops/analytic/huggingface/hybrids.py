@@ -6,6 +6,7 @@ from typing import Any
 
 from mfu_jax.flops.analytic.huggingface.common import (
     decoder,
+    every,
     experts,
     heads,
     layer_types,
@@ -57,7 +58,7 @@ def bamba(c: Fields) -> ModelConfig:
         layer_types=[renamed.get(kind, kind) for kind in kinds],
         mamba_output_bias=bias,
         mamba_norm=True,
-        **_state_space(c, c.size("mamba_expand") * c.size("hidden_size")),
+        **state_space(c, c.size("mamba_expand") * c.size("hidden_size")),
     )
 
 
@@ -70,11 +71,12 @@ def falcon_h1(c: Fields) -> ModelConfig:
         layer_types=(f"mamba2+{FULL}",) * c.size("num_hidden_layers"),
         mamba_output_bias=c.flag("projectors_bias"),
         mamba_norm=c.flag("mamba_rms_norm"),
-        **_state_space(c, inner),
+        **state_space(c, inner),
     )
 
 
-def _state_space(c: Fields, inner: int) -> dict[str, Any]:
+def state_space(c: Fields, inner: int) -> dict[str, Any]:
+    """Sizes of Mamba-2 layers with `inner` channels."""
     state_heads = c.size("mamba_n_heads")
     head_dim = c.get("mamba_d_head")
     wanted = inner if head_dim == "auto" else state_heads * c.size("mamba_d_head")
@@ -147,3 +149,24 @@ def _adjusted(c: Fields, hidden: int) -> int:
         c.fail("block_ffn_dim_multiplier", "expected a positive number")
     multiple = c.size("block_multiple_of")
     return -(-int(factor * hidden) // multiple) * multiple
+
+
+@model_type("olmo_hybrid")
+def olmo_hybrid(c: Fields) -> ModelConfig:
+    """Gated delta nets with attention in every fourth layer; a dense MLP."""
+    query_heads, layers = c.size("num_attention_heads"), c.size("num_hidden_layers")
+    kinds = layer_types(c, every(4, FULL, "linear_attention"))
+    if FULL not in kinds and not c.has("layer_types"):
+        kinds[-1] = FULL
+    key_heads = c.size("linear_num_key_heads", query_heads)
+    key_dim = c.size("linear_key_head_dim", int(0.75 * c.size("hidden_size") / key_heads))
+    return decoder(
+        c,
+        qk_norm="all_heads",
+        layer_types=kinds[:layers],
+        gdn_num_key_heads=key_heads,
+        gdn_num_value_heads=c.size("linear_num_value_heads", query_heads),
+        gdn_key_head_dim=key_dim,
+        gdn_value_head_dim=c.size("linear_value_head_dim", 2 * key_dim),
+        gdn_conv_kernel_dim=c.size("linear_conv_kernel_dim"),
+    )

@@ -8,9 +8,12 @@ from mfu_jax.flops.analytic.huggingface.common import (
     decoder,
     every,
     experts,
+    first_of,
     heads,
     layer_types,
     moe_layers,
+    routed_and_shared,
+    shared_expert,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
 from mfu_jax.flops.analytic.huggingface.registry import model_type
@@ -24,6 +27,42 @@ def mixtral(c: Fields) -> ModelConfig:
     return _all_experts(c, "num_local_experts")
 
 
+@model_type("granitemoeshared")
+def granitemoeshared(c: Fields) -> ModelConfig:
+    """As granitemoe, with a shared expert if its width is given."""
+    return _all_experts(c, "num_local_experts", **shared_expert(c))
+
+
+@model_type("granitemoe_swa")
+def granitemoe_swa(c: Fields) -> ModelConfig:
+    """As granitemoeshared, with windows and a sink for each head."""
+    kinds = layer_types(c, first_of(4, FULL, SLIDING))
+    return _all_experts(
+        c, "num_local_experts", attention_sinks=True, layer_types=kinds, **shared_expert(c)
+    )
+
+
+@model_type("aria_text")
+def aria_text(c: Fields) -> ModelConfig:
+    """Shared experts as wide as the routed ones."""
+    shared = c.optional_size("moe_num_shared_experts")
+    used = experts(c, "moe_num_experts", "intermediate_size", "moe_topk")
+    return _all_experts(c, "moe_num_experts", shared_experts=shared, **used)
+
+
+@model_type("hunyuan_v1_moe")
+def hunyuan_v1_moe(c: Fields) -> ModelConfig:
+    """Norms on queries and keys; a shared expert as wide as the others."""
+    used = experts(c, "num_experts", "intermediate_size", "moe_topk")
+    return _all_experts(c, "num_experts", qk_norm="head", shared_experts=1, **used)
+
+
+@model_type("minimax_m2")
+def minimax_m2(c: Fields) -> ModelConfig:
+    """Norms over all heads' queries and keys."""
+    return _all_experts(c, "num_local_experts", qk_norm="all_heads")
+
+
 @model_type("phimoe")
 def phimoe(c: Fields) -> ModelConfig:
     """LayerNorm; the head may have a bias; the router (SparseMixer) always picks two experts."""
@@ -34,7 +73,7 @@ def phimoe(c: Fields) -> ModelConfig:
     )
 
 
-@model_type("olmoe")
+@model_type("olmoe", "flex_olmo")
 def olmoe(c: Fields) -> ModelConfig:
     """Norms over all heads' queries and keys."""
     return _all_experts(c, "num_experts", qk_norm="all_heads")
@@ -56,8 +95,8 @@ def gpt_oss(c: Fields) -> ModelConfig:
 def _all_experts(c: Fields, count: str, **changes: Any) -> ModelConfig:
     """Experts of width intermediate_size in every layer."""
     kinds = ("moe",) * c.size("num_hidden_layers")
-    values = {**experts(c, count, "intermediate_size"), **changes}
-    return decoder(c, feed_forward_types=kinds, **values)
+    sizes = {} if "num_experts" in changes else experts(c, count, "intermediate_size")
+    return decoder(c, feed_forward_types=kinds, **sizes, **changes)
 
 
 @model_type("qwen2_moe")
@@ -156,41 +195,8 @@ def glm4_moe(c: Fields) -> ModelConfig:
         attention_output_bias=False,
         qk_norm="head" if c.flag("use_qk_norm") else "",
         **heads(c, floor=True),
-        **_routed_and_shared(c),
+        **routed_and_shared(c),
     )
-
-
-@model_type("deepseek_v2", "deepseek_v3")
-def deepseek(c: Fields) -> ModelConfig:
-    """Latent attention; dense layers first, then experts with shared ones."""
-    query_heads = c.size("num_attention_heads")
-    nope, rope = c.size("qk_nope_head_dim"), c.size("qk_rope_head_dim")
-    if c.has("num_key_value_heads") and query_heads // c.size("num_key_value_heads") != 1:
-        c.fail("num_key_value_heads", f"expected num_attention_heads={query_heads}")
-    return decoder(
-        c,
-        attention_type="mla",
-        num_query_heads=query_heads,
-        num_kv_heads=query_heads,
-        head_dim=nope + rope,
-        q_lora_rank=c.optional_size("q_lora_rank"),
-        kv_lora_rank=c.size("kv_lora_rank"),
-        qk_nope_head_dim=nope,
-        qk_rope_head_dim=rope,
-        v_head_dim=c.size("v_head_dim"),
-        **_routed_and_shared(c),
-    )
-
-
-def _routed_and_shared(c: Fields) -> dict[str, Any]:
-    layers = c.size("num_hidden_layers")
-    first = c.size("first_k_dense_replace", zero=True)
-    return {
-        "first_num_dense_layers": min(first, layers),
-        "feed_forward_types": moe_layers(layers, lambda i: i >= first),
-        "shared_experts": c.optional_size("n_shared_experts"),
-        **experts(c, "n_routed_experts"),
-    }
 
 
 @model_type("llama4_text")

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mfu_jax.flops.analytic.huggingface.common import tied_text, vision_encoder
+from mfu_jax.flops.analytic.huggingface.dense import llama
 from mfu_jax.flops.analytic.huggingface.fields import Fields
 from mfu_jax.flops.analytic.huggingface.mixtures import llama4_text, qwen3_5_moe_text, qwen3_5_text
 from mfu_jax.flops.analytic.huggingface.registry import model_type
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+
+
+@model_type("emu3")
+def emu3(c: Fields) -> ModelConfig:
+    """The text model, as AutoModelForCausalLM builds it."""
+    return llama(c.nested("text_config", "emu3_text_model"))
 
 
 @model_type("llama4")

@@ -17,6 +17,11 @@ class Attention(Group):
             ``all_heads`` (``[H·h]`` and ``[K·h]``); `qk_norm_bias`: a bias too.
         attention_sinks: one learned logit per head.
         attention_output_gate: queries come with a gate of the same size.
+        attention_gate_width: a projection of its own makes a gate, this wide for each head.
+        differential: the difference of two softmaxes weighs values of twice the width.
+        value_head_dim: width of a value head, if it is not `head_dim`.
+        sliding_kv_heads: key/value heads of the layers with a window, if not `num_kv_heads`.
+        sinks_in_windows: only the layers with a window have `attention_sinks`.
         bidirectional: no causal mask.
     """
 
@@ -43,6 +48,11 @@ class Attention(Group):
     qk_norm_bias: bool = hugging_face(False)
     attention_sinks: bool = hugging_face(False)
     attention_output_gate: bool = hugging_face(False)
+    attention_gate_width: int = hugging_face(0)
+    differential: bool = hugging_face(False)
+    value_head_dim: int = hugging_face(0)
+    sliding_kv_heads: int = hugging_face(0)
+    sinks_in_windows: bool = hugging_face(False)
     bidirectional: bool = hugging_face(False)
 
     def __post_init__(self) -> None:
@@ -81,9 +91,10 @@ class SparseAttention(Group):
 
 @field_group
 class LinearAttention(Group):
-    """The gated delta net.
+    """The gated delta net; Kimi's, whose decay differs by channel, has value heads only.
 
     Attributes:
+        gdn_low_rank_gates: Kimi's gates are products of two matrices, ``[D, h]`` and ``[h, H·h]``.
         scan_chunk_size: 0: the recurrence, which is the model's count; else a program that scans
             in chunks of this many tokens (state-space layers too).
     """
@@ -93,6 +104,7 @@ class LinearAttention(Group):
     gdn_key_head_dim: int = 0
     gdn_value_head_dim: int = 0
     gdn_conv_kernel_dim: int = 0
+    gdn_low_rank_gates: bool = hugging_face(False)
     scan_chunk_size: int = 0
 
 
@@ -101,6 +113,7 @@ class StateSpace(Group):
     """Mamba layers, and LFM2's gated short convolution (`conv_kernel`, `conv_bias`).
 
     Attributes:
+        recurrent_width: channels of a recurrence (RG-LRU, RWKV).
         mamba_rank: rank of Mamba-1's time step.
         mamba_norm: Mamba-1: norms over the time step, B and C; Mamba-2: before the output.
     """
@@ -115,5 +128,6 @@ class StateSpace(Group):
     mamba_output_bias: bool = hugging_face(False)
     mamba_conv_bias: bool = hugging_face(False)
     mamba_norm: bool = hugging_face(False)
+    recurrent_width: int = hugging_face(0)
     conv_kernel: int = hugging_face(0)
     conv_bias: bool = hugging_face(False)

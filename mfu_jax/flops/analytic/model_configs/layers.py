@@ -6,6 +6,7 @@ from mfu_jax.flops.analytic.model_configs.group import Group, field_group, huggi
 from mfu_jax.flops.exact import Number
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+INDEXED, HYBRID = "indexed_attention", "hybrid"
 
 
 @field_group
@@ -77,13 +78,19 @@ class LayerStack(Group):
         mhc_expansion_rate: residual streams of manifold-constrained hyper-connections.
         mtp_num_layers: multi-token-prediction modules.
         layer_types: token mixer of each layer: ``full_attention``, ``sliding_attention``,
-            ``chunked_attention``, ``linear_attention`` (gated delta net), ``mamba`` (Mamba-1),
-            ``mamba2``, ``conv`` (gated short convolution), ``mamba2+full_attention`` (in parallel).
-        feed_forward_types: feed-forward of each layer: ``dense``, ``moe`` or ``none``.
+            ``chunked_attention``, ``indexed_attention`` (an indexer picks each query's keys),
+            ``linear_attention`` (gated delta net), ``kimi_delta``, ``lightning_attention``,
+            ``mamba``, ``mamba2``, ``conv`` (gated short convolution), ``recurrent`` (RG-LRU),
+            ``rwkv``, ``none``; ``mamba2+full_attention``: both side by side.
+        feed_forward_types: feed-forward of each layer: ``dense``, ``moe``, ``rwkv`` or ``none``.
         norms_per_layer: norms over the model width in a layer.
         final_norm: the last layer is followed by a norm with weights.
         altup_inputs: streams of AltUp; 0: none.
         laurel_rank: rank of the low-rank residual; 0: none.
+        shared_blocks: transformer blocks that ``hybrid`` layers take in turns (Zamba), with
+            adapters of `shared_adapter_rank`, for attention if `shared_attention_adapters`.
+        further_vectors: weights of the whole model that no matmul reads, beside its norms and
+            biases: norms inside a block, learned scales.
     """
 
     normalization: str = "auto"
@@ -96,6 +103,10 @@ class LayerStack(Group):
     final_norm: bool = hugging_face(True)
     altup_inputs: int = hugging_face(0)
     laurel_rank: int = hugging_face(0)
+    shared_blocks: int = hugging_face(0)
+    shared_adapter_rank: int = hugging_face(0)
+    shared_attention_adapters: bool = hugging_face(False)
+    further_vectors: int = hugging_face(0)
 
 
 @field_group

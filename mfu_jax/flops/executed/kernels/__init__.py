@@ -9,11 +9,18 @@ A rule is registered under the custom call's target, or under the kernel's own n
 """
 
 # Importing a module registers its rules.
-from mfu_jax.flops.executed.kernels import cublas, cudnn, triton
-from mfu_jax.flops.executed.kernels.mosaic import cost as mosaic
+from mfu_jax.flops.executed.kernels import (
+    cublas,
+    cudnn,
+    linear_algebra,
+    mosaic_gpu,
+    pallas_tpu,
+    triton,
+)
 from mfu_jax.flops.executed.kernels.registry import (
     KernelCall,
     KernelCost,
+    Lengths,
     UnknownCost,
     kernel_cost,
     kernel_name,
@@ -23,12 +30,15 @@ from mfu_jax.flops.executed.kernels.registry import (
 __all__ = [
     "KernelCall",
     "KernelCost",
+    "Lengths",
     "UnknownCost",
     "cublas",
     "cudnn",
     "kernel_cost",
     "kernel_name",
-    "mosaic",
+    "linear_algebra",
+    "mosaic_gpu",
+    "pallas_tpu",
     "register_kernel",
     "triton",
 ]

@@ -10,7 +10,11 @@ from mfu_jax.flops.executed.kernels.registry import (
     dot_dimensions,
     register_kernel,
 )
-from mfu_jax.flops.executed.matmuls import operand_dtype, result_shape
+from mfu_jax.flops.executed.matmuls import (
+    flops_per_multiply_add,
+    operand_dtype,
+    result_shape,
+)
 
 
 @register_kernel("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8")
@@ -20,6 +24,8 @@ def _cublas(call: KernelCall) -> KernelCost:
     dims = dot_dimensions(call, call.config.get("gemm_backend_config"))
     if any(not 0 <= d < len(lhs.dims) for d in dims):
         raise call.instruction.error(f"contracted dimension out of range of {lhs}")
-    flops = 2 * result_shape(call.instruction).size * math.prod(lhs.dims[d] for d in dims)
+    result = result_shape(call.instruction)
+    per_pair = flops_per_multiply_add(result.dtype)
+    flops = per_pair * result.size * math.prod(lhs.dims[d] for d in dims)
     dtype = operand_dtype(call.computation, call.instruction)  # FP8 calls also have f32 scales
     return KernelCost(flops=flops, dtype=dtype, seen_by_xla=flops)

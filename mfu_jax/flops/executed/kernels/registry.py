@@ -53,6 +53,19 @@ class UnknownCost:
     estimate: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """What a user knows of lengths that are data; empty if unknown.
+
+    Attributes:
+        group_sizes: rows of each group (expert) of a grouped matmul.
+        sequence_lengths: keys of each sequence in paged attention.
+    """
+
+    group_sizes: tuple[int, ...] = ()
+    sequence_lengths: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True)
 class KernelCall:
     """One custom call, as a cost function sees it.
@@ -61,11 +74,13 @@ class KernelCall:
         computation: the computation that it is in.
         instruction: the ``custom-call``.
         literal: the value of a constant operand, as HLO text; None for other operands.
+        lengths: lengths that the user gave.
     """
 
     computation: HloComputation
     instruction: HloInstruction
     literal: Callable[[int], str | None] = lambda index: None
+    lengths: Lengths = Lengths()
 
     @property
     def target(self) -> str:
@@ -113,6 +128,9 @@ class KernelCall:
 TRITON = "__gpu$xla.gpu.triton"
 _TRITON_NAME = re.compile(r'backend_config=\{.*\bname = "([^"]+)"', re.DOTALL)
 
+# What JAX calls the primitives that run kernels.
+_PALLAS = ("pallas_call", "mpmd_map", "core_map")
+
 KernelRule = Callable[[KernelCall], KernelCost | UnknownCost | int]
 
 _RULES: dict[str, KernelRule] = {}
@@ -137,26 +155,27 @@ def register_kernel(*names: str) -> Callable[[KernelRule], KernelRule]:
 def kernel_name(op_name: str, instruction_name: str) -> str:
     """The name that its author gave a kernel, or the instruction's name without its number."""
     parts = op_name.split("/")
-    if len(parts) > 1 and parts[-1] == "pallas_call" and "(" not in parts[-2]:
+    if len(parts) > 1 and parts[-1] in _PALLAS and "(" not in parts[-2]:
         return parts[-2]
     return re.sub(r"(\.\d+)+$", "", instruction_name)
 
 
-# Targets that move, mark or sort data, without matmuls.
+# Targets of XLA and JAX that move, mark or sort data, without matmuls. A kernel's own name, which
+# its author chooses, never makes it free.
 _FREE = re.compile(
     r"Sharding|SPMD\w*|AllocateBuffer|ConcatBitcast|AssumeGatherIndicesInBound"
     r"|GatherScatterIndicesBitpacked|TopK|PartialReduce|ApproxTopK|PadToStatic|SliceToDynamic"
     r"|MoveToHost|MoveToDevice|annotate_device_placement|xla\.sdy\.\w+|LayoutConstraint"
     r"|__cub\$\w+|__gpu\$TopK|ResizeNearest\w*|NopCustomCall|BarrierStart|BarrierDone"
     r"|xla_ffi_(partitioned_)?python_\w+callback|xla_python_\w+callback|SetBound|GetBound"
-    r"|AsyncCollective(Start|Done)|PrepareAsyncCall(Start|Done)|cu_threefry2x32(_ffi)?|threefry2x32\w*|ragged-dot-metadata|X64\w+|CreateBuffer|Pin|Unpin"
+    r"|AsyncCollective(Start|Done)|PrepareAsyncCall(Start|Done)|cu_threefry2x32(_ffi)?|X64\w+|CreateBuffer|Pin|Unpin"
 )
 
 
 def kernel_cost(call: KernelCall) -> KernelCost | UnknownCost:
     """The cost of a custom call, by the rule of its name or its target."""
     rule = _RULES.get(call.name)
-    if rule is None and (_FREE.fullmatch(call.name) or _FREE.fullmatch(call.target)):
+    if rule is None and _FREE.fullmatch(call.target):
         return KernelCost(flops=0)
     rule = rule or _RULES.get(call.target)
     if rule is not None:

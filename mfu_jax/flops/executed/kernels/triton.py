@@ -1,21 +1,134 @@
-"""Triton kernels (Pallas for GPUs), whose body is a binary form of MLIR that is not parsed."""
+"""Triton kernels (of Pallas for GPUs, or jax-triton): the program has their body as Triton's IR."""
 
 from __future__ import annotations
 
-from fractions import Fraction
+import functools
+import math
+import zlib
+from collections.abc import Iterator
+from typing import Any
 
-from mfu_jax.flops.attention_kernels import kernels_named
-from mfu_jax.flops.executed.kernels.registry import TRITON, KernelCall, UnknownCost, register_kernel
+from mfu_jax.flops.executed.kernels.bodies.attributes import (
+    mlir_integer,
+    mlir_string,
+    opaque_string,
+)
+from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, UnknownBodyError
+from mfu_jax.flops.executed.kernels.bodies.reader import Reader, read_body
+from mfu_jax.flops.executed.kernels.body_cost import body_cost
+from mfu_jax.flops.executed.kernels.registry import (
+    TRITON,
+    KernelCall,
+    KernelCost,
+    UnknownCost,
+    register_kernel,
+)
+
+Grid = tuple[int, int, int]
 
 
 @register_kernel(TRITON)
-def _triton(call: KernelCall) -> UnknownCost:
-    """A Pallas kernel for GPUs, whose body is a binary form of MLIR that is not parsed."""
-    shares = [kernel.share_recomputed for kernel in kernels_named(call.name)]
-    return UnknownCost(
-        reason="a Triton kernel tells nothing of it",
-        dtype=next(
-            (shape.dtype for shape in call.operands if shape.dtype.startswith(("f", "bf"))), ""
-        ),
-        share_rematerialized=shares[0] if shares else Fraction(0),
-    )
+def _triton(call: KernelCall) -> KernelCost | UnknownCost:
+    """Every ``tt.dot`` of the body, for each program of the grid."""
+    return body_cost(call, lambda: _body(call))
+
+
+@register_kernel("triton_kernel_call", "triton_kernel_call_ffi")
+def _jax_triton(call: KernelCall) -> KernelCost | UnknownCost:
+    """A kernel of jax-triton: the same, within a compressed message."""
+    return body_cost(call, lambda: _body_in_message(call))
+
+
+def _body_in_message(call: KernelCall) -> KernelBody:
+    """The body that jax-triton stores: ``kernel_call {kernel {… ttir = 5} grid = 2, 3, 4} = 1``."""
+    tail = call.instruction.tail
+    packed = mlir_string(tail, "opaque") or opaque_string(tail) or b""
+    try:
+        whole = dict(fields(zlib.decompress(packed)))
+        if 1 not in whole:
+            raise UnknownBodyError("Triton chooses one of several kernels when it runs")
+        kernel_call = dict(fields(_bytes(whole[1])))
+        kernel = dict(fields(_bytes(kernel_call[1])))
+        x, y, z = (int(kernel_call.get(number, 1)) for number in (2, 3, 4))
+        return kernel_body(_bytes(kernel[5]), (x, y, z))
+    except (zlib.error, KeyError, IndexError, TypeError, ValueError) as error:
+        raise UnknownBodyError(f"a Triton kernel whose message cannot be read ({error})") from None
+
+
+def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Numbers and values of a protocol buffer's integers, strings and messages.
+
+    Raises:
+        ValueError: it has a field of another kind.
+
+    >>> dict(fields(bytes([8, 150, 1, 18, 2]) + b"hi"))
+    {1: 150, 2: b'hi'}
+    """
+    position = 0
+
+    def varint() -> int:
+        nonlocal position
+        value = shift = 0
+        while True:
+            byte = message[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while position < len(message):
+        key = varint()
+        if key & 7 == 0:
+            yield key >> 3, varint()
+        elif key & 7 == 2:
+            size = varint()
+            position += size
+            yield key >> 3, message[position - size : position]
+        else:
+            raise ValueError(f"wire type {key & 7}")
+
+
+def _bytes(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise TypeError("a number instead of a message")
+    return value
+
+
+def _body(call: KernelCall) -> KernelBody:
+    tail = call.instruction.tail
+    ir = mlir_string(tail, "ir")
+    x, y, z = (mlir_integer(tail, f"grid_{axis}") for axis in "xyz")
+    if ir is None or x is None or y is None or z is None:
+        raise UnknownBodyError("a Triton kernel without its IR or its grid")
+    return kernel_body(ir, (x, y, z))
+
+
+@functools.lru_cache(maxsize=256)
+def kernel_body(ir: bytes, grid: Grid) -> KernelBody:
+    """Decodes a Triton kernel: MLIR, in bytecode or text, run by `grid` programs.
+
+    Raises:
+        UnknownBodyError: jaxlib is not installed, or the body is of another version.
+    """
+    return read_body(ir, "triton", "", functools.partial(_read_module, grid))
+
+
+def _read_module(grid: Grid, module: Any) -> KernelBody:
+    functions = [op for op in module.body.operations if op.operation.name == "tt.func"]
+    if len(functions) != 1:
+        raise UnknownBodyError("a Triton kernel of several functions")
+    reader = Reader(_matmul)
+    return reader.body(reader.block(functions[0].operation.regions[0].blocks[0]), grid=grid)
+
+
+def _matmul(operation: Any) -> tuple[int, str] | None:
+    """2 · result elements · contracted elements of a ``tt.dot``."""
+    name = str(operation.name)
+    if not name.startswith("tt.dot"):
+        return None
+    if name != "tt.dot":
+        raise UnknownBodyError(f"it multiplies by {name}")
+    lhs, result = operation.operands[0].type, operation.results[0].type
+    elements = math.prod(result.get_dim_size(i) for i in range(result.rank))
+    return 2 * elements * lhs.get_dim_size(lhs.rank - 1), str(lhs.element_type).lower()

@@ -6,6 +6,8 @@ excluded by name and recomputed here by hand:
 * causal depthwise convolutions run over S + k − 1 positions, of which k − 1 are cut off;
 * Mamba-2 and delta nets scan in chunks; the model's count is the recurrence;
 * Llama 4 runs every expert on every token (the others, as counted, only those it uses);
+* MiniMax's lightning attention works in blocks; the model's count is the recurrence;
+* DiffLlama computes the scores of its two halves of values twice;
 * DeepSeek V4 writes two contractions as multiply and sum, which the counter does not see.
 """
 
@@ -56,7 +58,16 @@ def excluded(row: dict[str, Any]) -> tuple[tuple[str, ...], int]:
         ours += ["/input_mix", "indexer/reduce"]
     if row["model_type"] == "llama4_text":
         theirs += unused_experts(row)
+    if row["model_type"] == "diffllama":
+        theirs += repeated_scores(row)
     return tuple(ours), theirs
+
+
+def repeated_scores(row: dict[str, Any]) -> int:
+    """Q·Kᵀ of every head and layer, which PyTorch's two calls of attention compute twice."""
+    heads = config_of(row).attention
+    width = heads.num_query_heads * heads.head_dim
+    return 2 * row["batch"] * row["seq"] ** 2 * width * config_of(row).num_decoder_layers
 
 
 def unused_experts(row: dict[str, Any]) -> int:

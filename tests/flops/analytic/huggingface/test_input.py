@@ -275,3 +275,34 @@ def test_hostile_files_are_user_errors(tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError) as caught:
         load_model_config(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field", "value"),
+    [
+        ("glm_moe_dsa", "index_topk_pattern", "FSSF"),
+        ("glm_moe_dsa", "index_topk_freq", 4),
+        ("glm_moe_dsa", "indexer_types", ["full", "shared"]),
+        ("axk1", "moe_layer_freq", 2),
+        ("nemotron_h", "moe_latent_size", 64),
+        ("minimax_m3_vl_text", "sparse_attention_config", {"sparse_index_dim": 64}),
+        ("minimax_m3_vl_text", "layer_types", ["minimax_m3_sparse"] * 60),
+    ],
+)
+def test_a_part_without_a_formula_is_refused_and_trace_is_named(
+    model_type: str, field: str, value: object
+) -> None:
+    with pytest.raises(UserError, match=rf"{field}=.*--trace counts"):
+        from_hf_config({"model_type": model_type, field: value})
+
+
+def test_layers_listed_by_a_pattern_of_letters() -> None:
+    kinds = from_hf_config({"model_type": "nemotron_h", "hybrid_override_pattern": "ME*-"}).stack
+    assert kinds.layer_types == ("mamba2", "none", "full_attention", "none")
+    assert kinds.feed_forward_types == ("none", "moe", "none", "dense")
+
+
+def test_experts_listed_by_a_number_for_each_layer() -> None:
+    config = {"model_type": "minimax_m3_vl_text", "num_hidden_layers": 3}
+    kinds = from_hf_config({**config, "moe_layer_freq": [0, 1, 1]}).stack.feed_forward_types
+    assert kinds == ("dense", "moe", "moe")

@@ -1,4 +1,4 @@
-"""Runs the scalar part of a Pallas kernel's body, and adds up the matmuls that it reaches.
+"""Runs the scalar part of a kernel's body, and adds up the matmuls that it reaches.
 
 Every step of the grid takes the branches that its indices choose, so that blocks which a causal or
 sparse mask skips cost nothing.
@@ -9,19 +9,26 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from mfu_jax.flops.executed.kernels.mosaic.body import (
+from mfu_jax.flops.executed.kernels.bodies.body import (
+    EXTENT,
+    POSITION,
     Block,
     KernelBody,
     Op,
     Table,
     UnknownBodyError,
 )
+from mfu_jax.flops.executed.kernels.bodies.carried import Carried, loop_arguments
 
 ScalarTable = Callable[[int], Table]
 
 _MAX_GRID_STEPS = 1 << 20
+_MAX_ITERATIONS = 1 << 22  # of all loops that have to be run
+_LOOPS = ("scf.for", "scf.while")
+
+Carry = dict[int, int]  # known values that a loop carries, by their position
 
 
 def grid_flops(body: KernelBody, table: ScalarTable) -> int:
@@ -65,7 +72,10 @@ def _walked(body: KernelBody) -> list[tuple[dict[int, Table], int]]:
 def _deciding_axes(body: KernelBody) -> set[int]:
     """Grid axes on which a branch or bound around a matmul depends."""
     seen: set[int] = set()
-    stack = [v for op in _walk_ops(body.block) if op.has_matmul for v in op.operands]
+    carried = Carried(body)
+    deciders = [op for op in _walk_ops(body.block) if op.has_matmul]
+    stack = [v for op in deciders for v in op.operands]
+    stack += [v for op in deciders if op.name in _LOOPS for v in carried.sources(op)]
     while stack:
         value = stack.pop()
         if value in seen:
@@ -74,14 +84,9 @@ def _deciding_axes(body: KernelBody) -> set[int]:
         if maker := body.makers.get(value):
             stack += maker.operands
             stack += [v for op in _ops_inside(maker) for v in op.operands]
-    axes = {i for i in range(len(body.grid)) if body.block.arguments[i] in seen}
-    ids = {body.makers[v].attribute for v in seen if _is_program_id(body, v)}
-    return axes | ids
-
-
-def _is_program_id(body: KernelBody, value: int) -> bool:
-    maker = body.makers.get(value)
-    return maker is not None and maker.name == "tpu.program_id"
+    makers = (body.makers[value] for value in seen if value in body.makers)
+    ids = {maker.attribute for maker in makers if maker.name == POSITION}
+    return ids | {axis for value, axis in body.positions.items() if value in seen}
 
 
 def _walk_ops(block: Block) -> Iterator[Op]:
@@ -105,6 +110,12 @@ def _truncated(a: int, b: int) -> int:
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
+def _unsigned(a: int) -> int:
+    if a < 0:
+        raise ValueError("a negative number in unsigned arithmetic")
+    return a
+
+
 _BINARY: dict[str, Callable[[int, int], int]] = {
     "arith.addi": lambda a, b: a + b,
     "arith.subi": lambda a, b: a - b,
@@ -122,6 +133,10 @@ _BINARY: dict[str, Callable[[int, int], int]] = {
     "arith.remui": lambda a, b: a % b,
     "arith.shli": lambda a, b: a << min(b, 64),
     "arith.shrsi": lambda a, b: a >> b,
+    "arith.shrui": lambda a, b: _unsigned(a) >> b,
+    "arith.minui": lambda a, b: min(_unsigned(a), _unsigned(b)),
+    "arith.maxui": lambda a, b: max(_unsigned(a), _unsigned(b)),
+    "arith.ceildivui": lambda a, b: -(-_unsigned(a) // b),
 }
 _PREDICATES: list[Callable[[int, int], bool]] = [
     lambda a, b: a == b,
@@ -143,6 +158,9 @@ _SAME = {
     "arith.index_castui",
     "tpu.assume_multiple",
 }
+# One thread stands for its warp: the first, which is the one that `elect` chooses and whose value
+# the others read.
+_ELECT, _SHUFFLE = "nvvm.elect.sync", "nvvm.shfl.sync"
 
 
 class _Walk:
@@ -154,10 +172,26 @@ class _Walk:
         self.tables: dict[int, Table] = {}
         self.values: dict[int, int] = {}
         self.indices: tuple[int, ...] = ()
+        self.carried = Carried(body)
+        self._iterations = _MAX_ITERATIONS
+
+    @property
+    def iterations(self) -> int:
+        """Iterations that may still be run, in all loops together."""
+        return self._iterations
+
+    @iterations.setter
+    def iterations(self, left: int) -> None:
+        if left < 0:
+            raise UnknownBodyError(f"its loops run more than {_MAX_ITERATIONS:,} times")
+        self._iterations = left
 
     def step(self, indices: tuple[int, ...]) -> int:
         self.indices = indices
-        self.values = dict(zip(self.body.block.arguments, indices, strict=False))
+        self.values = {
+            value: self.body.position(axis, indices[axis])
+            for value, axis in self.body.positions.items()
+        }
         return self.block(self.body.block)
 
     def block(self, block: Block) -> int:
@@ -168,8 +202,12 @@ class _Walk:
             if op.name == "scf.if":
                 taken = 0 if self.value(op.operands[0]) else 1
                 total += self.block(op.regions[taken]) if taken < len(op.regions) else 0
+            elif op.name == "scf.index_switch":
+                total += self.block(self.case(op))
             elif op.name == "scf.for":
                 total += self.loop(op)
+            elif op.name == "scf.while":
+                total += self.while_loop(op, self.carried.deciding(op), counted=True)[0]
             elif op.regions:
                 if op.name not in ("tpu.region", "scf.execute_region"):
                     raise UnknownBodyError(f"it multiplies inside {op.name}")
@@ -178,19 +216,61 @@ class _Walk:
                 total += op.flops
         return total
 
+    def case(self, op: Op) -> Block:
+        """The region that a switch takes; the first one is its default."""
+        value = self.value(op.operands[0])
+        return op.regions[1 + op.cases.index(value) if value in op.cases else 0]
+
     def loop(self, op: Op) -> int:
-        start, end, by = (self.value(v) for v in op.operands[:3])
         inner = op.regions[0]
-        steps = range(start, end, max(1, by))
+        start, end, by = (self.value(v) for v in op.operands[:3])
         if not any(o.regions and o.has_matmul for o in inner.ops):
-            return len(steps) * self.block(inner)
-        total = 0
-        for index in steps:
-            outside = dict(self.values)
-            self.values[inner.arguments[0]] = index
-            total += self.block(inner)
-            self.values = outside
-        return total
+            return len(range(start, end, max(1, by))) * self.block(inner)
+        return self.for_loop(op, self.carried.deciding(op), counted=True)[0]
+
+    def for_loop(self, op: Op, indices: tuple[int, ...], *, counted: bool) -> tuple[int, Carry]:
+        """FLOPs of an ``scf.for``, if they are counted, and what it carries in the end."""
+        start, end, by = (self.value(v) for v in op.operands[:3])
+        inner, arguments = op.regions[0], loop_arguments(op)
+        carry = {i: self.value(op.operands[3 + i]) for i in indices}
+        outside, total = self.values, 0
+        for index in range(start, end, max(1, by)):
+            self.iterations -= 1
+            self.values = {**outside, inner.arguments[0]: index}
+            self.values |= {arguments[i]: value for i, value in carry.items()}
+            total += self.block(inner) if counted else 0
+            carry = {i: self.value(inner.ops[-1].operands[i]) for i in indices}
+        self.values = outside
+        return total, carry
+
+    def while_loop(self, op: Op, indices: tuple[int, ...], *, counted: bool) -> tuple[int, Carry]:
+        """FLOPs of an ``scf.while``, if they are counted, and what its results are."""
+        before, after = op.regions
+        last = before.ops[-1]
+        carry = {i: self.value(op.operands[i]) for i in indices}
+        outside, total = self.values, 0
+        while True:
+            self.iterations -= 1
+            self.values = {**outside, **{before.arguments[i]: v for i, v in carry.items()}}
+            total += self.block(before) if counted else 0
+            goes_on = self.value(last.operands[0])
+            passed = self._known(last.operands[1:])
+            if not goes_on:
+                self.values = outside
+                return total, passed
+            self.values |= {after.arguments[i]: value for i, value in passed.items()}
+            total += self.block(after) if counted else 0
+            carry = {i: self.value(after.ops[-1].operands[i]) for i in indices}
+
+    def _known(self, numbers: Sequence[int]) -> Carry:
+        """Those of the values that are known, by their position."""
+        known = {}
+        for position, number in enumerate(numbers):
+            try:
+                known[position] = self.value(number)
+            except UnknownBodyError:
+                continue
+        return known
 
     def value(self, number: int) -> int:
         if number not in self.values:
@@ -215,21 +295,38 @@ class _Walk:
             return self.value(op.operands[0])
         if op.name == "arith.select":
             return self.value(op.operands[1 if self.value(op.operands[0]) else 2])
-        if op.name == "tpu.program_id" and op.attribute < len(self.indices):
-            return self.indices[op.attribute]
-        if op.name == "tpu.iteration_bound" and op.attribute < len(self.body.grid):
-            return self.body.grid[op.attribute]
+        if op.name == POSITION and op.attribute < len(self.indices):
+            return self.body.position(op.attribute, self.indices[op.attribute])
+        if op.name == EXTENT and op.attribute < len(self.body.grid):
+            return self.body.position(op.attribute, self.body.grid[op.attribute])
+        if op.name == _ELECT:
+            return 1
+        if op.name == _SHUFFLE:
+            return self.value(op.operands[1])
         if op.name == "memref.load":
             return self.load(op)
         if op.name == "scf.if":
             region = op.regions[0 if self.value(op.operands[0]) else 1]
             return self.value(region.ops[-1].operands[op.results.index(number)])
+        if op.name in _LOOPS:
+            return self.loop_result(op, op.results.index(number))
         raise UnknownBodyError(f"it skips blocks by {op.name}")
 
+    def loop_result(self, op: Op, position: int) -> int:
+        """One of the values that a loop returns."""
+        indices = self.carried.deciding(op, position)
+        run = self.for_loop if op.name == "scf.for" else self.while_loop
+        outside = self.values
+        try:
+            _, results = run(op, indices, counted=False)
+        finally:
+            self.values = outside
+        if position not in results:
+            raise UnknownBodyError("it skips blocks by values that a loop computes from data")
+        return results[position]
+
     def load(self, op: Op) -> int:
-        arguments = self.body.block.arguments
-        first = len(self.body.grid)
-        tables = arguments[first : first + self.body.prefetched]
+        tables = self.body.tables
         if op.operands[0] not in tables:
             raise UnknownBodyError("it skips blocks by values in memory")
         number = tables.index(op.operands[0])

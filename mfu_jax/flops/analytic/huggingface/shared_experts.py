@@ -1,0 +1,262 @@
+"""Decoders whose experts have a width of their own, most with shared experts and windows."""
+
+from __future__ import annotations
+
+from mfu_jax.flops.analytic.huggingface.common import (
+    decoder,
+    dense_first,
+    every,
+    experts,
+    feed_forward_types,
+    heads,
+    layer_types,
+    moe_layers,
+    needs_trace,
+    routed_and_shared,
+    shared_expert,
+)
+from mfu_jax.flops.analytic.huggingface.fields import Fields
+from mfu_jax.flops.analytic.huggingface.registry import model_type
+from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
+from mfu_jax.flops.analytic.model_configs.model import ModelConfig
+
+
+@model_type("solar_open")
+def solar_open(c: Fields) -> ModelConfig:
+    """Experts with shared ones in every layer."""
+    kinds = ("moe",) * c.size("num_hidden_layers")
+    return decoder(
+        c,
+        attention_output_bias=False,
+        mlp_dim=0,
+        feed_forward_types=kinds,
+        shared_experts=c.optional_size("n_shared_experts"),
+        **experts(c, "n_routed_experts"),
+    )
+
+
+@model_type("dots1")
+def dots1(c: Fields) -> ModelConfig:
+    """Norms on queries and keys; windows, if any, in the layers from max_window_layers."""
+    windowed = c.optional_size("sliding_window")
+    first = c.size("max_window_layers", zero=True) if windowed else c.size("num_hidden_layers")
+    kinds = layer_types(c, lambda i: SLIDING if i >= first else FULL)
+    return decoder(c, qk_norm="head", layer_types=kinds, **routed_and_shared(c))
+
+
+@model_type("ernie4_5_moe")
+def ernie4_5_moe(c: Fields) -> ModelConfig:
+    """One switch for every bias; experts in every n-th layer of a range; a bias picks them."""
+    bias, layers = c.flag("use_bias"), c.size("num_hidden_layers")
+    first, step = c.size("moe_layer_start_index", zero=True), c.size("moe_layer_interval")
+    end = c.get("moe_layer_end_index")
+    last = layers - 1 if end in (-1, None) else c.size("moe_layer_end_index", zero=True)
+    kinds = moe_layers(layers, lambda i: (i + 1) % step == 0 and first <= i <= last)
+    sizes = experts(c, "moe_num_experts", used="moe_k")
+    return decoder(
+        c,
+        attention_bias=bias,
+        use_bias=bias,
+        head_bias=bias,
+        feed_forward_types=kinds,
+        shared_experts=c.optional_size("moe_num_shared_experts"),
+        further_vectors=list(kinds).count("moe") * sizes["num_experts"],
+        **sizes,
+    )
+
+
+@model_type("exaone_moe")
+def exaone_moe(c: Fields) -> ModelConfig:
+    """As exaone4, with experts and shared ones."""
+    windowed = c.optional_size("sliding_window") and not c.has("layer_types")
+    interval = c.size("sliding_window_pattern", 0, zero=True) if windowed else 0
+    return decoder(
+        c,
+        qk_norm="head",
+        layer_types=layer_types(c, every(interval, FULL, SLIDING) if interval else lambda _: FULL),
+        feed_forward_types=feed_forward_types(
+            c, dense_first(c.size("first_k_dense_replace", 0, zero=True))
+        ),
+        shared_experts=c.optional_size("num_shared_experts"),
+        **experts(c, "num_experts"),
+    )
+
+
+@model_type("flint")
+def flint(c: Fields) -> ModelConfig:
+    """A sink for each head; full layers first, last and every fourth; a shared expert."""
+    layers, step = c.size("num_hidden_layers"), c.size("decoder_sparse_step")
+    dense = c.list_of(int, "mlp_only_layers")
+    skipped = [0, 1] if dense is None else dense
+    full = {0, 1, layers - 1}
+    return decoder(
+        c,
+        qk_norm="head",
+        attention_sinks=True,
+        layer_types=layer_types(c, lambda i: FULL if i in full or i % 4 == 1 else SLIDING),
+        feed_forward_types=moe_layers(layers, lambda i: i not in skipped and (i + 1) % step == 0),
+        **shared_expert(c, "shared_expert_intermediate_size"),
+        **experts(c, "num_experts"),
+    )
+
+
+@model_type("hy_v3")
+def hy_v3(c: Fields) -> ModelConfig:
+    """Norms on queries and keys; experts with shared ones from the second layer."""
+    return decoder(
+        c,
+        qk_norm="head",
+        feed_forward_types=feed_forward_types(c, dense_first(1)),
+        shared_experts=c.optional_size("num_shared_experts"),
+        **experts(c, "num_experts"),
+    )
+
+
+@model_type("kolibri1")
+def kolibri1(c: Fields) -> ModelConfig:
+    """Norms before and after each block; a full layer after four with a window."""
+    return decoder(
+        c,
+        norms_per_layer=4,
+        qk_norm="head",
+        mlp_dim=0,
+        layer_types=layer_types(c, every(5, FULL, SLIDING)),
+        feed_forward_types=("moe",) * c.size("num_hidden_layers"),
+        **shared_expert(c, "shared_expert_intermediate_size"),
+        **experts(c, "num_experts"),
+    )
+
+
+@model_type("mellum")
+def mellum(c: Fields) -> ModelConfig:
+    """Norms on queries and keys; windows and dense layers as listed."""
+    return decoder(
+        c,
+        qk_norm="head",
+        layer_types=layer_types(c, lambda _: FULL),
+        feed_forward_types=feed_forward_types(c, lambda _: "moe"),
+        **experts(c, "num_experts"),
+    )
+
+
+@model_type("afmoe")
+def afmoe(c: Fields) -> ModelConfig:
+    """A gate as wide as the heads; norms before and after; a bias picks the experts."""
+    interval, dense = c.size("global_attn_every_n_layers"), c.size("num_dense_layers", zero=True)
+    kinds = [dense_first(dense)(i) for i in range(c.size("num_hidden_layers"))]
+    sizes, attention = experts(c, "num_experts"), heads(c)
+    return decoder(
+        c,
+        norms_per_layer=4,
+        qk_norm="head",
+        attention_gate_width=attention["head_dim"],
+        layer_types=layer_types(c, every(interval, FULL, SLIDING)),
+        feed_forward_types=kinds,
+        shared_experts=c.optional_size("num_shared_experts"),
+        further_vectors=kinds.count("moe") * sizes["num_experts"],
+        **sizes,
+        **attention,
+    )
+
+
+@model_type("laguna")
+def laguna(c: Fields) -> ModelConfig:
+    """A gate for each head or each of its channels; a shared expert; a bias picks the experts."""
+    if len(set(c.list_of(int, "num_attention_heads_per_layer") or [0])) > 1:
+        c.fail("num_attention_heads_per_layer", "expected the same number in each layer")
+    kinds = feed_forward_types(c, dense_first(1))
+    sizes, attention = experts(c, "num_experts"), heads(c)
+    return decoder(
+        c,
+        qk_norm="head",
+        attention_gate_width=1 if c.get("gating") in (True, "per-head") else attention["head_dim"],
+        layer_types=layer_types(c, lambda _: FULL),
+        feed_forward_types=kinds,
+        further_vectors=kinds.count("moe") * sizes["num_experts"],
+        **shared_expert(c, "shared_expert_intermediate_size"),
+        **sizes,
+        **attention,
+    )
+
+
+@model_type("beam")
+def beam(c: Fields) -> ModelConfig:
+    """A gate with a bias for each head; norms before and after each block; no shared expert."""
+    attention, layers = heads(c), c.size("num_hidden_layers")
+    return decoder(
+        c,
+        norms_per_layer=4,
+        qk_norm="head",
+        attention_gate_width=attention["head_dim"],
+        layer_types=layer_types(
+            c, lambda i: FULL if (i + 1) % 6 == 0 or i == layers - 1 else SLIDING
+        ),
+        feed_forward_types=feed_forward_types(c, dense_first(3)),
+        further_vectors=layers * attention["num_query_heads"],
+        **experts(c, "num_experts"),
+        **attention,
+    )
+
+
+@model_type("mimo_v2_flash")
+def mimo_v2_flash(c: Fields) -> ModelConfig:
+    """Values narrower than keys; layers with a window have twice the key/value heads, and sinks."""
+    attention = heads(c)
+    if attention["num_query_heads"] % (doubled := 2 * attention["num_kv_heads"]):
+        c.fail("num_key_value_heads", f"expected num_attention_heads to be a multiple of {doubled}")
+    window = c.optional_size("sliding_window_size")
+    return decoder(
+        c,
+        attention_output_bias=False,
+        attention_sinks=True,
+        sinks_in_windows=True,
+        sliding_kv_heads=doubled,
+        value_head_dim=c.size("v_head_dim"),
+        sliding_window_size=window + 1 if window else c.size("sliding_window"),
+        layer_types=layer_types(c, lambda i: FULL if i == 0 or (i + 1) % 6 == 0 else SLIDING),
+        feed_forward_types=feed_forward_types(c, dense_first(1)),
+        **experts(c, "n_routed_experts"),
+        **attention,
+    )
+
+
+@model_type("minimax_m3_vl_text")
+def minimax_m3_vl_text(c: Fields) -> ModelConfig:
+    """Norms on queries and keys, a shared expert; no layer whose indexer picks blocks of keys."""
+    needs_trace(c, "sparse_attention_config")
+    sparse = c.list_of(int, "moe_layer_freq")
+    kinds = layer_types(c, lambda _: FULL)
+    if set(kinds) != {FULL}:
+        c.fail("layer_types", "expected full_attention only; --trace counts the others")
+    return decoder(
+        c,
+        qk_norm="head",
+        layer_types=kinds,
+        mlp_dim=c.size("dense_intermediate_size"),
+        feed_forward_types=feed_forward_types(
+            c, lambda i: "moe" if sparse is None or sparse[i : i + 1] != [0] else "dense"
+        ),
+        **shared_expert(c),
+        **experts(c, "num_local_experts", "intermediate_size"),
+    )
+
+
+@model_type("cohere2_moe")
+def cohere2_moe(c: Fields) -> ModelConfig:
+    """One norm for attention and experts in parallel; the first layers may be dense."""
+    dense, hidden = c.optional_size("first_k_dense_replace"), c.size("intermediate_size")
+    prefix, rest = c.size("prefix_dense_sliding_window_pattern"), c.size("sliding_window_pattern")
+
+    def kind(i: int) -> str:
+        interval, index = (prefix, i) if i < dense else (rest, i - dense)
+        return every(interval, FULL, SLIDING)(index)
+
+    return decoder(
+        c,
+        norms_per_layer=1,
+        mlp_dim=c.size("prefix_dense_intermediate_size", hidden),
+        layer_types=layer_types(c, kind),
+        feed_forward_types=feed_forward_types(c, dense_first(dense)),
+        shared_experts=c.optional_size("num_shared_experts"),
+        **experts(c, "num_experts", "intermediate_size"),
+    )

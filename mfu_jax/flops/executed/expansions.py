@@ -1,0 +1,212 @@
+"""Factorisations that a TPU program expands into blocks: custom calls, and matmuls between them.
+
+Each counts by the textbook, once, at its first block; its matmuls are part of it. All instructions
+of an expansion have the op_name of the primitive; of several with the same name, each is connected.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from mfu_jax.flops.executed import textbook
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule, Shape
+from mfu_jax.flops.executed.matmuls import MATMULS
+
+_BLOCKS = {
+    "cholesky": "Cholesky",
+    "lu": "LuDecompositionBlock",
+    "geqrf": "QrDecompositionBlock",
+    "householder_product": "CompactWyHelper",
+    "triangular_solve": "InvertDiagBlocks",
+    "eigh": "EighTpu",
+}
+_ROUTINES = tuple(_BLOCKS.values())
+_LEAST_RANK = {**dict.fromkeys(_BLOCKS, 2), "triangular_solve": 3, "eigh": 1}
+_PASSED_ON = frozenset({"get-tuple-element", "bitcast", "tuple", "copy"})
+
+
+class Part(NamedTuple):
+    """What one instruction counts of an expansion.
+
+    Attributes:
+        name: the primitive.
+        flops: the textbook's at the first block, 0 elsewhere; None if its size is not known.
+        seen_by_xla: FLOPs of all the expansion's matmuls, at its first block.
+    """
+
+    name: str
+    flops: int | None = 0
+    seen_by_xla: int = 0
+
+
+class Expansions:
+    """Finds the expanded factorisations of a program."""
+
+    def __init__(self, module: HloModule) -> None:
+        self.module = module
+
+    def part(self, instruction: HloInstruction) -> Part | None:
+        """What an instruction counts of an expansion; None if it belongs to none."""
+        return self._parts.get(id(instruction))
+
+    @functools.cached_property
+    def _parts(self) -> Mapping[int, Part]:
+        names: dict[str, set[str]] = defaultdict(set)  # of the computations with blocks
+        for computation in self.module.computations.values():
+            for instruction in computation.instructions.values():
+                if _target(instruction) and _is_block(instruction):
+                    names[computation.name].add(instruction.op_name)
+        parts: dict[int, Part] = {}
+        for name, op_names in names.items():
+            for op_name in op_names:
+                for members in self._expansions(self.module[name], op_name):
+                    parts |= _counted(_primitive(op_name), members)
+        return parts
+
+    def _expansions(
+        self, computation: HloComputation, op_name: str
+    ) -> Iterator[list[tuple[HloComputation, HloInstruction]]]:
+        """The blocks and matmuls of each expansion of one name."""
+        root: dict[str, str] = {}
+        members: dict[str, list[tuple[HloComputation, HloInstruction]]] = defaultdict(list)
+
+        def find(name: str) -> str:
+            while root[name] != name:
+                name = root[name]
+            return name
+
+        for instruction in computation.instructions.values():
+            inside = list(self._matmuls(computation, instruction, op_name))
+            operands = [name for name in instruction.operands if name in root]
+            is_named = instruction.op_name == op_name or bool(inside)
+            if not is_named and not (instruction.opcode in _PASSED_ON and operands):
+                continue
+            root[instruction.name] = instruction.name
+            for operand in operands:
+                root[find(operand)] = find(instruction.name)
+            members[instruction.name] = inside
+        together: dict[str, list[tuple[HloComputation, HloInstruction]]] = defaultdict(list)
+        for name, inside in members.items():
+            together[find(name)] += inside
+        yield from together.values()
+
+    def _matmuls(
+        self, computation: HloComputation, instruction: HloInstruction, op_name: str
+    ) -> Iterator[tuple[HloComputation, HloInstruction]]:
+        """Blocks and matmuls of this name in an instruction: itself, or what its fusion holds."""
+        if instruction.opcode == "fusion":
+            for callee in map(self.module.__getitem__, instruction.callees):
+                for inner in callee.instructions.values():
+                    yield from self._matmuls(callee, inner, op_name)
+        elif instruction.op_name == op_name and _is_part(instruction):
+            yield computation, instruction
+
+
+def _primitive(op_name: str) -> str:
+    return op_name.rpartition("/")[2]
+
+
+def _target(instruction: HloInstruction) -> str:
+    is_call = instruction.opcode == "custom-call"
+    return instruction.attribute_string("custom_call_target") if is_call else ""
+
+
+def _is_block(instruction: HloInstruction) -> bool:
+    """Whether it is a block of its primitive, the sizes of which say the matrix's."""
+    target = _BLOCKS.get(_primitive(instruction.op_name))
+    return target is not None and _target(instruction).startswith(target)
+
+
+def _is_part(instruction: HloInstruction) -> bool:
+    """Whether it is work of an expansion: a matmul, or any of the compiler's block routines.
+
+    A matmul by a vector is a multiplication and a sum.
+    """
+    is_matmul = instruction.opcode in MATMULS or instruction.opcode == "reduce"
+    return is_matmul or _target(instruction).startswith(_ROUTINES)
+
+
+def _counted(
+    primitive: str, members: Sequence[tuple[HloComputation, HloInstruction]]
+) -> dict[int, Part]:
+    blocks = [i for _, i in members if _is_block(i)]
+    if not blocks:
+        return {}
+    seen = sum(MATMULS[i.opcode](c, i) for c, i in members if i.opcode in MATMULS)
+    shapes = [next(i.shape.leaves()) for i in blocks]
+    if any(len(shape.dims) < _LEAST_RANK[primitive] for shape in shapes):
+        raise blocks[0].error("a factorisation's block with too few dimensions")
+    matmuls = [i.shape for _, i in members if i.opcode != "custom-call"]
+    flops = _RULES[primitive](shapes, matmuls)
+    counted = {id(i): Part(primitive) for _, i in members}
+    return counted | {id(blocks[0]): Part(primitive, flops, seen)}
+
+
+_Rule = Callable[[Sequence[Shape], Sequence[Shape]], int | None]
+
+
+def _batch(shape: Shape) -> int:
+    return math.prod(shape.dims[:-2])
+
+
+def _width(blocks: Sequence[Shape]) -> int:
+    return sum(block.dims[-1] for block in blocks)
+
+
+def _cholesky(blocks: Sequence[Shape], matmuls: Sequence[Shape]) -> int:
+    return _batch(blocks[0]) * textbook.cholesky(_width(blocks))
+
+
+def _panels(count: Callable[[int, int], int]) -> _Rule:
+    """Of blocks of columns, the first of which has all rows."""
+
+    def rule(blocks: Sequence[Shape], matmuls: Sequence[Shape]) -> int:
+        return _batch(blocks[0]) * count(max(b.dims[-2] for b in blocks), _width(blocks))
+
+    return rule
+
+
+def _form_q(blocks: Sequence[Shape], matmuls: Sequence[Shape]) -> int:
+    largest = max(matmuls or blocks, key=lambda shape: shape.size)
+    rows, columns = largest.dims[-2:]
+    return _batch(blocks[0]) * textbook.form_q(rows, columns, _width(blocks))
+
+
+def _triangular_solve(blocks: Sequence[Shape], matmuls: Sequence[Shape]) -> int | None:
+    """A routine inverts the diagonal blocks, maybe of two solves with the same matrix.
+
+    Of k rows of blocks, each but the first is updated, and each is then multiplied: 2k − 1 matmuls
+    of 2n − side rows together. The last row of blocks may be lower than the others.
+    """
+    *_, count, side, _ = blocks[0].dims
+    solves, rest = divmod(len(matmuls), 2 * count - 1)
+    if not solves or rest or any(block.dims[-3:] != blocks[0].dims[-3:] for block in blocks):
+        return None
+    right_hand_sides = max(shape.size for shape in matmuls) // side  # of the batch together
+    rows, rest = divmod(sum(shape.size for shape in matmuls), solves * right_hand_sides)
+    n, odd = divmod(rows + side, 2)
+    if rest or odd or not (count - 1) * side < n <= count * side:
+        return None
+    return solves * textbook.triangular_solve(n, right_hand_sides)
+
+
+def _eigh(blocks: Sequence[Shape], matmuls: Sequence[Shape]) -> int:
+    """A block routine is given quarters; its first result is half of the diagonal."""
+    return sum(
+        math.prod(block.dims[:-1]) * textbook.symmetric_eigenvectors(2 * block.dims[-1])
+        for block in blocks
+    )
+
+
+_RULES: dict[str, _Rule] = {
+    "cholesky": _cholesky,
+    "lu": _panels(textbook.lu),
+    "geqrf": _panels(textbook.qr),
+    "householder_product": _form_q,
+    "triangular_solve": _triangular_solve,
+    "eigh": _eigh,
+}

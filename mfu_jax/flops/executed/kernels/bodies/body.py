@@ -1,0 +1,65 @@
+"""A kernel's body as plain Python objects: what Pallas and Triton kernels have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Table = tuple[tuple[int, ...], tuple[int, ...]]  # dimensions, and values in row-major order
+
+# Canonical names of operations that every dialect spells differently.
+POSITION, EXTENT = "grid.position", "grid.extent"
+
+
+class UnknownBodyError(Exception):
+    """The kernel's FLOPs depend on data, or on an unknown operation."""
+
+
+@dataclass(slots=True, eq=False)
+class Op:
+    """One operation of the body; values, including block arguments, are numbered."""
+
+    name: str
+    operands: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+    attribute: int = 0  # a constant's value, a comparison's predicate, an axis
+    cases: tuple[int, ...] = ()  # of a switch: the values that choose its second, third … region
+    flops: int = 0
+    regions: tuple[Block, ...] = ()
+    has_matmul: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """Operations that run in sequence, and the block's arguments."""
+
+    arguments: tuple[int, ...]
+    ops: list[Op]
+
+
+@dataclass(slots=True, eq=False)
+class KernelBody:
+    """A kernel's grid and operations.
+
+    Attributes:
+        grid: number of steps in each dimension; negative if it depends on data.
+        block: its operations.
+        positions: axis of the grid whose position a block argument is, by the argument's number.
+        tables: numbers of the arguments that are scalar-prefetch operands.
+        strides: distance of two positions on each axis; empty if 1 everywhere.
+        matmuls: number of matmul operations in the body's text.
+        dtype: left operand's dtype of the first matmul.
+        makers: the operation that makes a value, by the value's number.
+    """
+
+    grid: tuple[int, ...]
+    block: Block
+    positions: dict[int, int] = field(default_factory=dict)
+    tables: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    matmuls: int = 0
+    dtype: str = ""
+    makers: dict[int, Op] = field(default_factory=dict)
+
+    def position(self, axis: int, index: int) -> int:
+        """The value that a step at `index` of an axis reads as its position there."""
+        return index * (self.strides[axis] if self.strides else 1)

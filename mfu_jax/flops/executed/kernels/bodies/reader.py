@@ -1,0 +1,178 @@
+"""Copies MLIR into plain Python objects. Each dialect adds what it multiplies, and its grid."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from typing import Any
+
+from mfu_jax.flops.executed.kernels.bodies.body import (
+    EXTENT,
+    POSITION,
+    Block,
+    KernelBody,
+    Op,
+    UnknownBodyError,
+)
+
+# FLOPs and operand dtype of an operation; None if it multiplies no matrices.
+Matmul = Callable[[Any], tuple[int, str] | None]
+
+_POSITIONS = {
+    "tpu.program_id": POSITION,
+    "tpu.iteration_bound": EXTENT,
+    "tt.get_program_id": POSITION,
+    "tt.get_num_programs": EXTENT,
+    "gpu.block_id": POSITION,
+    "gpu.grid_dim": EXTENT,
+}
+# An integer attribute of an operation, by its name.
+_ATTRIBUTES = {
+    "arith.constant": "value",
+    "arith.cmpi": "predicate",
+    "tpu.program_id": "dimension",
+    "tpu.iteration_bound": "dimension",
+    "tt.get_program_id": "axis",
+    "tt.get_num_programs": "axis",
+}
+_BYTECODE = b"ML\xefR"
+_THREADS = {"gpu.thread_id": POSITION, "gpu.block_dim": EXTENT}
+
+
+class Reader:
+    """Copies operations, numbering their values.
+
+    Args:
+        matmul: FLOPs and operand dtype of an operation.
+
+    Attributes:
+        makers, matmuls, dtype: as in a `KernelBody`.
+    """
+
+    def __init__(self, matmul: Matmul) -> None:
+        self.matmul = matmul
+        self.numbers: dict[Any, int] = {}
+        self.makers: dict[int, Op] = {}
+        self.matmuls = 0
+        self.dtype = ""
+
+    def number(self, value: Any) -> int:
+        """The number of a value."""
+        return self.numbers.setdefault(value, len(self.numbers))
+
+    def block(self, block: Any) -> Block:
+        """A block and all that is nested in it."""
+        arguments = tuple(self.number(argument) for argument in block.arguments)
+        return Block(arguments, [self.op(op.operation) for op in block.operations])
+
+    def op(self, operation: Any) -> Op:
+        """One operation and all that is nested in it."""
+        name, attribute = _name_and_attribute(operation)
+        op = Op(
+            name,
+            tuple(self.number(operand) for operand in operation.operands),
+            tuple(self.number(result) for result in operation.results),
+            attribute,
+        )
+        if found := self.matmul(operation):
+            op.flops, dtype = found
+            op.has_matmul = True
+            self.matmuls += 1
+            self.dtype = self.dtype or dtype
+        if name == "scf.index_switch":
+            op.cases = integers(operation.attributes["cases"])
+        op.regions = tuple(self.block(block) for region in operation.regions for block in region)
+        op.has_matmul = op.has_matmul or any(o.has_matmul for r in op.regions for o in r.ops)
+        for number in op.results:
+            self.makers[number] = op
+        return op
+
+    def body(self, block: Block, **facts: Any) -> KernelBody:
+        """The kernel whose operations this has read; `facts` are other fields of a body."""
+        return KernelBody(
+            block=block, matmuls=self.matmuls, dtype=self.dtype, makers=self.makers, **facts
+        )
+
+
+def read_body(
+    raw: bytes, dialect: str, passes: str, read: Callable[[Any], KernelBody]
+) -> KernelBody:
+    """Parses a kernel's MLIR, in bytecode or text, and reads it.
+
+    Args:
+        raw: the module.
+        dialect: tpu, triton or mosaic_gpu.
+        passes: a pipeline that restores the plain dialects, if it is in bytecode.
+        read: reads the parsed module.
+
+    Raises:
+        UnknownBodyError: jaxlib is not installed, or the body is of another version.
+    """
+    try:
+        from mfu_jax.jax_internals import mlir_bindings
+
+        register, ir, PassManager = mlir_bindings(dialect)
+    except ImportError as error:
+        raise UnknownBodyError(f"its body cannot be read without jaxlib ({error})") from None
+    try:
+        with ir.Context() as context, ir.Location.unknown():
+            context.allow_unregistered_dialects = True
+            # A damaged body's messages may not be UTF-8, on which the bindings abort.
+            context.emit_error_diagnostics = True
+            context.attach_diagnostic_handler(lambda diagnostic: True)
+            # The stable form has names of its own; anything else is in the upstream dialects.
+            is_stable = raw.startswith(_BYTECODE) and dialect == "tpu"
+            register(context, not is_stable)
+            module = ir.Module.parse(raw)
+            if passes and raw.startswith(_BYTECODE):
+                PassManager.parse(f"builtin.module({passes})").run(module.operation)
+            _check_names(module)
+            return read(module)
+    except (KeyError, ValueError, RuntimeError, ir.MLIRError) as error:
+        first = str(error).strip().splitlines()[:1]
+        raise UnknownBodyError(f"its body cannot be read ({' '.join(first)[:80]})") from None
+
+
+def _name_and_attribute(operation: Any) -> tuple[str, int]:
+    name = str(operation.name)
+    if name in _THREADS:
+        return _THREADS[name], 3 + _axis(operation)  # after the three axes of the grid
+    if name.startswith("gpu.") and "dimension" in operation.attributes:
+        return _POSITIONS.get(name, name), _axis(operation)
+    key = _ATTRIBUTES.get(name, "")
+    return _POSITIONS.get(name, name), integer(operation, key) if key else 0
+
+
+def _axis(operation: Any) -> int:
+    """The axis of ``#gpu<dim x>``, in later versions ``#gpu.dim<x>``."""
+    match = re.search(r"dim[ <]([xyz])>", str(operation.attributes["dimension"]))
+    if not match:
+        raise UnknownBodyError(f"{operation.name} of an unknown dimension")
+    return "xyz".index(match[1])
+
+
+def _check_names(module: Any) -> None:
+    """Raises `ValueError` for a damaged name that is not UTF-8: the bindings abort on it."""
+    printed = io.BytesIO()
+    module.operation.print(file=printed, binary=True)
+    unescaped = re.sub(
+        rb"\\([0-9A-F]{2})", lambda match: bytes.fromhex(match[1].decode()), printed.getvalue()
+    )
+    unescaped.decode()
+
+
+def integers(attribute: Any) -> tuple[int, ...]:
+    """The elements of an array attribute."""
+    return tuple(int(v) for v in re.findall(r"-?\d+", str(attribute).partition(":")[2]))
+
+
+def integer(operation: Any, key: str) -> int:
+    """An integer or boolean attribute; 0 if absent or of another kind."""
+    if key not in operation.attributes:
+        return 0
+    text = str(operation.attributes[key])
+    if text in ("true", "false"):
+        return int(text == "true")
+    match = re.match(r"(-?\d+)( :|$)", text)
+    return int(match[1]) if match else 0

@@ -1,0 +1,85 @@
+"""The cost of a kernel from its body, as far as the body tells it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+from mfu_jax.flops.attention_kernels import kernels_named
+from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, Table, UnknownBodyError
+from mfu_jax.flops.executed.kernels.bodies.walk import grid_flops
+from mfu_jax.flops.executed.kernels.ragged import of_given_groups, sequence_lengths
+from mfu_jax.flops.executed.kernels.registry import KernelCall, KernelCost, UnknownCost
+
+
+def body_cost(
+    call: KernelCall, read: Callable[[], KernelBody], estimate: int | None = None
+) -> KernelCost | UnknownCost:
+    """FLOPs of one run of a kernel.
+
+    Args:
+        call: the custom call.
+        read: returns its body.
+        estimate: its author's `cost_estimate`.
+    """
+    body = None
+    notes: list[str] = []
+    try:
+        body = read()
+        flops = _flops(call, body, notes)
+    except UnknownBodyError as error:
+        return UnknownCost(
+            reason=str(error),
+            dtype=body.dtype if body else call.dtype,
+            share_rematerialized=_share_recomputed(body, call.name),
+            estimate=estimate,
+        )
+    return KernelCost(
+        flops=flops,
+        rematerialized=int(flops * _share_recomputed(body, call.name)),
+        dtype=body.dtype,
+        seen_by_xla=estimate or 0,
+        note="; ".join(dict.fromkeys(notes)),
+    )
+
+
+def _flops(call: KernelCall, body: KernelBody, notes: list[str]) -> int:
+    """FLOPs of all steps; adds to `notes` what they assume."""
+    first = sum(steps < 0 for steps in body.grid)  # sizes of the grid precede the tables
+    with_groups, given = of_given_groups(call, body)
+
+    def table(index: int) -> Table:
+        if index in given:
+            return given[index]
+        if call.literal(first + index) is None and (found := sequence_lengths(call, index)):
+            if found[1]:
+                notes.append(found[1])
+            return found[0]
+        return _scalar_table(call, first + index)
+
+    return grid_flops(with_groups, table)
+
+
+def _share_recomputed(body: KernelBody | None, name: str) -> Fraction:
+    """The share of the body's matmuls that an attention kernel recomputes.
+
+    Of several kernels with one name, the first whose matmul count divides the body's.
+    """
+    kernels = kernels_named(name)
+    matmuls = body.matmuls if body else 0
+    fitting = [kernel for kernel in kernels if matmuls % len(kernel.products) == 0]
+    return (*fitting, *kernels)[0].share_recomputed if kernels else Fraction(0)
+
+
+def _scalar_table(call: KernelCall, index: int) -> Table:
+    """Dimensions and values, in row-major order, of an operand that is a constant."""
+    text = call.literal(index)
+    if text is None:
+        raise UnknownBodyError("it skips blocks by a table that is not a constant of the program")
+    values = tuple(int(v) for v in re.findall(r"-?\d+", text.replace("true", "1")))
+    dims = call.operand(index).dims
+    if len(values) != math.prod(dims):
+        raise UnknownBodyError("it skips blocks by a table that the text leaves out")
+    return dims, values

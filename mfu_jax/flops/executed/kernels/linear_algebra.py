@@ -1,0 +1,136 @@
+"""Factorisations and solves: LAPACK's calls on CPUs, cuSOLVER's and cuBLAS's on GPUs.
+
+They count by the textbook, once per matrix, whatever the library does inside.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from mfu_jax.flops.executed import textbook
+from mfu_jax.flops.executed.hlo import Shape
+from mfu_jax.flops.executed.kernels.registry import KernelCall, register_kernel
+
+
+def _targets(lapack: str, *others: str) -> list[str]:
+    """LAPACK's routines for every dtype, and other targets.
+
+    Args:
+        lapack: names without the dtype's letter, such as ``potrf``.
+        others: whole targets.
+    """
+    names = [f"lapack_{dtype}{name}_ffi" for name in lapack.split() for dtype in "sdcz"]
+    return [*names, *others]
+
+
+def _matrix(call: KernelCall, operand: int = 0) -> tuple[int, int, int]:
+    """How many matrices an operand holds, and their rows and columns."""
+    shape = call.operand(operand)
+    if len(shape.dims) < 2:
+        raise call.instruction.error(f"operand {shape} that is no matrix")
+    return _batch(shape), shape.dims[-2], shape.dims[-1]
+
+
+def _batch(shape: Shape) -> int:
+    return math.prod(shape.dims[:-2])
+
+
+@register_kernel(*_targets("potrf", "cusolver_potrf_ffi", "cusolver_potrf_batched_ffi"))
+def _cholesky(call: KernelCall) -> int:
+    batch, n, _ = _matrix(call)
+    return batch * textbook.cholesky(n)
+
+
+@register_kernel(*_targets("trsm", "__cublas$triangularSolve", "cublas_trsm_batched_ffi"))
+def _triangular_solve(call: KernelCall) -> int:
+    batch, n, _ = _matrix(call)
+    return batch * textbook.triangular_solve(n, call.operand(1).size // max(1, batch * n))
+
+
+@register_kernel(*_targets("getrf", "cusolver_getrf_ffi", "cublas_getrf_batched_ffi"))
+def _lu(call: KernelCall) -> int:
+    batch, rows, columns = _matrix(call)
+    return batch * textbook.lu(rows, columns)
+
+
+@register_kernel(*_targets("geqrf geqp3", "cusolver_geqrf_ffi", "cublas_geqrf_batched_ffi"))
+def _qr(call: KernelCall) -> int:
+    batch, rows, columns = _matrix(call)
+    return batch * textbook.qr(rows, columns)
+
+
+@register_kernel(*_targets("orgqr ungqr", "cusolver_orgqr_ffi"))
+def _form_q(call: KernelCall) -> int:
+    batch, rows, columns = _matrix(call)
+    return batch * textbook.form_q(rows, columns, call.operand(1).dims[-1])
+
+
+@register_kernel(*_targets("ormqr unmqr", "cusolver_ormqr_ffi"))
+def _apply_q(call: KernelCall) -> int:
+    _, length, reflectors = _matrix(call)  # one column a reflector
+    batch, rows, columns = _matrix(call, 2)
+    vectors = rows * columns // max(1, length)
+    return batch * textbook.apply_q(length, vectors, min(reflectors, call.operand(1).dims[-1]))
+
+
+@register_kernel(
+    *_targets(
+        "syevd heevd", "cusolver_syevd_ffi", "cusolver_syevj_ffi", "cusolver_syev_batched_ffi"
+    )
+)
+def _symmetric_eigenvectors(call: KernelCall) -> int:
+    batch, n, _ = _matrix(call)
+    return batch * textbook.symmetric_eigenvectors(n)
+
+
+@register_kernel(*_targets("geev", "cusolver_geev_ffi"))
+def _eigenvectors(call: KernelCall) -> int:
+    batch, n, _ = _matrix(call)
+    wanted = re.search(r"compute_(?:left|right) = 86", call.instruction.tail)  # LAPACK's 'V'
+    return batch * textbook.eigenvectors(n, values_only=wanted is None)
+
+
+@register_kernel(*_targets("gees"))
+def _schur(call: KernelCall) -> int:
+    batch, n, _ = _matrix(call)
+    return batch * textbook.eigenvectors(n)
+
+
+@register_kernel(*_targets("gehrd"))
+def _hessenberg(call: KernelCall) -> int:
+    batch, n, _ = _matrix(call)
+    return batch * textbook.hessenberg(n)
+
+
+@register_kernel(*_targets("sytrd hetrd", "cusolver_sytrd_ffi"))
+def _tridiagonal(call: KernelCall) -> int:
+    batch, n, _ = _matrix(call)
+    return batch * textbook.tridiagonal(n)
+
+
+@register_kernel(*_targets("gtsv", "cusparse_gtsv2_ffi"))
+def _tridiagonal_solve(call: KernelCall) -> int:
+    """8 for each element of the right-hand sides (Thomas)."""
+    return 8 * call.operand(3).size
+
+
+@register_kernel(
+    *_targets(
+        "gesdd gesvd",
+        *(f"cusolver_{name}_ffi" for name in ("gesvd", "gesvdj", "gesvdp", "gesvdj_batched")),
+    )
+)
+def _svd(call: KernelCall) -> int:
+    batch, rows, columns = _matrix(call)
+    text = call.instruction.attributes.get("backend_config", "")
+    # LAPACK's mode is the letter N, S or A; cuSOLVER's wrapper has flags.
+    values_only = "mode = 78" in text or "compute_uv = false" in text
+    full = "mode = 65" in text or "full_matrices = true" in text
+    return batch * textbook.svd(rows, columns, values_only=values_only, full=full)
+
+
+@register_kernel("cu_lu_pivots_to_permutation", "hip_lu_pivots_to_permutation")
+def _permutation(call: KernelCall) -> int:
+    """Integers only."""
+    return 0

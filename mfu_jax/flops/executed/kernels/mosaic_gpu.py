@@ -1,0 +1,111 @@
+"""Pallas kernels for GPUs compiled by Mosaic: their body is in the program, down to the PTX.
+
+The tensor core's instructions are inline assembly. A warp group of four warps runs a ``wgmma``
+together, a warp an ``mma.sync``; so the body is walked once for every warp of every block, and each
+warp adds its share.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from mfu_jax.flops.executed.kernels.bodies.attributes import mlir_string
+from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, UnknownBodyError
+from mfu_jax.flops.executed.kernels.bodies.reader import Reader, integers, read_body
+from mfu_jax.flops.executed.kernels.body_cost import body_cost
+from mfu_jax.flops.executed.kernels.registry import (
+    KernelCall,
+    KernelCost,
+    UnknownCost,
+    register_kernel,
+)
+
+_WARP = 32  # threads
+# wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16, mma.sync.aligned.m16n8k16.row.col.f32.bf16…
+_INSTRUCTION = re.compile(r"\b(wgmma\.mma_async|mma)\.sync\.aligned\.m(\d+)n(\d+)k(\d+)\.([\w.]+)")
+_WARPS = {"wgmma.mma_async": 4, "mma": 1}
+_MULTIPLIES = re.compile(r"\bw?g?mma(_async)?\b(?!\.(commit|wait|fence))|tcgen05\.mma")
+_TEXTS = ("asm_string", "intrin")
+
+
+@register_kernel("mosaic_gpu_v2")
+def _mosaic_gpu(call: KernelCall) -> KernelCost | UnknownCost:
+    """Every tensor-core instruction of the body, for each warp that reaches it."""
+    return body_cost(call, lambda: _body(call))
+
+
+def _body(call: KernelCall) -> KernelBody:
+    module = mlir_string(call.instruction.tail, "module")
+    if module is None:
+        raise UnknownBodyError("a Mosaic GPU kernel without its module")
+    return kernel_body(module)
+
+
+@functools.lru_cache(maxsize=256)
+def kernel_body(module: bytes) -> KernelBody:
+    """Decodes the ``module`` of a ``mosaic_gpu_v2`` call: MLIR in bytecode.
+
+    Raises:
+        UnknownBodyError: jaxlib is not installed, or the body is of another version.
+    """
+    # Bodies are stored in a version-stable form; the pass restores the plain dialects.
+    return read_body(module, "mosaic_gpu", "mosaic_gpu-serde{serialize=false}", _read_module)
+
+
+def _read_module(module: Any) -> KernelBody:
+    launches = [op for op in _all_operations(module.operation) if op.name == "gpu.launch"]
+    if len(launches) != 1:
+        raise UnknownBodyError(f"a Mosaic GPU kernel with {len(launches)} launches")
+    (launch,) = launches
+    reader = Reader(_matmul)
+    segments = integers(launch.attributes["operandSegmentSizes"])
+    sizes = [_constant(v) for v in list(launch.operands)[segments[0] : segments[0] + 6]]
+    # The module's constants are outside of the launch.
+    for operation in launch.parent.regions[0].blocks[0].operations:
+        if operation.operation.name == "arith.constant":
+            reader.op(operation.operation)
+    block = reader.block(launch.regions[0].blocks[0])
+    blocks, (x, y, z) = sizes[:3], sizes[3:]
+    if x % _WARP:
+        raise UnknownBodyError(f"a Mosaic GPU kernel with {x} threads, which are no whole warps")
+    return reader.body(
+        block,
+        grid=(*blocks, x // _WARP, y, z),
+        strides=(1, 1, 1, _WARP, 1, 1),
+        positions=dict(zip(block.arguments[:6], range(6), strict=True)),
+    )
+
+
+def _all_operations(operation: Any) -> Iterator[Any]:
+    yield operation
+    for region in operation.regions:
+        for block in region:
+            for inner in block.operations:
+                yield from _all_operations(inner.operation)
+
+
+def _constant(value: Any) -> int:
+    """A size of the grid."""
+    owner = value.owner
+    if getattr(owner, "name", "") != "arith.constant":
+        raise UnknownBodyError("its grid depends on data")
+    return int(re.sub(r" :.*", "", str(owner.attributes["value"])))
+
+
+def _matmul(operation: Any) -> tuple[int, str] | None:
+    """One warp's share of 2·m·n·k of a tensor-core instruction."""
+    attributes = operation.attributes
+    texts = (str(attributes[key]) for key in _TEXTS if key in attributes)
+    text = next(texts, str(operation.name))
+    if not _MULTIPLIES.search(text):
+        return None
+    match = _INSTRUCTION.search(text)
+    if not match:
+        shown = _MULTIPLIES.search(text)
+        raise UnknownBodyError(f"it multiplies by {shown[0] if shown else text}")
+    m, n, k = (int(match[i]) for i in (2, 3, 4))
+    dtypes = [t for t in match[5].split(".") if t not in ("row", "col")]
+    return 2 * m * n * k // _WARPS[match[1]], dtypes[1]

@@ -1,0 +1,91 @@
+"""Kernels whose work depends on lengths that are data: grouped matmuls, paged attention.
+
+The user may give the lengths. Where she doesn't, paged attention is counted as if every sequence
+filled its pages, an upper bound.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Sequence
+
+from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, Table, UnknownBodyError
+from mfu_jax.flops.executed.kernels.registry import KernelCall
+
+_PAGED_ATTENTION = re.compile(r"paged_(flash_)?attention")
+
+
+def of_given_groups(call: KernelCall, body: KernelBody) -> tuple[KernelBody, dict[int, Table]]:
+    """A grouped matmul with the grid and the tables that `group_sizes` make; others unchanged.
+
+    The kernels of megablox and XLA's own for `ragged_dot` have one dynamic axis, the visits of a
+    tile of rows by a group, and four tables: first rows of the groups [groups + 1], the group and
+    the tile of each visit [tiles + groups − 1], and a group offset [1].
+    """
+    sizes = call.lengths.group_sizes
+    dynamic = [axis for axis, steps in enumerate(body.grid) if steps < 0]
+    tables = [shape.dims for shape in call.operands[len(dynamic) :][:4]]
+    if len(dynamic) != 1 or len(body.tables) != 4 or list(map(len, tables)) != [1] * 4:
+        return body, {}
+    if not sizes:
+        raise UnknownBodyError("its grid depends on the groups' sizes (give group_sizes=)")
+    groups = math.prod(tables[0]) - 1
+    tiles = math.prod(tables[1]) - groups + 1
+    rows = call.operand(len(dynamic) + 4).dims[0]
+    if len(sizes) != groups or sum(sizes) > rows or tiles < 1:
+        raise UnknownBodyError(
+            f"group_sizes= has {len(sizes)} sizes of {sum(sizes)} rows; the kernel has {groups} "
+            f"groups of {rows} rows at most"
+        )
+    visits = _visits(sizes, -(-rows // tiles))
+    grid = tuple(len(visits) if axis in dynamic else n for axis, n in enumerate(body.grid))
+    first_rows = (0, *itertools.accumulate(sizes))
+    return dataclasses.replace(body, grid=grid), {
+        0: (tables[0], first_rows),
+        1: ((len(visits),), tuple(group for group, _ in visits)),
+        2: ((len(visits),), tuple(tile for _, tile in visits)),
+        3: ((1,), (0,)),
+    }
+
+
+def _visits(sizes: Sequence[int], tile: int) -> list[tuple[int, int]]:
+    """(group, tile of rows) for each tile that has a row of a group.
+
+    >>> _visits((3, 0, 5), 4)
+    [(0, 0), (2, 0), (2, 1)]
+    """
+    visits, start = [], 0
+    for group, size in enumerate(sizes):
+        end = start + size
+        if size:
+            visits += [(group, number) for number in range(start // tile, -(-end // tile))]
+        start = end
+    return visits
+
+
+def sequence_lengths(call: KernelCall, table: int) -> tuple[Table, str] | None:
+    """The lengths that paged attention reads from its first table, and a note if they are a bound.
+
+    None for other tables and kernels.
+    """
+    if table or not _PAGED_ATTENTION.search(call.name) or "ragged" in call.name:
+        return None
+    dims, pages = call.operand(0).dims, math.prod(call.operand(1).dims)
+    given = call.lengths.sequence_lengths
+    if given:
+        if len(given) != math.prod(dims):
+            raise UnknownBodyError(
+                f"sequence_lengths= has {len(given)} lengths; the kernel has {math.prod(dims)} "
+                "sequences"
+            )
+        return (dims, tuple(given)), ""
+    page = call.operands[-1].dims[-2]  # of the values: [heads, pages, keys of a page, width]
+    longest = pages // math.prod(dims) * page
+    note = (
+        f"{call.name}: sequence lengths are data; counted as if each were {longest}, all of its "
+        "pages: an upper bound; give sequence_lengths="
+    )
+    return (dims, (longest,) * math.prod(dims)), note

@@ -1,0 +1,184 @@
+"""FLOPs of a matmul on elements that are known to be zero, or on results that nobody reads.
+
+XLA pads matmuls to tiles and convolutions to what a library takes, and computes ragged and
+depthwise products densely. `matmuls` counts what then runs; this is what the model does not need.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from mfu_jax.flops.executed.dataflow import MAX_DEPTH, Dataflow
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
+from mfu_jax.flops.executed.matmuls import parse_window, result_shape
+from mfu_jax.flops.executed.zeros import (
+    Real,
+    group_share,
+    is_zero,
+    real_elements,
+    slice_ranges,
+    whole,
+)
+
+_MOST_PAIRS = 4_000_000  # of output and kernel positions that are looked at one by one
+_LABELS = re.compile(r"([\w?]+)_([\w?]+)->([\w?]+)$")
+# Of each convolution, which array is its input, kernel and output: operands 0, 1 or the result, 2.
+_ROLES = {
+    "convolution": (0, 1, 2),
+    "__cudnn$convForward": (0, 1, 2),
+    "__cudnn$convBiasActivationForward": (0, 1, 2),
+    "__cudnn$convBackwardInput": (2, 1, 0),
+    "__cudnn$convBackwardFilter": (0, 2, 1),
+}
+_SAME_ELEMENTS = frozenset({"get-tuple-element", "copy", "convert", "transpose", "all-reduce"})
+
+
+class Wasted(NamedTuple):
+    """FLOPs that the model does not need.
+
+    Attributes:
+        padding: on zeros of explicit padding, and for results that are cut off.
+        expansion: on the other zeros of ragged or depthwise products that are computed densely.
+    """
+
+    padding: int = 0
+    expansion: int = 0
+
+
+def wasted(
+    dataflow: Dataflow, computation: HloComputation, instruction: HloInstruction, flops: int
+) -> Wasted:
+    """The part of a matmul's `flops` that is spent on known zeros."""
+    target = instruction.attribute_string("custom_call_target") or instruction.opcode
+    if instruction.opcode != "dot" and target not in _ROLES:
+        return Wasted()
+    frame = dataflow.frame_of(computation)
+    arrays = [real_elements(dataflow, frame, computation.operand(instruction, i)) for i in (0, 1)]
+    arrays.append(_read(dataflow, computation, instruction))
+    shapes = [computation.operand(instruction, i).shape for i in (0, 1)]
+    shapes.append(result_shape(instruction))
+    everything = [whole(shape) for shape in shapes]
+    if arrays == everything:
+        return Wasted()
+    needed, counted = (
+        _dot(instruction, reals) if instruction.opcode == "dot" else
+        _convolution(instruction, [reals[i] for i in _ROLES[target]])
+        for reals in (arrays, everything)
+    )  # fmt: skip
+    if needed is None or counted != flops:
+        return Wasted()
+    needed = int(needed * min(array.unpadded for array in arrays))
+    real = int(needed * min(array.share for array in arrays))
+    return Wasted(flops - needed, needed - real)
+
+
+def _dot(instruction: HloInstruction, arrays: Sequence[Real]) -> int | None:
+    lhs, rhs, result = (array.dims for array in arrays)
+    batch, contracted = (
+        list(
+            zip(
+                instruction.integers(f"lhs_{kind}_dims"),
+                instruction.integers(f"rhs_{kind}_dims"),
+                strict=True,
+            )
+        )
+        for kind in ("batch", "contracting")
+    )
+    used = [{pair[side] for pair in (*batch, *contracted)} for side in (0, 1)]
+    operands = [[lhs[left], rhs[right]] for left, right in batch]
+    operands += [[r] for d, r in enumerate(lhs) if d not in used[0]]
+    operands += [[r] for d, r in enumerate(rhs) if d not in used[1]]
+    sizes = [_common([*of, out]) for of, out in zip(operands, result, strict=True)]
+    sizes += [_common([lhs[left], rhs[right]]) for left, right in contracted]
+    return 2 * math.prod(sizes)
+
+
+def _common(ranges: Sequence[range]) -> int:
+    """How many positions all ranges have."""
+    smallest = min(ranges, key=len)
+    others = [r for r in ranges if r != smallest]
+    return sum(all(p in r for r in others) for p in smallest) if others else len(smallest)
+
+
+def _convolution(instruction: HloInstruction, arrays: Sequence[Real]) -> int | None:
+    labels = _LABELS.match(instruction.attribute("dim_labels"))
+    if labels is None:
+        return None
+    base, kernel, output = (
+        dict(zip(names, array.dims, strict=True))
+        for names, array in zip(labels.groups(), arrays, strict=True)
+    )
+    groups = [instruction.integers(f"{kind}_group_count") for kind in ("feature", "batch")]
+    is_grouped = any(count and count[0] > 1 for count in groups)
+    inputs = [kernel["i"]] if is_grouped else [kernel["i"], base["f"]]
+    batch = [output["b"]] if is_grouped else [output["b"], base["b"]]
+    reversals = re.search(r"rhs_reversal=([\dx]+)", instruction.attribute("window"))
+    turned = reversals[1].split("x") if reversals else []
+    positions = 1
+    for i, window in enumerate(parse_window(instruction)):
+        taps, outs, real = kernel[str(i)], output[str(i)], base[str(i)]
+        if len(taps) * len(outs) > _MOST_PAIRS:
+            return None
+        if i < len(turned) and turned[i] == "1":
+            taps = range(window.size - 1 - taps[-1], window.size - taps[0], taps.step)
+        positions *= sum(
+            at % window.base_dilation == 0 and at // window.base_dilation in real
+            for out in outs
+            for tap in taps
+            for at in (out * window.stride + tap * window.window_dilation - window.pad_low,)
+        )
+    features = _common([kernel["o"], output["f"]])
+    return 2 * _common(batch) * features * _common(inputs) * positions
+
+
+def _read(dataflow: Dataflow, computation: HloComputation, instruction: HloInstruction) -> Real:
+    """The elements of a matmul's result that are read: all, unless its only user cuts it."""
+    shape = result_shape(instruction)
+    value, owner, is_moved = instruction, computation, False
+    while (place := _only_user(dataflow, owner, value)) is not None:
+        owner, user = place
+        if user.opcode == "slice" and not is_moved:
+            return Real(shape, slice_ranges(user))
+        if user.opcode == "select":
+            share = _kept(dataflow, owner, user)
+            return whole(shape)._replace(share=share or Fraction(1))
+        if user.opcode not in _SAME_ELEMENTS:
+            break
+        is_moved |= user.opcode == "transpose"
+        value = user
+    return whole(shape)
+
+
+def _kept(dataflow: Dataflow, owner: HloComputation, select: HloInstruction) -> Fraction | None:
+    """The share of results that a select keeps: one group's, of a depthwise filter's gradient."""
+    frame = dataflow.frame_in_fusions(owner)
+    if not is_zero(dataflow, frame, owner.operand(select, 2)):
+        return None
+    return group_share(dataflow, frame, select)
+
+
+def _only_user(
+    dataflow: Dataflow, owner: HloComputation, value: HloInstruction
+) -> tuple[HloComputation, HloInstruction] | None:
+    """The one instruction that uses a value, inside or outside of fusions."""
+    module = dataflow.module
+    for _ in range(MAX_DEPTH):
+        users = owner.users.get(value.name, [])
+        caller = module.caller(owner.name)
+        if value is owner.root and caller is not None and caller[1].opcode == "fusion":
+            owner, value = caller
+            continue
+        if len(users) != 1 or value is owner.root:
+            return None
+        if users[0].opcode != "fusion":
+            return owner, users[0]
+        number = users[0].operands.index(value.name)
+        owner = module[users[0].callees[0]]
+        if number not in owner.parameters:
+            return None
+        value = owner.parameters[number]
+    return None

@@ -1,0 +1,98 @@
+"""What the matmuls of a program add up to: by phase, scope, dtype, kernel, and what is wasted."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import NamedTuple
+
+from mfu_jax.flops.count import operation
+from mfu_jax.flops.executed.costs import MatmulCost
+from mfu_jax.flops.executed.hlo import HloComputation
+from mfu_jax.flops.executed.padding import Wasted
+from mfu_jax.flops.executed.replication import Groups
+from mfu_jax.flops.scopes import Scope
+
+
+class Found(NamedTuple):
+    """A matmul of the program, with the context that its callers provide.
+
+    Attributes:
+        computation: where it is.
+        matmul: its cost.
+        op_name: its own, its fusion's, or one inferred from its neighbours.
+        runs: how often it runs in one step.
+        once: the same with every loop body counted once.
+    """
+
+    computation: HloComputation
+    matmul: MatmulCost
+    op_name: str
+    runs: int
+    once: int
+
+
+MODEL_PHASES = ("forward", "evaluation", "backward")
+_AGAIN = ("rematerialized", "xla_rematerialized")
+
+
+@dataclass(slots=True)
+class Sums:
+    """What the top-down pass adds up."""
+
+    phases: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    scopes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    dtypes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    kernels: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    attention_kernels: int = 0
+    repeated: dict[str, Fraction] = field(default_factory=lambda: defaultdict(Fraction))
+    repeated_attention: Fraction = Fraction(0)
+    operations: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    padding: int = 0
+    expansion: int = 0
+    loops_once: int = 0
+    kernels_once: int = 0
+    kernels_xla: int = 0
+    vector_matmuls: int = 0
+    vector_once: int = 0
+    passes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, matmul: MatmulCost, scope: Scope, runs: int, once: int) -> None:
+        again = 0 if scope.phase == "xla_rematerialized" else matmul.rematerialized
+        if matmul.is_attention and scope.phase not in _AGAIN:
+            self.attention_kernels += runs * (matmul.flops - again)
+        self.phases[scope.phase] += runs * (matmul.flops - again)
+        self.phases["rematerialized"] += runs * again
+        self.scopes[scope.path] += runs * matmul.flops
+        self.dtypes[matmul.dtype] += runs * matmul.flops
+        self.loops_once += once * matmul.flops
+        if matmul.passes:
+            self.passes[matmul.passes] += runs * matmul.flops
+        if matmul.is_vector:
+            self.vector_matmuls += runs * matmul.flops
+            self.vector_once += once * matmul.flops
+        if matmul.kernel:
+            self.kernels[matmul.kernel] += runs * matmul.flops
+            self.kernels_once += once * matmul.flops
+            self.kernels_xla += once * matmul.seen_by_xla
+
+    def add_model(self, item: Found, scope: Scope, zeros: Wasted) -> None:
+        """Adds what the model needs of a forward or backward matmul, and its known zeros."""
+        name = operation(scope.phase, scope.path, item.op_name.rpartition("/")[2])
+        needed = item.matmul.flops - item.matmul.rematerialized - sum(zeros)
+        self.operations[name] += item.runs * needed
+        self.padding += item.runs * zeros.padding
+        self.expansion += item.runs * zeros.expansion
+
+    def add_repeated(self, matmul: MatmulCost, holders: Groups, runs: int, zeros: int) -> None:
+        """Adds what devices repeat of a forward or backward matmul, without its known zeros."""
+        devices, groups = len(holders), len(set(holders))
+        needed = matmul.flops - matmul.rematerialized - zeros
+        if groups == devices:
+            return
+        flops = Fraction(devices - groups, devices) * runs * needed
+        where = "on every device" if groups == 1 else f"in groups of {devices // groups} devices"
+        self.repeated[f"repeated {where} ({devices - groups} of {devices})"] += flops
+        if matmul.is_attention:
+            self.repeated_attention += flops

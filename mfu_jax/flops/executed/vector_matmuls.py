@@ -1,0 +1,149 @@
+"""Matmuls that XLA writes as a multiplication and a sum, which run on vector units.
+
+A matrix unit gains nothing where m, n or k is 1. XLA then broadcasts both operands to all m·n·k
+pairs, multiplies them, and sums over k (DotStrengthReduction); an outer product sums nothing. The
+sum may be in another fusion, or in two stages. Of a product, either the multiplication or the sum
+keeps the op_name of JAX's matmul, which a user's own ``(a * b).sum()`` does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mfu_jax.flops.executed.dataflow import Dataflow, Frame, UnknownValueError
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, dtype_bits
+from mfu_jax.flops.executed.matmuls import flops_per_multiply_add
+
+_MATMUL_NAME = "dot_general"
+# Between a product and its sum, with the operands that lead there: bf16_x3 adds three products.
+_SAME_ELEMENTS = {
+    **dict.fromkeys("convert bitcast reshape transpose copy pad".split(), (0,)),
+    "add": (0, 1),
+    "select": (1, 2),
+}
+# Between an operand as the program holds it and the multiplication.
+_SAME_OPERAND = frozenset("convert bitcast reshape transpose copy broadcast parameter".split())
+_MAX_STEPS = 32
+
+_Place = tuple[Frame, HloInstruction]
+
+
+class VectorPart(NamedTuple):
+    """What one instruction does of such a matmul.
+
+    Attributes:
+        flops: 2·m·n·k at the instruction that has the matmul's name; 0 at the other one.
+        dtype: of the operands, before XLA widens them to multiply.
+        passes: how many products make one, such as ``bf16_x3``; empty for one.
+    """
+
+    flops: int
+    dtype: str
+    passes: str = ""
+
+
+_OTHER = VectorPart(0, "")
+
+
+class VectorMatmuls:
+    """Finds the multiplications and sums of a program that are matmuls."""
+
+    def __init__(self, dataflow: Dataflow) -> None:
+        self.dataflow = dataflow
+        self._parts: dict[str, Mapping[int, VectorPart]] = {}
+
+    def part(self, computation: HloComputation, instruction: HloInstruction) -> VectorPart | None:
+        """What an instruction does of a matmul; None if it belongs to none."""
+        if instruction.opcode not in ("multiply", "reduce"):
+            return None
+        if computation.name not in self._parts:
+            self._parts[computation.name] = self._find(computation)
+        return self._parts[computation.name].get(id(instruction))
+
+    def _find(self, computation: HloComputation) -> Mapping[int, VectorPart]:
+        """The parts of matmuls in a computation, by ``id``."""
+        parts: dict[int, VectorPart] = {}
+        for instruction in computation.instructions.values():
+            if instruction.opcode not in ("multiply", "reduce") or not _is_named(instruction):
+                continue
+            frame = self.dataflow.frame_in_fusions(computation)
+            if instruction.opcode == "multiply":
+                if not _is_address(instruction):
+                    parts[id(instruction)] = self._product(frame, instruction)
+            elif places := self._summed(frame, instruction):
+                parts[id(instruction)] = _OTHER
+                unnamed = [place for place in places if not _is_named(place[1])]
+                if unnamed and all(id(product) not in parts for _, product in places):
+                    part = self._product(*unnamed[0])
+                    if len(unnamed) > 1:
+                        part = part._replace(passes=f"{part.dtype}_x{len(unnamed)}")
+                    parts[id(instruction)] = part
+                    parts |= {id(product): _OTHER for _, product in unnamed}
+        return parts
+
+    def _product(self, frame: Frame, multiply: HloInstruction) -> VectorPart:
+        shape = multiply.shape
+        operands = [frame.computation.operand(multiply, i) for i in (0, 1)]
+        # XLA may keep one operand wide that it computes in the same fusion.
+        dtype = min((self._dtype(frame, operand) for operand in operands), key=dtype_bits)
+        return VectorPart(flops_per_multiply_add(shape.dtype) * shape.size, dtype)
+
+    def _summed(self, frame: Frame, reduce: HloInstruction) -> list[_Place]:
+        """The multiplications whose results a reduce adds up: several if one takes passes."""
+        if len(reduce.operands) != 2 or not self._adds(reduce):
+            return []
+        places: list[_Place] = []
+        stack = [(frame, frame.computation.operand(reduce, 0))]
+        for _ in range(_MAX_STEPS):
+            if not stack:
+                break
+            try:
+                frame, instruction, path = self.dataflow.follow(*stack.pop())
+            except UnknownValueError:
+                return []
+            if path or (instruction.op_name and not _is_named(instruction)):
+                return []
+            if instruction.opcode == "multiply":
+                places.append((frame, instruction))
+            elif operands := _SAME_ELEMENTS.get(instruction.opcode):
+                stack += [(frame, frame.computation.operand(instruction, i)) for i in operands]
+            elif instruction.opcode != "broadcast":  # of 0, where a pass overflowed
+                return []
+        return places
+
+    def _adds(self, reduce: HloInstruction) -> bool:
+        names = reduce.computations("to_apply")
+        return len(names) == 1 and self.dataflow.module[names[0]].root.opcode == "add"
+
+    def _dtype(self, frame: Frame, instruction: HloInstruction) -> str:
+        """An operand's dtype before XLA's own conversions; a user's conversion ends the search."""
+        for _ in range(_MAX_STEPS):
+            if instruction.opcode not in _SAME_OPERAND or _is_users(instruction):
+                break
+            try:
+                if instruction.opcode != "parameter":
+                    instruction = frame.computation.operand(instruction, 0)
+                elif frame.arguments is not None:
+                    frame, instruction = frame.argument(instruction)
+            except UnknownValueError:
+                break
+        return next(instruction.shape.leaves()).dtype
+
+
+def _is_named(instruction: HloInstruction) -> bool:
+    """Whether the op_name, or one of those that XLA merged in it, is a matmul's."""
+    if _MATMUL_NAME not in instruction.tail:
+        return False
+    names = instruction.op_name.split(";")
+    return any(name.rpartition("/")[2] == _MATMUL_NAME for name in names)
+
+
+def _is_address(multiply: HloInstruction) -> bool:
+    """Whether it is a device's offset into a sharded operand: one integer."""
+    return multiply.shape.size == 1 and multiply.shape.dtype[0] in "su"
+
+
+def _is_users(instruction: HloInstruction) -> bool:
+    is_conversion = instruction.opcode == "convert"
+    return is_conversion and bool(instruction.op_name) and not _is_named(instruction)

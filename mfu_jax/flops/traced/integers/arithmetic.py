@@ -1,0 +1,216 @@
+"""Integer and boolean primitives of a jaxpr on NumPy values, with XLA's overflow and division.
+
+A value is a NumPy number or array. Inside a Pallas kernel, a scalar may have one value per program
+of the grid, so elementwise rules broadcast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mfu_jax.flops.traced.integers.arrays import ARRAYS
+from mfu_jax.flops.traced.known_values import ConstantTable, Known, is_integer
+
+_LARGEST_RESULT = 2**16  # elements: what decides a loop is small, and is evaluated in each trip
+
+Rule = Callable[[Any, Sequence[Any]], Any]
+
+
+def evaluate(eqn: Any, known: Sequence[Known]) -> Known:
+    """The one result of an equation on known integers; None if it is not known."""
+    rule = _RULES.get(eqn.primitive.name)
+    if rule is None or not _fits(eqn.outvars[0].aval):
+        return None
+    if any(v is None for v in known):
+        return _despite_unknowns(eqn, known)
+    operands = [typed(v, atom.aval) for v, atom in zip(known, eqn.invars, strict=True)]
+    if any(v is None for v in operands) or not _agree(eqn, operands):
+        return None
+    with np.errstate(over="ignore"):
+        return typed(rule(eqn, operands), eqn.outvars[0].aval)
+
+
+def is_evaluable(eqn: Any) -> bool:
+    """Whether `evaluate` has a rule for this equation."""
+    return eqn.primitive.name in _RULES and is_integer(eqn.outvars[0].aval)
+
+
+def typed(value: Known, aval: Any) -> Known:
+    """A known value in the dtype that its variable has; None if that is no integer."""
+    if value is None or not is_integer(aval):
+        return None
+    value = value.values if isinstance(value, ConstantTable) else value
+    if isinstance(value, float):
+        return None
+    if isinstance(value, np.generic) and value.dtype == aval.dtype:
+        return value
+    return np.asarray(value).astype(aval.dtype, copy=False)[()]  # no array without dimensions
+
+
+def _fits(aval: Any) -> bool:
+    return is_integer(aval) and 0 < math.prod(aval.shape) <= _LARGEST_RESULT
+
+
+def _agree(eqn: Any, operands: Sequence[Any]) -> bool:
+    """Whether all operands have the shapes of their variables.
+
+    A scalar with a value per program of a grid does not; elementwise rules take it all the same.
+    """
+    is_scalar = all(atom.aval.shape == () for atom in (*eqn.invars, eqn.outvars[0]))
+    if is_scalar and eqn.primitive.name in _PER_PROGRAM:
+        return True
+    return all(
+        np.shape(v) == atom.aval.shape and np.size(v)
+        for v, atom in zip(operands, eqn.invars, strict=True)
+    )
+
+
+def _despite_unknowns(eqn: Any, known: Sequence[Known]) -> Known:
+    """`False & unknown`, `True | unknown`, and a choice whose chosen case is known."""
+    name = eqn.primitive.name
+    if name == "select_n":
+        which = typed(known[0], eqn.invars[0].aval)
+        if which is None or np.ndim(which):
+            return None
+        return typed(known[1 + int(which)], eqn.outvars[0].aval)
+    absorbing = {"and": 0, "or": 1, "mul": 0}.get(name)
+    is_bool = eqn.outvars[0].aval.dtype == bool
+    if absorbing is None or (name == "or" and not is_bool):
+        return None
+    for value, atom in zip(known, eqn.invars, strict=True):
+        value = typed(value, atom.aval)
+        if value is not None and np.ndim(value) == 0 and value == absorbing:
+            return typed(value, eqn.outvars[0].aval)
+    return None
+
+
+def _divide(a: Any, b: Any) -> Any:
+    """Towards zero. XLA: x / 0 is −1 (all bits set), and the least number / −1 is itself."""
+    safe = np.where(b == 0, 1, b).astype(a.dtype)
+    if a.dtype.kind == "u":
+        return np.where(b == 0, np.iinfo(a.dtype).max, a // safe)
+    floor = np.where(safe == -1, -a, a // np.where(safe == -1, 1, safe))
+    is_low = (floor * safe != a) & ((a < 0) != (safe < 0)) & (safe != -1)
+    return np.where(b == 0, -1, floor + is_low)
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    """With the sign of the dividend. XLA: x rem 0 is x."""
+    quotient = np.asarray(_divide(a, b)).astype(a.dtype)
+    return np.where(b == 0, a, a - quotient * b)
+
+
+def _shift_left(a: Any, by: Any) -> Any:
+    is_inside, by = _shift(a, by)
+    return np.where(is_inside, a << by, 0)
+
+
+def _shift_right_logical(a: Any, by: Any) -> Any:
+    is_inside, by = _shift(a, by)
+    bits = a.view(f"u{a.dtype.itemsize}")
+    return np.where(is_inside, bits >> by.astype(bits.dtype), 0)
+
+
+def _shift_right_arithmetic(a: Any, by: Any) -> Any:
+    is_inside, by = _shift(a, by)
+    signed = a.view(f"i{a.dtype.itemsize}")  # XLA takes unsigned numbers for signed ones, too
+    return np.where(is_inside, signed >> by.astype(signed.dtype), np.where(signed < 0, -1, 0))
+
+
+def _shift(a: Any, by: Any) -> tuple[Any, Any]:
+    """Whether a shift is within the width (as XLA: an unsigned count), and a safe one."""
+    bits = 8 * a.dtype.itemsize
+    is_inside = (by >= 0) & (by < bits)
+    return is_inside, np.where(is_inside, by, 0).astype(a.dtype)
+
+
+def _population_count(eqn: Any, operands: Sequence[Any]) -> Any:
+    return np.bitwise_count(np.asarray(operands[0]).view(f"u{operands[0].dtype.itemsize}"))
+
+
+def _leading_zeros(eqn: Any, operands: Sequence[Any]) -> Any:
+    (value,) = operands
+    bits = 8 * value.dtype.itemsize
+    rest = np.asarray(value).view(f"u{value.dtype.itemsize}")
+    zeros = np.full(np.shape(rest), bits)
+    while np.any(rest):
+        zeros = zeros - (rest != 0)
+        rest = rest >> np.ones_like(rest)
+    return zeros
+
+
+def _integer_power(eqn: Any, operands: Sequence[Any]) -> Any:
+    power = eqn.params["y"]
+    result = np.ones_like(operands[0])
+    if power < 0:  # JAX refuses it for integers
+        return None
+    for _ in range(power):
+        result = result * operands[0]
+    return result
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """An integer to an unsigned or signed integer power; a negative one is not known."""
+    if np.any(exponent < 0):
+        return None
+    result, square = np.ones_like(base + 0 * exponent.astype(base.dtype)), base
+    rest = np.asarray(exponent)
+    while np.any(rest):
+        result = np.where(rest % 2 == 1, result * square, result).astype(base.dtype)
+        square, rest = square * square, rest // 2
+    return result
+
+
+def _select(eqn: Any, operands: Sequence[Any]) -> Any:
+    which, *cases = operands
+    which = np.asarray(which).astype(np.int64)
+    if which.ndim == 0:
+        return cases[min(max(int(which), 0), len(cases) - 1)]
+    result = cases[0]
+    for number, case in enumerate(cases[1:], 1):
+        result = np.where(which >= number, case, result)
+    return result
+
+
+def _convert(eqn: Any, operands: Sequence[Any]) -> Any:
+    return np.asarray(operands[0]).astype(eqn.outvars[0].aval.dtype)
+
+
+def _negative(a: Any) -> Any:
+    return (0 * a - a).astype(a.dtype)
+
+
+def _on_values(function: Callable[..., Any]) -> Rule:
+    return lambda eqn, operands: function(*operands)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": np.abs, "add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": _negative,
+    "add_any": np.add, "sign": np.sign, "max": np.maximum, "min": np.minimum,
+    "div": _divide, "rem": _remainder, "pow": _power,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
+    "gt": np.greater, "ge": np.greater_equal,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert,
+    "shift_left": _shift_left, "shift_right_logical": _shift_right_logical,
+    "shift_right_arithmetic": _shift_right_arithmetic, "square": lambda a: a * a,
+}  # fmt: skip
+_ELEMENTWISE: dict[str, Rule] = {
+    **{name: _on_values(function) for name, function in _FUNCTIONS.items()},
+    "select_n": _select,
+    "convert_element_type": _convert,
+    "integer_pow": _integer_power,
+    "population_count": _population_count,
+    "clz": _leading_zeros,
+    **dict.fromkeys(
+        ["copy", "copy_p", "multiple_of", "name", "pbroadcast", "pvary", "reduced_vary_cast_p",
+         "sharding_constraint"],
+        lambda eqn, operands: operands[0],
+    ),
+}  # fmt: skip
+_PER_PROGRAM = {*_ELEMENTWISE, "reshape", "squeeze"}
+_RULES: dict[str, Rule] = {**ARRAYS, **_ELEMENTWISE}

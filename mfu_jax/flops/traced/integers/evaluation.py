@@ -1,0 +1,307 @@
+"""Runs the integer part of a jaxpr: calls, branches, and loops up to a stated length."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mfu_jax.flops.traced.integers.arithmetic import evaluate, typed
+from mfu_jax.flops.traced.integers.needs import (
+    PARTS,
+    Branches,
+    Call,
+    Need,
+    Needs,
+    Scan,
+    Step,
+    While,
+)
+from mfu_jax.flops.traced.integers.proofs import prove
+from mfu_jax.flops.traced.known_values import Known, scalar
+from mfu_jax.jax_internals import Literal
+
+LONGEST_LOOP = 50_000  # iterations that are evaluated of one loop
+_MOST_EQUATIONS = 1_000_000  # of one count: about ten seconds
+_MOST_SPECULATED = 10_000  # of them in code that may never run
+
+Values = dict[Any, Known]  # by variable
+Visit = Callable[[Values], None]
+
+
+class Integers:
+    """Evaluates the integers that do not depend on data.
+
+    Args:
+        constants: known values of constants inside the jaxprs, by variable.
+    """
+
+    def __init__(self, constants: Mapping[Any, Known] | None = None) -> None:
+        self.constants = constants or {}
+        self.needs = Needs()
+        self._left = _MOST_EQUATIONS
+        self._literals: dict[int, tuple[Any, Known]] = {}
+
+    def run(self, need: Need, known: Sequence[Known]) -> Values:
+        """The values of a need's variables.
+
+        Args:
+            need: what to evaluate.
+            known: a value or None for each input of its jaxpr.
+        """
+        self._left -= len(need.steps) + 1
+        values: Values = {need.jaxpr.invars[i]: known[i] for i in need.inputs}
+        for step in need.steps:
+            operands = [self.read(values, atom) for atom in step.eqn.invars]
+            found = self.results(step, operands)
+            values.update(zip(step.variables, found, strict=True))
+        return values
+
+    def read(self, values: Mapping[Any, Known], atom: Any) -> Known:
+        """The value of a variable or literal."""
+        if not isinstance(atom, Literal):
+            found = values.get(atom)
+            return self.constants.get(atom) if found is None else found
+        if id(atom) not in self._literals:
+            self._literals[id(atom)] = atom, typed(scalar(atom.val), atom.aval)
+        return self._literals[id(atom)][1]
+
+    def outputs(self, need: Need, known: Sequence[Known]) -> dict[int, Known]:
+        """The wanted results of a need's jaxpr, by index."""
+        values = self.run(need, known)
+        return {i: self.read(values, need.jaxpr.outvars[i]) for i in need.wanted}
+
+    def results(self, step: Step, operands: Sequence[Known]) -> list[Known]:
+        """The wanted results of an equation."""
+        inner, wanted = step.inner, step.results
+        if isinstance(inner, Branches):
+            return self._cond(inner, operands, wanted)
+        if isinstance(inner, Scan):
+            found = self.scan(inner, operands, wanted)
+        elif isinstance(inner, While):
+            found = self.while_loop(inner, operands, wanted)[1]
+        elif isinstance(inner, Call):
+            found = self.outputs(self.needs.of(inner.jaxpr, wanted), operands)
+        elif step.eqn.primitive.name in PARTS:
+            parts = _parts(step.eqn, operands)
+            return [parts[i] for i in wanted]
+        else:
+            return [evaluate(step.eqn, operands)]
+        return [found.get(i) for i in wanted]
+
+    def _cond(
+        self, inner: Branches, operands: Sequence[Known], wanted: Sequence[int]
+    ) -> list[Known]:
+        index, *rest = operands
+        needs = [self.needs.of(branch, wanted) for branch in inner.branches]
+        chosen = chosen_branch(index, len(needs))
+        if isinstance(chosen, int):
+            found = self.outputs(needs[chosen], rest)
+            return [found[i] for i in wanted]
+        with self._speculating():
+            tried = [self.outputs(need, rest) for need in needs]
+        return [_one_of(chosen, [found[i] for found in tried]) for i in wanted]
+
+    def scan(
+        self,
+        scan: Scan,
+        operands: Sequence[Known],
+        wanted: Sequence[int],
+        visit: Visit | None = None,
+    ) -> dict[int, Known]:
+        """The wanted results of a scan; those that depend on data are left out.
+
+        Args:
+            scan: its parts.
+            operands: values of its operands.
+            wanted: indices of the results.
+            visit: receives the values in each iteration, those that decide its work included.
+
+        Raises:
+            TooLongError: it has more iterations than are evaluated, and there is a `visit`.
+        """
+        need = self.needs.scan_body(scan, wanted, decides=visit is not None)
+        consts = list(operands[: scan.consts])
+        carry = dict(enumerate(operands[scan.consts : scan.consts + scan.carries]))
+        slices = operands[scan.consts + scan.carries :]
+        stacks: dict[int, list[Known]] = {i: [] for i in need.wanted if i >= scan.carries}
+        if scan.length > LONGEST_LOOP:
+            return self._too_long(need, consts, carry, len(slices), visit)
+        steps = range(scan.length)
+        for step in reversed(steps) if scan.reverse else steps:
+            if not self._may_go_on():
+                return self._too_long(need, consts, carry, len(slices), visit)
+            inputs = [*consts, *carry.values(), *(_slice(v, step) for v in slices)]
+            values = self.run(need, inputs)
+            if visit is not None:
+                visit(values)
+            results = {i: self.read(values, need.jaxpr.outvars[i]) for i in need.wanted}
+            carry = {i: results.get(i) for i in carry}
+            for i, stack in stacks.items():
+                stack.append(results[i])
+        found = {i: carry[i] for i in need.wanted if i < scan.carries}
+        return found | {i: _stack(stack, scan.reverse) for i, stack in stacks.items()}
+
+    def while_loop(
+        self,
+        loop: While,
+        operands: Sequence[Known],
+        wanted: Sequence[int],
+        visit: Visit | None = None,
+    ) -> tuple[Known, dict[int, Known]]:
+        """How often a while loop runs, None if that depends on data, and its wanted results.
+
+        Args:
+            loop: its parts.
+            operands: values of its operands. Scalars inside a Pallas kernel may have a value for
+                each program of its grid; then so has the number of iterations.
+            wanted: indices of the results.
+            visit: receives the values in each iteration, those that decide its work included.
+
+        Raises:
+            TooLongError: its iterations cannot all be evaluated, and there is a `visit`.
+        """
+        test = self.needs.while_condition(loop)
+        need = self.needs.while_body(loop, wanted, decides=visit is not None)
+        fixed, consts, start = loop.split(operands)
+        carry = dict(enumerate(start))
+        is_entered = self.outputs(test, [*fixed, *start])[0]
+        if visit is None and is_entered is not None and np.any(is_entered):
+            proof = prove(self, loop, test, need, operands)
+            if proof is not None:
+                return proof
+        trips: Any = np.int64(0)
+        runs: Any = np.True_
+        earlier: Any = None
+        for step in range(LONGEST_LOOP + 1):
+            state = _state(carry, need)
+            if state is not None and state == earlier:
+                break  # it never ends
+            if step & (step - 1) == 0:
+                earlier = state
+            holds = self.outputs(test, [*fixed, *carry.values()])[0]
+            if holds is None or not self._may_go_on():
+                break
+            holds = runs & holds
+            # Batched by vmap, it runs while any example's condition holds.
+            is_batched = loop.condition.outvars[0].aval.shape != ()
+            runs = np.any(holds) if is_batched else holds
+            if not np.any(runs):
+                return trips, {i: carry[i] for i in need.wanted}
+            trips = trips + np.asarray(runs, np.int64)
+            values = self.run(need, [*consts, *carry.values()])
+            if visit is not None:
+                visit(values)
+            results = {i: self.read(values, need.jaxpr.outvars[i]) for i in need.wanted}
+            carry = {i: where(holds, results.get(i), v) for i, v in carry.items()}
+        return None, self._too_long(need, consts, dict(enumerate(start)), 0, visit)
+
+    def _may_go_on(self) -> bool:
+        return self._left >= 0
+
+    @contextlib.contextmanager
+    def _speculating(self) -> Iterator[None]:
+        """While code is evaluated that may never run, where its loops may never end."""
+        before = self._left
+        granted = self._left = min(before, _MOST_SPECULATED)
+        try:
+            yield
+        finally:
+            self._left += before - granted
+
+    def _too_long(
+        self,
+        need: Need,
+        consts: list[Known],
+        carry: dict[int, Known],
+        slices: int,
+        visit: Visit | None,
+    ) -> dict[int, Known]:
+        if visit is not None:
+            raise TooLongError
+        return self.unchanged(need, consts, carry, slices)
+
+    def unchanged(
+        self, need: Need, consts: list[Known], carry: dict[int, Known], slices: int
+    ) -> dict[int, Known]:
+        """The entries of a loop's carry that no iteration changes, None for the others.
+
+        Args:
+            need: of the loop's body.
+            consts: values of its constants.
+            carry: values of its carry before the first iteration.
+            slices: number of the body's inputs after these, which are unknown.
+        """
+        while True:
+            with self._speculating():
+                after = self.outputs(need, [*consts, *carry.values(), *[None] * slices])
+            kept = {i: v if _equal(v, after.get(i)) else None for i, v in carry.items()}
+            if all(kept[i] is v for i, v in carry.items()):
+                return kept
+            carry = kept
+
+
+class TooLongError(Exception):
+    """A loop has more iterations than are evaluated, or its condition depends on data."""
+
+
+def chosen_branch(index: Known, count: int) -> Known:
+    """The branch that an index chooses; an array where it differs within a kernel's grid."""
+    if index is None:
+        return None
+    chosen = np.clip(np.asarray(index).astype(np.int64), 0, count - 1)
+    return chosen if chosen.ndim else int(chosen)
+
+
+def _one_of(chosen: Known, cases: list[Known]) -> Known:
+    """One of several values; with an unknown choice, what they agree on."""
+    if any(case is None for case in cases):
+        return None
+    if chosen is not None:
+        return np.choose(chosen, np.broadcast_arrays(*cases))
+    return cases[0] if all(_equal(cases[0], case) for case in cases) else None
+
+
+def _equal(a: Known, b: Known) -> bool:
+    return a is not None and b is not None and (a is b or bool(np.array_equal(a, b)))
+
+
+def _state(carry: Mapping[int, Known], need: Need) -> Any:
+    """What decides all further iterations of a while loop; None if some of it is unknown."""
+    values = [carry[i] for i in need.wanted]
+    return None if any(v is None for v in values) else [np.asarray(v).tobytes() for v in values]
+
+
+def where(runs: Any, new: Known, old: Known) -> Known:
+    """The new value where a loop runs on: for some programs of a grid, or examples of a batch."""
+    if new is None or np.all(runs):
+        return new
+    if old is None:
+        return None
+    dims = max(np.ndim(new), np.ndim(old), np.ndim(runs))
+    return np.where(np.reshape(runs, np.shape(runs) + (1,) * (dims - np.ndim(runs))), new, old)
+
+
+def _slice(value: Known, step: int) -> Known:
+    return None if value is None else value[step]
+
+
+def _stack(slices: list[Known], is_reversed: bool) -> Known:
+    if not slices or any(v is None for v in slices):
+        return None
+    return np.stack(slices[::-1] if is_reversed else slices)
+
+
+def _parts(eqn: Any, operands: Sequence[Known]) -> Sequence[Known]:
+    """The results of a primitive that has several, each a part of an operand."""
+    if eqn.primitive.name == "optimization_barrier":
+        return operands
+    array = operands[0]
+    if array is None:
+        return [None] * len(eqn.outvars)
+    axis = eqn.params["axis"]
+    if eqn.primitive.name == "unstack":
+        return [np.take(array, i, axis) for i in range(len(eqn.outvars))]
+    return np.split(array, np.cumsum(eqn.params["sizes"])[:-1], axis)

@@ -1,0 +1,246 @@
+"""What the decisions of a jaxpr, and some of its results, are computed from.
+
+A decision is how often a loop with work runs, and which of several branches with different work
+does. Only the equations that these depend on are evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from mfu_jax.flops.traced.integers.arithmetic import is_evaluable
+from mfu_jax.flops.traced.known_values import is_integer
+from mfu_jax.flops.traced.mosaic_gpu import MESH_KERNELS
+from mfu_jax.flops.traced.primitive_kinds import has_work, is_call
+from mfu_jax.flops.traced.tracing import inner_jaxprs
+from mfu_jax.jax_internals import Literal, scan_groups
+
+# Several results, each a part of an operand.
+PARTS = {"optimization_barrier", "split", "unstack"}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Need:
+    """The part of a jaxpr that must be evaluated.
+
+    Attributes:
+        jaxpr: the open jaxpr.
+        wanted: indices of the results that are wanted.
+        inputs: indices of the inputs that it reads.
+        steps: its equations in order.
+        decisive: variables whose values settle every decision inside the jaxpr.
+    """
+
+    jaxpr: Any
+    wanted: frozenset[int]
+    inputs: frozenset[int]
+    steps: tuple[Step, ...]
+    decisive: tuple[Any, ...]
+
+
+class Scan(NamedTuple):
+    """The parts of a `scan` equation."""
+
+    body: Any
+    consts: int
+    carries: int
+    length: int
+    reverse: bool
+
+
+class While(NamedTuple):
+    """The parts of a `while` equation; its operands are both groups of constants, and the carry."""
+
+    condition: Any
+    body: Any
+    cond_consts: int
+    body_consts: int
+
+    def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """The condition's constants, the body's constants, the carry."""
+        start = self.cond_consts + self.body_consts
+        consts = operands[: self.cond_consts], operands[self.cond_consts : start]
+        return list(consts[0]), list(consts[1]), list(operands[start:])
+
+
+class Branches(NamedTuple):
+    """The branches of a `cond` equation."""
+
+    branches: tuple[Any, ...]
+
+
+class Call(NamedTuple):
+    """The jaxpr that an equation runs once."""
+
+    jaxpr: Any
+
+
+class Step(NamedTuple):
+    """An equation to evaluate.
+
+    Attributes:
+        eqn: the equation.
+        results: indices of its results that are read.
+        variables: these results.
+        inner: what it runs; None for a primitive.
+    """
+
+    eqn: Any
+    results: tuple[int, ...]
+    variables: tuple[Any, ...]
+    inner: Branches | Call | Scan | While | None
+
+
+def inner_of(eqn: Any) -> Branches | Call | Scan | While | None:
+    """What an equation runs that can be evaluated."""
+    name = eqn.primitive.name
+    if name == "cond":
+        return Branches(inner_jaxprs(eqn.params)["branches"])
+    if name == "scan":
+        return scan_of(eqn)
+    if name == "while":
+        return while_of(eqn)
+    if is_call(eqn):
+        ((jaxpr,),) = inner_jaxprs(eqn.params).values()
+        # `run_state` takes references, and returns their contents.
+        is_function = len(jaxpr.outvars) == len(eqn.outvars)
+        return Call(jaxpr) if is_function and len(jaxpr.invars) == len(eqn.invars) else None
+    return None
+
+
+def scan_of(eqn: Any) -> Scan:
+    """The parts of a `scan` equation."""
+    (body,) = inner_jaxprs(eqn.params)["jaxpr"]
+    return Scan(body, *scan_groups(eqn), eqn.params["length"], eqn.params["reverse"])
+
+
+def while_of(eqn: Any) -> While:
+    """The parts of a `while` equation."""
+    inner = inner_jaxprs(eqn.params)
+    (condition,), (body,) = inner["cond_jaxpr"], inner["body_jaxpr"]
+    return While(condition, body, eqn.params["cond_nconsts"], eqn.params["body_nconsts"])
+
+
+class Needs:
+    """Finds the `Need` of each jaxpr once."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, frozenset[int], bool], Need] = {}
+        self._work: dict[int, tuple[Any, bool]] = {}
+
+    def of(self, jaxpr: Any, wanted: Iterable[int] = (), *, decides: bool = False) -> Need:
+        """What the wanted results depend on, and with `decides` every decision inside."""
+        key = id(jaxpr), frozenset(wanted), decides
+        if key not in self._found:
+            self._found[key] = self._of(jaxpr, frozenset(wanted), decides)
+        return self._found[key]
+
+    def scan_body(self, scan: Scan, wanted: Iterable[int], *, decides: bool) -> Need:
+        """The need of a scan's body; the entries of the carry that it reads are wanted, too."""
+        return self.loop_body(scan.body, scan.consts, scan.carries, wanted, decides=decides)
+
+    def while_condition(self, loop: While) -> Need:
+        """The need of a while loop's condition."""
+        return self.of(loop.condition, [0])
+
+    def while_body(self, loop: While, wanted: Iterable[int], *, decides: bool) -> Need:
+        """The need of a while loop's body; what the condition reads is wanted, too."""
+        tested = {i - loop.cond_consts for i in self._condition_inputs(loop, decides)}
+        carries = len(loop.body.invars) - loop.body_consts
+        wanted = {*wanted, *(i for i in tested if i >= 0)}
+        return self.loop_body(loop.body, loop.body_consts, carries, wanted, decides=decides)
+
+    def _condition_inputs(self, loop: While, decides: bool) -> frozenset[int]:
+        return self.of(loop.condition, [0], decides=decides).inputs
+
+    def loop_body(
+        self, body: Any, consts: int, carries: int, wanted: Iterable[int], *, decides: bool
+    ) -> Need:
+        """The need of a loop's body; the entries of the carry that it reads are wanted, too."""
+        wanted = set(wanted)
+        while True:
+            need = self.of(body, wanted, decides=decides)
+            read = {i - consts for i in need.inputs if consts <= i < consts + carries}
+            if read <= wanted:
+                return need
+            wanted |= read
+
+    def _of(self, jaxpr: Any, wanted: frozenset[int], decides: bool) -> Need:
+        needed = {v for i in wanted if _can_be_known(v := jaxpr.outvars[i])}
+        steps: list[Step] = []
+        decisive: dict[Any, None] = {}  # in an order that does not depend on what is wanted
+        for eqn in reversed(jaxpr.eqns):
+            results = tuple(i for i, v in enumerate(eqn.outvars) if v in needed)
+            if results:
+                variables = tuple(eqn.outvars[i] for i in results)
+                steps.append(Step(eqn, results, variables, inner_of(eqn)))
+                needed.update(_variables(eqn, self._operands(eqn, results)))
+            if decides and has_work(eqn, self._work):
+                deciding = _variables(eqn, self.deciding(eqn))
+                decisive.update(dict.fromkeys(deciding))
+                needed.update(deciding)
+        return Need(
+            jaxpr=jaxpr,
+            wanted=wanted,
+            inputs=frozenset(i for i, v in enumerate(jaxpr.invars) if v in needed),
+            steps=tuple(reversed(steps)),
+            decisive=tuple(decisive),
+        )
+
+    def _operands(self, eqn: Any, results: Sequence[int]) -> Iterable[int]:
+        """Indices of the operands that some of an equation's results depend on."""
+        inner = inner_of(eqn)
+        if inner is not None:
+            return self._inner(inner, results, False)
+        is_known = eqn.primitive.name in PARTS or (len(eqn.outvars) == 1 and is_evaluable(eqn))
+        return range(len(eqn.invars)) if is_known else ()
+
+    def deciding(self, eqn: Any) -> Iterable[int]:
+        """Indices of the operands that the decisions inside an equation depend on."""
+        if eqn.primitive.name == "pallas_call":
+            return range(eqn.params["grid_mapping"].num_index_operands)
+        if eqn.primitive.name in MESH_KERNELS:
+            return range(len(eqn.invars))
+        inner = inner_of(eqn)
+        if inner is not None:
+            return self._inner(inner, (), True)
+        jaxprs = [j for group in inner_jaxprs(eqn.params).values() for j in group]
+        if len(jaxprs) != 1 or len(jaxprs[0].invars) != len(eqn.invars):
+            return ()
+        return self.of(jaxprs[0], decides=True).inputs
+
+    def _inner(
+        self, inner: Branches | Call | Scan | While, results: Sequence[int], decides: bool
+    ) -> Iterable[int]:
+        if isinstance(inner, Branches):
+            return self._cond(inner, results, decides)
+        if isinstance(inner, Scan):
+            return self._scan(inner, results, decides)
+        if isinstance(inner, While):
+            return self._while(inner, results, decides)
+        return self.of(inner.jaxpr, results, decides=decides).inputs
+
+    def _cond(self, inner: Branches, results: Sequence[int], decides: bool) -> set[int]:
+        inputs = (self.of(b, results, decides=decides).inputs for b in inner.branches)
+        return {0, *(i + 1 for indices in inputs for i in indices)}
+
+    def _scan(self, scan: Scan, results: Sequence[int], decides: bool) -> set[int]:
+        need = self.scan_body(scan, results, decides=decides)
+        carried = {i + scan.consts for i in need.wanted if i < scan.carries}
+        return {*need.inputs, *carried}
+
+    def _while(self, loop: While, results: Sequence[int], decides: bool) -> set[int]:
+        need = self.while_body(loop, results, decides=decides)
+        tested = {i for i in self._condition_inputs(loop, decides) if i < loop.cond_consts}
+        carried = {i + loop.cond_consts + loop.body_consts for i in need.wanted}
+        return {*tested, *(i + loop.cond_consts for i in need.inputs), *carried}
+
+
+def _can_be_known(atom: Any) -> bool:
+    return not isinstance(atom, Literal) and is_integer(atom.aval)
+
+
+def _variables(eqn: Any, operands: Iterable[int]) -> list[Any]:
+    return [v for i in sorted(operands) if _can_be_known(v := eqn.invars[i])]

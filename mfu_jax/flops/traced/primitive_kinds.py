@@ -1,0 +1,72 @@
+"""Which primitives run another jaxpr, which have no matmuls, and which jaxprs have any work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mfu_jax.flops.attention_kernels import BY_PRIMITIVE
+from mfu_jax.flops.traced.mosaic_gpu import MESH_KERNELS
+from mfu_jax.flops.traced.rules import RULES
+from mfu_jax.flops.traced.tracing import inner_jaxprs
+from mfu_jax.jax_internals import Primitive, primitives
+
+# Primitives that run one jaxpr once, with their own operands and results.
+CALLS = {
+    "closed_call",
+    "core_call",
+    "checkpoint",
+    "composite",
+    "compute_on",
+    "custom_jvp_call",
+    "custom_partitioning",
+    "custom_vjp_call",
+    "custom_vmap_call",
+    "eval_jaxpr",
+    "jit",
+    "linear_call",
+    "pjit",
+    "remat2",
+    "remat_opt",  # custom_vjp's, with optimize_remat
+    "run_state",
+    "xla_metadata_call",
+}
+
+# Primitives without matmuls that JAX does not export: data movement, collectives, references.
+FREE = {
+    "addupdate", "all_gather_invariant", "all_gather_reduced", "bitcast_convert_type",
+    "broadcast_to", "debug_callback", "debug_print", "dimension_size", "empty", "empty_ref",
+    "free_ref", "freeze", "from_edtype", "get", "inspect_sharding", "layout_constraint",
+    "lu_pivots_to_permutation", "masked_load", "masked_swap", "mulhi", "multiple_of", "name",
+    "new_ref", "num_programs", "optimization_barrier", "pbroadcast", "pin", "platform_index",
+    "precv", "preduced", "program_id", "psend", "psum_invariant", "pvary", "random_clone",
+    "random_unwrap", "random_wrap", "reciprocal", "reduce_scatter", "reduced_vary_cast_p",
+    "reshard", "run_scoped", "scatter-sub", "semaphore_read", "semaphore_signal",
+    "semaphore_wait", "shape_assertion", "split", "stack", "swap", "threefry2x32",
+    "threefry4x32", "tie", "tile", "to_edtype", "unpin", "unreduced_psum",
+    "unreduced_reduce_scatter", "unstack", "vary_unreduced_cast_p",
+    "with_memory_space_constraint", "zeros_like",
+}  # fmt: skip
+FREE |= {p.name for p in vars(primitives).values() if isinstance(p, Primitive)}
+
+
+def is_call(eqn: Any) -> bool:
+    """Whether an equation runs one jaxpr once, with its own operands and results."""
+    inner = inner_jaxprs(eqn.params) if eqn.primitive.name in CALLS else {}
+    return [len(jaxprs) for jaxprs in inner.values()] == [1]
+
+
+def has_work(eqn: Any, memo: dict[int, tuple[Any, bool]]) -> bool:
+    """Whether an equation has matmuls, or anything without a known cost.
+
+    Args:
+        eqn: the equation.
+        memo: what is known of inner jaxprs, by identity; it holds them.
+    """
+    name = eqn.primitive.name
+    if name in RULES or name in BY_PRIMITIVE or name == "pallas_call" or name in MESH_KERNELS:
+        return True
+    inner = [j for jaxprs in inner_jaxprs(eqn.params).values() for j in jaxprs]
+    for jaxpr in inner:
+        if id(jaxpr) not in memo:
+            memo[id(jaxpr)] = jaxpr, any(has_work(each, memo) for each in jaxpr.eqns)
+    return any(memo[id(jaxpr)][1] for jaxpr in inner) if inner else name not in FREE

@@ -1,0 +1,290 @@
+"""Kernels read from their bodies: without a grid, with any name, on tensor cores."""
+
+from __future__ import annotations
+
+import functools
+import lzma
+import re
+import zlib
+
+import pytest
+
+from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.flops.executed.kernels import triton
+from mfu_jax.flops.executed.kernels.bodies.attributes import mlir_integer, mlir_string
+from mfu_jax.flops.executed.kernels.bodies.walk import grid_flops
+from tests.support import program_kernel_bodies as programs
+from tests.support.jax_versions import (
+    reads_recorded_kernels,
+    reads_recorded_tensor_cores,
+    reads_recorded_triton,
+)
+from tests.support.paths import RECORDED
+from tests.support.tensor_core_kernels import BODIES, ONE, hlo_of, kernel
+
+
+@functools.lru_cache(maxsize=8)
+def recorded_text(name: str) -> str:
+    """The HLO text of a recorded program."""
+    return lzma.decompress((RECORDED / f"{name}.hlo.xz").read_bytes()).decode()
+
+
+@functools.cache
+def count(name: str) -> ExecutedCount:
+    return executed_flops(recorded_text(name))
+
+
+@reads_recorded_kernels
+@pytest.mark.parametrize("chip", ["v5e", "tpu7x"])
+def test_kernels_without_a_grid_run_once_whatever_their_names_are(chip: str) -> None:
+    executed = count(f"{chip}_misnamed")
+    one = 2 * programs.SIZE**3
+    assert executed.kernels == {"TopK": one, "Pin": 3 * one, "threefry2x32_mlp": 2 * one}
+    assert executed.total == 6 * one
+    assert executed.unaccounted == ()
+
+
+CALL = """HloModule step
+ENTRY main {{
+  x = f32[8,16] parameter(0)
+  ROOT {name} = f32[8,32] custom-call(x), custom_call_target="{target}"
+}}"""
+
+
+@pytest.mark.parametrize("name", ["TopK", "Pin", "Sharding", "threefry2x32_mlp", "CreateBuffer"])
+def test_a_name_makes_no_kernel_free(name: str) -> None:
+    (item,) = executed_flops(CALL.format(name=f"{name}.1", target="their_kernel")).unaccounted
+    assert item.name == "their_kernel"
+
+
+@pytest.mark.parametrize("target", ["TopK", "Pin", "Sharding", "cu_threefry2x32_ffi"])
+def test_xlas_own_targets_that_multiply_nothing_are_free(target: str) -> None:
+    executed = executed_flops(CALL.format(name="custom-call.1", target=target))
+    assert (executed.total, executed.unaccounted) == (0, ())
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_every_warp_group_that_gets_there_multiplies(name: str) -> None:
+    body, products = BODIES[name]
+    executed = executed_flops(hlo_of(kernel(body)))
+    assert executed.total == products * ONE
+    assert executed.by_dtype == {"f16": executed.total}
+    assert executed.unaccounted == ()
+
+
+@reads_recorded_tensor_cores
+def test_wgmma_in_a_warp_specialised_pipeline_of_clusters() -> None:
+    executed = count("h100_wgmma")
+    assert executed.total == 2 * programs.M * programs.N * programs.K
+    assert executed.by_dtype == {"bf16": executed.total}
+    assert executed.unaccounted == ()
+
+
+@reads_recorded_tensor_cores
+def test_wgmma_in_causal_attention() -> None:
+    # 64 queries by 64 keys: 1 + 2 + 3 + 4 of 16 blocks, for scores and for values.
+    blocks = programs.BATCH * programs.HEADS * 10
+    executed = count("h100_wgmma_attention")
+    assert executed.total == 2 * blocks * (2 * 64 * 64 * programs.HEAD_DIM)
+    assert executed.unaccounted == ()
+
+
+@reads_recorded_kernels
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("h100_wgmma", ("module = ", "modules = ")),
+        ("h100_wgmma", (r"ML\EFR", r"ML\EFS")),
+        ("h100_triton", ("grid_x = ", "grid_w = ")),
+        ("h100_triton", (r"ML\EFR", r"ML\EFS")),
+        ("h100_wgmma", (r"wgmma.mma_async.sync.aligned", r"wgmma.mma_async.sp.sync.aligned")),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_listed(name: str, changed: tuple[str, str]) -> None:
+    old, new = changed
+    text = recorded_text(name)
+    assert old in text
+    executed = executed_flops(text.replace(old, new))
+    assert executed.total == 0
+    assert all("kernel_flops=" in item.reason for item in executed.unaccounted)
+    assert len(executed.unaccounted) == len(re.findall(r"= \S.* custom-call\(", text))
+
+
+def test_attributes_in_mlirs_notation() -> None:
+    tail = r'backend_config={grid_x = 8 : i32, ir = "ML\EFR\5C\22\\n", name = "ir"}'
+    assert mlir_string(tail, "ir") == b'ML\xefR\\"\\n'
+    assert mlir_string(tail, "name") == b"ir"
+    assert mlir_integer(tail, "grid_x") == 8
+    assert (mlir_string(tail, "module"), mlir_integer(tail, "grid_y")) == (None, None)
+
+
+@reads_recorded_kernels
+def test_cudnns_fp8_attention() -> None:
+    batch, length, heads, width = programs.FP8_SHAPE
+    matmul = 2 * batch * heads * (length * (length + 1) // 2) * width
+    executed = count("h100_cudnn_fp8")
+    assert executed.forward == 2 * matmul
+    assert executed.backward == 4 * matmul
+    assert executed.rematerialized == matmul  # the scores again
+    assert set(executed.by_dtype) == {"f8e4m3fn"}
+    assert executed.unaccounted == ()
+
+
+VISIT = 2 * programs.TILE * programs.WIDTH * programs.HIDDEN  # a tile of rows times one group
+TILES = programs.ROWS // programs.TILE
+
+
+@reads_recorded_kernels
+def test_a_grouped_matmul_is_counted_by_its_cost_estimate_and_says_so() -> None:
+    executed = count("v6e_megablox")
+    assert (executed.forward, executed.backward) == (TILES * VISIT, 2 * TILES * VISIT)
+    assert len(executed.flags) == 3
+    assert all("group_sizes=" in flag.text for flag in executed.flags)
+
+
+@reads_recorded_kernels
+@pytest.mark.parametrize(
+    "sizes",
+    [(128, 128, 128, 128), (100, 200, 0, 212), (1, 1, 1, 509), (0, 0, 512, 0), (7, 0, 0, 0)],
+)
+def test_given_group_sizes_say_which_tiles_a_grouped_matmul_visits(sizes: tuple[int, ...]) -> None:
+    import jax.numpy as jnp
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import make_group_metadata
+
+    _, visits = make_group_metadata(
+        group_sizes=jnp.array(sizes),
+        m=programs.ROWS,
+        tm=programs.TILE,
+        start_group=jnp.array(0),
+        num_nonzero_groups=programs.GROUPS,
+        visit_empty_groups=False,
+    )
+    executed = executed_flops(recorded_text("v6e_megablox"), group_sizes=sizes)
+    assert executed.total == 3 * int(visits) * VISIT
+    assert (executed.flags, executed.unaccounted) == ((), ())
+
+
+@reads_recorded_kernels
+def test_group_sizes_of_other_groups_are_not_used() -> None:
+    executed = executed_flops(recorded_text("v6e_megablox"), group_sizes=(256, 256))
+    assert executed.total == 3 * TILES * VISIT
+    assert all("the kernel has 4 groups" in flag.text for flag in executed.flags)
+
+
+@reads_recorded_kernels
+def test_xlas_own_ragged_dot_is_a_grouped_matmul() -> None:
+    """Eight groups of 64 rows in tiles of 128 rows: eight visits, each of a whole tile."""
+    executed = executed_flops(recorded_text("v5e_moe_ragged"), group_sizes=(64,) * 8)
+    assert sum(executed.kernels.values()) == 2 * 8 * (2 * 128 * 128 * 256)
+    assert executed.unaccounted == ()
+
+
+KEYS_AT_ONCE = 4 * programs.PAGE
+# Scores and values of the queries that share keys.
+BLOCK = 2 * 2 * (programs.QUERY_HEADS // programs.KEY_HEADS) * KEYS_AT_ONCE * 2 * programs.HEAD_DIM
+
+
+@reads_recorded_kernels
+def test_paged_attention_is_bounded_by_its_pages_and_says_so() -> None:
+    executed = count("v5e_paged")
+    blocks = programs.PAGES_OF_A_SEQUENCE * programs.PAGE // KEYS_AT_ONCE
+    assert executed.total == programs.SEQUENCES * programs.KEY_HEADS * blocks * BLOCK
+    (flag,) = executed.flags
+    assert "upper bound; give sequence_lengths=" in flag.text
+
+
+@reads_recorded_kernels
+def test_paged_attention_runs_the_blocks_that_given_lengths_reach() -> None:
+    lengths = (64, 65, 1, 128)
+    executed = executed_flops(recorded_text("v5e_paged"), sequence_lengths=lengths)
+    assert executed.total == programs.KEY_HEADS * (1 + 2 + 1 + 2) * BLOCK
+    assert (executed.flags, executed.unaccounted) == ((), ())
+    (item,) = executed_flops(recorded_text("v5e_paged"), sequence_lengths=(64,)).unaccounted
+    assert "the kernel has 4 sequences" in item.reason
+
+
+@reads_recorded_triton
+def test_tokamaxs_attention_recomputes_scores_in_its_backward() -> None:
+    batch, length, heads, width = programs.TOKAMAX_SHAPE
+    matmul = 2 * batch * heads * length**2 * width
+    executed = count("h100_tokamax")
+    # Blocks of 64 by 64 on and below the diagonal: 36 of 64. Backward runs seven products.
+    assert executed.forward == 2 * matmul * 36 // 64
+    backward = executed.kernels["pallas_flash_attention_vjp"]
+    assert backward == 7 * matmul * 36 // 64
+    assert (executed.backward, executed.rematerialized) == (backward * 4 // 7, backward * 3 // 7)
+    assert executed.unaccounted == ()
+
+
+TTIR = b"""module {
+  tt.func public @add_kernel(%x: tensor<64x32xf16>, %y: tensor<32x16xf16>) {
+    %zero = arith.constant dense<0.0> : tensor<64x16xf32>
+    %row = tt.get_program_id x : i32
+    %first = arith.constant 0 : i32
+    %one = arith.constant 1 : i32
+    scf.for %i = %first to %row step %one : i32 {
+      %z = tt.dot %x, %y, %zero : tensor<64x32xf16> * tensor<32x16xf16> -> tensor<64x16xf32>
+    }
+    tt.return
+  }
+}"""
+
+
+def message(kernel_call_field: int = 1) -> bytes:
+    """What jax-triton stores, as its ``TritonKernelCall.to_proto`` writes it: a grid of 5 × 2."""
+
+    def field(number: int, value: bytes) -> bytes:
+        size = len(value)
+        return bytes([number << 3 | 2, size & 0x7F | 0x80, size >> 7]) + value
+
+    kernel = field(1, b"add_kernel") + bytes([2 << 3, 4]) + field(5, TTIR)
+    call = field(1, kernel) + bytes([2 << 3, 5, 3 << 3, 2])
+    return zlib.compress(field(kernel_call_field, call) + field(4, b"add_kernel"))
+
+
+def hlo_of_jax_triton(config: str, target: str) -> str:
+    return f"""HloModule m
+ENTRY main {{
+  ROOT add.1 = f32[64,16] custom-call(), custom_call_target="{target}", backend_config={config}
+}}"""
+
+
+@pytest.mark.parametrize("target", ["triton_kernel_call", "triton_kernel_call_ffi"])
+def test_a_kernel_of_jax_triton(target: str) -> None:
+    if target.endswith("ffi"):
+        escaped = "".join(f"\\{byte:02X}" for byte in message())
+        config = f'{{name = "add_kernel", opaque = "{escaped}"}}'
+    else:
+        config = '"' + "".join(f"\\{byte:03o}" for byte in message()) + '"'
+    executed = executed_flops(hlo_of_jax_triton(config, target))
+    assert executed.total == 2 * (0 + 1 + 2 + 3 + 4) * (2 * 64 * 32 * 16)
+    assert executed.by_dtype == {"f16": executed.total}
+    assert executed.unaccounted == ()
+
+
+def test_a_kernel_that_triton_chooses_when_it_runs_is_listed() -> None:
+    config = '"' + "".join(f"\\{byte:03o}" for byte in message(kernel_call_field=2)) + '"'
+    (item,) = executed_flops(hlo_of_jax_triton(config, "triton_kernel_call")).unaccounted
+    assert "one of several kernels" in item.reason
+    for damaged in ('"abc"', '"\\170\\234"', "{}"):
+        text = hlo_of_jax_triton(damaged, "triton_kernel_call")
+        assert len(executed_flops(text).unaccounted) == 1
+
+
+DOT = b"%z = tt.dot %x, %y, %zero : tensor<64x32xf16> * tensor<32x16xf16> -> tensor<64x16xf32>"
+WHILE = b"""scf.while (%i = %first) : (i32) -> i32 {
+      %goes_on = arith.cmpi slt, %i, %row : i32
+      scf.condition(%goes_on) %i : i32
+    } do {
+    ^bb0(%j: i32):
+      DOT
+      %next = arith.addi %j, %one : i32
+      scf.yield %next : i32
+    }"""
+
+
+def test_a_while_loop_whose_condition_alone_reads_the_position() -> None:
+    loop = TTIR[TTIR.index(b"scf.for") : TTIR.index(b"tt.return")]
+    ir = TTIR.replace(loop, b"%n = " + WHILE.replace(b"DOT", DOT))
+    body = triton.kernel_body(ir, (5, 2, 1))
+    assert grid_flops(body, lambda _: ((), ())) == 2 * (0 + 1 + 2 + 3 + 4) * (2 * 64 * 32 * 16)

@@ -1,0 +1,70 @@
+"""Programs that try to fool the counters: every FLOP is where it belongs, or under a name."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from mfu_jax.flops.ledger import missing_operations
+from mfu_jax.flops.traced.counting import count_model_flops
+from mfu_jax.instrumentation.counts import count_program, traced_model
+from tests.support.audit_programs import AUDIT, CHUNKS, FORWARD, ONE
+
+
+@pytest.mark.parametrize("name", AUDIT)
+def test_no_program_fools_the_counters(name: str) -> None:
+    audit = AUDIT[name]
+    traced = count_model_flops(audit.function, *audit.arguments)
+    assert (traced.forward, traced.backward) == (audit.forward, audit.backward)
+    assert (traced.optimizer, traced.evaluation) == (audit.optimizer, audit.evaluation)
+    assert sum(traced.by_operation.values()) == traced.total
+
+    step = jax.jit(audit.function)
+    model = traced_model(step, audit.arguments, {}, devices=1)
+    flops = count_program(step.lower(*audit.arguments).compile(), model)
+    executed = flops.executed
+    assert not traced.unaccounted
+    assert not executed.unaccounted
+    assert flops.ledger.residual == 0
+    assert executed.padding == 0
+    assert executed.expansion == audit.expansion
+    if audit.removed is None:
+        return
+    assert flops.ledger.removed == audit.removed
+    needed = executed.forward + executed.backward - executed.expansion
+    assert needed == audit.forward + audit.backward - audit.removed
+    if not audit.removed:
+        assert (executed.optimizer, executed.evaluation) == (audit.optimizer, audit.evaluation)
+
+
+@pytest.mark.parametrize(
+    ("name", "removed"),
+    [
+        ("loss_again_as_a_metric", f"evaluation dot_general ({FORWARD:,})"),
+        ("gradient_of_a_linear_chunked_loss", f"backward dot_general ({(CHUNKS - 1) * ONE:,})"),
+        ("rollout", f"forward dot_general ({FORWARD:,})"),
+    ],
+)
+def test_the_ledger_names_the_operations_that_xla_removed(name: str, removed: str) -> None:
+    audit = AUDIT[name]
+    step = jax.jit(audit.function)
+    model = traced_model(step, audit.arguments, {}, devices=1)
+    ledger = count_program(step.lower(*audit.arguments).compile(), model).ledger
+    assert removed in str(ledger)
+
+
+def test_work_under_a_neighbours_name_is_not_missing() -> None:
+    model = {"forward a/dot_general": 6, "forward b/dot_general": 4, "backward a/dot_general": 9}
+    moved = {"forward a/add": 6, "backward a/dot_general": 9}
+    assert missing_operations(model, moved) == {"forward b/dot_general": 4}
+    elsewhere = {"forward a/dot_general": 10, "backward c/mul": 9}
+    assert missing_operations(model, elsewhere) == {}
+
+
+def test_an_evaluation_is_a_part_of_the_executed_flops_with_a_row_of_its_own() -> None:
+    audit = AUDIT["evaluation_after_adam"]
+    step = jax.jit(audit.function)
+    model = traced_model(step, audit.arguments, {}, devices=1)
+    ledger = count_program(step.lower(*audit.arguments).compile(), model).ledger
+    assert [(line.label, line.flops) for line in ledger.of_which] == [("evaluation", FORWARD)]
+    assert "of which evaluation" in str(ledger)

@@ -1,0 +1,77 @@
+"""Programs for what a count must name: evaluations, memory pressure, padding, dense expansion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tests.support.audit_programs import AUDIT
+from tests.support.program_models import Model
+
+BATCH, WIDTH = 8, 128
+# Six of these activations nearly fill a v5e, twelve an H100.
+PRESSED_WIDTH = 4096
+PRESSED_ROWS = {"v5e": 2**18, "h100": 2**20}
+PRESSED_LAYERS = {"v5e": 6, "h100": 12}
+
+
+def _loss(weights: list[Any], x: jax.Array) -> jax.Array:
+    for weight in weights:
+        with jax.named_scope("layer"):
+            x = jnp.tanh(x @ weight)
+    return jnp.mean(x.astype(jnp.float32) ** 2)
+
+
+def under_memory_pressure(weights: list[Any], x: jax.Array) -> Any:
+    """A step whose activations do not fit, without `jax.checkpoint`."""
+    value, gradient = jax.value_and_grad(_loss)(weights, x)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradient), value
+
+
+def phases(weights: Any, momentum: Any, x: jax.Array, held_out: jax.Array) -> Any:
+    """A layer named optimizer, one step of Newton-Schulz, and an evaluation after the update."""
+
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        with jax.named_scope("optimizer"):
+            x = jnp.tanh(x @ weights["in"])
+        with jax.named_scope("apply_updates"):
+            return jnp.mean((x @ weights["out"]) ** 2)
+
+    def orthogonal(g: jax.Array) -> jax.Array:
+        return 1.5 * g - 0.5 * (g @ g.T) @ g
+
+    value, gradient = jax.value_and_grad(loss)(weights, x)
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradient)
+    weights = jax.tree.map(lambda w, m: 0.99 * w - 0.1 * orthogonal(m), weights, momentum)
+    return weights, momentum, value, loss(weights, held_out)
+
+
+def _of(*dims: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+def _pressed(platform: str) -> Model:
+    weight = _of(PRESSED_WIDTH, PRESSED_WIDTH, dtype=jnp.bfloat16)
+    x = _of(PRESSED_ROWS[platform], PRESSED_WIDTH, dtype=jnp.bfloat16)
+    return under_memory_pressure, ([weight] * PRESSED_LAYERS[platform], x), None
+
+
+def programs(platform: str) -> dict[str, Model]:
+    """The programs that are recorded for a platform, by name."""
+    weights = {"in": _of(WIDTH, WIDTH), "out": _of(WIDTH, WIDTH)}
+    rows = _of(BATCH, WIDTH)
+    found: dict[str, Model] = {}
+    if platform in ("v5e", "v6e", "tpu7x", "h100"):
+        found["phases"] = (phases, (weights, weights, rows, rows), None)
+    if platform in PRESSED_ROWS:
+        found["memory"] = _pressed(platform)
+    if platform == "h100":
+        for name in ("strided_valid", "strided_grouped", "strided_dilated"):
+            audit = AUDIT[f"convolution_{name}"]
+            found[name] = (audit.function, audit.arguments, None)
+    if platform in ("v5e", "h100"):
+        audit = AUDIT["ragged_training"]
+        found["ragged_training"] = (audit.function, audit.arguments, None)
+    return found

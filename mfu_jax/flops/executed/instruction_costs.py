@@ -22,6 +22,7 @@ from mfu_jax.flops.scopes import FlopPhase, Scope, read_scope
 # Instructions of which a device launches nothing.
 _NOT_LAUNCHED = frozenset("parameter constant get-tuple-element tuple bitcast".split())
 _CONTROL = frozenset({"while", "conditional", "call"})
+_NO_CYCLES = 2**63 - 1  # what XLA writes where it has no estimate
 _CHAIN = re.compile(r'chain_id="(\w+)"')
 _HOST_MEMORY = "S(5)"
 _PAIR = re.compile(r"\{(\d+),(\d+)\}")
@@ -315,7 +316,8 @@ def _estimated_cycles(instruction: HloInstruction) -> int | None:
     config = instruction.backend_config
     window = config.get("window_config", {}) if isinstance(config, Mapping) else {}
     text = str(window.get("estimated_cycles", "") if isinstance(window, Mapping) else "")
-    return int(text) if text.isdecimal() else None
+    cycles = int(text) if text.isdecimal() else _NO_CYCLES
+    return cycles if cycles < _NO_CYCLES else None
 
 
 def _chain(inside: _Inside, target: str) -> str:

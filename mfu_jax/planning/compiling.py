@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -32,6 +33,8 @@ _DOES_NOT_FIT = re.compile(
     rf"{_SIZE} exceeds (?:available HBM )?{_SIZE}|Used {_SIZE} of {_SIZE} hbm", re.IGNORECASE
 )
 _UNKNOWN_FLAG = re.compile(r"Unknown command line flag '([^']+)'")
+_REFUSED_FLAG = re.compile(r"FAILED_PRECONDITION: .*Please disable it with (\w+)=false")
+_UNKNOWN_KEY = re.compile(r"ValueError: '(\w+)' not in '")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -42,12 +45,14 @@ class Request:
     Attributes:
         module: that compiles it, run as ``python -m module REQUEST.json OUT.mfu``.
         target: the chips.
+        python: the interpreter that runs it; it may lack mfu_jax.
         config: what the module reads.
         flags: of the compiler, as ``--name=value``.
     """
 
     module: str
     target: Target
+    python: str = sys.executable
     config: Mapping[str, Any] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
 
@@ -104,11 +109,56 @@ def compile_program(
         out = Path(folder, "program.mfu")
         asked = Path(folder, "request.json")
         asked.write_text(json.dumps(_as_json(request)), encoding="utf-8")
-        command = [sys.executable, "-m", request.module, str(asked), str(out)]
+        command = [request.python, "-m", request.module, str(asked), str(out)]
         code, log = _run(command, _environment(request), limits, progress)
         if code == 0 and out.exists():
             return load(out)
         return _refusal(log) or _raise(request, code, log, limits)
+
+
+def compile_known_flags(
+    request: Request,
+    *,
+    limits: Limits | None = None,
+    progress: Callable[[str], None] = lambda word: None,
+) -> tuple[ProgramDump | TooLarge, tuple[str, ...]]:
+    """Compiles without the flags, and MaxText's keys, that the installed version does not know.
+
+    Returns:
+        As `compile_program`, and what was left out, as notes.
+
+    Raises:
+        UserError: as `compile_program`.
+    """
+    notes: list[str] = []
+    while True:
+        try:
+            return compile_program(request, limits=limits, progress=progress), tuple(notes)
+        except UnknownOptionError as error:
+            flags = tuple(f for f in request.flags if error.option not in f)
+            words = request.config.get("arguments", ())
+            config = {**request.config, "arguments": [w for w in words if not error.sets(w)]}
+            smaller = dataclasses.replace(request, flags=flags, config=config)
+            if smaller == request:
+                raise
+            request = smaller
+            notes.append(f"left out, unknown to what is installed: {error.option}")
+
+
+class UnknownOptionError(UserError):
+    """The compiler, or the trainer, does not know an option.
+
+    Attributes:
+        option: its name.
+    """
+
+    def __init__(self, message: str, option: str) -> None:
+        super().__init__(message)
+        self.option = option
+
+    def sets(self, word: str) -> bool:
+        """Whether a ``key=value`` sets it."""
+        return word.partition("=")[0] == self.option
 
 
 def _as_json(request: Request) -> dict[str, Any]:
@@ -124,6 +174,8 @@ def _as_json(request: Request) -> dict[str, Any]:
 
 def _environment(request: Request) -> dict[str, str]:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+    if request.python != sys.executable:
+        environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     flags = " ".join(request.flags)
     if request.target.platform == "tpu":
         return {**environment, **_TPU_ENVIRONMENT, "LIBTPU_INIT_ARGS": flags}
@@ -193,7 +245,18 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
     lines = [line for line in log.splitlines() if line.strip()]
     last = lines[-1] if lines else "no message"
     if flag := _UNKNOWN_FLAG.search(log):
-        raise UserError(f"the compiler for {chip} does not know the flag --{flag[1]}")
+        message = f"the compiler for {chip} does not know the flag --{flag[1]}"
+        raise UnknownOptionError(message, flag[1])
+    if flag := _REFUSED_FLAG.search(log):
+        message = f"the compiler for {chip} refuses the flag --{flag[1]}"
+        raise UnknownOptionError(message, flag[1])
+    if key := _UNKNOWN_KEY.search(log):
+        raise UnknownOptionError(f"MaxText does not know the key {key[1]}", key[1])
+    if "No module named 'maxtext'" in log:
+        raise UserError(
+            f"{request.python} has no MaxText; pip install 'maxtext[tpu]' there (Python 3.12 or "
+            "newer), or pass maxtext_python=…"
+        )
     if ("libtpu" in log and "No module named" in log) or "Unknown backend tpu" in log:
         raise UserError("TPU programs need libtpu: pip install 'mfu_jax[plan-tpu]'")
     how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,6 +37,7 @@ _DOES_NOT_FIT = re.compile(
 _UNKNOWN_FLAG = re.compile(r"Unknown command line flag '([^']+)'")
 _REFUSED_FLAG = re.compile(r"FAILED_PRECONDITION: .*Please disable it with (\w+)=false")
 _UNKNOWN_KEY = re.compile(r"ValueError: '(\w+)' not in '")
+_STAGES = ("tracing", "compiling", "writing")  # what a child says on its way
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -194,34 +197,43 @@ def _run(
         if limits.memory_bytes:
             resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes,) * 2)
 
-    with tempfile.TemporaryFile("w+b") as log:
-        child = subprocess.Popen(
+    expired = threading.Event()
+    with (
+        tempfile.TemporaryFile("w+b") as log,
+        subprocess.Popen(
             command,
             env=dict(environment),
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
+            start_new_session=True,
             preexec_fn=limit_memory if limits.memory_bytes else None,
-        )
-        expired = threading.Event()
+        ) as child,
+    ):
 
         def end() -> None:
             expired.set()
-            child.kill()
+            _kill(child)
 
         timer = threading.Timer(limits.seconds, end)
         timer.start()
         try:
             for line in child.stdout or ():
-                progress(line.strip())
+                if line.strip() in _STAGES:
+                    progress(line.strip())
             code = child.wait()
         finally:
             timer.cancel()
-            child.kill()
-            child.wait()
+            _kill(child)
         log.seek(0)
         text = log.read().decode("utf-8", "replace")
     return (None if expired.is_set() else code), text
+
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    """Ends the child and what it started, which would hold its output open."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def _refusal(log: str) -> TooLarge | None:

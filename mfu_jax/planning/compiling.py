@@ -21,6 +21,7 @@ from typing import Any
 from mfu_jax.dumps.files import load
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError
+from mfu_jax.planning.gpu_targets import target_config
 from mfu_jax.planning.targets import Target
 
 # libtpu looks for attached TPUs and their metadata server unless it is told not to.
@@ -171,7 +172,7 @@ def _as_json(request: Request) -> dict[str, Any]:
         "platform": target.platform,
         "topology": target.topology,
         "slices": target.slices,
-        "target_config": "",
+        "target_config": target_config(target.chip) if target.platform == "cuda" else "",
     }
 
 

@@ -1,5 +1,7 @@
 """Compiling in a child process: what it returns, and what each kind of failure says."""
 
+import re
+
 import pytest
 
 from mfu_jax.errors import UserError
@@ -10,8 +12,10 @@ from mfu_jax.planning.compiling import (
     compile_known_flags,
     compile_program,
 )
+from mfu_jax.planning.gpu_targets import target_config
 from mfu_jax.planning.targets import parse_target
 from tests.support.fake_compiler import TEXT
+from tests.support.paths import DATA
 
 TARGET = parse_target(topology="v6e-8")
 GIB = 2**30
@@ -71,3 +75,14 @@ def test_failures_are_one_line(config, word):
 def test_a_compiler_that_takes_too_long_is_ended():
     with pytest.raises(UserError, match=r"took over 0 s"):
         compile_program(_request(seconds=60), limits=Limits(seconds=0.2))
+
+
+def test_a_gpus_description_has_the_fields_of_the_recorded_one():
+    """The recorded one is XLA's own file for H100."""
+    recorded = (DATA / "h100_target_config.txtpb").read_text()
+    described = target_config(parse_target(hardware="h100", devices=8).chip)
+    fields = re.compile(r"(\w+): ([\d.]+)")
+    ours, xlas = dict(fields.findall(described)), dict(fields.findall(recorded))
+    assert {key: ours.get(key) for key in xlas if key != "minor"} == {
+        key: value for key, value in xlas.items() if key != "minor"
+    }

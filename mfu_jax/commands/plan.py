@@ -52,6 +52,8 @@ _MESH = ("data", "fsdp", "tensor")
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 1 if the step does not fit."""
     arguments = parse(argv, flags=("--json", "--maxtext", "--run"))
+    for key in (*_OWN_OF_RUN, *_OWN_OF_DUMP, "compile_seconds"):
+        _number(arguments.values, key)  # a wrong one is told before a minute of compiling
     if "--run" in arguments.flags:
         return _show(arguments, _of_run(arguments))
     values = arguments.values

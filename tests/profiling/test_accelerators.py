@@ -8,11 +8,12 @@ from random import Random
 
 import pytest
 
+from mfu_jax.dumps import ModelFlops
 from mfu_jax.errors import UserError
 from mfu_jax.profiling.profile import Profile, read_profile
 from tests.support import accelerator_traces as traces
 from tests.support.accelerator_traces import MATMUL_FLOPS, NORM_BYTES
-from tests.support.written_profiles import written_profile
+from tests.support.written_profiles import dot, written_profile
 
 US = 1e-6
 V5E, H100 = 197e12, 989.4e12  # dense bf16 FLOP/s, by their makers' data sheets
@@ -127,6 +128,16 @@ def test_matmuls_of_vector_units_are_vector_work(tmp_path: Path) -> None:
     assert bars == pytest.approx(
         {"memory-bound and vector work": 1e-5 - shortest, "MFU": shortest}, abs=1e-11
     )
+
+
+def test_what_the_ledger_does_not_explain_is_named(tmp_path: Path) -> None:
+    """Two equal matmuls, of which the model has one."""
+    name, one = "forward mlp/dot_general", 2 * 512 * 512 * 512
+    model = ModelFlops(per_device=one, convention="exact", is_whole=True, operations={name: one})
+    lines = [dot("up", 512, 512, 512), dot("down", 512, 512, 512)]
+    profile = written_profile(tmp_path, lines, {"up": 1e-5, "down": 1e-5}, model=model)
+    assert profile.program.ledger.residual == one
+    assert any(f"more FLOPs than the model has of: {name} ({one:,})" in n for n in profile.notes)
 
 
 def test_damaged_traces_are_one_line_or_a_profile(tmp_path: Path) -> None:

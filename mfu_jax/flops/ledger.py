@@ -6,7 +6,7 @@ count), so that the residual is a finding, not an arithmetic remainder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
@@ -16,6 +16,7 @@ from mfu_jax.formatting import columns
 
 # What the compiler removed of the model's work.
 REMOVED = "removed by XLA"
+_ON_HOST = "moved to the host"
 _MOST_NAMED = 4
 
 
@@ -59,8 +60,8 @@ class Ledger:
 
     @property
     def removed(self) -> int:
-        """Model FLOPs that the compiler removed; 0 or above."""
-        return -sum(line.flops for line in self.lines if line.label == REMOVED)
+        """Model FLOPs that the compiler removed from the device's program; 0 or above."""
+        return -sum(line.flops for line in self.lines if line.label in (REMOVED, _ON_HOST))
 
     @property
     def xla_factor(self) -> float | None:
@@ -119,6 +120,7 @@ def compare_flops(
     overheads: Mapping[str, int] | None = None,
     is_whole: bool = False,
     operations: Mapping[str, int | Fraction] | None = None,
+    unaccounted: Sequence[str] = (),
 ) -> Ledger:
     """Explains executed FLOPs in terms of model FLOPs, and XLA's number in terms of executed.
 
@@ -137,6 +139,7 @@ def compare_flops(
             all of its work: what the program lacks of it, the compiler removed.
         operations: the model FLOPs of one device as in `FlopCount.by_operation`, to name what the
             compiler removed.
+        unaccounted: work that `model` lacks because it could not be counted, in words.
 
     Returns:
         The ledger; its `residual` is the unexplained rest.
@@ -173,6 +176,11 @@ def compare_flops(
     outside = executed.optimizer + executed.other
     lines.append(LedgerLine(label="other", flops=outside, note="optimizer, or no phase"))
     missing = executed.total - sum(line.flops for line in lines)
+    if is_whole and missing < 0 and executed.host:
+        on_host = min(executed.host, -missing)
+        note = "the host runs it instead (compute_on)"
+        lines.append(LedgerLine(label=_ON_HOST, flops=-on_host, note=note))
+        missing += on_host
     if is_whole and missing < 0:
         note = _removed(operations or {}, executed)
         lines.append(LedgerLine(label=REMOVED, flops=missing, note=note))
@@ -184,14 +192,18 @@ def compare_flops(
         executed=executed.total,
         xla_reported=reported,
         causes=() if reported is None else _causes(executed, reported),
-        notes=(*_notes(executed), *(_surplus(operations or {}, executed) if missing > 0 else ())),
+        notes=(
+            *_notes(executed),
+            *(f"not counted in the model: {item}" for item in unaccounted),
+            *(_surplus(operations or {}, executed) if missing > 0 else ()),
+        ),
         of_which=_of_which(executed),
     )
 
 
 def _removed(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> str:
     """What the program lacks most of a model's operations, and why it may."""
-    why = "merged with equal work, or not needed for a result"
+    why = "merged with equal work, not needed for a result, or elementwise"
     named = _largest(missing_operations(operations, executed.by_operation))
     return f"{why}: {named}" if named else why
 
@@ -293,7 +305,7 @@ def _causes(executed: ExecutedCount, reported: int) -> tuple[LedgerLine, ...]:
 def _notes(executed: ExecutedCount) -> tuple[str, ...]:
     notes = [flag.text for flag in executed.flags]
     if executed.host:
-        notes.append(f"the host runs {executed.host:,} FLOPs more, which no line has")
+        notes.append(f"the host runs {executed.host:,} FLOPs more than `executed` has")
     for item in executed.unaccounted:
         notes.append(f"not counted: {item.name} {item.where} {item.shapes}: {item.reason}")
     return tuple(notes)

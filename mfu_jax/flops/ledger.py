@@ -6,6 +6,7 @@ count), so that the residual is a finding, not an arithmetic remainder.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -18,6 +19,7 @@ from mfu_jax.formatting import columns
 REMOVED = "removed by XLA"
 _ON_HOST = "moved to the host"
 _MOST_NAMED = 4
+_FFT = re.compile(r"\bfft\)*$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +170,9 @@ def compare_flops(
     if executed.expansion:
         note = "ragged or depthwise products computed densely: the other groups are zeros"
         lines.append(LedgerLine(label="dense expansion", flops=executed.expansion, note=note))
+    if operations and (beyond := _fft(executed.by_operation) - _fft(operations)) > 0:
+        note = "matmuls with a table of sines, beyond the 5·N·log₂N of an FFT"
+        lines.append(LedgerLine(label="FFT by matmuls", flops=round(beyond), note=note))
     for label, flops in executed.repeated.items():
         note = "these devices compute the same values; usually nothing is sharded over them"
         lines.append(LedgerLine(label=label, flops=flops, note=note))
@@ -199,6 +204,11 @@ def compare_flops(
         ),
         of_which=_of_which(executed),
     )
+
+
+def _fft(operations: Mapping[str, int | Fraction]) -> Fraction:
+    """FLOPs of FFTs; the instructions that TPUs make of one have the name of its function."""
+    return sum((Fraction(n) for name, n in operations.items() if _FFT.search(name)), Fraction(0))
 
 
 def _removed(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> str:

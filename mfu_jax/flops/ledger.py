@@ -170,9 +170,9 @@ def compare_flops(
     if executed.expansion:
         note = "ragged or depthwise products computed densely: the other groups are zeros"
         lines.append(LedgerLine(label="dense expansion", flops=executed.expansion, note=note))
-    if operations and (beyond := _fft(executed.by_operation) - _fft(operations)) > 0:
+    if operations and (above := _fft(executed.by_operation) - _fft(operations)) > 0:
         note = "matmuls with a table of sines, beyond the 5·N·log₂N of an FFT"
-        lines.append(LedgerLine(label="FFT by matmuls", flops=round(beyond), note=note))
+        lines.append(LedgerLine(label="FFT by matmuls", flops=round(above), note=note))
     for label, flops in executed.repeated.items():
         note = "these devices compute the same values; usually nothing is sharded over them"
         lines.append(LedgerLine(label=label, flops=flops, note=note))

@@ -93,6 +93,7 @@ class Measured:
             or empty where no steps are marked.
         idle_causes: of each of these, seconds by what the host's thread did.
         executions: of each program in a step.
+        idle_within: seconds in which nothing ran during executions of each program.
         devices: each on its own.
     """
 
@@ -105,6 +106,7 @@ class Measured:
     idle: Mapping[str, float]
     idle_causes: Mapping[str, Mapping[str, float]]
     executions: Mapping[Program, float]
+    idle_within: Mapping[Program, float]
     devices: tuple[DeviceTime, ...]
 
     @property
@@ -132,7 +134,7 @@ def measure(devices: Sequence[tuple[Timeline, HostThread | None]], join: Join) -
     main = _main_program([timeline for timeline, _ in devices])
     sums = _Sums()
     for timeline, thread in devices:
-        window = _window(timeline.executions.of(main), thread)
+        window = window_of(timeline.executions.of(main), thread)
         if window is not None:
             sums.add(timeline, thread, window, join)
     if not sums.devices:
@@ -152,7 +154,7 @@ def _main_program(timelines: Sequence[Timeline]) -> Program:
     return max(seconds, key=lambda program: seconds[program])
 
 
-def _window(executions: Executions, thread: HostThread | None) -> Window | None:
+def window_of(executions: Executions, thread: HostThread | None) -> Window | None:
     """From the first execution to the last one, which has no end: what follows it is not seen."""
     starts, count = executions.starts, len(executions.starts)
     if not count:
@@ -178,6 +180,7 @@ class _Sums:
         self.idle: dict[str, float] = defaultdict(float)
         self.causes: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self.executions: dict[Program, float] = defaultdict(float)
+        self.idle_within: dict[Program, float] = defaultdict(float)
 
     def add(
         self, timeline: Timeline, thread: HostThread | None, window: Window, join: Join
@@ -196,7 +199,7 @@ class _Sums:
         of_device = self._add_ops(timeline, window, division, parents, scale)
         self.joined.update(zip(timeline.names, joined, strict=True))
         self._add_idle(division, thread, scale)
-        self._add_executions(timeline.executions, window)
+        self._add_executions(timeline.executions, window, division, scale)
         self.steps.append(window.steps)
         step = (window.end - window.begin) * scale
         self.devices.append(
@@ -233,10 +236,16 @@ class _Sums:
         for where, name, seconds in _idle_causes(division, thread):
             self.causes[where][name] += seconds * scale
 
-    def _add_executions(self, executions: Executions, window: Window) -> None:
+    def _add_executions(
+        self, executions: Executions, window: Window, division: Division, scale: float
+    ) -> None:
         is_inside = (executions.starts >= window.begin) & (executions.starts < window.end)
         for program, counted in zip(executions.programs, is_inside.tolist(), strict=True):
             self.executions[program] += counted / window.steps
+        ends = np.minimum(executions.ends, np.append(executions.starts[1:], executions.ends[-1:]))
+        idle = division.idle_within(executions.starts, ends) * scale
+        for program, seconds in zip(executions.programs, idle.tolist(), strict=True):
+            self.idle_within[program] += seconds
 
     def mean(self, timeline: Timeline, main: Program) -> Measured:
         count = len(self.devices)
@@ -258,6 +267,7 @@ class _Sums:
                 for where, causes in self.causes.items()
             },
             executions={p: n / count for p, n in self.executions.items()},
+            idle_within={p: seconds / count for p, seconds in self.idle_within.items()},
             devices=tuple(self.devices),
         )
 

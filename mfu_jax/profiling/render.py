@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mfu_jax.formatting import columns, percent, readable
+from mfu_jax.profiling.phases import ProgramTime
 from mfu_jax.profiling.profile import Profile
 from mfu_jax.profiling.tables import Row
 from mfu_jax.profiling.waterfall import Bar
@@ -22,6 +23,8 @@ def render(profile: Profile, *, by: Sequence[str], depth: int = 0, top: int = 15
         top: how many rows of each table; 0: all.
     """
     parts = [_head(profile), "\n".join(_waterfall(profile.waterfall))]
+    if "program" in by:
+        parts += ["\n".join(_program(program)) for program in profile.programs]
     for kind in by:
         parts.append("\n".join(_table(kind, profile.table(kind, depth=depth), top)))
     return "\n\n".join([*parts, *(f"note: {note}" for note in profile.notes)])
@@ -55,11 +58,22 @@ def _waterfall(bars: Sequence[Bar]) -> list[str]:
     return columns(rows, "<>><")
 
 
+def _program(program: ProgramTime) -> list[str]:
+    """The waterfall of one program."""
+    head = (
+        f"{short(program.name)}: {seconds_text(program.seconds)} of a step in "
+        f"{program.executions:g} executions; points are of this time"
+    )
+    return [head, *_waterfall(program.waterfall)]
+
+
 def _most(bar: Bar) -> str:
-    return ", ".join(f"{_short(scope)} {seconds_text(s)}" for scope, s in bar.scopes.items())
+    return ", ".join(f"{short(scope)} {seconds_text(s)}" for scope, s in bar.scopes.items())
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
+    """A name of at most 60 characters, on one line."""
+    name = " ".join(name.split())
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
@@ -87,7 +101,7 @@ def _table(kind: str, rows: Sequence[Row], top: int) -> list[str]:
 
 def _cells(row: Row) -> tuple[str, ...]:
     return (
-        _short(row.name) or "(no scope)",
+        short(row.name) or "(no scope)",
         seconds_text(row.seconds),
         percent(row.share_of_step),
         f"{row.runs:g}",

@@ -148,7 +148,8 @@ def _matmuls(
     yield "matmuls below peak", _seconds(ops) - of_main - of_others, below
     if of_others:
         yield "matmuls of other programs", of_others, {}
-    yield from _ledger_bars(main, of_main, ops)
+    of_program = [op for op in ops if op.op.module == measured.main.module]
+    yield from _ledger_bars(main, of_main, of_program)
 
 
 def _shortest(op: OpTime, peaks: Peaks) -> float:

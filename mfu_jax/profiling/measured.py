@@ -151,7 +151,8 @@ def _main_program(timelines: Sequence[Timeline]) -> Program:
             seconds[program] += length
     if not seconds:
         raise UserError(_NO_STEPS)
-    return max(seconds, key=lambda program: seconds[program])
+    named = [program for program in seconds if program.module]  # kernels may have no program
+    return max(named or seconds, key=lambda program: seconds[program])
 
 
 def window_of(executions: Executions, thread: HostThread | None) -> Window | None:

@@ -58,6 +58,13 @@ class Profile:
         return next(bar.mfu_points for bar in self.waterfall if bar.name == MFU) / 100
 
     @property
+    def hfu(self) -> float:
+        """The same with all matmuls that the main program executes."""
+        runs = self.measured.executions.get(self.measured.main, 1.0)
+        shortest = runs * self.peaks.seconds(self.program.costs.executed.by_dtype)
+        return shortest / self.measured.step_seconds
+
+    @property
     def coverage(self) -> float:
         """The share of device time whose ops have an instruction."""
         return self.measured.coverage
@@ -70,6 +77,7 @@ class Profile:
         """The headline numbers and the waterfall, by names for TensorBoard."""
         numbers = {
             "profile/mfu": self.mfu,
+            "profile/hfu": self.hfu,
             "profile/step_time_seconds": self.measured.step_seconds,
             "profile/coverage": self.coverage,
         }
@@ -95,6 +103,7 @@ class Profile:
             "coverage": self.coverage,
             "not_covered": _not_covered(measured),
             "mfu": self.mfu,
+            "hfu": self.hfu,
             "peak": asdict(self.peaks.main),
             "bytes_per_second": self.peaks.bytes_per_second,
             "convention": ledger.convention,

@@ -21,6 +21,7 @@ from mfu_jax.profiling.programs import KnownProgram
 MFU = "MFU"
 MODEL_PHASES = ("forward", "evaluation", "backward")
 _MOST_SCOPES = 3
+_MOST_KINDS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +83,23 @@ def _without_matmuls(measured: Measured) -> Iterator[_Bar]:
     for op in measured.ops:
         if op.op.record is None or not op.op.record.flops:
             bars.setdefault(_bar_of(op), []).append(op)
+    _merge_short_kinds(bars)
     longest = sorted(bars.items(), key=lambda bar: (_order(bar[0]), -_seconds(bar[1])))
     for name, ops in longest:
         scopes: dict[str, float] = defaultdict(float)
         for op in ops:
             scopes[scope_of(op)] += op.seconds
         yield name, _seconds(ops), scopes
+
+
+def _merge_short_kinds(bars: dict[str, list[OpTime]]) -> None:
+    """Kernels without an instruction may have thousands of names: the longest keep a bar."""
+    kinds = sorted(
+        (name for name in bars if name.startswith(_NOT_JOINED)), key=lambda n: -_seconds(bars[n])
+    )
+    if rest := kinds[_MOST_KINDS:]:
+        ops = [op for name in rest for op in bars.pop(name)]
+        bars[f"{_NOT_JOINED}{len(rest):,} other kinds"] = ops
 
 
 _COMMUNICATION = "exposed communication: "

@@ -72,16 +72,12 @@ def _section(title: str, *content: Markup) -> Markup:
 
 
 def _headlines(profile: Profile, answer: Mapping[str, Any]) -> Markup:
-    executed = profile.program.ledger.executed * profile.measured.executions.get(
-        profile.measured.main, 1.0
-    )
-    hfu = executed / (answer["peak"]["flops_per_sec"] * answer["step_time_seconds"])
     count = len(answer["devices"])
     numbers = [
         ("MFU", percent(profile.mfu), answer["mfu"]),
+        ("HFU", percent(profile.hfu), answer["hfu"]),
         ("step time", seconds_text(answer["step_time_seconds"]), answer["step_time_seconds"]),
         ("coverage", percent(answer["coverage"]), answer["coverage"]),
-        ("executed / peak", percent(hfu), hfu),
     ]
     cards = [
         tag("div", tag("dt", name), tag("dd", text, data_headline=name, data_value=value))
@@ -106,7 +102,7 @@ def _phases(profile: Profile) -> Iterator[Markup]:
         for program in profile.programs:
             head = (
                 f"{short(program.name)}: {seconds_text(program.seconds)} of a step in "
-                f"{program.executions:g} executions"
+                f"{program.executions:g} execution{'' if program.executions == 1 else 's'}"
             )
             bars = waterfall_bars(program.waterfall, program.name)
             parts.append(tag("div", tag("h3", head), bars, data_program=program.name))

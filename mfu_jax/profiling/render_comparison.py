@@ -27,12 +27,12 @@ def _head(comparison: Comparison) -> list[str]:
     was, now = before.measured.step_seconds, after.measured.step_seconds
     rows = [
         ("", "before", "after", "difference"),
-        ("trace", short(before.source), short(after.source), ""),
         ("step time", seconds_text(was), seconds_text(now), signed(comparison.seconds)),
-        ("", "", "", f"{now / was - 1:+.1%}"),
         ("MFU", percent(before.mfu), percent(after.mfu), _points(after.mfu - before.mfu)),
     ]
-    return columns(rows, "<>>>")
+    sources = columns([("before", before.source), ("after", after.source)], "<<")
+    more = f"a step takes {signed(comparison.seconds)} ({now / was - 1:+.1%})"
+    return [*sources, "", *columns(rows, "<>>>"), "", more]
 
 
 def _points(difference: float) -> str:

@@ -8,13 +8,14 @@ import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from mfu_jax.errors import UserError
 from mfu_jax.logger.sinks import event_files
 from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_sink
 from mfu_jax.logger.sinks.names import UniqueNames
 from mfu_jax.parts import load_part
+from mfu_jax.storage.addresses import Address, check_path
 from mfu_jax.storage.files import AppendOnlyFile, unwritable
 from mfu_jax.storage.targets import folder_target
 
@@ -182,7 +183,13 @@ def write_scalars(
         event(wall_time=now, file_version="brain.Event:2"),
         event(wall_time=now, step=step, summary=summary),
     )
-    path = Path(folder) / run / f"events.out.tfevents.{step:010d}.{run}"
+    place = check_path(folder, "tensorboard")
+    if isinstance(place, Address):
+        raise UserError(
+            f"tensorboard={os.fspath(folder)!r} is an object store; expected a local or mounted "
+            f"folder; write there, and copy the folder"
+        )
+    path = place / run / f"events.out.tfevents.{step:010d}.{run}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"".join(event_files.framed(e.SerializeToString()) for e in events))

@@ -138,6 +138,8 @@ def test_ten_thousand_ops_are_a_small_page(tmp_path: Path) -> None:
     profile = profile_of(tmp_path, traces.host(), kernels(names))
     text = page(profile)
     assert len(text.encode()) < 2_000_000
+    assert [bar.name for bar in profile.waterfall if "other kinds" in bar.name]
+    assert len(profile.waterfall) < 20
     shown = [e for e in html_pages.elements(text) if e.text.startswith("rest: ")]
     assert any(e.text == f"rest: {10_000 + 4 - 150:,} more" for e in shown)
     answer = profile.to_json()

@@ -90,8 +90,12 @@ class Profile:
 
     def to_json(self, *, depth: int = 0) -> dict[str, Any]:
         """Everything as plain JSON values; `depth` as `table` takes it."""
-        measured, ledger = self.measured, self.program.ledger
         tables = {f"by_{by}": list(map(asdict, self.table(by, depth=depth))) for by in KEYS}
+        return {**self.overview(), **tables}
+
+    def overview(self) -> dict[str, Any]:
+        """The same without the tables."""
+        measured, ledger = self.measured, self.program.ledger
         return {
             "source": self.source,
             "platform": measured.platform,
@@ -110,7 +114,6 @@ class Profile:
             "model_flops": ledger.model,
             "executed_flops": ledger.executed,
             "waterfall": [_bar_json(bar) for bar in self.waterfall],
-            **tables,
             "programs": [_program_json(program) for program in self.programs],
             "advice": [],
             "notes": list(self.notes),

@@ -24,7 +24,8 @@ def page(profile: Profile) -> str:
     Args:
         profile: what is shown.
     """
-    answer = profile.to_json()
+    answer = profile.overview()
+    by = {kind: profile.table(kind) for kind in ("scope", "op", "kernel", "phase")}
     title = f"{short(answer['program'])}: MFU {percent(profile.mfu)}"
     body = [
         tag("h1", short(answer["program"])),
@@ -33,15 +34,15 @@ def page(profile: Profile) -> str:
         _section("Where the peak went", legend(), waterfall_bars(profile.waterfall, "waterfall")),
         *_phases(profile),
         *_advice(answer["advice"]),
-        _section("Scopes", scope_tables(profile)),
+        _section("Scopes", scope_tables(profile, by["scope"])),
         _section(
             "Roofline",
-            roofline(profile),
-            row_table("kinds without matmuls", without_matmuls(profile)),
+            roofline(profile.peaks, by),
+            row_table("kinds without matmuls", without_matmuls(by["kernel"])),
         ),
         _section("One step", timeline(profile.picture)),
-        _section("Ops", row_table("op", profile.table("op"))),
-        _section("By phase", row_table("phase", profile.table("phase"))),
+        _section("Ops", row_table("op", by["op"])),
+        _section("By phase", row_table("phase", by["phase"])),
         _section("FLOPs", _ledger(profile)),
     ]
     script = _file("script.js")

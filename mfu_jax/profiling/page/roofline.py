@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mfu_jax.formatting import percent
 from mfu_jax.profiling.page.markup import Markup, joined, number, tag
 from mfu_jax.profiling.peaks import Peaks
-from mfu_jax.profiling.profile import Profile
 from mfu_jax.profiling.render import seconds_text, short
 from mfu_jax.profiling.tables import Row
 
@@ -37,18 +36,23 @@ class _Axes(NamedTuple):
         return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
 
 
-def roofline(profile: Profile) -> Markup:
-    """Kinds of op and scopes as circles with names, single ops as dots."""
-    kinds = _with_matmuls(profile.table("kernel"))
-    scopes = _with_matmuls(profile.table("scope"))[:_MOST_SCOPES]
-    ops = _with_matmuls(profile.table("op"))[:_MOST_DOTS]
+def roofline(peaks: Peaks, by: Mapping[str, Sequence[Row]]) -> Markup:
+    """Kinds of op and scopes as circles with names, single ops as dots.
+
+    Args:
+        peaks: of one device.
+        by: the rows by ``kernel``, ``scope`` and ``op``.
+    """
+    kinds = _with_matmuls(by["kernel"])
+    scopes = _with_matmuls(by["scope"])[:_MOST_SCOPES]
+    ops = _with_matmuls(by["op"])[:_MOST_DOTS]
     if not kinds:
         return tag("p", "No op with a matmul took time.", class_="quiet")
-    axes = _axes([*kinds, *scopes, *ops], profile.peaks)
+    axes = _axes([*kinds, *scopes, *ops], peaks)
     chart = tag(
         "svg",
         *_grid(axes),
-        *_roofs(axes, profile.peaks),
+        *_roofs(axes, peaks),
         *(_dot(row, axes, "op") for row in ops),
         *(_dot(row, axes, "scope") for row in scopes),
         *(_dot(row, axes, "kind") for row in kinds),
@@ -67,9 +71,9 @@ _KEY = (
 )
 
 
-def without_matmuls(profile: Profile) -> list[Row]:
+def without_matmuls(kinds: Sequence[Row]) -> list[Row]:
     """The kinds of op that no roofline of matmuls has; the share of the bandwidth says it all."""
-    return [row for row in profile.table("kernel") if not _is_on(row)]
+    return [row for row in kinds if not _is_on(row)]
 
 
 def _is_on(row: Row) -> bool:

@@ -34,10 +34,15 @@ _COLUMNS = (
 )
 
 
-def scope_tables(profile: Profile) -> Markup:
-    """The table by scope, once for each depth; the script shows one of them."""
-    found: list[tuple[int, Sequence[Row]]] = [(0, profile.table("scope"))]
-    most = max((row.name.count("/") + 1 for row in found[0][1]), default=1)
+def scope_tables(profile: Profile, rows: Sequence[Row]) -> Markup:
+    """The table by scope, once for each depth; the script shows one of them.
+
+    Args:
+        profile: what is shown.
+        rows: of whole scopes.
+    """
+    found: list[tuple[int, Sequence[Row]]] = [(0, rows)]
+    most = max((row.name.count("/") + 1 for row in rows), default=1)
     depths = range(1, min(most, _DEEPEST + 1))
     found += [(depth, profile.table("scope", depth=depth)) for depth in depths]
     choice = [tag("option", "all", value="0", selected="")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
+from collections.abc import Iterable
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 _EMPTY = frozenset({"meta", "input"})  # elements without an end tag
@@ -43,6 +44,12 @@ def tag(name: str, /, *content: str | None, **attributes: str | float | None) ->
 def joined(parts: list[Markup]) -> Markup:
     """Elements one after the other."""
     return Markup("".join(parts))
+
+
+def key(kinds: Iterable[tuple[str, str]]) -> Markup:
+    """What colors mean: a class of the style sheet, and its words."""
+    parts = [tag("span", tag("i", class_=kind), words) for kind, words in kinds]
+    return tag("p", *parts, class_="key")
 
 
 def raw(name: str, text: str) -> Markup:

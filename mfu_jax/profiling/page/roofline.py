@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mfu_jax.formatting import percent
-from mfu_jax.profiling.page.markup import Markup, joined, number, tag
+from mfu_jax.profiling.page.markup import Markup, joined, key, number, tag
 from mfu_jax.profiling.peaks import Peaks
 from mfu_jax.profiling.render import seconds_text, short
 from mfu_jax.profiling.tables import Row
@@ -15,7 +15,7 @@ from mfu_jax.profiling.tables import Row
 _WIDTH, _HEIGHT = 720, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 16, 44
 _MOST_DOTS, _MOST_SCOPES, _MOST_NAMES = 250, 40, 14
-_LEAST_DECADES = 3
+_LEAST_DECADES = 2.5
 _NAME = 30  # characters of a name
 
 
@@ -62,12 +62,16 @@ def roofline(peaks: Peaks, by: Mapping[str, Sequence[Row]]) -> Markup:
         aria_label="roofline: FLOP/s over FLOPs per byte",
         class_="roofline",
     )
-    return joined([tag("div", chart, class_="chart"), tag("p", _KEY, class_="quiet")])
+    note = "Rings are kinds of op, discs scopes, dots single ops; the larger, the more of the step."
+    return joined([tag("div", chart, class_="chart"), key(_KEY), tag("p", note, class_="quiet")])
 
 
 _KEY = (
-    "Rings are kinds of op, discs are scopes, dots are single ops; larger ones take more of the "
-    "step. Their color is what bounds them."
+    ("model", "bound by matmuls"),
+    ("memory", "by memory"),
+    ("communication", "by communication"),
+    ("other", "by neither"),
+    ("unbound", "unknown"),
 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mfu_jax.profiling.join import Work
 from mfu_jax.profiling.one_step import Event, Lane, StepPicture
-from mfu_jax.profiling.page.markup import Markup, joined, number, tag
+from mfu_jax.profiling.page.markup import Markup, joined, key, number, tag
 from mfu_jax.profiling.render import seconds_text, short
 
 _TICKS = 10
@@ -24,7 +24,9 @@ def timeline(picture: StepPicture) -> Markup:
     control = tag("p", tag("label", "zoom ", zoom), class_="script")
     lanes = [_lane(lane, picture.seconds) for lane in picture.lanes]
     strip = tag("div", _ticks(picture.seconds), *lanes, class_="strip", id="strip")
-    return joined([control, tag("div", strip, class_="wide timeline", tabindex="0"), _key(picture)])
+    return joined(
+        [control, tag("div", strip, class_="wide timeline", tabindex="0"), _about(picture)]
+    )
 
 
 def _ticks(seconds: float) -> Markup:
@@ -72,8 +74,7 @@ _KEY = (
 )
 
 
-def _key(picture: StepPicture) -> Markup:
-    parts = [tag("span", tag("i", class_=kind), text) for kind, text in _KEY]
+def _about(picture: StepPicture) -> Markup:
     count = f"{picture.devices} device{'s' if picture.devices > 1 else ''}"
     note = f"A step of median length, on {count}; the narrowest events are drawn together."
-    return joined([tag("p", *parts, class_="key"), tag("p", note, class_="quiet")])
+    return joined([key(_KEY), tag("p", note, class_="quiet")])

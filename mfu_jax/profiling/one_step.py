@@ -108,29 +108,31 @@ def _steps(
     devices: Sequence[tuple[Timeline, HostThread | None]], measured: Measured
 ) -> list[_Shown]:
     """The same step of the devices that are shown."""
-    idle = {device.device: device.idle for device in measured.devices}
-    known = [pair for pair in devices if pair[0].device in idle]
-    order = sorted(range(len(known)), key=lambda i: idle[known[i][0].device])
+    known = [
+        (timeline, thread, bounds)
+        for timeline, thread in devices
+        if (bounds := _bounds(timeline, thread, measured.main)) is not None
+    ]
+    order = sorted(range(len(known)), key=lambda i: measured.devices[i].idle)
     places = np.linspace(0, len(known) - 1, min(_MOST_DEVICES, len(known))).round().astype(int)
+    shown = [known[i] for i in sorted(order[place] for place in places)]
+    lengths = np.diff(shown[0][2])
+    median = int(np.argsort(lengths, kind="stable")[len(lengths) // 2])
     found = []
-    number = None
-    for timeline, thread in (known[i] for i in sorted(order[place] for place in places)):
-        bounds = _bounds(timeline, thread, measured.main)
-        lengths = np.diff(bounds)
-        if number is None:
-            number = int(np.argsort(lengths, kind="stable")[len(lengths) // 2])
-        k = min(number, len(lengths) - 1)
+    for timeline, thread, bounds in shown:
+        k = min(median, len(bounds) - 2)
         found.append(_Shown(timeline, thread, int(bounds[k]), int(bounds[k + 1])))
     return found
 
 
-def _bounds(timeline: Timeline, thread: HostThread | None, main: Program) -> Integers:
+def _bounds(timeline: Timeline, thread: HostThread | None, main: Program) -> Integers | None:
     """Where each measured step of a device begins, and where the last one ends."""
     executions = timeline.executions.of(main)
     window = window_of(executions, thread)
-    assert window is not None  # the device is measured
-    starts = executions.starts[(executions.starts >= window.begin)]
-    starts = starts[starts < window.end]
+    if window is None:
+        return None
+    starts = executions.starts
+    starts = starts[(starts >= window.begin) & (starts < window.end)]
     return np.append(starts[:: max(1, len(starts) // window.steps)][: window.steps], window.end)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from mfu_jax.profiling.timeline.devices import Program, Timeline
 from mfu_jax.profiling.timeline.host import HostThread
 from mfu_jax.profiling.timeline.sweep import NO_PARENT, parents_of
 from mfu_jax.profiling.trace.wire import Integers
+from mfu_jax.profiling.unnamed_kernels import named_by_order
 
 _PICOSECONDS = 1e12
 _MOST_DEVICES, _MOST_LANES, _MOST_EVENTS = 8, 6, 2400
@@ -111,7 +112,7 @@ def _steps(
     known = [
         (timeline, thread, bounds)
         for timeline, thread in devices
-        if (bounds := _bounds(timeline, thread, measured.main)) is not None
+        if (bounds := _bounds(timeline, thread, measured.versions)) is not None
     ]
     order = sorted(range(len(known)), key=lambda i: measured.devices[i].idle)
     places = np.linspace(0, len(known) - 1, min(_MOST_DEVICES, len(known))).round().astype(int)
@@ -125,9 +126,11 @@ def _steps(
     return found
 
 
-def _bounds(timeline: Timeline, thread: HostThread | None, main: Program) -> Integers | None:
+def _bounds(
+    timeline: Timeline, thread: HostThread | None, versions: Set[Program]
+) -> Integers | None:
     """Where each measured step of a device begins, and where the last one ends."""
-    executions = timeline.executions.of(main)
+    executions = timeline.executions.of(versions)
     window = window_of(executions, thread)
     if window is None:
         return None
@@ -138,7 +141,7 @@ def _bounds(timeline: Timeline, thread: HostThread | None, main: Program) -> Int
 
 def _device_lanes(one: _Shown, begin: int, length: int, few: int, join: Join) -> list[Lane]:
     """The busiest lanes of a device, and all others as one: the threads of a CPU are many."""
-    timeline = one.timeline
+    timeline = named_by_order(one.timeline, join)
     inside = np.flatnonzero((timeline.starts < begin + length) & (timeline.ends > begin))
     if not len(inside):
         return []

@@ -40,50 +40,52 @@ class ProgramTime:
 
 
 def program_times(
-    measured: Measured, known: Mapping[str, KnownProgram], peaks: Peaks
+    measured: Measured, known: Mapping[Program, KnownProgram], peaks: Peaks
 ) -> tuple[ProgramTime, ...]:
     """The programs that take at least 1% of a step, the longest first.
 
     Args:
         measured: the times of a step.
-        known: the programs that ran, by the module's name.
+        known: the programs that ran.
         peaks: of one device.
     """
     found = []
     for program in measured.executions:
-        if program.module not in known:
+        is_version = program in measured.versions and program != measured.main
+        if program not in known or is_version:
             continue
         alone = _alone(measured, program)
         if alone.step_seconds >= _NOTABLE * measured.step_seconds:
-            source = known[program.module]
-            bars = waterfall(alone, {program.module: source}, source, peaks)
+            source = known[program]
             found.append(
                 ProgramTime(
                     name=program.module,
-                    executions=measured.executions[program],
+                    executions=sum(alone.executions.values()),
                     seconds=alone.step_seconds,
                     convention=source.ledger.convention,
-                    waterfall=bars,
+                    waterfall=waterfall(alone, known, source, peaks),
                 )
             )
     return tuple(sorted(found, key=lambda program: -program.seconds))
 
 
 def _alone(measured: Measured, program: Program) -> Measured:
-    """The same step, as if nothing but one program were in it."""
+    """The same step, as if nothing but one program, in all its versions, were in it."""
+    versions = measured.versions if program == measured.main else frozenset({program})
     ops = tuple(
         op
         for op in measured.ops
-        if op.op.name.program == program
+        if op.op.name.program in versions
         or (not op.op.name.program.module and op.op.module == program.module)
     )
-    idle = measured.idle_within.get(program, 0.0)
+    idle = sum(measured.idle_within.get(version, 0.0) for version in versions)
     return dataclasses.replace(
         measured,
         main=program,
+        versions=versions,
         step_seconds=sum(op.seconds for op in ops) + idle,
         ops=ops,
         idle={"within the program": idle},
         idle_causes={},
-        executions={program: measured.executions[program]},
+        executions={p: n for p, n in measured.executions.items() if p in versions},
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
+from mfu_jax.profiling.advice import Advice, Facts, advice_for
 from mfu_jax.profiling.folders import dump_files, trace_files
 from mfu_jax.profiling.join import Join
 from mfu_jax.profiling.measured import Measured, measure
@@ -40,6 +41,7 @@ class Profile:
         picture: the events of one step.
         last_step: number of the last step that the loop marked; 0 where it marked none.
         notes: what is missing or assumed.
+        advice: what would make a step faster, the largest gain first.
     """
 
     source: str
@@ -51,6 +53,7 @@ class Profile:
     picture: StepPicture
     last_step: int
     notes: tuple[str, ...]
+    advice: tuple[Advice, ...] = ()
 
     @property
     def mfu(self) -> float:
@@ -115,7 +118,7 @@ class Profile:
             "executed_flops": ledger.executed,
             "waterfall": [_bar_json(bar) for bar in self.waterfall],
             "programs": [_program_json(program) for program in self.programs],
-            "advice": [],
+            "advice": [asdict(advice) for advice in self.advice],
             "notes": list(self.notes),
         }
 
@@ -163,11 +166,11 @@ def read_profile(
         hardware_name=hardware,
     )
     ran = {
-        program.module: known
+        program: known
         for program in measured.executions
         if (known := library.find(program)) is not None
     }
-    ran[measured.main.module] = main
+    ran[measured.main] = main
     bars = waterfall(measured, ran, main, peaks)
     return Profile(
         source=str(files[0].parent),
@@ -179,6 +182,7 @@ def read_profile(
         picture=picture(devices, measured, join),
         last_step=max((int(t.step_numbers[-1]) for _, t in devices if t is not None), default=0),
         notes=tuple(_notes(measured, main, bars, library)),
+        advice=advice_for(Facts(measured=measured, peaks=peaks, program=main)),
     )
 
 

@@ -32,6 +32,8 @@ class KnownProgram:
         has_model: whether the model FLOPs are given, not read off the program.
         mesh: axis → size; empty if unknown.
         device_kind: as JAX calls the chip; empty if unknown.
+        memory: bytes by field of ``compiled.memory_analysis()``; empty if unknown.
+        memory_bytes: of one device; 0 if unknown.
     """
 
     costs: ProgramCosts
@@ -39,6 +41,8 @@ class KnownProgram:
     has_model: bool = False
     mesh: Mapping[str, int] = field(default_factory=dict)
     device_kind: str = ""
+    memory: Mapping[str, int] = field(default_factory=dict)
+    memory_bytes: int = 0
 
     def with_model(self, model_flops: int) -> KnownProgram:
         """The same program with the user's model FLOPs of one run on one device."""
@@ -136,6 +140,8 @@ class ProgramLibrary:
             has_model=ledger.convention != OWN_CONVENTION,
             mesh=dump.topology.mesh if dump else {},
             device_kind=dump.topology.device_kind if dump else "",
+            memory=(dump.memory if dump else None) or {},
+            memory_bytes=dump.topology.memory_bytes if dump else 0,
         )
 
     def _ledger(self, costs: ProgramCosts, dump: ProgramDump | None) -> Ledger:
@@ -148,6 +154,7 @@ class ProgramLibrary:
                 dense=model.dense,
                 attention=model.attention,
                 is_whole=model.is_whole,
+                operations=model.operations,
             )
         rest = compare_flops(model=0, executed=executed).residual  # what no line claims
         return compare_flops(model=rest, executed=executed, convention=OWN_CONVENTION)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from mfu_jax.formatting import columns, percent, readable
@@ -11,6 +12,7 @@ from mfu_jax.profiling.tables import Row
 from mfu_jax.profiling.waterfall import Bar
 
 _LONGEST_NAME = 60
+_WIDTH = 100
 
 
 def render(profile: Profile, *, by: Sequence[str], depth: int = 0, top: int = 15) -> str:
@@ -27,6 +29,8 @@ def render(profile: Profile, *, by: Sequence[str], depth: int = 0, top: int = 15
         parts += ["\n".join(_program(program)) for program in profile.programs]
     for kind in by:
         parts.append("\n".join(_table(kind, profile.table(kind, depth=depth), top)))
+    if profile.advice:
+        parts.append("\n".join(_advice(profile)))
     return "\n\n".join([*parts, *(f"note: {note}" for note in profile.notes)])
 
 
@@ -65,6 +69,19 @@ def _program(program: ProgramTime) -> list[str]:
         f"{program.executions:g} executions; points are of this time"
     )
     return [head, *_waterfall(program.waterfall)]
+
+
+def _advice(profile: Profile) -> list[str]:
+    lines = ["advice, the largest gain first; gains do not add up"]
+    for advice in profile.advice:
+        share = percent(advice.gain_seconds / profile.measured.step_seconds)
+        gain = f"{seconds_text(advice.gain_seconds)} of a step ({share})"
+        lines += [f"{advice.cause}: {gain}", *_indented(advice.evidence)]
+    return lines
+
+
+def _indented(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
 def _most(bar: Bar) -> str:

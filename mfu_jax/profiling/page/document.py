@@ -33,7 +33,7 @@ def page(profile: Profile) -> str:
         *_notes(profile),
         _section("Where the peak went", legend(), waterfall_bars(profile.waterfall, "waterfall")),
         *_phases(profile),
-        *_advice(answer["advice"]),
+        *_advice(profile),
         _section("Scopes", scope_tables(profile, by["scope"])),
         _section(
             "Roofline",
@@ -110,18 +110,17 @@ def _phases(profile: Profile) -> Iterator[Markup]:
         yield _section("Each program on its own", *parts)
 
 
-def _advice(rows: list[dict[str, Any]]) -> Iterator[Markup]:
-    if rows:
-        items = [
-            tag(
-                "li",
-                tag("b", str(row["cause"])),
-                f" gains {seconds_text(row['gain_seconds'])} of a step. {row['evidence']}",
-                data_gain=row["gain_seconds"],
-            )
-            for row in rows
-        ]
-        yield _section("Advice", tag("ol", *items, class_="advice"))
+def _advice(profile: Profile) -> Iterator[Markup]:
+    if profile.advice:
+        items = []
+        for advice in profile.advice:
+            share = percent(advice.gain_seconds / profile.measured.step_seconds)
+            gain = f": {seconds_text(advice.gain_seconds)} of a step ({share})"
+            evidence = tag("div", advice.evidence)
+            cause = tag("b", advice.cause)
+            items.append(tag("li", cause, gain, evidence, data_gain=advice.gain_seconds))
+        note = tag("p", "The largest gain first; gains do not add up.", class_="quiet")
+        yield _section("Advice", note, tag("ol", *items, class_="advice"))
 
 
 def _ledger(profile: Profile) -> Markup:

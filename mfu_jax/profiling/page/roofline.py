@@ -120,6 +120,7 @@ def _grid(axes: _Axes) -> Iterator[Markup]:
         y = axes.y(10.0**power)
         yield _line(_LEFT, y, _WIDTH - _RIGHT, y, "grid")
         yield _text(_LEFT - 6, y + 4, _flops_per_second(power), "end")
+    yield _text(_LEFT - 6, _TOP, "FLOP/s", "end")
     yield _text((_LEFT + _WIDTH) / 2, _HEIGHT - 8, "matmul FLOPs per byte of HBM", "middle")
 
 

@@ -85,6 +85,16 @@ def test_the_numbers_are_those_of_the_json(tmp_path: Path) -> None:
     assert {"Where the peak went", "Scopes", "Roofline", "One step", "Ops", "FLOPs"} <= set(titles)
 
 
+def test_advice_is_on_the_page(tmp_path: Path) -> None:
+    profile = profile_of(tmp_path, traces.host(), traces.gpu())
+    text = page(profile)
+    rows = profile.to_json()["advice"]
+    assert html_pages.values(text, "data-gain") == [row["gain_seconds"] for row in rows]
+    items = [e.text for e in html_pages.elements(text) if "data-gain" in e.attributes]
+    assert items[0].startswith("slow data: 22.000 µs of a step (22.0%)")  # of accelerator_traces
+    assert all(row["evidence"] in item for row, item in zip(rows, items, strict=True))
+
+
 def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
     text = page(profile_of(tmp_path, traces.host(), traces.gpu()))
     found = html_pages.elements(text)

@@ -87,7 +87,9 @@ def test_the_json_and_the_terminal_have_them(profile: Profile) -> None:
     assert rows[1]["waterfall"][-1]["name"] == "MFU"
     text = render(profile, by=["program"])
     assert "jit_rollout: 20.000 µs of a step in 2 executions" in text
-    assert "jit_rollout" not in render(profile, by=["scope"])
+    scopes = render(profile, by=["scope"])
+    assert "jit_rollout" not in scopes
+    assert "a step runs 2 programs; by=program shows each alone" in scopes
 
 
 def test_given_model_flops_are_those_of_the_main_program(tmp_path: Path, profile: Profile) -> None:

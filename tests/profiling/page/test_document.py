@@ -11,6 +11,7 @@ import pytest
 from mfu_jax.dumps import ProgramDump, write
 from mfu_jax.profiling.page import page
 from mfu_jax.profiling.profile import Profile, read_profile
+from mfu_jax.profiling.render import render
 from tests.support import accelerator_traces as traces
 from tests.support import html_pages
 from tests.support.accelerator_traces import STEPS
@@ -136,6 +137,8 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     assert not any(key.startswith("on") for e in found for key in e.attributes)
     assert "\x00" not in text
     assert escape("</script><script>") in text
+    terminal = render(profile, by=["scope", "op"])
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", terminal)
     if html_pages.CHROMIUM:
         file = tmp_path / "page.html"
         file.write_text(text)

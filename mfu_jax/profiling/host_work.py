@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from mfu_jax.profiling.late_calls import LateCalls
 from mfu_jax.profiling.timeline.host import HostThread
@@ -76,6 +78,7 @@ _KINDS = (
     ),
     (HostWork.DISPATCH, re.compile(r"^PjitFunction\(|^ParallelFor|ExecuteHelper|LoadedExecutable")),
 )
+_WORK = tuple(HostWork)
 _WEAK = (HostWork.DISPATCH, HostWork.OTHER)  # what happens within them may be of another kind
 
 
@@ -93,10 +96,9 @@ class HostSums:
 
     def __init__(self) -> None:
         self._late = 0.0
-        self._seconds: dict[HostWork, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-        self._names: dict[HostWork, dict[tuple[str, str], float]] = defaultdict(
-            lambda: defaultdict(float)
-        )
+        self._sums = np.zeros((3, len(_WORK)))
+        self._names: dict[tuple[HostWork, str, str], float] = defaultdict(float)
+        self._threads: dict[int, _Events] = {}
 
     def add(
         self,
@@ -113,28 +115,22 @@ class HostSums:
             window: begin and end of the steps that are measured, picoseconds.
             scale: seconds of a step in a picosecond of the trace.
         """
-        events = len(thread.starts)
-        if not events:
-            return
         begin, end = window
         self._late += float(late.idle_within(*np.array([[begin], [end]]))[0]) * scale
-        parents = parents_of(np.zeros(events, np.int64), thread.starts, thread.ends)
-        table = [kind_of(name) for name in thread.names]
-        kinds, roots = _inherited(thread, parents, table)
-        starts, ends = np.clip(thread.starts, begin, end), np.clip(thread.ends, begin, end)
-        own = _without_inner((ends - starts).astype(np.float64), parents) * scale
-        idle = _without_inner(late.idle_within(thread.starts, thread.ends), parents) * scale
-        stalls = _stalls(thread, late) * scale
-        begins = (thread.starts >= begin) & (thread.starts < end)
-        for event in np.flatnonzero((own > 0) | (idle > 0)).tolist():
-            kind, root = kinds[event], roots[event]
-            sums = self._seconds[kind]
-            sums[0] += own[event]
-            is_first = root == event and bool(begins[event])
-            sums[1] += stalls[event] * is_first if kind is HostWork.WAIT else idle[event]
-            sums[2] += is_first * scale * _PICOSECONDS
-            named = event if kind is HostWork.OTHER else root
-            self._names[kind][_named(thread, parents, named)] += own[event]
+        if id(thread) not in self._threads:
+            self._threads[id(thread)] = _Events.of(thread)
+        events = self._threads[id(thread)]
+        lengths = np.clip(thread.ends, begin, end) - np.clip(thread.starts, begin, end)
+        own = _without_inner(lengths.astype(np.float64), events.parents) * scale
+        idle = _without_inner(late.idle_within(thread.starts, thread.ends), events.parents) * scale
+        starts = events.is_first & (thread.starts >= begin) & (thread.starts < end)
+        stalls = np.where(events.is_first, _stalls(thread, late) * scale, 0.0)
+        idle = np.where(events.kinds == _WORK.index(HostWork.WAIT), stalls, idle)
+        for row, column in enumerate((own, idle, starts * scale * _PICOSECONDS)):
+            self._sums[row] += np.bincount(events.kinds, column, len(_WORK))
+        seconds = np.bincount(events.names, own, len(events.table))
+        for name, of_name in zip(events.table, seconds.tolist(), strict=True):
+            self._names[name] += of_name
 
     def late(self, devices: int) -> float:
         """Idle seconds of a step because of late calls, in the mean over the devices."""
@@ -143,12 +139,52 @@ class HostSums:
     def mean(self, devices: int) -> dict[HostWork, HostTime]:
         """The mean over the devices."""
         means = {}
-        for kind, sums in self._seconds.items():
-            names = self._names[kind]
-            name, caller = max(names, key=lambda pair: names[pair])
-            seconds, idle, times = (total / devices for total in sums)
-            means[kind] = HostTime(seconds, idle, times, name, caller)
+        for kind, sums in zip(_WORK, self._sums.T.tolist(), strict=True):
+            names = {name: own for name, own in self._names.items() if name[0] is kind}
+            if names:
+                _, name, caller = max(names, key=lambda key: names[key])
+                seconds, idle, times = (total / devices for total in sums)
+                means[kind] = HostTime(seconds, idle, times, name, caller)
         return means
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Events:
+    """The events of a thread.
+
+    Attributes:
+        parents: as `parents_of` has them.
+        kinds: index in `_WORK`.
+        is_first: whether an event has its kind from itself.
+        names: index in `table`.
+        table: the kind, name and caller of what an event belongs to.
+    """
+
+    parents: Integers
+    kinds: Integers
+    is_first: npt.NDArray[np.bool_]
+    names: Integers
+    table: tuple[tuple[HostWork, str, str], ...]
+
+    @classmethod
+    def of(cls, thread: HostThread) -> _Events:
+        count = len(thread.starts)
+        parents = parents_of(np.zeros(count, np.int64), thread.starts, thread.ends)
+        kinds, roots = _inherited(thread, parents, [kind_of(name) for name in thread.names])
+        table: dict[tuple[HostWork, str, str], int] = {}
+        callers = _callers(thread, parents)
+        ops, names = thread.ops.tolist(), []
+        for event, (kind, root) in enumerate(zip(kinds, roots, strict=True)):
+            named = event if kind is HostWork.OTHER else root
+            key = (kind, thread.names[ops[named]], callers[named])
+            names.append(table.setdefault(key, len(table)))
+        return cls(
+            parents=parents,
+            kinds=np.array([_WORK.index(kind) for kind in kinds], np.int64),
+            is_first=np.array(roots, np.int64) == np.arange(count),
+            names=np.array(names, np.int64),
+            table=tuple(table),
+        )
 
 
 def _stalls(thread: HostThread, late: LateCalls) -> Floats:
@@ -158,23 +194,23 @@ def _stalls(thread: HostThread, late: LateCalls) -> Floats:
     return np.minimum(idle, (thread.ends - thread.starts).astype(np.float64))
 
 
-def _named(thread: HostThread, parents: Integers, event: int) -> tuple[str, str]:
-    """An event's name, and the innermost Python function around it that is not JAX's."""
-    outer = int(parents[event])
-    while outer != NO_PARENT and not _is_users(thread.names[thread.ops[outer]]):
-        outer = int(parents[outer])
-    caller = "" if outer == NO_PARENT else thread.names[thread.ops[outer]]
-    return thread.names[thread.ops[event]], caller
+def _callers(thread: HostThread, parents: Integers) -> list[str]:
+    """Of each event, the innermost Python function around it that is not JAX's."""
+    is_users = [not _OF_JAX.match(name) for name in thread.names]
+    ops, outer_of = thread.ops.tolist(), parents.tolist()
+    callers = [""] * len(ops)
+    for event in np.lexsort((-thread.ends, thread.starts)).tolist():
+        outer = outer_of[event]
+        if outer != NO_PARENT:
+            op = ops[outer]
+            callers[event] = thread.names[op] if is_users[op] else callers[outer]
+    return callers
 
 
 _OF_JAX = re.compile(
     r"^\$(array|api|profiler|traceback_util|pjit|compiler|pxla|contextlib|dispatch|interpreters)"
     r"\.py|^\$(?!.*\.py:)|^[^$]"
 )
-
-
-def _is_users(name: str) -> bool:
-    return not _OF_JAX.match(name)
 
 
 def _inherited(

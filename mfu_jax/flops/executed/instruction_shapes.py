@@ -19,6 +19,7 @@ _ELEMENTWISE = frozenset(
     "shift-left shift-right-arithmetic shift-right-logical sign sine sqrt subtract tan tanh "
     "xor".split()
 )
+_SAME = frozenset({"bitcast", "opt-barrier", "optimization-barrier"})
 _BESIDE = frozenset("parameter constant broadcast bitcast iota tuple get-tuple-element".split())
 
 
@@ -45,7 +46,7 @@ class InstructionShape:
     Attributes:
         results: its arrays.
         result_bytes: of them.
-        operands: names of the instructions that it reads.
+        operands: names of the instructions that it reads, behind bitcasts and barriers.
         operand_arrays: their arrays.
         matmul: its largest one; None if it has none, or the shape cannot be told.
         is_elementwise: every result element comes from one element of each operand.
@@ -80,7 +81,7 @@ def shape_of(
     return InstructionShape(
         results=tuple(_arrays(instruction.shape)),
         result_bytes=instruction.shape.bytes,
-        operands=instruction.operands,
+        operands=tuple(_source(computation, name) for name in instruction.operands),
         operand_arrays=tuple(arrays),
         matmul=_matmul_shape(computation, inside, largest) if largest else None,
         is_elementwise=_is_elementwise(instruction, inside),
@@ -92,6 +93,14 @@ def state_of(entry: HloComputation) -> frozenset[Array]:
     """The arrays that a program takes and gives back in the same form: weights, moments."""
     taken = {array for p in entry.parameters.values() for array in _arrays(p.shape)}
     return frozenset(array for array in _arrays(entry.root.shape) if array in taken)
+
+
+def _source(computation: HloComputation, name: str) -> str:
+    """The instruction that makes an operand's elements."""
+    instruction = computation[name]
+    while instruction.opcode in _SAME and len(instruction.operands) == 1:
+        instruction = computation.operand(instruction, 0)
+    return instruction.name
 
 
 def _target(instruction: HloInstruction) -> str:

@@ -41,7 +41,7 @@ def _links(facts: Facts, ops: dict[str, OpTime]) -> list[tuple[str, str, float]]
     """Pairs of ops, with the time of writing and reading what is between them."""
     users: dict[str, list[str]] = {}
     for record in facts.program.costs.records.values():
-        for operand in record.shape.operands:
+        for operand in record.shape.operands if "barrier" not in record.opcode else ():
             users.setdefault(operand, []).append(record.name)
     found = []
     for name, op in ops.items():

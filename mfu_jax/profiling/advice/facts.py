@@ -55,6 +55,15 @@ class Facts:
         """Whether the devices are CPUs, which gain nothing by bf16, kernels or overlap."""
         return self.measured.platform == "cpu"
 
+    @property
+    def gaps(self) -> float:
+        """Seconds of a step over those in which ops run, without late calls: gaps belong to ops.
+
+        Every op waits to be launched; an op less is a gap less. 1 where no steps are marked.
+        """
+        busy, late = self.measured.busy_seconds, self.measured.late_calls
+        return max(1.0, (self.step - late) / busy) if self.measured.host and busy else 1.0
+
     def host(self, kind: HostWork) -> HostTime:
         """What the thread that calls the steps did of this kind."""
         return self.measured.host.get(kind, _NOTHING)

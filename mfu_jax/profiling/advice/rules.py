@@ -29,6 +29,13 @@ RULES: Mapping[str, Callable[[Facts], Finding | None]] = {
     "imbalance between devices": devices.imbalance,
 }
 
+# Their gains are ops that run no more, or shorter, and so have no gaps between them, or fewer.
+_OF_MANY_OPS = (
+    "small batch",
+    "remat heavier than memory needs",
+    "attention without a kernel",
+    "unfused elementwise chain",
+)
 _LEAST = 0.05  # of a step: less is noise, or not worth a change
 
 
@@ -39,6 +46,7 @@ def advice_for(facts: Facts) -> tuple[Advice, ...]:
 
 def _advice(facts: Facts) -> Iterator[Advice]:
     for cause, rule in RULES.items():
-        finding = rule(facts)
-        if finding is not None and finding[0] >= _LEAST * facts.step:
-            yield Advice(cause=cause, evidence=finding[1], gain_seconds=finding[0])
+        if finding := rule(facts):
+            gain = finding[0] * (facts.gaps if cause in _OF_MANY_OPS else 1)
+            if gain >= _LEAST * facts.step:
+                yield Advice(cause=cause, evidence=finding[1], gain_seconds=gain)

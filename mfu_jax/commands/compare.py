@@ -149,6 +149,7 @@ def _of_program(arguments: Arguments) -> Ledger:
         xla_reported=numbers.get("xla", (program.cost or {}).get("flops")),
         executed=executed,
         is_whole=model.is_whole and not executed.unaccounted,
+        operations=model.operations,
     )
 
 

@@ -135,6 +135,11 @@ def _header(dump: ProgramDump) -> dict[str, Any]:
 
 def _plain_model(model: ModelFlops) -> dict[str, Any]:
     values = dataclasses.asdict(model)
+    values["operations"] = _plain(model.operations)
+    return _plain(values)
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: str(v) if isinstance(v, Fraction) else v for k, v in values.items()}
 
 
@@ -154,15 +159,25 @@ def _from_header(header: Any, text: str) -> ProgramDump:
     )
 
 
-def _topology(mesh: Mapping[str, int], devices: int, processes: int, **names: str) -> Topology:
+def _topology(
+    mesh: Mapping[str, int], devices: int, processes: int, memory_bytes: int = 0, **names: str
+) -> Topology:
     texts = {key: str(text) for key, text in names.items()}
-    counts = _integers({"devices": devices, "processes": processes})
+    counts = _integers({"devices": devices, "processes": processes, "memory_bytes": memory_bytes})
     return Topology(mesh=_integers(mesh), **counts, **texts)  # type: ignore[arg-type]
 
 
-def _model(convention: str, is_whole: bool, **flops: Any) -> ModelFlops:
+def _model(
+    convention: str, is_whole: bool, operations: Mapping[str, Any] | None = None, **flops: Any
+) -> ModelFlops:
+    named = {str(key): _exact(v) for key, v in (operations or {}).items()}
     exact = {key: None if v is None else _exact(v) for key, v in flops.items()}
-    return ModelFlops(convention=str(convention), is_whole=is_whole is True, **exact)  # type: ignore[arg-type]
+    return ModelFlops(
+        convention=str(convention),
+        is_whole=is_whole is True,
+        operations=named,
+        **exact,  # type: ignore[arg-type]
+    )
 
 
 def _exact(value: Any) -> int | Fraction:

@@ -23,6 +23,7 @@ class ModelFlops:
         dense: the same with all attention pairs; None if unknown.
         attention: the part of `per_device` between activations; None if unknown.
         is_whole: `per_device` was traced from the function that was compiled, without gaps.
+        operations: `per_device` as in `FlopCount.by_operation`, attention dense; empty if unknown.
     """
 
     per_device: int | Fraction
@@ -30,6 +31,7 @@ class ModelFlops:
     dense: int | Fraction | None = None
     attention: int | Fraction | None = None
     is_whole: bool = False
+    operations: Mapping[str, int | Fraction] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class Topology:
         devices: of the whole job; 0 if unknown.
         processes: of the whole job; 0 if unknown.
         mesh: axis → size, of the first array that has a mesh.
+        memory_bytes: that a program may use on one device.
     """
 
     platform: str = ""
@@ -49,6 +52,7 @@ class Topology:
     devices: int = 0
     processes: int = 0
     mesh: Mapping[str, int] = field(default_factory=dict)
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

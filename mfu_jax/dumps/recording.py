@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 from collections.abc import Mapping
@@ -125,10 +126,23 @@ def _topology(compiled: Any) -> tuple[Topology, dict[str, str]]:
         devices=len(devices),
         processes=len({device.process_index for device in devices}),
         mesh={} if mesh is None else {str(axis): int(n) for axis, n in mesh.shape.items()},
+        memory_bytes=_memory_bytes(devices[0]),
     )
     client = getattr(devices[0], "client", None)
     runtime = " ".join(str(getattr(client, "platform_version", "")).split())
     return topology, {"platform": runtime} if runtime else {}
+
+
+def _memory_bytes(device: Any) -> int:
+    """What the runtime allows; of a CPU device, its share of the machine. 0 if unknown."""
+    import jax
+
+    if device.platform == "cpu":
+        sizes = (os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE"))
+        return sizes[0] * sizes[1] // max(len(jax.local_devices(backend="cpu")), 1)
+    with contextlib.suppress(RuntimeError, AttributeError, ValueError):  # not of this machine
+        return int((device.memory_stats() or {}).get("bytes_limit", 0))
+    return 0
 
 
 def _model_flops(model: Any, devices: int) -> ModelFlops | None:
@@ -149,4 +163,5 @@ def _model_flops(model: Any, devices: int) -> ModelFlops | None:
         dense=integral(model.total * share),
         attention=integral((model.activations - (model.total - total)) * share),
         is_whole=not model.unaccounted,
+        operations={name: integral(n * share) for name, n in model.by_operation.items()},
     )

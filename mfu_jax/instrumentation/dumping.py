@@ -20,6 +20,7 @@ def model_flops(count: ModelCount) -> ModelFlops:
         convention=count.convention,
         dense=count.dense,
         attention=count.attention,
+        operations=count.operations,
         is_whole=count.source == "traced" and not count.unaccounted,
     )
 

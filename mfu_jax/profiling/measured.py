@@ -10,7 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from mfu_jax.errors import UserError
+from mfu_jax.profiling.host_work import HostSums, HostTime, HostWork
 from mfu_jax.profiling.join import Join, JoinedOp
+from mfu_jax.profiling.late_calls import LateCalls
 from mfu_jax.profiling.timeline.devices import Executions, OpName, Program, Timeline
 from mfu_jax.profiling.timeline.host import HostThread
 from mfu_jax.profiling.timeline.sweep import (
@@ -21,6 +23,7 @@ from mfu_jax.profiling.timeline.sweep import (
     parents_of,
 )
 from mfu_jax.profiling.trace.wire import Integers
+from mfu_jax.profiling.unnamed_kernels import named_by_order
 
 _PICOSECONDS = 1e12
 _NO_STEPS = (
@@ -86,25 +89,33 @@ class Measured:
         platform: of the devices.
         kind: as JAX names the devices; empty if the trace does not say.
         main: the program that takes most of the time.
+        versions: `main`, and the programs of its name that were compiled again in its place.
         steps: how many are measured on each device.
         step_seconds: of one step; `ops` and `idle` sum to it.
         ops: the longest first.
         idle: seconds in which nothing ran, by what the host did: in the step's call, between calls,
             or empty where no steps are marked.
         idle_causes: of each of these, seconds by what the host's thread did.
+        late_calls: idle seconds from the end of a step until the next one is called.
+        host: what the thread that calls the steps did, by kind; empty where none are marked.
         executions: of each program in a step.
+        idle_within: seconds in which nothing ran during executions of each program.
         devices: each on its own.
     """
 
     platform: str
     kind: str
     main: Program
+    versions: frozenset[Program]
     steps: int
     step_seconds: float
     ops: tuple[OpTime, ...]
     idle: Mapping[str, float]
     idle_causes: Mapping[str, Mapping[str, float]]
+    late_calls: float
+    host: Mapping[HostWork, HostTime]
     executions: Mapping[Program, float]
+    idle_within: Mapping[Program, float]
     devices: tuple[DeviceTime, ...]
 
     @property
@@ -130,14 +141,15 @@ def measure(devices: Sequence[tuple[Timeline, HostThread | None]], join: Join) -
         UserError: no execution of a program can be told from another.
     """
     main = _main_program([timeline for timeline, _ in devices])
+    versions = _versions(main, *devices[0])
     sums = _Sums()
     for timeline, thread in devices:
-        window = _window(timeline.executions.of(main), thread)
+        window = window_of(timeline.executions.of(versions), thread)
         if window is not None:
-            sums.add(timeline, thread, window, join)
+            sums.add(named_by_order(timeline, join), thread, window, versions, join)
     if not sums.devices:
         raise UserError(_NO_STEPS)
-    return sums.mean(devices[0][0], main)
+    return sums.mean(devices[0][0], main, versions)
 
 
 def _main_program(timelines: Sequence[Timeline]) -> Program:
@@ -149,10 +161,20 @@ def _main_program(timelines: Sequence[Timeline]) -> Program:
             seconds[program] += length
     if not seconds:
         raise UserError(_NO_STEPS)
-    return max(seconds, key=lambda program: seconds[program])
+    named = [program for program in seconds if program.module]  # kernels may have no program
+    return max(named or seconds, key=lambda program: seconds[program])
 
 
-def _window(executions: Executions, thread: HostThread | None) -> Window | None:
+def _versions(main: Program, timeline: Timeline, thread: HostThread | None) -> frozenset[Program]:
+    """The main program, and others of its name if all of them together make the marked steps."""
+    alone, marked = frozenset({main}), 0 if thread is None else len(thread.step_numbers)
+    named = frozenset(p for p in timeline.executions.programs if p.module == main.module)
+    if not marked or len(timeline.executions.of(alone).programs) % marked == 0:
+        return alone
+    return named if len(timeline.executions.of(named).programs) % marked == 0 else alone
+
+
+def window_of(executions: Executions, thread: HostThread | None) -> Window | None:
     """From the first execution to the last one, which has no end: what follows it is not seen."""
     starts, count = executions.starts, len(executions.starts)
     if not count:
@@ -178,9 +200,16 @@ class _Sums:
         self.idle: dict[str, float] = defaultdict(float)
         self.causes: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self.executions: dict[Program, float] = defaultdict(float)
+        self.idle_within: dict[Program, float] = defaultdict(float)
+        self.host = HostSums()
 
     def add(
-        self, timeline: Timeline, thread: HostThread | None, window: Window, join: Join
+        self,
+        timeline: Timeline,
+        thread: HostThread | None,
+        window: Window,
+        versions: frozenset[Program],
+        join: Join,
     ) -> None:
         joined = join.ops(timeline.names)
         scale = 1 / (_PICOSECONDS * window.steps)
@@ -196,7 +225,10 @@ class _Sums:
         of_device = self._add_ops(timeline, window, division, parents, scale)
         self.joined.update(zip(timeline.names, joined, strict=True))
         self._add_idle(division, thread, scale)
-        self._add_executions(timeline.executions, window)
+        if thread is not None:
+            late = LateCalls(thread, timeline.executions.of(versions), division)
+            self.host.add(thread, late, (window.begin, window.end), scale)
+        self._add_executions(timeline.executions, window, division, scale)
         self.steps.append(window.steps)
         step = (window.end - window.begin) * scale
         self.devices.append(
@@ -233,12 +265,18 @@ class _Sums:
         for where, name, seconds in _idle_causes(division, thread):
             self.causes[where][name] += seconds * scale
 
-    def _add_executions(self, executions: Executions, window: Window) -> None:
+    def _add_executions(
+        self, executions: Executions, window: Window, division: Division, scale: float
+    ) -> None:
         is_inside = (executions.starts >= window.begin) & (executions.starts < window.end)
         for program, counted in zip(executions.programs, is_inside.tolist(), strict=True):
             self.executions[program] += counted / window.steps
+        ends = np.minimum(executions.ends, np.append(executions.starts[1:], executions.ends[-1:]))
+        idle = division.idle_within(executions.starts, ends) * scale
+        for program, seconds in zip(executions.programs, idle.tolist(), strict=True):
+            self.idle_within[program] += seconds
 
-    def mean(self, timeline: Timeline, main: Program) -> Measured:
+    def mean(self, timeline: Timeline, main: Program, versions: frozenset[Program]) -> Measured:
         count = len(self.devices)
         times = [
             OpTime(op=self.joined[name], seconds=a / count, self_seconds=b / count, runs=c / count)
@@ -249,6 +287,7 @@ class _Sums:
             platform=timeline.platform,
             kind=timeline.kind,
             main=main,
+            versions=versions,
             steps=min(self.steps),
             step_seconds=sum(device.step for device in self.devices) / count,
             ops=tuple(sorted(times, key=lambda op: -op.seconds)),
@@ -257,7 +296,10 @@ class _Sums:
                 where: {name: seconds / count for name, seconds in causes.items()}
                 for where, causes in self.causes.items()
             },
+            late_calls=self.host.late(count),
+            host=self.host.mean(count),
             executions={p: n / count for p, n in self.executions.items()},
+            idle_within={p: seconds / count for p, seconds in self.idle_within.items()},
             devices=tuple(self.devices),
         )
 

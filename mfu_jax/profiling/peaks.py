@@ -18,18 +18,21 @@ class Peaks:
         main: of the dtype with most FLOPs.
         by_dtype: FLOP/s, by the dtypes of the programs.
         bytes_per_second: of its memory; None if unknown.
+        bfloat16: FLOP/s in bf16, whatever the programs use; None if unknown.
     """
 
     main: Peak
     by_dtype: Mapping[str, float]
     bytes_per_second: float | None
+    bfloat16: float | None = None
+
+    def of(self, dtype: str) -> float:
+        """FLOP/s in a dtype; the main one's if unknown."""
+        return self.by_dtype.get(dtype, self.main.flops_per_sec)
 
     def seconds(self, flops_by_dtype: Mapping[str, int]) -> float:
         """Shortest time for these matmuls."""
-        return sum(
-            flops / self.by_dtype.get(dtype, self.main.flops_per_sec)
-            for dtype, flops in flops_by_dtype.items()
-        )
+        return sum(flops / self.of(dtype) for dtype, flops in flops_by_dtype.items())
 
 
 def find_peaks(
@@ -63,7 +66,12 @@ def find_peaks(
         except UserError:  # timed at the main one
             continue
         by_dtype[dtype] = peak.flops_per_sec
-    peaks = Peaks(main=main, by_dtype=by_dtype, bytes_per_second=_bandwidth(kind, hardware_name))
+    peaks = Peaks(
+        main=main,
+        by_dtype=by_dtype,
+        bytes_per_second=_bandwidth(kind, hardware_name),
+        bfloat16=_bfloat16(kind, peak_tflops_per_device, hardware_name),
+    )
     return (
         _shared(peaks, devices_per_host) if main.kind == "calibrated" and kind == "cpu" else peaks
     )
@@ -73,6 +81,15 @@ def _peak(kind: str, dtype: str, tflops: float | None, name: str) -> Peak:
     return hardware.resolve_peak(
         kind or None, dtype, peak_tflops_per_device=tflops, hardware=name or None
     )
+
+
+def _bfloat16(kind: str, tflops: float | None, name: str) -> float | None:
+    if tflops is not None or name == hardware.CALIBRATE or (kind == "cpu" and not name):
+        return None  # calibration is not worth it: CPUs are no faster in bf16
+    try:
+        return _peak(kind, "bf16", None, name).flops_per_sec
+    except UserError:
+        return None
 
 
 def _bandwidth(kind: str, name: str) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import jax.errors
@@ -32,6 +32,8 @@ class KnownProgram:
         has_model: whether the model FLOPs are given, not read off the program.
         mesh: axis → size; empty if unknown.
         device_kind: as JAX calls the chip; empty if unknown.
+        memory: bytes by field of ``compiled.memory_analysis()``; empty if unknown.
+        memory_bytes: of one device; 0 if unknown.
     """
 
     costs: ProgramCosts
@@ -39,6 +41,14 @@ class KnownProgram:
     has_model: bool = False
     mesh: Mapping[str, int] = field(default_factory=dict)
     device_kind: str = ""
+    memory: Mapping[str, int] = field(default_factory=dict)
+    memory_bytes: int = 0
+
+    def with_model(self, model_flops: int) -> KnownProgram:
+        """The same program with the user's model FLOPs of one run on one device."""
+        executed = self.costs.executed
+        ledger = compare_flops(model=model_flops, executed=executed, convention="as given")
+        return replace(self, ledger=ledger, has_model=True)
 
 
 class ProgramLibrary:
@@ -59,11 +69,8 @@ class ProgramLibrary:
         traces: Sequence[Trace],
         dumps: Sequence[Path],
         ops: Iterable[OpName],
-        *,
-        model_flops: int | None = None,
     ) -> None:
         self._dumps = dumps
-        self._model_flops = model_flops
         self._protos: dict[Program, bytes] = {}
         self._found: dict[Program, KnownProgram | None] = {}
         self._ops: dict[Program, set[str]] = {}
@@ -133,12 +140,12 @@ class ProgramLibrary:
             has_model=ledger.convention != OWN_CONVENTION,
             mesh=dump.topology.mesh if dump else {},
             device_kind=dump.topology.device_kind if dump else "",
+            memory=(dump.memory if dump else None) or {},
+            memory_bytes=dump.topology.memory_bytes if dump else 0,
         )
 
     def _ledger(self, costs: ProgramCosts, dump: ProgramDump | None) -> Ledger:
         executed = costs.executed
-        if self._model_flops is not None:
-            return compare_flops(model=self._model_flops, executed=executed, convention="as given")
         if dump and (model := dump.model):
             return compare_flops(
                 model=model.per_device,
@@ -147,6 +154,7 @@ class ProgramLibrary:
                 dense=model.dense,
                 attention=model.attention,
                 is_whole=model.is_whole,
+                operations=model.operations,
             )
         rest = compare_flops(model=0, executed=executed).residual  # what no line claims
         return compare_flops(model=rest, executed=executed, convention=OWN_CONVENTION)

@@ -1,4 +1,4 @@
-"""Where the time of a step went, by scope, op, phase, dtype or kernel."""
+"""Where the time of a step went, by scope, op, phase, dtype, kernel or program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mfu_jax.profiling.join import Work
 from mfu_jax.profiling.measured import Measured, OpTime
 from mfu_jax.profiling.peaks import Peaks
-from mfu_jax.profiling.waterfall import MODEL_PHASES, communication_of, scope_of
+from mfu_jax.profiling.waterfall import MODEL_PHASES, communication_of, scope_of, shortest
 
 _NEITHER = 0.1  # of both roofs: the time went to something else
 
@@ -48,7 +48,8 @@ KEYS: dict[str, Callable[[OpTime], str]] = {
     "op": lambda op: op.op.name.name,
     "phase": lambda op: op.op.record.phase if op.op.record else "unknown",
     "dtype": lambda op: _dtype(op),
-    "kernel": lambda op: _kernel(op),
+    "kernel": lambda op: kernel_of(op),
+    "program": lambda op: op.op.module or "(unknown)",
 }
 
 
@@ -73,8 +74,8 @@ def table(
 
 def _row(name: str, ops: list[OpTime], step_seconds: float, peaks: Peaks) -> Row:
     seconds = sum(op.seconds for op in ops)
-    shortest = sum(_shortest(op, peaks) for op in ops)
-    model = sum(_shortest(op, peaks) * _model_share(op) for op in ops)
+    least = sum(shortest(op, peaks) for op in ops)
+    model = sum(shortest(op, peaks) * _model_share(op) for op in ops)
     hbm_bytes = sum(_times(op.op.record.hbm_bytes, op.runs) for op in ops if op.op.record)
     moving = hbm_bytes / peaks.bytes_per_second if peaks.bytes_per_second else None
     return Row(
@@ -84,20 +85,16 @@ def _row(name: str, ops: list[OpTime], step_seconds: float, peaks: Peaks) -> Row
         runs=sum(op.runs for op in ops),
         flops=sum(_times(op.op.record.flops, op.runs) for op in ops if op.op.record),
         mfu=model / seconds if seconds else 0.0,
-        hfu=shortest / seconds if seconds else 0.0,
+        hfu=least / seconds if seconds else 0.0,
         hbm_bytes=hbm_bytes,
         bandwidth_share=None if moving is None or not seconds else moving / seconds,
-        bound_by=_bound(ops, seconds, shortest, moving),
+        bound_by=_bound(ops, seconds, least, moving),
     )
 
 
 def _times(number: int, runs: float) -> int:
     """`number` × `runs`, exact where every device and step ran an op equally often."""
     return number * int(runs) if runs == int(runs) else round(number * runs)
-
-
-def _shortest(op: OpTime, peaks: Peaks) -> float:
-    return op.runs * peaks.seconds(op.op.record.flops_by_dtype) if op.op.record else 0.0
 
 
 def _model_share(op: OpTime) -> float:
@@ -108,15 +105,15 @@ def _model_share(op: OpTime) -> float:
     return sum(record.flops_by_phase.get(p, 0) for p in MODEL_PHASES) / record.flops
 
 
-def _bound(ops: list[OpTime], seconds: float, shortest: float, moving: float | None) -> str:
+def _bound(ops: list[OpTime], seconds: float, least: float, moving: float | None) -> str:
     waiting = sum(op.seconds for op in ops if op.op.work is Work.COMMUNICATION)
     if 2 * waiting > seconds:
         return "communication"
     if moving is None:
-        return "matmuls" if 2 * shortest > seconds else "unknown"
-    if max(shortest, moving) < _NEITHER * seconds:
+        return "matmuls" if 2 * least > seconds else "unknown"
+    if max(least, moving) < _NEITHER * seconds:
         return "neither"
-    return "matmuls" if shortest >= moving else "memory"
+    return "matmuls" if least >= moving else "memory"
 
 
 def _dtype(op: OpTime) -> str:
@@ -124,7 +121,7 @@ def _dtype(op: OpTime) -> str:
     return max(flops, key=lambda dtype: flops[dtype]) if any(flops.values()) else "no matmul"
 
 
-def _kernel(op: OpTime) -> str:
+def kernel_of(op: OpTime) -> str:
     """A custom kernel by its name, a collective by its axis, everything else by its opcode."""
     record = op.op.record
     if record is not None and record.kernels:
@@ -132,5 +129,5 @@ def _kernel(op: OpTime) -> str:
     if op.op.work is Work.COMMUNICATION:
         return communication_of(op)
     if record is not None and record.flops:
-        return f"matmul ({record.opcode})"
+        return f"{'vector ' * record.is_vector}matmul ({record.opcode})"
     return op.op.kind

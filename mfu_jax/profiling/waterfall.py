@@ -17,10 +17,12 @@ from mfu_jax.profiling.measured import Measured, OpTime
 from mfu_jax.profiling.mesh_axes import axes_of
 from mfu_jax.profiling.peaks import Peaks
 from mfu_jax.profiling.programs import KnownProgram
+from mfu_jax.profiling.timeline.devices import Program
 
 MFU = "MFU"
 MODEL_PHASES = ("forward", "evaluation", "backward")
 _MOST_SCOPES = 3
+_MOST_KINDS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,17 +45,17 @@ class Bar:
 
 
 def waterfall(
-    measured: Measured, programs: Mapping[str, KnownProgram], main: KnownProgram, peaks: Peaks
+    measured: Measured, programs: Mapping[Program, KnownProgram], main: KnownProgram, peaks: Peaks
 ) -> tuple[Bar, ...]:
     """The bars, from the peak to MFU.
 
     Args:
         measured: the times.
-        programs: those that ran, by the module's name.
+        programs: those that ran.
         main: the one whose model FLOPs count.
         peaks: of one device.
     """
-    bars = [*_idle(measured), *_without_matmuls(measured)]
+    bars = [*_idle(measured), *_without_matmuls(measured, peaks)]
     bars += _matmuls(measured, programs, main, peaks)
     step = measured.step_seconds
     return tuple(
@@ -77,17 +79,29 @@ def _idle(measured: Measured) -> Iterator[_Bar]:
         yield name, seconds, measured.idle_causes.get(where, {})
 
 
-def _without_matmuls(measured: Measured) -> Iterator[_Bar]:
-    bars: dict[str, list[OpTime]] = {}
+def _without_matmuls(measured: Measured, peaks: Peaks) -> Iterator[_Bar]:
+    """Of matmuls that vector units do, what they take beyond their shortest time."""
+    bars: dict[str, dict[str, float]] = {}
     for op in measured.ops:
-        if op.op.record is None or not op.op.record.flops:
-            bars.setdefault(_bar_of(op), []).append(op)
-    longest = sorted(bars.items(), key=lambda bar: (_order(bar[0]), -_seconds(bar[1])))
-    for name, ops in longest:
+        if op.op.record is None or op.op.record.is_vector:
+            scopes = bars.setdefault(_bar_of(op), defaultdict(float))
+            scopes[scope_of(op)] += op.seconds - shortest(op, peaks)
+    _merge_short_kinds(bars)
+    seconds = {name: sum(scopes.values()) for name, scopes in bars.items()}
+    for name in sorted(bars, key=lambda name: (_order(name), -seconds[name])):
+        yield name, seconds[name], bars[name]
+
+
+def _merge_short_kinds(bars: dict[str, dict[str, float]]) -> None:
+    """Kernels without an instruction may have thousands of names: the longest keep a bar."""
+    kinds = [name for name in bars if name.startswith(_NOT_JOINED)]
+    kinds.sort(key=lambda name: -sum(bars[name].values()))
+    if rest := kinds[_MOST_KINDS:]:
         scopes: dict[str, float] = defaultdict(float)
-        for op in ops:
-            scopes[scope_of(op)] += op.seconds
-        yield name, _seconds(ops), scopes
+        for name in rest:
+            for scope, seconds in bars.pop(name).items():
+                scopes[scope] += seconds
+        bars[f"{_NOT_JOINED}{len(rest):,} other kinds"] = scopes
 
 
 _COMMUNICATION = "exposed communication: "
@@ -126,32 +140,34 @@ def scope_of(op: OpTime) -> str:
     return (record.scope if record is not None else "") or f"({op.op.kind})"
 
 
-def _seconds(ops: list[OpTime]) -> float:
-    return sum(op.seconds for op in ops)
-
-
 def _matmuls(
-    measured: Measured, programs: Mapping[str, KnownProgram], main: KnownProgram, peaks: Peaks
+    measured: Measured, programs: Mapping[Program, KnownProgram], main: KnownProgram, peaks: Peaks
 ) -> Iterator[_Bar]:
     ops = [op for op in measured.ops if op.op.record is not None and op.op.record.flops]
-    executions = measured.executions.get(measured.main, 1.0)
-    of_main = executions * peaks.seconds(main.costs.executed.by_dtype)
-    of_others = sum(
-        measured.executions[program]
-        * peaks.seconds(programs[program.module].costs.executed.by_dtype)
-        for program in measured.executions
-        if program != measured.main and program.module in programs
-    )
+    seconds = {
+        program: runs * peaks.seconds(programs[program].costs.executed.by_dtype)
+        for program, runs in measured.executions.items()
+        if program in programs
+    }
+    of_main = sum(seconds.get(program, 0.0) for program in measured.versions)
+    of_others = sum(seconds.values()) - of_main
     below: dict[str, float] = defaultdict(float)
+    beyond = 0.0
     for op in ops:
-        below[scope_of(op)] += op.seconds - _shortest(op, peaks)
-    yield "matmuls below peak", _seconds(ops) - of_main - of_others, below
+        if op.op.record is not None and not op.op.record.is_vector:
+            below[scope_of(op)] += op.seconds - shortest(op, peaks)
+            beyond += op.seconds
+        else:
+            beyond += shortest(op, peaks)
+    yield "matmuls below peak", beyond - of_main - of_others, below
     if of_others:
         yield "matmuls of other programs", of_others, {}
-    yield from _ledger_bars(main, of_main, ops)
+    of_program = [op for op in ops if op.op.module == measured.main.module]
+    yield from _ledger_bars(main, of_main, of_program)
 
 
-def _shortest(op: OpTime, peaks: Peaks) -> float:
+def shortest(op: OpTime, peaks: Peaks) -> float:
+    """The time of its matmuls at the peak."""
     record = op.op.record
     return 0.0 if record is None else op.runs * peaks.seconds(record.flops_by_dtype)
 

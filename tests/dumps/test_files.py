@@ -29,11 +29,22 @@ DUMP = ProgramDump(
     cost={"flops": 1024.0, "bytes accessed0{}": 3.0},
     memory={"temp_size_in_bytes": 7, "peak_memory_in_bytes": 9},
     topology=Topology(
-        platform="tpu", device_kind="TPU v5 lite", devices=8, processes=2, mesh={"fsdp": 8}
+        platform="tpu",
+        device_kind="TPU v5 lite",
+        devices=8,
+        processes=2,
+        mesh={"fsdp": 8},
+        memory_bytes=16 * 2**30,
     ),
     versions={"jax": "0.10.2", "platform": "PJRT é"},
     parameter_shardings=("{replicated}", "{devices=[8]<=[8]}"),
-    model=ModelFlops(per_device=Fraction(1, 3), convention="exact", dense=2**70, is_whole=True),
+    model=ModelFlops(
+        per_device=Fraction(1, 3),
+        convention="exact",
+        dense=2**70,
+        is_whole=True,
+        operations={"forward mlp/dot_general": Fraction(1, 7), "backward dot_general": 5},
+    ),
     kernel_flops={"flash": 5},
     trip_counts={"while.1": 3},
 )

@@ -93,6 +93,22 @@ def test_ops_without_an_instruction_are_a_bar_by_kind(tmp_path: Path) -> None:
     assert sum(bars.values()) == pytest.approx(100 * US)
 
 
+def test_a_library_kernel_is_joined_by_its_order(tmp_path: Path) -> None:
+    """Between the fusion before it and the matmul after it, one instruction is not seen."""
+    plane = traces.gpu(gemm=["sm90_xmma_gemm_bf16_tn"])
+    profile = profile_of(tmp_path / "one", "NVIDIA H100 80GB HBM3", plane)
+    rows = {row.name: row for row in profile.table("op")}
+    assert profile.coverage == 1
+    assert rows["fusion.1"].flops == MATMUL_FLOPS
+    assert rows["fusion.1"].seconds == pytest.approx(30 * US)
+
+
+def test_two_kernels_for_one_instruction_stay_unknown(tmp_path: Path) -> None:
+    plane = traces.gpu(gemm=["sm90_xmma_gemm_bf16_tn", "splitKreduce_kernel"])
+    profile = profile_of(tmp_path, "NVIDIA H100 80GB HBM3", plane)
+    assert profile.coverage == pytest.approx(48 / 78)
+
+
 def test_damaged_traces_are_one_line_or_a_profile(tmp_path: Path) -> None:
     traces.write_program(tmp_path, "TPU v5 lite")
     traces.write_trace(tmp_path, traces.host(), traces.tpu())

@@ -7,6 +7,7 @@ nothing until 100, while the host sleeps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from mfu_jax.dumps import ModelFlops, ProgramDump, Topology, write
@@ -103,8 +104,11 @@ def tpu(number: int = 0, *, late: int = 0) -> Plane:
     return plane
 
 
-def gpu(number: int = 0) -> Plane:
-    """Kernels of a command buffer have no ``hlo_op``; the collective has a stream of its own."""
+def gpu(number: int = 0, *, gemm: Sequence[str] = ("fusion_1",)) -> Plane:
+    """Kernels of a command buffer have no ``hlo_op``; the collective has a stream of its own.
+
+    `gemm` are the names of the first matmul's kernels.
+    """
     plane = Plane(f"/device:GPU:{number}", gpu_device_name="NVIDIA H100 80GB HBM3")
     compute, nccl = [], []
     for step in range(STEPS):
@@ -112,7 +116,10 @@ def gpu(number: int = 0) -> Plane:
         of = {"hlo_module": "jit_step", "program_id": 77}
         compute += [
             ("loop_multiply_fusion", start, 8 * US, {**of, "hlo_op": "fusion.3"}),
-            ("fusion_1", start + 18 * US, 30 * US, {}),
+            *(
+                (name, start + 18 * US + i * 30 * US // len(gemm), 30 * US // len(gemm), {})
+                for i, name in enumerate(gemm)
+            ),
             ("gemm_f16_kernel", start + 48 * US, 30 * US, {**of, "hlo_op": "fusion.2"}),
         ]
         nccl.append(

@@ -16,6 +16,7 @@ from mfu_jax.flops.executed.collectives import Collective
 from mfu_jax.flops.executed.costs import CostReader, InstructionCost, KernelFlops
 from mfu_jax.flops.executed.counting import ExecutedCount, HasText, ProgramCounter, counter_of
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
+from mfu_jax.flops.executed.instruction_shapes import Array, InstructionShape, shape_of, state_of
 from mfu_jax.flops.executed.replication import replica_groups
 from mfu_jax.flops.scopes import FlopPhase, Scope, read_scope
 
@@ -43,6 +44,7 @@ class InstructionRecord:
         runs: in one step; 0 in a branch that is not counted.
         flops_by_dtype: matmul FLOPs, those in a fusion included, by operand dtype.
         flops_by_phase: the same by phase.
+        vector_matmuls: the part of the matmul FLOPs that vector units do, as products and sums.
         kernels: names of the custom kernels that it runs.
         elementwise: FLOPs of everything that is no matmul, by XLA's rules.
         hbm_bytes: bytes that it reads from and writes to HBM.
@@ -53,6 +55,7 @@ class InstructionRecord:
             fusion of a chain that carries a collective along).
         starts_chain: whether it is the first fusion of such a chain.
         host_bytes: bytes that it copies between HBM and the host's memory.
+        shape: its arrays, and the shape of its largest matmul.
         unaccounted: reasons why FLOPs of it are not known.
     """
 
@@ -66,6 +69,7 @@ class InstructionRecord:
     runs: int = 0
     flops_by_dtype: Mapping[str, int] = field(default_factory=dict)
     flops_by_phase: Mapping[str, int] = field(default_factory=dict)
+    vector_matmuls: int = 0
     kernels: tuple[str, ...] = ()
     elementwise: int = 0
     hbm_bytes: int = 0
@@ -75,12 +79,18 @@ class InstructionRecord:
     started_by: str = ""
     starts_chain: bool = False
     host_bytes: int = 0
+    shape: InstructionShape = field(default_factory=InstructionShape)
     unaccounted: tuple[str, ...] = ()
 
     @property
     def flops(self) -> int:
         """Matmul FLOPs of one run."""
         return sum(self.flops_by_dtype.values())
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it runs on vector units only: no matmul, or none for a matrix unit."""
+        return self.flops == self.vector_matmuls
 
     @property
     def is_control(self) -> bool:
@@ -105,12 +115,14 @@ class ProgramCosts:
     Attributes:
         name: of its module.
         devices: that it is partitioned over.
+        state: arrays that it takes and gives back in the same form, as weights are.
         records: by the instructions' names.
         executed: the count of the same program.
     """
 
     name: str
     devices: int
+    state: frozenset[Array]
     records: Mapping[str, InstructionRecord]
     executed: ExecutedCount
 
@@ -137,7 +149,11 @@ def instruction_costs(
     module = counter.module
     devices = module.header_int("num_partitions") * module.header_int("replica_count")
     return ProgramCosts(
-        name=module.name, devices=devices, records=records, executed=counter.count()
+        name=module.name,
+        devices=devices,
+        state=state_of(module.entry),
+        records=records,
+        executed=counter.count(),
     )
 
 
@@ -220,6 +236,9 @@ class _RecordReader:
             runs=runs,
             flops_by_dtype=_summed((m.dtype, m.flops) for m in matmuls),
             flops_by_phase=_summed(pair for m in matmuls for pair in _by_phase(m)),
+            vector_matmuls=sum(
+                c.matmul.flops for c in inside.costs if c.matmul and c.matmul.is_vector
+            ),
             kernels=tuple(sorted({m.kernel for m in matmuls if m.kernel})),
             elementwise=sum(cost.elementwise for cost in inside.costs),
             hbm_bytes=sum(cost.hbm_bytes for cost in inside.costs),
@@ -229,6 +248,12 @@ class _RecordReader:
             started_by=_started_by(instruction) or self._ended_chain(inside),
             starts_chain=self._starts_chain(instruction, inside),
             host_bytes=_host_bytes(computation, instruction),
+            shape=shape_of(
+                computation,
+                instruction,
+                inside.instructions,
+                [cost.matmul for cost in inside.costs if cost.matmul],
+            ),
             unaccounted=tuple(c.unaccounted.reason for c in inside.costs if c.unaccounted),
         )
 

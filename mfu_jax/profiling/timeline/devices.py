@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,11 +47,11 @@ class Executions:
     starts: Integers
     ends: Integers
 
-    def of(self, program: Program) -> Executions:
-        """Those of one program."""
-        chosen = np.array([p == program for p in self.programs], bool)
+    def of(self, programs: Set[Program]) -> Executions:
+        """Those of some programs."""
+        chosen = np.array([p in programs for p in self.programs], bool)
         return Executions(
-            programs=tuple(p for p in self.programs if p == program),
+            programs=tuple(p for p in self.programs if p in programs),
             starts=self.starts[chosen],
             ends=self.ends[chosen],
         )

@@ -70,26 +70,23 @@ def _name(trace: Trace, plane: Plane, kernel: int, op: int, module: int, number:
 def _executions(
     names: tuple[OpName, ...], ops: Integers, starts: Integers, ends: Integers
 ) -> Executions:
-    """Executions of each program, told apart by the op of it that runs least often.
+    """Executions of each program, told apart by the first of its ops that run least often.
 
-    They begin where that op does, so their distances are right, and their starts are those of an op
-    in the middle of the program.
+    They begin where that op does, so their distances are right; they end with their last op.
     """
-    counts = np.bincount(ops, minlength=len(names))
-    rarest: dict[Program, int] = {}
-    for number, name in enumerate(names):
-        best = rarest.setdefault(name.program, number)
-        if counts[number] < counts[best]:
-            rarest[name.program] = number
     programs: list[Program] = []
     begins: list[Integers] = [np.zeros(0, np.int64)]
     finishes: list[Integers] = [np.zeros(0, np.int64)]
-    of_program = [name.program for name in names]
-    for program, mark in rarest.items():
-        is_of = np.array([p == program for p in of_program])[ops]
-        begin = np.sort(starts[ops == mark])
+    numbers = {program: number for number, program in enumerate({n.program: 0 for n in names})}
+    of_event = np.array([numbers[name.program] for name in names], np.int64)[ops]
+    for program, number in numbers.items():
+        chosen = np.flatnonzero(of_event == number)
+        begin = _begins(ops[chosen], starts[chosen])
+        within = np.maximum(np.searchsorted(begin, starts[chosen], "right") - 1, 0)
+        finish = np.zeros(len(begin), np.int64)
+        np.maximum.at(finish, within, ends[chosen])
         begins.append(begin)
-        finishes.append(np.append(begin[1:], ends[is_of].max()))
+        finishes.append(finish)
         programs += [program] * len(begin)
     first = np.concatenate(begins)
     order = np.argsort(first, kind="stable")
@@ -98,3 +95,12 @@ def _executions(
         starts=first[order],
         ends=np.concatenate(finishes)[order],
     )
+
+
+def _begins(ops: Integers, starts: Integers) -> Integers:
+    """The starts of the op that marks executions of one program."""
+    kinds, inverse, counts = np.unique(ops, return_inverse=True, return_counts=True)
+    first = np.full(len(kinds), np.iinfo(np.int64).max)
+    np.minimum.at(first, inverse, starts)
+    mark = np.lexsort((first, counts))[0]
+    return np.sort(starts[inverse == mark])

@@ -106,3 +106,56 @@ def test_sums_are_the_totals(name: str) -> None:
     for collective in executed.collectives:
         kinds[collective.kind] += collective.times * collective.bytes
     assert by_kind == kinds
+
+
+SHAPES = """HloModule jit_f
+
+%product (a: f32[1,8], b: f32[8,4]) -> f32[4] {
+  %a = f32[1,8] parameter(0)
+  %b = f32[8,4] parameter(1)
+  %c = f32[8,4] broadcast(%a), dimensions={1}
+  %m = f32[8,4] multiply(%c, %b), metadata={op_name="jit(f)/jvp(head)/dot_general"}
+  %zero = f32[] constant(0)
+  ROOT %s = f32[4] reduce(%m, %zero), dimensions={0}, to_apply=%add
+}
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %z = f32[] add(%x, %y)
+}
+
+ENTRY %main (q: bf16[2,5,3], k: bf16[2,3,6,7], v: f32[1,8], w: f32[8,4]) -> (f32[8,4], f32[4]) {
+  %q = bf16[2,5,3] parameter(0)
+  %k = bf16[2,3,6,7] parameter(1)
+  %v = f32[1,8] parameter(2)
+  %w = f32[8,4] parameter(3)
+  %d = bf16[2,5,6,7] dot(%q, %k), lhs_batch_dims={0}, rhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_contracting_dims={1}
+  %e = bf16[2,210] bitcast(%d)
+  %n = bf16[2,210] negate(%e)
+  %call = bf16[2,210] custom-call(%n), custom_call_target="ask"
+  %vector = f32[4] fusion(%v, %w), kind=kLoop, calls=%product
+  ROOT %r = (f32[8,4], f32[4]) tuple(%w, %vector)
+}
+"""  # noqa: E501
+
+
+def test_the_form_of_instructions() -> None:
+    costs = instruction_costs(SHAPES)
+    dot, negate = costs.records["d"].shape, costs.records["n"].shape
+    assert dot.matmul == (2, 5, 6 * 7, 3)
+    assert dot.results == (("bf16", (2, 5, 6, 7)),)
+    assert dot.result_bytes == 2 * 2 * 5 * 6 * 7
+    assert negate.is_elementwise
+    assert not dot.is_elementwise
+    assert negate.operands == ("d",)  # behind the bitcast
+    assert costs.records["call"].shape.target == "ask"
+    assert costs.state == {("f32", (8, 4))}
+
+
+def test_matmuls_of_vector_units_are_vector_work() -> None:
+    records = instruction_costs(SHAPES).records
+    assert records["vector"].vector_matmuls == records["vector"].flops == 2 * 8 * 4
+    assert records["vector"].is_vector
+    assert records["n"].is_vector
+    assert not records["d"].is_vector

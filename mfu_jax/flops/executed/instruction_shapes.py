@@ -1,0 +1,163 @@
+"""What a launched instruction looks like: its arrays, its largest matmul, and what it reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mfu_jax.flops.executed.costs import MatmulCost
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, Shape
+from mfu_jax.flops.executed.matmuls import flops_per_multiply_add, result_shape
+
+# With one result element for each operand element, so that a chain of them could be one loop.
+_ELEMENTWISE = frozenset(
+    "abs add and atan2 bitcast-convert cbrt ceil clamp compare convert cosine divide erf "
+    "exponential exponential-minus-one floor is-finite log log-plus-one logistic maximum minimum "
+    "multiply negate not or power remainder round-nearest-afz round-nearest-even rsqrt select "
+    "shift-left shift-right-arithmetic shift-right-logical sign sine sqrt subtract tan tanh "
+    "xor".split()
+)
+_SAME = frozenset({"bitcast", "opt-barrier", "optimization-barrier"})
+_BESIDE = frozenset("parameter constant broadcast bitcast iota tuple get-tuple-element".split())
+
+
+class Array(NamedTuple):
+    """The dtype and the dimensions of an array."""
+
+    dtype: str
+    dims: tuple[int, ...]
+
+
+class MatmulShape(NamedTuple):
+    """``[batch, m, k] @ [batch, k, n]``; of a convolution, m is whatever the others leave."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstructionShape:
+    """The form of one launched instruction.
+
+    Attributes:
+        results: its arrays.
+        result_bytes: of them.
+        operands: names of the instructions that it reads, behind bitcasts and barriers.
+        operand_arrays: their arrays.
+        matmul: its largest one; None if it has none, or the shape cannot be told.
+        is_elementwise: every result element comes from one element of each operand.
+        target: of a custom call; ``host transfer`` of messages to and from the host.
+    """
+
+    results: tuple[Array, ...] = ()
+    result_bytes: int = 0
+    operands: tuple[str, ...] = ()
+    operand_arrays: tuple[Array, ...] = ()
+    matmul: MatmulShape | None = None
+    is_elementwise: bool = False
+    target: str = ""
+
+
+def shape_of(
+    computation: HloComputation,
+    instruction: HloInstruction,
+    inside: Sequence[HloInstruction],
+    matmuls: Iterable[MatmulCost],
+) -> InstructionShape:
+    """The form of an instruction.
+
+    Args:
+        computation: that it is in.
+        instruction: the launched one.
+        inside: it, and the instructions of the computations that it is made of.
+        matmuls: those of `inside`.
+    """
+    largest = max(matmuls, key=lambda matmul: matmul.flops, default=None)
+    arrays = (a for shape in computation.operand_shapes(instruction) for a in _arrays(shape))
+    return InstructionShape(
+        results=tuple(_arrays(instruction.shape)),
+        result_bytes=instruction.shape.bytes,
+        operands=tuple(_source(computation, name) for name in instruction.operands),
+        operand_arrays=tuple(arrays),
+        matmul=_matmul_shape(computation, inside, largest) if largest else None,
+        is_elementwise=_is_elementwise(instruction, inside),
+        target=_target(instruction),
+    )
+
+
+def state_of(entry: HloComputation) -> frozenset[Array]:
+    """The arrays that a program takes and gives back in the same form: weights, moments."""
+    taken = {array for p in entry.parameters.values() for array in _arrays(p.shape)}
+    return frozenset(array for array in _arrays(entry.root.shape) if array in taken)
+
+
+def _source(computation: HloComputation, name: str) -> str:
+    """The instruction that makes an operand's elements."""
+    instruction = computation[name]
+    while instruction.opcode in _SAME and len(instruction.operands) == 1:
+        instruction = computation.operand(instruction, 0)
+    return instruction.name
+
+
+def _target(instruction: HloInstruction) -> str:
+    if instruction.opcode.startswith("custom-call"):
+        return instruction.attribute_string("custom_call_target")
+    is_message = instruction.opcode.startswith(("send", "recv"))
+    is_host = is_message and instruction.attributes.get("is_host_transfer") == "true"
+    return "host transfer" if is_host else ""
+
+
+def _arrays(shape: Shape) -> list[Array]:
+    return [Array(leaf.dtype, leaf.dims) for leaf in shape.leaves()]
+
+
+def _is_elementwise(instruction: HloInstruction, inside: Sequence[HloInstruction]) -> bool:
+    if instruction.opcode == "fusion":
+        body = [i for i in inside if i is not instruction]
+        return all(i.opcode in _ELEMENTWISE or i.opcode in _BESIDE for i in body)
+    return instruction.opcode in _ELEMENTWISE
+
+
+def _matmul_shape(
+    computation: HloComputation, inside: Sequence[HloInstruction], matmul: MatmulCost
+) -> MatmulShape | None:
+    """From the result's dimensions; the contracted one follows from the FLOPs."""
+    result = result_shape(matmul.instruction)
+    if matmul.kernel or matmul.is_vector or len(result.dims) < 2 or not matmul.flops:
+        return None
+    k = matmul.flops // (flops_per_multiply_add(result.dtype) * result.size)
+    if matmul.instruction.opcode.startswith("convolution"):
+        return _convolution_shape(matmul.instruction, result, max(k, 1))
+    # A dot's result has the batch dimensions, then those of the left operand, then of the right.
+    batch = len(matmul.instruction.integers("lhs_batch_dims"))
+    contracted = len(matmul.instruction.integers("lhs_contracting_dims"))
+    left = _operand_rank(computation, inside, matmul.instruction) - contracted
+    if left < batch:  # a library's call, which says it elsewhere: its result is a matrix
+        batch, left = len(result.dims) - 2, len(result.dims) - 1
+    dims = result.dims
+    return MatmulShape(
+        math.prod(dims[:batch]), math.prod(dims[batch:left]), math.prod(dims[left:]), max(k, 1)
+    )
+
+
+def _operand_rank(
+    computation: HloComputation, inside: Sequence[HloInstruction], instruction: HloInstruction
+) -> int:
+    """Dimensions of the left operand; 0 where the text does not say which are contracted."""
+    if not instruction.attribute("lhs_contracting_dims"):
+        return 0
+    name = instruction.operand(0)
+    found = next((i for i in inside if i.name == name), None) or computation[name]
+    return len(found.shape.dims)
+
+
+def _convolution_shape(instruction: HloInstruction, result: Shape, k: int) -> MatmulShape | None:
+    _, arrow, labels = instruction.attribute("dim_labels").partition("->")
+    if not arrow or len(labels) != len(result.dims) or "f" not in labels:
+        return None
+    n = result.dims[labels.index("f")]
+    return MatmulShape(1, result.size // n, n, k)

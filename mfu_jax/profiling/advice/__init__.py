@@ -1,0 +1,6 @@
+"""What would make a step faster: one rule for each cause of a closed list."""
+
+from mfu_jax.profiling.advice.facts import Advice, Facts
+from mfu_jax.profiling.advice.rules import RULES, advice_for
+
+__all__ = ["RULES", "Advice", "Facts", "advice_for"]

@@ -1,0 +1,49 @@
+"""A batch so small that most of a step would take as long with a larger one."""
+
+from __future__ import annotations
+
+from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.profiling.advice.facts import Facts, milliseconds, record_of, seconds_of
+from mfu_jax.profiling.advice.host import idle_time
+from mfu_jax.profiling.measured import OpTime
+
+_LARGER = 8  # times the batch
+_FEW_ROWS = {"cpu": 16, "gpu": 128, "tpu": 128}  # that a matmul needs to be worth its weights
+_BELOW = 0.5  # of the peak
+_MOST = 1 / 3  # of a step, that must not depend on the batch
+
+
+def small_batch(facts: Facts) -> tuple[float, str] | None:
+    """Time that does not grow with the batch: thin matmuls, the optimizer, dispatch."""
+    thin = [op for op in facts.compute() if _is_thin(facts, op)]
+    weights = {shape for a in facts.program.costs.state for shape in (a.dims, a.dims[1:])}
+    updates = [op for op in facts.compute() if _is_on_weights(record_of(op), weights)]
+    if not thin:
+        return None
+    beyond = seconds_of(thin) - _LARGER * sum(map(facts.shortest, thin))
+    fixed = max(beyond, 0.0) + seconds_of(updates) + idle_time(facts).dispatch
+    if fixed < _MOST * facts.step:
+        return None
+    rows = min(_rows(op) for op in thin)
+    return fixed * (1 - 1 / _LARGER), (
+        f"{milliseconds(fixed)} of a step do not depend on the batch: matmuls with {rows} rows "
+        f"take {milliseconds(seconds_of(thin))}, what makes and updates arrays like weights "
+        f"{milliseconds(seconds_of(updates))}; the gain is that of {_LARGER} times the batch, per "
+        f"batch of today"
+    )
+
+
+def _is_on_weights(record: InstructionRecord, weights: set[tuple[int, ...]]) -> bool:
+    """Whether it makes arrays of the form of weights, or of one layer of them, without matmuls."""
+    results = {tuple(d for d in array.dims if d > 1) for array in record.shape.results}
+    return record.is_vector and any(len(dims) > 1 and dims in weights for dims in results)
+
+
+def _rows(op: OpTime) -> int:
+    shape = record_of(op).shape.matmul
+    return min(shape.m, shape.n, shape.k) if shape and shape.batch == 1 else 0
+
+
+def _is_thin(facts: Facts, op: OpTime) -> bool:
+    few = 0 < _rows(op) < _FEW_ROWS[facts.measured.platform]
+    return few and facts.shortest(op) < _BELOW * op.seconds

@@ -1,0 +1,114 @@
+"""The numbers of a profile that advice is drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.profiling.host_work import HostTime, HostWork
+from mfu_jax.profiling.join import Work
+from mfu_jax.profiling.measured import Measured, OpTime
+from mfu_jax.profiling.peaks import Peaks
+from mfu_jax.profiling.programs import KnownProgram
+from mfu_jax.profiling.waterfall import shortest
+
+_NOTHING = HostTime(0.0, 0.0, 0.0, "", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """One cause of lost time.
+
+    Attributes:
+        cause: its name, of a closed list.
+        evidence: the numbers that it is seen in, and the usual remedy.
+        gain_seconds: by which a step is expected to be shorter without it.
+    """
+
+    cause: str
+    evidence: str
+    gain_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the rules know.
+
+    Attributes:
+        measured: times by op.
+        peaks: of one device.
+        program: the step's.
+    """
+
+    measured: Measured
+    peaks: Peaks
+    program: KnownProgram
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step."""
+        return self.measured.step_seconds
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the devices are CPUs, which gain nothing by bf16, kernels or overlap."""
+        return self.measured.platform == "cpu"
+
+    @property
+    def gaps(self) -> float:
+        """Seconds of a step over those in which ops run, without late calls: gaps belong to ops.
+
+        Every op waits to be launched; an op less is a gap less. 1 where no steps are marked.
+        """
+        busy, late = self.measured.busy_seconds, self.measured.late_calls
+        return max(1.0, (self.step - late) / busy) if self.measured.host and busy else 1.0
+
+    def host(self, kind: HostWork) -> HostTime:
+        """What the thread that calls the steps did of this kind."""
+        return self.measured.host.get(kind, _NOTHING)
+
+    def ops(self, choose: Callable[[InstructionRecord], object]) -> list[OpTime]:
+        """The ops whose instructions are chosen; those without one are not."""
+        return [op for op in self.measured.ops if op.op.record and choose(op.op.record)]
+
+    def compute(self) -> list[OpTime]:
+        """The ops that compute, with an instruction."""
+        return [op for op in self.ops(lambda _: True) if op.op.work is Work.COMPUTE]
+
+    def shortest(self, op: OpTime) -> float:
+        """The time of an op's matmuls at the peak."""
+        return shortest(op, self.peaks)
+
+    def moving(self, op: OpTime) -> float | None:
+        """The time of an op's bytes at the memory's peak; None if that is unknown."""
+        if self.peaks.bytes_per_second is None or op.op.record is None:
+            return None
+        return op.runs * op.op.record.hbm_bytes / self.peaks.bytes_per_second
+
+
+def seconds_of(ops: Iterable[OpTime]) -> float:
+    """Their wall time in a step."""
+    return sum(op.seconds for op in ops)
+
+
+def record_of(op: OpTime) -> InstructionRecord:
+    """The instruction of an op that has one."""
+    assert op.op.record is not None
+    return op.op.record
+
+
+def largest_names(ops: Iterable[OpTime], count: int = 3) -> str:
+    """The names of the longest ops, with their scopes."""
+    longest = sorted(ops, key=lambda op: -op.seconds)[:count]
+    named = [(record_of(op).name, record_of(op).scope) for op in longest]
+    return ", ".join(f"{name} ({scope})" if scope else name for name, scope in named)
+
+
+def milliseconds(seconds: float) -> str:
+    """A time of a step in words.
+
+    >>> milliseconds(0.0123)
+    '12.3 ms'
+    """
+    return f"{seconds * 1e3:.3g} ms"

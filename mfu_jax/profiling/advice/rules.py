@@ -1,0 +1,52 @@
+"""The closed list of causes, and the advice that they give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from mfu_jax.profiling.advice import batch, devices, elementwise, host, matmuls, work
+from mfu_jax.profiling.advice.facts import Advice, Facts
+
+Finding = tuple[float, str]
+"""Gain in seconds of a step, and the evidence."""
+
+RULES: Mapping[str, Callable[[Facts], Finding | None]] = {
+    "host-bound loop": host.host_bound,
+    "slow data": host.slow_data,
+    "sync in the loop": host.sync,
+    "recompiles": host.recompiles,
+    "unscanned dispatch": host.dispatch,
+    "eval in the loop": work.evaluation,
+    "host callback in the step": work.callback,
+    "remat heavier than memory needs": work.remat,
+    "small batch": batch.small_batch,
+    "float32 matmuls": matmuls.float32,
+    "padding of odd shapes": matmuls.odd_shapes,
+    "attention without a kernel": matmuls.attention,
+    "unfused elementwise chain": elementwise.chain,
+    "logits in float32": elementwise.logits,
+    "exposed all-gather": devices.all_gather,
+    "imbalance between devices": devices.imbalance,
+}
+
+# Their gains are ops that run no more, or shorter, and so have no gaps between them, or fewer.
+_OF_MANY_OPS = (
+    "small batch",
+    "remat heavier than memory needs",
+    "attention without a kernel",
+    "unfused elementwise chain",
+)
+_LEAST = 0.05  # of a step: less is noise, or not worth a change
+
+
+def advice_for(facts: Facts) -> tuple[Advice, ...]:
+    """The causes whose evidence is strong, the largest gain first."""
+    return tuple(sorted(_advice(facts), key=lambda advice: -advice.gain_seconds))
+
+
+def _advice(facts: Facts) -> Iterator[Advice]:
+    for cause, rule in RULES.items():
+        if finding := rule(facts):
+            gain = finding[0] * (facts.gaps if cause in _OF_MANY_OPS else 1)
+            if gain >= _LEAST * facts.step:
+                yield Advice(cause=cause, evidence=finding[1], gain_seconds=gain)

@@ -1,0 +1,95 @@
+"""Causes in what the step runs: evaluation, host callbacks, recomputation."""
+
+from __future__ import annotations
+
+import re
+
+from mfu_jax import hardware
+from mfu_jax.errors import UserError
+from mfu_jax.profiling.advice.facts import (
+    Facts,
+    largest_names,
+    milliseconds,
+    record_of,
+    seconds_of,
+)
+from mfu_jax.profiling.advice.host import idle_time
+from mfu_jax.profiling.host_work import HostWork
+
+_EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test)(_|$)")
+_OFTEN = 0.5  # runs in a step: fewer may be a schedule that the trace happens to show
+_CALLBACK = re.compile(r"callback|host transfer")
+_FULL = 0.9  # of the memory, that a program may use
+
+
+def evaluation(facts: Facts) -> tuple[float, str] | None:
+    """Programs that only evaluate, or an evaluation within the step."""
+    programs = {
+        program: runs
+        for program, runs in facts.measured.executions.items()
+        if _EVALUATES.search(program.module) and program not in facts.measured.versions
+    }
+    inside = facts.ops(lambda record: record.phase == "evaluation")
+    seconds = seconds_of(inside)
+    seen = [f"{milliseconds(seconds)} of evaluation within the step's program"] if inside else []
+    often = max(sum(programs.values()), facts.host(HostWork.EVALUATION).times)
+    if often >= _OFTEN:
+        ops = [op for op in facts.measured.ops if op.op.name.program in programs]
+        idle = idle_time(facts).evaluation
+        seconds += seconds_of(ops) + idle
+        names = [program.module for program in programs] + [facts.host(HostWork.EVALUATION).name]
+        seen.append(
+            f"{', '.join(sorted(filter(None, names)))} runs {often:.3g} times a step, for "
+            f"{milliseconds(seconds_of(ops))} on the device, which is idle for "
+            f"{milliseconds(idle)} besides"
+        )
+    return (seconds, f"{'; '.join(seen)}; evaluate every N-th step") if seen else None
+
+
+def callback(facts: Facts) -> tuple[float, str] | None:
+    """The device waits for Python within the step."""
+    ops = facts.ops(lambda record: bool(_CALLBACK.search(record.shape.target)))
+    if not ops:
+        return None
+    runs = sum(op.runs for op in ops)
+    return seconds_of(ops), (
+        f"the step calls the host {runs:.3g} times, and waits {milliseconds(seconds_of(ops))}: "
+        f"{largest_names(ops)}; return the values instead, and use them after the step"
+    )
+
+
+def remat(facts: Facts) -> tuple[float, str] | None:
+    """Work is done again whose results would fit into memory."""
+    ops = facts.ops(lambda record: record.phase == "rematerialized")
+    limit, used = _memory_limit(facts), _memory_used(facts)
+    kept = sum(round(op.runs * record_of(op).shape.result_bytes) for op in ops)
+    if not ops or not limit or used is None or not kept:
+        return None
+    share = min(1.0, max(0.0, _FULL * limit - used) / kept)
+    return share * seconds_of(ops), (
+        f"{milliseconds(seconds_of(ops))} of a step are recomputed, most in {largest_names(ops)}; "
+        f"the program uses {_gib(used)} of {_gib(limit)} GiB, and what is recomputed takes at most "
+        f"{_gib(kept)}; keep more of it by jax.checkpoint's policy"
+    )
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.3g}"
+
+
+def _memory_limit(facts: Facts) -> int:
+    if facts.program.memory_bytes:
+        return facts.program.memory_bytes
+    try:
+        return hardware.lookup(facts.program.device_kind or facts.measured.kind).memory_bytes
+    except UserError:
+        return 0
+
+
+def _memory_used(facts: Facts) -> int | None:
+    """At the program's peak or above; None if unknown."""
+    memory = facts.program.memory
+    sizes = [memory.get(f"{part}_size_in_bytes") for part in ("argument", "output", "temp")]
+    if any(size is None for size in sizes):
+        return None
+    return sum(size or 0 for size in sizes) - memory.get("alias_size_in_bytes", 0)

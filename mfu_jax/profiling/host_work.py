@@ -1,0 +1,242 @@
+"""What the thread that calls the steps did: waiting, compiling, data, evaluation, dispatch."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mfu_jax.profiling.late_calls import LateCalls
+from mfu_jax.profiling.timeline.host import HostThread
+from mfu_jax.profiling.timeline.sweep import NO_PARENT, Floats, parents_of
+from mfu_jax.profiling.trace.wire import Integers
+
+_PICOSECONDS = 1e12
+
+
+class HostWork(Enum):
+    """A kind of work of the host's thread."""
+
+    COMPILE = "tracing and compiling"
+    EVALUATION = "evaluation"
+    WAIT = "waiting for the device"
+    DATA = "making or waiting for data"
+    DISPATCH = "calling programs"
+    OTHER = "everything else"
+
+
+class HostTime(NamedTuple):
+    """Time of one kind of work.
+
+    Attributes:
+        seconds: of a step, in which the thread did it.
+        idle: the part in which the device has run a step, and the next one is not called; of
+            waiting, from its start until that call.
+        times: how often in a step.
+        name: what took most of it, as the trace names it.
+        caller: the function that the most of it was called from; empty if the trace does not say.
+    """
+
+    seconds: float
+    idle: float
+    times: float
+    name: str
+    caller: str
+
+
+# Names are `$file.py:12 function` of Python, others of the runtime; the first match decides.
+_KINDS = (
+    (
+        HostWork.COMPILE,
+        re.compile(
+            r"backend_compile|compile_or_get_cached|\b_?cached_compilation|_resolve_and_lower"
+            r"|lower_sharding_computation|lower_jaxpr|trace_to_jaxpr|_trace_for_jit|_pjit_lower"
+            r"|_create_pjit_jaxpr|Client::Compile"
+        ),
+    ),
+    (HostWork.EVALUATION, re.compile(r"\$.* _?(run_)?(eval|evaluate|validate|validation)\w*$")),
+    (
+        HostWork.WAIT,
+        re.compile(
+            r"\$array\.py:\d+ (_value|item|tolist|__(float|int|bool|array|index|complex)__)$"
+            r"|^np\.asarray\(jax\.Array\)|block_until_ready|BlockHostUntilReady|effects_barrier"
+            r"|\$api\.py:\d+ (device_get|_device_get)$"
+        ),
+    ),
+    (
+        HostWork.DATA,
+        re.compile(
+            r"\$.* (__next__|next|_?(next|get|load|make|read|fetch)_?(batch|data|example)\w*"
+            r"|\w*(data_?load|tokeniz)\w*)$"
+            r"|\$[^ ]*(dataset|data_?loader|loader|input_pipeline)\w*\.py:\d+ "
+        ),
+    ),
+    (HostWork.DISPATCH, re.compile(r"^PjitFunction\(|^ParallelFor|ExecuteHelper|LoadedExecutable")),
+)
+_WORK = tuple(HostWork)
+_WEAK = (HostWork.DISPATCH, HostWork.OTHER)  # what happens within them may be of another kind
+
+
+def kind_of(name: str) -> HostWork:
+    """The kind of work that an event of this name is.
+
+    >>> kind_of("$array.py:615 _value"), kind_of("$train.py:80 log")
+    (<HostWork.WAIT: 'waiting for the device'>, <HostWork.OTHER: 'everything else'>)
+    """
+    return next((kind for kind, pattern in _KINDS if pattern.search(name)), HostWork.OTHER)
+
+
+class HostSums:
+    """Adds up what the threads of several devices did."""
+
+    def __init__(self) -> None:
+        self._late = 0.0
+        self._sums = np.zeros((3, len(_WORK)))
+        self._names: dict[tuple[HostWork, str, str], float] = defaultdict(float)
+        self._threads: dict[int, _Events] = {}
+
+    def add(
+        self,
+        thread: HostThread,
+        late: LateCalls,
+        window: tuple[int, int],
+        scale: float,
+    ) -> None:
+        """One device's thread.
+
+        Args:
+            thread: that calls the device's steps.
+            late: its intervals from the end of a step to the call of the next one.
+            window: begin and end of the steps that are measured, picoseconds.
+            scale: seconds of a step in a picosecond of the trace.
+        """
+        begin, end = window
+        self._late += float(late.idle_within(*np.array([[begin], [end]]))[0]) * scale
+        if id(thread) not in self._threads:
+            self._threads[id(thread)] = _Events.of(thread)
+        events = self._threads[id(thread)]
+        lengths = np.clip(thread.ends, begin, end) - np.clip(thread.starts, begin, end)
+        own = _without_inner(lengths.astype(np.float64), events.parents) * scale
+        idle = _without_inner(late.idle_within(thread.starts, thread.ends), events.parents) * scale
+        starts = events.is_first & (thread.starts >= begin) & (thread.starts < end)
+        stalls = np.where(events.is_first, _stalls(thread, late) * scale, 0.0)
+        idle = np.where(events.kinds == _WORK.index(HostWork.WAIT), stalls, idle)
+        for row, column in enumerate((own, idle, starts * scale * _PICOSECONDS)):
+            self._sums[row] += np.bincount(events.kinds, column, len(_WORK))
+        seconds = np.bincount(events.names, own, len(events.table))
+        for name, of_name in zip(events.table, seconds.tolist(), strict=True):
+            self._names[name] += of_name
+
+    def late(self, devices: int) -> float:
+        """Idle seconds of a step because of late calls, in the mean over the devices."""
+        return self._late / devices
+
+    def mean(self, devices: int) -> dict[HostWork, HostTime]:
+        """The mean over the devices."""
+        means = {}
+        for kind, sums in zip(_WORK, self._sums.T.tolist(), strict=True):
+            names = {name: own for name, own in self._names.items() if name[0] is kind}
+            if names:
+                _, name, caller = max(names, key=lambda key: names[key])
+                seconds, idle, times = (total / devices for total in sums)
+                means[kind] = HostTime(seconds, idle, times, name, caller)
+        return means
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Events:
+    """The events of a thread.
+
+    Attributes:
+        parents: as `parents_of` has them.
+        kinds: index in `_WORK`.
+        is_first: whether an event has its kind from itself.
+        names: index in `table`.
+        table: the kind, name and caller of what an event belongs to.
+    """
+
+    parents: Integers
+    kinds: Integers
+    is_first: npt.NDArray[np.bool_]
+    names: Integers
+    table: tuple[tuple[HostWork, str, str], ...]
+
+    @classmethod
+    def of(cls, thread: HostThread) -> _Events:
+        count = len(thread.starts)
+        parents = parents_of(np.zeros(count, np.int64), thread.starts, thread.ends)
+        kinds, roots = _inherited(thread, parents, [kind_of(name) for name in thread.names])
+        table: dict[tuple[HostWork, str, str], int] = {}
+        callers = _callers(thread, parents)
+        ops, names = thread.ops.tolist(), []
+        for event, (kind, root) in enumerate(zip(kinds, roots, strict=True)):
+            named = event if kind is HostWork.OTHER else root
+            key = (kind, thread.names[ops[named]], callers[named])
+            names.append(table.setdefault(key, len(table)))
+        return cls(
+            parents=parents,
+            kinds=np.array([_WORK.index(kind) for kind in kinds], np.int64),
+            is_first=np.array(roots, np.int64) == np.arange(count),
+            names=np.array(names, np.int64),
+            table=tuple(table),
+        )
+
+
+def _stalls(thread: HostThread, late: LateCalls) -> Floats:
+    """Of each event, taken as a wait: idle time from its start until the next step is called, at
+    most its length; 0 where the device has another step to run when it ends."""
+    idle = late.idle_within(thread.starts, late.next_step(thread.ends))
+    return np.minimum(idle, (thread.ends - thread.starts).astype(np.float64))
+
+
+def _callers(thread: HostThread, parents: Integers) -> list[str]:
+    """Of each event, the innermost Python function around it that is not JAX's."""
+    is_users = [not _OF_JAX.match(name) for name in thread.names]
+    ops, outer_of = thread.ops.tolist(), parents.tolist()
+    callers = [""] * len(ops)
+    for event in np.lexsort((-thread.ends, thread.starts)).tolist():
+        outer = outer_of[event]
+        if outer != NO_PARENT:
+            op = ops[outer]
+            callers[event] = thread.names[op] if is_users[op] else callers[outer]
+    return callers
+
+
+_OF_JAX = re.compile(
+    r"^\$(array|api|profiler|traceback_util|pjit|compiler|pxla|contextlib|dispatch|interpreters)"
+    r"\.py|^\$(?!.*\.py:)|^[^$]"
+)
+
+
+def _inherited(
+    thread: HostThread, parents: Integers, table: list[HostWork]
+) -> tuple[list[HostWork], list[int]]:
+    """The kind of each event, and the event that it has it from: the outermost that is clear."""
+    within = np.searchsorted(thread.step_starts, thread.ends)
+    holds_steps = (within > np.searchsorted(thread.step_starts, thread.starts, "right")).tolist()
+    ops, outer_of = thread.ops.tolist(), parents.tolist()
+    kinds = [HostWork.OTHER] * len(ops)
+    roots = list(range(len(ops)))
+    for event in np.lexsort((-thread.ends, thread.starts)).tolist():
+        outer = outer_of[event]
+        own = HostWork.OTHER if holds_steps[event] else table[ops[event]]
+        if outer == NO_PARENT or (
+            kinds[outer] in _WEAK and own not in (HostWork.OTHER, kinds[outer])
+        ):
+            kinds[event] = own
+        else:
+            kinds[event], roots[event] = kinds[outer], roots[outer]
+    return kinds, roots
+
+
+def _without_inner(lengths: Floats, parents: Integers) -> Floats:
+    """Of each event, its length without the events directly within it."""
+    inner = np.flatnonzero(parents != NO_PARENT)
+    own = lengths.copy()
+    np.subtract.at(own, parents[inner], lengths[inner])
+    return own

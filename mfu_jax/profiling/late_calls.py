@@ -1,0 +1,72 @@
+"""Idle time that the host is the cause of: the device has run a step, and the next is not called.
+
+What is idle after the call, or within a step, is the device's or the runtime's own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mfu_jax.profiling.timeline.devices import Executions
+from mfu_jax.profiling.timeline.host import HostThread
+from mfu_jax.profiling.timeline.sweep import Division, Floats
+from mfu_jax.profiling.trace.wire import Integers
+
+
+class LateCalls:
+    """The intervals from the end of a step to the call of the next one.
+
+    Args:
+        thread: that calls the steps and marks them.
+        steps: executions of the step's program on a device.
+        division: of the device's time.
+    """
+
+    def __init__(self, thread: HostThread, steps: Executions, division: Division) -> None:
+        self._division = division
+        self.starts = steps.ends[:-1]
+        self.ends = np.minimum(steps.starts, _called(thread, steps))[1:]
+        self.ends = np.maximum(self.starts, self.ends)
+        idle = division.idle_within(self.starts, self.ends)
+        self._until = np.concatenate([[0.0], np.cumsum(idle)])
+
+    @property
+    def idle(self) -> float:
+        """Idle time in all of them, picoseconds."""
+        return float(self._until[-1])
+
+    def idle_within(self, starts: Integers, ends: Integers) -> Floats:
+        """Idle time in them, within other intervals."""
+        return self._idle_until(ends) - self._idle_until(starts)
+
+    def next_step(self, times: Integers) -> Integers:
+        """The ends of the intervals that hold these times; the times where none does."""
+        if not len(self.starts):
+            return times
+        last = np.maximum(np.searchsorted(self.starts, times, "right") - 1, 0)
+        is_within = (self.starts[last] <= times) & (times <= self.ends[last])
+        return np.where(is_within, self.ends[last], times)
+
+    def _idle_until(self, times: Integers) -> Floats:
+        if not len(self.starts):
+            return np.zeros(len(times))
+        before = np.searchsorted(self.starts, times, "right") - 1
+        last = np.maximum(before, 0)
+        partly = np.clip(times, self.starts[last], self.ends[last])
+        within = self._division.idle_within(self.starts[last], partly)
+        return np.where(before < 0, 0.0, self._until[last] + within)
+
+
+def _called(thread: HostThread, steps: Executions) -> Integers:
+    """Of each execution, when its call had returned: its mark's end.
+
+    The last mark is the last execution's. Where a mark is of several executions, the first one's
+    call is somewhere in it, and so are the others': they count as called when they start.
+    """
+    marks, count = thread.step_ends, len(steps.starts)
+    called = steps.starts.copy()
+    each = max(count // len(marks), 1) if len(marks) else 1
+    firsts = np.arange(count - each, -1, -each)[: len(marks)]
+    if each == 1:
+        called[firsts] = marks[::-1][: len(firsts)]
+    return called

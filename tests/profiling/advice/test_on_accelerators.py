@@ -1,0 +1,207 @@
+"""Faults that only accelerators feel, and all others, on profiles written by hand.
+
+Each profile is of a run that is otherwise healthy. The gain is compared with the difference between
+its step and that of the run without the fault, whose times are arithmetic with peak and bandwidth.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mfu_jax.dumps import ModelFlops
+from mfu_jax.profiling.advice import RULES
+from mfu_jax.profiling.profile import Profile
+from tests.support.written_profiles import (
+    BANDWIDTH,
+    TF32,
+    dot,
+    dot_seconds,
+    written_profile,
+)
+
+WITHIN = 0.2
+M, K, N = 8192, 4096, 8192
+MATMUL = dot_seconds(M, K, N, 0.7)
+HEALTHY = [dot("up", M, K, N), dot("down", M, N, K)]
+HEALTHY_SECONDS = {"up": MATMUL, "down": MATMUL}
+
+
+def first(profile: Profile, cause: str, brought: float) -> None:
+    """The fault is named first, and its gain is within 20% of what removing it brings."""
+    assert profile.coverage == 1
+    assert [advice.cause for advice in profile.advice][:1] == [cause]
+    assert profile.advice[0].gain_seconds == pytest.approx(brought, rel=WITHIN)
+
+
+def test_a_healthy_run_gets_no_advice(tmp_path: Path) -> None:
+    assert not written_profile(tmp_path, HEALTHY, HEALTHY_SECONDS).advice
+
+
+def test_float32_matmuls(tmp_path: Path) -> None:
+    lines = [*HEALTHY, dot("head", M, K, N, dtype="f32")]
+    seconds = {**HEALTHY_SECONDS, "head": dot_seconds(M, K, N, 0.7, TF32)}
+    profile = written_profile(tmp_path, lines, seconds)
+    first(profile, "float32 matmuls", seconds["head"] - MATMUL)
+    assert "head (mlp)" in profile.advice[0].evidence
+
+
+def test_odd_vocabulary(tmp_path: Path) -> None:
+    lines = [*HEALTHY, dot("head", M, K, 50257)]
+    seconds = {**HEALTHY_SECONDS, "head": dot_seconds(M, K, 50257, 0.3)}
+    brought = seconds["head"] - dot_seconds(M, K, 50264, 0.7)
+    first(written_profile(tmp_path, lines, seconds), "padding of odd shapes", brought)
+
+
+def test_an_elementwise_chain(tmp_path: Path) -> None:
+    shape, size = f"bf16[{M},{N}]", 2 * M * N
+    names = [f"mul.{i}" for i in range(6)]
+    operands = ["up.result", *names[:-1]]
+    lines = [*HEALTHY, f"  %up.result = {shape} bitcast(%up)"]
+    for name, operand in zip(names, operands, strict=True):
+        lines.append(f"  %{name}.in = {shape} opt-barrier(%{operand})")
+        lines.append(f"  %{name} = {shape} negate(%{name}.in)")
+    one = 2 * size / (0.8 * BANDWIDTH)  # reads one array, writes one
+    seconds = {**HEALTHY_SECONDS, **dict.fromkeys(names, one)}
+    first(written_profile(tmp_path, lines, seconds), "unfused elementwise chain", 5 * one)
+
+
+def test_logits_in_float32(tmp_path: Path) -> None:
+    vocabulary = 131072
+    logits, size = f"f32[{M},{vocabulary}]", 4 * M * vocabulary
+    lines = [
+        *HEALTHY,
+        dot("head", M, K, vocabulary, scope="head"),
+        f"  %wide = {logits} fusion(%head), kind=kLoop, calls=%softmax",
+        f"  %loss = f32[{M}] fusion(%wide), kind=kInput, calls=%total",
+    ]
+    body = (
+        f"%softmax (q: bf16[{M},{vocabulary}]) -> {logits} {{\n"
+        f"  %q = bf16[{M},{vocabulary}] parameter(0)\n  ROOT %w = {logits} convert(%q)\n}}\n\n"
+        f"%total (r: {logits}) -> f32[{M}] {{\n  %r = {logits} parameter(0)\n"
+        f"  %zero = f32[] constant(0)\n"
+        f"  ROOT %t = f32[{M}] reduce(%r, %zero), dimensions={{1}}, to_apply=%add\n}}\n\n"
+        "%add (x: f32[], y: f32[]) -> f32[] {\n  %x = f32[] parameter(0)\n"
+        "  %y = f32[] parameter(1)\n  ROOT %s = f32[] add(%x, %y)\n}\n"
+    )
+    head = dot_seconds(M, K, vocabulary, 0.7)
+    passing = {"wide": 1.5 * size / BANDWIDTH, "loss": size / BANDWIDTH}
+    halved = {"wide": size / BANDWIDTH, "loss": size / 2 / BANDWIDTH}
+    profile = written_profile(
+        tmp_path, lines, {**HEALTHY_SECONDS, "head": head, **passing}, computations=body
+    )
+    first(profile, "logits in float32", sum(passing.values()) - sum(halved.values()))
+
+
+def test_attention_as_dense_matmuls(tmp_path: Path) -> None:
+    heads, length, width = 64, 4096, 128
+    scores = f"bf16[{heads},{length},{length}]"
+    values = f"bf16[{heads},{length},{width}]"
+    batched = "lhs_batch_dims={0}, rhs_batch_dims={0}"
+    lines = [
+        *HEALTHY,
+        f"  %q = {values} constant({{...}})",
+        f"  %qk = {scores} dot(%q, %q), {batched}, lhs_contracting_dims={{2}}, "
+        'rhs_contracting_dims={2}, metadata={op_name="jit(step)/jvp(attention)/dot_general"}',
+        f"  %masked = {scores} negate(%qk)",
+        f"  %av = {values} dot(%masked, %q), {batched}, lhs_contracting_dims={{2}}, "
+        'rhs_contracting_dims={1}, metadata={op_name="jit(step)/jvp(attention)/dot_general"}',
+    ]
+    one = 2 * heads * length * length * width
+    size = 2 * heads * length * length
+    memory = 2 * size / (0.8 * BANDWIDTH)
+    bound = size / (0.8 * BANDWIDTH)
+    seconds = {**HEALTHY_SECONDS, "qk": bound, "masked": memory, "av": bound}
+    matmuls = 2 * 2 * M * K * N
+    model = ModelFlops(per_device=matmuls + one, dense=matmuls + 2 * one, convention="maxtext")
+    profile = written_profile(tmp_path, lines, seconds, model=model)
+    flash = one / (0.55 * 989.4e12)  # both matmuls, half of the pairs; FlashAttention-2 and 3
+    first(profile, "attention without a kernel", 2 * bound + memory - flash)
+
+
+def test_a_batch_of_one_row(tmp_path: Path) -> None:
+    lines = [dot("up", 1, K, N), dot("down", 1, N, K)]
+    one = 2 * K * N / (0.9 * BANDWIDTH)
+    profile = written_profile(tmp_path, lines, {"up": one, "down": one})
+    first(profile, "small batch", 2 * one * (1 - 1 / 8))  # eight rows take as long as one
+
+
+def test_remat_with_memory_to_spare(tmp_path: Path) -> None:
+    again = dot("again", M, K, N).replace("jvp(mlp)", "rematted_computation/mlp")
+    seconds = {**HEALTHY_SECONDS, "again": MATMUL}
+    sizes = {f"{p}_size_in_bytes": 10**9 for p in ("argument", "output", "temp", "alias")}
+    lines = [*HEALTHY, again]
+    roomy = written_profile(tmp_path / "roomy", lines, seconds, memory=sizes)
+    first(roomy, "remat heavier than memory needs", MATMUL)
+    full = sizes | {"temp_size_in_bytes": 72 * 10**9}
+    assert not written_profile(tmp_path / "full", lines, seconds, memory=full).advice
+    assert not written_profile(tmp_path / "unknown", lines, seconds).advice
+
+
+def test_an_exposed_all_gather(tmp_path: Path) -> None:
+    gather = "  %gather = bf16[8192] all-gather(%p), replica_groups={{0,1}}, dimensions={0}"
+    seconds = {"gather": MATMUL / 2, **HEALTHY_SECONDS}
+    profile = written_profile(tmp_path, [gather, *HEALTHY], seconds, slower=[{}])
+    first(profile, "exposed all-gather", MATMUL / 2)
+
+
+def test_a_straggling_device(tmp_path: Path) -> None:
+    reduce = "  %reduce = bf16[8] all-reduce(%p), replica_groups={{0,1}}, to_apply=%add"
+    body = (
+        "%add (x: bf16[], y: bf16[]) -> bf16[] {\n  %x = bf16[] parameter(0)\n"
+        "  %y = bf16[] parameter(1)\n  ROOT %s = bf16[] add(%x, %y)\n}\n"
+    )
+    seconds = {**HEALTHY_SECONDS, "reduce": MATMUL}
+    slow = {"down": 2 * MATMUL, "reduce": 0.0}
+    profile = written_profile(
+        tmp_path, [*HEALTHY, reduce], seconds, slower=[slow], computations=body
+    )
+    first(profile, "imbalance between devices", MATMUL)
+    assert "GPU:1 computes" in profile.advice[0].evidence
+
+
+def test_a_callback_in_the_step(tmp_path: Path) -> None:
+    call = '  %ask = bf16[8] custom-call(%p), custom_call_target="xla_ffi_python_gpu_callback"'
+    profile = written_profile(tmp_path, [*HEALTHY, call], {**HEALTHY_SECONDS, "ask": MATMUL})
+    first(profile, "host callback in the step", MATMUL)
+
+
+STEP = 3 * MATMUL  # two matmuls, and as long without anything
+
+
+@pytest.mark.parametrize(
+    ("cause", "events"),
+    [
+        ("slow data", [("$pipe.py:7 next_batch", -2.9 * MATMUL, 2.8 * MATMUL)]),
+        ("recompiles", [("backend_compile_and_load", -0.99 * MATMUL, 0.97 * MATMUL)]),
+        ("unscanned dispatch", [("PjitFunction(small)", -2.9 * MATMUL, 2.8 * MATMUL)]),
+        ("host-bound loop", [("$metrics.py:7 plot", -2.9 * MATMUL, 2.8 * MATMUL)]),
+        (
+            "sync in the loop",
+            [("$array.py:2 __float__", -2.9 * MATMUL, 1.91 * MATMUL),
+             ("$pipe.py:7 next_batch", -0.99 * MATMUL, 0.97 * MATMUL)],
+        ),
+        ("eval in the loop", [("$train.py:7 evaluate", -0.99 * MATMUL, 0.97 * MATMUL)]),
+    ],
+)  # fmt: skip
+def test_idle_time_has_one_cause(
+    cause: str, events: list[tuple[str, float, float]], tmp_path: Path
+) -> None:
+    profile = written_profile(tmp_path, HEALTHY, HEALTHY_SECONDS, idle=MATMUL, host=events)
+    assert profile.measured.step_seconds == pytest.approx(STEP)
+    first(profile, cause, MATMUL)
+    assert len(profile.advice) == 1
+
+
+def test_a_step_called_in_time_is_not_the_hosts_fault(tmp_path: Path) -> None:
+    """The device idles although its next step was called long ago."""
+    work = [("$metrics.py:7 plot", -0.99 * MATMUL, 0.97 * MATMUL)]
+    profile = written_profile(
+        tmp_path, HEALTHY, HEALTHY_SECONDS, idle=MATMUL, host=work, call=-1.5 * MATMUL
+    )
+    assert not profile.advice
+
+
+def test_causes_are_a_closed_list() -> None:
+    assert len(RULES) == 16

@@ -1,0 +1,81 @@
+"""Faults in real loops on the CPU, where the lost time is known: the loop sleeps it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mfu_jax
+from mfu_jax.profiling.profile import Profile, read_profile
+
+STEPS = 4
+LOST = 0.2  # seconds of a step; the step itself takes under a millisecond
+WITHIN = 0.2
+
+
+def train_step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+    return w - 0.1 * gradient, loss
+
+
+def slow_step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def ask(loss: np.ndarray) -> np.ndarray:
+        time.sleep(LOST)
+        return np.asarray(loss)
+
+    w, loss = train_step(w, x)
+    return w, jax.pure_callback(ask, jax.ShapeDtypeStruct((), jnp.float32), loss)
+
+
+def batches(seconds: float) -> Iterator[jax.Array]:
+    while True:
+        time.sleep(seconds)
+        yield jnp.full((64, 64), jnp.float32(0.5))
+
+
+def profile_of(folder: Path, step: object, *, data: float = 0, reads: bool = False) -> Profile:
+    step, loader = jax.jit(step), batches(data)  # type: ignore[call-overload]
+    w = jnp.zeros((64, 64))
+    jax.block_until_ready(step(w, next(loader)))
+    with mfu_jax.profile(folder, step, w, next(loader)):
+        for number in range(STEPS):
+            x = next(loader)
+            with jax.profiler.StepTraceAnnotation("train", step_num=number):
+                w, loss = step(w, x)
+            if reads:
+                float(loss)
+    return read_profile(folder, peak_tflops_per_device=0.1)
+
+
+def test_a_loader_that_sleeps(tmp_path: Path) -> None:
+    first = profile_of(tmp_path, train_step, data=LOST).advice[0]
+    assert first.cause == "slow data"
+    assert first.gain_seconds == pytest.approx(LOST, rel=WITHIN)
+    assert "_next" in first.evidence or "batches" in first.evidence or "next" in first.evidence
+
+
+def test_a_callback_that_sleeps(tmp_path: Path) -> None:
+    profile = profile_of(tmp_path, slow_step)
+    assert profile.advice[0].cause == "host callback in the step"
+    assert profile.advice[0].gain_seconds == pytest.approx(LOST, rel=WITHIN)
+    assert profile.program.memory_bytes > 0
+
+
+def test_a_function_that_is_new_in_every_step_compiles(tmp_path: Path) -> None:
+    """All its versions are the same step, whatever the trace calls them."""
+    w, x = jnp.zeros((64, 64)), jnp.ones((64, 64))
+    jax.block_until_ready(jax.jit(train_step)(w, x))
+    with mfu_jax.profile(tmp_path, jax.jit(train_step), w, x):
+        for number in range(STEPS):
+            with jax.profiler.StepTraceAnnotation("train", step_num=number):
+                w, _ = jax.jit(lambda w, x: train_step(w, x))(w, x)
+    profile = read_profile(tmp_path, peak_tflops_per_device=0.1)
+    assert profile.measured.steps == STEPS - 1
+    assert profile.advice[0].cause == "recompiles"
+    assert profile.advice[0].gain_seconds > 0.5 * profile.measured.step_seconds

@@ -1,52 +1,126 @@
 """Where the time of a step went: the waterfall from the peak to MFU, and tables, from a trace.
 
-usage: mfu-jax profile DIR [key=value …] [--json]
+usage: mfu-jax profile DIR [key=value …] [--json | --html [OUT.html]]
+       mfu-jax profile BEFORE AFTER [key=value …] [--json]
 
 DIR is the folder of a device trace: of mfu_jax.profile, profile_steps=, or
 jax.profiler.start_trace; or one .xplane.pb file. The newest trace in it is read, of all hosts.
-  by=scope,op      tables to print: scope, op, phase, dtype, kernel (default scope,op)
+Of two folders: what got slower, in seconds of a step, and why.
+  by=scope,op      tables to print: scope, op, phase, dtype, kernel, program (default scope,op);
+                   program has one waterfall for each, as for the phases of an RL loop
   depth=N          only the first N parts of a scope tell groups apart
   top=N            rows of each table (default 15; 0: all)
   model=N          model FLOPs of one run of the program on one device; by default those stored with
                    the trace, else the program's own forward and backward matmuls
   hardware=NAME    the chip, if the trace does not name it; or calibrate
   peak_tflops=N    dense peak of one JAX device, instead of the table's; CPUs are calibrated
-  --json           one JSON object on stdout"""
+  tensorboard=LOGS the numbers as scalars, profile/…, in the run "profile" of this log directory
+  --json           one JSON object on stdout
+  --html           one page that needs no network, in OUT.html (default DIR/profile.html)"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mfu_jax.arguments import parse
+from mfu_jax.arguments import Arguments, parse
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.formatting import json_text
 from mfu_jax.values import typed
 
-_KEYS = ("by", "depth", "top", "model", "hardware", "peak_tflops")
+if TYPE_CHECKING:
+    from mfu_jax.profiling.profile import Profile
+
+_KEYS = ("by", "depth", "top", "model", "hardware", "peak_tflops", "tensorboard")
+_PAGES = (".html", ".htm")
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    from mfu_jax.profiling.profile import read_profile
-    from mfu_jax.profiling.render import render
-
-    arguments = parse(argv, keys=_KEYS, flags=("--json",))
+    arguments = parse(argv, keys=_KEYS, flags=("--json", "--html"))
+    folders, page = _names(arguments)
+    if arguments.flags == {"--json", "--html"}:
+        raise UserError("--json and --html: expected one of them; run the command twice")
+    if len(folders) == 2:
+        return _two(folders, arguments)
     values = arguments.values
-    by = _tables(values.get("by", "scope,op"))
-    depth, top = _count("depth", values.get("depth", "0")), _count("top", values.get("top", "15"))
+    by, depth, top = _tables(values.get("by", "scope,op")), _count(values, "depth", 0), _top(values)
+    profile = _read(folders[0], values)
+    if "tensorboard" in values:
+        from mfu_jax.logger.sinks.tensorboard import write_scalars
+
+        write_scalars(values["tensorboard"], "profile", profile.last_step, profile.scalars())
+    if "--json" in arguments.flags:
+        print(json_text(profile.to_json(depth=depth)))
+    elif "--html" in arguments.flags:
+        print(_write_page(profile, page or _page_of(folders[0])))
+    else:
+        from mfu_jax.profiling.render import render
+
+        print(render(profile, by=by, depth=depth, top=top))
+    return 0
+
+
+def _names(arguments: Arguments) -> tuple[list[str], str]:
+    """The folders, and the file of the page if it is given."""
+    pages = [name for name in arguments.names if name.endswith(_PAGES)]
+    folders = [name for name in arguments.names if name not in pages]
+    if pages and "--html" not in arguments.flags:
+        raise UserError(f"{pages[0]!r} without --html: expected a folder with a trace; add --html")
+    if len(pages) > 1 or not 1 <= len(folders) <= 2 - ("--html" in arguments.flags):
+        raise UserError(
+            f"expected a folder with a trace, or two to compare (one with --html), got "
+            f"{' '.join(arguments.names) or 'none'}"
+        )
+    return folders, "".join(pages)
+
+
+def _read(folder: str, values: Mapping[str, str]) -> Profile:
+    from mfu_jax.profiling.profile import read_profile
+
     peak, model = values.get("peak_tflops"), values.get("model")
-    profile = read_profile(
-        arguments.one_name("folder with a trace"),
+    return read_profile(
+        folder,
         peak_tflops_per_device=None if peak is None else float(typed("peak_tflops", peak, float)),
         hardware=values.get("hardware", ""),
         model_flops=None if model is None else int(typed("model", model, int | Fraction)),
     )
-    if arguments.flags:
-        print(json_text(profile.to_json(depth=depth)))
-    else:
-        print(render(profile, by=by, depth=depth, top=top))
+
+
+def _two(folders: Sequence[str], arguments: Arguments) -> int:
+    from mfu_jax.profiling.comparison import compare
+    from mfu_jax.profiling.render_comparison import render_comparison
+
+    values = arguments.values
+    for key in ("by", "depth", "tensorboard"):
+        if key in values:
+            raise UserError(f"{key}= and two profiles: expected one folder; leave {key}= out")
+    top = _top(values)
+    comparison = compare(*(_read(folder, values) for folder in folders))
+    is_json = "--json" in arguments.flags
+    print(json_text(comparison.to_json()) if is_json else render_comparison(comparison, top=top))
     return 0
+
+
+def _page_of(folder: str) -> str:
+    path = Path(folder)
+    return str((path if path.is_dir() else path.parent) / "profile.html")
+
+
+def _write_page(profile: Profile, name: str) -> str:
+    """Writes the page; returns where it is."""
+    from mfu_jax.profiling.page import page
+
+    try:
+        Path(name).write_text(page(profile), encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{name!r} cannot be written ({error.strerror}); expected a file in a folder that "
+            f"exists; name another one after --html"
+        ) from None
+    return name
 
 
 def _tables(text: str) -> list[str]:
@@ -62,8 +136,12 @@ def _tables(text: str) -> list[str]:
     return names
 
 
-def _count(key: str, text: str) -> int:
-    number = int(typed(key, text, int))
+def _top(values: Mapping[str, str]) -> int:
+    return _count(values, "top", 15)
+
+
+def _count(values: Mapping[str, str], key: str, default: int) -> int:
+    number = int(typed(key, values.get(key, str(default)), int))
     if number < 0:
         raise UserError(f"{key}={number}: expected 0 or more")
     return number

@@ -6,7 +6,8 @@ count), so that the residual is a finding, not an arithmetic remainder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
@@ -16,7 +17,9 @@ from mfu_jax.formatting import columns
 
 # What the compiler removed of the model's work.
 REMOVED = "removed by XLA"
+_ON_HOST = "moved to the host"
 _MOST_NAMED = 4
+_FFT = re.compile(r"\bfft\)*$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +62,8 @@ class Ledger:
 
     @property
     def removed(self) -> int:
-        """Model FLOPs that the compiler removed; 0 or above."""
-        return -sum(line.flops for line in self.lines if line.label == REMOVED)
+        """Model FLOPs that the compiler removed from the device's program; 0 or above."""
+        return -sum(line.flops for line in self.lines if line.label in (REMOVED, _ON_HOST))
 
     @property
     def xla_factor(self) -> float | None:
@@ -119,6 +122,7 @@ def compare_flops(
     overheads: Mapping[str, int] | None = None,
     is_whole: bool = False,
     operations: Mapping[str, int | Fraction] | None = None,
+    unaccounted: Sequence[str] = (),
 ) -> Ledger:
     """Explains executed FLOPs in terms of model FLOPs, and XLA's number in terms of executed.
 
@@ -137,6 +141,7 @@ def compare_flops(
             all of its work: what the program lacks of it, the compiler removed.
         operations: the model FLOPs of one device as in `FlopCount.by_operation`, to name what the
             compiler removed.
+        unaccounted: work that `model` lacks because it could not be counted, in words.
 
     Returns:
         The ledger; its `residual` is the unexplained rest.
@@ -165,6 +170,9 @@ def compare_flops(
     if executed.expansion:
         note = "ragged or depthwise products computed densely: the other groups are zeros"
         lines.append(LedgerLine(label="dense expansion", flops=executed.expansion, note=note))
+    if operations and (above := _fft(executed.by_operation) - _fft(operations)) > 0:
+        note = "matmuls with a table of sines, beyond the 5·N·log₂N of an FFT"
+        lines.append(LedgerLine(label="FFT by matmuls", flops=round(above), note=note))
     for label, flops in executed.repeated.items():
         note = "these devices compute the same values; usually nothing is sharded over them"
         lines.append(LedgerLine(label=label, flops=flops, note=note))
@@ -173,6 +181,11 @@ def compare_flops(
     outside = executed.optimizer + executed.other
     lines.append(LedgerLine(label="other", flops=outside, note="optimizer, or no phase"))
     missing = executed.total - sum(line.flops for line in lines)
+    if is_whole and missing < 0 and executed.host:
+        on_host = min(executed.host, -missing)
+        note = "the host runs it instead (compute_on)"
+        lines.append(LedgerLine(label=_ON_HOST, flops=-on_host, note=note))
+        missing += on_host
     if is_whole and missing < 0:
         note = _removed(operations or {}, executed)
         lines.append(LedgerLine(label=REMOVED, flops=missing, note=note))
@@ -184,14 +197,23 @@ def compare_flops(
         executed=executed.total,
         xla_reported=reported,
         causes=() if reported is None else _causes(executed, reported),
-        notes=(*_notes(executed), *(_surplus(operations or {}, executed) if missing > 0 else ())),
+        notes=(
+            *_notes(executed),
+            *(f"not counted in the model: {item}" for item in unaccounted),
+            *(_surplus(operations or {}, executed) if missing > 0 else ()),
+        ),
         of_which=_of_which(executed),
     )
 
 
+def _fft(operations: Mapping[str, int | Fraction]) -> Fraction:
+    """FLOPs of FFTs; the instructions that TPUs make of one have the name of its function."""
+    return sum((Fraction(n) for name, n in operations.items() if _FFT.search(name)), Fraction(0))
+
+
 def _removed(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> str:
     """What the program lacks most of a model's operations, and why it may."""
-    why = "merged with equal work, or not needed for a result"
+    why = "merged with equal work, not needed for a result, or elementwise"
     named = _largest(missing_operations(operations, executed.by_operation))
     return f"{why}: {named}" if named else why
 
@@ -293,7 +315,7 @@ def _causes(executed: ExecutedCount, reported: int) -> tuple[LedgerLine, ...]:
 def _notes(executed: ExecutedCount) -> tuple[str, ...]:
     notes = [flag.text for flag in executed.flags]
     if executed.host:
-        notes.append(f"the host runs {executed.host:,} FLOPs more, which no line has")
+        notes.append(f"the host runs {executed.host:,} FLOPs more than `executed` has")
     for item in executed.unaccounted:
         notes.append(f"not counted: {item.name} {item.where} {item.shapes}: {item.reason}")
     return tuple(notes)

@@ -244,6 +244,7 @@ def count_program(
         xla_reported=reported,
         is_whole=model.source == "traced" and not (model.unaccounted or executed.unaccounted),
         operations=model.operations,
+        unaccounted=model.unaccounted,
     )
     return StepFlops(model=model, executed=executed, xla_reported=reported, ledger=ledger)
 

@@ -57,6 +57,11 @@ class JoinedOp(NamedTuple):
     kind: str
     start: InstructionRecord | None = None
 
+    @property
+    def module(self) -> str:
+        """Name of its program; of the one that has its instruction where the trace names none."""
+        return self.name.program.module or (self.source.costs.name if self.source else "")
+
 
 class Join:
     """Joins ops with instructions.

@@ -99,6 +99,7 @@ class Measured:
         late_calls: idle seconds from the end of a step until the next one is called.
         host: what the thread that calls the steps did, by kind; empty where none are marked.
         executions: of each program in a step.
+        idle_within: seconds in which nothing ran during executions of each program.
         devices: each on its own.
     """
 
@@ -114,6 +115,7 @@ class Measured:
     late_calls: float
     host: Mapping[HostWork, HostTime]
     executions: Mapping[Program, float]
+    idle_within: Mapping[Program, float]
     devices: tuple[DeviceTime, ...]
 
     @property
@@ -142,7 +144,7 @@ def measure(devices: Sequence[tuple[Timeline, HostThread | None]], join: Join) -
     versions = _versions(main, *devices[0])
     sums = _Sums()
     for timeline, thread in devices:
-        window = _window(timeline.executions.of(versions), thread)
+        window = window_of(timeline.executions.of(versions), thread)
         if window is not None:
             sums.add(named_by_order(timeline, join), thread, window, versions, join)
     if not sums.devices:
@@ -159,7 +161,8 @@ def _main_program(timelines: Sequence[Timeline]) -> Program:
             seconds[program] += length
     if not seconds:
         raise UserError(_NO_STEPS)
-    return max(seconds, key=lambda program: seconds[program])
+    named = [program for program in seconds if program.module]  # kernels may have no program
+    return max(named or seconds, key=lambda program: seconds[program])
 
 
 def _versions(main: Program, timeline: Timeline, thread: HostThread | None) -> frozenset[Program]:
@@ -171,7 +174,7 @@ def _versions(main: Program, timeline: Timeline, thread: HostThread | None) -> f
     return named if len(timeline.executions.of(named).programs) % marked == 0 else alone
 
 
-def _window(executions: Executions, thread: HostThread | None) -> Window | None:
+def window_of(executions: Executions, thread: HostThread | None) -> Window | None:
     """From the first execution to the last one, which has no end: what follows it is not seen."""
     starts, count = executions.starts, len(executions.starts)
     if not count:
@@ -197,6 +200,7 @@ class _Sums:
         self.idle: dict[str, float] = defaultdict(float)
         self.causes: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self.executions: dict[Program, float] = defaultdict(float)
+        self.idle_within: dict[Program, float] = defaultdict(float)
         self.host = HostSums()
 
     def add(
@@ -224,7 +228,7 @@ class _Sums:
         if thread is not None:
             late = LateCalls(thread, timeline.executions.of(versions), division)
             self.host.add(thread, late, (window.begin, window.end), scale)
-        self._add_executions(timeline.executions, window)
+        self._add_executions(timeline.executions, window, division, scale)
         self.steps.append(window.steps)
         step = (window.end - window.begin) * scale
         self.devices.append(
@@ -261,10 +265,16 @@ class _Sums:
         for where, name, seconds in _idle_causes(division, thread):
             self.causes[where][name] += seconds * scale
 
-    def _add_executions(self, executions: Executions, window: Window) -> None:
+    def _add_executions(
+        self, executions: Executions, window: Window, division: Division, scale: float
+    ) -> None:
         is_inside = (executions.starts >= window.begin) & (executions.starts < window.end)
         for program, counted in zip(executions.programs, is_inside.tolist(), strict=True):
             self.executions[program] += counted / window.steps
+        ends = np.minimum(executions.ends, np.append(executions.starts[1:], executions.ends[-1:]))
+        idle = division.idle_within(executions.starts, ends) * scale
+        for program, seconds in zip(executions.programs, idle.tolist(), strict=True):
+            self.idle_within[program] += seconds
 
     def mean(self, timeline: Timeline, main: Program, versions: frozenset[Program]) -> Measured:
         count = len(self.devices)
@@ -289,6 +299,7 @@ class _Sums:
             late_calls=self.host.late(count),
             host=self.host.mean(count),
             executions={p: n / count for p, n in self.executions.items()},
+            idle_within={p: seconds / count for p, seconds in self.idle_within.items()},
             devices=tuple(self.devices),
         )
 

@@ -14,7 +14,9 @@ from mfu_jax.profiling.advice import Advice, Facts, advice_for
 from mfu_jax.profiling.folders import dump_files, trace_files
 from mfu_jax.profiling.join import Join
 from mfu_jax.profiling.measured import Measured, measure
+from mfu_jax.profiling.one_step import StepPicture, picture
 from mfu_jax.profiling.peaks import Peaks, find_peaks
+from mfu_jax.profiling.phases import ProgramTime, program_times
 from mfu_jax.profiling.programs import KnownProgram, ProgramLibrary
 from mfu_jax.profiling.tables import KEYS, Row, table
 from mfu_jax.profiling.timeline.platforms import read_devices
@@ -35,6 +37,9 @@ class Profile:
         peaks: of one device.
         program: the one that takes most of the time.
         waterfall: from the peak to MFU; sums to the step time.
+        programs: each on its own, the longest first.
+        picture: the events of one step.
+        last_step: number of the last step that the loop marked; 0 where it marked none.
         notes: what is missing or assumed.
         advice: what would make a step faster, the largest gain first.
     """
@@ -44,6 +49,9 @@ class Profile:
     peaks: Peaks
     program: KnownProgram
     waterfall: tuple[Bar, ...]
+    programs: tuple[ProgramTime, ...]
+    picture: StepPicture
+    last_step: int
     notes: tuple[str, ...]
     advice: tuple[Advice, ...] = ()
 
@@ -53,18 +61,44 @@ class Profile:
         return next(bar.mfu_points for bar in self.waterfall if bar.name == MFU) / 100
 
     @property
+    def hfu(self) -> float:
+        """The same with all matmuls that the main program executes."""
+        runs = self.measured.executions.get(self.measured.main, 1.0)
+        shortest = runs * self.peaks.seconds(self.program.costs.executed.by_dtype)
+        return shortest / self.measured.step_seconds
+
+    @property
     def coverage(self) -> float:
         """The share of device time whose ops have an instruction."""
         return self.measured.coverage
 
     def table(self, by: str, *, depth: int = 0) -> tuple[Row, ...]:
-        """The time in groups: by ``scope``, ``op``, ``phase``, ``dtype`` or ``kernel``."""
+        """The time in groups: by any of ``scope op phase dtype kernel program``."""
         return table(self.measured, self.peaks, KEYS[by], depth=depth)
+
+    def scalars(self) -> dict[str, float]:
+        """The headline numbers and the waterfall, by names for TensorBoard."""
+        numbers = {
+            "profile/mfu": self.mfu,
+            "profile/hfu": self.hfu,
+            "profile/step_time_seconds": self.measured.step_seconds,
+            "profile/coverage": self.coverage,
+        }
+        for bar in self.waterfall:
+            numbers[f"profile/waterfall/{bar.name}"] = bar.seconds
+        for program in self.programs:
+            numbers[f"profile/program_mfu/{program.name}"] = program.mfu
+            numbers[f"profile/program_seconds/{program.name}"] = program.seconds
+        return numbers
 
     def to_json(self, *, depth: int = 0) -> dict[str, Any]:
         """Everything as plain JSON values; `depth` as `table` takes it."""
-        measured, ledger = self.measured, self.program.ledger
         tables = {f"by_{by}": list(map(asdict, self.table(by, depth=depth))) for by in KEYS}
+        return {**self.overview(), **tables}
+
+    def overview(self) -> dict[str, Any]:
+        """The same without the tables."""
+        measured, ledger = self.measured, self.program.ledger
         return {
             "source": self.source,
             "platform": measured.platform,
@@ -76,13 +110,14 @@ class Profile:
             "coverage": self.coverage,
             "not_covered": _not_covered(measured),
             "mfu": self.mfu,
+            "hfu": self.hfu,
             "peak": asdict(self.peaks.main),
             "bytes_per_second": self.peaks.bytes_per_second,
             "convention": ledger.convention,
             "model_flops": ledger.model,
             "executed_flops": ledger.executed,
             "waterfall": [_bar_json(bar) for bar in self.waterfall],
-            **tables,
+            "programs": [_program_json(program) for program in self.programs],
             "advice": [asdict(advice) for advice in self.advice],
             "notes": list(self.notes),
         }
@@ -111,8 +146,9 @@ def read_profile(
     traces = [Trace(file) for file in files]
     devices = read_devices(traces)
     ops = [name for timeline, _ in devices for name in timeline.names]
-    library = ProgramLibrary(traces, dump_files(files[0]), ops, model_flops=model_flops)
-    measured = measure(devices, Join(library))
+    library = ProgramLibrary(traces, dump_files(files[0]), ops)
+    join = Join(library)
+    measured = measure(devices, join)
     main = library.find(measured.main)
     if main is None:
         raise UserError(
@@ -120,6 +156,8 @@ def read_profile(
             f"expected its HLO in the trace, or a dump beside it{_and(library.notes)}; usually the "
             f"profiler was told to leave it out; trace again with mfu_jax.profile"
         )
+    if model_flops is not None:
+        main = main.with_model(model_flops)
     peaks = find_peaks(
         main.device_kind or measured.kind,
         main.costs.executed.by_dtype,
@@ -132,6 +170,7 @@ def read_profile(
         for program in measured.executions
         if (known := library.find(program)) is not None
     }
+    ran[measured.main] = main
     bars = waterfall(measured, ran, main, peaks)
     return Profile(
         source=str(files[0].parent),
@@ -139,6 +178,9 @@ def read_profile(
         peaks=peaks,
         program=main,
         waterfall=bars,
+        programs=program_times(measured, ran, peaks),
+        picture=picture(devices, measured, join),
+        last_step=max((int(t.step_numbers[-1]) for _, t in devices if t is not None), default=0),
         notes=tuple(_notes(measured, main, bars, library)),
         advice=advice_for(Facts(measured=measured, peaks=peaks, program=main)),
     )
@@ -186,6 +228,11 @@ def _not_covered(measured: Measured) -> Mapping[str, float]:
 def _bar_json(bar: Bar) -> dict[str, Any]:
     scopes = [{"scope": scope, "seconds": seconds} for scope, seconds in bar.scopes.items()]
     return {**asdict(bar), "scopes": scopes}
+
+
+def _program_json(program: ProgramTime) -> dict[str, Any]:
+    bars = [_bar_json(bar) for bar in program.waterfall]
+    return {**asdict(program), "mfu": program.mfu, "waterfall": bars}
 
 
 def _device_json(device: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import jax.errors
@@ -44,6 +44,12 @@ class KnownProgram:
     memory: Mapping[str, int] = field(default_factory=dict)
     memory_bytes: int = 0
 
+    def with_model(self, model_flops: int) -> KnownProgram:
+        """The same program with the user's model FLOPs of one run on one device."""
+        executed = self.costs.executed
+        ledger = compare_flops(model=model_flops, executed=executed, convention="as given")
+        return replace(self, ledger=ledger, has_model=True)
+
 
 class ProgramLibrary:
     """Finds the programs of traces, and counts those asked for.
@@ -63,11 +69,8 @@ class ProgramLibrary:
         traces: Sequence[Trace],
         dumps: Sequence[Path],
         ops: Iterable[OpName],
-        *,
-        model_flops: int | None = None,
     ) -> None:
         self._dumps = dumps
-        self._model_flops = model_flops
         self._protos: dict[Program, bytes] = {}
         self._found: dict[Program, KnownProgram | None] = {}
         self._ops: dict[Program, set[str]] = {}
@@ -143,8 +146,6 @@ class ProgramLibrary:
 
     def _ledger(self, costs: ProgramCosts, dump: ProgramDump | None) -> Ledger:
         executed = costs.executed
-        if self._model_flops is not None:
-            return compare_flops(model=self._model_flops, executed=executed, convention="as given")
         if dump and (model := dump.model):
             return compare_flops(
                 model=model.per_device,

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from mfu_jax.formatting import columns, percent, readable
+from mfu_jax.profiling.phases import ProgramTime
 from mfu_jax.profiling.profile import Profile
 from mfu_jax.profiling.tables import Row
 from mfu_jax.profiling.waterfall import Bar
@@ -24,11 +25,15 @@ def render(profile: Profile, *, by: Sequence[str], depth: int = 0, top: int = 15
         top: how many rows of each table; 0: all.
     """
     parts = [_head(profile), "\n".join(_waterfall(profile.waterfall))]
+    if "program" in by:
+        parts += ["\n".join(_program(program)) for program in profile.programs]
     for kind in by:
         parts.append("\n".join(_table(kind, profile.table(kind, depth=depth), top)))
     if profile.advice:
         parts.append("\n".join(_advice(profile)))
-    return "\n\n".join([*parts, *(f"note: {note}" for note in profile.notes)])
+    if len(profile.programs) > 1 and "program" not in by:
+        parts.append(f"a step runs {len(profile.programs)} programs; by=program shows each alone")
+    return "\n\n".join([*parts, *(f"note: {printable(note)}" for note in profile.notes)])
 
 
 def _head(profile: Profile) -> str:
@@ -48,15 +53,19 @@ def _waterfall(bars: Sequence[Bar]) -> list[str]:
     rows = [("where the peak went", "time", "points", "most of it")]
     left = 100.0
     rows.append(("peak", "", f"{left:.2f}", ""))
-    for bar in bars[:-1]:
-        rows.append(
-            (f"- {bar.name}", seconds_text(bar.seconds), f"{bar.mfu_points:.2f}", _most(bar))
-        )
-    last = bars[-1]
-    rows.append(
-        (f"= {last.name}", seconds_text(last.seconds), f"{last.mfu_points:.2f}", _most(last))
-    )
+    names = [*(f"- {printable(bar.name)}" for bar in bars[:-1]), f"= {bars[-1].name}"]
+    for name, bar in zip(names, bars, strict=True):
+        rows.append((name, seconds_text(bar.seconds), f"{bar.mfu_points:.2f}", _most(bar)))
     return columns(rows, "<>><")
+
+
+def _program(program: ProgramTime) -> list[str]:
+    """The waterfall of one program."""
+    head = (
+        f"{short(program.name)}: {seconds_text(program.seconds)} of a step in "
+        f"{program.executions:g} executions; points are of this time"
+    )
+    return [head, *_waterfall(program.waterfall)]
 
 
 def _advice(profile: Profile) -> list[str]:
@@ -64,7 +73,7 @@ def _advice(profile: Profile) -> list[str]:
     for advice in profile.advice:
         share = percent(advice.gain_seconds / profile.measured.step_seconds)
         gain = f"{seconds_text(advice.gain_seconds)} of a step ({share})"
-        lines += [f"{advice.cause}: {gain}", *_indented(advice.evidence)]
+        lines += [f"{advice.cause}: {gain}", *_indented(printable(advice.evidence))]
     return lines
 
 
@@ -73,10 +82,21 @@ def _indented(text: str) -> list[str]:
 
 
 def _most(bar: Bar) -> str:
-    return ", ".join(f"{_short(scope)} {seconds_text(s)}" for scope, s in bar.scopes.items())
+    return ", ".join(f"{short(scope)} {seconds_text(s)}" for scope, s in bar.scopes.items())
 
 
-def _short(name: str) -> str:
+def printable(text: str) -> str:
+    """Text on one line, without control characters: a trace may hold any.
+
+    >>> printable("two\\n lines\\x1b")
+    'two lines�'
+    """
+    return "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
+
+
+def short(name: str) -> str:
+    """A name of at most 60 characters, on one line."""
+    name = printable(name)
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
@@ -104,7 +124,7 @@ def _table(kind: str, rows: Sequence[Row], top: int) -> list[str]:
 
 def _cells(row: Row) -> tuple[str, ...]:
     return (
-        _short(row.name) or "(no scope)",
+        short(row.name) or "(no scope)",
         seconds_text(row.seconds),
         percent(row.share_of_step),
         f"{row.runs:g}",

@@ -1,4 +1,4 @@
-"""Where the time of a step went, by scope, op, phase, dtype or kernel."""
+"""Where the time of a step went, by scope, op, phase, dtype, kernel or program."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ KEYS: dict[str, Callable[[OpTime], str]] = {
     "op": lambda op: op.op.name.name,
     "phase": lambda op: op.op.record.phase if op.op.record else "unknown",
     "dtype": lambda op: _dtype(op),
-    "kernel": lambda op: _kernel(op),
+    "kernel": lambda op: kernel_of(op),
+    "program": lambda op: op.op.module or "(unknown)",
 }
 
 
@@ -120,7 +121,7 @@ def _dtype(op: OpTime) -> str:
     return max(flops, key=lambda dtype: flops[dtype]) if any(flops.values()) else "no matmul"
 
 
-def _kernel(op: OpTime) -> str:
+def kernel_of(op: OpTime) -> str:
     """A custom kernel by its name, a collective by its axis, everything else by its opcode."""
     record = op.op.record
     if record is not None and record.kernels:

@@ -22,6 +22,7 @@ from mfu_jax.profiling.timeline.devices import Program
 MFU = "MFU"
 MODEL_PHASES = ("forward", "evaluation", "backward")
 _MOST_SCOPES = 3
+_MOST_KINDS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +86,22 @@ def _without_matmuls(measured: Measured, peaks: Peaks) -> Iterator[_Bar]:
         if op.op.record is None or op.op.record.is_vector:
             scopes = bars.setdefault(_bar_of(op), defaultdict(float))
             scopes[scope_of(op)] += op.seconds - shortest(op, peaks)
+    _merge_short_kinds(bars)
     seconds = {name: sum(scopes.values()) for name, scopes in bars.items()}
     for name in sorted(bars, key=lambda name: (_order(name), -seconds[name])):
         yield name, seconds[name], bars[name]
+
+
+def _merge_short_kinds(bars: dict[str, dict[str, float]]) -> None:
+    """Kernels without an instruction may have thousands of names: the longest keep a bar."""
+    kinds = [name for name in bars if name.startswith(_NOT_JOINED)]
+    kinds.sort(key=lambda name: -sum(bars[name].values()))
+    if rest := kinds[_MOST_KINDS:]:
+        scopes: dict[str, float] = defaultdict(float)
+        for name in rest:
+            for scope, seconds in bars.pop(name).items():
+                scopes[scope] += seconds
+        bars[f"{_NOT_JOINED}{len(rest):,} other kinds"] = scopes
 
 
 _COMMUNICATION = "exposed communication: "
@@ -148,7 +162,8 @@ def _matmuls(
     yield "matmuls below peak", beyond - of_main - of_others, below
     if of_others:
         yield "matmuls of other programs", of_others, {}
-    yield from _ledger_bars(main, of_main, ops)
+    of_program = [op for op in ops if op.op.module == measured.main.module]
+    yield from _ledger_bars(main, of_main, of_program)
 
 
 def shortest(op: OpTime, peaks: Peaks) -> float:

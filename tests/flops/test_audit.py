@@ -8,7 +8,11 @@ import pytest
 from mfu_jax.flops.ledger import missing_operations
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.instrumentation.counts import count_program, traced_model
-from tests.support.audit_programs import AUDIT, CHUNKS, FORWARD, ONE
+from tests.support.audit_algebra import ALGEBRA
+from tests.support.audit_programs import AUDIT as PROGRAMS
+from tests.support.audit_programs import CHUNKS, FORWARD, ONE
+
+AUDIT = PROGRAMS | ALGEBRA
 
 
 @pytest.mark.parametrize("name", AUDIT)

@@ -48,3 +48,23 @@ def test_work_beyond_the_model_is_named_by_its_operations() -> None:
     ledger = compare_flops(model=600, executed=executed, operations=operations)
     assert ledger.residual == 300
     assert ledger.notes == ("more FLOPs than the model has of: forward mlp/dot_general (300)",)
+
+
+def test_work_that_the_host_runs_is_not_removed() -> None:
+    executed = ExecutedCount(forward=600, host=400)
+    ledger = compare_flops(model=1000, executed=executed, is_whole=True)
+    assert [(line.label, line.flops) for line in ledger.lines[-1:]] == [("moved to the host", -400)]
+    assert (ledger.residual, ledger.removed) == (0, 400)
+    # An optimizer on the host is no part of the model: only what the model lacks moved.
+    ledger = compare_flops(model=600, executed=executed, is_whole=True)
+    assert (ledger.residual, ledger.removed) == (0, 0)
+
+
+def test_what_the_model_count_lacks_is_a_note() -> None:
+    def unknown_bound(x: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda x: x.sum() < 1, lambda x: x @ x, x)
+
+    step = jax.jit(unknown_bound)
+    args = (jnp.ones((4, 4)),)
+    flops = count_program(step.lower(*args).compile(), traced_model(step, args, {}, devices=1))
+    assert "note: not counted in the model: while" in str(flops.ledger)

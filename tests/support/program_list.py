@@ -19,6 +19,7 @@ from tests.support import (
     program_kernels,
     program_models,
     program_names,
+    program_patterns,
     program_vectors,
 )
 from tests.support.reference_model import Shape, reference_step
@@ -150,6 +151,7 @@ def _fill() -> None:
     for topic, programs in (
         ("vectors", program_vectors),
         ("factorizations", program_factorizations),
+        ("patterns", program_patterns),
     ):
         for platform in programs.PLATFORMS:
             for name, (function, arguments, flops) in programs.PROGRAMS.items():

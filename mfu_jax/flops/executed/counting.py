@@ -30,7 +30,7 @@ from mfu_jax.flops.executed.hlo import (
     parse_hlo,
 )
 from mfu_jax.flops.executed.kernels import Lengths
-from mfu_jax.flops.executed.op_names import inferred_op_name
+from mfu_jax.flops.executed.op_names import inferred_op_name, unfolded_op_name
 from mfu_jax.flops.executed.padding import wasted
 from mfu_jax.flops.executed.plans import Planner
 from mfu_jax.flops.executed.replication import holders
@@ -399,6 +399,6 @@ class ProgramCounter:
         of_fusion = caller[1].op_name if caller and caller[1].opcode == "fusion" else ""
         for op_name in (instruction.op_name, of_fusion):
             if "/" in op_name:
-                return op_name
+                return unfolded_op_name(self.module, self.module[name], instruction, op_name)
         inferred = inferred_op_name(self.module, self.module[name], instruction)
         return inferred or self.runs.callers[name]

@@ -81,6 +81,7 @@ class Shape:
 
 _ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\](?:\{([^{}]*)\})?$")
 COMMENT = re.compile(r"/\*.*?\*/")
+_LARGEST = 2**63 - 1  # a dimension
 _MAX_TUPLE_DEPTH = 64
 
 
@@ -110,8 +111,8 @@ def _parse_shape(text: str, depth: int) -> Shape:
         sizes = tuple(int(d.replace("<=", "")) for d in dims.split(",")) if dims else ()
     except ValueError:
         raise HloParseError("dimensions that are not numbers", text) from None
-    if any(size < 0 for size in sizes):
-        raise HloParseError("negative dimension", text)
+    if any(not 0 <= size <= _LARGEST for size in sizes):
+        raise HloParseError("a dimension that is negative or no 64-bit number", text)
     return Shape(dtype, sizes, layout=layout or "")
 
 

@@ -25,7 +25,8 @@ def inferred_op_name(
 ) -> str:
     """The op_name of the nearest users that have one, or of the nearest operands."""
     for neighbours, order in ((_users, _USER_ORDER), (_operands, _OPERAND_ORDER)):
-        names = _nearest_names(module, computation, instruction, neighbours)
+        places = list(neighbours(module, computation, instruction))
+        names = _nearest_names(module, places, neighbours)
         by_phase = {read_scope(name).phase: name for name in reversed(names)}
         for phase in order:
             if phase in by_phase:
@@ -33,15 +34,32 @@ def inferred_op_name(
     return ""
 
 
-def _nearest_names(
-    module: HloModule,
-    computation: HloComputation,
-    instruction: HloInstruction,
-    neighbours: _Neighbours,
-) -> list[str]:
+def unfolded_op_name(
+    module: HloModule, computation: HloComputation, instruction: HloInstruction, op_name: str
+) -> str:
+    """A matmul's op_name; where XLA folded a user's transpose into it, one of its own phase.
+
+    Such a matmul has the transpose's name: that of a gradient may be outside the differentiated
+    function. One operand of a backward matmul is a cotangent, the result of backward elementwise
+    work; products of gradients (Muon, Shampoo) use the results of backward matmuls.
+    """
+    if not op_name.endswith("/transpose") or read_scope(op_name).phase != "forward":
+        return op_name
+    places = _operands(module, computation, instruction)
+    makers = [_nearest_names(module, [place], _operands)[:1] for place in places]
+    cotangents = [names[0] for names in makers if names and _is_cotangent(names[0])]
+    return cotangents[0] if len(cotangents) == 1 else op_name
+
+
+def _is_cotangent(op_name: str) -> bool:
+    return read_scope(op_name).phase == "backward" and not op_name.endswith("/dot_general")
+
+
+def _nearest_names(module: HloModule, places: list[_Place], neighbours: _Neighbours) -> list[str]:
+    """The op_names of places, or of the nearest neighbours that have one."""
     names: list[str] = []
     seen: set[int] = set()
-    queue: list[_Place] = list(neighbours(module, computation, instruction))
+    queue = list(places)
     for place in queue:  # grows while it is walked
         if id(place[1]) in seen or len(seen) > _MAX_VISITS:
             continue

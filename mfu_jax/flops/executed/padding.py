@@ -2,6 +2,7 @@
 
 XLA pads matmuls to tiles and convolutions to what a library takes, and computes ragged and
 depthwise products densely. `matmuls` counts what then runs; this is what the model does not need.
+What the user pads or cuts off herself is the model's.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mfu_jax.flops.executed.matmuls import parse_window, result_shape
 from mfu_jax.flops.executed.zeros import (
     Real,
     group_share,
+    is_written_by_user,
     is_zero,
     real_elements,
     slice_ranges,
@@ -141,7 +143,7 @@ def _read(dataflow: Dataflow, computation: HloComputation, instruction: HloInstr
     value, owner, is_moved = instruction, computation, False
     while (place := _only_user(dataflow, owner, value)) is not None:
         owner, user = place
-        if user.opcode == "slice" and not is_moved:
+        if user.opcode == "slice" and not is_moved and not is_written_by_user(user):
             return Real(shape, slice_ranges(user))
         if user.opcode == "select":
             share = _kept(dataflow, owner, user)

@@ -272,9 +272,8 @@ class Slice:
             return _same(place.operand(0, path))
         if opcode == "copy-start" and path[:1] in ((0,), (1,)):  # (result, operand, context)
             return _same(place.operand(0, path[1:]))
-        if opcode == "bitcast":
-            source = place.operand(0)
-            return _same(source) if keeps_order(source.shape(), shape) else _NOT_KNOWN
+        if opcode == "bitcast" and keeps_order(place.operand(0).shape(), shape):
+            return _same(place.operand(0))
         if opcode in ("fusion", "call"):
             return _same(self._inside(frame, instruction, path))
         if opcode == "while":

@@ -22,6 +22,8 @@ _SAME_ELEMENTS = {
     "add": (0, 1),
     "select": (1, 2),
 }
+# A long sum in stages: CPUs sum windows of 32 first.
+_STAGES = frozenset({"reduce", "reduce-window"})
 # Between an operand as the program holds it and the multiplication.
 _SAME_OPERAND = frozenset("convert bitcast reshape transpose copy broadcast parameter".split())
 _MAX_STEPS = 32
@@ -91,7 +93,7 @@ class VectorMatmuls:
 
     def _summed(self, frame: Frame, reduce: HloInstruction) -> list[_Place]:
         """The multiplications whose results a reduce adds up: several if one takes passes."""
-        if len(reduce.operands) != 2 or not self._adds(reduce):
+        if not self._adds(reduce):
             return []
         places: list[_Place] = []
         stack = [(frame, frame.computation.operand(reduce, 0))]
@@ -106,6 +108,8 @@ class VectorMatmuls:
                 return []
             if instruction.opcode == "multiply":
                 places.append((frame, instruction))
+            elif instruction.opcode in _STAGES and self._adds(instruction):
+                stack.append((frame, frame.computation.operand(instruction, 0)))
             elif operands := _SAME_ELEMENTS.get(instruction.opcode):
                 stack += [(frame, frame.computation.operand(instruction, i)) for i in operands]
             elif instruction.opcode != "broadcast":  # of 0, where a pass overflowed
@@ -114,7 +118,9 @@ class VectorMatmuls:
 
     def _adds(self, reduce: HloInstruction) -> bool:
         names = reduce.computations("to_apply")
-        return len(names) == 1 and self.dataflow.module[names[0]].root.opcode == "add"
+        if len(reduce.operands) != 2 or len(names) != 1:
+            return False
+        return self.dataflow.module[names[0]].root.opcode == "add"
 
     def _dtype(self, frame: Frame, instruction: HloInstruction) -> str:
         """An operand's dtype before XLA's own conversions; a user's conversion ends the search."""

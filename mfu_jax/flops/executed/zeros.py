@@ -17,6 +17,8 @@ from mfu_jax.flops.executed.hlo import HloInstruction, Shape
 
 _LAYOUT = re.compile(r"\{([\d,]+)")
 _SLICE = re.compile(r"\[(\d+):(\d+)(?::(\d+))?\]")
+# Primitives whose pads and slices the user wrote; the gradient of a pad is one with less than 0.
+_USERS = frozenset({"concatenate", "dynamic_slice", "pad", "slice", "split"})
 _SAME_PLACES = frozenset({"copy", "convert", "negate", "reduce-precision", "all-reduce"})
 
 
@@ -108,7 +110,8 @@ def _padded(
     source: HloInstruction,
     depth: int,
 ) -> Real:
-    if not is_zero(dataflow, frame, frame.computation.operand(instruction, 1)):
+    is_zeros = is_zero(dataflow, frame, frame.computation.operand(instruction, 1))
+    if not is_zeros or is_written_by_user(instruction):
         return whole(instruction.shape)
     real = _real(dataflow, frame, source, depth + 1)
     dims = []
@@ -155,6 +158,14 @@ def _reversed(
         for i, (r, size) in enumerate(zip(real.dims, source.shape.dims, strict=True))
     ]
     return real.at(instruction.shape, dims)
+
+
+def is_written_by_user(instruction: HloInstruction) -> bool:
+    """Whether a pad or slice is JAX's own: the model counts what it adds or drops.
+
+    XLA's have the matmul's op_name, or none.
+    """
+    return any(name.rpartition("/")[2] in _USERS for name in instruction.op_name.split(";"))
 
 
 def slice_ranges(instruction: HloInstruction) -> tuple[range, ...]:

@@ -7,13 +7,15 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mfu_jax.errors import UserError
 from mfu_jax.logger.sinks import event_files
 from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_sink
 from mfu_jax.logger.sinks.names import UniqueNames
 from mfu_jax.parts import load_part
+from mfu_jax.storage.addresses import Address, check_path
 from mfu_jax.storage.files import AppendOnlyFile, unwritable
 from mfu_jax.storage.targets import folder_target
 
@@ -153,6 +155,46 @@ class TensorBoardSink(Sink):
         wall_time = time.time() if unix_seconds is None else unix_seconds
         event = self._events.Event(step=step, wall_time=wall_time, **content)
         return event_files.framed(event.SerializeToString())
+
+
+def write_scalars(
+    folder: str | os.PathLike[str], run: str, step: int, scalars: Mapping[str, float]
+) -> None:
+    """Writes scalars of one step as a run of its own, beside the run that `folder` has.
+
+    TensorBoard follows the last file of a folder only, so a second writer needs a folder of its
+    own. Writing the same step again replaces it.
+
+    Args:
+        folder: TensorBoard's log directory.
+        run: name of the folder in it.
+        step: of all scalars.
+        scalars: by name.
+
+    Raises:
+        UserError: the folder cannot be written to.
+    """
+    event = _tensorboardx("proto.event_pb2").Event
+    summary = _tensorboardx("proto.summary_pb2").Summary()
+    for name, value in scalars.items():
+        summary.value.add(tag=name, simple_value=value)
+    now = time.time()
+    events = (
+        event(wall_time=now, file_version="brain.Event:2"),
+        event(wall_time=now, step=step, summary=summary),
+    )
+    place = check_path(folder, "tensorboard")
+    if isinstance(place, Address):
+        raise UserError(
+            f"tensorboard={os.fspath(folder)!r} is an object store; expected a local or mounted "
+            f"folder; write there, and copy the folder"
+        )
+    path = place / run / f"events.out.tfevents.{step:010d}.{run}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(event_files.framed(e.SerializeToString()) for e in events))
+    except OSError as error:
+        raise unwritable(folder, "tensorboard", error) from error
 
 
 def _unique_suffix() -> str:

@@ -92,3 +92,11 @@ def test_text_without_what_a_count_needs_is_refused(name):
     for text in texts:
         with pytest.raises(HloParseError):
             executed_flops(text)
+
+
+def test_a_dimension_that_no_program_has_is_an_error() -> None:
+    text = f"HloModule m\nENTRY %e (x: f32[2,{2**63}]) -> f32[2,2] {{\n"
+    text += f"  %x = f32[2,{2**63}] parameter(0)\n  ROOT %d = f32[2,2] dot(%x, %x), "
+    text += "lhs_contracting_dims={1}, rhs_contracting_dims={1}\n}\n"
+    with pytest.raises(HloParseError, match="no 64-bit number"):
+        executed_flops(text)

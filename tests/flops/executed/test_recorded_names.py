@@ -10,8 +10,10 @@ import pytest
 
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
 from mfu_jax.flops.ledger import compare_flops
+from mfu_jax.flops.traced.counting import count_model_flops
 from tests.support.audit_programs import AUDIT
 from tests.support.paths import RECORDED
+from tests.support.program_models import MODELS
 from tests.support.program_names import (
     BATCH,
     PRESSED_LAYERS,
@@ -74,4 +76,18 @@ def test_ragged_products_that_are_computed_densely(chip: str, dense: int) -> Non
     executed, audit = count(f"{chip}_ragged_training"), AUDIT["ragged_training"]
     assert executed.expansion == dense * (4 - 1) * audit.forward
     ledger = compare_flops(model=audit.forward + audit.backward, executed=executed)
+    assert ledger.residual == 0
+
+
+def test_an_fft_by_matmuls_has_a_line() -> None:
+    """64 rows of 64 points, 5·N·log₂N each; a TPU multiplies them by three tables instead."""
+    function, arguments, _ = MODELS["fft"]
+    model = count_model_flops(function, *arguments)
+    product, fft = 2 * 64 * 64 * 64, 64 * 5 * 64 * 6
+    assert model.total == fft + product
+    ledger = compare_flops(
+        model=model.total, executed=count("v5e_fft"), operations=model.by_operation
+    )
+    lines = [(line.label, line.flops) for line in ledger.lines]
+    assert ("FFT by matmuls", 3 * product - fft) in lines
     assert ledger.residual == 0

@@ -84,6 +84,13 @@ def test_the_matrix_runs_what_its_shapes_say(name: str) -> None:
     assert executed.optimizer == executed.other == 0
 
 
+@pytest.mark.parametrize("name", names("v5e_patterns_.*"))
+def test_branches_follow_patterns_in_memory_of_their_own(name: str) -> None:
+    executed = count(name)
+    assert executed.total == PROGRAMS[name].flops
+    assert not executed.flags
+
+
 # Where XLA dropped the op_names of attention matmuls of two layers alike, their phase is a guess.
 GUESSED = {"cpu_scan_minimal_mixed", "cpu_unrolled_minimal_mixed"}
 

@@ -274,6 +274,29 @@ def test_a_declared_mask_does_not_apply_to_gradients_of_weights(inside):
     assert count.activations == pairs
 
 
+def test_a_factors_triangle_is_no_mask_over_the_factorisation():
+    def roots(q, k):
+        covariance = jnp.einsum("bsi,bti->bst", q, k) + jnp.eye(S)
+        return jnp.tril(jnp.linalg.cholesky(covariance))
+
+    x = jax.ShapeDtypeStruct((B, S, 8), jnp.float32)
+    count = count_model_flops(roots, x, x)
+    assert count.by_mask == {}
+    assert count.total_in("maxtext") == B * (2 * S * S * 8 + S**3 // 3)
+
+
+def test_a_solve_with_masked_scores_counts_its_triangle_once():
+    def chunk(k, v):
+        scores = jnp.tril(jnp.einsum("bsi,bti->bst", k, k), -1) + jnp.eye(S)
+        return jax.scipy.linalg.solve_triangular(scores, v, lower=True)
+
+    x = jax.ShapeDtypeStruct((B, S, 8), jnp.float32)
+    count = count_model_flops(chunk, x, x)
+    assert count.total == B * (2 * S * S * 8 + S * S * 8)
+    kept = B * 2 * (S * (S - 1) // 2) * 8
+    assert count.total_in("exact") == kept + B * S * S * 8
+
+
 def test_packed_documents():
     """ΣL² from segment ids, against the lengths themselves."""
     lengths = [[5, 3, 4], [7, 2], [12]]

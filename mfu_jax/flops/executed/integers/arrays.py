@@ -133,6 +133,49 @@ def _concatenate(computation: HloComputation, i: HloInstruction, shape: Shape) -
     return compute
 
 
+def _pad(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute | None:
+    """How TPU programs concatenate: they add arrays that are padded on different sides."""
+    padding = [tuple(map(int, part.split("_"))) for part in i.attribute("padding").split("x")]
+    dims = computation.operand(i, 0).shape.dims
+    # The flat position of each element of the operand; None where negative padding cuts it off.
+    ranges = []
+    for n, (low, _, *interior) in zip(dims, padding, strict=True):
+        ranges.append(range(low, low + n * (apart := 1 + sum(interior)), apart))
+    strides = _strides(shape.dims)
+    positions = [
+        sum(map(operator.mul, at, strides))
+        if all(0 <= p < n for p, n in zip(at, shape.dims, strict=True))
+        else None
+        for at in itertools.product(*ranges)
+    ]
+
+    def compute(values: list[Value]) -> Value:
+        elements, filler = elements_of(values[0]), values[1]
+        if not elements or not isinstance(filler, int):
+            return None
+        result = [filler] * shape.size
+        for position, element in zip(positions, elements, strict=True):
+            if position is not None:
+                result[position] = element
+        return make_value(result)
+
+    return compute
+
+
+def _prefix(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute | None:
+    """A TPU's ``bitcast`` to fewer elements of one dimension: the first ones of its memory."""
+    source = computation.operand(i, 0).shape
+    is_prefix = len(shape.dims) == len(source.dims) == 1 and shape.dtype == source.dtype
+    return _taken(list(range(shape.size))) if is_prefix and shape.size < source.size else None
+
+
+def _allocated(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compute | None:
+    """Memory without values yet, such as that of a scan's results: no program reads it as it is."""
+    if i.attribute_string("custom_call_target") != "AllocateBuffer":
+        return None
+    return lambda values: make_value([0] * shape.size)
+
+
 LAYOUTS: dict[str, Callable[[HloComputation, HloInstruction, Shape], Compute | None]] = {
     "broadcast": _broadcast,
     "transpose": _transpose,
@@ -142,6 +185,9 @@ LAYOUTS: dict[str, Callable[[HloComputation, HloInstruction, Shape], Compute | N
     "dynamic-slice": _dynamic_slice,
     "dynamic-update-slice": _dynamic_update_slice,
     "concatenate": _concatenate,
+    "pad": _pad,
+    "bitcast": _prefix,
+    "custom-call": _allocated,
 }
 
 _REDUCERS: dict[str, Callable[[int, int], int]] = {
@@ -185,9 +231,13 @@ def reduction(
 
 
 def keeps_order(source: Shape | None, result: Shape) -> bool:
-    """Whether a ``bitcast`` keeps the row-major order of elements."""
-    return source is not None and all(
-        sum(n > 1 for n in shape.dims) <= 1
-        or shape.layout in ("", ",".join(str(d) for d in reversed(range(len(shape.dims)))))
-        for shape in (source, result)
+    """Whether a ``bitcast`` keeps all elements, in row-major order."""
+    return (
+        source is not None
+        and source.size == result.size
+        and all(
+            sum(n > 1 for n in shape.dims) <= 1
+            or shape.layout in ("", ",".join(str(d) for d in reversed(range(len(shape.dims)))))
+            for shape in (source, result)
+        )
     )

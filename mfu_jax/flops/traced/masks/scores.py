@@ -13,6 +13,8 @@ from mfu_jax.flops.traced.masks.patterns import Pattern
 
 # Operands of a product of scores; the cotangent of a plain sum is a constant.
 _NO_PARAMETERS = {Origin.CONSTANT, Origin.ACTIVATION}
+# What makes or uses scores. A factorisation's triangle is not a mask over its work.
+_PRODUCTS = {"dot_general", "scaled_dot", "scaled_matmul", "scaled_matmul_wrapper"}
 
 
 class Scores:
@@ -31,6 +33,8 @@ class Scores:
         self, eqn: Any, operands: Sequence[Flow], stack: str
     ) -> tuple[tuple[int, ...], frozenset[Score]]:
         """Numbers of the masked scores that a matmul uses, or of those that it makes."""
+        if eqn.primitive.name not in _PRODUCTS:
+            return (), frozenset()
         numbers = {s.number for flow in operands for s in flow.scores}
         used = tuple(sorted(numbers & self.masks.keys()))
         if used:

@@ -163,6 +163,18 @@ def test_joined_and_counted_elements() -> None:
     assert elements(evaluated([], "  ROOT %i = s32[2,3] iota(), iota_dimension=1")) == [0, 1, 2] * 2
 
 
+def test_padded_elements() -> None:
+    configuration, attribute = ((1, 0, 0), (0, -1, 0), (-1, 2, 1)), ", padding=1_0x0_-1x-1_2_1"
+    lines = of_parameters("pad", "s32[3,2,8]", "s32[2,3,4]", "s32[]", attributes=attribute)
+    found = evaluated([Table(A.ravel().tolist()), 9], *lines)
+    assert elements(found) == lax.pad(A, np.int32(9), configuration).ravel().tolist()
+
+
+def test_a_bitcast_to_fewer_elements_has_the_first_ones() -> None:
+    lines = of_parameters("bitcast", "s32[3]", "s32[5]")
+    assert elements(evaluated([Table([4, 5, 6, 7, 8])], *lines)) == [4, 5, 6]
+
+
 def test_a_reduction() -> None:
     reducer = (
         "%any (a: s32[], b: s32[]) -> s32[] {\n  %a = s32[] parameter(0)\n"

@@ -1,0 +1,224 @@
+"""The events of one step, for a picture: of a few devices, the longest events of each lane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from mfu_jax.profiling.join import Join, JoinedOp
+from mfu_jax.profiling.measured import Measured, window_of
+from mfu_jax.profiling.timeline.devices import Program, Timeline
+from mfu_jax.profiling.timeline.host import HostThread
+from mfu_jax.profiling.timeline.sweep import NO_PARENT, parents_of
+from mfu_jax.profiling.trace.wire import Integers
+from mfu_jax.profiling.unnamed_kernels import named_by_order
+
+_PICOSECONDS = 1e12
+_MOST_DEVICES, _MOST_LANES, _MOST_EVENTS = 8, 6, 2400
+_MOST_DEPTH = 3
+_BUSY = 0.05  # of the busiest lane's time
+_BINS = 400  # short events are drawn together, this many to a lane at most
+
+
+class Event(NamedTuple):
+    """One event of a step.
+
+    Attributes:
+        name: of the op, or what the host did.
+        start: seconds after the step's begin.
+        seconds: its length.
+        depth: how many events of its lane it is within.
+        op: None on the host, and for several short events drawn as one.
+    """
+
+    name: str
+    start: float
+    seconds: float
+    depth: int
+    op: JoinedOp | None = None
+
+
+class Lane(NamedTuple):
+    """A thread, stream or line of a device, or the host's thread."""
+
+    name: str
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPicture:
+    """One step.
+
+    Attributes:
+        seconds: how long it took on all devices that are shown.
+        lanes: of the host, then of the devices.
+        devices: how many are shown: those with the most and the least idle time among them.
+    """
+
+    seconds: float
+    lanes: tuple[Lane, ...]
+    devices: int
+
+
+class _Shown(NamedTuple):
+    """A device, and the step that is shown; picoseconds."""
+
+    timeline: Timeline
+    thread: HostThread | None
+    begin: int
+    end: int
+
+
+def picture(
+    devices: Sequence[tuple[Timeline, HostThread | None]], measured: Measured, join: Join
+) -> StepPicture:
+    """The median step of the first device, and what the others did meanwhile.
+
+    Args:
+        devices: as `read_devices` has them.
+        measured: the same trace.
+        join: finds the instructions.
+    """
+    shown = _steps(devices, measured)
+    begins = {
+        id(one.thread): min(o.begin for o in shown if o.thread is one.thread) for one in shown
+    }
+    length = max(one.end - begins[id(one.thread)] for one in shown)
+    lanes: list[Lane] = []
+    threads = {id(one.thread): one for one in shown if one.thread is not None}
+    few = _MOST_EVENTS // max(1, len(threads) + sum(_lane_count(one.timeline) for one in shown))
+    for one in threads.values():
+        lanes += _host_lane(one, begins[id(one.thread)], length, few)
+    for one in shown:
+        lanes += _device_lanes(one, begins[id(one.thread)], length, few, join)
+    return StepPicture(
+        seconds=length / _PICOSECONDS,
+        lanes=tuple(lane for lane in lanes if lane.events),
+        devices=len(shown),
+    )
+
+
+def _lane_count(timeline: Timeline) -> int:
+    return min(_MOST_LANES, len(np.unique(timeline.lanes)))
+
+
+def _steps(
+    devices: Sequence[tuple[Timeline, HostThread | None]], measured: Measured
+) -> list[_Shown]:
+    """The same step of the devices that are shown."""
+    known = [
+        (timeline, thread, bounds)
+        for timeline, thread in devices
+        if (bounds := _bounds(timeline, thread, measured.versions)) is not None
+    ]
+    order = sorted(range(len(known)), key=lambda i: measured.devices[i].idle)
+    places = np.linspace(0, len(known) - 1, min(_MOST_DEVICES, len(known))).round().astype(int)
+    shown = [known[i] for i in sorted(order[place] for place in places)]
+    lengths = np.diff(shown[0][2])
+    median = int(np.argsort(lengths, kind="stable")[len(lengths) // 2])
+    found = []
+    for timeline, thread, bounds in shown:
+        k = min(median, len(bounds) - 2)
+        found.append(_Shown(timeline, thread, int(bounds[k]), int(bounds[k + 1])))
+    return found
+
+
+def _bounds(
+    timeline: Timeline, thread: HostThread | None, versions: Set[Program]
+) -> Integers | None:
+    """Where each measured step of a device begins, and where the last one ends."""
+    executions = timeline.executions.of(versions)
+    window = window_of(executions, thread)
+    if window is None:
+        return None
+    starts = executions.starts
+    starts = starts[(starts >= window.begin) & (starts < window.end)]
+    return np.append(starts[:: max(1, len(starts) // window.steps)][: window.steps], window.end)
+
+
+def _device_lanes(one: _Shown, begin: int, length: int, few: int, join: Join) -> list[Lane]:
+    """The busiest lanes of a device, and all others as one: the threads of a CPU are many."""
+    timeline = named_by_order(one.timeline, join)
+    inside = np.flatnonzero((timeline.starts < begin + length) & (timeline.ends > begin))
+    if not len(inside):
+        return []
+    joined = join.ops(timeline.names)
+    kinds: list[tuple[str, JoinedOp | None]] = [(op.name.name, op) for op in joined]
+    busy = np.bincount(timeline.lanes[inside], (timeline.ends - timeline.starts)[inside])
+    busiest = np.argsort(-busy, kind="stable")[: _MOST_LANES - 1]
+    alone = sorted(lane for lane in busiest.tolist() if busy[lane] > _BUSY * busy.max())
+    chosen = [(str(n), timeline.lanes[inside] == lane) for n, lane in enumerate(alone, 1)]
+    chosen.append(("others", ~np.isin(timeline.lanes[inside], alone)))
+    chosen = [(name, mask) for name, mask in chosen if mask.any()]
+    lanes = []
+    for name, mask in chosen:
+        own = inside[mask]
+        starts, ends = timeline.starts[own] - begin, timeline.ends[own] - begin
+        events = _events(kinds, timeline.ops[own], starts, ends, length, few)
+        full = timeline.device if len(chosen) == 1 else f"{timeline.device} · {name}"
+        lanes.append(Lane(full, tuple(events)))
+    return lanes
+
+
+def _host_lane(one: _Shown, begin: int, length: int, few: int) -> list[Lane]:
+    """What the thread that calls the steps did."""
+    thread = one.thread
+    assert thread is not None
+    inside = np.flatnonzero((thread.starts < begin + length) & (thread.ends > begin))
+    starts, ends = thread.starts[inside] - begin, thread.ends[inside] - begin
+    kinds = [(name, None) for name in thread.names]
+    return [Lane("host", tuple(_events(kinds, thread.ops[inside], starts, ends, length, few)))]
+
+
+def _events(
+    kinds: Sequence[tuple[str, JoinedOp | None]],
+    ops: Integers,
+    starts: Integers,
+    ends: Integers,
+    length: int,
+    few: int,
+) -> list[Event]:
+    """The longest events of a lane one by one, the others in bins."""
+    depths = _depths(starts, ends)
+    starts, ends = np.clip(starts, 0, length), np.clip(ends, 0, length)
+    order = np.argsort(starts - ends, kind="stable")
+    order = order[depths[order] < _MOST_DEPTH]
+    events = [
+        Event(
+            kinds[int(ops[i])][0],
+            int(starts[i]) / _PICOSECONDS,
+            int(ends[i] - starts[i]) / _PICOSECONDS,
+            int(depths[i]),
+            kinds[int(ops[i])][1],
+        )
+        for i in np.sort(order[:few])
+    ]
+    return events + _binned(starts[order[few:]], ends[order[few:]], depths[order[few:]], length)
+
+
+def _binned(starts: Integers, ends: Integers, depths: Integers, length: int) -> list[Event]:
+    """Short events by where they start."""
+    events = []
+    for depth in np.unique(depths).tolist():
+        own = np.flatnonzero(depths == depth)
+        bins = starts[own] * _BINS // (length + 1)
+        for number in np.unique(bins).tolist():
+            of_bin = own[bins == number]
+            first = int(starts[of_bin].min())
+            seconds = (int(ends[of_bin].max()) - first) / _PICOSECONDS
+            name = f"{len(of_bin)} short events"
+            events.append(Event(name, first / _PICOSECONDS, seconds, depth))
+    return events
+
+
+def _depths(starts: Integers, ends: Integers) -> Integers:
+    """Of each event, how many others it lies within."""
+    parents = parents_of(np.zeros(len(starts), np.int64), starts, ends)
+    depths = np.zeros(len(starts), np.int64)
+    for event in np.lexsort((-ends, starts)).tolist():  # outer events first
+        if parents[event] != NO_PARENT:
+            depths[event] = depths[parents[event]] + 1
+    return depths

@@ -1,0 +1,5 @@
+"""A profile as one HTML page that needs nothing else: no network, no server."""
+
+from mfu_jax.profiling.page.document import page
+
+__all__ = ["page"]

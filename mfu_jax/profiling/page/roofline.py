@@ -1,0 +1,200 @@
+"""The roofline: FLOP/s over FLOPs per byte, both logarithmic, with the chip's roofs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from mfu_jax.formatting import percent
+from mfu_jax.profiling.page.markup import Markup, joined, key, number, tag
+from mfu_jax.profiling.peaks import Peaks
+from mfu_jax.profiling.render import seconds_text, short
+from mfu_jax.profiling.tables import Row
+
+_WIDTH, _HEIGHT = 720, 380
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 16, 44
+_MOST_DOTS, _MOST_SCOPES, _MOST_NAMES = 250, 40, 14
+_LEAST_DECADES = 2.5
+_NAME = 30  # characters of a name
+
+
+class _Axes(NamedTuple):
+    """Powers of ten at the ends of the axes."""
+
+    left: float
+    right: float
+    low: float
+    high: float
+
+    def x(self, intensity: float) -> float:
+        share = (math.log10(intensity) - self.left) / (self.right - self.left)
+        return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(self, flops_per_second: float) -> float:
+        share = (math.log10(flops_per_second) - self.low) / (self.high - self.low)
+        return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
+
+
+def roofline(peaks: Peaks, by: Mapping[str, Sequence[Row]]) -> Markup:
+    """Kinds of op and scopes as circles with names, single ops as dots.
+
+    Args:
+        peaks: of one device.
+        by: the rows by ``kernel``, ``scope`` and ``op``.
+    """
+    kinds = _with_matmuls(by["kernel"])
+    scopes = _with_matmuls(by["scope"])[:_MOST_SCOPES]
+    ops = _with_matmuls(by["op"])[:_MOST_DOTS]
+    if not kinds:
+        return tag("p", "No op with a matmul took time.", class_="quiet")
+    axes = _axes([*kinds, *scopes, *ops], peaks)
+    chart = tag(
+        "svg",
+        *_grid(axes),
+        *_roofs(axes, peaks),
+        *(_dot(row, axes, "op") for row in ops),
+        *(_dot(row, axes, "scope") for row in scopes),
+        *(_dot(row, axes, "kind") for row in kinds),
+        *_names([*kinds, *scopes], axes),
+        viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
+        role="img",
+        aria_label="roofline: FLOP/s over FLOPs per byte",
+        class_="roofline",
+    )
+    note = "Rings are kinds of op, discs scopes, dots single ops; the larger, the more of the step."
+    return joined([tag("div", chart, class_="chart"), key(_KEY), tag("p", note, class_="quiet")])
+
+
+_KEY = (
+    ("model", "bound by matmuls"),
+    ("memory", "by memory"),
+    ("communication", "by communication"),
+    ("other", "by neither"),
+    ("unbound", "unknown"),
+)
+
+
+def without_matmuls(kinds: Sequence[Row]) -> list[Row]:
+    """The kinds of op that no roofline of matmuls has; the share of the bandwidth says it all."""
+    return [row for row in kinds if not _is_on(row)]
+
+
+def _is_on(row: Row) -> bool:
+    return row.flops > 0 and row.hbm_bytes > 0 and row.seconds > 0
+
+
+def _with_matmuls(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if _is_on(row)]
+
+
+def _intensity(row: Row) -> float:
+    return row.flops / row.hbm_bytes
+
+
+def _speed(row: Row) -> float:
+    return row.flops / row.seconds
+
+
+def _axes(rows: Sequence[Row], peaks: Peaks) -> _Axes:
+    xs = [_intensity(row) for row in rows]
+    ys = [_speed(row) for row in rows]
+    top = max([peaks.main.flops_per_sec, *peaks.by_dtype.values(), *ys])
+    if peaks.bytes_per_second:
+        xs.append(top / peaks.bytes_per_second)
+    left, right = math.log10(min(xs)) - 0.2, math.log10(max(xs)) + 0.4
+    center = (left + right) / 2
+    left, right = min(left, center - _LEAST_DECADES / 2), max(right, center + _LEAST_DECADES / 2)
+    high = math.log10(top) + 0.25
+    low = min(math.log10(min(ys)) - 0.2, high - _LEAST_DECADES)
+    return _Axes(left, right, low, high)
+
+
+def _grid(axes: _Axes) -> Iterator[Markup]:
+    bottom = _HEIGHT - _BOTTOM
+    for power in range(math.ceil(axes.left), math.floor(axes.right) + 1):
+        x = axes.x(10.0**power)
+        yield _line(x, _TOP, x, bottom, "grid")
+        yield _text(x, bottom + 16, _power(power), "middle")
+    for power in range(math.ceil(axes.low), math.floor(axes.high) + 1):
+        y = axes.y(10.0**power)
+        yield _line(_LEFT, y, _WIDTH - _RIGHT, y, "grid")
+        yield _text(_LEFT - 6, y + 4, _flops_per_second(power), "end")
+    yield _text(_LEFT - 6, _TOP, "FLOP/s", "end")
+    yield _text((_LEFT + _WIDTH) / 2, _HEIGHT - 8, "matmul FLOPs per byte of HBM", "middle")
+
+
+def _power(power: int) -> str:
+    return f"{10.0**power:g}" if -3 <= power <= 4 else f"1e{power}"
+
+
+def _flops_per_second(power: int) -> str:
+    """10¹³ is ``10 T``."""
+    unit = max(0, min(6, power // 3))
+    return f"{10.0 ** (power - 3 * unit):g} {' kMGTPE'[unit]}".strip()
+
+
+def _roofs(axes: _Axes, peaks: Peaks) -> Iterator[Markup]:
+    bandwidth, right = peaks.bytes_per_second, 10.0**axes.right
+    roofs = dict(peaks.by_dtype) or {peaks.main.dtype: peaks.main.flops_per_sec}
+    for peak in sorted(set(roofs.values())):
+        names = "/".join(sorted(dtype for dtype, value in roofs.items() if value == peak))
+        ridge = max(peak / bandwidth, 10.0**axes.left) if bandwidth else 10.0**axes.left
+        y = axes.y(peak)
+        yield _line(axes.x(ridge), y, axes.x(right), y, "roof")
+        yield _text(axes.x(right), y - 5, f"{names} {peak / 1e12:.4g} TFLOP/s", "end")
+    if bandwidth:
+        x = max(10.0**axes.left, 10.0**axes.low / bandwidth)
+        ridge = max(roofs.values()) / bandwidth
+        if ridge > x:
+            yield _line(
+                axes.x(x), axes.y(x * bandwidth), axes.x(ridge), axes.y(ridge * bandwidth), "roof"
+            )
+            at = 10.0 ** (math.log10(x) * 0.55 + math.log10(ridge) * 0.45)
+            label = f"{bandwidth / 1e9:.4g} GB/s"
+            yield _text(axes.x(at) - 8, axes.y(at * bandwidth) - 6, label, "end")
+
+
+def _dot(row: Row, axes: _Axes, kind: str) -> Markup:
+    about = (
+        f"{short(row.name)}: {seconds_text(row.seconds)}, {percent(row.share_of_step)} of the "
+        f"step, {_intensity(row):.3g} FLOPs per byte, {_speed(row) / 1e12:.3g} TFLOP/s, "
+        f"{row.bound_by}"
+    )
+    return tag(
+        "circle",
+        tag("title", about),
+        cx=number(axes.x(_intensity(row)), 1),
+        cy=number(axes.y(_speed(row)), 1),
+        r=number(2.5 if kind == "op" else _radius(row), 1),
+        class_=f"{kind} {row.bound_by}",
+        data_flops=row.flops if kind == "kind" else None,
+        data_bytes=row.hbm_bytes if kind == "kind" else None,
+    )
+
+
+def _names(rows: Sequence[Row], axes: _Axes) -> Iterator[Markup]:
+    """Names of the longest, where no other name is."""
+    taken: list[tuple[float, float]] = []
+    for row in sorted(rows, key=lambda row: -row.seconds)[:_MOST_NAMES]:
+        x, y = axes.x(_intensity(row)), axes.y(_speed(row))
+        if all(abs(y - other_y) > 13 or abs(x - other_x) > 190 for other_x, other_y in taken):
+            taken.append((x, y))
+            side = "end" if x > _WIDTH * 0.6 else "start"
+            gap = 5 + _radius(row)
+            name = row.name if len(row.name) <= _NAME else f"…{row.name[1 - _NAME :]}"
+            yield _text(x - gap if side == "end" else x + gap, y + 4, name, side)
+
+
+def _radius(row: Row) -> float:
+    return 4 + 14 * math.sqrt(min(1.0, max(0.0, row.share_of_step)))
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
+    return tag(
+        "line", x1=number(x1, 1), y1=number(y1, 1), x2=number(x2, 1), y2=number(y2, 1), class_=kind
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> Markup:
+    return tag("text", text, x=number(x, 1), y=number(y, 1), text_anchor=anchor)

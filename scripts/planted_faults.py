@@ -5,7 +5,8 @@
 For each fault it prints the first advice with its expected gain, and what removing the fault really
 brings: the median difference of step times, of runs without a trace that alternate between the two
 loops. The exit code is 1 if a fault is not named first, or its gain is off by more than 20%.
-The faults that CPUs do not feel (float32, odd vocabulary) are in tests/profiling/advice.
+The faults that CPUs do not feel (float32, odd vocabulary, an elementwise chain) are in
+tests/profiling/advice. Matmuls run on one thread each, so that virtual devices share no core.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ import sys
 import tempfile
 
 DEVICES = 2
-os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count={DEVICES}")
+os.environ.setdefault(
+    "XLA_FLAGS",
+    f"--xla_force_host_platform_device_count={DEVICES} --xla_cpu_multi_thread_eigen=false",
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from collections.abc import Sequence  # noqa: E402

@@ -207,6 +207,8 @@ def _notes(
             "a bar is below 0: matmuls ran faster than the peak, which is too low; usually it was "
             "calibrated on a busy machine; pass peak_tflops="
         )
+    if main.ledger.residual:
+        notes += [note for note in main.ledger.notes if "not counted" not in note]
     reasons = {reason for r in main.costs.records.values() if r.runs for reason in r.unaccounted}
     notes += [f"not counted: {reason}" for reason in sorted(reasons)]
     if measured.steps < 2:

@@ -190,37 +190,6 @@ def _rows(rows: int) -> Callable[[], Loop]:
     return lambda: replace(healthy(), state=_weights(4, 1024, 4096), batch=_batch(rows, 1024))
 
 
-_DROPS_BARRIERS = "cse_barrier_expander"
-
-
-def _chain(barrier: bool) -> Callable[[], Loop]:
-    """Ten multiplications and additions of a large array, in one loop or in ten.
-
-    XLA drops barriers before it fuses on CPUs, unlike elsewhere, if that is not switched off.
-    """
-
-    def loss_of(state: State, x: Array) -> Array:
-        return _square(_mlp(state, x))
-
-    def train_step(state: State, batch: Array) -> tuple[State, Array]:
-        weights, noise = state
-        with jax.named_scope("augment"):
-            for number in range(10):
-                noise = noise * 0.5 + number
-                if barrier:
-                    noise = jax.lax.optimization_barrier(noise)
-            batch = batch * jnp.mean(noise)  # so that it does not run beside the layers
-        loss, gradient = jax.value_and_grad(loss_of)(weights, batch)
-        return (jax.tree.map(lambda w, g: w - 1e-3 * g, weights, gradient), noise), loss
-
-    state = (_weights(), jnp.ones((4096, 2048)))
-    return lambda: replace(
-        healthy(),
-        step=jax.jit(train_step, compiler_options={"xla_disable_hlo_passes": _DROPS_BARRIERS}),
-        state=state,
-    )
-
-
 SEQUENCE, HEADS, WIDTH, BLOCK = 1024, 4, 32, 128
 
 
@@ -290,7 +259,6 @@ FAULTS: Mapping[str, Fault] = {
     "recompile": Fault(cause="recompiles", loop=_with(recompile_every=4), healthy=healthy),
     "remat": Fault(cause="remat heavier than memory needs", loop=_remat, healthy=healthy),
     "batch": Fault(cause="small batch", loop=_rows(1), healthy=_rows(8), share=1 / 8),
-    "chain": Fault(cause="unfused elementwise chain", loop=_chain(True), healthy=_chain(False)),
     "attention": Fault(
         cause="attention without a kernel", loop=_attention(False), healthy=_attention(True)
     ),

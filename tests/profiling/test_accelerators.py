@@ -8,10 +8,12 @@ from random import Random
 
 import pytest
 
+from mfu_jax.dumps import ModelFlops
 from mfu_jax.errors import UserError
 from mfu_jax.profiling.profile import Profile, read_profile
 from tests.support import accelerator_traces as traces
 from tests.support.accelerator_traces import MATMUL_FLOPS, NORM_BYTES
+from tests.support.written_profiles import dot, written_profile
 
 US = 1e-6
 V5E, H100 = 197e12, 989.4e12  # dense bf16 FLOP/s, by their makers' data sheets
@@ -107,6 +109,35 @@ def test_two_kernels_for_one_instruction_stay_unknown(tmp_path: Path) -> None:
     plane = traces.gpu(gemm=["sm90_xmma_gemm_bf16_tn", "splitKreduce_kernel"])
     profile = profile_of(tmp_path, "NVIDIA H100 80GB HBM3", plane)
     assert profile.coverage == pytest.approx(48 / 78)
+
+
+def test_matmuls_of_vector_units_are_vector_work(tmp_path: Path) -> None:
+    """Beyond their shortest time, which is the model's."""
+    name = 'metadata={op_name="jit(step)/jvp(head)/dot_general"}'
+    body = (
+        f"%outer (a: bf16[512,512]) -> bf16[512,512] {{\n  %a = bf16[512,512] parameter(0)\n"
+        f"  ROOT %m = bf16[512,512] multiply(%a, %a), {name}\n}}\n"
+    )
+    lines = [
+        "  %x = bf16[512,512] constant({...})",
+        "  %outer.1 = bf16[512,512] fusion(%x), kind=kLoop, calls=%outer",
+    ]
+    profile = written_profile(tmp_path, lines, {"outer.1": 1e-5}, computations=body)
+    shortest = 2 * 512 * 512 / H100
+    bars = {bar.name: bar.seconds for bar in profile.waterfall}
+    assert bars == pytest.approx(
+        {"memory-bound and vector work": 1e-5 - shortest, "MFU": shortest}, abs=1e-11
+    )
+
+
+def test_what_the_ledger_does_not_explain_is_named(tmp_path: Path) -> None:
+    """Two equal matmuls, of which the model has one."""
+    name, one = "forward mlp/dot_general", 2 * 512 * 512 * 512
+    model = ModelFlops(per_device=one, convention="exact", is_whole=True, operations={name: one})
+    lines = [dot("up", 512, 512, 512), dot("down", 512, 512, 512)]
+    profile = written_profile(tmp_path, lines, {"up": 1e-5, "down": 1e-5}, model=model)
+    assert profile.program.ledger.residual == one
+    assert any(f"more FLOPs than the model has of: {name} ({one:,})" in n for n in profile.notes)
 
 
 def test_damaged_traces_are_one_line_or_a_profile(tmp_path: Path) -> None:

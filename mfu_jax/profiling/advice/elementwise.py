@@ -18,7 +18,11 @@ _BUSY = 0.3  # of the memory's bandwidth, from which on an op is bound by it
 
 
 def chain(facts: Facts) -> tuple[float, str] | None:
-    """Elementwise ops write what only the next one reads."""
+    """Elementwise ops write what only the next one reads.
+
+    On CPUs caches keep it, and the first touch of a result costs more: fusing was seen to gain
+    nothing.
+    """
     ops = {
         record_of(op).name: op
         for op in facts.compute()
@@ -26,7 +30,7 @@ def chain(facts: Facts) -> tuple[float, str] | None:
     }
     links = list(_links(facts, ops))
     saved = sum(gain for _, _, gain in links)
-    if not links:
+    if not links or facts.is_cpu:
         return None
     members = [ops[name] for name in {n for first, second, _ in links for n in (first, second)}]
     return saved, (

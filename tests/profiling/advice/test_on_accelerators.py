@@ -13,6 +13,7 @@ import pytest
 from mfu_jax.dumps import ModelFlops
 from mfu_jax.profiling.advice import RULES
 from mfu_jax.profiling.profile import Profile
+from mfu_jax.profiling.render import render, seconds_text
 from tests.support.written_profiles import (
     BANDWIDTH,
     TF32,
@@ -201,6 +202,19 @@ def test_a_step_called_in_time_is_not_the_hosts_fault(tmp_path: Path) -> None:
         tmp_path, HEALTHY, HEALTHY_SECONDS, idle=MATMUL, host=work, call=-1.5 * MATMUL
     )
     assert not profile.advice
+
+
+def test_advice_is_printed_and_in_the_json_best_first(tmp_path: Path) -> None:
+    events = [("$pipe.py:7 next_batch", -2.9 * MATMUL, 2.8 * MATMUL)]
+    lines = [*HEALTHY, dot("head", M, K, N, dtype="f32")]
+    seconds = {**HEALTHY_SECONDS, "head": dot_seconds(M, K, N, 0.7, TF32)}
+    profile = written_profile(tmp_path, lines, seconds, idle=2 * MATMUL, host=events)
+    rows = profile.to_json()["advice"]
+    assert [row["cause"] for row in rows] == ["slow data", "float32 matmuls"]
+    assert all(set(row) == {"cause", "evidence", "gain_seconds"} for row in rows)
+    text = render(profile, by=[])
+    assert f"slow data: {seconds_text(rows[0]['gain_seconds'])} of a step" in text
+    assert text.index("slow data:") < text.index("float32 matmuls:")
 
 
 def test_causes_are_a_closed_list() -> None:

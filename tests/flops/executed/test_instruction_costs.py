@@ -29,7 +29,7 @@ LOOP = """HloModule jit_f, num_partitions=8
   %y = f32[3,4] get-tuple-element(%t), index=2
   %one = s32[] constant(1)
   %next = s32[] add(%i, %one)
-  %f = f32[2,4] fusion(%x, %y), kind=kOutput, calls=%fused, backend_config={"estimated_cycles":"70"}
+  %f = f32[2,4] fusion(%x, %y), kind=kOutput, calls=%fused, backend_config={"window_config":{"estimated_cycles":"70"}}
   %g-start = (f32[2,3], f32[8,3]) all-gather-start(%x), GATHER
   %g-done = f32[8,3] all-gather-done(%g-start)
   ROOT %r = (s32[], f32[2,3], f32[3,4]) tuple(%next, %x, %y)

@@ -17,7 +17,8 @@ from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, flops_bre
 from mfu_jax.flops.exact import integral
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
 from mfu_jax.flops.ledger import Ledger, compare_flops
-from mfu_jax.flops.traced.counting import TracedCount, count_model_flops, pallas_kernel_flops
+from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
+from mfu_jax.flops.traced.counting import count_with_scopes, pallas_kernel_flops
 from mfu_jax.flops.traced.masks.declared import PACKED
 from mfu_jax.hardware.dtypes import canonical_dtype
 from mfu_jax.hardware.step_peaks import Exact, StepPeaks
@@ -89,6 +90,7 @@ def traced_model(
     *,
     devices: int,
     convention: str = "maxtext",
+    lengths: Lengths = NO_LENGTHS,
 ) -> ModelCount:
     """Counts ``step(*args, **kwargs)`` on its jaxpr, which covers all devices, and divides.
 
@@ -98,11 +100,12 @@ def traced_model(
         kwargs: the same by name.
         devices: of the whole job; every device gets an equal share, as an exact fraction.
         convention: ``maxtext``, ``exact`` or ``dense``, for masks recognised or declared.
+        lengths: of groups and sequences, if they are data.
 
     Raises:
         UserError: the function cannot be traced, or the convention needs a config.
     """
-    count: TracedCount = count_model_flops(step, *args, **kwargs)
+    count, _ = count_with_scopes(step, args, kwargs, lengths)
     total = count.total_in(convention)  # type: ignore[arg-type]  # checked by total_in
     skipped = count.total - total
     return ModelCount(
@@ -224,6 +227,7 @@ def count_program(
     *,
     kernel_flops: Mapping[str, int] | None = None,
     trip_counts: Mapping[str, int] | None = None,
+    lengths: Lengths = NO_LENGTHS,
 ) -> StepFlops:
     """Counts a compiled step and explains the count, from the model's FLOPs on.
 
@@ -232,8 +236,14 @@ def count_program(
         model: the model FLOPs of the same step.
         kernel_flops: see `executed_flops`, like the next one.
         trip_counts: iterations of loops that depend on data.
+        lengths: of groups and sequences that are data.
     """
-    executed = executed_flops(compiled, kernel_flops=kernel_flops or None, trip_counts=trip_counts)
+    executed = executed_flops(
+        compiled,
+        kernel_flops=kernel_flops or None,
+        trip_counts=trip_counts,
+        **lengths.named,
+    )
     reported = xla_reported_flops(compiled)
     ledger = compare_flops(
         model=model.per_device,

@@ -13,6 +13,7 @@ from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
 from mfu_jax.flops.executed.kernels import triton
 from mfu_jax.flops.executed.kernels.bodies.attributes import mlir_integer, mlir_string
 from mfu_jax.flops.executed.kernels.bodies.walk import grid_flops
+from mfu_jax.flops.ledger import compare_flops
 from tests.support import program_kernel_bodies as programs
 from tests.support.jax_versions import (
     reads_recorded_kernels,
@@ -161,6 +162,9 @@ def test_given_group_sizes_say_which_tiles_a_grouped_matmul_visits(sizes: tuple[
     )
     executed = executed_flops(recorded_text("v6e_megablox"), group_sizes=sizes)
     assert executed.total == 3 * int(visits) * VISIT
+    rows = 2 * sum(sizes) * programs.WIDTH * programs.HIDDEN
+    assert executed.padding == 3 * (int(visits) * VISIT - rows)
+    assert compare_flops(model=3 * rows, executed=executed).residual == 0
     assert (executed.flags, executed.unaccounted) == ((), ())
 
 

@@ -26,6 +26,7 @@ from mfu_jax.logger.step_cost import StepCost
 
 HfuSource = Literal["executed", "cost_analysis"]
 
+_COMPLEX = ("c64", "c128")
 _WIDE = {"fp32", "fp64"}  # what compilers widen narrower dtypes to
 
 
@@ -65,6 +66,7 @@ class ModelCount:
         packed: the part of `per_device` that attention within packed documents would take with all
             pairs, by kind of mask as declared with `attention_mask`.
         operations: a traced `per_device` with all attention pairs, as in `FlopCount.by_operation`.
+        complex_products: the part of `per_device` that is products of complex numbers.
         flops_by_dtype: FLOPs of the step's matmuls, to find the peak; any scale.
         unaccounted: work that could not be counted, in words.
         how: the number's derivation in words, for the log.
@@ -78,6 +80,7 @@ class ModelCount:
     attention: Exact | None = None
     packed: Mapping[str, Exact] = dataclasses.field(default_factory=dict)
     operations: Mapping[str, Exact] = dataclasses.field(default_factory=dict)
+    complex_products: Exact = 0
     flops_by_dtype: Mapping[str, int] = dataclasses.field(default_factory=dict)
     unaccounted: tuple[str, ...] = ()
     how: str = ""
@@ -116,6 +119,7 @@ def traced_model(
         attention=_share(count.activations - skipped, devices),
         packed={k: _share(count.by_mask[k], devices) for k in PACKED if k in count.by_mask},
         operations={name: _share(n, devices) for name, n in count.by_operation.items()},
+        complex_products=_share(sum(count.by_dtype.get(d, 0) for d in _COMPLEX), devices),
         flops_by_dtype=count.by_dtype,
         unaccounted=tuple(
             f"{item.name} {item.where} {item.shapes}: {item.reason}" for item in count.unaccounted
@@ -254,6 +258,7 @@ def count_program(
         xla_reported=reported,
         is_whole=model.source == "traced" and not (model.unaccounted or executed.unaccounted),
         operations=model.operations,
+        complex_products=model.complex_products,
     )
     return StepFlops(model=model, executed=executed, xla_reported=reported, ledger=ledger)
 

@@ -22,8 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from mfu_jax.flops.executed import loops
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.traced.counting import TracedCount, count_model_flops
+from mfu_jax.flops.traced.integers import evaluation
 
 SIZE = 4
 ONE = 2 * SIZE**3  # FLOPs of one matmul
@@ -380,6 +382,8 @@ def _judged(counter: str, seed: int) -> tuple[bool, str]:
 
 
 def _work(counter: str, seeds: Sequence[int], results: Any) -> None:
+    # Ours end within FUEL iterations. Only loops that other data make endless reach the limits.
+    loops.MAX_TRIPS, evaluation._MOST_EQUATIONS = 5 * FUEL, 250 * FUEL
     for seed in seeds:
         try:
             results.send(_judged(counter, seed))

@@ -66,6 +66,9 @@ setup(
         "train": TRAIN,
         "tpu": ["jax[tpu]>=0.8"],
         "cuda": ["jax[cuda13]>=0.8"],
+        # mfu-jax plan: the compilers of chips that are not here; jax pins libtpu.
+        "plan-tpu": ["jax[tpu]>=0.8"],
+        "plan-gpu": ["jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cudnn-cu13"],
         "tensorboard": ["tensorboard>=2.19"],
         "wandb": ["wandb>=0.18"],
         "mlflow": ["mlflow-skinny>=2.16"],

@@ -24,6 +24,7 @@ def test_every_module_of_the_folder_is_a_command() -> None:
         "dump",
         "flops",
         "hardware",
+        "plan",
         "profile",
         "project",
         "published",

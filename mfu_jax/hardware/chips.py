@@ -28,6 +28,8 @@ class Chip:
     sources: tuple[str, ...]
     confidence: str
     devices_per_chip: int = 1
+    clock_ghz: float | None = None
+    interconnect: Mapping[str, float] = dataclasses.field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     device_kinds: tuple[str, ...] = ()
     pattern: str | None = None
@@ -89,8 +91,20 @@ class Chip:
 
 
 _MEMORY = ("memory_gib", "memory_bandwidth_gbps")
-_FIELDS = {field.name: field.default for field in dataclasses.fields(Chip)}
-_REQUIRED = [name for name, default in _FIELDS.items() if default is dataclasses.MISSING]
+_FIELDS = {field.name: field for field in dataclasses.fields(Chip)}
+_REQUIRED = [
+    name
+    for name, field in _FIELDS.items()
+    if field.default is field.default_factory is dataclasses.MISSING
+]
+_INTERCONNECT = (
+    "ici_gbps_per_link",
+    "ici_axes",
+    "wraps_at",
+    "nvlink_gbps",
+    "devices_per_host",
+    "dcn_gbps_per_device",
+)
 
 
 @functools.cache
@@ -150,7 +164,15 @@ def _fault_of_numbers(row: Mapping[str, Any]) -> str:
     for key in peaks:
         if key.partition("_")[0] not in DTYPES:
             return f"peak_tflops of {key!r}; expected one of {', '.join(DTYPES)}"
-    for key, number in (*peaks.items(), *((key, row[key]) for key in _MEMORY)):
+    links = row.get("interconnect", {})
+    if not isinstance(links, Mapping):
+        return f"interconnect: {links!r}; expected {{kind: 10^9 bytes/s}}"
+    for key in links:
+        if key not in _INTERCONNECT:
+            return f"interconnect of {key!r}{nearest(key, _INTERCONNECT)}"
+    clock = {"clock_ghz": row["clock_ghz"]} if "clock_ghz" in row else {}
+    memory = {key: row[key] for key in _MEMORY}
+    for key, number in {**peaks, **memory, **clock, **links}.items():
         if not isinstance(number, int | float) or not 0 < number < float("inf"):
             return f"{key}: {number!r}; expected a number above 0"
     return ""

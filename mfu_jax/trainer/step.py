@@ -80,11 +80,16 @@ def compile_train_step(
     config: Config, mesh: Mesh, abstract_state: TrainState
 ) -> jax.stages.Compiled:
     """The train step as an executable that donates its state."""
+    return lower_train_step(config, mesh, abstract_state).compile()
+
+
+def lower_train_step(config: Config, mesh: Mesh, abstract_state: TrainState) -> jax.stages.Lowered:
+    """The train step, which donates its state, for the devices of the mesh, attached or not."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
     jitted = jax.jit(make_train_step(config), donate_argnums=0, out_shardings=(shardings, None))
     with jax.set_mesh(mesh):
         batch = abstract_batch(config, mesh, config.gradient_accumulation_steps)
-        return jitted.lower(abstract_state, batch).compile()
+        return jitted.lower(abstract_state, batch)
 
 
 def compile_eval_step(

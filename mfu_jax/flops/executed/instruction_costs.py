@@ -23,6 +23,9 @@ from mfu_jax.flops.scopes import FlopPhase, Scope, read_scope
 # Instructions of which a device launches nothing.
 _NOT_LAUNCHED = frozenset("parameter constant get-tuple-element tuple bitcast".split())
 _CONTROL = frozenset({"while", "conditional", "call"})
+_NO_CYCLES = 2**63 - 1  # what XLA writes where it has no estimate
+_CHAIN = re.compile(r'chain_id="(\w+)"')
+_HOST_MEMORY = "S(5)"
 _PAIR = re.compile(r"\{(\d+),(\d+)\}")
 
 
@@ -47,7 +50,10 @@ class InstructionRecord:
         collective: the collective that it starts; `Collective.times` is 1.
         device_groups: the devices that exchange data in it; empty if the text does not say.
         estimated_cycles: XLA's own estimate, which TPU programs carry; None elsewhere.
-        started_by: name of the start that this instruction completes (``…-done``).
+        started_by: name of the start that this instruction completes (``…-done``, or the last
+            fusion of a chain that carries a collective along).
+        starts_chain: whether it is the first fusion of such a chain.
+        host_bytes: bytes that it copies between HBM and the host's memory.
         unaccounted: reasons why FLOPs of it are not known.
     """
 
@@ -68,6 +74,8 @@ class InstructionRecord:
     device_groups: tuple[tuple[int, ...], ...] = ()
     estimated_cycles: int | None = None
     started_by: str = ""
+    starts_chain: bool = False
+    host_bytes: int = 0
     unaccounted: tuple[str, ...] = ()
 
     @property
@@ -79,6 +87,11 @@ class InstructionRecord:
     def is_control(self) -> bool:
         """Whether it only runs other instructions, which have records of their own."""
         return self.opcode in _CONTROL
+
+    @property
+    def is_start(self) -> bool:
+        """Whether work that it starts goes on beside the instructions that follow."""
+        return self.starts_chain or self.opcode.endswith("-start")
 
     @property
     def is_async(self) -> bool:
@@ -163,6 +176,7 @@ class _RecordReader:
         self.reader: CostReader = counter.reader
         self.runs = counter.runs
         self.order = counter.order
+        self.chains: dict[str, str] = {}  # id → the fusion that starts it
         self.matmuls = {
             id(found.matmul.instruction): (found.op_name, scope)
             for found, scope in counter.matmuls()
@@ -217,7 +231,9 @@ class _RecordReader:
             collective=collective,
             device_groups=self._groups(inside) if collective else (),
             estimated_cycles=_estimated_cycles(instruction),
-            started_by=_started_by(instruction),
+            started_by=_started_by(instruction) or self._ended_chain(inside),
+            starts_chain=self._starts_chain(instruction, inside),
+            host_bytes=_host_bytes(computation, instruction),
             unaccounted=tuple(c.unaccounted.reason for c in inside.costs if c.unaccounted),
         )
 
@@ -257,6 +273,15 @@ class _RecordReader:
         first = op_name.partition(";")[0]  # XLA joins the names of what it merges
         return first, read_scope(first) if first else _UNKNOWN
 
+    def _starts_chain(self, instruction: HloInstruction, inside: _Inside) -> bool:
+        chain = _chain(inside, "AsyncCollectiveStart")
+        if chain:
+            self.chains[chain] = instruction.name
+        return bool(chain)
+
+    def _ended_chain(self, inside: _Inside) -> str:
+        return self.chains.get(_chain(inside, "AsyncCollectiveDone"), "")
+
     def _groups(self, inside: _Inside) -> tuple[tuple[int, ...], ...]:
         devices = self.module.header_int("num_partitions")
         for instruction, cost in zip(inside.instructions, inside.costs, strict=True):
@@ -293,10 +318,28 @@ def _summed(pairs: Iterator[tuple[str, int]]) -> dict[str, int]:
 
 
 def _estimated_cycles(instruction: HloInstruction) -> int | None:
-    if "estimated_cycles" not in instruction.tail:
-        return None
-    text = str(instruction.backend_config.get("estimated_cycles", ""))
-    return int(text) if text.isdecimal() else None
+    config = instruction.backend_config
+    window = config.get("window_config", {}) if isinstance(config, Mapping) else {}
+    text = str(window.get("estimated_cycles", "") if isinstance(window, Mapping) else "")
+    cycles = int(text) if text.isdecimal() else _NO_CYCLES
+    return cycles if cycles < _NO_CYCLES else None
+
+
+def _chain(inside: _Inside, target: str) -> str:
+    """The chain that a fusion starts or ends, by the collective that it carries along."""
+    if not any(f'"{target}"' in i.tail for i in inside.instructions if i.opcode == "custom-call"):
+        return ""
+    found = (_CHAIN.search(i.tail) for i in inside.instructions if "chain_id" in i.tail)
+    return next((match[1] for match in found if match), "")
+
+
+def _host_bytes(computation: HloComputation, instruction: HloInstruction) -> int:
+    """Bytes of a copy, or slice, whose source or destination is in the host's memory."""
+    if not instruction.opcode.endswith("-start") or _HOST_MEMORY not in instruction.shape_text:
+        return 0
+    sizes = [shape.bytes for shape in computation.operand_shapes(instruction)]
+    results = [shape.bytes for shape in instruction.shape.elements if shape.bytes]
+    return min(max(sizes, default=0), *results[:2]) if results else 0
 
 
 def _started_by(instruction: HloInstruction) -> str:

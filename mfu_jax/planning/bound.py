@@ -1,0 +1,42 @@
+"""The least time that a program can take: each resource's work over its peak.
+
+Resources work beside each other at best, so the bound is the largest of them. It holds for the
+program as it was compiled; another program of the same model may be faster.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from mfu_jax.flops.executed.instruction_costs import ProgramCosts
+from mfu_jax.planning import links
+from mfu_jax.planning.targets import Target
+
+
+def bounds(
+    costs: ProgramCosts, target: Target, memory: Mapping[str, int] | None
+) -> dict[str, float]:
+    """Seconds that each resource is busy at its peak.
+
+    Args:
+        costs: of the program.
+        target: the chips.
+        memory: ``memory_analysis()`` of the program: what it must read and write of HBM once.
+
+    Returns:
+        ``matmul``, ``hbm``, and each link by name.
+    """
+    chip = target.chip
+    found: dict[str, float] = defaultdict(float)
+    for dtype, flops in costs.executed.by_dtype.items():
+        found["matmul"] += flops / chip.peak_flops_per_sec(dtype)
+    if memory:
+        once = memory.get("argument_size_in_bytes", 0) + memory.get("output_size_in_bytes", 0)
+        found["hbm"] = once / chip.memory_bandwidth_bytes_per_sec
+    for record in costs.records.values():
+        if record.collective and record.runs:
+            group = record.device_groups[0] if record.device_groups else ()
+            link = links.route(target, group, record.collective.group_size).link
+            found[link] += record.runs * links.seconds(record.collective, group, target)
+    return dict(found)

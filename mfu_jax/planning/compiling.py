@@ -1,0 +1,276 @@
+"""Compiles in a child process: a compiler's crash, its memory and its environment stay there."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.dumps.files import load
+from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.errors import UserError
+from mfu_jax.planning.gpu_targets import target_config
+from mfu_jax.planning.targets import Target
+
+# libtpu looks for attached TPUs and their metadata server unless it is told not to.
+_TPU_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+_SIZE = r"\(?([\d.]+)([KMGT]?)\)?"
+_DOES_NOT_FIT = re.compile(
+    rf"{_SIZE} exceeds (?:available HBM )?{_SIZE}|Used {_SIZE} of {_SIZE} hbm", re.IGNORECASE
+)
+_UNKNOWN_FLAG = re.compile(r"Unknown command line flag '([^']+)'")
+_REFUSED_FLAG = re.compile(r"FAILED_PRECONDITION: .*Please disable it with (\w+)=false")
+_UNKNOWN_KEY = re.compile(r"ValueError: '(\w+)' not in '")
+_STAGES = ("tracing", "compiling", "writing")  # what a child says on its way
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A program to compile.
+
+    Attributes:
+        module: that compiles it, run as ``python -m module REQUEST.json OUT.mfu``.
+        target: the chips.
+        python: the interpreter that runs it; it may lack mfu_jax.
+        config: what the module reads.
+        flags: of the compiler, as ``--name=value``.
+    """
+
+    module: str
+    target: Target
+    python: str = sys.executable
+    config: Mapping[str, Any] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TooLarge:
+    """The compiler's refusal of a program that does not fit.
+
+    Attributes:
+        used_bytes: what it needs at its peak.
+        limit_bytes: what the device has for it.
+        message: the compiler's words.
+    """
+
+    used_bytes: int
+    limit_bytes: int
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a compile may use.
+
+    Attributes:
+        seconds: of wall clock.
+        memory_bytes: of host memory; 0: no limit.
+    """
+
+    seconds: float = 1800.0
+    memory_bytes: int = 0
+
+
+def compile_program(
+    request: Request,
+    *,
+    limits: Limits | None = None,
+    progress: Callable[[str], None] = lambda word: None,
+) -> ProgramDump | TooLarge:
+    """Compiles for chips that are not here.
+
+    Args:
+        request: the program and the chips.
+        limits: of the child process.
+        progress: called with a word for each stage.
+
+    Returns:
+        The program, or the compiler's figures if it does not fit.
+
+    Raises:
+        UserError: the compiler is not installed, failed, crashed, or ran out of time or memory.
+    """
+    limits = limits or Limits()
+    with tempfile.TemporaryDirectory(prefix="mfu-jax-plan-") as folder:
+        out = Path(folder, "program.mfu")
+        asked = Path(folder, "request.json")
+        asked.write_text(json.dumps(_as_json(request)), encoding="utf-8")
+        command = [request.python, "-m", request.module, str(asked), str(out)]
+        code, log = _run(command, _environment(request), limits, progress)
+        if code == 0 and out.exists():
+            return load(out)
+        return _refusal(log) or _raise(request, code, log, limits)
+
+
+def compile_known_flags(
+    request: Request,
+    *,
+    limits: Limits | None = None,
+    progress: Callable[[str], None] = lambda word: None,
+) -> tuple[ProgramDump | TooLarge, tuple[str, ...]]:
+    """Compiles without the flags, and MaxText's keys, that the installed version does not know.
+
+    Returns:
+        As `compile_program`, and what was left out, as notes.
+
+    Raises:
+        UserError: as `compile_program`.
+    """
+    notes: list[str] = []
+    while True:
+        try:
+            return compile_program(request, limits=limits, progress=progress), tuple(notes)
+        except UnknownOptionError as error:
+            flags = tuple(f for f in request.flags if error.option not in f)
+            words = request.config.get("arguments", ())
+            config = {**request.config, "arguments": [w for w in words if not error.sets(w)]}
+            smaller = dataclasses.replace(request, flags=flags, config=config)
+            if smaller == request:
+                raise
+            request = smaller
+            notes.append(f"left out, unknown to what is installed: {error.option}")
+
+
+class UnknownOptionError(UserError):
+    """The compiler, or the trainer, does not know an option.
+
+    Attributes:
+        option: its name.
+    """
+
+    def __init__(self, message: str, option: str) -> None:
+        super().__init__(message)
+        self.option = option
+
+    def sets(self, word: str) -> bool:
+        """Whether a ``key=value`` sets it."""
+        return word.partition("=")[0] == self.option
+
+
+def _as_json(request: Request) -> dict[str, Any]:
+    target = request.target
+    return {
+        "config": dict(request.config),
+        "platform": target.platform,
+        "topology": target.topology,
+        "slices": target.slices,
+        "target_config": target_config(target.chip) if target.platform == "cuda" else "",
+    }
+
+
+def _environment(request: Request) -> dict[str, str]:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+    if request.python != sys.executable:
+        environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    flags = " ".join(request.flags)
+    if request.target.platform == "tpu":
+        return {**environment, **_TPU_ENVIRONMENT, "LIBTPU_INIT_ARGS": flags}
+    return {**environment, "XLA_FLAGS": flags}
+
+
+def _run(
+    command: list[str],
+    environment: Mapping[str, str],
+    limits: Limits,
+    progress: Callable[[str], None],
+) -> tuple[int | None, str]:
+    """Exit code (None: out of time) and log of the child."""
+
+    def limit_memory() -> None:
+        if limits.memory_bytes:
+            resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes,) * 2)
+
+    expired = threading.Event()
+    with (
+        tempfile.TemporaryFile("w+b") as log,
+        subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+            preexec_fn=limit_memory if limits.memory_bytes else None,
+        ) as child,
+    ):
+
+        def end() -> None:
+            expired.set()
+            _kill(child)
+
+        timer = threading.Timer(limits.seconds, end)
+        timer.start()
+        try:
+            for line in child.stdout or ():
+                if line.strip() in _STAGES:
+                    progress(line.strip())
+            code = child.wait()
+        finally:
+            timer.cancel()
+            _kill(child)
+        log.seek(0)
+        text = log.read().decode("utf-8", "replace")
+    return (None if expired.is_set() else code), text
+
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    """Ends the child and what it started, which would hold its output open."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def _refusal(log: str) -> TooLarge | None:
+    for match in _DOES_NOT_FIT.finditer(log):
+        a, a_unit, b, b_unit = [part for part in match.groups() if part is not None]
+        return TooLarge(
+            used_bytes=int(float(a) * _UNITS[a_unit]),
+            limit_bytes=int(float(b) * _UNITS[b_unit]),
+            message=match[0],
+        )
+    return None
+
+
+def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
+    chip = request.target.chip.name
+    if code is None:
+        raise UserError(
+            f"compiling for {chip} took over {limits.seconds:.0f} s; expected less; usually a "
+            "large program on few cores; pass compile_seconds=… or plan fewer layers"
+        )
+    lines = [line for line in log.splitlines() if line.strip()]
+    last = lines[-1] if lines else "no message"
+    if flag := _UNKNOWN_FLAG.search(log):
+        message = f"the compiler for {chip} does not know the flag --{flag[1]}"
+        raise UnknownOptionError(message, flag[1])
+    if flag := _REFUSED_FLAG.search(log):
+        message = f"the compiler for {chip} refuses the flag --{flag[1]}"
+        raise UnknownOptionError(message, flag[1])
+    if key := _UNKNOWN_KEY.search(log):
+        raise UnknownOptionError(f"MaxText does not know the key {key[1]}", key[1])
+    if "No module named 'maxtext'" in log:
+        raise UserError(
+            f"{request.python} has no MaxText; pip install 'maxtext[tpu]' there (Python 3.12 or "
+            "newer), or pass maxtext_python=…"
+        )
+    if ("libtpu" in log and "No module named" in log) or "Unknown backend tpu" in log:
+        raise UserError("TPU programs need libtpu: pip install 'mfu_jax[plan-tpu]'")
+    how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
+    raise UserError(f"compiling for {chip} {how}: {last}")

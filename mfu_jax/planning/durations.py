@@ -1,0 +1,111 @@
+"""How long one instruction takes on a chip: XLA's own cycles where it gives them, else a roofline.
+
+An efficiency is the share of a resource's peak that an instruction of a kind reaches. Those that
+XLA's cycles do not cover (kernels, GPU matmuls) come from efficiencies.yml, which says from which
+runs each was fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.planning import links
+from mfu_jax.planning.targets import Target
+
+
+class Duration(NamedTuple):
+    """What an instruction, or a part of it, takes.
+
+    Attributes:
+        cause: what the device does: ``matmul``, ``vector``, ``kernel``, ``copy``, ``host``, or a
+            collective's kind and link.
+        seconds: with nothing else on its resource.
+        link: the resource that it occupies beside the device's units; empty for the units.
+    """
+
+    cause: str
+    seconds: float
+    link: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Efficiencies:
+    """Shares of a peak, 0 to 1.
+
+    Attributes:
+        kernel: matmuls of custom kernels, of the matrix units' peak.
+        matmul: other matmuls, where the program has no cycles.
+        hbm: of the memory's bandwidth.
+        link: of a link's bandwidth.
+        host: of the bandwidth between HBM and the host's memory.
+        cycles: time at the nominal clock / time of XLA's estimated cycles.
+    """
+
+    kernel: float = 0.5
+    matmul: float = 0.75
+    hbm: float = 0.85
+    link: float = 0.9
+    host: float = 1.0
+    cycles: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Durations:
+    """Durations of a program's instructions on some chips."""
+
+    target: Target
+    efficiencies: Efficiencies
+
+    def of(self, record: InstructionRecord) -> Iterator[Duration]:
+        """The parts of an instruction, one after another, its transfer last."""
+        if record.is_control:
+            return
+        if not (record.collective and record.estimated_cycles is None):
+            yield from self._on_device(record)
+        if record.collective:
+            group = record.device_groups[0] if record.device_groups else ()
+            alone = links.seconds(record.collective, group, self.target)
+            link = links.route(self.target, group, record.collective.group_size).link
+            yield Duration(
+                f"{record.collective.kind} on {link}", alone / self.efficiencies.link, link
+            )
+
+    def _on_device(self, record: InstructionRecord) -> Iterator[Duration]:
+        if record.host_bytes:
+            rate = self.target.chip.interconnect.get("host_gbps_per_device", 16) * 1e9
+            yield Duration("host", record.host_bytes / rate / self.efficiencies.host, "host")
+        elif record.opcode.endswith("-start"):
+            yield Duration("copy", self._hbm_seconds(record), "hbm")
+        elif record.kernels:
+            yield Duration("kernel", self._matmul_seconds(record, self.efficiencies.kernel))
+        elif record.estimated_cycles is not None and self.target.chip.clock_ghz:
+            clock = self.target.chip.clock_ghz * 1e9
+            seconds = record.estimated_cycles / clock / self.efficiencies.cycles
+            yield Duration("matmul" if record.flops else _vector_cause(record), seconds)
+        else:
+            yield self._roofline(record)
+
+    def _roofline(self, record: InstructionRecord) -> Duration:
+        memory = self._hbm_seconds(record)
+        matmul = self._matmul_seconds(record, self.efficiencies.matmul)
+        if matmul > memory:
+            return Duration("matmul", matmul)
+        return Duration("matmul" if record.flops else _vector_cause(record), memory)
+
+    def _matmul_seconds(self, record: InstructionRecord, efficiency: float) -> float:
+        chip = self.target.chip
+        return sum(
+            flops / chip.peak_flops_per_sec(dtype) / efficiency
+            for dtype, flops in record.flops_by_dtype.items()
+        )
+
+    def _hbm_seconds(self, record: InstructionRecord) -> float:
+        bandwidth = self.target.chip.memory_bandwidth_bytes_per_sec
+        return record.hbm_bytes / bandwidth / self.efficiencies.hbm
+
+
+def _vector_cause(record: InstructionRecord) -> str:
+    return "copy" if record.opcode.startswith("copy") else "vector"

@@ -1,0 +1,108 @@
+"""Time of a collective on the links of a TPU's torus, of NVLink, or between slices and hosts.
+
+Ring algorithms, as the JAX scaling book derives them (jax-ml/scaling-book, "Sharded matrices"): an
+all-gather moves its whole result through each device's links once, an all-reduce twice; an
+all-to-all on a ring of n devices loads each link with n/8 of one device's buffer. Bandwidths are
+those of hardware.yml, one way.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mfu_jax.flops.executed.collectives import Collective
+from mfu_jax.planning.targets import Target
+
+_HOP_SECONDS = 1e-6  # latency of a link (scaling book: about 1 µs)
+# Times that the buffer of one device goes through its links.
+_CROSSINGS = {
+    "all-gather": 1.0,
+    "reduce-scatter": 1.0,
+    "all-reduce": 2.0,
+    "all-to-all": 1.0,
+    "ragged-all-to-all": 1.0,
+    "collective-broadcast": 1.0,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """The links that a group of devices uses.
+
+    Attributes:
+        link: ``ici``, ``nvlink`` or ``dcn``.
+        bytes_per_sec: into one device, over all links that it uses at once.
+        hops: links between the two devices that are farthest apart.
+        ring: devices of the longest ring; 1 where every device reaches every other one directly.
+    """
+
+    link: str
+    bytes_per_sec: float
+    hops: int
+    ring: int = 1
+
+
+def route(target: Target, group: Sequence[int], size: int) -> Route:
+    """The links that connect a group of devices.
+
+    Args:
+        target: the chips.
+        group: partition ids of one group; empty if the text does not say.
+        size: devices in the group.
+    """
+    within = target.devices // target.slices
+    links = target.chip.interconnect
+    if target.platform == "cuda":
+        within = target.shape[-1]
+    crosses = size > within or (bool(group) and group[0] // within != group[-1] // within)
+    if crosses:
+        bandwidth = links["dcn_gbps_per_device"] * 1e9
+        return Route(link="dcn", bytes_per_sec=bandwidth, hops=2)
+    if target.platform == "cuda":
+        return Route(link="nvlink", bytes_per_sec=links["nvlink_gbps"] * 1e9, hops=1)
+    return _torus(target, size)
+
+
+def _torus(target: Target, size: int) -> Route:
+    """Axes of the torus that a group of `size` devices spans, if it lies well."""
+    chip = target.chip
+    per_link = chip.interconnect["ici_gbps_per_link"] * 1e9
+    chips = max(1, size // chip.devices_per_chip)
+    axes = _spanned(target.shape, chips)
+    wraps_at = int(chip.interconnect["wraps_at"])
+    links = sum(2 if n % wraps_at == 0 else 1 for n in axes) or 1
+    hops = sum(n // 2 if n % wraps_at == 0 else n - 1 for n in axes) or 1
+    ring = max(axes, default=1)
+    return Route(link="ici", bytes_per_sec=links * per_link, hops=hops, ring=ring)
+
+
+def _spanned(shape: Sequence[int], chips: int) -> tuple[int, ...]:
+    """The fewest whole axes with so many chips; else a part of one axis, else all of them."""
+    real = [n for n in shape if n > 1]
+    for count in range(1, len(real) + 1):
+        for axes in itertools.combinations(real, count):
+            if math.prod(axes) == chips:
+                return axes
+    if chips <= max(real, default=1):
+        return (chips,) if chips > 1 else ()
+    return tuple(real)
+
+
+def seconds(collective: Collective, group: Sequence[int], target: Target) -> float:
+    """Time of one run of a collective with nothing else on its links."""
+    size = collective.group_size or target.devices
+    if size < 2:
+        return 0.0
+    way = route(target, group, size)
+    if collective.kind == "collective-permute":
+        one_link = target.chip.interconnect.get("ici_gbps_per_link", 0) * 1e9
+        bandwidth = one_link if way.link == "ici" else way.bytes_per_sec
+        return collective.bytes / bandwidth + _HOP_SECONDS
+    if way.ring > 1 and collective.kind.endswith("all-to-all"):
+        one_link = target.chip.interconnect["ici_gbps_per_link"] * 1e9
+        return collective.bytes * way.ring / 8 / one_link + way.hops * _HOP_SECONDS
+    moved = collective.bytes * _CROSSINGS[collective.kind] * (size - 1) / size
+    return moved / way.bytes_per_sec + way.hops * _HOP_SECONDS

@@ -1,0 +1,190 @@
+"""A plan: whether a step fits on some chips, how long it takes there, and what limits it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
+from mfu_jax.planning.bound import bounds
+from mfu_jax.planning.compiling import TooLarge
+from mfu_jax.planning.durations import Durations, Efficiencies
+from mfu_jax.planning.schedule import Timeline, timeline
+from mfu_jax.planning.targets import Target
+
+_UNITS = ("matmul", "vector", "kernel", "copy", "host")  # what is no transfer between devices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one step is for, on one device.
+
+    Attributes:
+        model_flops: by `convention`.
+        tokens: that it trains on.
+        convention: how attention pairs are counted.
+    """
+
+    model_flops: int
+    tokens: float
+    convention: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One step of one program on some chips. Times in seconds, everything else of one device.
+
+    Attributes:
+        target: the chips, as text.
+        chips: their number.
+        fits: whether the program fits into their memory.
+        memory_peak_bytes: the compiler's; None if it does not say.
+        memory_limit_bytes: what the compiler may use, or nominal.
+        memory: bytes by kind.
+        model_flops: by `convention`; None if not known.
+        executed_flops: that the program runs; None if it does not fit.
+        convention: of `model_flops`.
+        step_time_bound_seconds: no run of this program is faster.
+        step_time_seconds: the prediction.
+        step_time_range: where nine of ten measured runs would lie.
+        mfu: predicted.
+        mfu_ceiling: MFU at the bound.
+        hfu: predicted.
+        tokens_per_sec_per_chip: predicted.
+        time_by_cause: seconds of the prediction; they sum to it.
+        bound_by_resource: seconds that each resource is busy at its peak.
+        collectives: rows of ``kind`` (with its link), ``seconds``, ``exposed_seconds``.
+        notes: what the plan could not see.
+    """
+
+    target: str
+    chips: int
+    fits: bool
+    memory_peak_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    memory: Mapping[str, int] = field(default_factory=dict)
+    model_flops: int | None = None
+    executed_flops: int | None = None
+    convention: str = ""
+    step_time_bound_seconds: float | None = None
+    step_time_seconds: float | None = None
+    step_time_range: tuple[float, float] | None = None
+    mfu: float | None = None
+    mfu_ceiling: float | None = None
+    hfu: float | None = None
+    tokens_per_sec_per_chip: float | None = None
+    time_by_cause: Mapping[str, float] = field(default_factory=dict)
+    bound_by_resource: Mapping[str, float] = field(default_factory=dict)
+    collectives: tuple[Mapping[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain JSON values."""
+        return asdict(self)
+
+
+def refused(target: Target, refusal: TooLarge, work: Work | None = None) -> Plan:
+    """The plan of a program that the compiler refused."""
+    return Plan(
+        target=str(target),
+        chips=target.chips,
+        fits=False,
+        memory_peak_bytes=refusal.used_bytes,
+        memory_limit_bytes=refusal.limit_bytes,
+        model_flops=work.model_flops if work else None,
+        convention=work.convention if work else "",
+        notes=(f"the compiler: {refusal.message}",),
+    )
+
+
+def make_plan(
+    program: ProgramDump,
+    target: Target,
+    *,
+    work: Work | None = None,
+    efficiencies: Efficiencies | None = None,
+) -> Plan:
+    """Plans a compiled program.
+
+    Args:
+        program: compiled for `target`.
+        target: the chips.
+        work: what its step is for; without it there is no MFU.
+        efficiencies: of the chip; by default those of the house.
+
+    Raises:
+        HloParseError: the program's text is not optimised HLO.
+    """
+    costs = instruction_costs(
+        program, kernel_flops=program.kernel_flops, trip_counts=program.trip_counts
+    )
+    line = timeline(costs, Durations(target=target, efficiencies=efficiencies or Efficiencies()))
+    resources = bounds(costs, target, program.memory)
+    bound = max(resources.values(), default=0.0)
+    memory = program.memory or {}
+    return Plan(
+        target=str(target),
+        chips=target.chips,
+        fits=True,
+        memory_peak_bytes=memory.get("peak_memory_in_bytes"),
+        memory_limit_bytes=target.chip.memory_bytes,
+        memory=_memory(memory),
+        executed_flops=costs.executed.total,
+        step_time_bound_seconds=bound,
+        step_time_seconds=max(bound, line.seconds),
+        time_by_cause=dict(sorted(line.by_cause.items(), key=lambda pair: -pair[1])),
+        bound_by_resource=resources,
+        collectives=_collectives(line),
+        notes=_notes(costs),
+        **_rates(costs, target, work, bound, max(bound, line.seconds)),
+    )
+
+
+def _rates(
+    costs: ProgramCosts, target: Target, work: Work | None, bound: float, seconds: float
+) -> dict[str, Any]:
+    chip = target.chip
+    optimal = sum(
+        flops / chip.peak_flops_per_sec(dtype) for dtype, flops in costs.executed.by_dtype.items()
+    )
+    rates: dict[str, Any] = {"hfu": optimal / seconds}
+    if work and costs.executed.total:
+        share = work.model_flops / costs.executed.total  # at the program's own mix of dtypes
+        rates |= {
+            "model_flops": work.model_flops,
+            "convention": work.convention,
+            "mfu": optimal * share / seconds,
+            "mfu_ceiling": optimal * share / bound,
+            "tokens_per_sec_per_chip": work.tokens * chip.devices_per_chip / seconds,
+        }
+    return rates
+
+
+def _memory(memory: Mapping[str, int]) -> dict[str, int]:
+    kinds = {
+        "state and batch": "argument_size_in_bytes",
+        "temporaries": "temp_size_in_bytes",
+        "new outputs": "output_size_in_bytes",
+        "program": "generated_code_size_in_bytes",
+        "host": "host_temp_size_in_bytes",
+    }
+    sizes = {kind: memory.get(key, 0) for kind, key in kinds.items()}
+    sizes["new outputs"] -= min(sizes["new outputs"], memory.get("alias_size_in_bytes", 0))
+    return {kind: size for kind, size in sizes.items() if size}
+
+
+def _collectives(line: Timeline) -> tuple[dict[str, Any], ...]:
+    return tuple(
+        {"kind": kind, "seconds": seconds, "exposed_seconds": line.by_cause.get(kind, 0.0)}
+        for kind, seconds in sorted(line.transfers.items(), key=lambda pair: -pair[1])
+        if kind not in _UNITS
+    )
+
+
+def _notes(costs: ProgramCosts) -> tuple[str, ...]:
+    return tuple(
+        f"not counted: {item.name} {item.where}: {item.reason}"
+        for item in costs.executed.unaccounted
+    )

@@ -1,0 +1,83 @@
+"""A plan as one screen of text."""
+
+from __future__ import annotations
+
+from mfu_jax.formatting import columns, percent
+from mfu_jax.planning.plan import Plan
+
+_DAY = 86400.0
+
+
+def render(plan: Plan, tokens: float = 0.0, price: float = 0.0) -> str:
+    """The plan for the console.
+
+    Args:
+        plan: to show.
+        tokens: that the whole run trains on; 0: not said.
+        price: of one chip for one hour; 0: not said.
+    """
+    return "\n".join([*_head(plan), *_times(plan), *_run(plan, tokens, price), *_notes(plan)])
+
+
+def _head(plan: Plan) -> list[str]:
+    verdict = "fits" if plan.fits else "does NOT fit"
+    peak, limit = plan.memory_peak_bytes, plan.memory_limit_bytes
+    sizes = f": {_gib(peak)} of {_gib(limit)}" if peak and limit else ""
+    lines = [f"{plan.target}: {verdict}{sizes}"]
+    if plan.memory:
+        lines.append(
+            "memory       "
+            + ", ".join(f"{kind} {_gib(size)}" for kind, size in plan.memory.items())
+        )
+    if plan.model_flops:
+        lines.append(
+            f"model        {plan.model_flops / 1e12:,.4g} TFLOP a step ({plan.convention})"
+        )
+    if plan.executed_flops:
+        lines.append(f"executed     {plan.executed_flops / 1e12:,.4g} TFLOP a step")
+    return lines
+
+
+def _times(plan: Plan) -> list[str]:
+    if plan.step_time_seconds is None or plan.step_time_bound_seconds is None:
+        return []
+    limit = max(plan.bound_by_resource.items(), key=lambda pair: pair[1], default=("nothing", 0))
+    mfu = f", MFU {percent(plan.mfu)}" if plan.mfu is not None else ""
+    ceiling = f", MFU {percent(plan.mfu_ceiling)}" if plan.mfu_ceiling is not None else ""
+    tokens = plan.tokens_per_sec_per_chip
+    rate = f", {tokens:,.0f} tokens/s/chip" if tokens else ""
+    rows = [("  seconds of a step", "s", "share")]
+    rows += [
+        (f"  {cause}", f"{seconds:.4g}", percent(seconds / plan.step_time_seconds))
+        for cause, seconds in plan.time_by_cause.items()
+        if seconds >= 1e-3 * plan.step_time_seconds
+    ]
+    hidden = [row for row in plan.collectives if row["seconds"] > row["exposed_seconds"]]
+    return [
+        f"bound        {plan.step_time_bound_seconds:.4g} s by {limit[0]}{ceiling}",
+        f"predicted    {plan.step_time_seconds:.4g} s{mfu}, HFU {percent(plan.hfu)}{rate}",
+        *columns(rows, "<>>"),
+        *(
+            f"  hidden: {row['kind']}, {row['seconds'] - row['exposed_seconds']:.4g} s"
+            for row in hidden
+        ),
+    ]
+
+
+def _run(plan: Plan, tokens: float, price: float) -> list[str]:
+    rate = plan.tokens_per_sec_per_chip
+    if not tokens or not rate:
+        return []
+    chip_seconds = tokens / rate
+    lines = [f"run          {chip_seconds / plan.chips / _DAY:,.1f} days for {tokens:.4g} tokens"]
+    if price:
+        lines.append(f"cost         {chip_seconds / 3600 * price:,.0f} at {price:g} a chip-hour")
+    return lines
+
+
+def _notes(plan: Plan) -> list[str]:
+    return [f"note: {note}" for note in plan.notes]
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.2f} GiB"

@@ -1,0 +1,158 @@
+"""What to plan for: a number of chips, how they are connected, and how JAX names them."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from mfu_jax.errors import UserError, nearest
+from mfu_jax.hardware.chips import Chip, table
+from mfu_jax.hardware.naming import named
+
+# libtpu's names of generations, and whether a slice's name (v5p-128) counts TensorCores.
+_GENERATIONS = {
+    "v4": ("TPU v4", 2),
+    "v5e": ("TPU v5e", 1),
+    "v5litepod": ("TPU v5e", 1),
+    "v5p": ("TPU v5p", 2),
+    "v6e": ("TPU v6e (Trillium)", 1),
+    "tpu7x": ("TPU7x (Ironwood)", 2),
+}
+_LIBTPU_NAMES = {"v5litepod": "v5e"}
+_MOST_CHIPS = 2**16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Chips to plan for.
+
+    Attributes:
+        chip: one of them.
+        platform: JAX's name of the compiler.
+        topology: what ``jax.experimental.topologies`` takes: ``v6e:2x4``; of GPUs
+            ``slices × hosts × devices of a host``.
+        shape: chips along each axis of a slice's torus; GPUs: hosts, devices of a host.
+        devices: JAX devices of all slices.
+        slices: parts of the job that only the data-center network connects.
+    """
+
+    chip: Chip
+    platform: Literal["tpu", "cuda"]
+    topology: str
+    shape: tuple[int, ...]
+    devices: int
+    slices: int = 1
+
+    @property
+    def chips(self) -> int:
+        """Chips of all slices."""
+        return self.devices // self.chip.devices_per_chip
+
+    def __str__(self) -> str:
+        many = f"{self.slices} × " if self.slices > 1 else ""
+        return f"{many}{self.topology} ({self.chips} chips)"
+
+
+def parse_target(
+    *, topology: str = "", hardware: str = "", devices: int | None = None, slices: int = 1
+) -> Target:
+    """The chips that a person describes.
+
+    Args:
+        topology: ``v5p:8x8x8``, or a slice's name as the cloud has it: ``v5p-128``, ``v6e-8``.
+        hardware: a GPU's name, with `devices`.
+        devices: number of GPUs.
+        slices: TPU slices of the job, or 1.
+
+    Raises:
+        UserError: not known, or not of that shape; says what is.
+    """
+    if slices < 1:
+        raise UserError(f"slices={slices}; expected 1 or more")
+    if topology:
+        return _tpus(topology, slices)
+    if not hardware:
+        raise UserError("no chips to plan for; pass topology=v5p:8x8x8, or hardware=h100 devices=8")
+    return _gpus(named(hardware), 8 if devices is None else devices)
+
+
+def _tpus(topology: str, slices: int) -> Target:
+    name, separator, size = re.sub(r"^(\w+)-", r"\1:-", topology.strip().lower()).partition(":")
+    if name not in _GENERATIONS or not separator:
+        raise UserError(
+            f"topology={topology!r}{nearest(name, _GENERATIONS)}; expected a TPU generation "
+            f"({', '.join(_GENERATIONS)}) and its shape, such as v5p:8x8x8, or a slice's name, "
+            "such as v6e-8; for GPUs pass hardware=h100 devices=8"
+        )
+    chip_name, cores = _GENERATIONS[name]
+    chip = next(chip for chip in table() if chip.name == chip_name)
+    axes = int(chip.interconnect["ici_axes"])
+    if size.startswith("-"):
+        shape = _shape_of(topology, size[1:], cores, axes)
+    else:
+        shape = _shape(topology, size, axes)
+    chips = math.prod(shape)
+    return Target(
+        chip=chip,
+        platform="tpu",
+        topology=f"{_LIBTPU_NAMES.get(name, name)}:{'x'.join(map(str, shape))}",
+        shape=shape,
+        devices=chips * chip.devices_per_chip * slices,
+        slices=slices,
+    )
+
+
+def _shape(topology: str, size: str, axes: int) -> tuple[int, ...]:
+    parts = size.split("x")
+    if len(parts) != axes or not all(re.fullmatch(r"[1-9]\d{0,4}", part) for part in parts):
+        raise UserError(
+            f"topology={topology!r}: expected {axes} axes of chips, such as "
+            f"{topology.partition(':')[0]}:{'x'.join(['4'] * axes)}"
+        )
+    shape = tuple(map(int, parts))
+    if math.prod(shape) > _MOST_CHIPS:
+        raise UserError(f"topology={topology!r} has over {_MOST_CHIPS:,} chips")
+    return shape
+
+
+def _shape_of(topology: str, number: str, cores: int, axes: int) -> tuple[int, ...]:
+    """The cloud's usual shape of so many chips: axes doubled in turn, the last one first."""
+    count = int(number) if re.fullmatch(r"[1-9]\d{0,5}", number) else 0
+    chips, rest = divmod(count, cores)
+    if rest or not chips or chips & (chips - 1) or chips > _MOST_CHIPS:
+        raise UserError(
+            f"topology={topology!r}: expected a power of 2 of "
+            f"{'TensorCores' if cores > 1 else 'chips'} after the hyphen; for another shape, pass "
+            f"{topology.partition('-')[0]}:{'x'.join('4' * axes)}"
+        )
+    doublings = chips.bit_length() - 1
+    if axes == 2:
+        return 2 ** (doublings // 2), 2 ** (doublings - doublings // 2)
+    if doublings < 3:  # a host's 2x2x1 before the third axis
+        return (*sorted((2 ** (doublings // 2), 2 ** (doublings - doublings // 2))), 1)
+    third, more = divmod(doublings, 3)
+    return tuple(sorted(2 ** (third + (axis < more)) for axis in range(3)))
+
+
+def _gpus(chip: Chip, devices: int) -> Target:
+    per_host = int(chip.interconnect.get("devices_per_host", 0))
+    if not per_host:
+        raise UserError(
+            f"hardware={chip.name!r}: the table has no interconnect for it; expected one of "
+            + ", ".join(c.name for c in table() if "nvlink_gbps" in c.interconnect)
+        )
+    if not 1 <= devices <= _MOST_CHIPS:
+        raise UserError(f"devices={devices}; expected 1 to {_MOST_CHIPS}")
+    hosts, rest = divmod(devices, per_host)
+    if hosts and rest:
+        raise UserError(f"devices={devices}; expected up to {per_host}, or a multiple of it")
+    shape = (hosts, per_host) if hosts else (1, devices)
+    return Target(
+        chip=chip,
+        platform="cuda",
+        topology=f"1x{shape[0]}x{shape[1]}",
+        shape=shape,
+        devices=devices,
+    )

@@ -1,0 +1,59 @@
+"""Compiles the trainer's step for chips that are not here, in a process of its own.
+
+    python -m mfu_jax.trainer.ahead_of_time REQUEST.json OUT.mfu
+
+The request has `config.arguments` (as the trainer takes them), `platform` and `topology` as JAX
+names them, `slices`, and of GPUs `target_config`, XLA's text proto. The parent sets the environment
+that libtpu and the CUDA plugin read when they are loaded. Progress goes to stdout, a word a line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def main(argv: list[str]) -> None:
+    """Compiles what the request describes, and writes the dump."""
+    request = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+    print("tracing", flush=True)
+    lowered = lower(request["config"]["arguments"], absent_devices(request))
+    print("compiling", flush=True)
+    compiled = lowered.compile()
+    print("writing", flush=True)
+    from mfu_jax.dumps.recording import dump
+
+    dump(compiled, argv[1])
+
+
+def absent_devices(request: Mapping[str, Any]) -> list[Any]:
+    """The devices of a topology, attached or not."""
+    from jax.experimental import topologies
+
+    options: dict[str, Any] = {}
+    if request["platform"] == "cuda":
+        options = {"target_config": request["target_config"], "topology": request["topology"]}
+        return list(topologies.get_topology_desc("gpu", "cuda", **options).devices)
+    if request.get("slices", 1) > 1:
+        options = {"num_slices": request["slices"]}
+    return list(topologies.get_topology_desc(request["topology"], "tpu", **options).devices)
+
+
+def lower(arguments: Sequence[str], devices: list[Any]) -> Any:
+    """The trainer's step for a config, lowered for the devices."""
+    from mfu_jax.trainer import pyconfig
+    from mfu_jax.trainer.mesh import make_mesh
+    from mfu_jax.trainer.state import abstract_state, resolve_attention
+    from mfu_jax.trainer.step import lower_train_step
+
+    config = pyconfig.load(arguments)
+    mesh = make_mesh(config, devices)
+    config = resolve_attention(config, mesh)
+    return lower_train_step(config, mesh, abstract_state(config, mesh))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

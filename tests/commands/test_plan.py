@@ -1,0 +1,107 @@
+"""`mfu-jax plan`: the JSON that other tools read, the screen, and wrong input."""
+
+import io
+import json
+
+import pytest
+
+from mfu_jax.cli import main
+from mfu_jax.commands import plan as command
+from mfu_jax.dumps.files import write
+from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.planning.compiling import TooLarge
+from tests.support.fake_compiler import TEXT
+
+FLOPS = 2 * 8**3  # of TEXT
+KEYS = set(
+    "fits memory_peak_bytes memory model_flops executed_flops step_time_bound_seconds "
+    "step_time_seconds step_time_range mfu hfu tokens_per_sec_per_chip time_by_cause collectives "
+    "notes".split()
+)
+RUN = {
+    "hardware": "v6e",
+    "device_type": "v6e-8",
+    "model_name": "llama2-7b",
+    "per_device_batch_size": 1,
+    "max_target_length": 2048,
+}
+
+
+@pytest.fixture
+def dump(tmp_path):
+    path = tmp_path / "step.mfu"
+    write(ProgramDump(text=TEXT), path)
+    return str(path)
+
+
+@pytest.fixture
+def fake_compiler(monkeypatch):
+    monkeypatch.setattr(command, "_COMPILER", "tests.support.fake_compiler")
+    monkeypatch.setattr(command, "_MAXTEXT", "tests.support.fake_compiler")
+
+
+def _plan(capsys, *words):
+    code = main(["plan", *words])
+    return code, capsys.readouterr()
+
+
+def test_a_dump(capsys, dump):
+    code, shown = _plan(capsys, dump, "topology=v5e:1x1", f"model={FLOPS // 2}", "--json")
+    plan = json.loads(shown.out)
+    assert code == 0
+    assert plan.keys() >= KEYS
+    assert (plan["executed_flops"], plan["model_flops"]) == (FLOPS, FLOPS // 2)
+    assert plan["step_time_bound_seconds"] == pytest.approx(FLOPS / 197e12)
+    assert plan["mfu"] == pytest.approx(plan["hfu"] / 2)
+
+
+def test_one_screen_with_days_and_cost(capsys, dump):
+    words = (dump, "topology=v5e:1x1", f"model={FLOPS}", "tokens_per_step=8", "tokens=1e18")
+    _, shown = _plan(capsys, *words, "price=1.2")
+    assert "fits" in shown.out
+    assert "days for 1e+18 tokens" in shown.out
+    assert "at 1.2 a chip-hour" in shown.out
+    assert len(shown.out.splitlines()) < 25
+
+
+def test_a_config_is_compiled_for_all_devices(capsys, fake_compiler):
+    words = ("topology=v6e-8", "model_name=llama2-7b", "max_target_length=128")
+    code, shown = _plan(capsys, *words, "--json")
+    assert code == 0
+    assert json.loads(shown.out)["executed_flops"] == FLOPS
+    assert "compiling" in shown.err
+
+
+def test_a_run_from_stdin(capsys, fake_compiler, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({**RUN, "env": {"A": 1}})))
+    code, shown = _plan(capsys, "--run", "-", "--json")
+    assert code == 0
+    assert json.loads(shown.out)["notes"] == ["environment variables are not set: A"]
+
+
+def test_what_does_not_fit_has_figures_and_exit_code_1(capsys, monkeypatch):
+    refusal = TooLarge(used_bytes=2**35, limit_bytes=2**34, message="too large")
+    compiled = "mfu_jax.planning.compiling.compile_known_flags"
+    monkeypatch.setattr(compiled, lambda *_, **__: (refusal, ()))
+    code, shown = _plan(capsys, "topology=v6e-8")
+    assert code == 1
+    assert "does NOT fit: 32.00 GiB of 16.00 GiB" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ((), "no chips to plan for"),
+        (("topology=v9:2x2",), "expected a TPU generation"),
+        (("topology=v6e-8", "emb_dimm=3"), "unknown key 'emb_dimm'"),
+        (("topology=v6e-8", "no.mfu"), "no.mfu"),
+        (("--run", "missing.json"), "missing.json"),
+        (("topology=v6e-8", "price=-1"), "price=-1"),
+        (("--run", "-", "emb_dim=3"), "emb_dim"),
+    ],
+)
+def test_wrong_input_is_one_line(capsys, words, part):
+    code, shown = _plan(capsys, *words)
+    assert code == 2
+    assert part in shown.err
+    assert len(shown.err.splitlines()) == 1

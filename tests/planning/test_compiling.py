@@ -1,0 +1,88 @@
+"""Compiling in a child process: what it returns, and what each kind of failure says."""
+
+import re
+
+import pytest
+
+from mfu_jax.errors import UserError
+from mfu_jax.planning.compiling import (
+    Limits,
+    Request,
+    TooLarge,
+    compile_known_flags,
+    compile_program,
+)
+from mfu_jax.planning.gpu_targets import target_config
+from mfu_jax.planning.targets import parse_target
+from tests.support.fake_compiler import TEXT
+from tests.support.paths import DATA
+
+TARGET = parse_target(topology="v6e-8")
+GIB = 2**30
+
+
+def _request(flags=(), **config):
+    module = "tests.support.fake_compiler"
+    return Request(module=module, target=TARGET, config=config, flags=flags)
+
+
+def test_the_childs_dump_and_its_progress():
+    words = []
+    assert compile_program(_request(), progress=words.append).as_text() == TEXT
+    assert words == ["compiling"]
+
+
+@pytest.mark.parametrize(
+    ("message", "used", "limit"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
+            "temporaries (37.82G) exceeds available HBM (31.25G).",
+            37.82,
+            31.25,
+        ),
+        ("XLA:TPU compile permanent error. Used 34.50G of 31.25G hbm. Exceeded by", 34.5, 31.25),
+    ],
+)
+def test_a_program_that_does_not_fit_is_figures(message, used, limit):
+    refusal = compile_program(_request(message=message))
+    assert isinstance(refusal, TooLarge)
+    assert (refusal.used_bytes, refusal.limit_bytes) == (int(used * GIB), int(limit * GIB))
+
+
+def test_unknown_flags_and_keys_are_left_out_and_said():
+    request = _request(
+        ("--xla_old=true", "--xla_new=true"), arguments=["old_key=3", "model_name=llama2-7b"]
+    )
+    program, notes = compile_known_flags(request)
+    assert program.as_text() == TEXT
+    assert [note.rpartition(": ")[2] for note in notes] == ["xla_old", "old_key"]
+
+
+@pytest.mark.parametrize(
+    ("config", "word"),
+    [
+        ({"crash": True}, "killed by signal 11"),
+        ({"message": "what went wrong"}, "exit code 1: what went wrong"),
+        ({"message": "ModuleNotFoundError: No module named 'maxtext'"}, "has no MaxText"),
+    ],
+)
+def test_failures_are_one_line(config, word):
+    with pytest.raises(UserError, match=word):
+        compile_program(_request(**config))
+
+
+def test_a_compiler_that_takes_too_long_is_ended():
+    with pytest.raises(UserError, match=r"took over 0 s"):
+        compile_program(_request(seconds=60), limits=Limits(seconds=0.2))
+
+
+def test_a_gpus_description_has_the_fields_of_the_recorded_one():
+    """The recorded one is XLA's own file for H100."""
+    recorded = (DATA / "h100_target_config.txtpb").read_text()
+    described = target_config(parse_target(hardware="h100", devices=8).chip)
+    fields = re.compile(r"(\w+): ([\d.]+)")
+    ours, xlas = dict(fields.findall(described)), dict(fields.findall(recorded))
+    assert {key: ours.get(key) for key in xlas if key != "minor"} == {
+        key: value for key, value in xlas.items() if key != "minor"
+    }

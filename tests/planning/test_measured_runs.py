@@ -1,0 +1,71 @@
+"""A measured run becomes MaxText's arguments, chips and flags."""
+
+import pytest
+
+from mfu_jax.errors import UserError
+from mfu_jax.planning.measured_runs import read_run
+
+RUN = {
+    "hardware": "v6e",
+    "device_type": "v6e-256",
+    "num_slices": 2,
+    "model_name": "llama3.1-405b",
+    "per_device_batch_size": 1,
+    "max_target_length": 8192,
+    "mesh": {"ici_fsdp_parallelism": 256, "dcn_fsdp_parallelism": 2},
+    "remat_policy": "custom",
+    "remat_tensors": {"decoder_layer_input": "offload"},
+    "splash": {"sa_use_fused_bwd_kernel": True},
+    "attention": "flash",
+    "xla_flags": ["--xla_tpu_scoped_vmem_limit_kib=98304"],
+    "env": {"A": "1"},
+}
+
+
+def test_keys_mesh_remat_and_flags_are_passed_on():
+    run = read_run(RUN)
+    assert {
+        "model_name=llama3.1-405b",
+        "per_device_batch_size=1",
+        "max_target_length=8192",
+        "ici_fsdp_parallelism=256",
+        "dcn_fsdp_parallelism=2",
+        "remat_policy=custom",
+        "decoder_layer_input=offload",
+        "sa_use_fused_bwd_kernel=true",
+        "attention=flash",
+        "dataset_type=synthetic",
+    } <= set(run.arguments)
+    assert run.flags == ("--xla_tpu_scoped_vmem_limit_kib=98304",)
+    assert (run.target.topology, run.target.devices) == ("v6e:16x16", 512)
+    assert run.notes == ("environment variables are not set: A",)
+
+
+@pytest.mark.parametrize(
+    ("chips", "topology", "devices"),
+    [
+        ({"hardware": "tpu7x", "topology": "4x4x8"}, "tpu7x:4x4x8", 256),
+        ({"hardware": "v5p", "device_type": "v5p-256"}, "v5p:4x4x8", 128),
+        ({"hardware": "v5p", "chips": 4}, "v5p:2x2x1", 4),
+        ({"hardware": "h100", "chips": 16}, "1x2x8", 16),
+    ],
+)
+def test_chips_by_topology_name_or_number(chips, topology, devices):
+    run = {key: RUN[key] for key in ("model_name", "per_device_batch_size", "max_target_length")}
+    target = read_run({**run, **chips}).target
+    assert (target.topology, target.devices) == (topology, devices)
+
+
+@pytest.mark.parametrize(
+    ("run", "word"),
+    [
+        ([], "expected a JSON object"),
+        ({"hardware": "v6e"}, "lacks model_name"),
+        ({**RUN, "mesh": [1]}, "mesh of the run"),
+        ({**RUN, "device_type": None}, "neither topology, device_type nor chips"),
+        ({**RUN, "device_type": "v6e-7"}, "power of 2"),
+    ],
+)
+def test_wrong_runs_are_one_line(run, word):
+    with pytest.raises(UserError, match=word):
+        read_run(run)

@@ -1,0 +1,61 @@
+"""Chips that a person describes. The shapes are those of Google's and NVIDIA's machines."""
+
+import pytest
+
+from mfu_jax.errors import UserError
+from mfu_jax.planning.targets import parse_target
+
+
+@pytest.mark.parametrize(
+    ("topology", "jax_name", "chips", "devices"),
+    [
+        ("v5p:8x8x8", "v5p:8x8x8", 512, 512),
+        ("v5p-8", "v5p:2x2x1", 4, 4),
+        ("v5p-1024", "v5p:8x8x8", 512, 512),
+        ("v6e-8", "v6e:2x4", 8, 8),
+        ("v6e-256", "v6e:16x16", 256, 256),
+        ("v5litepod-16", "v5e:4x4", 16, 16),
+        ("V4:2x2x4", "v4:2x2x4", 16, 16),
+        ("tpu7x:4x4x4", "tpu7x:4x4x4", 64, 128),
+        ("tpu7x-128", "tpu7x:4x4x4", 64, 128),
+    ],
+)
+def test_slices_by_shape_and_by_name(topology, jax_name, chips, devices):
+    target = parse_target(topology=topology)
+    assert (target.topology, target.chips, target.devices) == (jax_name, chips, devices)
+
+
+def test_slices_multiply_the_devices_but_not_the_topology():
+    target = parse_target(topology="v6e-256", slices=2)
+    assert (target.topology, target.devices, target.slices) == ("v6e:16x16", 512, 2)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "devices", "topology"),
+    [("h100", 4, "1x1x4"), ("h100", 8, "1x1x8"), ("h200", 64, "1x8x8"), ("gb200", 72, "1x1x72")],
+)
+def test_gpus_by_host(hardware, devices, topology):
+    assert parse_target(hardware=hardware, devices=devices).topology == topology
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"topology": "v9:2x2"}, "expected a TPU generation"),
+        ({"topology": "v5p"}, "its shape"),
+        ({"topology": "v5p:8x8"}, "expected 3 axes"),
+        ({"topology": "v6e:2x4x1"}, "expected 2 axes"),
+        ({"topology": "v6e:0x4"}, "expected 2 axes"),
+        ({"topology": "v5p-12"}, "power of 2 of TensorCores"),
+        ({"topology": "v6e-0"}, "power of 2 of chips"),
+        ({"topology": "v5p:9999x9999x9999"}, "over 65,536 chips"),
+        ({"topology": "v6e-8", "slices": 0}, "slices=0"),
+        ({"hardware": "h100", "devices": 12}, "multiple of it"),
+        ({"hardware": "h100", "devices": 0}, "expected 1 to"),
+        ({"hardware": "t4", "devices": 8}, "no interconnect"),
+        ({}, "no chips to plan for"),
+    ],
+)
+def test_wrong_chips_are_one_line(given, word):
+    with pytest.raises(UserError, match=word):
+        parse_target(**given)

@@ -2,7 +2,7 @@
 
 usage: mfu-jax compare [FILE.yml] [key=value …] [--json]
        mfu-jax compare PROGRAM.mfu|PROGRAM.hlo[.gz|.xz] [model=N] [dense=N] [attention=N] [xla=N]
-                       [--json]
+                       [group_sizes=N,N,…] [sequence_lengths=N,N,…] [--json]
 
 Explains executed FLOPs in terms of model FLOPs, and XLA's own report in terms of executed FLOPs,
 line by line, for one step on one device.
@@ -14,6 +14,8 @@ number and may have the model's, or compiled.as_text(), which lacks large consta
   dense=N          the same with every attention pair, if the program computes them all
   attention=N      the attention FLOPs in model=, if the program runs attention in kernels
   xla=N            compiled.cost_analysis()["flops"]
+  group_sizes=     rows of each group (expert) in grouped matmuls, as one device has them
+  sequence_lengths=  keys of each sequence in paged attention
   --json           one JSON object on stdout"""
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ _EXPECTED = (
 # An unpacked one, too. The step of a 70B model is 0.4 MB, scanned; this is a thousand times that.
 _MOST_BYTES = 256 * 2**20
 _NUMBERS = ("model", "dense", "attention", "xla")
+_LENGTHS = ("group_sizes", "sequence_lengths")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -134,11 +137,14 @@ def _of_program(arguments: Arguments) -> Ledger:
     values = arguments.values
     for key in values:
         usually = "; usually a config key, which belongs with a YAML file, not with HLO text"
-        check_key(key, (*_NUMBERS, "convention"), usually=usually)
+        check_key(key, (*_NUMBERS, *_LENGTHS, "convention"), usually=usually)
     numbers = {key: _flops(key, values[key]) for key in _NUMBERS if key in values}
     program = load(name) if name.endswith(SUFFIX) else ProgramDump(text=_read(Path(name)))
     executed = executed_flops(
-        program, kernel_flops=program.kernel_flops, trip_counts=program.trip_counts
+        program,
+        kernel_flops=program.kernel_flops,
+        trip_counts=program.trip_counts,
+        **_lengths(program, values),
     )
     model = _model(program, numbers, values.get("convention") or "maxtext")
     return compare_flops(
@@ -163,6 +169,12 @@ def _model(program: ProgramDump, numbers: Mapping[str, int], convention: str) ->
         dense=numbers.get("dense", model.dense),
         attention=numbers.get("attention", model.attention),
     )
+
+
+def _lengths(program: ProgramDump, values: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """Sizes of groups and lengths of sequences as given, else those of a dump."""
+    given = {key: typed(key, values[key], tuple[int, ...]) for key in _LENGTHS if key in values}
+    return program.lengths.named | given
 
 
 def _read(path: Path) -> str:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from mfu_jax.dumps.program import ModelFlops, ProgramDump, Topology
 from mfu_jax.errors import UserError
+from mfu_jax.flops.lengths import Lengths
 from mfu_jax.storage.addresses import Address, check_path, open_object
 from mfu_jax.storage.targets import write_whole
 from mfu_jax.user_files import opened, too_large, unreadable
@@ -128,6 +129,7 @@ def _header(dump: ProgramDump) -> dict[str, Any]:
     # Not asdict: it deep-copies, and the text has a line of its own.
     fields = {f.name: getattr(dump, f.name) for f in dataclasses.fields(dump) if f.name != "text"}
     plain = {key: dict(v) if isinstance(v, Mapping) else v for key, v in fields.items()}
+    plain["lengths"] = dump.lengths.named
     plain["topology"] = dataclasses.asdict(dump.topology)
     plain["model"] = None if dump.model is None else _plain_model(dump.model)
     return plain
@@ -156,6 +158,7 @@ def _from_header(header: Any, text: str) -> ProgramDump:
         model=None if model is None else _model(**model),
         kernel_flops=_integers(header["kernel_flops"]),
         trip_counts=_integers(header["trip_counts"]),
+        lengths=Lengths.of(**header["lengths"]),
     )
 
 

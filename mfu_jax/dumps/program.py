@@ -9,6 +9,8 @@ from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
+from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
+
 _ELIDED = re.compile(r"\bconstant\(\{\.\.\.\}\)")
 _NAME = re.compile(r"HloModule ([^\s,]+)")
 
@@ -69,6 +71,7 @@ class ProgramDump:
         model: model FLOPs; None if not given.
         kernel_flops: FLOPs of one run of custom kernels, by name, as `executed_flops` takes them.
         trip_counts: iterations of loops that depend on data, the same.
+        lengths: of groups and sequences that are data, the same.
     """
 
     text: str
@@ -80,6 +83,7 @@ class ProgramDump:
     model: ModelFlops | None = None
     kernel_flops: Mapping[str, int] = field(default_factory=dict)
     trip_counts: Mapping[str, int] = field(default_factory=dict)
+    lengths: Lengths = NO_LENGTHS
 
     @property
     def name(self) -> str:

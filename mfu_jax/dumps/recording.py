@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from mfu_jax.dumps.files import write
 from mfu_jax.dumps.program import ModelFlops, ProgramDump, Topology
 from mfu_jax.errors import UserError
 from mfu_jax.flops.exact import integral
+from mfu_jax.flops.lengths import Lengths
 
 if TYPE_CHECKING:
     import jax
@@ -32,6 +33,8 @@ def dump(
     model: ModelFlops | Any = None,
     kernel_flops: Mapping[str, int] | None = None,
     trip_counts: Mapping[str, int] | None = None,
+    group_sizes: Sequence[int] = (),
+    sequence_lengths: Sequence[int] = (),
 ) -> None:
     """Writes a compiled program to one compressed file, which `mfu_jax.dumps.load` reads.
 
@@ -47,12 +50,22 @@ def dump(
             device, or a `ModelFlops`.
         kernel_flops: FLOPs of one run of custom kernels, by name; see `mfu_jax.executed_flops`.
         trip_counts: iterations of loops that depend on data; the same.
+        group_sizes: rows of each group (expert) in grouped matmuls; the same.
+        sequence_lengths: keys of each sequence in paged attention; the same.
 
     Raises:
         UserError: the path cannot be written, `compiled` is no compiled program, or it is too
             large.
     """
-    write(record(compiled, model=model, kernel_flops=kernel_flops, trip_counts=trip_counts), path)
+    program = record(
+        compiled,
+        model=model,
+        kernel_flops=kernel_flops,
+        trip_counts=trip_counts,
+        group_sizes=group_sizes,
+        sequence_lengths=sequence_lengths,
+    )
+    write(program, path)
 
 
 def record(
@@ -61,6 +74,8 @@ def record(
     model: ModelFlops | Any = None,
     kernel_flops: Mapping[str, int] | None = None,
     trip_counts: Mapping[str, int] | None = None,
+    group_sizes: Sequence[int] = (),
+    sequence_lengths: Sequence[int] = (),
 ) -> ProgramDump:
     """What `dump` writes; the arguments are the same.
 
@@ -89,6 +104,7 @@ def record(
         model=_model_flops(model, topology.devices),
         kernel_flops=dict(kernel_flops or {}),
         trip_counts=dict(trip_counts or {}),
+        lengths=Lengths.of(group_sizes, sequence_lengths),
     )
 
 

@@ -18,6 +18,7 @@ from mfu_jax.formatting import columns
 # What the compiler removed of the model's work.
 REMOVED = "removed by XLA"
 _ON_HOST = "moved to the host"
+THREE_REAL = "complex products by three real ones"
 _MOST_NAMED = 4
 _FFT = re.compile(r"\bfft\)*$")
 
@@ -62,8 +63,9 @@ class Ledger:
 
     @property
     def removed(self) -> int:
-        """Model FLOPs that the compiler removed from the device's program; 0 or above."""
-        return -sum(line.flops for line in self.lines if line.label in (REMOVED, _ON_HOST))
+        """Model FLOPs that the program does without, by the compiler's work; 0 or above."""
+        labels = (REMOVED, THREE_REAL, _ON_HOST)
+        return -sum(line.flops for line in self.lines if line.label in labels)
 
     @property
     def xla_factor(self) -> float | None:
@@ -123,6 +125,7 @@ def compare_flops(
     is_whole: bool = False,
     operations: Mapping[str, int | Fraction] | None = None,
     unaccounted: Sequence[str] = (),
+    complex_products: int | Fraction = 0,
 ) -> Ledger:
     """Explains executed FLOPs in terms of model FLOPs, and XLA's number in terms of executed.
 
@@ -142,6 +145,8 @@ def compare_flops(
         operations: the model FLOPs of one device as in `FlopCount.by_operation`, to name what the
             compiler removed.
         unaccounted: work that `model` lacks because it could not be counted, in words.
+        complex_products: the part of `model` that is products of complex numbers, as four real
+            ones.
 
     Returns:
         The ledger; its `residual` is the unexplained rest.
@@ -186,6 +191,10 @@ def compare_flops(
         note = "the host runs it instead (compute_on)"
         lines.append(LedgerLine(label=_ON_HOST, flops=-on_host, note=note))
         missing += on_host
+    if is_whole and missing < 0 and (fewer := _by_three(complex_products, executed)):
+        note = "a TPU multiplies three times and adds more often, instead of four products"
+        lines.append(LedgerLine(label=THREE_REAL, flops=max(missing, -fewer), note=note))
+        missing -= lines[-1].flops
     if is_whole and missing < 0:
         note = _removed(operations or {}, executed)
         lines.append(LedgerLine(label=REMOVED, flops=missing, note=note))
@@ -209,6 +218,12 @@ def compare_flops(
 def _fft(operations: Mapping[str, int | Fraction]) -> Fraction:
     """FLOPs of FFTs; the instructions that TPUs make of one have the name of its function."""
     return sum((Fraction(n) for name, n in operations.items() if _FFT.search(name)), Fraction(0))
+
+
+def _by_three(complex_products: int | Fraction, executed: ExecutedCount) -> int:
+    """What a program without complex numbers saves by three real products instead of four."""
+    is_complex = any(dtype in ("c64", "c128") for dtype in executed.by_dtype)
+    return 0 if is_complex else round(complex_products) // 4
 
 
 def _removed(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> str:

@@ -17,7 +17,8 @@ from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, flops_bre
 from mfu_jax.flops.exact import integral
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
 from mfu_jax.flops.ledger import Ledger, compare_flops
-from mfu_jax.flops.traced.counting import TracedCount, count_model_flops, pallas_kernel_flops
+from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
+from mfu_jax.flops.traced.counting import count_with_scopes, pallas_kernel_flops
 from mfu_jax.flops.traced.masks.declared import PACKED
 from mfu_jax.hardware.dtypes import canonical_dtype
 from mfu_jax.hardware.step_peaks import Exact, StepPeaks
@@ -25,6 +26,7 @@ from mfu_jax.logger.step_cost import StepCost
 
 HfuSource = Literal["executed", "cost_analysis"]
 
+_COMPLEX = ("c64", "c128")
 _WIDE = {"fp32", "fp64"}  # what compilers widen narrower dtypes to
 
 
@@ -64,6 +66,7 @@ class ModelCount:
         packed: the part of `per_device` that attention within packed documents would take with all
             pairs, by kind of mask as declared with `attention_mask`.
         operations: a traced `per_device` with all attention pairs, as in `FlopCount.by_operation`.
+        complex_products: the part of `per_device` that is products of complex numbers.
         flops_by_dtype: FLOPs of the step's matmuls, to find the peak; any scale.
         unaccounted: work that could not be counted, in words.
         how: the number's derivation in words, for the log.
@@ -77,6 +80,7 @@ class ModelCount:
     attention: Exact | None = None
     packed: Mapping[str, Exact] = dataclasses.field(default_factory=dict)
     operations: Mapping[str, Exact] = dataclasses.field(default_factory=dict)
+    complex_products: Exact = 0
     flops_by_dtype: Mapping[str, int] = dataclasses.field(default_factory=dict)
     unaccounted: tuple[str, ...] = ()
     how: str = ""
@@ -89,6 +93,7 @@ def traced_model(
     *,
     devices: int,
     convention: str = "maxtext",
+    lengths: Lengths = NO_LENGTHS,
 ) -> ModelCount:
     """Counts ``step(*args, **kwargs)`` on its jaxpr, which covers all devices, and divides.
 
@@ -98,11 +103,12 @@ def traced_model(
         kwargs: the same by name.
         devices: of the whole job; every device gets an equal share, as an exact fraction.
         convention: ``maxtext``, ``exact`` or ``dense``, for masks recognised or declared.
+        lengths: of groups and sequences, if they are data.
 
     Raises:
         UserError: the function cannot be traced, or the convention needs a config.
     """
-    count: TracedCount = count_model_flops(step, *args, **kwargs)
+    count, _ = count_with_scopes(step, args, kwargs, lengths)
     total = count.total_in(convention)  # type: ignore[arg-type]  # checked by total_in
     skipped = count.total - total
     return ModelCount(
@@ -113,6 +119,7 @@ def traced_model(
         attention=_share(count.activations - skipped, devices),
         packed={k: _share(count.by_mask[k], devices) for k in PACKED if k in count.by_mask},
         operations={name: _share(n, devices) for name, n in count.by_operation.items()},
+        complex_products=_share(sum(count.by_dtype.get(d, 0) for d in _COMPLEX), devices),
         flops_by_dtype=count.by_dtype,
         unaccounted=tuple(
             f"{item.name} {item.where} {item.shapes}: {item.reason}" for item in count.unaccounted
@@ -224,6 +231,7 @@ def count_program(
     *,
     kernel_flops: Mapping[str, int] | None = None,
     trip_counts: Mapping[str, int] | None = None,
+    lengths: Lengths = NO_LENGTHS,
 ) -> StepFlops:
     """Counts a compiled step and explains the count, from the model's FLOPs on.
 
@@ -232,8 +240,14 @@ def count_program(
         model: the model FLOPs of the same step.
         kernel_flops: see `executed_flops`, like the next one.
         trip_counts: iterations of loops that depend on data.
+        lengths: of groups and sequences that are data.
     """
-    executed = executed_flops(compiled, kernel_flops=kernel_flops or None, trip_counts=trip_counts)
+    executed = executed_flops(
+        compiled,
+        kernel_flops=kernel_flops or None,
+        trip_counts=trip_counts,
+        **lengths.named,
+    )
     reported = xla_reported_flops(compiled)
     ledger = compare_flops(
         model=model.per_device,
@@ -245,6 +259,7 @@ def count_program(
         is_whole=model.source == "traced" and not (model.unaccounted or executed.unaccounted),
         operations=model.operations,
         unaccounted=model.unaccounted,
+        complex_products=model.complex_products,
     )
     return StepFlops(model=model, executed=executed, xla_reported=reported, ledger=ledger)
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from mfu_jax.dumps import SUFFIX, ModelFlops, dump
+from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.instrumentation.counts import ModelCount
 from mfu_jax.profiling.folders import dump_path
 from mfu_jax.settings import Settings
@@ -39,6 +40,7 @@ def dump_step(
     *,
     kernel_flops: Mapping[str, int],
     trip_counts: Mapping[str, int] | None,
+    lengths: Lengths = NO_LENGTHS,
 ) -> None:
     """Writes one program of a step, in the job's first process only.
 
@@ -49,6 +51,7 @@ def dump_step(
         model: its model FLOPs, if they could be counted.
         kernel_flops: see `executed_flops`, like the next one.
         trip_counts: iterations of loops that depend on data.
+        lengths: of groups and sequences that are data.
 
     Raises:
         UserError: it cannot be written.
@@ -63,4 +66,5 @@ def dump_step(
         model=None if model is None else model_flops(model),
         kernel_flops=kernel_flops,
         trip_counts=trip_counts,
+        **lengths.named,
     )

@@ -9,6 +9,7 @@ from typing import Any, overload
 from mfu_jax.boundary import guarded
 from mfu_jax.errors import UserError
 from mfu_jax.flops.ledger import Ledger
+from mfu_jax.flops.lengths import Lengths
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.device_trace import StepProfile
 from mfu_jax.instrumentation.jitting import caller_of, jitted, jitting_error, name_of
@@ -48,6 +49,8 @@ def instrument(
     settings: Settings | None = None,
     jit: Mapping[str, Any] | None = None,
     trip_counts: Mapping[str, int] | None = None,
+    group_sizes: Sequence[int] = (),
+    sequence_lengths: Sequence[int] = (),
     **options: Any,
 ) -> Any:
     """Wraps a training step so that every call of it is counted, timed and logged.
@@ -75,6 +78,8 @@ def instrument(
         jit: keyword arguments of `jax.jit`, for a plain function.
         trip_counts: iterations of the loops that depend on data, by the names that the ledger's
             notes show.
+        group_sizes: rows of each group (expert) in grouped matmuls, as one device has them.
+        sequence_lengths: keys of each sequence in paged attention.
         **options: any key of `mfu_jax.settings.Settings`, such as ``tokens_per_step=…``,
             ``metrics_file=…``, ``peak_tflops_per_device=…``, ``enable_mfu=…``.
 
@@ -100,6 +105,7 @@ def instrument(
     True
     """
 
+    lengths = Lengths.of(group_sizes, sequence_lengths)
     check_kinds(
         metrics=metrics, segment_ids=segment_ids, logger=logger, sinks=sinks, settings=settings
     )
@@ -119,6 +125,7 @@ def instrument(
             sinks=sinks,
             profile=StepProfile.of(resolved),
             trip_counts=checked_trip_counts(trip_counts),
+            lengths=lengths,
         )
         return InstrumentedStep(step_fn, call, chosen, logger)
 

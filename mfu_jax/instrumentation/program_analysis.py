@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from mfu_jax.boundary import Boundary
+from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.hardware.step_peaks import StepPeaks
 from mfu_jax.instrumentation.assembly import peaks_of, setup_table
 from mfu_jax.instrumentation.counts import (
@@ -49,6 +50,7 @@ class ProgramAnalysis:
         settings: the sources of the counts and peaks.
         config: for ``flops_source=analytic``; None: `Settings.model_config` names it.
         trip_counts: iterations of loops that depend on data; see `executed_flops`.
+        lengths: of groups and sequences that are data.
         lowered: ``step.lower(*args, **kwargs)``, if the caller has it.
         name: of the step, for messages.
         boundary: where failures are reported.
@@ -75,6 +77,7 @@ class ProgramAnalysis:
         settings: Settings,
         config: Any = None,
         trip_counts: Mapping[str, int] | None = None,
+        lengths: Lengths = NO_LENGTHS,
         lowered: Any = None,
         name: str = "the step",
         boundary: Boundary | None = None,
@@ -86,6 +89,7 @@ class ProgramAnalysis:
         self._boundary = boundary = boundary or Boundary()
         self._settings = settings
         self._trip_counts = trip_counts
+        self._lengths = lengths
         lowered = lowered or step.lower(*args, **kwargs)
         inputs = jax.tree.leaves(getattr(lowered, "args_info", None))
         self.takes_all_leaves = len(inputs) == len(jax.tree.leaves((args, kwargs)))
@@ -132,6 +136,7 @@ class ProgramAnalysis:
                 self.model,
                 kernel_flops=self._kernel_flops,
                 trip_counts=self._trip_counts,
+                lengths=self._lengths,
             )
 
     def _count(self) -> None:
@@ -142,6 +147,7 @@ class ProgramAnalysis:
             self.model,
             kernel_flops=self._kernel_flops,
             trip_counts=self._trip_counts,
+            lengths=self._lengths,
         )
         self.known_cost = self.flops.cost(
             self.peaks, tokens_per_device=self._tokens, hfu_source=self._settings.hfu_source
@@ -171,7 +177,14 @@ class ProgramAnalysis:
         if settings.flops_source == "analytic":
             config = settings.parsed_model_config() if config is None else config
             return analytic_model(config, convention=settings.convention)
-        return traced_model(step, args, kwargs, devices=devices, convention=settings.convention)
+        return traced_model(
+            step,
+            args,
+            kwargs,
+            devices=devices,
+            convention=settings.convention,
+            lengths=self._lengths,
+        )
 
     @property
     def _flops_by_dtype(self) -> Mapping[str, int]:

@@ -16,6 +16,7 @@ import jax
 
 from mfu_jax.boundary import Boundary, guarded
 from mfu_jax.errors import UserError
+from mfu_jax.flops.lengths import Lengths
 from mfu_jax.instrumentation.assembly import logger_of
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.device_trace import StepProfile
@@ -62,6 +63,7 @@ class StepOptions(NamedTuple):
     sinks: Sequence[Sink] | None
     profile: StepProfile | None
     trip_counts: Mapping[str, int] | None
+    lengths: Lengths
 
 
 class Begun(NamedTuple):
@@ -292,6 +294,7 @@ class StepObserver:
             settings=options.settings,
             config=options.config,
             trip_counts=options.trip_counts,
+            lengths=options.lengths,
             name=self._step.__name__,
             boundary=self._boundary,
             backlog=lambda: logger.next_step - first,

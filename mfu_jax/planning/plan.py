@@ -118,7 +118,10 @@ def make_plan(
         HloParseError: the program's text is not optimised HLO.
     """
     costs = instruction_costs(
-        program, kernel_flops=program.kernel_flops, trip_counts=program.trip_counts
+        program,
+        kernel_flops=program.kernel_flops,
+        trip_counts=program.trip_counts,
+        lengths=program.lengths,
     )
     line = timeline(costs, Durations(target=target, efficiencies=efficiencies or Efficiencies()))
     resources = bounds(costs, target, program.memory)

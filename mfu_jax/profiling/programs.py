@@ -104,7 +104,10 @@ class ProgramLibrary:
         for dump in self._dumped():
             if dump.name == program.module:
                 costs = instruction_costs(
-                    dump, kernel_flops=dump.kernel_flops or None, trip_counts=dump.trip_counts
+                    dump,
+                    kernel_flops=dump.kernel_flops or None,
+                    trip_counts=dump.trip_counts,
+                    lengths=dump.lengths,
                 )
                 if _fits(costs, self._ops.get(program, set())):
                     return self._known(costs, dump)

@@ -12,6 +12,11 @@ import pytest
 
 from mfu_jax.cli import main
 from mfu_jax.commands import compare
+from mfu_jax.dumps import ProgramDump, write
+from mfu_jax.flops.lengths import Lengths
+from tests.support import program_kernel_bodies as programs
+from tests.support.jax_versions import reads_recorded_kernels
+from tests.support.paths import RECORDED
 
 # 2 · 4 · 8 · 16 = 1024 FLOPs.
 PROGRAM = """HloModule jit_f, is_scheduled=true
@@ -40,6 +45,22 @@ def test_the_ledger_of_a_text_as_json(program: Path, capsys: pytest.CaptureFixtu
     assert {"masked pairs": 10}.items() <= {
         line["label"]: line["flops"] for line in ledger["lines"]
     }.items()
+
+
+@reads_recorded_kernels
+def test_the_rows_of_each_group_are_given_or_in_the_dump(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = RECORDED / "v6e_megablox.hlo.xz"
+    visit = 2 * programs.TILE * programs.WIDTH * programs.HIDDEN  # a tile of rows, three times
+    assert main(["compare", str(recorded), "group_sizes=100,200,0,212", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["executed"] == 3 * 6 * visit
+    text, sizes = lzma.decompress(recorded.read_bytes()).decode(), (128, 128, 0, 1)
+    write(ProgramDump(text=text, lengths=Lengths(group_sizes=sizes)), tmp_path / "step.mfu")
+    assert main(["compare", str(tmp_path / "step.mfu"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["executed"] == 3 * 3 * visit
+    assert main(["compare", str(recorded), "group_sizes=many"]) == 2
+    assert "group_sizes" in capsys.readouterr().err
 
 
 def test_without_model_flops_the_convention_says_so(

@@ -15,6 +15,7 @@ import pytest
 
 from mfu_jax.dumps import ModelFlops, ProgramDump, Topology, files, load, write
 from mfu_jax.errors import UserError
+from mfu_jax.flops.lengths import Lengths
 
 TEXT = """HloModule jit_f, is_scheduled=true
 
@@ -47,6 +48,7 @@ DUMP = ProgramDump(
     ),
     kernel_flops={"flash": 5},
     trip_counts={"while.1": 3},
+    lengths=Lengths(group_sizes=(3, 0), sequence_lengths=(64,)),
 )
 
 

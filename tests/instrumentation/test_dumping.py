@@ -15,10 +15,14 @@ from tests.support.instrumented import PEAK, STEP_FLOPS, batch, make_state, run,
 
 def test_the_step_is_dumped_with_its_model_flops(tmp_path: Path) -> None:
     path = tmp_path / "step.mfu"
-    step = mfu_jax.instrument(jax.jit(train_step), dump_program=str(path), sinks=[], **PEAK)
+    lengths = {"group_sizes": (3, 0), "sequence_lengths": (64,)}
+    step = mfu_jax.instrument(
+        jax.jit(train_step), dump_program=str(path), sinks=[], **lengths, **PEAK
+    )
     with step:
         run(step)
     dump = load(path)
+    assert dump.lengths.named == lengths
     assert dump.name == "jit_train_step"
     assert dump.model is not None
     assert dump.model.per_device == STEP_FLOPS

@@ -206,6 +206,9 @@ def test_wrong_settings_fail_before_the_first_call() -> None:
         ({"flops_source": "analytic", "model_config": "lama3-8b"}, r"lama3-8b"),
         ({"flops_source": {"emb_dim": 3}}, r"expected"),
         ({"trip_counts": 3}, r"expected a mapping from the name of a loop"),
+        ({"group_sizes": 3}, r"group_sizes=3: expected the rows per group"),
+        ({"group_sizes": (3, -1)}, r"expected the rows per group, whole numbers"),
+        ({"sequence_lengths": (64.5,)}, r"expected the keys per sequence"),
     ):
         with pytest.raises(UserError, match=parts):
             mfu_jax.instrument(train_step, **options)
@@ -272,6 +275,19 @@ def test_trip_counts_of_loops_that_depend_on_data() -> None:
     given.close()
     assert given.flops.executed.total == 3 * 2 * D**3
     assert not given.flops.executed.unaccounted
+
+
+def test_group_sizes_that_are_data() -> None:
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
+
+    rows, width, hidden = 8, 8, 16
+    x, w = jnp.ones((rows, width)), jnp.ones((2, width, hidden))
+    step = jax.jit(lambda x, w, sizes: gmm(x, w, sizes, tiling=(8, 8, 16), interpret=True).sum())
+    for options, counted in (({}, rows), ({"group_sizes": (4, 1)}, 5)):
+        instrumented = mfu_jax.instrument(step, sinks=[], **options, **PEAK)
+        instrumented(x, w, jnp.array([4, 1]))
+        instrumented.close()
+        assert instrumented.flops.model.per_device == 2 * counted * width * hidden
 
 
 def test_a_first_call_that_fails_leaves_no_summary(caplog: pytest.LogCaptureFixture) -> None:

@@ -48,6 +48,11 @@ def phases(weights: Any, momentum: Any, x: jax.Array, held_out: jax.Array) -> An
     return weights, momentum, value, loss(weights, held_out)
 
 
+def complex_products(w: jax.Array, x: jax.Array) -> Any:
+    """A complex product, and one for its gradient."""
+    return jax.value_and_grad(lambda w: (jnp.abs(x @ w) ** 2).sum())(w)
+
+
 def _of(*dims: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(dims, dtype)
 
@@ -67,6 +72,9 @@ def programs(platform: str) -> dict[str, Model]:
         found["phases"] = (phases, (weights, weights, rows, rows), None)
     if platform in PRESSED_ROWS:
         found["memory"] = _pressed(platform)
+    if platform in ("v5e", "h100"):
+        products = (_of(WIDTH, WIDTH, dtype=jnp.complex64), _of(BATCH, WIDTH, dtype=jnp.complex64))
+        found["complex"] = (complex_products, products, None)
     if platform == "h100":
         for name in ("strided_valid", "strided_grouped", "strided_dilated"):
             audit = AUDIT[f"convolution_{name}"]

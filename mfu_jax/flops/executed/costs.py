@@ -29,12 +29,12 @@ from mfu_jax.flops.executed.hlo import (
 from mfu_jax.flops.executed.kernels import (
     KernelCall,
     KernelCost,
-    Lengths,
     UnknownCost,
     kernel_cost,
 )
 from mfu_jax.flops.executed.matmuls import MATMULS, hardware_passes, operand_dtype
 from mfu_jax.flops.executed.vector_matmuls import VectorMatmuls
+from mfu_jax.flops.lengths import Lengths
 
 KernelFlops = Mapping[str, int] | Callable[[KernelCall], int | None]
 
@@ -71,6 +71,7 @@ class MatmulCost(NamedTuple):
         is_attention: whether an attention kernel runs it, or JAX does beside the kernel.
         is_vector: whether it is a multiplication and a sum, for vector units.
         passes: how it runs in parts of its precision, such as ``bf16_x6``.
+        padding: the part on rows of a kernel's tiles whose results are cut off.
     """
 
     instruction: HloInstruction
@@ -82,6 +83,12 @@ class MatmulCost(NamedTuple):
     is_attention: bool = False
     is_vector: bool = False
     passes: str = ""
+    padding: int = 0
+
+    @property
+    def spent(self) -> tuple[HloInstruction, int, int]:
+        """What `padding.wasted` needs."""
+        return self.instruction, self.flops, self.padding
 
 
 class InstructionCost(NamedTuple):
@@ -288,6 +295,7 @@ class CostReader:
             kernel="" if cost.seen_by_xla == cost.flops else call.name,
             seen_by_xla=cost.seen_by_xla,
             is_attention=is_attention(call.target) or is_attention(call.name),
+            padding=cost.padding,
         )
         return InstructionCost(matmul, note=cost.note)
 

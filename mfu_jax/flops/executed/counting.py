@@ -29,7 +29,6 @@ from mfu_jax.flops.executed.hlo import (
     HloParseError,
     parse_hlo,
 )
-from mfu_jax.flops.executed.kernels import Lengths
 from mfu_jax.flops.executed.op_names import inferred_op_name, unfolded_op_name
 from mfu_jax.flops.executed.padding import wasted
 from mfu_jax.flops.executed.plans import Planner
@@ -38,6 +37,7 @@ from mfu_jax.flops.executed.runs import RunCounter
 from mfu_jax.flops.executed.sums import MODEL_PHASES, Found, Sums
 from mfu_jax.flops.executed.validation import check_module
 from mfu_jax.flops.executed.value_graph import value_graph
+from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.purposes import purposes
 from mfu_jax.flops.scopes import Scope, read_scope
 
@@ -147,6 +147,7 @@ def executed_flops(
 
     Raises:
         HloParseError: the text is not optimised HLO.
+        UserError: the sizes or lengths are no whole numbers.
 
     >>> executed_flops('''HloModule m
     ... ENTRY %main (x: f32[2,3], y: f32[3,4]) -> f32[2,4] {
@@ -160,8 +161,7 @@ def executed_flops(
         program,
         kernel_flops=kernel_flops,
         trip_counts=trip_counts,
-        group_sizes=group_sizes,
-        sequence_lengths=sequence_lengths,
+        lengths=Lengths.of(group_sizes, sequence_lengths),
     ).count()
 
 
@@ -170,8 +170,7 @@ def counter_of(
     *,
     kernel_flops: KernelFlops | None = None,
     trip_counts: Mapping[str, int] | None = None,
-    group_sizes: Sequence[int] = (),
-    sequence_lengths: Sequence[int] = (),
+    lengths: Lengths = NO_LENGTHS,
 ) -> ProgramCounter:
     """What counts a program; arguments and errors as of `executed_flops`."""
     text = program if isinstance(program, str) else program.as_text()
@@ -184,10 +183,7 @@ def counter_of(
         kernel_flops=kernel_flops,
         trip_counts=trip_counts or {},
         constants=_Constants(program).module,
-        lengths=Lengths(
-            group_sizes=tuple(map(int, group_sizes)),
-            sequence_lengths=tuple(map(int, sequence_lengths)),
-        ),
+        lengths=lengths,
     )
     return ProgramCounter(module, reader, program)
 
@@ -319,9 +315,7 @@ class ProgramCounter:
             sums.add(item.matmul, scope, item.runs, item.once)
             if scope.phase not in MODEL_PHASES or number in self._duplicates:
                 continue  # it has a line of its own
-            zeros = wasted(
-                self.reader.dataflow, item.computation, item.matmul.instruction, item.matmul.flops
-            )
+            zeros = wasted(self.reader.dataflow, item.computation, *item.matmul.spent)
             sums.add_model(item, scope, zeros)
             if number in held:
                 sums.add_repeated(item.matmul, held[number], item.runs, sum(zeros))

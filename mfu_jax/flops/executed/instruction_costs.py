@@ -18,6 +18,7 @@ from mfu_jax.flops.executed.counting import ExecutedCount, HasText, ProgramCount
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
 from mfu_jax.flops.executed.instruction_shapes import Array, InstructionShape, shape_of, state_of
 from mfu_jax.flops.executed.replication import replica_groups
+from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.scopes import FlopPhase, Scope, read_scope
 
 # Instructions of which a device launches nothing.
@@ -132,6 +133,7 @@ def instruction_costs(
     *,
     kernel_flops: KernelFlops | None = None,
     trip_counts: Mapping[str, int] | None = None,
+    lengths: Lengths = NO_LENGTHS,
 ) -> ProgramCosts:
     """Costs of a compiled program by instruction.
 
@@ -139,11 +141,14 @@ def instruction_costs(
         program: the result of ``jax.jit(f).lower(…).compile()``, or its ``as_text()``.
         kernel_flops: as `executed_flops` takes them.
         trip_counts: the same.
+        lengths: of groups and sequences.
 
     Raises:
         HloParseError: the text is not optimised HLO.
     """
-    counter = counter_of(program, kernel_flops=kernel_flops, trip_counts=trip_counts)
+    counter = counter_of(
+        program, kernel_flops=kernel_flops, trip_counts=trip_counts, lengths=lengths
+    )
     reader = _RecordReader(counter)
     records = {record.name: record for record in reader.records()}
     module = counter.module

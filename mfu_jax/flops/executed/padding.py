@@ -52,9 +52,15 @@ class Wasted(NamedTuple):
 
 
 def wasted(
-    dataflow: Dataflow, computation: HloComputation, instruction: HloInstruction, flops: int
+    dataflow: Dataflow,
+    computation: HloComputation,
+    instruction: HloInstruction,
+    flops: int,
+    in_kernel: int = 0,
 ) -> Wasted:
-    """The part of a matmul's `flops` that is spent on known zeros."""
+    """The part of `flops` spent on known zeros, or on rows that a kernel cuts off again."""
+    if in_kernel:
+        return Wasted(in_kernel)
     target = instruction.attribute_string("custom_call_target") or instruction.opcode
     if instruction.opcode != "dot" and target not in _ROLES:
         return Wasted()

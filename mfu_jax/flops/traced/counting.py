@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.count import FlopCount, operation
+from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.traced import linalg, tracing  # noqa: F401  (registers its rules)
 from mfu_jax.flops.traced.flow import MatmulKind, Tally, classify_operands
 from mfu_jax.flops.traced.masks.declared import PACKED
@@ -17,6 +18,7 @@ from mfu_jax.flops.traced.masks.pairs import KeptPairs
 from mfu_jax.flops.traced.walk import Walker
 
 MaskConvention = Literal["exact", "maxtext"]
+_LENGTHS = tuple(f.name for f in dataclasses.fields(Lengths))
 _MODEL = ("forward", "evaluation", "backward")
 
 
@@ -86,14 +88,18 @@ def count_model_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Trac
     Args:
         fn: a function, plain or jitted: a whole training step, a loss, its gradient.
         *args: its arguments; `jax.ShapeDtypeStruct`s (and trees of them) are enough.
-        **kwargs: the same, by name.
+        **kwargs: the same, by name. Two names are not passed on, unless `fn` takes
+            them in this call:
+            ``group_sizes``, rows of each group (expert) in grouped matmuls, as one device has them,
+            and ``sequence_lengths``, keys of each sequence in paged attention.
 
     Returns:
         A `TracedCount` for one call, over all devices, in exact ints. Work without a known count is
         in its `unaccounted`.
 
     Raises:
-        mfu_jax.errors.UserError: `fn` cannot be traced with these arguments.
+        mfu_jax.errors.UserError: `fn` cannot be traced with these arguments, or the sizes or
+            lengths are no whole numbers.
 
     >>> import jax, jax.numpy as jnp
     >>> def loss(w, x):
@@ -103,18 +109,23 @@ def count_model_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Trac
     >>> count.forward, count.backward, count.total == 2 * (2 * 2 * 8 * 4)
     (128, 128, True)
     """
-    return count_with_scopes(fn, args, kwargs)[0]
+    ours = [name for name in _LENGTHS if name in kwargs and not tracing.takes(fn, args, name)]
+    lengths = Lengths.of(**{name: kwargs.pop(name) for name in ours})
+    return count_with_scopes(fn, args, kwargs, lengths)[0]
 
 
 def count_with_scopes(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    lengths: Lengths = NO_LENGTHS,
 ) -> tuple[TracedCount, dict[tuple[str, str], int]]:
     """The count, and its model FLOPs by (phase, scope)."""
-    walker, as_written = _walk(fn, args, kwargs)
+    walker, as_written = _walk(fn, args, kwargs, lengths)
     model, extra = as_written, 0
     if walker.saw_checkpoint:
         with tracing.without_checkpoints():
-            walker, model = _walk(fn, args, kwargs)
+            walker, model = _walk(fn, args, kwargs, lengths)
         extra = as_written.total - model.total
     count = _summary(walker, model)
     by_phase_and_scope: Counter[tuple[str, str]] = Counter()
@@ -142,10 +153,13 @@ def pallas_kernel_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> di
 
 
 def _walk(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    lengths: Lengths = NO_LENGTHS,
 ) -> tuple[Walker, Tally]:
     """The walk over one call, and the work that it found."""
-    walker = Walker()
+    walker = Walker(lengths)
     return walker, walker.count(*tracing.trace(fn, args, kwargs))
 
 

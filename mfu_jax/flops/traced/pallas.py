@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from mfu_jax.flops.attention_kernels import AttentionKernel, kernels_named
+from mfu_jax.flops.lengths import Lengths
 from mfu_jax.flops.traced.flow import operand_dtype
 from mfu_jax.flops.traced.integers.arithmetic import evaluate
 from mfu_jax.flops.traced.integers.evaluation import where
@@ -28,6 +29,7 @@ from mfu_jax.flops.traced.mosaic_gpu import (
     instruction_flops,
     meshes,
 )
+from mfu_jax.flops.traced.ragged import paged_lengths, share_of_rows
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.jax_internals import Literal, scan_groups
@@ -80,31 +82,40 @@ def pallas_name(eqn: Any) -> str:
     return str(eqn.params.get("name") or eqn.params["jaxpr"].debug_info.func_name)
 
 
-def pallas_cost(eqn: Any, operands: Sequence[Known]) -> PallasCost:
+def pallas_cost(eqn: Any, operands: Sequence[Known], lengths: Lengths) -> PallasCost:
     """Counts a `pallas_call`.
 
     Args:
         eqn: the equation.
         operands: known values of its operands; a `ConstantTable` for a constant.
+        lengths: lengths that the user gave.
     """
-    mapping = eqn.params["grid_mapping"]
+    mapping, name = eqn.params["grid_mapping"], pallas_name(eqn)
     grid = tuple(size if isinstance(size, int) else 1 for size in mapping.grid)
     jaxpr = eqn.params["jaxpr"]
-    tables: list[Known] = list(operands[: mapping.num_index_operands])
+    first = mapping.num_dynamic_grid_bounds
+    tables: list[Known] = list(operands[first : first + mapping.num_index_operands])
     refs = [*tables, *[None] * (len(jaxpr.invars) - len(tables))]
     programs = np.ones(grid, np.int64)
     # The kernel does not see the grid dimensions that vmap added.
     axes = tuple(d for d in range(len(grid)) if d not in mapping.vmapped_dims)
     exact, unskipped = _Programs(grid, axes), _Programs(grid, axes, skips=False)
+    if tables and tables[0] is None:
+        refs[0], note = paged_lengths(eqn, name, lengths)
+        exact.unknown.update([note] if note else [])
     for run in (exact, unskipped):
         run.walk(jaxpr, refs, programs)
     if grid != tuple(mapping.grid):
         if (estimate := eqn.params.get("cost_estimate")) is not None:
-            flops = Counter(dict.fromkeys(list(exact.flops)[:1], estimate.flops))
-            return PallasCost(name=pallas_name(eqn), flops=flops, unskipped=flops, is_estimate=True)
+            share, wrong = share_of_rows(eqn, lengths)
+            flops = Counter(dict.fromkeys(list(exact.flops)[:1], int(estimate.flops * share)))
+            unknown = (wrong,) if wrong else ()
+            return PallasCost(
+                name=name, flops=flops, unskipped=flops, unknown=unknown, is_estimate=True
+            )
         exact.unknown.add("the grid's size depends on data: one program was counted")
     return PallasCost(
-        name=pallas_name(eqn),
+        name=name,
         flops=exact.flops,
         unskipped=unskipped.flops,
         unknown=tuple(sorted(exact.unknown)),

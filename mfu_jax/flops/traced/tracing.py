@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -74,6 +75,17 @@ def without_checkpoints() -> Iterator[None]:
             yield
         finally:
             _this_thread.inlines_checkpoints = before
+
+
+def takes(fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> bool:
+    """Whether a function called with `args` takes a keyword of this name besides."""
+    try:
+        inspect.signature(fn).bind_partial(*args, **{name: None})
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature
+        return True
+    return True
 
 
 def trace(

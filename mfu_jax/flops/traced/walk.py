@@ -12,6 +12,7 @@ import numpy as np
 
 from mfu_jax.flops.attention_kernels import BY_PRIMITIVE
 from mfu_jax.flops.count import Unaccounted
+from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.purposes import Purpose, purposes
 from mfu_jax.flops.scopes import read_scope
 from mfu_jax.flops.traced.attention_primitives import fused_attention
@@ -54,7 +55,8 @@ from mfu_jax.jax_internals import Literal, open_jaxpr
 class Walker:
     """Counts jaxprs; a jaxpr that recurs in the same role is walked once."""
 
-    def __init__(self) -> None:
+    def __init__(self, lengths: Lengths = NO_LENGTHS) -> None:
+        self.lengths = lengths
         self.jaxpr: Any = None
         self.saw_checkpoint = False
         self.scores = Scores()
@@ -270,7 +272,7 @@ def _pallas_call(
     walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
 ) -> list[Flow]:
     """The kernel's programs; for an attention kernel all pairs, without recomputed scores."""
-    cost = pallas_cost(eqn, [_as_operand(flow.known) for flow in flows])
+    cost = pallas_cost(eqn, [_as_operand(flow.known) for flow in flows], walker.lengths)
     attention = attention_kernel(eqn)
     if attention is None:
         return _kernel(walker, eqn, cost, flows, stack, tally)

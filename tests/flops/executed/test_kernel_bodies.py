@@ -9,10 +9,14 @@ import zlib
 
 import pytest
 
+from mfu_jax.dumps import ProgramDump
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.flops.executed.kernels import triton
 from mfu_jax.flops.executed.kernels.bodies.attributes import mlir_integer, mlir_string
 from mfu_jax.flops.executed.kernels.bodies.walk import grid_flops
+from mfu_jax.flops.lengths import Lengths
+from mfu_jax.instrumentation.counts import count_program, given_model
 from tests.support import program_kernel_bodies as programs
 from tests.support.jax_versions import (
     reads_recorded_kernels,
@@ -161,6 +165,12 @@ def test_given_group_sizes_say_which_tiles_a_grouped_matmul_visits(sizes: tuple[
     )
     executed = executed_flops(recorded_text("v6e_megablox"), group_sizes=sizes)
     assert executed.total == 3 * int(visits) * VISIT
+    rows = 2 * sum(sizes) * programs.WIDTH * programs.HIDDEN
+    assert executed.padding == 3 * (int(visits) * VISIT - rows)
+    program, given = ProgramDump(text=recorded_text("v6e_megablox")), Lengths(group_sizes=sizes)
+    ledger = count_program(program, given_model(3 * rows), lengths=given).ledger
+    assert (ledger.executed, ledger.residual) == (executed.total, 0)
+    assert instruction_costs(program, lengths=given).executed == executed
     assert (executed.flags, executed.unaccounted) == ((), ())
 
 

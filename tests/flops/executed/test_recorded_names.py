@@ -6,11 +6,15 @@ import functools
 import lzma
 import re
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from mfu_jax.dumps import ProgramDump
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
-from mfu_jax.flops.ledger import compare_flops
+from mfu_jax.flops.ledger import REMOVED, THREE_REAL, compare_flops
 from mfu_jax.flops.traced.counting import count_model_flops
+from mfu_jax.instrumentation.counts import count_program, traced_model
 from tests.support.audit_programs import AUDIT
 from tests.support.paths import RECORDED
 from tests.support.program_models import MODELS
@@ -20,6 +24,7 @@ from tests.support.program_names import (
     PRESSED_ROWS,
     PRESSED_WIDTH,
     WIDTH,
+    complex_products,
 )
 
 CHIPS = ("v5e", "v6e", "tpu7x", "h100")
@@ -91,3 +96,17 @@ def test_an_fft_by_matmuls_has_a_line() -> None:
     lines = [(line.label, line.flops) for line in ledger.lines]
     assert ("FFT by matmuls", 3 * product - fft) in lines
     assert ledger.residual == 0
+
+
+def test_complex_products_are_four_real_ones_or_three_and_the_ledger_says_so() -> None:
+    real = 2 * BATCH * WIDTH * WIDTH
+    shapes = [jax.ShapeDtypeStruct((n, WIDTH), jnp.complex64) for n in (WIDTH, BATCH)]
+    model = traced_model(complex_products, tuple(shapes), {}, devices=1)
+    assert model.complex_products == model.per_device == 2 * 4 * real
+    for chip, products in (("h100", 4), ("v5e", 3)):
+        ledger = count_program(ProgramDump(text=text_of(f"{chip}_complex")), model).ledger
+        labels = {line.label: line.flops for line in ledger.lines}
+        assert ledger.executed == 2 * products * real
+        assert labels.get(THREE_REAL, 0) == -ledger.removed == -2 * (4 - products) * real
+        assert REMOVED not in labels
+        assert ledger.residual == 0

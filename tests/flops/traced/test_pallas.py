@@ -11,6 +11,7 @@ from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
+from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.counting import count_model_flops, pallas_kernel_flops
 from tests.support import program_kernel_bodies as programs
 from tests.support.small_functions import shape
@@ -188,6 +189,35 @@ def test_a_grid_that_depends_on_data_is_counted_by_the_cost_estimate():
     assert pallas_kernel_flops(function, *arguments) == {}  # what runs depends on the groups
 
 
+def test_given_group_sizes_leave_out_the_rows_of_no_group():
+    function, arguments = programs.KERNELS["v6e"]["megablox"]
+    count = count_model_flops(function, *arguments, group_sizes=(100, 200, 0, 2))
+    rows = 2 * (100 + 200 + 2) * programs.WIDTH * programs.HIDDEN
+    assert (count.forward, count.backward) == (rows, 2 * rows)
+    assert not [item for item in count.unaccounted if item.name == "pallas_call"]
+    count = count_model_flops(function, *arguments, group_sizes=(100, 200))
+    assert count.total == 3 * 2 * programs.ROWS * programs.WIDTH * programs.HIDDEN
+    reasons = [item.reason for item in count.unaccounted if item.name == "pallas_call"]
+    assert len(reasons) == 3
+    assert all("the kernel has 4 groups of 512 rows" in reason for reason in reasons)
+
+
+def test_sizes_that_the_function_takes_itself_are_its_own():
+    def loss(x, group_sizes):
+        return (x @ x)[: group_sizes.shape[0]].sum()
+
+    sizes = shape(3, dtype=jnp.int32)
+    assert count_model_flops(loss, shape(8, 8), group_sizes=sizes).total == 2 * 8**3
+    taken = lambda x, **sizes: loss(x, **sizes)  # noqa: E731
+    assert count_model_flops(taken, shape(8, 8), group_sizes=sizes).total == 2 * 8**3
+    with pytest.raises(UserError, match="group_sizes=7: expected the rows per group"):
+        count_model_flops(lambda x: x @ x, shape(8, 8), group_sizes=7)
+
+
+# Scores and values of the queries that share keys, with 64 keys at once.
+BLOCK_OF_64_KEYS = 2 * 2 * (programs.QUERY_HEADS // programs.KEY_HEADS) * 64 * 2 * programs.HEAD_DIM
+
+
 def test_lengths_that_are_constants_of_the_function_bound_a_kernels_loops():
     function, (q, k, v, _, pages) = programs.KERNELS["v5e"]["paged"]
     lengths = np.array([64, 65, 1, 128], np.int32)
@@ -195,3 +225,16 @@ def test_lengths_that_are_constants_of_the_function_bound_a_kernels_loops():
     count = count_model_flops(decode, q, k, v, pages)
     # 64 keys at once: 1 + 2 + 1 + 2 blocks for each head of keys, which four heads of queries read.
     assert count.total == programs.KEY_HEADS * 6 * (2 * 2 * 4 * 64 * 2 * programs.HEAD_DIM)
+
+
+def test_paged_attention_counts_given_lengths_else_an_upper_bound():
+    function, arguments = programs.KERNELS["v5e"]["paged"]
+    count = count_model_flops(function, *arguments, sequence_lengths=(64, 65, 1, 128))
+    assert count.total == programs.KEY_HEADS * (1 + 2 + 1 + 2) * BLOCK_OF_64_KEYS
+    assert count.unaccounted == ()
+    bound = count_model_flops(function, *arguments)
+    assert bound.total == programs.KEY_HEADS * programs.SEQUENCES * 2 * BLOCK_OF_64_KEYS
+    (item,) = bound.unaccounted
+    assert "an upper bound; give sequence_lengths=" in item.reason
+    wrong = count_model_flops(function, *arguments, sequence_lengths=(64,))
+    assert any("the kernel has 4 sequences" in item.reason for item in wrong.unaccounted)

@@ -20,7 +20,6 @@ from mfu_jax.flops.executed.kernels import (
 from mfu_jax.flops.executed.kernels.registry import (
     KernelCall,
     KernelCost,
-    Lengths,
     UnknownCost,
     kernel_cost,
     kernel_name,
@@ -30,7 +29,6 @@ from mfu_jax.flops.executed.kernels.registry import (
 __all__ = [
     "KernelCall",
     "KernelCost",
-    "Lengths",
     "UnknownCost",
     "cublas",
     "cudnn",

@@ -28,7 +28,7 @@ def body_cost(
     notes: list[str] = []
     try:
         body = read()
-        flops = _flops(call, body, notes)
+        flops, needed = _flops(call, body, notes)
     except UnknownBodyError as error:
         return UnknownCost(
             reason=str(error),
@@ -41,25 +41,26 @@ def body_cost(
         rematerialized=int(flops * _share_recomputed(body, call.name)),
         dtype=body.dtype,
         seen_by_xla=estimate or 0,
+        padding=flops - int(flops * needed),
         note="; ".join(dict.fromkeys(notes)),
     )
 
 
-def _flops(call: KernelCall, body: KernelBody, notes: list[str]) -> int:
-    """FLOPs of all steps; adds to `notes` what they assume."""
+def _flops(call: KernelCall, body: KernelBody, notes: list[str]) -> tuple[int, Fraction]:
+    """FLOPs of all steps, and the share that is needed; adds to `notes` what they assume."""
     first = sum(steps < 0 for steps in body.grid)  # sizes of the grid precede the tables
-    with_groups, given = of_given_groups(call, body)
+    groups = of_given_groups(call, body)
 
     def table(index: int) -> Table:
-        if index in given:
-            return given[index]
+        if index in groups.tables:
+            return groups.tables[index]
         if call.literal(first + index) is None and (found := sequence_lengths(call, index)):
             if found[1]:
                 notes.append(found[1])
             return found[0]
         return _scalar_table(call, first + index)
 
-    return grid_flops(with_groups, table)
+    return grid_flops(groups.body, table), groups.needed
 
 
 def _share_recomputed(body: KernelBody | None, name: str) -> Fraction:

@@ -11,6 +11,8 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
 
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, Table, UnknownBodyError
 from mfu_jax.flops.executed.kernels.registry import KernelCall
@@ -18,7 +20,21 @@ from mfu_jax.flops.executed.kernels.registry import KernelCall
 _PAGED_ATTENTION = re.compile(r"paged_(flash_)?attention")
 
 
-def of_given_groups(call: KernelCall, body: KernelBody) -> tuple[KernelBody, dict[int, Table]]:
+class Groups(NamedTuple):
+    """A kernel with its groups' sizes.
+
+    Attributes:
+        body: with the grid that they make.
+        tables: that they make, by operand.
+        needed: the share of the rows in its tiles that belong to the group that visits.
+    """
+
+    body: KernelBody
+    tables: dict[int, Table]
+    needed: Fraction = Fraction(1)
+
+
+def of_given_groups(call: KernelCall, body: KernelBody) -> Groups:
     """A grouped matmul with the grid and the tables that `group_sizes` make; others unchanged.
 
     The kernels of megablox and XLA's own for `ragged_dot` have one dynamic axis, the visits of a
@@ -29,7 +45,7 @@ def of_given_groups(call: KernelCall, body: KernelBody) -> tuple[KernelBody, dic
     dynamic = [axis for axis, steps in enumerate(body.grid) if steps < 0]
     tables = [shape.dims for shape in call.operands[len(dynamic) :][:4]]
     if len(dynamic) != 1 or len(body.tables) != 4 or list(map(len, tables)) != [1] * 4:
-        return body, {}
+        return Groups(body, {})
     if not sizes:
         raise UnknownBodyError("its grid depends on the groups' sizes (give group_sizes=)")
     groups = math.prod(tables[0]) - 1
@@ -40,15 +56,18 @@ def of_given_groups(call: KernelCall, body: KernelBody) -> tuple[KernelBody, dic
             f"group_sizes= has {len(sizes)} sizes of {sum(sizes)} rows; the kernel has {groups} "
             f"groups of {rows} rows at most"
         )
-    visits = _visits(sizes, -(-rows // tiles))
+    tile = -(-rows // tiles)
+    visits = _visits(sizes, tile)
     grid = tuple(len(visits) if axis in dynamic else n for axis, n in enumerate(body.grid))
     first_rows = (0, *itertools.accumulate(sizes))
-    return dataclasses.replace(body, grid=grid), {
+    made = {
         0: (tables[0], first_rows),
         1: ((len(visits),), tuple(group for group, _ in visits)),
         2: ((len(visits),), tuple(tile for _, tile in visits)),
         3: ((1,), (0,)),
     }
+    needed = Fraction(sum(sizes), max(1, len(visits)) * tile)
+    return Groups(dataclasses.replace(body, grid=grid), made, needed)
 
 
 def _visits(sizes: Sequence[int], tile: int) -> list[tuple[int, int]]:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, Shape, dtype_bits
+from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class KernelCost:
             recomputes the scores).
         dtype: operand dtype; by default the widest of the first two operands.
         seen_by_xla: FLOPs that XLA's own cost analysis reports for the kernel.
+        padding: the part on rows whose results are cut off.
         note: a choice that the reader should know about, shown as a flag.
     """
 
@@ -33,6 +35,7 @@ class KernelCost:
     rematerialized: int = 0
     dtype: str = ""
     seen_by_xla: int = 0
+    padding: int = 0
     note: str = ""
 
 
@@ -53,19 +56,6 @@ class UnknownCost:
     estimate: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lengths:
-    """What a user knows of lengths that are data; empty if unknown.
-
-    Attributes:
-        group_sizes: rows of each group (expert) of a grouped matmul.
-        sequence_lengths: keys of each sequence in paged attention.
-    """
-
-    group_sizes: tuple[int, ...] = ()
-    sequence_lengths: tuple[int, ...] = ()
-
-
 @dataclass(frozen=True)
 class KernelCall:
     """One custom call, as a cost function sees it.
@@ -80,7 +70,7 @@ class KernelCall:
     computation: HloComputation
     instruction: HloInstruction
     literal: Callable[[int], str | None] = lambda index: None
-    lengths: Lengths = Lengths()
+    lengths: Lengths = NO_LENGTHS
 
     @property
     def target(self) -> str:

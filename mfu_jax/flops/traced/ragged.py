@@ -1,0 +1,64 @@
+"""Pallas kernels whose work depends on lengths that are data: grouped matmuls, paged attention.
+
+The user may give the lengths. Without them a grouped matmul counts every row once, as its author's
+`cost_estimate` does, and paged attention counts as if every sequence filled its pages.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from mfu_jax.flops.lengths import Lengths
+from mfu_jax.flops.traced.known_values import ConstantTable
+
+_PAGED = re.compile(r"paged_(flash_)?attention")
+
+
+def share_of_rows(eqn: Any, lengths: Lengths) -> tuple[Fraction, str]:
+    """The share of a grouped matmul's rows that are in a group, and what is wrong with the sizes.
+
+    Such a kernel reads four tables, the first of which has the groups' first rows [groups + 1];
+    its next operand has the rows.
+    """
+    sizes = lengths.group_sizes
+    mapping = eqn.params["grid_mapping"]
+    dynamic, tables = mapping.num_dynamic_grid_bounds, mapping.num_index_operands
+    shapes = [v.aval.shape for v in eqn.invars[dynamic : dynamic + tables + 1]]
+    if not sizes or dynamic != 1 or [len(s) for s in shapes[:-1]] != [1] * 4 or not shapes[-1]:
+        return Fraction(1), ""
+    groups, rows = shapes[0][0] - 1, shapes[-1][0]
+    if len(sizes) != groups or sum(sizes) > rows:
+        return Fraction(1), (
+            f"group_sizes= has {len(sizes)} sizes of {sum(sizes)} rows; the kernel has {groups} "
+            f"groups of {rows} rows at most: every row was counted"
+        )
+    return Fraction(sum(sizes), rows), ""
+
+
+def paged_lengths(eqn: Any, name: str, lengths: Lengths) -> tuple[ConstantTable | None, str]:
+    """The first table of a paged attention kernel, and a note if it is not what runs.
+
+    None for other kernels, and for lengths of other sequences.
+    """
+    if not _PAGED.search(name) or "ragged" in name:
+        return None, ""
+    first = eqn.params["grid_mapping"].num_dynamic_grid_bounds
+    shapes = [v.aval.shape for v in eqn.invars[first:]]
+    (sequences, pages), values = (math.prod(shape) for shape in shapes[:2]), shapes[-1]
+    given = lengths.sequence_lengths
+    if given and len(given) != sequences:
+        return None, (
+            f"sequence_lengths= has {len(given)} lengths; the kernel has {sequences} sequences"
+        )
+    if given:
+        return ConstantTable(np.array(given)), ""
+    longest = pages // sequences * values[-2]  # values: [heads, pages, keys of a page, width]
+    return ConstantTable(np.full(shapes[0], longest)), (
+        f"sequence lengths are data; counted as if each were {longest}, all of its pages: an upper "
+        "bound; give sequence_lengths="
+    )

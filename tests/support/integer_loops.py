@@ -2,19 +2,12 @@
 
 A program is a list of statements on a state: three integers of random dtypes, the matrix, and how
 many matmuls it ran. JAX traces it; Python runs it first, to leave out those that run too long.
-
-A campaign counts many of them, every other one with integers from its arguments, and prints each
-that is counted wrongly without saying so:
-
-    python -m tests.support.integer_loops --count 10000 --first 0 --counter traced
 """
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,17 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mfu_jax.flops.executed import loops
-from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.traced.counting import TracedCount, count_model_flops
-from mfu_jax.flops.traced.integers import evaluation
 
 SIZE = 4
 ONE = 2 * SIZE**3  # FLOPs of one matmul
 VARIABLES = 3
 FUEL = 400  # iterations of all loops of a program together
-START_SECONDS = 60  # for a process to start
-HUNG = "skipped, it took too long"
 DTYPES = ("int32", "int32", "int32", "uint32", "int8", "uint8", "int16")
 
 State = tuple[Any, ...]  # integers, then the matrix, matmuls that ran, and a data-dependent integer
@@ -350,8 +338,7 @@ def compiled(program: Program, *, fused: bool = True) -> Any:
     quickly = {
         "xla_backend_optimization_level": 0,
         "xla_llvm_disable_expensive_passes": True,
-        "xla_cpu_use_fusion_emitters": fused,
-    }
+    } | ({} if fused else {"xla_cpu_use_fusion_emitters": False})  # jax 0.12 has no such option
     return jax.jit(program.__call__).lower(x, data).compile(compiler_options=quickly)
 
 
@@ -359,81 +346,3 @@ def traced(program: Program) -> TracedCount:
     """The program's traced count."""
     x = jax.ShapeDtypeStruct((SIZE, SIZE), jnp.float32)
     return count_model_flops(program.__call__, x, jax.ShapeDtypeStruct((), jnp.int32))
-
-
-def _counted(counter: str, program: Program, data: int, *, fused: bool) -> tuple[int, int, bool]:
-    """FLOPs counted, FLOPs that run, and whether the count has a gap."""
-    if counter == "traced":
-        model = traced(program)
-        return model.total, program.expected(data) * ONE, bool(model.unaccounted)
-    executable = compiled(program, fused=fused)
-    ran = int(executable(jnp.eye(SIZE), jnp.int32(data))[1])
-    count = executed_flops(executable)
-    return count.total, ran * ONE, bool(count.unaccounted or count.flags)
-
-
-def _judged(counter: str, seed: int) -> tuple[bool, str]:
-    """Whether a seed's count has a gap, and what is wrong with it."""
-    uses_data, data = bool(seed % 2), seed % 10
-    program = random_program(random.Random(seed), uses_data=uses_data, data=data)
-    counted, ran, has_gap = _counted(counter, program, data, fused=seed % 8 < 2)
-    is_wrong = (has_gap and not uses_data) or (counted != ran and not has_gap)
-    return has_gap, f"{counted} counted, {ran} ran, a gap: {has_gap}" if is_wrong else ""
-
-
-def _work(counter: str, seeds: Sequence[int], results: Any) -> None:
-    # Ours end within FUEL iterations. Only loops that other data make endless reach the limits.
-    loops.MAX_TRIPS, evaluation._MOST_EQUATIONS = 5 * FUEL, 250 * FUEL
-    for seed in seeds:
-        try:
-            results.send(_judged(counter, seed))
-        except Exception as error:  # the campaign goes on
-            results.send((False, f"{type(error).__name__}: {error}"))
-        if seed % 100 == 99:
-            jax.clear_caches()
-
-
-def _campaign(counter: str, seeds: range, seconds: float) -> Iterator[tuple[int, bool, str]]:
-    """Judges seeds in a process that is replaced when one of them takes too long."""
-    context = multiprocessing.get_context("spawn")
-    while seeds:
-        ours, theirs = context.Pipe(duplex=False)
-        worker = context.Process(target=_work, args=(counter, seeds, theirs), daemon=True)
-        worker.start()
-        theirs.close()
-        limit = seconds + START_SECONDS
-        while seeds and ours.poll(limit):
-            try:
-                yield seeds[0], *ours.recv()
-            except EOFError:
-                break
-            seeds, limit = seeds[1:], seconds
-        if seeds:
-            yield seeds[0], False, HUNG
-            seeds = seeds[1:]
-        worker.kill()
-        worker.join()
-
-
-def main() -> None:
-    """Runs a campaign. XLA compiles or runs a few programs without end: these are skipped."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--counter", choices=("traced", "executed"), default="traced")
-    parser.add_argument("--seconds", type=float, default=30, help="limit of one program")
-    given = parser.parse_args()
-    gaps = wrong = hung = 0
-    seeds = range(given.first, given.first + given.count)
-    for seed, has_gap, finding in _campaign(given.counter, seeds, given.seconds):
-        gaps, hung = gaps + has_gap, hung + (finding == HUNG)
-        wrong += finding not in ("", HUNG)
-        if finding:
-            print(f"seed {seed}: {finding}", flush=True)
-        if seed % 100 == 99 or seed == seeds[-1]:
-            done = f"{given.counter} {seeds[0]} to {seed}"
-            print(f"{done}: {gaps} with gaps, {wrong} wrong, {hung} skipped", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -39,14 +39,11 @@ __all__ = [
     "parse_shape",
 ]
 
-
 _PERCENT_NAME = re.compile(r"%([^\s,(){}]+)")
 _INTEGER = re.compile(r"-?\d+")
 _PLAIN_VALUE = re.compile(r'(?:\{[^{}"]*\}|[^\s,{}()\["]+)(?=,|$)')
 
-
-# The attributes that name the computations which an instruction runs, by its opcode without
-# ``-start``.
+# The attributes that name the computations of an instruction, by its opcode without ``-start``.
 CALLEE_KEYS = {
     "fusion": ("calls",),
     "call": ("to_apply",),

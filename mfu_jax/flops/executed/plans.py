@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from mfu_jax.flops.executed.dataflow import TuplePath
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.integers.instructions import branch_index
 from mfu_jax.flops.executed.integers.values import Value
 from mfu_jax.flops.executed.loops import Loop, stated_trip_count
 from mfu_jax.flops.executed.slices import (
@@ -19,7 +20,6 @@ from mfu_jax.flops.executed.slices import (
     Leaf,
     Slice,
     StepLimitError,
-    branch_index,
 )
 
 Environment = tuple[Value, ...]

@@ -19,7 +19,7 @@ from mfu_jax.flops.executed.hlo import (
     Shape,
 )
 from mfu_jax.flops.executed.integers.arrays import keeps_order
-from mfu_jax.flops.executed.integers.instructions import compile_instruction
+from mfu_jax.flops.executed.integers.instructions import branch_index, compile_instruction
 from mfu_jax.flops.executed.integers.values import (
     Compute,
     Table,
@@ -382,21 +382,6 @@ class Slice:
             return branch.run(values[start : start + len(branch.inputs)])[register]
 
         return lambda registers: self._add_step(instruction, shape, compute, registers), sources
-
-
-def branch_index(chosen_by: HloInstruction, branches: int, value: Value) -> int | None:
-    """The branch of a conditional that runs, or None if the value is not known.
-
-    Args:
-        chosen_by: the conditional's first operand: a boolean, or an index.
-        branches: how many there are.
-        value: the operand's.
-    """
-    if not isinstance(value, int):
-        return None
-    if chosen_by.shape.dtype == "pred":  # the first branch is that of true
-        return 0 if value else branches - 1
-    return value if 0 <= value < branches else branches - 1
 
 
 def _same(source: Place) -> _Sources:

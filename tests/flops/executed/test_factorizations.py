@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
 from collections.abc import Callable
 
 import jax
@@ -12,12 +11,7 @@ import pytest
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
 from mfu_jax.flops.traced.counting import count_model_flops
 from tests.support import program_factorizations as programs
-from tests.support.paths import RECORDED
-
-
-def text_of(name: str) -> str:
-    """The HLO text of a recorded program."""
-    return lzma.decompress((RECORDED / f"{name}.hlo.xz").read_bytes()).decode()
+from tests.support.recorded import text_of
 
 
 @pytest.mark.parametrize("platform", programs.PLATFORMS)

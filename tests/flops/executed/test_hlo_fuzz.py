@@ -9,7 +9,6 @@ MLIR decodes, are exchanged and cut as a whole, but not mutated inside: MLIR can
 
 from __future__ import annotations
 
-import lzma
 import os
 import random
 import re
@@ -19,7 +18,7 @@ from collections.abc import Callable
 
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.executed.hlo import HloParseError
-from tests.support.paths import RECORDED
+from tests.support.recorded import text_of
 from tests.support.work import HANG_SECONDS
 
 DELETIONS = int(os.environ.get("MFU_JAX_FUZZ_DELETIONS", "100"))
@@ -137,12 +136,8 @@ def _mutated(text: str, rng: random.Random) -> str:
     return text
 
 
-def _text(name: str) -> str:
-    return lzma.decompress((RECORDED / f"{name}.hlo.xz").read_bytes()).decode()
-
-
 def test_mutated_programs_give_a_count_or_a_parse_error() -> None:
-    texts = [_text(name) for name in SEEDS]
+    texts = [text_of(name) for name in SEEDS]
     outcomes: Counter[str] = Counter()
     slowest = 0.0
     for seed in range(MUTATIONS):
@@ -167,7 +162,7 @@ def test_mutated_programs_give_a_count_or_a_parse_error() -> None:
 
 
 def test_a_program_that_has_lost_a_line_gives_an_error_the_same_count_or_a_flag() -> None:
-    texts = {name: _text(name) for name in SEEDS}
+    texts = {name: text_of(name) for name in SEEDS}
     whole = {name: executed_flops(text) for name, text in texts.items()}
     outcomes: Counter[str] = Counter()
     for seed in range(DELETIONS):
@@ -190,7 +185,7 @@ def test_a_program_that_has_lost_a_line_gives_an_error_the_same_count_or_a_flag(
 
 
 def test_a_kernel_whose_table_the_text_leaves_out_says_so() -> None:
-    whole = _text("v5e_splash_window")
+    whole = text_of("v5e_splash_window")
     elided = re.sub(r"constant\(\{ .*?\}\)", "constant({...})", whole)
     count = executed_flops(elided)
     assert executed_flops(whole).total > count.total == 0
@@ -201,7 +196,7 @@ def test_a_kernel_whose_table_the_text_leaves_out_says_so() -> None:
 
 
 def test_a_kernel_with_a_broken_body_is_listed() -> None:
-    text = _text("v5e_splash_window")
+    text = text_of("v5e_splash_window")
     body = _BODY.findall(text)[0]
     for damaged in ("", "AAAA", "no base64", body[: len(body) // 2], "TUzvUgFN" * 50, "/" * 200):
         count = executed_flops(text.replace(body, damaged))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import lzma
 import re
 import zlib
 
 import pytest
 
 from mfu_jax.dumps import ProgramDump
-from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.flops.executed.kernels import triton
 from mfu_jax.flops.executed.kernels.bodies.attributes import mlir_integer, mlir_string
@@ -23,19 +21,8 @@ from tests.support.jax_versions import (
     reads_recorded_tensor_cores,
     reads_recorded_triton,
 )
-from tests.support.paths import RECORDED
+from tests.support.recorded import count, text_of
 from tests.support.tensor_core_kernels import BODIES, ONE, hlo_of, kernel
-
-
-@functools.lru_cache(maxsize=8)
-def recorded_text(name: str) -> str:
-    """The HLO text of a recorded program."""
-    return lzma.decompress((RECORDED / f"{name}.hlo.xz").read_bytes()).decode()
-
-
-@functools.cache
-def count(name: str) -> ExecutedCount:
-    return executed_flops(recorded_text(name))
 
 
 @reads_recorded_kernels
@@ -106,7 +93,7 @@ def test_wgmma_in_causal_attention() -> None:
 )
 def test_a_body_that_cannot_be_read_is_listed(name: str, changed: tuple[str, str]) -> None:
     old, new = changed
-    text = recorded_text(name)
+    text = text_of(name)
     assert old in text
     executed = executed_flops(text.replace(old, new))
     assert executed.total == 0
@@ -163,11 +150,11 @@ def test_given_group_sizes_say_which_tiles_a_grouped_matmul_visits(sizes: tuple[
         num_nonzero_groups=programs.GROUPS,
         visit_empty_groups=False,
     )
-    executed = executed_flops(recorded_text("v6e_megablox"), group_sizes=sizes)
+    executed = executed_flops(text_of("v6e_megablox"), group_sizes=sizes)
     assert executed.total == 3 * int(visits) * VISIT
     rows = 2 * sum(sizes) * programs.WIDTH * programs.HIDDEN
     assert executed.padding == 3 * (int(visits) * VISIT - rows)
-    program, given = ProgramDump(text=recorded_text("v6e_megablox")), Lengths(group_sizes=sizes)
+    program, given = ProgramDump(text=text_of("v6e_megablox")), Lengths(group_sizes=sizes)
     ledger = count_program(program, given_model(3 * rows), lengths=given).ledger
     assert (ledger.executed, ledger.residual) == (executed.total, 0)
     assert instruction_costs(program, lengths=given).executed == executed
@@ -176,7 +163,7 @@ def test_given_group_sizes_say_which_tiles_a_grouped_matmul_visits(sizes: tuple[
 
 @reads_recorded_kernels
 def test_group_sizes_of_other_groups_are_not_used() -> None:
-    executed = executed_flops(recorded_text("v6e_megablox"), group_sizes=(256, 256))
+    executed = executed_flops(text_of("v6e_megablox"), group_sizes=(256, 256))
     assert executed.total == 3 * TILES * VISIT
     assert all("the kernel has 4 groups" in flag.text for flag in executed.flags)
 
@@ -184,7 +171,7 @@ def test_group_sizes_of_other_groups_are_not_used() -> None:
 @reads_recorded_kernels
 def test_xlas_own_ragged_dot_is_a_grouped_matmul() -> None:
     """Eight groups of 64 rows in tiles of 128 rows: eight visits, each of a whole tile."""
-    executed = executed_flops(recorded_text("v5e_moe_ragged"), group_sizes=(64,) * 8)
+    executed = executed_flops(text_of("v5e_moe_ragged"), group_sizes=(64,) * 8)
     assert sum(executed.kernels.values()) == 2 * 8 * (2 * 128 * 128 * 256)
     assert executed.unaccounted == ()
 
@@ -206,10 +193,10 @@ def test_paged_attention_is_bounded_by_its_pages_and_says_so() -> None:
 @reads_recorded_kernels
 def test_paged_attention_runs_the_blocks_that_given_lengths_reach() -> None:
     lengths = (64, 65, 1, 128)
-    executed = executed_flops(recorded_text("v5e_paged"), sequence_lengths=lengths)
+    executed = executed_flops(text_of("v5e_paged"), sequence_lengths=lengths)
     assert executed.total == programs.KEY_HEADS * (1 + 2 + 1 + 2) * BLOCK
     assert (executed.flags, executed.unaccounted) == ((), ())
-    (item,) = executed_flops(recorded_text("v5e_paged"), sequence_lengths=(64,)).unaccounted
+    (item,) = executed_flops(text_of("v5e_paged"), sequence_lengths=(64,)).unaccounted
     assert "the kernel has 4 sequences" in item.reason
 
 

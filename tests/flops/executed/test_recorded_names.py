@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import lzma
 import re
 
 import jax
@@ -11,12 +9,10 @@ import jax.numpy as jnp
 import pytest
 
 from mfu_jax.dumps import ProgramDump
-from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
 from mfu_jax.flops.ledger import REMOVED, THREE_REAL, compare_flops
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.instrumentation.counts import count_program, traced_model
 from tests.support.audit_programs import AUDIT
-from tests.support.paths import RECORDED
 from tests.support.program_models import MODELS
 from tests.support.program_names import (
     BATCH,
@@ -26,17 +22,9 @@ from tests.support.program_names import (
     WIDTH,
     complex_products,
 )
+from tests.support.recorded import count, text_of
 
 CHIPS = ("v5e", "v6e", "tpu7x", "h100")
-
-
-def text_of(name: str) -> str:
-    return lzma.decompress((RECORDED / f"{name}.hlo.xz").read_bytes()).decode()
-
-
-@functools.cache
-def count(name: str) -> ExecutedCount:
-    return executed_flops(text_of(name))
 
 
 @pytest.mark.parametrize("chip", CHIPS)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import lzma
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.ledger import compare_flops
 from mfu_jax.flops.traced.counting import count_model_flops
 from tests.support import program_vectors as programs
@@ -26,12 +25,7 @@ from tests.support.program_vectors import (
     VALUE_FLOPS,
     WIDTH,
 )
-
-
-def count(name: str) -> ExecutedCount:
-    """The executed count of a recorded program."""
-    return executed_flops(lzma.decompress((RECORDED / f"{name}.hlo.xz").read_bytes()).decode())
-
+from tests.support.recorded import count
 
 NAMES = [f"{platform}_vectors_{name}" for platform in PLATFORMS for name in programs.PROGRAMS]
 

@@ -13,6 +13,7 @@ from mfu_jax.flops.executed.integers.arithmetic import (
 from mfu_jax.flops.executed.integers.arrays import LAYOUTS, reduction
 from mfu_jax.flops.executed.integers.values import (
     Compute,
+    Value,
     bits_of,
     elements_of,
     is_small_integer,
@@ -82,3 +83,18 @@ def _compile(
     if opcode == "reduce":
         return reduction(module, computation, instruction, shape)
     return None
+
+
+def branch_index(chosen_by: HloInstruction, branches: int, value: Value) -> int | None:
+    """The branch of a conditional that runs, or None if the value is not known.
+
+    Args:
+        chosen_by: the conditional's first operand: a boolean, or an index.
+        branches: how many there are.
+        value: the operand's.
+    """
+    if not isinstance(value, int):
+        return None
+    if chosen_by.shape.dtype == "pred":  # the first branch is that of true
+        return 0 if value else branches - 1
+    return value if 0 <= value < branches else branches - 1

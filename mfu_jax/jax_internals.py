@@ -45,6 +45,7 @@ __all__ = [
     "set_xla_metadata",
     "split_torus",
     "text_with_large_constants",
+    "topology_devices",
     "unregister_event_duration_listener",
     "user_frames",
     "without_dead_code",
@@ -166,6 +167,21 @@ def mlir_bindings(dialect: str) -> tuple[Callable[[Any, bool], None], Any, Any]:
         own.register_dialect(context)
 
     return register, ir, PassManager
+
+
+def topology_devices(platform: str, topology: str, **options: Any) -> list[Any]:
+    """The devices of a topology that need not be attached, to compile for.
+
+    Args:
+        platform: ``tpu``, or ``cuda`` with the option `target_config`.
+        topology: such as ``v5p:8x8x8``, or ``1x1x8`` of GPUs.
+        options: of the platform's compiler.
+    """
+    from jax.experimental import topologies
+
+    if platform == "cuda":
+        options, topology = {**options, "topology": topology}, "gpu"
+    return list(topologies.get_topology_desc(topology, platform, **options).devices)
 
 
 def split_torus(shape: Sequence[int], devices: Sequence[Any]) -> Any:

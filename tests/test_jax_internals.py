@@ -18,6 +18,7 @@ from tests.support.paths import ROOT
 PURPOSES = {
     "jax.experimental.mesh_utils.create_device_mesh": "the trainer's mesh on a split TPU torus",
     "jax.experimental.multihost_utils": "the trainer's processes stop after the same step",
+    "jax.experimental.topologies": "steps are compiled for chips that are not here",
     "jax.experimental.xla_metadata.set_xla_metadata": "traces without checkpoints get cache keys",
     "jax.extend.core.ClosedJaxpr": "constants of inner jaxprs",
     "jax.extend.core.Jaxpr": "inner jaxprs are found among an equation's parameters",

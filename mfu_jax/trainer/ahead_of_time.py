@@ -31,15 +31,14 @@ def main(argv: list[str]) -> None:
 
 def absent_devices(request: Mapping[str, Any]) -> list[Any]:
     """The devices of a topology, attached or not."""
-    from jax.experimental import topologies
+    from mfu_jax.jax_internals import topology_devices
 
     options: dict[str, Any] = {}
     if request["platform"] == "cuda":
-        options = {"target_config": request["target_config"], "topology": request["topology"]}
-        return list(topologies.get_topology_desc("gpu", "cuda", **options).devices)
-    if request.get("slices", 1) > 1:
+        options = {"target_config": request["target_config"]}
+    elif request["slices"] > 1:
         options = {"num_slices": request["slices"]}
-    return list(topologies.get_topology_desc(request["topology"], "tpu", **options).devices)
+    return topology_devices(request["platform"], request["topology"], **options)
 
 
 def lower(arguments: Sequence[str], devices: list[Any]) -> Any:

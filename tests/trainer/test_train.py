@@ -172,7 +172,12 @@ def test_a_killed_run_resumes_bitwise_with_every_step_once(
 def test_sigterm_saves_and_the_next_run_goes_on_bitwise(
     straight: tuple[Path, str], tmp_path: Path
 ) -> None:
-    keys = ("steps=40", "enable_checkpointing=true", "checkpoint_period=1000")
+    keys = (
+        "steps=40",
+        "write_period_seconds=0",
+        "enable_checkpointing=true",
+        "checkpoint_period=1000",
+    )
     process = start(tmp_path, *keys)
     assert process.stdout is not None
     for line in process.stdout:

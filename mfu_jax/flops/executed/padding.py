@@ -61,12 +61,15 @@ class WasteFinder:
 
     def __init__(self, dataflow: Dataflow) -> None:
         self.dataflow = dataflow
-        self.opcodes = {
-            instruction.opcode
-            for computation in dataflow.module.computations.values()
-            for instruction in computation.instructions.values()
-            if _is_xlas_own(instruction)
-        }
+        self.opcodes: set[str] = set()
+        present: set[str] = set()
+        for computation in dataflow.module.computations.values():
+            for instruction in computation.instructions.values():
+                present.add(instruction.opcode)
+                if _is_xlas_own(instruction):
+                    self.opcodes.add(instruction.opcode)
+        if {"select", "and"} <= present:  # rows between two bounds: a group's
+            self.opcodes.add("select")
 
     def wasted(
         self,

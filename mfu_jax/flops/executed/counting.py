@@ -30,7 +30,7 @@ from mfu_jax.flops.executed.hlo import (
     parse_hlo,
 )
 from mfu_jax.flops.executed.op_names import inferred_op_name, unfolded_op_name
-from mfu_jax.flops.executed.padding import wasted
+from mfu_jax.flops.executed.padding import WasteFinder
 from mfu_jax.flops.executed.plans import Planner
 from mfu_jax.flops.executed.replication import holders
 from mfu_jax.flops.executed.runs import RunCounter
@@ -214,6 +214,7 @@ class ProgramCounter:
         self.module = module
         self.reader = reader
         self.costs: dict[str, ComputationCost] = {}
+        self.waste = WasteFinder(reader.dataflow)
         self.host: set[str] = set()  # computations that the host runs
         self.order = self._bottom_up_order()
         planner = Planner(
@@ -315,7 +316,7 @@ class ProgramCounter:
             sums.add(item.matmul, scope, item.runs, item.once)
             if scope.phase not in MODEL_PHASES or number in self._duplicates:
                 continue  # it has a line of its own
-            zeros = wasted(self.reader.dataflow, item.computation, *item.matmul.spent)
+            zeros = self.waste.wasted(item.computation, *item.matmul.spent)
             sums.add_model(item, scope, zeros)
             if number in held:
                 sums.add_repeated(item.matmul, held[number], item.runs, sum(zeros))

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.dataflow import MAX_DEPTH, Dataflow
-from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, Shape
 from mfu_jax.flops.executed.matmuls import parse_window, result_shape
 from mfu_jax.flops.executed.zeros import (
     Real,
@@ -51,24 +51,65 @@ class Wasted(NamedTuple):
     expansion: int = 0
 
 
-def wasted(
-    dataflow: Dataflow,
-    computation: HloComputation,
+class WasteFinder:
+    """Finds what a program's matmuls spend on zeros.
+
+    Attributes:
+        opcodes: of what makes zeros, or cuts results off, in this program: few programs have any,
+            and looking for it at every matmul takes time.
+    """
+
+    def __init__(self, dataflow: Dataflow) -> None:
+        self.dataflow = dataflow
+        self.opcodes: set[str] = set()
+        present: set[str] = set()
+        for computation in dataflow.module.computations.values():
+            for instruction in computation.instructions.values():
+                present.add(instruction.opcode)
+                if _is_xlas_own(instruction):
+                    self.opcodes.add(instruction.opcode)
+        if {"select", "and"} <= present:  # rows between two bounds: a group's
+            self.opcodes.add("select")
+
+    def wasted(
+        self,
+        computation: HloComputation,
+        instruction: HloInstruction,
+        flops: int,
+        in_kernel: int = 0,
+    ) -> Wasted:
+        """The part of `flops` spent on known zeros, or on rows that a kernel cuts off again."""
+        if in_kernel or not self.opcodes:
+            return Wasted(in_kernel)
+        target = instruction.attribute_string("custom_call_target") or instruction.opcode
+        if instruction.opcode != "dot" and target not in _ROLES:
+            return Wasted()
+        operands = [computation.operand(instruction, i) for i in (0, 1)]
+        shapes = [*(operand.shape for operand in operands), result_shape(instruction)]
+        if self.opcodes == {"slice"}:  # it only cuts results off
+            arrays = [whole(shape) for shape in shapes[:2]]
+        else:
+            frame = self.dataflow.frame_of(computation)
+            arrays = [real_elements(self.dataflow, frame, operand) for operand in operands]
+        arrays.append(_read(self.dataflow, computation, instruction))
+        return _difference(instruction, target, flops, arrays, shapes)
+
+
+def _is_xlas_own(instruction: HloInstruction) -> bool:
+    """Whether it is a pad, slice or select (see `group_share`) that the user did not write."""
+    if instruction.opcode == "select":
+        return not instruction.op_name
+    return instruction.opcode in ("pad", "slice") and not is_written_by_user(instruction)
+
+
+def _difference(
     instruction: HloInstruction,
+    target: str,
     flops: int,
-    in_kernel: int = 0,
+    arrays: Sequence[Real],
+    shapes: Sequence[Shape],
 ) -> Wasted:
-    """The part of `flops` spent on known zeros, or on rows that a kernel cuts off again."""
-    if in_kernel:
-        return Wasted(in_kernel)
-    target = instruction.attribute_string("custom_call_target") or instruction.opcode
-    if instruction.opcode != "dot" and target not in _ROLES:
-        return Wasted()
-    frame = dataflow.frame_of(computation)
-    arrays = [real_elements(dataflow, frame, computation.operand(instruction, i)) for i in (0, 1)]
-    arrays.append(_read(dataflow, computation, instruction))
-    shapes = [computation.operand(instruction, i).shape for i in (0, 1)]
-    shapes.append(result_shape(instruction))
+    """What `arrays`, the real parts of both operands and the result, leave of `flops`."""
     everything = [whole(shape) for shape in shapes]
     if arrays == everything:
         return Wasted()

@@ -9,14 +9,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import mfu_jax
 from mfu_jax.profiling.profile import Profile, read_profile
 
 STEPS = 4
 LOST = 0.2  # seconds of a step; the step itself takes under a millisecond
-WITHIN = 0.2
+LEAST = 0.8 * LOST  # a busy machine makes the loss larger, never smaller
 
 
 def train_step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -54,16 +53,17 @@ def profile_of(folder: Path, step: object, *, data: float = 0, reads: bool = Fal
 
 
 def test_a_loader_that_sleeps(tmp_path: Path) -> None:
-    first = profile_of(tmp_path, train_step, data=LOST).advice[0]
+    profile = profile_of(tmp_path, train_step, data=LOST)
+    first = profile.advice[0]
     assert first.cause == "slow data"
-    assert first.gain_seconds == pytest.approx(LOST, rel=WITHIN)
+    assert LEAST < first.gain_seconds < profile.measured.step_seconds
     assert "_next" in first.evidence or "batches" in first.evidence or "next" in first.evidence
 
 
 def test_a_callback_that_sleeps(tmp_path: Path) -> None:
     profile = profile_of(tmp_path, slow_step)
     assert profile.advice[0].cause == "host callback in the step"
-    assert profile.advice[0].gain_seconds == pytest.approx(LOST, rel=WITHIN)
+    assert LEAST < profile.advice[0].gain_seconds < profile.measured.step_seconds
     assert profile.program.memory_bytes > 0
 
 

@@ -16,6 +16,7 @@ from mfu_jax.planning.schedule import Timeline, timeline
 from mfu_jax.planning.targets import Target
 
 _DAY = 86400.0
+_LARGE_OUTPUT = 0.1  # of the peak: a state that is not donated, not a few metrics
 _UNITS = ("matmul", "vector", "kernel", "copy", "host")  # what is no transfer between devices
 
 
@@ -113,6 +114,16 @@ class Plan:
             cost=chip_seconds / 3600 * price if price else None,
         )
 
+    def with_notes(self, *notes: str) -> Plan:
+        """With notes added."""
+        return replace(self, notes=(*self.notes, *notes))
+
+    def __str__(self) -> str:
+        """One screen."""
+        from mfu_jax.planning.rendering import render
+
+        return render(self)
+
     def to_json(self) -> dict[str, Any]:
         """Everything as plain JSON values."""
         return asdict(self)
@@ -175,7 +186,7 @@ def make_plan(
         time_by_cause=dict(sorted(line.by_cause.items(), key=lambda pair: -pair[1])),
         bound_by_resource=resources,
         collectives=_collectives(line),
-        notes=_notes(costs),
+        notes=_notes(costs, memory),
         **_rates(costs, target, work, bound, max(bound, line.seconds)),
     )
 
@@ -195,7 +206,7 @@ def _rates(
             "convention": work.convention,
             "mfu": optimal * share / seconds,
             "mfu_ceiling": optimal * share / bound,
-            "tokens_per_sec_per_chip": work.tokens * chip.devices_per_chip / seconds,
+            "tokens_per_sec_per_chip": work.tokens * chip.devices_per_chip / seconds or None,
         }
     return rates
 
@@ -208,8 +219,15 @@ def _collectives(line: Timeline) -> tuple[dict[str, Any], ...]:
     )
 
 
-def _notes(costs: ProgramCosts) -> tuple[str, ...]:
-    return tuple(
+def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:
+    notes = [
         f"not counted: {item.name} {item.where}: {item.reason}"
         for item in costs.executed.unaccounted
-    )
+    ]
+    new = memory.get("output_size_in_bytes", 0) - memory.get("alias_size_in_bytes", 0)
+    if new > _LARGE_OUTPUT * max(memory.get("peak_memory_in_bytes", 0), 1):
+        notes.append(
+            f"the step returns {new / 2**30:.2f} GiB beside its arguments; usually a state that is "
+            "not donated: jax.jit(step, donate_argnums=0)"
+        )
+    return tuple(notes)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from mfu_jax.formatting import columns, percent
 from mfu_jax.planning.plan import Plan
 
+_MOST_SCOPES = 4
+
 
 def render(plan: Plan) -> str:
     """The plan for the console."""
@@ -17,16 +19,23 @@ def _head(plan: Plan) -> list[str]:
     sizes = f": {_gib(peak)} of {_gib(limit)}" if peak and limit else ""
     lines = [f"{plan.target}: {verdict}{sizes}"]
     if plan.memory:
-        lines.append(
-            "memory       "
-            + ", ".join(f"{kind} {_gib(size)}" for kind, size in plan.memory.items())
-        )
+        lines += _memory(plan)
     if plan.model_flops:
         lines.append(
             f"model        {plan.model_flops / 1e12:,.4g} TFLOP a step ({plan.convention})"
         )
     if plan.executed_flops:
         lines.append(f"executed     {plan.executed_flops / 1e12:,.4g} TFLOP a step")
+    return lines
+
+
+def _memory(plan: Plan) -> list[str]:
+    """The kinds, the largest first, and where the activations are from."""
+    kinds = sorted(plan.memory.items(), key=lambda pair: -pair[1])
+    lines = ["memory       " + ", ".join(f"{kind} {_gib(size)}" for kind, size in kinds)]
+    scopes = list(plan.activations_by_scope.items())[:_MOST_SCOPES]
+    if scopes:
+        lines.append("activations  " + ", ".join(f"{name} {_gib(size)}" for name, size in scopes))
     return lines
 
 
@@ -70,4 +79,6 @@ def _notes(plan: Plan) -> list[str]:
 
 
 def _gib(size: int) -> str:
+    if size < 2**30 // 10:
+        return f"{size / 2**20:,.3g} MiB"
     return f"{size / 2**30:,.2f} GiB"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from mfu_jax.boundary import Boundary
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.logger.config import ConfigFields, LoggerConfig
 from mfu_jax.logger.disabled import DISABLED_SCOPE
+from mfu_jax.logger.journal.absent import NoJournal
+from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.sinks.console import ConsoleSink
 from mfu_jax.logger.step_cost import CostFields, StepCost
@@ -73,6 +76,20 @@ def checked_sinks(sinks: Sequence[Sink]) -> Sequence[Sink]:
         f"sinks={sinks!r}: expected a list of sinks; usually a name, or a single sink without "
         f"brackets; pass sinks=[make_sink('console')], or [] for none"
     )
+
+
+def journal_of(
+    sinks: Sequence[Sink],
+    boundary: Boundary,
+    clock: Callable[[], float],
+    monotonic: Callable[[], float],
+) -> Journal | NoJournal:
+    """A journal beside the metrics file that one of the sinks writes, if one does."""
+    made_by = (getattr(sink, "made_by", None) or ("", {}) for sink in sinks)
+    paths = [options["path"] for name, options in made_by if name == "jsonl"]
+    if not paths:
+        return NoJournal()
+    return Journal(paths[0], clock=clock, monotonic=monotonic, boundary=boundary)
 
 
 def whole_number(step: Any) -> int:

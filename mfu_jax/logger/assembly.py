@@ -85,8 +85,8 @@ def journal_of(
     monotonic: Callable[[], float],
 ) -> Journal | NoJournal:
     """A journal beside the metrics file that one of the sinks writes, if one does."""
-    made_by = (getattr(sink, "made_by", None) or ("", {}) for sink in sinks)
-    paths = [options["path"] for name, options in made_by if name == "jsonl"]
+    made_by = [sink.made_by for sink in sinks if getattr(sink, "made_by", None)]
+    paths = [made[1]["path"] for made in made_by if made and made[0] == "jsonl"]
     if not paths:
         return NoJournal()
     return Journal(paths[0], clock=clock, monotonic=monotonic, boundary=boundary)

@@ -99,3 +99,12 @@ def alive_line(at: Moment, wait_seconds: float) -> bytes:
     wait_us = round(1e6 * wait_seconds)
     text = f'{{"e":"alive","t":{at[0]:18.6f},"m":{at[1]:18.6f},"wait_us":{wait_us:15d}}}\n'
     return text.encode()
+
+
+def journal_name(metrics_name: str, index: int) -> str:
+    """The journal's name beside a metrics file.
+
+    >>> journal_name("metrics.jsonl", 0)
+    'metrics.jsonl.journal.0.jsonl'
+    """
+    return f"{metrics_name}.journal.{index}.jsonl"

@@ -19,7 +19,7 @@ from mfu_jax.errors import first_line
 from mfu_jax.logger.alarm import Alarm
 from mfu_jax.logger.journal import process
 from mfu_jax.logger.journal.file import JournalFile
-from mfu_jax.logger.journal.lines import VERSION, Moment, StepMark
+from mfu_jax.logger.journal.lines import VERSION, Moment, StepMark, journal_name
 from mfu_jax.logger.journal.scribe import Scribe
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
@@ -244,15 +244,6 @@ class Journal:
         self._failed_at = time.monotonic()
         if len(self._unwritten) > _MOST_BYTES:
             self._unwritten = b""
-
-
-def journal_name(metrics_name: str, index: int) -> str:
-    """The journal's name beside a metrics file.
-
-    >>> journal_name("metrics.jsonl", 0)
-    'metrics.jsonl.journal.0.jsonl'
-    """
-    return f"{metrics_name}.journal.{index}.jsonl"
 
 
 def _opened(metrics_file: Path | Address, index: int) -> tuple[SpooledTarget | None, Path]:

@@ -89,7 +89,9 @@ def journal_of(
     paths = [made[1]["path"] for made in made_by if made and made[0] == "jsonl"]
     if not paths:
         return NoJournal()
-    return Journal(paths[0], clock=clock, monotonic=monotonic, boundary=boundary)
+    index, processes = jax.process_index(), jax.process_count()
+    options: dict[str, Any] = {"clock": clock, "monotonic": monotonic, "boundary": boundary}
+    return Journal(paths[0], index=index, processes=processes, **options)
 
 
 def whole_number(step: Any) -> int:

@@ -42,6 +42,7 @@ from mfu_jax.logger.assembly import (
 )
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.disabled import DisabledLogger
+from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP, NonFiniteLossError
 from mfu_jax.logger.phases import Phase, PhaseBook, StepScope
@@ -106,7 +107,7 @@ class MetricLogger:
         monotonic: Callable[[], float] = time.monotonic,
         watcher: Watcher | None = None,
         boundary: Boundary | None = None,
-        journal: Journal | None = None,
+        journal: Journal | NoJournal | None = None,
         **fields: Unpack[LoggerFields],
     ) -> None:
         self.cost, config = with_fields(cost, config, fields)

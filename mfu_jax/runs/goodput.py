@@ -62,7 +62,7 @@ class _Process:
 
     def __init__(self, lives: Sequence[Life], now: float) -> None:
         self.notes: list[str] = []
-        self._lives = _last_run(lives)
+        self._lives = _last_run(_without_bystanders(lives))
         self._placed = _placed(self._lives, now, self.notes)
         self._median_us = _median(self._placed)
         self._times = [Division(placed, self._median_us).run() for placed in self._placed]
@@ -126,6 +126,16 @@ class _Process:
                         spent[name] += sum(block.us[:counted]) / 1e6
         mfu, hfu = (best[name] / spent[name] if spent[name] > 0 else None for name in best)
         return mfu, hfu
+
+
+def _without_bystanders(lives: Sequence[Life]) -> Sequence[Life]:
+    """The lives without those that did nothing: refused beside a run, or started after its end."""
+    kept: list[Life] = []
+    for life in lives:
+        is_beside = bool(kept) and life.began + life.offset < kept[-1].alive + kept[-1].offset
+        if life.blocks or not (life.how == "clean" or (life.how and is_beside)):
+            kept.append(life)
+    return kept or lives
 
 
 def _last_run(lives: Sequence[Life]) -> Sequence[Life]:

@@ -23,6 +23,9 @@ class NoJournal:
 
     def restored(self, step: int) -> None: ...
 
+    def compiling(self, log: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def compiled(self, event: Any) -> None: ...
 
     def stop(self, how: str) -> None: ...

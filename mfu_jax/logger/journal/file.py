@@ -57,10 +57,8 @@ class JournalFile:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if os.path.samestat(os.stat(self.path), mine):
                 return
-        if mine.st_nlink:  # it is kept under another name
-            content = b""
-        else:
-            content = os.pread(self._descriptor, self._offset, 0)
+        is_kept = mine.st_nlink > 0  # under another name
+        content = b"" if is_kept else os.pread(self._descriptor, self._offset, 0)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         path, descriptor = _locked(self.path)
         os.close(self._descriptor)

@@ -146,10 +146,8 @@ class Journal:
 
     def close(self) -> None:
         """Writes all there is, within two seconds; a journal until the exit goes on."""
-        if os.getpid() == self._process_id:
-            self.stop(process.uncaught() or "clean")
-            if not self._until_exit:
-                self._end()
+        if not self._until_exit:
+            self._end()
 
     def _end(self) -> None:
         if os.getpid() == self._process_id and not self._is_over:

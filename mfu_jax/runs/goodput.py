@@ -10,8 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from mfu_jax.errors import UserError
+from mfu_jax.logger.journal.lines import journal_name
 from mfu_jax.runs.journals import Life, metrics_file_of, read_journals
-from mfu_jax.runs.metrics_files import read_metrics
+from mfu_jax.runs.metrics_files import MetricsRun, read_metrics
 from mfu_jax.runs.run_time import CATEGORIES, Attempt, Part, RunTime, goodput_of, product
 from mfu_jax.runs.time_division import (
     DAY,
@@ -45,49 +47,76 @@ def read_run(run: str | os.PathLike[str], *, now: float | None = None) -> RunTim
     metrics_file = metrics_file_of(path_of(run))
     lives, notes = read_journals(metrics_file)
     if not lives:
-        return _of_metrics(str(metrics_file), notes)
-    by_process: dict[int, list[Life]] = {}
-    for life in lives:
-        by_process.setdefault(life.process, []).append(life)
-    now = time.time() if now is None else now
-    processes = {number: _Process(by_process[number], now) for number in sorted(by_process)}
+        return of_metrics(read_metrics(str(metrics_file)), notes)
+    processes = _processes(lives, now)
     number, main = next(iter(processes.items()))
     if number:
         notes.append(f"the journal of process 0 is missing; the times are those of {number}")
     return main.run_time(str(metrics_file), [*notes, *main.notes], processes)
 
 
+def read_attempts(run: str | os.PathLike[str]) -> list[Placed]:
+    """The attempts of a run's first process on the run's clock.
+
+    Raises:
+        UserError: there is no journal.
+    """
+    metrics_file = metrics_file_of(path_of(run))
+    lives, _ = read_journals(metrics_file)
+    if not lives:
+        raise UserError(
+            f"there is no journal beside {str(metrics_file)!r}; expected one, which a logger with "
+            f"a metrics file writes; usually the run was made before there were journals, or the "
+            f"metrics file was copied without them; copy {journal_name(metrics_file.name, 0)}, too"
+        )
+    return next(iter(_processes(lives, None).values())).placed
+
+
+def _processes(lives: Iterable[Life], now: float | None) -> dict[int, _Process]:
+    """The processes of a job by number."""
+    by_number: dict[int, list[Life]] = {}
+    for life in lives:
+        by_number.setdefault(life.process, []).append(life)
+    now = time.time() if now is None else now
+    return {number: _Process(by_number[number], now) for number in sorted(by_number)}
+
+
 class _Process:
-    """All lives of one process of the job, the last run of them."""
+    """All lives of one process of the job, the last run of them.
+
+    Attributes:
+        placed: the lives on the run's clock.
+        notes: what a human should know.
+    """
 
     def __init__(self, lives: Sequence[Life], now: float) -> None:
         self.notes: list[str] = []
         self._lives = _last_run(_without_bystanders(lives))
-        self._placed = _placed(self._lives, now, self.notes)
-        self._median_us = _median(self._placed)
-        self._times = [Division(placed, self._median_us).run() for placed in self._placed]
+        self.placed = _placed(self._lives, now, self.notes)
+        self._median_us = _median(self.placed)
+        self._times = [Division(placed, self._median_us).run() for placed in self.placed]
         self._down = no_times()
-        for before, after in zip(self._placed, self._placed[1:], strict=False):
+        for before, after in zip(self.placed, self.placed[1:], strict=False):
             add_down(self._down, before.end, after.start)
 
     def run_time(self, path: str, notes: list[str], processes: dict[int, _Process]) -> RunTime:
         """The answer, of this process."""
         spent = self.time()
         mfu, hfu = self._utilization()
-        lost = sum(len(b.us) - p.counted(b) for p in self._placed for b in p.life.blocks)
+        lost = sum(len(b.us) - p.counted(b) for p in self.placed for b in p.life.blocks)
         return RunTime(
             path=path,
-            steps=sum(map(_counted, self._placed)),
+            steps=sum(map(_counted, self.placed)),
             mfu=mfu,
             hfu=hfu,
             goodput=goodput_of(spent),
             effective_mfu=product(mfu, goodput_of(spent)),
             wall_seconds=sum(spent.values()),
-            restarts=len(self._placed) - 1,
+            restarts=len(self.placed) - 1,
             lost_steps=lost,
             median_seconds=self._median_us / 1e6 if self._median_us else None,
             time=spent,
-            attempts=tuple(map(_attempt, self._placed, self._times)),
+            attempts=tuple(map(_attempt, self.placed, self._times)),
             days=tuple(self._days(mfu)),
             processes=tuple(
                 Part(name=str(number), time=process.time(), mfu=mfu)
@@ -116,7 +145,7 @@ class _Process:
         """MFU and HFU of the measured steps that counted."""
         spent = {"optimal_seconds": 0.0, "executed_seconds": 0.0}
         best = dict(spent)
-        for placed in self._placed:
+        for placed in self.placed:
             for block in placed.life.blocks:
                 counted = placed.counted(block) if block.kind == "step" else 0
                 for name in best:
@@ -241,21 +270,24 @@ def _add(total: Times, times: Times) -> None:
             total[day][name] += spent
 
 
-def _of_metrics(path: str, notes: list[str]) -> RunTime:
+def of_metrics(run: MetricsRun, notes: Sequence[str] = ()) -> RunTime:
     """What a metrics file alone knows."""
-    run = read_metrics(path)
     summary = run.summary(warmup_steps=0)
+    trained = math.fsum(step.scalars["perf/step_time_seconds"] for step in run.steps)
     return RunTime(
-        path=path,
+        path=run.path,
         steps=len(set(run.steps.numbers)),
         mfu=summary.mfu,
         hfu=summary.hfu,
         goodput=None,
         effective_mfu=None,
         wall_seconds=None,
-        restarts=None,
+        restarts=run.restarts,
         lost_steps=None,
         median_seconds=summary.median_seconds,
-        time={"train": math.fsum(s.scalars["perf/step_time_seconds"] for s in run.steps)},
-        notes=(*notes, "there is no journal beside it: the wall clock is not known"),
+        time={"train": trained},
+        notes=(
+            *notes,
+            "no journal lies beside the file: wall clock, goodput and lost steps are not known",
+        ),
     )

@@ -89,7 +89,7 @@ def run_job(plants: list[tuple[str, int]]) -> list[Episode]:
     finally:
         for worker in workers:
             worker.kill()
-            worker.wait()
+            worker.communicate()
 
 
 def _watch(

@@ -112,13 +112,18 @@ class HostWatch:
 
         A finding makes it a record that all sinks get; numbers alone wait for one.
         """
-        if not self._results or not (record.is_logged or self._results[0].notes):
+        if not self._results:
             return record
-        view = self._results.popleft()
+        views = list(self._results)
+        notes = tuple(note for view in views for note in view.notes)
+        if not (record.is_logged or notes):
+            return record
+        for _ in views:
+            self._results.popleft()
         return dataclasses.replace(
             record,
-            scalars={**record.scalars, **view.scalars()},
-            notes=(*record.notes, *view.notes),
+            scalars={**record.scalars, **views[-1].scalars()},
+            notes=(*record.notes, *notes),
             is_logged=True,
         )
 
@@ -191,8 +196,8 @@ class HostWatch:
             compares_cpu=place.compares_cpu,
             before=self._view,
         )
-        self._view = view
         self._results.append(view)
+        self._view = view
         self._write(view)
 
     def _beat(self, place: Place) -> None:

@@ -25,9 +25,9 @@ _WORDS = {
     "python": "in Python between the steps",
     "dispatch": "in the call of the step",
     "gc": "in Python's garbage collector",
-    "starved": "waiting for a processor core; usually another program runs on that host",
-    "stopped": "not running; usually the process or its machine was stopped",
-    "compute": "in work of its own, while the others wait for it in a collective",
+    "starved": "waiting for a processor core, which another program may use",
+    "stopped": "stopped, with its machine or alone",
+    "compute": "in work of its own",
 }
 
 
@@ -59,9 +59,8 @@ class SlowHost:
     def __str__(self) -> str:
         name = f"process {self.process}" + (f" ({self.host})" if self.host else "")
         return (
-            f"{name} is slow: {readable(self.seconds)} s of each step "
-            f"{_WORDS[self.cause]} (median of all hosts {readable(self.others_seconds)} s, a step "
-            f"takes {readable(self.step_time)} s)"
+            f"{name} is slow: {readable(self.seconds)} s of a step of {readable(self.step_time)} s "
+            f"{_WORDS[self.cause]}; the median host {readable(self.others_seconds)} s"
         )
 
 

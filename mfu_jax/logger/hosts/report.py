@@ -27,8 +27,9 @@ class HostReport:
         late_dispatch: see `late_data`.
         late_python: see `late_data`.
         gc: garbage collection, a part of the others.
-        cpu: processor time of the process; None: not known here.
-        starved: time in which its threads could run, but had no core; None: not known here.
+        cpu: processor time of XLA's threads, which is the step's own work where the processor is
+            the device; None: not known here.
+        starved: time in which these and the main thread could run but had no core; None: not known.
         stopped: time in which the process did not run at all, though it had a core.
         collective: time its device waited in collectives, from a profile; None: no profile.
     """

@@ -1,14 +1,15 @@
-"""What the operating system knows of this process: processor time, waits for a core, stops."""
+"""What the operating system knows of this process: work, waits for a core, stops."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 _TASKS = Path("/proc/self/task")
+# The threads of XLA's CPU client, which are the device there.
+_DEVICE_THREADS = "tf_XLA"
 # A thread may wake this much late for reasons that mean nothing.
 _LATE_SECONDS = 0.02
 
@@ -22,8 +23,8 @@ class VitalSigns:
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._cpu = time.process_time()
-        self._starved = starved_seconds()
+        self._names: dict[str, str] = {}
+        self._before = self._read()
         self._stopped = 0.0
 
     def slept(self, planned_seconds: float, began: float) -> None:
@@ -38,34 +39,44 @@ class VitalSigns:
             self._stopped += late
 
     def take(self) -> dict[str, float | None]:
-        """Seconds since the last call: ``cpu``, ``starved``, ``stopped``."""
-        cpu, starved = time.process_time(), starved_seconds()
-        result = {
-            "cpu": cpu - self._cpu,
-            "starved": _difference(starved, self._starved),
-            "stopped": self._stopped,
+        """Seconds since the last call, as `HostReport` has them: cpu, starved, stopped.
+
+        Only the threads that a step waits for count, the device's and the main one: writing
+        metrics is no work of the step. None where the system does not tell.
+        """
+        now, before = self._read(), self._before
+        self._before = now
+        stopped, self._stopped = self._stopped, 0.0
+        cpu = starved = 0.0
+        for task, (ran, waited) in now.items():
+            ran_before, waited_before = before.get(task, (0.0, 0.0))
+            is_device = self._names[task].startswith(_DEVICE_THREADS)
+            cpu += (ran - ran_before) if is_device else 0.0
+            starved += waited - waited_before
+        known = bool(now)
+        return {
+            "cpu": cpu if known else None,
+            "starved": starved if known else None,
+            "stopped": stopped,
         }
-        self._cpu, self._starved, self._stopped = cpu, starved, 0.0
-        return result
 
+    def _read(self) -> dict[str, tuple[float, float]]:
+        """Seconds that each thread ran, and could have run but had no core.
 
-def starved_seconds() -> dict[str, float] | None:
-    """Seconds in which each thread of this process could run but had no core; None: not known.
+        From ``/proc/<pid>/task/<tid>/schedstat`` (Documentation/scheduler/sched-stats.rst).
+        """
+        found = {}
+        try:
+            for task in os.listdir(_TASKS):
+                folder = _TASKS / task
+                name = self._names.get(task) or self._name(folder)
+                if name.startswith(_DEVICE_THREADS) or task == str(os.getpid()):
+                    ran, waited, _ = (folder / "schedstat").read_text().split()
+                    found[task] = int(ran) / 1e9, int(waited) / 1e9
+        except (OSError, ValueError):  # not Linux, or a thread that has just ended
+            return {}
+        return found
 
-    The second number of ``/proc/<pid>/task/<tid>/schedstat`` (Documentation/scheduler/sched-stats).
-    """
-    waits: dict[str, float] = {}
-    try:
-        tasks = os.listdir(_TASKS)
-    except OSError:
-        return None
-    for task in tasks:
-        with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
-            waits[task] = int((_TASKS / task / "schedstat").read_text().split()[1]) / 1e9
-    return waits or None
-
-
-def _difference(now: dict[str, float] | None, before: dict[str, float] | None) -> float | None:
-    if now is None or before is None:
-        return None
-    return sum(seconds - before.get(task, 0.0) for task, seconds in now.items())
+    def _name(self, folder: Path) -> str:
+        name = self._names[folder.name] = (folder / "comm").read_text().strip()
+        return name

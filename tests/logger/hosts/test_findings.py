@@ -105,7 +105,7 @@ def test_a_host_is_named_after_two_exchanges_once_and_when_it_recovers() -> None
     first = view_of(slow, count=4, period=PERIOD, compares_cpu=False)
     assert first.notes == ()
     second = view_of(slow, count=4, period=PERIOD, compares_cpu=False, before=first)
-    assert [note[:42] for note in second.notes] == ["process 3 (node3) is slow: 0.200 s of each"]
+    assert [note[:42] for note in second.notes] == ["process 3 (node3) is slow: 0.200 s of a st"]
     assert second.scalars()["hosts/slowest"] == 3
     assert second.scalars()["hosts/slowest_data_seconds"] == 0.2
     third = view_of(slow, count=4, period=PERIOD, compares_cpu=False, before=second)

@@ -9,8 +9,10 @@ from typing import Any
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
 from mfu_jax.planning.bound import bounds
+from mfu_jax.planning.changes import Change, Room, changes
 from mfu_jax.planning.compiling import TooLarge
 from mfu_jax.planning.durations import Durations, Efficiencies
+from mfu_jax.planning.layer_timeline import Layer, largest_layer
 from mfu_jax.planning.memory import memory_of
 from mfu_jax.planning.schedule import Timeline, timeline
 from mfu_jax.planning.targets import Target
@@ -61,6 +63,8 @@ class Plan:
         time_by_cause: seconds of the prediction; they sum to it.
         bound_by_resource: seconds that each resource is busy at its peak.
         collectives: rows of ``kind`` (with its link), ``seconds``, ``exposed_seconds``.
+        layer: one iteration of the largest loop, to be drawn.
+        changes: what would help most, and how much it would save at most.
         tokens: of the whole run; None if not said.
         price: of one chip for one hour; None if not said.
         days: that `tokens` take at the prediction.
@@ -89,6 +93,8 @@ class Plan:
     time_by_cause: Mapping[str, float] = field(default_factory=dict)
     bound_by_resource: Mapping[str, float] = field(default_factory=dict)
     collectives: tuple[Mapping[str, Any], ...] = ()
+    layer: Layer | None = None
+    changes: tuple[Change, ...] = ()
     tokens: float | None = None
     price: float | None = None
     days: float | None = None
@@ -167,7 +173,8 @@ def make_plan(
         trip_counts=program.trip_counts,
         lengths=program.lengths,
     )
-    line = timeline(costs, Durations(target=target, efficiencies=efficiencies or Efficiencies()))
+    durations = Durations(target=target, efficiencies=efficiencies or Efficiencies())
+    line = timeline(costs, durations)
     resources = bounds(costs, target, program.memory)
     bound = max(resources.values(), default=0.0)
     memory, kinds = program.memory or {}, memory_of(program)
@@ -186,6 +193,8 @@ def make_plan(
         time_by_cause=dict(sorted(line.by_cause.items(), key=lambda pair: -pair[1])),
         bound_by_resource=resources,
         collectives=_collectives(line),
+        layer=largest_layer(costs, durations),
+        changes=changes(costs, durations, line, _room(memory, target)),
         notes=_notes(costs, memory),
         **_rates(costs, target, work, bound, max(bound, line.seconds)),
     )
@@ -209,6 +218,14 @@ def _rates(
             "tokens_per_sec_per_chip": work.tokens * chip.devices_per_chip / seconds or None,
         }
     return rates
+
+
+def _room(memory: Mapping[str, int], target: Target) -> Room:
+    return Room(
+        peak_bytes=memory.get("peak_memory_in_bytes", 0),
+        resident_bytes=memory.get("argument_size_in_bytes", 0),
+        limit_bytes=target.chip.memory_bytes,
+    )
 
 
 def _collectives(line: Timeline) -> tuple[dict[str, Any], ...]:

@@ -6,11 +6,15 @@ from mfu_jax.formatting import columns, percent
 from mfu_jax.planning.plan import Plan
 
 _MOST_SCOPES = 4
+_COLUMNS = 72
+_LETTERS = {"matmul": "M", "kernel": "K", "vector": "v", "copy": "c", "host": "h", "waits": "."}
 
 
 def render(plan: Plan) -> str:
     """The plan for the console."""
-    return "\n".join([*_head(plan), *_times(plan), *_run(plan), *_notes(plan)])
+    return "\n".join(
+        [*_head(plan), *_times(plan), *_layer(plan), *_changes(plan), *_run(plan), *_notes(plan)]
+    )
 
 
 def _head(plan: Plan) -> list[str]:
@@ -63,6 +67,31 @@ def _times(plan: Plan) -> list[str]:
             for row in hidden
         ),
     ]
+
+
+def _layer(plan: Plan) -> list[str]:
+    """A line for each lane; a column is what takes most of that time."""
+    layer = plan.layer
+    if layer is None:
+        return []
+    width = max(map(len, layer.lanes))
+    lines = [f"one of {layer.runs} iterations, {layer.seconds:.4g} s:"]
+    for lane in layer.lanes:
+        cells = [" "] * _COLUMNS
+        for span in layer.spans:
+            first, last = (round(t / layer.seconds * _COLUMNS) for t in (span.start, span.end))
+            if span.lane == lane:
+                cells[first:last] = _LETTERS.get(span.cause, "#") * (last - first)
+        lines.append(f"  {lane:<{width}} │{''.join(cells)}│")
+    shown = {_LETTERS.get(s.cause, "#"): s.cause for s in layer.spans if s.cause in _LETTERS}
+    return [*lines, "  " + ", ".join(f"{letter} {cause}" for letter, cause in shown.items())]
+
+
+def _changes(plan: Plan) -> list[str]:
+    if not plan.changes:
+        return []
+    lines = [f"  −{c.saves_seconds:.3g} s (+{percent(c.gain)}): {c.change}" for c in plan.changes]
+    return ["would help most, each at most:", *lines]
 
 
 def _run(plan: Plan) -> list[str]:

@@ -133,9 +133,8 @@ class MetricLogger:
         self._pipeline = RecordPipeline(self._builder, used, config, on_record, self._journal)
         self._watchdog.who_is_silent = self._pipeline.hosts.who_is_silent
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
-        self.spans = LoopSpans(
-            self._timer, self._pipeline, self._watchdog, self._boundary, self._journal
-        )
+        written = (self._pipeline, self._watchdog, self._boundary, self._journal)
+        self.spans = LoopSpans(self._timer, *written)
         self.phases = PhaseBook(
             monotonic, warmup_steps=config.warmup_steps, boundary=self._boundary
         )

@@ -21,14 +21,11 @@ from mfu_jax.arguments import Arguments, check_key, parse
 from mfu_jax.errors import UserError
 from mfu_jax.formatting import json_text, percent, readable
 from mfu_jax.logger.summary import Summary
-from mfu_jax.runs.metrics_files import MetricsRun, read_metrics
+from mfu_jax.runs.metrics_files import WARMUP_STEPS, MetricsRun, read_metrics
 from mfu_jax.runs.step_table import LoggedStep
 from mfu_jax.values import typed
 
 _KEYS = ("hardware", "dtype", "model", "convention", "peak_tflops_per_device", "warmup_steps")
-# MaxText's seconds are the time between two dispatches, which equals a step's time only once its
-# queue is full: in a real run of ten-millisecond steps the third one took "0.001".
-_WARMUP_STEPS = 3
 _SHOWN = ("maxtext", "exact", "dense", "palm", "6n")
 _FORMS = {"jsonl": "mfu_jax metrics", "maxtext": "MaxText metrics_file", "log": "log lines"}
 _LOGGED = ("step_time_seconds", "per_device_tflops_per_sec")  # three decimals in a log
@@ -82,8 +79,8 @@ def _options(arguments: Arguments) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _warmup_steps(options: Mapping[str, str]) -> int:
-    note = f"; it is how many steps to leave out; {_WARMUP_STEPS} if not given"
-    steps: int = typed("warmup_steps", options.get("warmup_steps", _WARMUP_STEPS), int, note=note)
+    note = f"; it is how many steps to leave out; {WARMUP_STEPS} if not given"
+    steps: int = typed("warmup_steps", options.get("warmup_steps", WARMUP_STEPS), int, note=note)
     if steps < 0:
         raise UserError(f"warmup_steps={steps}: expected 0 or more{note}")
     return steps

@@ -23,6 +23,9 @@ from mfu_jax.storage.addresses import Address, open_object, path_of
 from mfu_jax.user_files import opened, text_lines, unreadable
 from mfu_jax.values import convert
 
+# MaxText's seconds are the time between two dispatches, which equals a step's time only once its
+# queue is full: in a real run of ten-millisecond steps the third one took "0.001".
+WARMUP_STEPS = 3
 _TIME = "perf/step_time_seconds"
 # Names in the log lines of MaxText (common/metric_logger.py, 0.2.5) and ours → metric names.
 _LOG_NAMES = {
@@ -34,10 +37,12 @@ _LOG_NAMES = {
     "MFU": "perf/mfu",
     "HFU": "perf/hfu",
 }
-# All that a summary or a benchmark's table is made of; the rest of a record is not kept.
+# All that a summary, a benchmark's table or a page is made of; the rest of a record is not kept.
 _NAMES = frozenset(
     {
         *_LOG_NAMES.values(),
+        *(f"goodput/{use}_seconds" for use in ("data_wait", "eval", "checkpoint", "compile")),
+        "unix_seconds",
         *("perf/per_device_tflops", "perf/per_device_tokens", "perf/mbu"),
         *("compile/seconds", "memory/peak_bytes_in_use"),
     }
@@ -86,11 +91,7 @@ class MetricsRun:
             warmup_steps: steps to exclude after each start, if the file does not mark them.
         """
         statistics, left_out, loss = StepStatistics(), Counter[str](), None
-        since_start, last = 0, -1
-        for step in self.steps:
-            since_start = 0 if step.number < last else since_start
-            kind = step.kind or ("warmup" if since_start < warmup_steps else "step")
-            since_start, last = since_start + 1, step.number
+        for kind, step in self.with_kinds(warmup_steps=warmup_steps):
             loss = step.scalars.get("learning/loss", loss)
             if kind == "step":
                 statistics.add(step.scalars)
@@ -102,6 +103,18 @@ class MetricsRun:
             compile_steps=left_out["compile"],
             last_loss=loss,
         )
+
+    def with_kinds(self, *, warmup_steps: int) -> Iterator[tuple[str, LoggedStep]]:
+        """Each step, and whether it is a measured ``step``, a ``warmup`` or a ``compile`` one.
+
+        Args:
+            warmup_steps: as `summary` takes it.
+        """
+        since_start, last = 0, -1
+        for step in self.steps:
+            since_start = 0 if step.number < last else since_start
+            yield step.kind or ("warmup" if since_start < warmup_steps else "step"), step
+            since_start, last = since_start + 1, step.number
 
     def with_scalars(self, change: Change) -> MetricsRun:
         """The same run with `change` applied to the scalars of every step."""

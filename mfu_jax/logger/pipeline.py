@@ -17,6 +17,8 @@ from typing import Any
 from mfu_jax.logger.backlog import Backlog, backlogs_of
 from mfu_jax.logger.builder_thread import BuilderThread
 from mfu_jax.logger.config import LoggerConfig
+from mfu_jax.logger.journal.absent import NoJournal
+from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.non_finite import LossWatch, NonFiniteLossError
 from mfu_jax.logger.records import RecordBuilder
 from mfu_jax.logger.sink_worker import SinkWorker
@@ -35,6 +37,8 @@ CLOSE_SECONDS = 1.0
 # Instead of all that for a sink that has hung before, so that no later checkpoint waits for it.
 HUNG_DRAIN_SECONDS = 0.5
 
+_NO_JOURNAL = NoJournal()
+
 
 class RecordPipeline:
     """Builds a record of every step and passes it to all sinks, off the training thread.
@@ -44,6 +48,7 @@ class RecordPipeline:
         sinks: where records go; closed with the pipeline.
         config: which losses are failures, and how many steps may wait.
         on_record: called with every record, on the builder's thread.
+        journal: notes the steps.
 
     Attributes:
         failure: the first loss that is not finite; every step up to it has been written, and no
@@ -55,12 +60,13 @@ class RecordPipeline:
         builder: RecordBuilder,
         sinks: Sequence[Sink],
         config: LoggerConfig,
-        *,
         on_record: Callable[[StepRecord], None] = lambda record: None,
+        journal: Journal | NoJournal = _NO_JOURNAL,
     ) -> None:
         self.failure: NonFiniteLossError | None = None
         self._builder = builder
         self._on_record = on_record
+        self._journal = journal
         self._workers = []
         for sink, kept in zip(sinks, backlogs_of(sinks, config.start_step), strict=True):
             _warn(sink, kept)
@@ -170,7 +176,8 @@ class RecordPipeline:
         if self.failure is not None:
             return
         self._builder.prepare(steps)
-        built = (self._build(step, is_last=is_last) for step in steps)
+        built = [self._build(step, is_last=is_last) for step in steps]
+        self._journal.steps(list(zip(steps, built, strict=True)))
         records = [record for record in built if record is not None]
         for worker in self._workers:
             worker.put(records)

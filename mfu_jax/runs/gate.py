@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 from mfu_jax.errors import UserError, one_line
 from mfu_jax.formatting import percent
 from mfu_jax.runs.run_comparison import WITH_WAITS, Row, RunComparison, change_text, interval
+from mfu_jax.storage.targets import write_whole
 
 _WIDE = 0.05  # an interval that reaches further is told
 
@@ -129,15 +130,7 @@ class Gate:
         )
         suite.extend(self._cases())
         text = ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
-        try:
-            with open(name, "w", encoding="utf-8") as file:
-                file.write(text)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UserError(
-                f"--junit {name!r} cannot be written ({reason}); expected a file in a folder "
-                f"that exists; pass another one"
-            ) from None
+        write_whole(name, "--junit", text.encode())
 
     def _cases(self) -> Iterator[ElementTree.Element]:
         for check in self.checks:

@@ -89,7 +89,7 @@ def train(
             compile_log=compile_log,
             journal=journal,
         )
-        tracing = step_profile(settings, train_step, flops)
+        tracing = step_profile(settings, train_step, flops, peaks)
         with run_logger as logger, job.flushing(logger.flush), tracing:
             for step in range(start_step, config.steps):
                 with logger.waiting("data"):
@@ -97,9 +97,8 @@ def train(
                 with tracing.step(step, logger):
                     state, metrics = train_step(state, batch)
                 logger.record(step, metrics)
-                tracing.after(step, logger)
-
                 done = step + 1
+                tracing.after(step, logger, is_last=done == config.steps)
                 if config.eval_interval and done % config.eval_interval == 0:
                     with logger.pause("eval"):
                         logger.record_eval(step, evaluate(state))

@@ -131,6 +131,7 @@ class MetricLogger:
         self._journal = journal or journal_of(used, self._boundary, clock, monotonic)
         on_record = self._watchdog.saw
         self._pipeline = RecordPipeline(self._builder, used, config, on_record, self._journal)
+        self._watchdog.who_is_silent = self._pipeline.hosts.who_is_silent
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
         self.spans = LoopSpans(
             self._timer, self._pipeline, self._watchdog, self._boundary, self._journal

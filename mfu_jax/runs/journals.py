@@ -5,7 +5,9 @@ Their lines are described in `mfu_jax.logger.journal.lines`.
 
 from __future__ import annotations
 
+import itertools
 import json
+import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +46,12 @@ class Block:
     kind: str = "step"
     optimal_seconds: float | None = None
     executed_seconds: float | None = None
+
+    def ends(self, end: int) -> list[int]:
+        """When each step ended; the last one at `end`, in µs of any clock."""
+        between = map(operator.add, self.us, self.gap_us) if self.gap_us else iter(self.us)
+        passed = list(itertools.accumulate(between))
+        return [end - passed[-1] + moment for moment in passed]
 
     @property
     def last(self) -> int:
@@ -252,10 +260,14 @@ def metrics_file_of(run: Path | Address) -> Path | Address:
     names |= {p.name for p in run.glob("*.jsonl") if ".journal." not in p.name}
     if "metrics.jsonl" in names:
         names = {"metrics.jsonl"}
-    if len(names) != 1:
-        found = ", ".join(sorted(names)[:5]) or "none"
+    if not names:
         raise UserError(
-            f"the folder {str(run)!r} holds several runs or none: metrics files {found}; expected "
-            f"one metrics file; usually the folder above or below was meant; pass the file itself"
+            f"the folder {str(run)!r} holds no metrics file; expected one, such as metrics.jsonl; "
+            f"usually the folder above a run's own was meant; pass the run's folder, or its file"
+        )
+    if len(names) > 1:
+        raise UserError(
+            f"the folder {str(run)!r} holds several metrics files: {', '.join(sorted(names)[:5])}; "
+            f"expected metrics.jsonl, or one; usually several runs share it; pass one of them"
         )
     return run / names.pop()

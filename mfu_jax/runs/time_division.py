@@ -7,6 +7,7 @@ a whole wherever nothing lies over them.
 
 from __future__ import annotations
 
+import bisect
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -94,52 +95,62 @@ class Division:
         return self.times
 
     def _add_block(self, block: Block, *, is_first: bool) -> None:
-        total = sum(block.us) + sum(block.gap_us[1:])
-        end = self.placed.at(block.end_m)
-        begin = end - total
+        """Adds a block: steps that nothing lies over together, the others one by one."""
         counted = self.placed.counted(block)
-        is_whole = counted in (0, len(block.us)) and not is_first
-        if is_whole and begin >= self._now and self._is_clear(end):
-            self._add_whole(block, begin, end, is_counted=counted > 0)
-        else:
-            self._add_steps(block, begin, counted, is_first=is_first)
+        ends = block.ends(self.placed.at(block.end_m))
+        index = 0
+        while index < len(ends):
+            limit = self._clear_until()
+            stop = index if is_first and index == 0 else bisect.bisect_right(ends, limit, index)
+            if index < counted < stop:
+                stop = counted
+            begin = ends[index] - block.us[index]
+            if stop > index and begin >= self._now:
+                self._add_many(block, index, stop, ends[stop - 1], is_counted=index < counted)
+                index = stop
+            else:
+                is_start = is_first and index == 0
+                self._add_one(block, index, begin, index < counted, is_start=is_start)
+                index += 1
 
-    def _is_clear(self, end: int) -> bool:
-        """Whether nothing lies over the time until then, and it is of one day."""
+    def _clear_until(self) -> int:
+        """Until when nothing lies over the time from now on, and it is of one day."""
         overlays = self._overlays
-        is_free = self._next >= len(overlays) or overlays[self._next].begin >= end
-        return is_free and end <= self.placed.end and self._now // DAY == end // DAY
+        while self._next < len(overlays) and overlays[self._next].end <= self._now:
+            self._next += 1
+        clear = min(self.placed.end, (self._now // DAY + 1) * DAY)
+        return clear if self._next == len(overlays) else min(clear, overlays[self._next].begin)
 
-    def _add_whole(self, block: Block, begin: int, end: int, *, is_counted: bool) -> None:
-        """Adds all steps of a block at once."""
-        times = self.times[begin // DAY]
-        spent = sum(block.us)
+    def _add_many(self, block: Block, first: int, stop: int, end: int, *, is_counted: bool) -> None:
+        """Adds steps of a block that end at `end`."""
+        us = block.us[first:stop]
+        spent = sum(us)
         between = end - self._now - spent
-        waited = min(between, sum(block.data_us))
+        waited = min(between, sum(block.data_us[first:stop]))
+        times = self.times[self._now // DAY]
         times["data_wait"] += waited
         times["idle"] += between - waited
         self._now = end
         if is_counted:
-            slow = _beyond(block.us, self.median_us)
+            median = self.median_us
+            slow = sum([spent - median for spent in us if spent > median])
             times["slow_steps"] += slow
             times["train"] += spent - slow
         else:
             times["lost_steps"] += spent
 
-    def _add_steps(self, block: Block, begin: int, counted: int, *, is_first: bool) -> None:
-        """Adds the steps of a block one by one."""
-        for index, us in enumerate(block.us):
-            if index and block.gap_us:
-                begin += block.gap_us[index]
-            waited = block.data_us[index] if block.data_us else 0
-            is_start = is_first and index == 0
-            self._until(begin - waited, "startup" if is_start else "idle")
-            self._until(begin, "data_wait")
-            begin += us
-            if index >= counted:
-                self._until(begin, "lost_steps")
-            else:
-                self._until(begin, "train", rest="startup" if is_start else "slow_steps")
+    def _add_one(
+        self, block: Block, index: int, begin: int, is_counted: bool, *, is_start: bool
+    ) -> None:
+        """Adds one step of a block; `is_start`: it is the first of its process."""
+        waited = block.data_us[index] if block.data_us else 0
+        self._until(begin - waited, "startup" if is_start else "idle")
+        self._until(begin, "data_wait")
+        end = begin + block.us[index]
+        if is_counted:
+            self._until(end, "train", rest="startup" if is_start else "slow_steps")
+        else:
+            self._until(end, "lost_steps")
 
     def _add_tail(self) -> None:
         """What comes after the last step that is known."""
@@ -202,10 +213,6 @@ def add_down(times: Times, begin: int, end: int) -> None:
 def in_seconds(times: Times) -> dict[str, float]:
     """Category → seconds of all days together, every category among them."""
     return {name: sum(day[name] for day in times.values()) / 1e6 for name in CATEGORIES}
-
-
-def _beyond(us: list[int], median: int) -> int:
-    return sum([spent - median for spent in us if spent > median])
 
 
 def _overlays(placed: Placed) -> list[_Overlay]:

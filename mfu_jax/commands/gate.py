@@ -21,10 +21,9 @@ from mfu_jax.arguments import Arguments, parse
 from mfu_jax.errors import UserError
 from mfu_jax.formatting import json_text
 from mfu_jax.runs.gate import Gate, check
-from mfu_jax.runs.journals import metrics_file_of
-from mfu_jax.runs.metrics_files import WARMUP_STEPS, MetricsRun, read_metrics
+from mfu_jax.runs.metrics_files import WARMUP_STEPS
 from mfu_jax.runs.run_comparison import compare_runs
-from mfu_jax.storage.addresses import path_of
+from mfu_jax.runs.run_data import read_metrics_of
 from mfu_jax.values import typed
 
 _KEYS = ("baseline", "threshold", "junit", "warmup_steps")
@@ -59,12 +58,8 @@ def _gate(arguments: Arguments) -> Gate:
     warmup = int(typed("warmup_steps", values.get("warmup_steps", WARMUP_STEPS), int))
     if warmup < 0:
         raise UserError(f"warmup_steps={warmup}: expected 0 or more")
-    a, b = map(_read, (values["baseline"], run))
+    a, b = map(read_metrics_of, (values["baseline"], run))
     return check(compare_runs(a, b, warmup_steps=warmup), threshold=threshold)
-
-
-def _read(run: str) -> MetricsRun:
-    return read_metrics(run if run == "-" else str(metrics_file_of(path_of(run))))
 
 
 def _fraction(text: str) -> float:

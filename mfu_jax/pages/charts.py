@@ -28,7 +28,7 @@ class Point(NamedTuple):
     low: float
     mean: float
     high: float
-    count: int
+    values: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,8 @@ def thinned(xs: Sequence[float], ys: Sequence[float], *, most: int = _MOST_POINT
         most: stretches of equal width.
 
     >>> thinned([0, 1, 2, 3], [5.0, 1.0, 2.0, 2.0], most=2)
-    [Point(x=0.5, low=1.0, mean=3.0, high=5.0, count=2), Point(x=2.5, low=2.0, mean=2.0, high=2.0, \
-count=2)]
+    [Point(x=0.5, low=1.0, mean=3.0, high=5.0, values=2), Point(x=2.5, low=2.0, mean=2.0, \
+high=2.0, values=2)]
     """
     if not xs:
         return []
@@ -145,16 +145,14 @@ def _key(names: Sequence[tuple[str, str]]) -> Iterator[Markup]:
 def _axes(series: Sequence[Curve], marks: Sequence[tuple[float, str]], has_zero: bool) -> _Axes:
     points = [point for curve in series for point in curve.points if point is not None]
     xs = [point.x for point in points] + [x for x, _ in marks]
-    low, high = _range([(p.mean, p.count) for p in points], points, has_zero)
+    low, high = _range(points, has_zero)
     return _Axes(min(xs), max(xs), low, high)
 
 
-def _range(
-    means: Sequence[tuple[float, int]], points: Sequence[Point], has_zero: bool
-) -> tuple[float, float]:
+def _range(points: Sequence[Point], has_zero: bool) -> tuple[float, float]:
     """The ends of y: all values if they are alike, else those of most points and some room."""
     lowest, highest = min(p.low for p in points), max(p.high for p in points)
-    ordered = sorted(mean for mean, _ in means)
+    ordered = sorted(point.mean for point in points)
     bottom = ordered[int((1 - _AXIS_QUANTILE) * (len(ordered) - 1))]
     top = ordered[int(_AXIS_QUANTILE * (len(ordered) - 1))]
     room = _HEADROOM * max(top - bottom, 0.02 * abs(top))

@@ -50,6 +50,7 @@ _NAMES = frozenset(
 # A step of under a picosecond, or over 30 years, would poison every sum and quotient.
 _SECONDS = (1e-12, 1e9)
 _AMOUNTS = (1e-30, 1e30)
+_MOST_NOTES, _LONGEST_NOTE = 10_000, 500
 _EXPECTED = (
     "a metrics file or a log; usually a wrong path or a folder; pass the file that metrics_file "
     "named, or - and pipe it in"
@@ -70,6 +71,8 @@ class MetricsRun:
         other_records: records without a step time: MaxText writes evaluations among the steps.
         repeated: lines skipped because they repeat the step before, as the logs of all hosts do.
         unreadable: lines that look like a record but are broken; a killed run leaves one.
+        notes: step → what its record says in words, of the last steps that have any.
+        last_record: the last record that is JSON, whole.
     """
 
     path: str
@@ -78,6 +81,8 @@ class MetricsRun:
     other_records: int = 0
     repeated: int = 0
     unreadable: int = 0
+    notes: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    last_record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def restarts(self) -> int:
@@ -156,10 +161,16 @@ class _Reader:
         self.steps = StepTable()
         self.forms: set[str] = set()
         self.counts = Counter[str]()
+        self.notes: dict[int, str] = {}
+        self.last_line = ""
 
     def read(self, lines: Iterable[str]) -> None:
         """Adds the lines."""
-        for form, step in filter(None, map(_read_line, lines)):
+        for line in lines:
+            found = _read_line(line)
+            if found is None:
+                continue
+            form, step = found
             if step is None:
                 self.counts["unreadable"] += 1
             elif _TIME not in step.scalars:
@@ -169,6 +180,15 @@ class _Reader:
             else:
                 self.forms.add(form)
                 self.steps.append(step)
+                self._remember(line, step.number)
+
+    def _remember(self, line: str, step: int) -> None:
+        """Keeps the last record, and the words of a record that has any."""
+        self.last_line = line
+        if '"notes"' in line or '"flags"' in line:
+            if len(self.notes) >= _MOST_NOTES:
+                del self.notes[next(iter(self.notes))]
+            self.notes[step] = _words_of(line)
 
     def run(self, path: str) -> MetricsRun:
         """What was read.
@@ -188,7 +208,31 @@ class _Reader:
                 f"{path!r} holds the steps as {' and as '.join(sorted(self.forms))}; expected one "
                 f"of them; usually two outputs of a run were joined; pass each as its own file"
             )
-        return MetricsRun(path=path, form=self.forms.pop(), steps=self.steps, **self.counts)
+        form = self.forms.pop()
+        return MetricsRun(
+            path=path,
+            form=form,
+            steps=self.steps,
+            notes=self.notes,
+            last_record={} if form == "log" else _object(self.last_line),
+            **self.counts,
+        )
+
+
+def _object(line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _words_of(line: str) -> str:
+    """The notes and flags of a record."""
+    record = _object(line)
+    parts = [record.get(name) for name in ("notes", "flags")]
+    words = [str(word) for part in parts if isinstance(part, list | dict) for word in part]
+    return "; ".join(words)[:_LONGEST_NOTE]
 
 
 def _read_line(line: str) -> tuple[str, LoggedStep | None] | None:

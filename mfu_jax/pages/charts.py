@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,6 +19,7 @@ _MOST_POINTS = 360
 _MOST_MARKS = 200
 _AXIS_QUANTILE = 0.99  # values beyond are drawn at the edge: one spike must not flatten a curve
 _HEADROOM = 0.35
+_GAP = 8.0  # times the usual distance
 COLORS = ("model", "memory", "communication", "other", "below", "unknown")
 """Classes of the style sheet, one for each curve of a chart."""
 
@@ -73,13 +76,13 @@ def _point(pairs: Sequence[tuple[float, float]]) -> Point:
     return Point(x, min(ys), math.fsum(ys) / len(ys), max(ys), len(ys))
 
 
-def broken(points: Sequence[Point], *, gap: float) -> list[Point | None]:
-    """The points, with a break wherever two are farther apart than `gap`."""
-    found: list[Point | None] = []
-    for before, point in zip([None, *points], points, strict=False):
-        if before is not None and point.x - before.x > gap:
-            found.append(None)
-        found.append(point)
+def broken(points: Sequence[Point]) -> list[Point | None]:
+    """The points, with a break wherever two are far more distant than neighbours usually are."""
+    distances = [b.x - a.x for a, b in itertools.pairwise(points)]
+    gap = _GAP * statistics.median(distances) if distances else 0.0
+    found: list[Point | None] = list(points[:1])
+    for point, distance in zip(points[1:], distances, strict=True):
+        found += [None, point] if distance > gap else [point]
     return found
 
 

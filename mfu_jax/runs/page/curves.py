@@ -14,7 +14,6 @@ from mfu_jax.pages.markup import Markup, tag
 from mfu_jax.runs.run_data import TIME, RunData
 
 _CLOCK = "unix_seconds"
-_GAP = 0.02  # of the whole width: a wider one breaks a curve over time
 
 
 class _Metric(NamedTuple):
@@ -104,7 +103,7 @@ def _over_time(metric: _Metric, run: RunData) -> Markup | None:
         return None
     start = min([*times, *(attempt.start for attempt in run.time.attempts)])
     hours = [(time - start) / 3600 for time in times]
-    points = broken(thinned(hours, values), gap=_GAP * (max(hours) - min(hours)))
+    points = broken(thinned(hours, values))
     marks = [
         ((attempt.start - start) / 3600, f"process {attempt.pid} started: {_when(attempt.start)}")
         for attempt in run.time.attempts[1:]

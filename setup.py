@@ -72,6 +72,7 @@ setup(
         "tensorboard": ["tensorboard>=2.19"],
         "wandb": ["wandb>=0.18"],
         "mlflow": ["mlflow-skinny>=2.16"],
+        "nvidia": ["nvidia-ml-py>=12.535"],
         "prometheus": ["prometheus-client>=0.20"],
         "clients": CLIENTS,
         "trace-hf": ["torch>=2.6", "transformers>=5.0"],

@@ -57,8 +57,14 @@ class Settings:
         50.0, "median step times without a step that count as a hang, which is reported; 0: none"
     )
     hang_seconds: float = _key(30.0, "shortest time that counts as a hang")
+    abort_on_hang: bool = _key(
+        False, "end the process with exit code 75 after reporting a hang; false: go on if it can"
+    )
     host_log_period: int = _key(
         100, "steps between exchanges of the processes, which name slow and missing hosts; 0: none"
+    )
+    gpu_period_seconds: float = _key(
+        10.0, "seconds between readings of NVIDIA GPUs' power and clocks ([nvidia]); 0: none"
     )
     start_step: int = _key(0, "number of the first step, above 0 after a resume")
     hardware: str = _key(

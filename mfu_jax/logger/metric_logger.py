@@ -126,7 +126,7 @@ class MetricLogger:
         self._pipeline = RecordPipeline(
             self._builder, sinks_of_process(sinks, config), config, on_record=self._watchdog.saw
         )
-        self._watchdog.who_is_silent = self._pipeline.hosts.who_is_silent
+        self._watchdog.connect(self._pipeline.hosts.who_is_silent, self._pipeline.flush)
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
         self.spans = LoopSpans(self._timer, self._pipeline, self._watchdog, self._boundary)
         self.phases = PhaseBook(

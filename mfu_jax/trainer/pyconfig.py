@@ -109,7 +109,9 @@ class Config:
     heartbeat_file: str
     hang_factor: float
     hang_seconds: float
+    abort_on_hang: bool
     host_log_period: int
+    gpu_period_seconds: float
     profile_steps: str
     profile_dir: str
     log_period: int

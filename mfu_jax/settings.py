@@ -19,7 +19,14 @@ from mfu_jax.storage.addresses import Address, check_path, path_of
 from mfu_jax.values import field_types, typed
 
 TRACED_CONVENTIONS = ("maxtext", "exact", "dense")
-_PATHS = ("metrics_file", "tensorboard_dir", "heartbeat_file", "profile_dir", "dump_program")
+_PATHS = (
+    "metrics_file",
+    "tensorboard_dir",
+    "heartbeat_file",
+    "profile_dir",
+    "dump_program",
+    "prometheus_textfile",
+)
 
 
 def _key(default: Any, text: str) -> Any:
@@ -39,6 +46,9 @@ class Settings:
     enable_mfu: bool = _key(True, "count, time and log; false: do nothing")
     metrics_file: str = _key("", "JSONL file, one object per step; empty: none")
     tensorboard_dir: str = _key("", "folder for TensorBoard events; empty: none")
+    prometheus_textfile: str = _key(
+        "", "file for Prometheus' node exporter, as /var/lib/…/mfu.prom; empty: none"
+    )
     log_period: int = _key(
         1, "steps per console line and TensorBoard point (the JSONL has every step)"
     )

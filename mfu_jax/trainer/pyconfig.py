@@ -104,6 +104,7 @@ class Config:
 
     metrics_file: str
     tensorboard_dir: str
+    prometheus_textfile: str
     fsync_seconds: float
     write_period_seconds: float
     heartbeat_file: str

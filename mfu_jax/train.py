@@ -20,6 +20,8 @@ from typing import Any
 import jax
 
 from mfu_jax.errors import UserError, one_line
+from mfu_jax.logger.journal.absent import NoJournal
+from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.non_finite import NON_FINITE_EXIT_CODE, NonFiniteLossError
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.trainer.checkpoint import CHECKPOINT_EXIT_CODE, Checkpointer, CheckpointError
@@ -34,6 +36,7 @@ from mfu_jax.trainer.run_logger import (
     lock_run,
     make_run_logger,
     make_run_sinks,
+    run_journal,
     settings_of,
     step_profile,
 )
@@ -42,7 +45,13 @@ from mfu_jax.trainer.step import compile_eval_step, compile_train_step
 from mfu_jax.trainer.stopping import INTERRUPT_EXIT_CODE, StopRequest
 
 
-def train(config: Config, stop: StopRequest, job: Job) -> None:
+def train(
+    config: Config,
+    stop: StopRequest,
+    job: Job,
+    compile_log: CompileLog,
+    journal: Journal | NoJournal,
+) -> None:
     """Trains until `config.steps` optimizer steps are done, or a stop is requested.
 
     Raises:
@@ -50,15 +59,16 @@ def train(config: Config, stop: StopRequest, job: Job) -> None:
         NonFiniteLossError: the loss became NaN or infinite.
         CheckpointError: the last checkpoint, or with ``on_checkpoint_error=stop`` any, is missing.
     """
-    compile_log = CompileLog()
     mesh = make_mesh(config)
     check_memory(config, jax.local_devices())
     config = resolve_attention(config, mesh)
     peaks = find_step_peaks(config)
     data = _data(config, mesh, "train", config.gradient_accumulation_steps)
     shapes = abstract_state(config, mesh)
-    with lock_run(config), Checkpointer(config) as checkpoints:
-        state = checkpoints.restore(shapes, data) or create_state(config, mesh)
+    with lock_run(config), Checkpointer(config, journal) as checkpoints:
+        with journal.span("restore"):
+            state = checkpoints.restore(shapes, data)
+        state = state or create_state(config, mesh)
         start_step = int(state.step)
         if start_step >= config.steps:
             why = f"the checkpoint of {config.run_name!r} has {start_step} steps"
@@ -77,8 +87,9 @@ def train(config: Config, stop: StopRequest, job: Job) -> None:
             peaks=peaks,
             sinks=sinks,
             compile_log=compile_log,
+            journal=journal,
         )
-        tracing = step_profile(settings, train_step, flops)
+        tracing = step_profile(settings, train_step, flops, peaks)
         with run_logger as logger, job.flushing(logger.flush), tracing:
             for step in range(start_step, config.steps):
                 with logger.waiting("data"):
@@ -86,9 +97,8 @@ def train(config: Config, stop: StopRequest, job: Job) -> None:
                 with tracing.step(step, logger):
                     state, metrics = train_step(state, batch)
                 logger.record(step, metrics)
-                tracing.after(step, logger)
-
                 done = step + 1
+                tracing.after(step, logger, is_last=done == config.steps)
                 if config.eval_interval and done % config.eval_interval == 0:
                     with logger.pause("eval"):
                         logger.record_eval(step, evaluate(state))
@@ -144,8 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = load(arguments)
         job.join(config)
-        with StopRequest() as stop:
-            train(config, stop, job)
+        compile_log = CompileLog()
+        with StopRequest() as stop, run_journal(config, stop, compile_log) as journal:
+            train(config, stop, job, compile_log, journal)
             job.leave()
     except KeyboardInterrupt:
         return job.fail(INTERRUPT_EXIT_CODE, "SIGINT")

@@ -1,18 +1,23 @@
-"""Summarises a finished run: metrics.jsonl, MaxText's metrics_file or a log.
+"""Summarises a run over all its restarts: its steps, and where its wall clock went.
 
-usage: mfu-jax report FILE [key=value …] [--json]
+usage: mfu-jax report RUN [key=value …] [--json]
+       mfu-jax report RUN FILE --export=ml_goodput
 
-FILE            metrics.jsonl of mfu_jax, MaxText's metrics_file, or a log with lines
+RUN             the run's folder; or its metrics.jsonl, MaxText's metrics_file, or a log with lines
                 'completed step: 7, seconds: 0.123, TFLOP/s/device: …' (MaxText's, or ours);
                 - reads standard input: zcat log.gz | mfu-jax report -
 hardware=h100   the peak that MFU is relative to, in dtype=bf16; or peak_tflops_per_device=989
 warmup_steps=3  steps excluded after each start, if the file does not mark them
 model=NAME_OR_FILE key=value …   the FLOPs of a step are counted from a config, as mfu-jax flops
                 takes it, by convention=maxtext, and shown in the other conventions, too
---json          one JSON object on stdout"""
+--json          one JSON object on stdout
+--export=ml_goodput   writes the journal's events to FILE, a line each, in the log format of
+                ml-goodput-measurement"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,8 +26,14 @@ from mfu_jax.arguments import Arguments, check_key, parse
 from mfu_jax.errors import UserError
 from mfu_jax.formatting import json_text, percent, readable
 from mfu_jax.logger.summary import Summary
+from mfu_jax.runs import ml_goodput, time_table
+from mfu_jax.runs.goodput import of_metrics, read_attempts, read_run
+from mfu_jax.runs.journals import metrics_file_of
 from mfu_jax.runs.metrics_files import MetricsRun, read_metrics
+from mfu_jax.runs.run_time import CATEGORIES, Part, RunTime, product
 from mfu_jax.runs.step_table import LoggedStep
+from mfu_jax.storage.addresses import path_of
+from mfu_jax.storage.targets import write_whole
 from mfu_jax.values import typed
 
 _KEYS = ("hardware", "dtype", "model", "convention", "peak_tflops_per_device", "warmup_steps")
@@ -45,9 +56,13 @@ def main(argv: Sequence[str]) -> int:
         print(__doc__)
         return 2
     arguments = parse(argv, flags=("--json",))
+    if "export" in arguments.values:
+        return _export(arguments)
     path = arguments.one_name("file")
     options, fields = _options(arguments)
-    run = read_metrics(path)
+    metrics_file = path if path == "-" else str(metrics_file_of(path_of(path)))
+    run = read_metrics(metrics_file)
+    run_time = of_metrics(run) if path == "-" else read_run(metrics_file)
     peak = _peak(options)
     reported = _tflops_of_a_step(run)
     conventions: dict[str, float] = {}
@@ -64,9 +79,47 @@ def main(argv: Sequence[str]) -> int:
             f"steps after compilation and warm-up; usually the run was short, or a log has 0.000 "
             f"for its times; pass warmup_steps=0, or the metrics file instead of the log"
         )
-    answer = _answer(run, summary, peak, reported, conventions)
-    print(json_text(answer) if arguments.flags else _render(answer, run, summary))
+    answer = _answer(run, summary, peak, reported, conventions) | _time(run_time, summary)
+    print(json_text(answer) if arguments.flags else _render(answer, run, summary, run_time))
     return 0
+
+
+def _export(arguments: Arguments) -> int:
+    """Writes a run's events in another tool's format."""
+    if arguments.values != {"export": "ml_goodput"} or len(arguments.names) != 2:
+        raise UserError(
+            "--export: expected mfu-jax report RUN FILE --export=ml_goodput, and nothing else; "
+            "usually the file to write is missing; pass RUN, then FILE"
+        )
+    run, file = arguments.names
+    events = ml_goodput.events(path_of(run).name, read_attempts(run))
+    lines = "".join(f"{json.dumps(event)}\n" for event in events)
+    write_whole(file, "FILE", lines.encode())
+    print(f"{file}: {len(events)} events")
+    return 0
+
+
+def _time(run: RunTime, summary: Summary) -> dict[str, Any]:
+    """The part of the answer that the journal knows; None without one."""
+    known = {
+        "measured_steps": summary.steps,
+        "goodput": run.goodput,
+        "effective_mfu": product(summary.mfu, run.goodput),
+        "wall_seconds": run.wall_seconds,
+        "restarts": run.restarts,
+        "lost_steps": run.lost_steps,
+        "time": {name: run.time.get(name) for name in CATEGORIES},
+        "attempts": [dataclasses.asdict(attempt) for attempt in run.attempts],
+        "days": [_part(day) for day in run.days],
+        "processes": [_part(process) for process in run.processes],
+        "notes": run.notes,
+    }
+    return known | ({"steps": run.steps} if run.has_journal else {})
+
+
+def _part(part: Part) -> dict[str, Any]:
+    names = ("name", "wall_seconds", "goodput", "effective_mfu", "time")
+    return {name: getattr(part, name) for name in names}
 
 
 def _options(arguments: Arguments) -> tuple[dict[str, str], dict[str, str]]:
@@ -197,11 +250,11 @@ def _answer(
     }
 
 
-def _render(answer: Mapping[str, Any], run: MetricsRun, summary: Summary) -> str:
+def _render(answer: Mapping[str, Any], run: MetricsRun, summary: Summary, run_time: RunTime) -> str:
     asides = [
         f"{count} {text}"
         for count, text in (
-            (run.restarts, "restarts"),
+            (run_time.restarts, "restarts"),
             (run.other_records, "records that are not steps"),
             (run.repeated, "lines that repeat a step"),
             (run.unreadable, "unreadable lines"),
@@ -223,4 +276,4 @@ def _render(answer: Mapping[str, Any], run: MetricsRun, summary: Summary) -> str
             lines.append(
                 f"    {name:<10} {readable(row['tflops'])} TFLOP, MFU {percent(row['mfu'])}"
             )
-    return "\n".join(lines)
+    return "\n".join([*lines, *filter(None, [time_table.render(run_time)])])

@@ -20,6 +20,8 @@ from mfu_jax.logger.builder_thread import BuilderThread
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.health.watch import HealthWatch
 from mfu_jax.logger.hosts.watch import HostWatch
+from mfu_jax.logger.journal.absent import NoJournal
+from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.non_finite import LossWatch, NonFiniteLossError
 from mfu_jax.logger.records import RecordBuilder
 from mfu_jax.logger.sink_worker import SinkWorker
@@ -38,6 +40,8 @@ CLOSE_SECONDS = 1.0
 # Instead of all that for a sink that has hung before, so that no later checkpoint waits for it.
 HUNG_DRAIN_SECONDS = 0.5
 
+_NO_JOURNAL = NoJournal()
+
 
 class RecordPipeline:
     """Builds a record of every step and passes it to all sinks, off the training thread.
@@ -47,6 +51,7 @@ class RecordPipeline:
         sinks: where records go; closed with the pipeline.
         config: which losses are failures, and how many steps may wait.
         on_record: called with every record, on the builder's thread.
+        journal: notes the steps.
 
     Attributes:
         hosts: compares the processes of the job.
@@ -59,8 +64,8 @@ class RecordPipeline:
         builder: RecordBuilder,
         sinks: Sequence[Sink],
         config: LoggerConfig,
-        *,
         on_record: Callable[[StepRecord], None] = lambda record: None,
+        journal: Journal | NoJournal = _NO_JOURNAL,
     ) -> None:
         self.failure: NonFiniteLossError | None = None
         self._boundary = Boundary()
@@ -68,6 +73,7 @@ class RecordPipeline:
         self._health = HealthWatch(config, self._boundary)
         self._builder = builder
         self._on_record = on_record
+        self._journal = journal
         self._workers = []
         for sink, kept in zip(sinks, backlogs_of(sinks, config.start_step), strict=True):
             _warn(sink, kept)
@@ -179,7 +185,8 @@ class RecordPipeline:
         if self.failure is not None:
             return
         self._builder.prepare(steps)
-        built = (self._build(step, is_last=is_last) for step in steps)
+        built = [self._build(step, is_last=is_last) for step in steps]
+        self._journal.steps(list(zip(steps, built, strict=True)))
         records = [record for record in built if record is not None]
         for worker in self._workers:
             worker.put(records)

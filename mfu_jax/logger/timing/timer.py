@@ -74,6 +74,7 @@ class TimedStep:
         metrics: what `record` was given.
         seconds: measured step time.
         ended_at: wall clock at its end, seconds since 1970.
+        ended_monotonic: the monotonic clock then.
         spans: seconds beside it not attributed to any step, by name (``eval``, ``data_wait``, …).
         compile_events: what was compiled to dispatch it.
         is_compile: its time cannot be separated from that of a compilation.
@@ -90,6 +91,7 @@ class TimedStep:
 
     seconds: float = 0.0
     ended_at: float = 0.0
+    ended_monotonic: float = 0.0
     spans: Mapping[str, float] = NOTHING
     compile_events: Sequence[CompileEvent] = ()
     is_compile: bool = False
@@ -283,6 +285,10 @@ class StepTimer:
         spans, self._spans = self._spans, {}
         return spans
 
+    def pending_seconds(self, name: str) -> float:
+        """A span not yet given to a step; any thread may ask."""
+        return self._spans.get(name, 0.0)
+
     def begin_wait(self) -> Reading | None:
         """A wait for the host begins. Returns its start if the device is already idle."""
         step = self._pending
@@ -380,8 +386,7 @@ class StepTimer:
             step.slept_seconds = slept if abs(slept - jump) < SLEEP_TOLERANCE_SECONDS else 0.0
             seconds = monotonic_seconds
         step.seconds = self._last_seconds = seconds
-        step.ended_at = end[0]
-        self._mark = end
+        step.ended_at, step.ended_monotonic = self._mark = end
 
     def _take_suspension(self) -> float:
         """Seconds of suspension since this was last asked; none below a second."""

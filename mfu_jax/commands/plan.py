@@ -33,7 +33,6 @@ others estimated, and the fastest one that fits is printed as flags.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -88,15 +87,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _show(arguments: Arguments, plan: Plan) -> int:
-    from mfu_jax.planning.rendering import render
-
     values = arguments.values
     run = {key: _number(values, key) for key in _OWN_OF_RUN}
     plan = plan.for_run(**run)
     if "--json" in arguments.flags:
         print(json_text(plan.to_json()))
     else:
-        print(render(plan))
+        print(plan)
     return 0 if plan.fits else 1
 
 
@@ -127,7 +124,7 @@ def _of_run(arguments: Arguments) -> Plan:
     source = MaxTextStep(arguments.values.get("maxtext_python", ""))
     work = work_of(run.model)
     plan = _compiled(arguments, run.target, source, keys, work=work, flags=run.flags)
-    return dataclasses.replace(plan, notes=(*plan.notes, *run.notes))
+    return plan.with_notes(*run.notes)
 
 
 def _source(arguments: Arguments, target: Target) -> StepSource:
@@ -179,7 +176,7 @@ def _compiled(
         plan = refused(target, program, work)
     else:
         plan = make_plan(program, target, work=work)
-    return dataclasses.replace(plan, notes=(*plan.notes, *notes))
+    return plan.with_notes(*notes)
 
 
 def _sweep(arguments: Arguments, target: Target) -> int:

@@ -104,6 +104,15 @@ def test_a_config_is_compiled_for_all_devices(capsys, fake_compiler):
     assert "compiling" in shown.err
 
 
+def test_maxtext_without_sizes_has_no_mfu_and_says_so(capsys, fake_compiler):
+    words = ("--maxtext", "topology=v6e-8", "base_emb_dim=512", "max_target_length=512")
+    code, shown = _plan(capsys, *words, "per_device_batch_size=4", "--json")
+    plan = json.loads(shown.out)
+    assert code == 0
+    assert plan["mfu"] is None
+    assert plan["notes"][-1].startswith("no MFU: ")
+
+
 def test_a_run_from_stdin(capsys, fake_compiler, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({**RUN, "env": {"A": 1}})))
     code, shown = _plan(capsys, "--run", "-", "--json")

@@ -244,7 +244,7 @@ def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:
     new = memory.get("output_size_in_bytes", 0) - memory.get("alias_size_in_bytes", 0)
     if new > _LARGE_OUTPUT * max(memory.get("peak_memory_in_bytes", 0), 1):
         notes.append(
-            f"the step returns {new / 2**30:.2f} GiB beside its arguments; usually a state that is "
-            "not donated: jax.jit(step, donate_argnums=0)"
+            f"the step returns {new / 2**20:,.3g} MiB beside its arguments; usually a state that "
+            "is not donated: jax.jit(step, donate_argnums=0)"
         )
     return tuple(notes)

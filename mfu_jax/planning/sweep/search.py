@@ -102,7 +102,11 @@ class Search:
         if any(o.fits and _needs_more(other, point) for other, o in self.outcomes.items()):
             return True
         found = self.estimate(point)
-        return None if found is None else found.peak_bytes <= self.limit_bytes
+        if found is None or found.peak_bytes <= self.limit_bytes:
+            return None if found is None else True
+        fitting = sum(outcome.fits for outcome in self._known(point.group))
+        is_far = found.peak_bytes > _UNSURE * self.limit_bytes
+        return False if fitting > 1 or is_far else None
 
     def _known(self, group: tuple[tuple[str, str], ...]) -> list[Outcome]:
         return [self.outcomes[p] for p in self._groups[group] if p in self.outcomes]

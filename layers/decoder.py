@@ -17,6 +17,7 @@ from .linears import Dense
 from .multi_token_prediction import MultiTokenPrediction
 from .per_layer_inputs import PerLayerEmbedding
 from .remat import remat
+from .routers import moved_bias
 from .sharding import BATCH_AXES, constrain
 from .stack import Stack
 
@@ -116,6 +117,19 @@ class Decoder(nnx.Module):
                 normed = self.decoder_norm(hidden)
             return Outputs(self._logits(normed), further, notes)
 
+    def loads(self, notes: list[list[dict[str, jax.Array]]]) -> dict[str, jax.Array]:
+        """Tokens of each expert, by the place of its block, where a router's bias follows them."""
+        own = len(self.layers.segments)
+        loads = {}
+        for number, places in enumerate(notes):
+            for place, note in enumerate(places):
+                where = f"layers/groups/{number}/{place}"
+                if number >= own:
+                    where = f"further/{number - own}/block"
+                if "expert_load" in note:
+                    loads[where] = note["expert_load"]
+        return loads
+
     def _embedded(self, inputs: Inputs) -> jax.Array:
         with jax.named_scope("token_embedder"):
             x = self.token_embedder(inputs.tokens)
@@ -141,3 +155,25 @@ class Decoder(nnx.Module):
         logits = constrain(logits, BATCH_AXES, None, "tensor").astype(jnp.float32)
         cap = self.spec.logits_soft_cap
         return cap * jnp.tanh(logits / cap) if cap else logits
+
+
+def with_moved_biases(params: Any, before: Any, loads: dict[str, jax.Array], rate: float) -> Any:
+    """`params` with the routers' biases for the choice moved from where they were `before`.
+
+    Args:
+        params: a decoder's weights after a step of the optimizer, which is not to move these.
+        before: its weights before the step.
+        loads: of `Decoder.loads`.
+        rate: see `routers.moved_bias`.
+    """
+    if not loads:
+        return params
+    old = dict(nnx.to_flat_state(before))
+    new = dict(nnx.to_flat_state(params))
+    for path, variable in old.items():
+        where = "/".join(str(name) for name in path)
+        for place, load in loads.items():
+            if where.startswith(f"{place}/") and path[-1] == "choice_bias":
+                bias = moved_bias(variable.get_value(), load, rate)
+                new[path] = variable.replace(bias)
+    return nnx.from_flat_state(new)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -133,7 +134,7 @@ def splash(
 
     _, S, N, h = q.shape
     shape = (S, S)
-    mask = kernel.CausalMask(shape)
+    mask: Any = kernel.CausalMask(shape)
     if pattern.window:
         mask = kernel.LocalMask(shape, (pattern.window - 1, 0), 0)
     if pattern.chunk:

@@ -56,13 +56,11 @@ class Builder:
         """A projection; `logical_axes` names every dimension of its kernel."""
         return Dense(in_shape, out_shape, logical_axes=logical_axes, use_bias=bias, **self.dtypes)
 
-    def norm(self, features: int | None = None, kind: str | None = None) -> nnx.Module:
+    def norm(self, features: int | None = None, kind: str | None = None) -> Any:
         """A norm over `features`, by default over the residual stream."""
         width = self.emb_dim if features is None else features
-        made: nnx.Module = NORMS[kind or self.normalization](
-            width, epsilon=self.epsilon, weight_dtype=self.weight_dtype
-        )
-        return made
+        make = NORMS[kind or self.normalization]
+        return make(width, epsilon=self.epsilon, weight_dtype=self.weight_dtype)
 
     def vector(self, shape: tuple[int, ...], fill: float, logical_axes: tuple[str, ...]) -> Any:
         """Weights that start at one value: scales, biases."""

@@ -49,9 +49,9 @@ class Engram(nnx.Module):
         self.table = build.matrix(rows, spec.head_dim, ("position", "head_dim"))
         self.key = build.dense((memory,), (G, D), ("memory", "streams", "embed"), bias=True)
         self.value = build.dense((memory,), (D,), ("memory", "embed"), bias=True)
-        names = ("key_scale", "stream_scale", "value_scale")
-        for name in names:
-            setattr(self, name, build.vector((G, D), 1.0, ("streams", "norm")))
+        self.key_scale, self.stream_scale, self.value_scale = (
+            build.vector((G, D), 1.0, ("streams", "norm")) for _ in range(3)
+        )
         channels = G * D
         self.kernel = build.matrix((spec.kernel, channels), spec.kernel, ("conv", "norm"))
         self.spec, self.epsilon = spec, build.epsilon

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +62,7 @@ class LayerNorm(nnx.Module):
         return (normed * self.scale[...] + self.bias[...]).astype(x.dtype)
 
 
-NORMS = {
+NORMS: dict[str, Callable[..., Any]] = {
     "rmsnorm": RMSNorm,
     "zero_centered_rmsnorm": functools.partial(RMSNorm, zero_centered=True),
     "layernorm": LayerNorm,

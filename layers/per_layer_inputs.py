@@ -41,6 +41,7 @@ class PerLayerInput(nnx.Module):
 
     def __call__(self, x: jax.Array, inputs: Inputs) -> jax.Array:
         """[batch, sequence, emb_dim] → the same."""
+        assert inputs.per_layer is not None  # the decoder gives it to every layer, or to none
         with jax.named_scope("per_layer_input"):
             gated = jax.nn.gelu(self.gate(x)) * inputs.per_layer
             return x + self.norm(self.projection(gated))

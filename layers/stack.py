@@ -113,7 +113,8 @@ class Stack(nnx.Module):
     def _once(
         self, segment: Segment, blocks: Any, x: jax.Array, inputs: Inputs, own: jax.Array | None
     ) -> tuple[jax.Array, dict[str, Any], list[dict[str, jax.Array]]]:
-        notes, made = [], {}
+        notes = []
+        made: dict[str, Any] = {}
         for place, block in enumerate(blocks):
             graphdef, weights = nnx.split(block)
             here = dataclasses.replace(
@@ -137,7 +138,8 @@ class Stack(nnx.Module):
 
         def body(x: jax.Array, step: Any) -> tuple[jax.Array, Any]:
             weights, own = step
-            notes, made = [], {}
+            notes = []
+            made: dict[str, Any] = {}
             for place, run in enumerate(runs):
                 here = dataclasses.replace(
                     inputs,

@@ -40,7 +40,7 @@ def _model(config: Any, layers: tuple[LayerSpec, ...], **changes: Any) -> ModelS
 def gemma4(config: Any) -> ModelSpec:
     """Five local layers, then a global one; dense, or with experts beside the MLP."""
     kinds = _kinds(config)
-    norms = PRE_NORMS + POST_NORMS
+    norms: tuple[str, ...] = PRE_NORMS + POST_NORMS
     feed_forward: Any = parts.mlp(config)
     if config.num_experts > 1:
         routed = parts.router(config, scaled=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ..blocks import LayerSpec
 
@@ -38,8 +38,8 @@ class ModelSpec:
         return frozenset().union(*(layer.needs for layer in self.layers))
 
 
-Family = Callable[[Any], ModelSpec]
-_FAMILIES: dict[str, Family] = {}
+Family = TypeVar("Family", bound=Callable[..., ModelSpec])
+_FAMILIES: dict[str, Callable[..., ModelSpec]] = {}
 
 
 def family(*blocks: str) -> Callable[[Family], Family]:

@@ -118,6 +118,14 @@ def _check_remat(config: Config) -> None:
                 f"remat_save_names: unknown name {name!r}{nearest(name, REMAT_NAMES)}; "
                 f"expected {', '.join(REMAT_NAMES)}"
             )
+    if config.remat_policy != "custom":
+        for name in REMAT_NAMES:
+            default = "device" if name == "decoder_layer_input" else "remat"
+            if getattr(config, name) != default:
+                raise UserError(
+                    f"{name}={getattr(config, name)} with remat_policy={config.remat_policy} has "
+                    f"no effect; set remat_policy=custom"
+                )
     if bool(config.remat_save_names) != (config.remat_policy == "names"):
         raise UserError(
             f"remat_policy={config.remat_policy} with remat_save_names="

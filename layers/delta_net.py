@@ -125,7 +125,7 @@ def chunked_delta_rule(
     segments = segments.reshape(segments.shape[0], -1, chunk)
     # [chunks, B, H, chunk, ...]: a scan goes over the first, matmuls batch over the next two.
     q, k, v, beta, decay = (
-        _in_chunks(x.astype(jnp.float32), pad, chunk) for x in (q, k, v, beta, log_decay)
+        in_chunks(x.astype(jnp.float32), pad, chunk) for x in (q, k, v, beta, log_decay)
     )
     reach = jnp.cumsum(decay, axis=-1)
     same = (segments[..., :, None] == segments[..., None, :]).swapaxes(0, 1)[:, :, None]
@@ -141,7 +141,7 @@ def chunked_delta_rule(
     with jax.named_scope("inverse"):
         unit = jnp.broadcast_to(jnp.eye(chunk), system.shape)
         inverse = jax.scipy.linalg.solve_triangular(system, unit, lower=True, unit_diagonal=True)
-    from_start, to_end, across = _reach_of_state(reach, segments)
+    from_start, to_end, across = reach_of_state(reach, segments)
     with jax.named_scope("writes"):
         new_values = jnp.einsum("nbhcd,nbhdv->nbhcv", inverse, v * beta[..., None])
         reads = jnp.einsum("nbhcd,nbhdk->nbhck", inverse, written_k * from_start[..., None])
@@ -170,16 +170,14 @@ def _one_chunk(state: jax.Array, step: tuple[jax.Array, ...]) -> tuple[jax.Array
     return state, y
 
 
-def _in_chunks(x: jax.Array, pad: int, chunk: int) -> jax.Array:
+def in_chunks(x: jax.Array, pad: int, chunk: int) -> jax.Array:
     """[B, S, H, ...] → [chunks, B, H, chunk, ...], padded with zeros."""
     x = jnp.pad(x, ((0, 0), (0, pad), *((0, 0),) * (x.ndim - 2)))
     x = x.reshape(x.shape[0], -1, chunk, *x.shape[2:])
     return jnp.moveaxis(jnp.moveaxis(x, 1, 0), 3, 2)
 
 
-def _reach_of_state(
-    reach: jax.Array, segments: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def reach_of_state(reach: jax.Array, segments: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """What is left of the state at each token, of each token at the chunk's end, and of the state
     there: 0 across the border of documents.
 

@@ -9,11 +9,23 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 
 from .building import Builder, Inputs
 from .feed_forwards import MlpSpec
 from .linears import ACTIVATIONS
 from .routers import RouterSpec, Routing
+from .sharding import BATCH_AXES, constrain
+
+# How `shard_map` takes the experts' weights: split over experts and hidden width, else gathered.
+_WEIGHT_SPECS = {
+    "wi_0": PartitionSpec("expert", None, "tensor"),
+    "wi_1": PartitionSpec("expert", None, "tensor"),
+    "wo": PartitionSpec("expert", "tensor", None),
+    "wi_0_bias": PartitionSpec("expert", "tensor"),
+    "wi_1_bias": PartitionSpec("expert", "tensor"),
+    "wo_bias": PartitionSpec("expert", None),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,29 +102,82 @@ class Experts(nnx.Module):
         return y * jax.nn.sigmoid(self.shared_gate(x)) if self.spec.shared_gate else y
 
     def _dropless(self, x: jax.Array, routing: Routing) -> jax.Array:
-        """Rows sorted by expert, multiplied group by group."""
-        E, k = self.spec.router.experts, self.spec.router.per_token
+        """Rows sorted by expert, multiplied group by group; each device sorts its own rows.
+
+        Over the mesh's `expert` axis, a device gathers the rows of its neighbours, computes those
+        of its own experts, and sums the results where they belong. Over `tensor`, each device has
+        a part of the hidden width.
+        """
+        names = ["wi_0", "wi_1", "wo"]
+        if self.spec.bias:
+            names += ["wi_0_bias", "wi_1_bias", "wo_bias"]
+        weights = {name: getattr(self, name)[...].astype(self.dtype) for name in names}
+        if jax.sharding.get_abstract_mesh().empty:
+            return self._sorted_rows(x, routing, weights, first=0)
+        rows = PartitionSpec(BATCH_AXES, None, None)
+        specs = {name: _WEIGHT_SPECS[name] for name in names}
+
+        def local(
+            x: jax.Array, chosen: tuple[jax.Array, jax.Array], weights: dict[str, jax.Array]
+        ) -> jax.Array:
+            routing = Routing(*chosen)
+            if jax.lax.axis_size("expert") > 1:
+                x, routing = jax.lax.all_gather((x, routing), "expert", axis=0, tiled=True)
+            first = jax.lax.axis_index("expert") * weights["wo"].shape[0]
+            if self.spec.bias and jax.lax.axis_size("tensor") > 1:
+                is_first = jax.lax.axis_index("tensor") == 0
+                weights = {**weights, "wo_bias": weights["wo_bias"] * is_first}
+            y = self._sorted_rows(x, routing, weights, first=first)
+            if jax.lax.axis_size("tensor") > 1:
+                y = jax.lax.psum(y, "tensor")
+            if jax.lax.axis_size("expert") > 1:
+                y = jax.lax.psum_scatter(y, "expert", scatter_dimension=0, tiled=True)
+            return y
+
+        over_shards = jax.shard_map(
+            local,
+            in_specs=(rows, (rows, rows), specs),
+            out_specs=rows,
+            check_vma=False,
+        )
+        y: jax.Array = over_shards(x, (routing.experts, routing.weights), weights)
+        return y
+
+    def _sorted_rows(
+        self,
+        x: jax.Array,
+        routing: Routing,
+        weights: dict[str, jax.Array],
+        *,
+        first: int | jax.Array,
+    ) -> jax.Array:
+        """The sum over those of the chosen experts that `weights` has, from number `first` on."""
+        E, k = weights["wo"].shape[0], self.spec.router.per_token
         flat = x.reshape(-1, x.shape[-1])
-        expert_of = routing.experts.reshape(-1)
+        expert_of = routing.experts.reshape(-1) - first
+        # Rows of other devices' experts go to the end, and belong to no group.
+        expert_of = jnp.where((expert_of >= 0) & (expert_of < E), expert_of, E)
         weight_of = routing.weights.reshape(-1, 1).astype(x.dtype)
         order = jnp.argsort(expert_of, stable=True)
-        sizes = jnp.zeros(E, jnp.int32).at[expert_of].add(1)
+        sizes = jnp.zeros(E + 1, jnp.int32).at[expert_of].add(1)[:E]
         rows = flat[order // k]
         if self.spec.weigh_inputs:
             rows = rows * weight_of[order]
         sorted_experts = expert_of[order]
 
-        def multiply(rows: jax.Array, kernel: nnx.Param, bias: str) -> jax.Array:
-            product = jax.lax.ragged_dot(rows, kernel[...].astype(self.dtype), sizes)
-            return product + self._bias(bias)[sorted_experts] if self.spec.bias else product
+        def multiply(rows: jax.Array, name: str) -> jax.Array:
+            product = jax.lax.ragged_dot(rows, weights[name], sizes)
+            if not self.spec.bias:
+                return product
+            return product + weights[f"{name}_bias"][jnp.minimum(sorted_experts, E - 1)]
 
         with jax.named_scope("wi_0"):
-            gate = checkpoint_name(multiply(rows, self.wi_0, "wi_0_bias"), "moe_mlpwi_0")
+            gate = checkpoint_name(multiply(rows, "wi_0"), "moe_mlpwi_0")
         with jax.named_scope("wi_1"):
-            up = checkpoint_name(multiply(rows, self.wi_1, "wi_1_bias"), "moe_mlpwi_1")
+            up = checkpoint_name(multiply(rows, "wi_1"), "moe_mlpwi_1")
         with jax.named_scope("wo"):
-            out = multiply(self._activated(gate, up), self.wo, "wo_bias")
-            out = checkpoint_name(out, "moe_mlpwo")
+            out = checkpoint_name(multiply(self._activated(gate, up), "wo"), "moe_mlpwo")
+        out = jnp.where((sorted_experts < E)[:, None], out, 0)
         back = out[jnp.argsort(order)]
         if not self.spec.weigh_inputs:
             back = back * weight_of
@@ -135,6 +200,7 @@ class Experts(nnx.Module):
         batch = jnp.arange(B)[:, None]
         filled = jnp.zeros((B, E * capacity + 1, D), x.dtype).at[batch, slot].set(rows)
         slots = filled[:, :-1].reshape(B, E, capacity, D)
+        slots = constrain(slots, ("data", "fsdp"), "expert", None, None)
 
         def multiply(slots: jax.Array, kernel: nnx.Param, bias: str) -> jax.Array:
             product = jnp.einsum("becd,edf->becf", slots, kernel[...].astype(self.dtype))

@@ -67,6 +67,7 @@ class Config(ModelKeys, RematKeys):
 
     data: int
     fsdp: int
+    expert: int
     tensor: int
     distributed: bool
     coordinator_address: str

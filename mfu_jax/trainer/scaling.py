@@ -81,8 +81,8 @@ def _layers(model: Mapping[str, Any]) -> dict[str, Any]:
         period = _SMALL_GEMMA_PERIODS[bool(model.get("use_double_wide_mlp"))]
         return {"num_decoder_layers": 2 * period, "num_kv_shared_layers": period}
     if ratios := model.get("compress_ratios"):
-        # The first layers differ; then one pair repeats.
-        shown = min(layers, 4 + 2 * _REPEATS)
+        # The first three layers differ; then one pair repeats.
+        shown = min(layers, 3 + 2 * _REPEATS)
         return {"num_decoder_layers": shown, "compress_ratios": list(ratios[:shown])}
     if engrams := model.get("engram_layers"):
         return {"num_decoder_layers": min(layers, max(engrams) + 1)}

@@ -22,7 +22,7 @@ _POSITIVE = (
     "vocab_size num_decoder_layers emb_dim num_query_heads num_kv_heads head_dim mlp_dim "
     "rope_max_timescale max_target_length per_device_batch_size gradient_accumulation_steps "
     "eval_steps num_processes checkpoint_period checkpoints_to_keep log_period learning_rate "
-    "normalization_layer_epsilon fsdp tensor"
+    "normalization_layer_epsilon fsdp expert tensor"
 ).split()
 _NOT_NEGATIVE = (
     "steps seed eval_interval gradient_clipping_threshold adam_weight_decay warmup_steps "

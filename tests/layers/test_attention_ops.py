@@ -6,7 +6,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mfu_jax.layers import attention_kernels  # noqa: F401: registers them
+from mfu_jax.layers import attention_kernels  # noqa: F401, they register themselves
 from mfu_jax.layers.attention_ops import ATTENTION_OPS, Pattern, choose_attention
 
 from tests.support.floats import assert_close_as_float32

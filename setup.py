@@ -47,7 +47,7 @@ setup(
     ],
     package_dir={"mfu_jax.layers": "layers", "mfu_jax.configs": "configs"},
     package_data={
-        "mfu_jax": ["**/*.yml", "profiling/page/*.css", "profiling/page/*.js", "py.typed"],
+        "mfu_jax": ["**/*.yml", "**/*.css", "**/*.js", "py.typed"],
         "mfu_jax.configs": ["*.yml", "models/*.yml"],
     },
     # Lower bounds only, the lowest with which scripts/test_matrix.sh passes: trainers pin these

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
@@ -30,6 +30,7 @@ except ImportError:
 __all__ = [
     "ClosedJaxpr",
     "Jaxpr",
+    "KeyValueStore",
     "Literal",
     "Primitive",
     "coordination_store",
@@ -213,8 +214,18 @@ def is_compiling(thread_id: int) -> bool:
     return False
 
 
+class KeyValueStore(Protocol):
+    """What is used of the store of JAX's distributed service; each call may raise or hang."""
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None: ...
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]: ...
+
+
 def coordination_store() -> tuple[Any, str]:
-    """The key-value store that the processes of a job share, and the address of process 0."""
+    """The key-value store that the processes of a job share, and the address of process 0.
+
+    The store is None where nobody has called ``jax.distributed.initialize``.
+    """
     from jax._src.distributed import global_state
 
     return global_state.client, str(global_state.coordinator_address)

@@ -57,6 +57,9 @@ class Settings:
         50.0, "median step times without a step that count as a hang, which is reported; 0: none"
     )
     hang_seconds: float = _key(30.0, "shortest time that counts as a hang")
+    host_log_period: int = _key(
+        100, "steps between exchanges of the processes, which name slow and missing hosts; 0: none"
+    )
     start_step: int = _key(0, "number of the first step, above 0 after a resume")
     hardware: str = _key(
         "", "chip whose peak to use, such as h100; 'calibrate' measures; empty: the attached one"
@@ -128,7 +131,14 @@ class Settings:
             UserError: `log_period` or `warmup_steps` is too small.
         """
         given = {name: getattr(self, name) for name in LOGGER_KEYS}
-        return LoggerConfig(**given, hang_folder=self._hang_folder())
+        return LoggerConfig(
+            **given, hang_folder=self._hang_folder(), hosts_folder=self._hosts_folder()
+        )
+
+    def _hosts_folder(self) -> str:
+        """Beside the metrics, if they are in a folder."""
+        is_local = self.metrics_file and isinstance(path_of(self.metrics_file), Path)
+        return f"{self.metrics_file}.hosts" if is_local else ""
 
     def _hang_folder(self) -> str:
         """Where the metrics are, if that is on this machine."""

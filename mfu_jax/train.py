@@ -7,7 +7,7 @@ Without a file it trains ``configs/demo.yml``. ``configs/base.yml`` lists every 
 SIGTERM, SIGINT, SIGHUP and SIGUSR1 (SLURM's ``--signal=USR1@120``) finish the step, save a
 checkpoint and stop; a second SIGINT ends at once. The same command resumes. Exit codes: 0 done,
 2 wrong input, 3 NaN or infinite loss, 74 a checkpoint is missing, 75 another process of the job
-died, 128 + the signal's number.
+died or, with abort_on_hang, the run hangs, 128 + the signal's number.
 """
 
 from __future__ import annotations

@@ -131,6 +131,7 @@ class MetricLogger:
         self._journal = journal or journal_of(used, self._boundary, clock, monotonic)
         on_record = self._watchdog.saw
         self._pipeline = RecordPipeline(self._builder, used, config, on_record, self._journal)
+        self._watchdog.who_is_silent = self._pipeline.hosts.who_is_silent
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
         self.spans = LoopSpans(
             self._timer, self._pipeline, self._watchdog, self._boundary, self._journal
@@ -258,8 +259,7 @@ class MetricLogger:
     def step(self, number: int | None = None) -> StepScope:
         """Context manager around one step, recorded at its end: ``with logger.step() as step: …``.
 
-        Functions instrumented with this logger add their cost and metrics; add others with
-        ``step.log(loss=…)``. By default `number` is the one after the last step.
+        Functions instrumented with this logger add their cost and metrics; `step.log` adds others.
         """
         return self.phases.step(self, self.next_step if number is None else number)
 

@@ -14,9 +14,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mfu_jax.boundary import Boundary
 from mfu_jax.logger.backlog import Backlog, backlogs_of
 from mfu_jax.logger.builder_thread import BuilderThread
 from mfu_jax.logger.config import LoggerConfig
+from mfu_jax.logger.hosts.watch import HostWatch
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.non_finite import LossWatch, NonFiniteLossError
@@ -51,6 +53,7 @@ class RecordPipeline:
         journal: notes the steps.
 
     Attributes:
+        hosts: compares the processes of the job.
         failure: the first loss that is not finite; every step up to it has been written, and no
             later step is.
     """
@@ -64,6 +67,7 @@ class RecordPipeline:
         journal: Journal | NoJournal = _NO_JOURNAL,
     ) -> None:
         self.failure: NonFiniteLossError | None = None
+        self.hosts = HostWatch(config, Boundary())
         self._builder = builder
         self._on_record = on_record
         self._journal = journal
@@ -138,6 +142,7 @@ class RecordPipeline:
     def _end(self, end: float, summarize: Callable[[], Summary]) -> Summary:
         """Ends the threads; what is not written by now goes to the backlogs."""
         self._thread.close(HUNG_DRAIN_SECONDS)
+        self.hosts.close()
         for worker in self._workers:
             if worker.has_hung:
                 worker.abandon()
@@ -188,6 +193,8 @@ class RecordPipeline:
             return None
         try:
             record = self._builder.build(step, is_last=is_last)
+            self.hosts.add(step, record.kind)
+            record = self.hosts.adds(record)
         except Exception:
             self._lost_steps += 1
             if self._lost_steps == 1:

@@ -36,7 +36,8 @@ class LoopSpans:
 
     Attributes:
         held: a timed step to which a later eval or pause may still add.
-        late: results of an eval whose step is already written; the next record takes them.
+        late: results of an eval whose step is already written, and numbers of no certain step; the
+            next record takes them.
         active: whether a span is open; a span inside another is part of the outer one.
         paused: the name of the pause that is open, if one is.
     """
@@ -80,6 +81,13 @@ class LoopSpans:
             self.held.extra = {**self.held.extra, **metrics}
         else:
             self.late |= {**metrics, "step": step}
+
+    def add_numbers(self, numbers: Mapping[str, float]) -> None:
+        """Adds numbers of no certain step to the first record that is not written yet."""
+        if self.held is not None:
+            self.held.extra = {**self.held.extra, **numbers}
+        else:
+            self.late |= numbers
 
     @property
     def takes_calls(self) -> bool:

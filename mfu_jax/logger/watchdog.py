@@ -54,6 +54,7 @@ class Watchdog:
     Attributes:
         stopped_seconds: how long the process did not run since the last step, as far as noticed.
         is_paused: an eval, a checkpoint or the like is under way.
+        who_is_silent: names processes of the job that are behind; empty if none is known.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Watchdog:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stopped_seconds = 0.0
+        self.who_is_silent: Callable[[], str] = str
         self._config = config
         self._boundary = boundary
         self._heartbeat: Path | None = None
@@ -195,6 +197,8 @@ class Watchdog:
         cause = "the run seems to hang, or its loop is over"
         if self._waits_for:
             cause = f"the loop waits for {self._waits_for}"
+        if silent := self.who_is_silent():
+            cause += f" ({silent})"
         _log.warning("%s: %s; %s", head, cause, where)
 
     def _dump(self, head: str) -> Path:

@@ -52,6 +52,7 @@ class Request:
         python: the interpreter that runs it; it may lack mfu_jax.
         config: what the module reads.
         flags: of the compiler, as ``--name=value``.
+        identity: what else decides the program, for the cache: the module does not see it.
     """
 
     module: str
@@ -59,6 +60,7 @@ class Request:
     python: str = sys.executable
     config: Mapping[str, Any] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
+    identity: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +114,7 @@ def compile_program(
     with tempfile.TemporaryDirectory(prefix="mfu-jax-plan-") as folder:
         out = Path(folder, "program.mfu")
         asked = Path(folder, "request.json")
-        asked.write_text(json.dumps(_as_json(request)), encoding="utf-8")
+        asked.write_text(json.dumps(request_json(request)), encoding="utf-8")
         command = [request.python, "-m", request.module, str(asked), str(out)]
         code, log = _run(command, _environment(request), limits, progress)
         if code == 0 and out.exists():
@@ -149,6 +151,10 @@ def compile_known_flags(
             notes.append(f"left out, unknown to what is installed: {error.option}")
 
 
+class NoCompilerError(UserError):
+    """What compiles, or MaxText, is not installed: no other program would compile either."""
+
+
 class UnknownOptionError(UserError):
     """The compiler, or the trainer, does not know an option.
 
@@ -165,7 +171,8 @@ class UnknownOptionError(UserError):
         return word.partition("=")[0] == self.option
 
 
-def _as_json(request: Request) -> dict[str, Any]:
+def request_json(request: Request) -> dict[str, Any]:
+    """What the compiling module reads."""
     target = request.target
     return {
         "config": dict(request.config),
@@ -266,11 +273,11 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
     if key := _UNKNOWN_KEY.search(log):
         raise UnknownOptionError(f"MaxText does not know the key {key[1]}", key[1])
     if "No module named 'maxtext'" in log:
-        raise UserError(
+        raise NoCompilerError(
             f"{request.python} has no MaxText; pip install 'maxtext[tpu]' there (Python 3.12 or "
             "newer), or pass maxtext_python=…"
         )
     if ("libtpu" in log and "No module named" in log) or "Unknown backend tpu" in log:
-        raise UserError("TPU programs need libtpu: pip install 'mfu_jax[plan-tpu]'")
+        raise NoCompilerError("TPU programs need libtpu: pip install 'mfu_jax[plan-tpu]'")
     how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
     raise UserError(f"compiling for {chip} {how}: {last}")

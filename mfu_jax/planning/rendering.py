@@ -5,18 +5,10 @@ from __future__ import annotations
 from mfu_jax.formatting import columns, percent
 from mfu_jax.planning.plan import Plan
 
-_DAY = 86400.0
 
-
-def render(plan: Plan, tokens: float = 0.0, price: float = 0.0) -> str:
-    """The plan for the console.
-
-    Args:
-        plan: to show.
-        tokens: that the whole run trains on; 0: not said.
-        price: of one chip for one hour; 0: not said.
-    """
-    return "\n".join([*_head(plan), *_times(plan), *_run(plan, tokens, price), *_notes(plan)])
+def render(plan: Plan) -> str:
+    """The plan for the console."""
+    return "\n".join([*_head(plan), *_times(plan), *_run(plan), *_notes(plan)])
 
 
 def _head(plan: Plan) -> list[str]:
@@ -64,14 +56,12 @@ def _times(plan: Plan) -> list[str]:
     ]
 
 
-def _run(plan: Plan, tokens: float, price: float) -> list[str]:
-    rate = plan.tokens_per_sec_per_chip
-    if not tokens or not rate:
+def _run(plan: Plan) -> list[str]:
+    if plan.days is None:
         return []
-    chip_seconds = tokens / rate
-    lines = [f"run          {chip_seconds / plan.chips / _DAY:,.1f} days for {tokens:.4g} tokens"]
-    if price:
-        lines.append(f"cost         {chip_seconds / 3600 * price:,.0f} at {price:g} a chip-hour")
+    lines = [f"run          {plan.days:,.1f} days for {plan.tokens:.4g} tokens"]
+    if plan.cost is not None:
+        lines.append(f"cost         {plan.cost:,.0f} at {plan.price:g} a chip-hour")
     return lines
 
 

@@ -78,7 +78,7 @@ def train(
             compile_log=compile_log,
             journal=journal,
         )
-        tracing = step_profile(settings, train_step, flops)
+        tracing = step_profile(settings, train_step, flops, peaks)
         with run_logger as logger, job.flushing(logger.flush), tracing:
             for step in range(start_step, config.steps):
                 with logger.waiting("data"):

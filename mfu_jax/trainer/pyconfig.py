@@ -109,6 +109,7 @@ class Config:
     heartbeat_file: str
     hang_factor: float
     hang_seconds: float
+    host_log_period: int
     profile_steps: str
     profile_dir: str
     log_period: int

@@ -111,12 +111,12 @@ def count_step(config: Config, train_step: jax.stages.Compiled) -> StepFlops:
 
 
 def step_profile(
-    settings: Settings, train_step: jax.stages.Compiled, flops: StepFlops
+    settings: Settings, train_step: jax.stages.Compiled, flops: StepFlops, peaks: StepPeaks
 ) -> StepProfile:
     """Traces the steps that the settings name; writes the step's program beside the traces."""
     for path in dump_paths(settings, "train_step"):
         dump_step(path, 1, train_step, flops.model, kernel_flops={}, trip_counts=None)
-    return StepProfile(settings.profile_steps, settings.trace_folder)
+    return StepProfile(settings, peak=lambda: peaks.main)
 
 
 def make_run_logger(

@@ -21,6 +21,9 @@ ENTRY %main (x: f32[8,8]) -> f32[8,8] {
 def main(asked: str, out: str) -> None:
     config = json.loads(Path(asked).read_text())["config"]
     flags = os.environ.get("LIBTPU_INIT_ARGS", "")
+    if log := config.get("log") or os.environ.get("FAKE_COMPILER_LOG"):
+        with open(log, "a") as file:
+            file.write(f"{' '.join(config.get('arguments', ()))}\n")
     print("compiling", flush=True)
     if "--xla_old" in flags:
         sys.exit("ERROR: Unknown command line flag 'xla_old'")

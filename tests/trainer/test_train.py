@@ -107,6 +107,12 @@ def test_the_profile_of_a_run_has_its_model_flops(straight: tuple[Path, str]) ->
     assert sum(bar.seconds for bar in profile.waterfall) == pytest.approx(
         profile.measured.step_seconds
     )
+    (record,) = [r for r in records(folder) if "profile/coverage" in r]
+    assert record["step"] >= 34
+    assert record["profile/last_step"] == 34
+    assert record["profile/step_time_seconds"] == profile.measured.step_seconds
+    points = [v for name, v in record.items() if name.startswith("profile/mfu_points/")]
+    assert sum(points) == pytest.approx(100)
 
 
 @pytest.mark.slow

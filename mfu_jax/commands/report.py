@@ -26,12 +26,13 @@ from mfu_jax.arguments import Arguments, check_key, parse
 from mfu_jax.errors import UserError
 from mfu_jax.formatting import json_text, percent, readable
 from mfu_jax.logger.summary import Summary
-from mfu_jax.runs import ml_goodput, time_table
-from mfu_jax.runs.goodput import of_metrics, read_attempts, read_run
+from mfu_jax.runs import ml_goodput
+from mfu_jax.runs.goodput import of_metrics, read_attempts, read_journaled
 from mfu_jax.runs.journals import metrics_file_of
 from mfu_jax.runs.metrics_files import MetricsRun, read_metrics
 from mfu_jax.runs.run_time import CATEGORIES, Part, RunTime, product
 from mfu_jax.runs.step_table import LoggedStep
+from mfu_jax.runs.time_table import render
 from mfu_jax.storage.addresses import path_of
 from mfu_jax.storage.targets import write_whole
 from mfu_jax.values import typed
@@ -61,8 +62,12 @@ def main(argv: Sequence[str]) -> int:
     path = arguments.one_name("file")
     options, fields = _options(arguments)
     metrics_file = path if path == "-" else str(metrics_file_of(path_of(path)))
+    journaled = None if path == "-" else read_journaled(metrics_file)
+    if journaled is not None and not _has_steps(metrics_file):
+        print(json_text(_of_journal(journaled)) if arguments.flags else render(journaled))
+        return 0
     run = read_metrics(metrics_file)
-    run_time = of_metrics(run) if path == "-" else read_run(metrics_file)
+    run_time = journaled or of_metrics(run)
     peak = _peak(options)
     reported = _tflops_of_a_step(run)
     conventions: dict[str, float] = {}
@@ -82,6 +87,19 @@ def main(argv: Sequence[str]) -> int:
     answer = _answer(run, summary, peak, reported, conventions) | _time(run_time, summary)
     print(json_text(answer) if arguments.flags else _render(answer, run, summary, run_time))
     return 0
+
+
+def _has_steps(metrics_file: str) -> bool:
+    """Whether a metrics file has a measured step; a process may end before its first."""
+    try:
+        return read_metrics(metrics_file).summary(warmup_steps=0).steps > 0
+    except UserError:
+        return False
+
+
+def _of_journal(run: RunTime) -> dict[str, Any]:
+    """The answer where no step was measured."""
+    return {"file": run.path, "mfu": run.mfu, "hfu": run.hfu} | _time(run, Summary(steps=0))
 
 
 def _export(arguments: Arguments) -> int:
@@ -276,4 +294,4 @@ def _render(answer: Mapping[str, Any], run: MetricsRun, summary: Summary, run_ti
             lines.append(
                 f"    {name:<10} {readable(row['tflops'])} TFLOP, MFU {percent(row['mfu'])}"
             )
-    return "\n".join([*lines, *filter(None, [time_table.render(run_time)])])
+    return "\n".join([*lines, *filter(None, [render(run_time)])])

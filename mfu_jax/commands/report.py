@@ -6,6 +6,7 @@ usage: mfu-jax report RUN [RUN …] [key=value …] [--json | --html[=FILE]]
 RUN             the run's folder; or its metrics.jsonl, MaxText's metrics_file, or a log with lines
                 'completed step: 7, seconds: 0.123, TFLOP/s/device: …' (MaxText's, or ours);
                 - reads standard input: zcat log.gz | mfu-jax report -
+                Also JSON lines of levanter's json_logger and of torchtitan.
                 Of several runs, each is compared with the first.
 hardware=h100   the peak that MFU is relative to, in dtype=bf16; or peak_tflops_per_device=989
 warmup_steps=3  steps excluded after each start, if the file does not mark them
@@ -41,7 +42,13 @@ from mfu_jax.values import typed
 _OF_HARDWARE = ("hardware", "dtype", "peak_tflops_per_device")
 _KEYS = (*_OF_HARDWARE, "model", "convention", "warmup_steps", "price", "devices", "html")
 _SHOWN = ("maxtext", "exact", "dense", "palm", "6n")
-_FORMS = {"jsonl": "mfu_jax metrics", "maxtext": "MaxText metrics_file", "log": "log lines"}
+_FORMS = {
+    "jsonl": "mfu_jax metrics",
+    "maxtext": "MaxText metrics_file",
+    "log": "log lines",
+    "levanter": "levanter metrics",
+    "torchtitan": "torchtitan metrics",
+}
 _PAGES = (".html", ".htm")
 
 
@@ -195,8 +202,8 @@ def _render(data: RunData) -> str:
     ]
     if answer["peak"]:
         lines.append(f"  peak         {answer['peak']}")
-    reported = readable(answer["reported_tflops"])
-    lines.append(f"  model        {reported} TFLOP per step and device, as reported")
+    if reported := answer["reported_tflops"]:
+        lines.append(f"  model        {readable(reported)} TFLOP per step and device, as reported")
     for name in _SHOWN:
         if name in answer["conventions"]:
             row = answer["conventions"][name]

@@ -30,13 +30,16 @@ from mfu_jax.storage.addresses import path_of
 _SILENT_SECONDS = 10.0
 
 
-def read_run(run: str | os.PathLike[str], *, now: float | None = None) -> RunTime:
+def read_run(
+    run: str | os.PathLike[str], *, now: float | None = None, metrics: MetricsRun | None = None
+) -> RunTime:
     """Where the wall clock of a run went.
 
     Args:
         run: its folder or its metrics file, or the address of either.
         now: seconds since 1970; a process that has just been alive still runs. By default the
             clock's.
+        metrics: its metrics file, if that has been read.
 
     Returns:
         Without a journal, what the metrics file has.
@@ -47,7 +50,7 @@ def read_run(run: str | os.PathLike[str], *, now: float | None = None) -> RunTim
     metrics_file = metrics_file_of(path_of(run))
     lives, notes = read_journals(metrics_file)
     if not lives:
-        return of_metrics(read_metrics(str(metrics_file)), notes)
+        return of_metrics(metrics or read_metrics(str(metrics_file)), notes)
     processes = _processes(lives, now)
     number, main = next(iter(processes.items()))
     if number:

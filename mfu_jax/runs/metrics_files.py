@@ -1,4 +1,4 @@
-"""Reads back the metrics of a run: our JSONL, MaxText's ``metrics_file``, or a log.
+"""Reads back the metrics of a run: our JSONL, MaxText's ``metrics_file``, a log, or others' JSONL.
 
 Imports neither jax nor numpy.
 """
@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.summary import StepStatistics, Summary
+from mfu_jax.runs.foreign_metrics import ForeignLines, Found
 from mfu_jax.runs.step_table import Change, LoggedStep, StepTable
 from mfu_jax.storage.addresses import Address, open_object, path_of
 from mfu_jax.user_files import opened, text_lines, unreadable
@@ -66,7 +67,8 @@ class MetricsRun:
 
     Attributes:
         path: the file.
-        form: ``jsonl`` (ours), ``maxtext`` (its metrics_file) or ``log``.
+        form: ``jsonl`` (ours), ``maxtext`` (its metrics_file), ``log``, ``levanter`` or
+            ``torchtitan``.
         steps: in the file's order.
         other_records: records without a step time: MaxText writes evaluations among the steps.
         repeated: lines skipped because they repeat the step before, as the logs of all hosts do.
@@ -130,7 +132,7 @@ def read_metrics(path: str | Path) -> MetricsRun:
     """Reads a metrics file or a log; its lines tell which.
 
     Args:
-        path: JSON lines of this package or of MaxText, or text with lines
+        path: JSON lines of this package, MaxText, levanter or torchtitan, or text with lines
             ``completed step: 7, seconds: 0.123, TFLOP/s/device: …``; ``-``: standard input.
 
     Raises:
@@ -163,24 +165,38 @@ class _Reader:
         self.counts = Counter[str]()
         self.notes: dict[int, str] = {}
         self.last_line = ""
+        self._foreign = ForeignLines()
 
     def read(self, lines: Iterable[str]) -> None:
         """Adds the lines."""
         for line in lines:
-            found = _read_line(line)
-            if found is None:
-                continue
-            form, step = found
-            if step is None:
-                self.counts["unreadable"] += 1
-            elif _TIME not in step.scalars:
-                self.counts["other_records"] += 1
-            elif len(self.steps) and self.steps.numbers[-1] == step.number:
-                self.counts["repeated"] += 1
-            else:
-                self.forms.add(form)
-                self.steps.append(step)
-                self._remember(line, step.number)
+            for form, step in self._steps_of(line):
+                self._add(form, step, line)
+        for found in self._foreign.rest():
+            self._add(*_foreign_step(found), self.last_line)
+
+    def _steps_of(self, line: str) -> Iterable[tuple[str, LoggedStep | None]]:
+        """The form and the steps that a line ends; no step if it is broken."""
+        try:
+            theirs = self._foreign.take(line)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            return [("", None)]
+        if theirs is not None:
+            return map(_foreign_step, theirs)
+        found = _read_line(line)
+        return [] if found is None else [found]
+
+    def _add(self, form: str, step: LoggedStep | None, line: str) -> None:
+        if step is None:
+            self.counts["unreadable"] += 1
+        elif _TIME not in step.scalars:
+            self.counts["other_records"] += 1
+        elif len(self.steps) and self.steps.numbers[-1] == step.number:
+            self.counts["repeated"] += 1
+        else:
+            self.forms.add(form)
+            self.steps.append(step)
+            self._remember(line, step.number)
 
     def _remember(self, line: str, step: int) -> None:
         """Keeps the last record, and the words of a record that has any."""
@@ -254,6 +270,14 @@ def _read_json(values: Mapping[str, Any]) -> tuple[str, LoggedStep]:
     scalars = {k: float(v) for k, v in values.items() if k in _NAMES}  # reads "NaN", too
     form = "maxtext" if kind is None else "jsonl"
     return form, LoggedStep(number=_step(values["step"]), kind=kind, scalars=_complete(scalars))
+
+
+def _foreign_step(found: Found) -> tuple[str, LoggedStep | None]:
+    form, step, scalars = found
+    try:
+        return form, LoggedStep(number=_step(step), kind=None, scalars=_complete(scalars))
+    except (ValueError, TypeError, OverflowError):
+        return form, None
 
 
 def _read_log(step: str, text: str) -> tuple[str, LoggedStep | None]:

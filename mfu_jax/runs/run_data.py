@@ -156,7 +156,7 @@ def read_run_data(run: str, options: Options) -> RunData:
         UserError: it holds no measured step, or the model is not this run's.
     """
     metrics = read_metrics_of(run)
-    time = of_metrics(metrics) if run == "-" else read_run(metrics.path)
+    time = of_metrics(metrics) if run == "-" else read_run(metrics.path, metrics=metrics)
     metrics, reported, model = _recounted(metrics, options)
     summary = metrics.summary(warmup_steps=options.warmup_steps)
     if not summary.steps or not summary.mean_seconds:

@@ -108,12 +108,15 @@ def _about(run: RunData) -> str:
     """Where the numbers come from, and what they are relative to."""
     values = run.setup.values
     peak = run.answer["peak"] or values.get("peak of one device") or "peak not logged"
+    tflops = run.answer["reported_tflops"]
+    model = f"model {readable(tflops)} TFLOP per step and device" if tflops else "model not logged"
+    if run.setup.convention:
+        model += f", convention {run.setup.convention}"
     parts = [
         run.metrics.path,
         str(values.get("devices", "devices not logged")),
         str(peak),
-        f"model {readable(run.answer['reported_tflops'])} TFLOP per step and device"
-        + (f", convention {run.setup.convention}" if run.setup.convention else ""),
+        model,
     ]
     if run.options.price is not None:
         parts.append(

@@ -115,7 +115,7 @@ def test_the_annotation_is_one_line_that_github_takes(
         (["{base}"], "no baseline"),
         (["{base}", "--baseline"], "--baseline has no value"),
         (["{base}", "--baseline", "{base}/none.jsonl"], "No such file"),
-        (["{empty}", "--baseline", "{base}"], "holds several runs or none"),
+        (["{empty}", "--baseline", "{base}"], "holds no metrics file"),
         (["{base}", "--baseline", "{base}", "--threshold", "5"], "usually a percentage without"),
         (["{base}", "--baseline", "{base}", "--threshold", "x"], "threshold"),
         (["{base}", "--baseline", "{base}", "warmup_steps=-1"], "expected 0 or more"),

@@ -206,7 +206,7 @@ def test_what_is_not_finite_is_a_string_in_json(
         (("short.jsonl", "convention=exact"), "needs model=NAME_OR_FILE"),
         (("short.jsonl", "model=llama9"), "llama9"),
         (("short.jsonl", "model=llama2-7b", "convention=mine"), "mine"),
-        (("short.jsonl", "empty.txt"), "holds no training step"),
+        (("empty.txt", "short.jsonl"), "holds no training step"),
         (("--html",), "expected one file"),
         (("short.jsonl", "page.html"), "without --html"),
         (("short.jsonl", "--html", "--json"), "expected one of them"),

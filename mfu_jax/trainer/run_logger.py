@@ -86,17 +86,22 @@ def lock_run(config: Config) -> contextlib.AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def run_journal(
-    config: Config, stop: StopRequest, compile_log: CompileLog
+    config: Config,
+    started: Journal | NoJournal | None,
+    stop: StopRequest,
+    compile_log: CompileLog,
 ) -> Iterator[Journal | NoJournal]:
-    """The journal of this process; it says how the run ended, and lives until the exit."""
-    journal = assembly.open_journal(config.metrics_path, until_exit=True)
+    """The journal of this process, unless it has started; it says how the run ended."""
+    journal = started or assembly.open_journal(config.metrics_path, until_exit=True)
     try:
         with journal.compiling(compile_log):
             yield journal
+        journal.stop(stop.signal.name if stop.signal else "clean")
     except BaseException as error:
         journal.stop(f"exception: {type(error).__name__}")
         raise
-    journal.stop(stop.signal.name if stop.signal else "clean")
+    finally:
+        journal.flush()  # one of several processes ends without its exit handlers
 
 
 def count_step(config: Config, train_step: jax.stages.Compiled) -> StepFlops:

@@ -64,8 +64,8 @@ def draw(runs: int, seed: int) -> list[tuple[str, int]]:
     return [(kind, chooser.randrange(PROCESSES)) for kind in kinds]
 
 
-def run_job(plants: list[tuple[str, int]]) -> list[Episode]:
-    """Runs all episodes in one job of four processes."""
+def run_job(plants: list[tuple[str, int]]) -> Iterator[Episode]:
+    """Runs all episodes in one job of four processes, each told when it is over."""
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
     environment = os.environ | {
@@ -85,7 +85,7 @@ def run_job(plants: list[tuple[str, int]]) -> list[Episode]:
         for process in range(PROCESSES)
     ]
     try:
-        return list(_watch(workers, plants))
+        yield from _watch(workers, plants)
     finally:
         for worker in workers:
             worker.kill()

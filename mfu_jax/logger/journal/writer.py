@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import threading
@@ -12,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mfu_jax.boundary import Boundary
 from mfu_jax.errors import first_line
@@ -21,11 +22,13 @@ from mfu_jax.logger.journal import process
 from mfu_jax.logger.journal.file import JournalFile
 from mfu_jax.logger.journal.lines import VERSION, Moment, StepMark, journal_name
 from mfu_jax.logger.journal.scribe import Scribe
-from mfu_jax.logger.sinks.base import StepRecord
-from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
-from mfu_jax.logger.timing.timer import Reading, TimedStep
 from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.storage.targets import SpooledTarget
+
+if TYPE_CHECKING:  # a journal starts before JAX is imported
+    from mfu_jax.logger.sinks.base import StepRecord
+    from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
+    from mfu_jax.logger.timing.timer import Reading, TimedStep
 
 _log = logging.getLogger("mfu_jax")
 
@@ -73,6 +76,7 @@ class Journal:
         self._until_exit = until_exit
         self._failed_at: float | None = None
         self._unwritten = b""
+        self._waiting: list[threading.Event] = []
         self._wake = Alarm()
         self._queue: deque[Callable[[], object]] = deque(maxlen=_MOST_EVENTS)
         now = self._now()
@@ -144,6 +148,13 @@ class Journal:
             self._put(self._scribe.event, "stop", self._now(), {"how": how})
             self._wake.set()
 
+    def flush(self) -> None:
+        """Waits until everything so far is written, at most two seconds."""
+        done = threading.Event()
+        self._put(self._waiting.append, done)
+        self._wake.set()
+        done.wait(_CLOSE_SECONDS)
+
     def close(self) -> None:
         """Writes all there is, within two seconds; a journal until the exit goes on."""
         if not self._until_exit:
@@ -198,7 +209,8 @@ class Journal:
     def _run(self, metrics_file: Path | Address, index: int) -> None:
         """Writes what has come, and that the process lives, every `MARK_SECONDS`."""
         target, path = _opened(metrics_file, index)
-        file = JournalFile(path)
+        if (file := self._open(path)) is None:
+            return
         looked_at = self._monotonic()
         is_over = False
         while not is_over:
@@ -217,6 +229,19 @@ class Journal:
         if target is not None:
             target.close()
 
+    def _open(self, path: Path) -> JournalFile | None:
+        """The file, once it can be written; None: not before the end."""
+        for attempt in itertools.count():
+            try:
+                return JournalFile(path)
+            except OSError as error:
+                if attempt == 1:  # a run that cannot write at all has said so by now, and ended
+                    self._warn(path, error)
+            if self._is_over:
+                return None
+            self._wake.wait(_LOOK_SECONDS)
+        return None
+
     def _drain(self) -> None:
         while self._queue:
             self._queue.popleft()()
@@ -229,16 +254,20 @@ class Journal:
                 file.find_again()
             file.write(self._unwritten, open_lines)
             self._unwritten, self._failed_at = b"", None
+            while self._waiting:
+                self._waiting.pop().set()
         except OSError as error:
             self._fail(file, error)
 
+    def _warn(self, path: Path, error: OSError) -> None:
+        why = error.strerror or first_line(error)
+        _log.warning(
+            "the journal %s cannot be written (%s); it is tried again every second", path, why
+        )
+
     def _fail(self, file: JournalFile, error: OSError) -> None:
         if self._failed_at is None:
-            _log.warning(
-                "the journal %s cannot be written (%s); it is tried again every second",
-                file.path,
-                error.strerror or first_line(error),
-            )
+            self._warn(file.path, error)
         self._failed_at = time.monotonic()
         if len(self._unwritten) > _MOST_BYTES:
             self._unwritten = b""

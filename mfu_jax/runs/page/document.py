@@ -19,7 +19,7 @@ from mfu_jax.runs.run_data import RunData
 from mfu_jax.runs.time_table import span
 
 _STYLE = """
-.bar { grid-template-columns: minmax(0, 130px) 1fr 100px 70px }
+@media (min-width: 641px) { .bar { grid-template-columns: minmax(0, 130px) 1fr 100px 70px } }
 .ledger tbody th { font-weight: 400 }
 .rows tbody th { max-width: 420px }
 td.word { white-space: normal; min-width: 140px; overflow-wrap: anywhere }

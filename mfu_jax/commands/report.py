@@ -14,6 +14,7 @@ model=NAME_OR_FILE key=value …   the FLOPs of a step are counted from a config
                 takes it, by convention=maxtext, and shown in the other conventions, too
 price=2.5       of one device for one hour: the page shows what the run cost; devices=N of the job,
                 if its set-up does not say
+--plan FILE     what mfu-jax plan … --json predicted, beside what the (first) run measured
 --json          one JSON object on stdout
 --html          one page that needs no network, in FILE (default RUN/report.html)
 --export=ml_goodput   writes the journal's events to FILE, a line each, in the log format of
@@ -33,6 +34,7 @@ from mfu_jax.formatting import json_text, percent, readable
 from mfu_jax.runs import ml_goodput, time_table
 from mfu_jax.runs.goodput import read_attempts
 from mfu_jax.runs.metrics_files import WARMUP_STEPS
+from mfu_jax.runs.planned import PlanComparison, compare_with_plan, read_plan
 from mfu_jax.runs.run_comparison import RunComparison, compare_runs
 from mfu_jax.runs.run_data import Options, RunData, read_run_data
 from mfu_jax.storage.addresses import Address, path_of
@@ -40,7 +42,7 @@ from mfu_jax.storage.targets import write_whole
 from mfu_jax.values import typed
 
 _OF_HARDWARE = ("hardware", "dtype", "peak_tflops_per_device")
-_KEYS = (*_OF_HARDWARE, "model", "convention", "warmup_steps", "price", "devices", "html")
+_KEYS = (*_OF_HARDWARE, "model", "convention", "warmup_steps", "price", "devices", "html", "plan")
 _SHOWN = ("maxtext", "exact", "dense", "palm", "6n")
 _FORMS = {
     "jsonl": "mfu_jax metrics",
@@ -61,22 +63,24 @@ def main(argv: Sequence[str]) -> int:
     if not argv:
         print(__doc__)
         return 2
-    arguments = parse(argv, flags=("--json", "--html="))
+    arguments = parse(argv, flags=("--json", "--html="), options=("--plan",))
     if "export" in arguments.values:
         return _export(arguments)
     names, file = _names(arguments)
     options = _options(arguments)
     runs = [read_run_data(name, options) for name in names]
     compared = [_compared(runs[0], run) for run in runs[1:]]
+    plan = _plan(arguments, runs[0])
     if file:
         from mfu_jax.pages.document import write_page
         from mfu_jax.runs.page import page
 
-        print(write_page(file, page(runs, compared)))
+        print(write_page(file, page(runs, compared, plan)))
     elif "--json" in arguments.flags:
-        print(json_text(_answer(runs, compared)))
+        print(json_text(_answer(runs, compared, plan)))
     else:
-        print("\n\n".join([*map(_render, runs), *(found.render() for found in compared)]))
+        parts = [*map(_render, runs), *(found.render() for found in compared)]
+        print("\n\n".join([*parts, *([plan.render()] if plan else [])]))
     return 0
 
 
@@ -109,13 +113,23 @@ def _compared(a: RunData, b: RunData) -> RunComparison:
     return compare_runs(a.metrics, b.metrics, warmup_steps=a.options.warmup_steps)
 
 
-def _answer(runs: Sequence[RunData], compared: Sequence[RunComparison]) -> Mapping[str, Any]:
+def _plan(arguments: Arguments, run: RunData) -> PlanComparison | None:
+    """The plan beside the run, if one is named."""
+    path = arguments.values.get("plan")
+    return None if path is None else compare_with_plan(read_plan(path), path, run)
+
+
+def _answer(
+    runs: Sequence[RunData], compared: Sequence[RunComparison], plan: PlanComparison | None
+) -> dict[str, Any]:
     """One run's own object; of several, a list of them, and the comparisons with the first."""
+    beside = {} if plan is None else {"plan": plan.to_json()}
     if len(runs) == 1:
-        return runs[0].answer
+        return {**runs[0].answer, **beside}
     return {
         "runs": [run.answer for run in runs],
         "comparisons": [found.to_json() for found in compared],
+        **beside,
     }
 
 

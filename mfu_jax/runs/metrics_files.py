@@ -75,6 +75,7 @@ class MetricsRun:
         unreadable: lines that look like a record but are broken; a killed run leaves one.
         notes: step → what its record says in words, of the last steps that have any.
         last_record: the last record that is JSON, whole.
+        profile: the numbers ``profile/…`` of the last profiled steps.
     """
 
     path: str
@@ -85,6 +86,7 @@ class MetricsRun:
     unreadable: int = 0
     notes: Mapping[int, str] = dataclasses.field(default_factory=dict)
     last_record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    profile: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def restarts(self) -> int:
@@ -165,6 +167,7 @@ class _Reader:
         self.counts = Counter[str]()
         self.notes: dict[int, str] = {}
         self.last_line = ""
+        self.profile_line = ""
         self._foreign = ForeignLines()
 
     def read(self, lines: Iterable[str]) -> None:
@@ -201,6 +204,8 @@ class _Reader:
     def _remember(self, line: str, step: int) -> None:
         """Keeps the last record, and the words of a record that has any."""
         self.last_line = line
+        if '"profile/mfu"' in line:
+            self.profile_line = line
         if '"notes"' in line or '"flags"' in line:
             if len(self.notes) >= _MOST_NOTES:
                 del self.notes[next(iter(self.notes))]
@@ -231,6 +236,7 @@ class _Reader:
             steps=self.steps,
             notes=self.notes,
             last_record={} if form == "log" else _object(self.last_line),
+            profile=dict(_profile_of(self.profile_line)),
             **self.counts,
         )
 
@@ -241,6 +247,12 @@ def _object(line: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _profile_of(line: str) -> Iterator[tuple[str, float]]:
+    for name, value in _object(line).items():
+        if name.startswith("profile/") and isinstance(value, int | float):
+            yield name, float(value)
 
 
 def _words_of(line: str) -> str:

@@ -113,6 +113,7 @@ def test_the_numbers_are_those_of_the_files(tmp_path: Path) -> None:
     titles = [e.text for e in html_pages.elements(text) if e.tag == "h2"]
     assert titles == [
         *("Where the wall clock went", "Over steps", "Over time", "Step times"),
+        "What the records say",
         *("From model FLOPs to what ran", "Configuration", "All metrics of step 99"),
     ]
     assert not [e for e in html_pages.elements(text) if {"src", "href"} & set(e.attributes)]

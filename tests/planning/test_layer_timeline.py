@@ -49,13 +49,13 @@ def test_a_transfer_beside_work_and_the_wait_for_its_rest():
         ("units", "vector", 0, 0.5e-3),
         ("units", "waits", 0.5e-3, 1.001e-3),
         ("units", "vector", 1.001e-3, 2.001e-3),
-        ("ici", "collective-permute on ici", 0, 1.001e-3),
+        ("ici 1 up", "collective-permute on ici", 0, 1.001e-3),
     ]
     assert [span[:2] for span in spans] == [span[:2] for span in expected]
     for (*_, start, end), (*_, right_start, right_end) in zip(spans, expected, strict=True):
         assert start == pytest.approx(right_start, abs=slot)
         assert end == pytest.approx(right_end, abs=slot)
-    assert layer.lanes == ("units", "ici")
+    assert layer.lanes == ("units", "ici 1 up")
 
 
 def test_a_program_that_takes_no_time_has_no_picture():

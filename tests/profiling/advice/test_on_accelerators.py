@@ -169,6 +169,42 @@ def test_a_callback_in_the_step(tmp_path: Path) -> None:
     first(profile, "host callback in the step", MATMUL)
 
 
+def test_an_evaluation_within_the_step(tmp_path: Path) -> None:
+    """A forward pass that no gradient uses, before one that is differentiated.
+
+    Both passes have a matmul and an elementwise op of the same size.
+    """
+    weight, batch = f"bf16[{K},{K}]", f"bf16[{M},{K}]"
+    lines = [
+        f"  %w = {weight} constant({{...}})",
+        f"  %held.out = {batch} constant({{...}})",
+        f"  %batch = {batch} constant({{...}})",
+        matmul("check", "held.out", "w", batch, 0, "jit(step)/mlp"),
+        f'  %check.act = {batch} tanh(%check), metadata={{op_name="jit(step)/mlp/tanh"}}',
+        matmul("up", "batch", "w", batch, 0, "jit(step)/jvp(mlp)"),
+        f'  %up.act = {batch} tanh(%up), metadata={{op_name="jit(step)/jvp(mlp)/tanh"}}',
+        matmul("grad", "batch", "up.act", weight, 0, "jit(step)/transpose(jvp(mlp))", rows=True),
+        f"  %updated = {weight} subtract(%w, %grad)",
+        f"  %results = ({batch}, {weight}) tuple(%check.act, %updated)",
+    ]
+    one = dot_seconds(M, K, K, 0.7)
+    act = one / 2
+    seconds = {"check": one, "check.act": act, "up": one, "up.act": act, "grad": one}
+    profile = written_profile(tmp_path, lines, seconds)
+    phases = {op.op.name.name: op.op.record.phase for op in profile.measured.ops if op.op.record}
+    assert (phases["check"], phases["up"], phases["grad"]) == ("evaluation", "forward", "backward")
+    first(profile, "eval in the loop", one + act)
+
+
+def matmul(
+    name: str, left: str, right: str, result: str, contracted: int, scope: str, rows: bool = False
+) -> str:
+    """Of two values of the program, over the columns of the left one, or over its rows."""
+    dims = f"lhs_contracting_dims={{{0 if rows else 1}}}, rhs_contracting_dims={{{contracted}}}"
+    metadata = f'metadata={{op_name="{scope}/dot_general"}}'
+    return f"  %{name} = {result} dot(%{left}, %{right}), {dims}, {metadata}"
+
+
 STEP = 3 * MATMUL  # two matmuls, and as long without anything
 
 

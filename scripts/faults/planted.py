@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from mfu_jax.layers.attention_ops import ATTENTION_OPS, dot_product
 
-from mfu_jax import train as trainer
+from mfu_jax.trainer import loop as trainer
 from mfu_jax.trainer import step as trainer_step
 from scripts.faults.turns import TurnedTrainer
 

@@ -16,7 +16,9 @@ from unittest import mock
 
 import jax
 
-from mfu_jax import train as trainer
+from mfu_jax.logger.journal.absent import NoJournal
+from mfu_jax.logger.timing.compile_events import CompileLog
+from mfu_jax.trainer import loop as trainer
 from mfu_jax.trainer.job import Job
 from mfu_jax.trainer.pyconfig import load
 from mfu_jax.trainer.stopping import StopRequest
@@ -41,7 +43,7 @@ class _OverError(Exception):
 
 
 class TurnedTrainer:
-    """One run of `mfu_jax.train.train`, which trains when it is told to.
+    """One run of `mfu_jax.trainer.loop.train`, which trains when it is told to.
 
     Args:
         folder: of the run; traces go to its ``run/profile``.
@@ -130,7 +132,7 @@ class TurnedTrainer:
 
     def _run(self) -> None:
         try:
-            trainer.train(self._config, StopRequest(), Job())
+            trainer.train(self._config, StopRequest(), Job(), CompileLog(), NoJournal())
         except _OverError:
             pass
         except BaseException as error:

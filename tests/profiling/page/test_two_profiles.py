@@ -74,4 +74,4 @@ def test_a_page_elsewhere(
     assert cli.main(["profile", *folders, "--html", page]) == 0
     assert capsys.readouterr().out.strip() == page
     assert Path(page).is_file()
-    assert cli.main(["profile", *folders, "--html", str(tmp_path / "no" / "two.html")]) == 2
+    assert cli.main(["profile", *folders, "--html", str(tmp_path / "two.html" / "two.html")]) == 2

@@ -21,6 +21,7 @@ from mfu_jax.profiling.programs import KnownProgram, ProgramLibrary
 from mfu_jax.profiling.tables import KEYS, Row, table
 from mfu_jax.profiling.timeline.platforms import read_devices
 from mfu_jax.profiling.trace.xspace import Trace
+from mfu_jax.profiling.unnamed_kernels import of_program
 from mfu_jax.profiling.waterfall import MFU, Bar, waterfall
 
 POINTS = "profile/mfu_points"
@@ -160,6 +161,8 @@ def read_profile(
     devices = read_devices(traces)
     ops = [name for timeline, _ in devices for name in timeline.names]
     library = ProgramLibrary(traces, dump_files(files[0]), ops)
+    if not any(op.program.module for op in ops) and (only := library.only):
+        devices = [(of_program(timeline, only), thread) for timeline, thread in devices]
     join = Join(library)
     measured = measure(devices, join)
     main = library.find(measured.main)

@@ -15,7 +15,7 @@ from mfu_jax.flops.attention_kernels import BESIDE_KERNELS, is_attention
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.executed.collectives import KINDS, Collective, is_further_link, read_collective
 from mfu_jax.flops.executed.dataflow import Dataflow, UnknownValueError
-from mfu_jax.flops.executed.elementwise import elementwise_flops
+from mfu_jax.flops.executed.elementwise import ELEMENTWISE, HAS_RULE, elementwise_flops
 from mfu_jax.flops.executed.expansions import Expansions, Part
 from mfu_jax.flops.executed.factorizations import FACTORIZATIONS
 from mfu_jax.flops.executed.hbm import hbm_bytes
@@ -55,6 +55,8 @@ _NO_MATMUL = _FREE_IN_FUSIONS | frozenset(
     "shift-right-logical sign sine sinh sort sqrt stochastic-convert subtract tan tanh topk "
     "xor".split()
 )
+# Those whose cost in a fusion is one FLOP an element, or none.
+_ONLY_ELEMENTWISE = ELEMENTWISE | _NO_MATMUL - HAS_RULE
 _REDUCER_DEPTH = 16
 
 
@@ -131,14 +133,19 @@ class ComputationCost(NamedTuple):
     vector_xla: int
 
 
-def _sum(instructions: list[HloInstruction], costs: list[InstructionCost]) -> ComputationCost:
+def _sum(
+    instructions: list[HloInstruction], costs: list[InstructionCost], elementwise: int
+) -> ComputationCost:
+    """The sum of `costs`, and of `elementwise` FLOPs of instructions without a record."""
+    if not costs:
+        return ComputationCost((), (), (), (), (), elementwise, 0, 0)
     return ComputationCost(
         matmuls=tuple([cost.matmul for cost in costs if cost.matmul]),
         calls=tuple([i for i, cost in zip(instructions, costs, strict=True) if cost.is_call]),
         unaccounted=tuple([cost.unaccounted for cost in costs if cost.unaccounted]),
         collectives=tuple([cost.collective for cost in costs if cost.collective]),
         notes=tuple([cost.note for cost in costs if cost.note]),
-        elementwise=sum([cost.elementwise for cost in costs]),
+        elementwise=elementwise + sum([cost.elementwise for cost in costs]),
         hbm_bytes=sum([cost.hbm_bytes for cost in costs]),
         vector_xla=sum([cost.vector_xla for cost in costs]),
     )
@@ -182,10 +189,16 @@ class CostReader:
             computation: the computation.
             fused: whether it is inside a fusion, and so has no HBM traffic.
         """
-        free = _FREE_IN_FUSIONS if fused else _FREE
-        instructions = [i for i in computation.instructions.values() if i.opcode not in free]
+        instructions = list(computation.instructions.values())
+        elementwise = 0
+        if fused and not self.vector_matmuls.parts(computation):
+            simple = [i for i in instructions if i.opcode in ELEMENTWISE]
+            elementwise = sum([i.shape.size for i in simple])
+            instructions = [i for i in instructions if i.opcode not in _ONLY_ELEMENTWISE]
+        else:
+            instructions = [i for i in instructions if not _is_free(i.opcode)]
         costs = [self.instruction_cost(computation, i, fused=fused) for i in instructions]
-        return _sum(instructions, costs)
+        return _sum(instructions, costs, elementwise)
 
     def instruction_cost(
         self, computation: HloComputation, instruction: HloInstruction, *, fused: bool
@@ -363,6 +376,12 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(FACTORIZATIONS, CostReader._factorization),
     "custom-call": CostReader._kernel,
 }
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_free(opcode: str) -> bool:
+    """Whether an instruction costs nothing: that of asynchronous work is where it starts."""
+    return opcode in _FREE or opcode.endswith(("-done", "-update"))
 
 
 def _unknown(instruction: HloInstruction) -> InstructionCost:

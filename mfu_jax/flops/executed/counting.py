@@ -27,10 +27,10 @@ from mfu_jax.flops.executed.hlo import (
     HloInstruction,
     HloModule,
     HloParseError,
-    parse_hlo,
 )
 from mfu_jax.flops.executed.op_names import inferred_op_name, unfolded_op_name
 from mfu_jax.flops.executed.padding import WasteFinder
+from mfu_jax.flops.executed.parsing import parse_hlo
 from mfu_jax.flops.executed.plans import Planner
 from mfu_jax.flops.executed.replication import holders
 from mfu_jax.flops.executed.runs import RunCounter
@@ -310,7 +310,8 @@ class ProgramCounter:
     def _sums(self, matmuls: list[tuple[Found, Scope]]) -> Sums:
         """The matmuls by phase, scope, dtype and kernel."""
         sums = Sums()
-        held = holders(self.module, self.program)
+        ids = {id(item.matmul.instruction) for item, _ in matmuls}
+        held = holders(self.module, self.program, ids)
         for item, scope in matmuls:
             number = id(item.matmul.instruction)
             sums.add(item.matmul, scope, item.runs, item.once)

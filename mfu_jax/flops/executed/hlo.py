@@ -51,7 +51,10 @@ CALLEE_KEYS = {
 }
 _CALLS = tuple([f"{opcode}{start}" for opcode in CALLEE_KEYS for start in ("", "-start")])
 # What a count looks for in all of a program.
-INDEXED = frozenset({*_CALLS, "pad", "slice", "select", "and"})
+INDEXED = frozenset({*_CALLS, "pad", "slice", "select", "and", "maximum", "concatenate"}) | {
+    "collective-permute",
+    "collective-permute-start",
+}
 
 
 class HloInstruction:

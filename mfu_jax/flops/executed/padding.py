@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+from mfu_jax.flops.executed import textbook
 from mfu_jax.flops.executed.dataflow import MAX_DEPTH, Dataflow
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule, Shape
 from mfu_jax.flops.executed.matmuls import parse_window, result_shape
@@ -29,6 +30,7 @@ _ROLES = {
     "__cudnn$convBackwardInput": (2, 1, 0),
     "__cudnn$convBackwardFilter": (0, 2, 1),
 }
+_FULL_SVD = "cusolver_gesvd"  # computes full factors, of which JAX may want a part
 _MAKE_ZEROS = ("pad", "slice", "select")  # or cut results off
 _SAME_ELEMENTS = frozenset({"get-tuple-element", "copy", "convert", "transpose", "all-reduce"})
 
@@ -77,6 +79,8 @@ class WasteFinder:
         target = instruction.opcode
         if target.startswith("custom-call"):
             target = instruction.attribute_string("custom_call_target")
+        if target.startswith(_FULL_SVD):
+            return Wasted(self._cut_factor(computation, instruction, flops))
         if target != "dot" and target not in _ROLES:
             return Wasted()
         operands = [computation.operand(instruction, i) for i in (0, 1)]
@@ -88,6 +92,27 @@ class WasteFinder:
             arrays = [self.zeros.real_elements(frame, operand) for operand in operands]
         arrays.append(self._read(computation, instruction))
         return _difference(instruction, target, flops, arrays, shapes)
+
+    def _cut_factor(self, computation: HloComputation, svd: HloInstruction, flops: int) -> int:
+        """FLOPs on columns of a singular factor that a slice of the primitive's drops."""
+        m, n = sorted(computation.operand(svd, 0).shape.dims[-2:], reverse=True)
+        shapes = [shape.dims[-2:] for shape in svd.shape.elements]
+        users = computation.users.get(svd.name, ())
+        factors = [u for u in users if shapes[u.integers("index")[0]] == (m, m) != (n, n)]
+        if len(factors) != 1 or not self._is_cut(computation, factors[0]):
+            return 0
+        thin = textbook.svd(m, n, values_only=False, full=False)
+        return flops - thin * math.prod(computation.operand(svd, 0).shape.dims[:-2])
+
+    def _is_cut(self, owner: HloComputation, value: HloInstruction) -> bool:
+        """Whether a slice that the user did not write is all that reads a value."""
+        while (place := _only_user(self.dataflow.module, owner, value)) is not None:
+            owner, value = place
+            if value.opcode == "slice":
+                return not is_written_by_user(value)
+            if value.opcode not in _SAME_ELEMENTS and value.opcode != "bitcast":
+                return False
+        return False
 
     def _read(self, computation: HloComputation, instruction: HloInstruction) -> Real:
         """The elements of a matmul's result that are read: all, unless its only user cuts it."""

@@ -204,6 +204,10 @@ def compare_flops(
     outside = executed.optimizer + executed.other
     lines.append(LedgerLine(label="other", flops=outside, note="optimizer, or no phase"))
     missing = executed.total - sum(line.flops for line in lines)
+    for label, flops in _beyond_whole_images(operations or {}, executed).items():
+        note = "pieces of images multiply more than the whole: they overlap, or have zeros"
+        lines.append(LedgerLine(label=label, flops=max(0, min(missing, flops)), note=note))
+        missing -= lines[-1].flops
     if is_whole and missing < 0 and executed.host:
         on_host = min(executed.host, -missing)
         note = "the host runs it instead (compute_on)"
@@ -236,6 +240,20 @@ def compare_flops(
 def _fft(operations: Mapping[str, int | Fraction]) -> Fraction:
     """FLOPs of FFTs; the instructions that TPUs make of one have the name of its function."""
     return sum((Fraction(n) for name, n in operations.items() if _FFT.search(name)), Fraction(0))
+
+
+def _beyond_whole_images(
+    operations: Mapping[str, int | Fraction], executed: ExecutedCount
+) -> dict[str, int]:
+    """What convolutions on pieces of images do beyond the model's, by the kind of pieces."""
+    above = {
+        label: sum(
+            min(flops, round(executed.by_operation.get(name, 0) - operations.get(name, 0)))
+            for name, flops in by_operation.items()
+        )
+        for label, by_operation in executed.in_pieces.items()
+    }
+    return {label: flops for label, flops in above.items() if operations and flops > 0}
 
 
 def _by_three(complex_products: int | Fraction, executed: ExecutedCount) -> int:

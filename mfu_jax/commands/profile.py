@@ -111,16 +111,10 @@ def _page_of(folder: str) -> str:
 
 def _write_page(profile: Profile, name: str) -> str:
     """Writes the page; returns where it is."""
+    from mfu_jax.pages.document import write_page
     from mfu_jax.profiling.page import page
 
-    try:
-        Path(name).write_text(page(profile), encoding="utf-8")
-    except OSError as error:
-        raise UserError(
-            f"{name!r} cannot be written ({error.strerror}); expected a file in a folder that "
-            f"exists; name another one after --html"
-        ) from None
-    return name
+    return write_page(name, page(profile))
 
 
 def _tables(text: str) -> list[str]:

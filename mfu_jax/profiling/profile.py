@@ -23,6 +23,9 @@ from mfu_jax.profiling.timeline.platforms import read_devices
 from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.profiling.waterfall import MFU, Bar, waterfall
 
+POINTS = "profile/mfu_points"
+"""Start of the names of the waterfall's bars in points of MFU."""
+
 _ENOUGH = 0.95
 _NOTABLE = 0.01  # of the step time
 
@@ -77,7 +80,7 @@ class Profile:
         return table(self.measured, self.peaks, KEYS[by], depth=depth)
 
     def scalars(self) -> dict[str, float]:
-        """The headline numbers and the waterfall, by names for TensorBoard."""
+        """The headline numbers and the waterfall, in seconds and in points, by metric names."""
         numbers = {
             "profile/mfu": self.mfu,
             "profile/hfu": self.hfu,
@@ -86,6 +89,7 @@ class Profile:
         }
         for bar in self.waterfall:
             numbers[f"profile/waterfall/{bar.name}"] = bar.seconds
+            numbers[f"{POINTS}/{bar.name}"] = bar.mfu_points
         for program in self.programs:
             numbers[f"profile/program_mfu/{program.name}"] = program.mfu
             numbers[f"profile/program_seconds/{program.name}"] = program.seconds

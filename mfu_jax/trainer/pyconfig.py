@@ -82,11 +82,15 @@ class Config(ModelKeys, RematKeys):
 
     metrics_file: str
     tensorboard_dir: str
+    prometheus_textfile: str
     fsync_seconds: float
     write_period_seconds: float
     heartbeat_file: str
     hang_factor: float
     hang_seconds: float
+    abort_on_hang: bool
+    host_log_period: int
+    gpu_period_seconds: float
     profile_steps: str
     profile_dir: str
     log_period: int

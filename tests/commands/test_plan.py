@@ -6,10 +6,11 @@ import json
 import pytest
 
 from mfu_jax.cli import main
-from mfu_jax.commands import plan as command
 from mfu_jax.dumps.files import write
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.planning.compiling import TooLarge
+from mfu_jax.planning.step_sources import MaxTextStep
+from mfu_jax.trainer.planned_step import TrainerStep
 from tests.support.fake_compiler import TEXT
 
 FLOPS = 2 * 8**3  # of TEXT
@@ -34,10 +35,15 @@ def dump(tmp_path):
     return str(path)
 
 
+@pytest.fixture(autouse=True)
+def empty_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def fake_compiler(monkeypatch):
-    monkeypatch.setattr(command, "_COMPILER", "tests.support.fake_compiler")
-    monkeypatch.setattr(command, "_MAXTEXT", "tests.support.fake_compiler")
+    for source in (TrainerStep, MaxTextStep):
+        monkeypatch.setattr(source, "module", "tests.support.fake_compiler")
 
 
 def _plan(capsys, *words):
@@ -81,7 +87,7 @@ def test_a_run_from_stdin(capsys, fake_compiler, monkeypatch):
 
 def test_what_does_not_fit_has_figures_and_exit_code_1(capsys, monkeypatch):
     refusal = TooLarge(used_bytes=2**35, limit_bytes=2**34, message="too large")
-    compiled = "mfu_jax.planning.compiling.compile_known_flags"
+    compiled = "mfu_jax.planning.cache.compile_known_flags"
     monkeypatch.setattr(compiled, lambda *_, **__: (refusal, ()))
     code, shown = _plan(capsys, "topology=v6e-8")
     assert code == 1

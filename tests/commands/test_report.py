@@ -114,8 +114,9 @@ def test_our_own_file_and_log_say_what_the_run_said(report: Report, tmp_path: Pa
             logger.record(step, {"loss": 1 / (1 + step)}, step_time_seconds=0.25 + step / 100)
     summary = json.loads(path.with_name("metrics.jsonl.summary.json").read_text())
     answer = report(path)
-    for name in ("steps", "warmup_steps", "compile_steps", "median_seconds", "mfu", "last_loss"):
+    for name in ("warmup_steps", "compile_steps", "median_seconds", "mfu", "last_loss"):
         assert answer[name] == pytest.approx(summary[name], rel=1e-12), name
+    assert (answer["steps"], answer["measured_steps"]) == (9, summary["steps"])
     assert answer["tokens_per_sec_per_device"] == summary["tokens_per_sec_per_device"]
     of_log = report(log)
     assert (of_log["steps"], of_log["warmup_steps"]) == (summary["steps"], summary["warmup_steps"])
@@ -191,7 +192,7 @@ def test_what_is_not_finite_is_a_string_in_json(
     [
         ((), "usage: mfu-jax report"),
         (("missing.jsonl",), "cannot be read (No such file or directory)"),
-        (("folder",), "cannot be read (Is a directory)"),
+        (("folder",), "the folder 'folder' holds no metrics file"),
         (("empty.txt",), "holds no training step"),
         (("noise.txt",), "holds no training step"),
         (("both.txt",), "holds the steps as log and as maxtext"),

@@ -35,7 +35,7 @@ def evaluation(facts: Facts) -> tuple[float, str] | None:
     often = max(sum(programs.values()), facts.host(HostWork.EVALUATION).times)
     if often >= _OFTEN:
         ops = [op for op in facts.measured.ops if op.op.name.program in programs]
-        idle = idle_time(facts).evaluation
+        idle = idle_time(facts)[HostWork.EVALUATION]
         seconds += seconds_of(ops) + idle
         names = [program.module for program in programs] + [facts.host(HostWork.EVALUATION).name]
         seen.append(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mfu_jax.profiling.page.markup import Markup, joined, number, tag
-from mfu_jax.profiling.render import seconds_text, short
+from mfu_jax.formatting import seconds_text, short
+from mfu_jax.pages.document import quiet
+from mfu_jax.pages.markup import Markup, number, tag
 from mfu_jax.profiling.waterfall import MFU, Bar
 
 # The class of a bar, by how its name starts; all others are work that is not the model's.
@@ -67,4 +68,4 @@ def _row(
 def legend() -> Markup:
     """What the columns are."""
     note = "Seconds of a step, and points of MFU: percent of the step. They sum to the step."
-    return joined([tag("p", note, class_="quiet")])
+    return quiet(note)

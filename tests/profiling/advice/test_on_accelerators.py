@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.dumps import ModelFlops
+from mfu_jax.formatting import seconds_text
 from mfu_jax.profiling.advice import RULES
 from mfu_jax.profiling.profile import Profile
-from mfu_jax.profiling.render import render, seconds_text
+from mfu_jax.profiling.render import render
 from tests.support.written_profiles import (
     BANDWIDTH,
     TF32,

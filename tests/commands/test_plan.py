@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -115,9 +116,20 @@ def test_maxtext_without_sizes_has_no_mfu_and_says_so(capsys, fake_compiler):
 
 def test_a_run_from_stdin(capsys, fake_compiler, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({**RUN, "env": {"A": 1}})))
-    code, shown = _plan(capsys, "--run", "-", "--json")
+    code, shown = _plan(capsys, "--run", "-", f"maxtext_python={sys.executable}", "--json")
     assert code == 0
     assert json.loads(shown.out)["notes"] == ["environment variables are not set: A"]
+
+
+def test_a_run_without_maxtext_is_planned_by_the_reference_model(capsys, fake_compiler, tmp_path):
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({**RUN, "quantization": "int8"}), encoding="utf-8")
+    code, shown = _plan(capsys, "--run", str(file), "--json")
+    assert code == 0
+    assert json.loads(shown.out)["notes"] == [
+        "MaxText is not installed: the reference model's step is planned in its place",
+        "not followed by the reference model: quantization=int8",
+    ]
 
 
 def test_what_does_not_fit_has_figures_and_exit_code_1(capsys, monkeypatch):

@@ -16,8 +16,11 @@ from mfu_jax.planning.sweep.outcomes import Estimate, Outcome, estimate
 from mfu_jax.planning.sweep.space import Point
 
 REMAT = "remat_policy"
-# Each recomputes what the one before it does, and more.
-_THRIFT = ("none", "minimal", "full")
+# Each keeps a part of what the one before it keeps, and recomputes the rest.
+_THRIFT = (
+    *("none", "minimal_with_context", "minimal", "save_dot_except_mlpwi", "save_dot_except_mlp"),
+    *("save_qkv_proj", "full"),
+)
 _SURE = 1.03  # a line through two compiled peaks is this good: see docs/plan.md
 _UNSURE = 1.5  # one compiled peak: its fixed part is not known
 

@@ -19,6 +19,8 @@ from mfu_jax.planning.schedule import Timeline, timeline
 from mfu_jax.planning.targets import Target
 
 _DAY = 86400.0
+_COMPILERS_LIMIT = 1.01  # of the nominal memory: 95.74 of 95 GiB on v5p, as libtpu prints it
+_JAXS_SHARE = 0.75  # of a GPU's memory (JAX's docs, "GPU memory allocation")
 _LARGE_OUTPUT = 0.1  # of the peak: a state that is not donated, not a few metrics
 _UNITS = ("matmul", "vector", "kernel", "copy", "host")  # what is no transfer between devices
 
@@ -201,7 +203,7 @@ def make_plan(
     return Plan(
         target=str(target),
         chips=target.chips,
-        fits=True,
+        fits=_fits(memory, target),
         memory_peak_bytes=memory.get("peak_memory_in_bytes"),
         memory_limit_bytes=target.chip.memory_bytes,
         memory=kinds.kinds,
@@ -216,8 +218,25 @@ def make_plan(
         collectives=_collectives(line),
         layer=largest_layer(costs, durations),
         changes=changes(costs, durations, line, _room(memory, target)),
-        notes=_notes(costs, memory),
+        notes=(*_notes(costs, memory), *_gpu_memory(memory, target)),
         **_rates(costs, target, work, bound, seconds),
+    )
+
+
+def _fits(memory: Mapping[str, int], target: Target) -> bool:
+    """TPU compilers refuse what does not fit; GPU compilers, and dumps of other chips, do not."""
+    peak, limit = memory.get("peak_memory_in_bytes", 0), target.chip.memory_bytes
+    return not limit or peak <= limit * (1 if target.platform == "cuda" else _COMPILERS_LIMIT)
+
+
+def _gpu_memory(memory: Mapping[str, int], target: Target) -> tuple[str, ...]:
+    """What JAX has to be told to use so much of a GPU's memory."""
+    share = memory.get("peak_memory_in_bytes", 0) / (target.chip.memory_bytes or 1)
+    if target.platform != "cuda" or not _JAXS_SHARE < share <= 1:
+        return ()
+    return (
+        f"the step needs {percent(share)} of the memory, and JAX takes {percent(_JAXS_SHARE)}: set "
+        "XLA_PYTHON_CLIENT_MEM_FRACTION",
     )
 
 

@@ -56,7 +56,7 @@ class Plan:
         convention: of `model_flops`.
         step_time_bound_seconds: no run of this program is faster.
         step_time_seconds: the prediction.
-        step_time_range: where nine of ten measured runs would lie.
+        step_time_range: where nine of ten measured runs would lie; None if too few were compared.
         mfu: predicted.
         mfu_ceiling: MFU at the bound.
         hfu: predicted.

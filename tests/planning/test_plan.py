@@ -67,6 +67,15 @@ def test_all_collectives_are_exposed_where_the_program_has_no_asynchronous_ones(
         assert row["exposed_seconds"] == pytest.approx(row["seconds"])
 
 
+@pytest.mark.parametrize(("low", "expected"), [(0.9, 0.9), (0.1, None)])
+def test_the_range_is_that_of_other_runs_and_above_the_bound(text, plan, low, expected):
+    ranged = make_plan(ProgramDump(text=text), TARGET, residuals=(low, 1.2))
+    seconds, bound = ranged.step_time_seconds, ranged.step_time_bound_seconds
+    assert ranged.step_time_range == (expected * seconds if expected else bound, 1.2 * seconds)
+    assert f"({ranged.step_time_range[0]:.4g} to" in str(ranged)
+    assert plan.step_time_range is None
+
+
 def test_a_refused_program_does_not_fit():
     refusal = TooLarge(used_bytes=38 * 2**30, limit_bytes=31 * 2**30, message="38G exceeds 31G")
     plan = refused(TARGET, refusal)

@@ -9,6 +9,7 @@ from typing import Any
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
 from mfu_jax.formatting import percent, seconds_text
+from mfu_jax.planning import compared_runs
 from mfu_jax.planning.bound import bounds
 from mfu_jax.planning.changes import Change, Room, changes
 from mfu_jax.planning.compiling import TooLarge
@@ -58,7 +59,7 @@ class Plan:
         convention: of `model_flops`.
         step_time_bound_seconds: no run of this program is faster.
         step_time_seconds: the prediction.
-        step_time_range: where nine of ten measured runs would lie.
+        step_time_range: where nine of ten measured runs would lie; None if too few were compared.
         mfu: predicted.
         mfu_ceiling: MFU at the bound.
         hfu: predicted.
@@ -183,7 +184,8 @@ def make_plan(
         target: the chips.
         work: what its step is for; without it there is no MFU.
         efficiencies: of the chip; by default those of the house.
-        residuals: measured / predicted time of published runs, between which nine of ten lie.
+        residuals: measured / predicted time, between which nine of ten runs lie; by default those
+            of compared_runs.yml.
 
     Raises:
         HloParseError: the program's text is not optimised HLO.
@@ -212,7 +214,9 @@ def make_plan(
         executed_flops=costs.executed.total,
         step_time_bound_seconds=bound,
         step_time_seconds=seconds,
-        step_time_range=_range(seconds, bound, residuals),
+        step_time_range=_range(
+            seconds, bound, residuals or compared_runs.residuals(target.platform)
+        ),
         time_by_cause=dict(sorted(line.by_cause.items(), key=lambda pair: -pair[1])),
         bound_by_resource=resources,
         collectives=_collectives(line),

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.planning.compared_runs import residuals
 from mfu_jax.planning.compiling import TooLarge
 from mfu_jax.planning.plan import Work, make_plan, refused
 from mfu_jax.planning.targets import parse_target
@@ -74,7 +75,8 @@ def test_the_range_is_that_of_other_runs_and_above_the_bound(text, plan, low, ex
     seconds, bound = ranged.step_time_seconds, ranged.step_time_bound_seconds
     assert ranged.step_time_range == (expected * seconds if expected else bound, 1.2 * seconds)
     assert f"({ranged.step_time_range[0]:.4g} to" in str(ranged)
-    assert plan.step_time_range is None
+    low, high = residuals("tpu")
+    assert plan.step_time_range == (low * plan.step_time_seconds, high * plan.step_time_seconds)
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,7 @@ class Config:
     hang_seconds: float
     profile_steps: str
     profile_dir: str
+    dump_program: str
     log_period: int
     warmup_steps: int
     convention: Literal["maxtext", "exact", "dense"]

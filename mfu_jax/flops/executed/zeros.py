@@ -140,12 +140,13 @@ class Zeros:
         if mask.opcode != "and":
             return 0
         rows = []
-        for made, bound in (
-            self._origin(frame, frame.computation.operand(mask, i)) for i in (0, 1)
-        ):
+        for operand in (frame.computation.operand(mask, i) for i in (0, 1)):
+            made, bound = self._origin(frame, operand)
+            if bound.opcode != "compare":
+                return 0
             sides = [self._origin(made, made.computation.operand(bound, i))[1] for i in (0, 1)]
             numbers = [side for side in sides if side.opcode == "iota"]
-            if bound.opcode != "compare" or not numbers:
+            if not numbers:
                 return 0
             (dimension,) = numbers[0].integers("iota_dimension")
             rows.append(numbers[0].shape.dims[dimension])

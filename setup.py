@@ -43,11 +43,12 @@ setup(
     packages=[
         *find_packages(include=["mfu_jax", "mfu_jax.*"]),
         "mfu_jax.layers",
+        "mfu_jax.layers.families",
         "mfu_jax.configs",
     ],
     package_dir={"mfu_jax.layers": "layers", "mfu_jax.configs": "configs"},
     package_data={
-        "mfu_jax": ["**/*.yml", "profiling/page/*.css", "profiling/page/*.js", "py.typed"],
+        "mfu_jax": ["**/*.yml", "**/*.css", "**/*.js", "py.typed"],
         "mfu_jax.configs": ["*.yml", "models/*.yml"],
     },
     # Lower bounds only, the lowest with which scripts/test_matrix.sh passes: trainers pin these
@@ -72,6 +73,8 @@ setup(
         "tensorboard": ["tensorboard>=2.19"],
         "wandb": ["wandb>=0.18"],
         "mlflow": ["mlflow-skinny>=2.16"],
+        "plots": ["matplotlib>=3.8"],
+        "nvidia": ["nvidia-ml-py>=12.535"],
         "prometheus": ["prometheus-client>=0.20"],
         "clients": CLIENTS,
         "trace-hf": ["torch>=2.6", "transformers>=5.0"],
@@ -81,6 +84,7 @@ setup(
             *CLIENTS,
             *TEST_CORE,
             "import-linter>=2.5",
+            "matplotlib>=3.8",
             "mypy>=1.15",
             "ruff>=0.11",
             "tensorboard>=2.19",

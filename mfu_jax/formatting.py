@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_LONGEST_NAME = 60
+
 
 def readable(value: float) -> str:
     """Three decimals, or as many as it takes to show three digits of a small number.
@@ -40,6 +42,34 @@ def percent(fraction: float | None) -> str:
     if 0 < abs(fraction) < 0.01:
         return f"{readable(100 * fraction)}%" if abs(fraction) < 0.001 else f"{100 * fraction:.2f}%"
     return f"{100 * fraction:.1f}%"
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds, milliseconds or microseconds.
+
+    >>> [seconds_text(s) for s in (1.5, 0.0123, 0.0000456, -0.25, 0)]
+    ['1.500 s', '12.300 ms', '45.600 µs', '-250.000 ms', '0 s']
+    """
+    size = abs(seconds)
+    if not size:
+        return "0 s"
+    factor, unit = (1, "s") if size >= 1 else (1e3, "ms") if size >= 1e-3 else (1e6, "µs")
+    return f"{seconds * factor:.3f} {unit}"
+
+
+def printable(text: str) -> str:
+    """Text on one line, without control characters: a trace or a metric may hold any.
+
+    >>> printable("two\\n lines\\x1b")
+    'two lines�'
+    """
+    return "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
+
+
+def short(name: str) -> str:
+    """A name of at most 60 characters, on one line."""
+    name = printable(name)
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
 def json_text(value: Any) -> str:

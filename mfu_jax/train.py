@@ -7,128 +7,17 @@ Without a file it trains ``configs/demo.yml``. ``configs/base.yml`` lists every 
 SIGTERM, SIGINT, SIGHUP and SIGUSR1 (SLURM's ``--signal=USR1@120``) finish the step, save a
 checkpoint and stop; a second SIGINT ends at once. The same command resumes. Exit codes: 0 done,
 2 wrong input, 3 NaN or infinite loss, 74 a checkpoint is missing, 75 another process of the job
-died, 128 + the signal's number.
+died or, with abort_on_hang, the run hangs, 128 + the signal's number.
 """
 
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Sequence
-from typing import Any
-
-import jax
 
 from mfu_jax.errors import UserError, one_line
-from mfu_jax.logger.non_finite import NON_FINITE_EXIT_CODE, NonFiniteLossError
-from mfu_jax.logger.timing.compile_events import CompileLog
-from mfu_jax.trainer.checkpoint import CHECKPOINT_EXIT_CODE, Checkpointer, CheckpointError
-from mfu_jax.trainer.data import make_iterator
-from mfu_jax.trainer.job import Job
-from mfu_jax.trainer.memory import check_memory
-from mfu_jax.trainer.mesh import make_mesh, put_batch, rows_per_process
-from mfu_jax.trainer.pyconfig import Config, load
-from mfu_jax.trainer.run_logger import (
-    count_step,
-    find_step_peaks,
-    lock_run,
-    make_run_logger,
-    make_run_sinks,
-    settings_of,
-    step_profile,
-)
-from mfu_jax.trainer.state import TrainState, abstract_state, create_state, resolve_attention
-from mfu_jax.trainer.step import compile_eval_step, compile_train_step
-from mfu_jax.trainer.stopping import INTERRUPT_EXIT_CODE, StopRequest
-
-
-def train(config: Config, stop: StopRequest, job: Job) -> None:
-    """Trains until `config.steps` optimizer steps are done, or a stop is requested.
-
-    Raises:
-        UserError: the config does not fit the machine, the data or the checkpoint.
-        NonFiniteLossError: the loss became NaN or infinite.
-        CheckpointError: the last checkpoint, or with ``on_checkpoint_error=stop`` any, is missing.
-    """
-    compile_log = CompileLog()
-    mesh = make_mesh(config)
-    check_memory(config, jax.local_devices())
-    config = resolve_attention(config, mesh)
-    peaks = find_step_peaks(config)
-    data = _data(config, mesh, "train", config.gradient_accumulation_steps)
-    shapes = abstract_state(config, mesh)
-    with lock_run(config), Checkpointer(config) as checkpoints:
-        state = checkpoints.restore(shapes, data) or create_state(config, mesh)
-        start_step = int(state.step)
-        if start_step >= config.steps:
-            why = f"the checkpoint of {config.run_name!r} has {start_step} steps"
-            print(f"nothing to do: {why if start_step else 'steps=0'}")
-            return
-        settings = settings_of(config, start_step)
-        sinks = make_run_sinks(config, settings)
-        evaluate = _evaluator(config, mesh, shapes)
-        train_step = compile_train_step(config, mesh, shapes)
-        flops = count_step(config, train_step)
-        run_logger = make_run_logger(
-            config,
-            settings,
-            flops=flops,
-            state=state,
-            peaks=peaks,
-            sinks=sinks,
-            compile_log=compile_log,
-        )
-        tracing = step_profile(settings, train_step, flops)
-        with run_logger as logger, job.flushing(logger.flush), tracing:
-            for step in range(start_step, config.steps):
-                with logger.waiting("data"):
-                    batch = put_batch(next(data), mesh)
-                with tracing.step(step, logger):
-                    state, metrics = train_step(state, batch)
-                logger.record(step, metrics)
-                tracing.after(step, logger)
-
-                done = step + 1
-                if config.eval_interval and done % config.eval_interval == 0:
-                    with logger.pause("eval"):
-                        logger.record_eval(step, evaluate(state))
-                checkpoints.check()
-                stopping = stop.agreed(step)
-                if checkpoints.due(done) or stopping or done == config.steps:
-                    with logger.pause("checkpoint"):
-                        checkpoints.save(done, state, data)
-                if stopping:
-                    break
-        if jax.process_index() == 0:
-            print(flops.ledger.render())
-
-
-def _data(config: Config, mesh: jax.sharding.Mesh, split: str, accumulation: int) -> Any:
-    return make_iterator(
-        config,
-        split=split,
-        rows_per_process=rows_per_process(config, mesh),
-        accumulation=accumulation,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-    )
-
-
-def _evaluator(config: Config, mesh: jax.sharding.Mesh, shapes: TrainState) -> Any:
-    """A function from the state to the mean loss over the first `eval_steps` held-out batches."""
-    if not config.eval_interval:
-        return None
-    data = _data(config, mesh, "eval", 1)
-    beginning = data.get_state()
-    eval_step = compile_eval_step(config, mesh, shapes)
-
-    def evaluate(state: TrainState) -> dict[str, float]:
-        data.set_state(beginning)
-        sums = [eval_step(state, put_batch(next(data), mesh)) for _ in range(config.eval_steps)]
-        tokens = sum(float(weight) for _, weight in sums)
-        return {"avg_loss": sum(float(loss) for loss, _ in sums) / tokens, "total_weights": tokens}
-
-    return evaluate
+from mfu_jax.trainer.early_journal import start_journal
+from mfu_jax.trainer.pyconfig import load
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -140,45 +29,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if {"-h", "--help", "help"} & set(arguments):
         print(__doc__)
         return 0
-    job = Job()
     try:
         config = load(arguments)
-        job.join(config)
-        with StopRequest() as stop:
-            train(config, stop, job)
-            job.leave()
-    except KeyboardInterrupt:
-        return job.fail(INTERRUPT_EXIT_CODE, "SIGINT")
-    except Exception as error:
-        code = _exit_code(error)
-        job.await_verdict(error)
-        if code is None:
-            traceback.print_exc()
-            return job.fail(1, f"{type(error).__name__}: {error}")
+    except UserError as error:
         print(one_line(f"mfu_jax.train: {error}"), file=sys.stderr)
-        return job.fail(code, str(error))
-    _say_where(config)
-    return stop.exit_code
-
-
-def _exit_code(error: Exception) -> int | None:
-    """Of an error that is one line; None: it needs a traceback."""
-    if isinstance(error, UserError):
         return 2
-    if isinstance(error, NonFiniteLossError):
-        return NON_FINITE_EXIT_CODE
-    return CHECKPOINT_EXIT_CODE if isinstance(error, CheckpointError) else None
+    journal = start_journal(config)
+    from mfu_jax.trainer.loop import run  # imports JAX, which takes seconds
 
-
-def _say_where(config: Config) -> None:
-    if jax.process_index() != 0:
-        return
-    if config.metrics_path is not None:
-        print(f"metrics:     {config.metrics_path}")
-    if config.tensorboard_path is not None:
-        print(f"TensorBoard: tensorboard --logdir {config.tensorboard_path}")
-    if config.enable_checkpointing:
-        print(f"checkpoints: {config.run_directory / 'checkpoints'}")
+    return run(config, journal)
 
 
 if __name__ == "__main__":

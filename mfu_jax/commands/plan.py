@@ -4,55 +4,70 @@ usage: mfu-jax plan [FILE.yml] topology=v5p:8x8x8 [key=value …] [--json]
        mfu-jax plan PROGRAM.mfu topology=v5p:8x8x8 [model=N tokens_per_step=N] [--json]
        mfu-jax plan --maxtext topology=v5p:8x8x8 model_name=… [key=value …] [--json]
        mfu-jax plan --run RUN.json|- [--json]
+       mfu-jax plan --sweep topology=v6e-8 remat_policy=none,full per_device_batch_size=1..8 …
 
 The first form compiles the reference model's train step for the chips, in a process of its own;
 keys are those of configs/base.yml. Without a mesh, weights are split over all devices (fsdp). The
 second reads what mfu_jax.dump wrote. The third compiles MaxText's own step; keys are MaxText's. The
-fourth reads a measured run, one JSON object with MaxText's keys, mesh, remat and XLA flags.
+fourth reads a measured run, one JSON object with MaxText's keys, mesh, remat and XLA flags. With
+--sweep, keys with several values (a,b or 1..8) are combined: few of the points are compiled, the
+others estimated, and the fastest one that fits is printed as flags.
   maxtext_python=FILE  the interpreter that has MaxText (Python 3.12 or newer), if not this one
   topology=NAME:SHAPE  TPU chips: v5p:8x8x8, or a slice's name: v5p-128, v6e-8
   slices=N             TPU slices that the data-center network connects
   hardware=NAME        a GPU's name, with devices=N
   xla_flags=FLAGS      for the compiler, as the run has them: they change the schedule
   compile_seconds=N    most time that the compiler may take (default 1800)
+  compile_gib=N        most host memory that the compiler may take (default: no limit)
+  cache=FOLDER         of compiled programs (default ~/.cache/mfu_jax/plans; empty: none)
   tokens=N             tokens to train on: prints the days that takes
   price=N              of one chip for one hour, with tokens=: prints what it costs
   model=N              model FLOPs of the dumped step on one device
   tokens_per_step=N    tokens of the dumped step on one device
+  budget=20min         of a sweep: it starts no compile that would end later (s, min, h)
+  compiles=N           of a sweep: most compiles (default: a third of the points)
+  state=FILE           of a sweep: what it has compiled; the same command goes on from there
+                       (default: in the cache)
+  --html [OUT.html]    also writes a page: a layer's timeline, or the sweep's points (plan.html)
   --json               one JSON object on stdout"""
 
 from __future__ import annotations
 
-import dataclasses
+import importlib.util
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from mfu_jax.arguments import Arguments, check_key, parse
 from mfu_jax.dumps.files import SUFFIX, load
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, first_line
 from mfu_jax.formatting import json_text
-from mfu_jax.planning.measured_runs import FIXED, read_run
-from mfu_jax.planning.plan import Plan, Work, make_plan, refused
+from mfu_jax.planning import cache
+from mfu_jax.planning.measured_runs import MeasuredRun, read_run
+from mfu_jax.planning.plan import Plan, Work, make_plan
+from mfu_jax.planning.step_sources import MaxTextStep, StepSource, work_of
 from mfu_jax.planning.targets import Target, parse_target
 from mfu_jax.user_files import read_text
 from mfu_jax.values import typed
 
-_COMPILER = "mfu_jax.trainer.ahead_of_time"
-_MAXTEXT = "mfu_jax.planning.maxtext_step"
-_MODEL_KEYS = ("model_name", "per_device_batch_size", "max_target_length")
 _MOST_BYTES = 2**20
-_OWN = ("topology", "slices", "hardware", "devices", "xla_flags", "compile_seconds")
+_PAGES = (".html", ".htm")
+_OWN = (
+    *("topology", "slices", "hardware", "devices", "xla_flags", "compile_seconds", "compile_gib"),
+    *("html", "cache", "maxtext_python"),
+)
 _OWN_OF_RUN = ("tokens", "price")
 _OWN_OF_DUMP = ("model", "tokens_per_step")
-_MESH = ("data", "fsdp", "tensor")
+_OWN_OF_SWEEP = ("budget", "compiles", "state")
+_NUMBERS = (*_OWN_OF_RUN, *_OWN_OF_DUMP, "compile_seconds", "compile_gib")
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 1 if the step does not fit."""
-    arguments = parse(argv, flags=("--json", "--maxtext", "--run"))
-    for key in (*_OWN_OF_RUN, *_OWN_OF_DUMP, "compile_seconds"):
+    arguments = _parsed(argv)
+    for key in _NUMBERS:
         _number(arguments.values, key)  # a wrong one is told before a minute of compiling
     if "--run" in arguments.flags:
         return _show(arguments, _of_run(arguments))
@@ -63,21 +78,46 @@ def main(argv: Sequence[str]) -> int:
         devices=_whole(values, "devices"),
         slices=_whole(values, "slices") or 1,
     )
-    if "--maxtext" in arguments.flags:
-        return _show(arguments, _of_maxtext(arguments, target))
     if arguments.names and arguments.names[0].endswith(SUFFIX):
         return _show(arguments, _of_dump(arguments, target))
-    return _show(arguments, _of_config(arguments, target))
+    if "--sweep" in arguments.flags:
+        return _sweep(arguments, target)
+    source, keys = _source(arguments, target), _step_keys(values, _OWN_OF_RUN)
+    if wrong := source.invalid(keys):
+        raise UserError(wrong)
+    return _show(arguments, _compiled(arguments, target, source, keys))
+
+
+def _parsed(argv: Sequence[str]) -> Arguments:
+    """The words, without the page's name, which is in `values` under ``html``."""
+    found = parse(argv, flags=("--json", "--maxtext", "--run", "--sweep", "--html"))
+    pages = [name for name in found.names if name.endswith(_PAGES)]
+    if pages and ("--html" not in found.flags or len(pages) > 1):
+        raise UserError(f"{pages[0]!r}: expected a page once, after --html")
+    names = tuple(name for name in found.names if name not in pages)
+    page = (("html", (pages or ["plan.html"])[0]),) if "--html" in found.flags else ()
+    return Arguments(names=names, pairs=(*found.pairs, *page), flags=found.flags)
+
+
+def _write_page(arguments: Arguments, page: Callable[[], str]) -> None:
+    from mfu_jax.pages.document import write_page
+
+    if "html" in arguments.values:
+        where = write_page(arguments.values["html"], page())
+        print(f"mfu-jax plan: wrote {where}", file=sys.stderr)
 
 
 def _show(arguments: Arguments, plan: Plan) -> int:
-    from mfu_jax.planning.rendering import render
+    from mfu_jax.planning.page.plan_page import plan_page
 
+    values = arguments.values
+    run = {key: _number(values, key) for key in _OWN_OF_RUN}
+    plan = plan.for_run(**run)
     if "--json" in arguments.flags:
         print(json_text(plan.to_json()))
     else:
-        values = arguments.values
-        print(render(plan, _number(values, "tokens"), _number(values, "price")))
+        print(plan)
+    _write_page(arguments, lambda: plan_page(plan))
     return 0 if plan.fits else 1
 
 
@@ -93,23 +133,10 @@ def _of_dump(arguments: Arguments, target: Target) -> Plan:
     return make_plan(program, target, work=work)
 
 
-def _of_config(arguments: Arguments, target: Target) -> Plan:
-    words = [*arguments.names, *_trainer_words(arguments.values, target)]
-    return _compiled(arguments, target, _COMPILER, words, _work(words))
-
-
-def _of_maxtext(arguments: Arguments, target: Target) -> Plan:
-    values = arguments.values
-    own = (*_OWN, *_OWN_OF_RUN, "maxtext_python")
-    keys = {**FIXED, **{k: v for k, v in values.items() if k not in own}}
-    model = {k: v for k, v in values.items() if k in _MODEL_KEYS}
-    words = [f"{key}={value}" for key, value in keys.items()]
-    return _compiled(arguments, target, _MAXTEXT, words, work_of(model))
-
-
 def _of_run(arguments: Arguments) -> Plan:
+    own = ("maxtext_python", "compile_seconds", "compile_gib", "cache", "html", *_OWN_OF_RUN)
     for key in arguments.values:
-        check_key(key, ("maxtext_python", "compile_seconds", *_OWN_OF_RUN))
+        check_key(key, own)
     name = arguments.one_name("file with a run, or -")
     expected = "one JSON object, as docs/plan.md describes it"
     text = sys.stdin.read(_MOST_BYTES) if name == "-" else read_text(name, expected, _MOST_BYTES)
@@ -117,69 +144,169 @@ def _of_run(arguments: Arguments) -> Plan:
         run = read_run(json.loads(text))
     except ValueError as error:
         raise UserError(f"{name}: not JSON ({error}); expected {expected}") from None
-    words, flags = list(run.arguments), run.flags
-    plan = _compiled(arguments, run.target, _MAXTEXT, words, work_of(run.model), flags)
-    return dataclasses.replace(plan, notes=(*plan.notes, *run.notes))
+    source, keys, notes = _source_of_run(arguments, run)
+    work = work_of(run.model)
+    plan = _compiled(arguments, run.target, source, keys, work=work, flags=run.flags)
+    return plan.with_notes(*notes, *run.notes)
 
 
-def work_of(model: Mapping[str, Any]) -> Work:
-    """What a step of a MaxText config is for."""
-    from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, model_flops_per_device
+def _source_of_run(
+    arguments: Arguments, run: MeasuredRun
+) -> tuple[StepSource, Mapping[str, str], tuple[str, ...]]:
+    """MaxText's step where MaxText is installed, else the reference model's, and what that lacks.
 
-    return Work(
-        model_flops=round(model_flops_per_device(model, "maxtext").training),
-        tokens=float(calculate_tokens_per_device(model)),
-        convention="maxtext",
-    )
+    Raises:
+        UserError: the reference model's step cannot be made.
+    """
+    python = arguments.values.get("maxtext_python", "")
+    if python or importlib.util.find_spec("maxtext"):
+        return MaxTextStep(python), run.keys, ()
+    from mfu_jax.trainer.planned_run import reference_keys
+    from mfu_jax.trainer.planned_step import TrainerStep
+
+    source = TrainerStep(run.target)
+    keys, notes = reference_keys(run)
+    if wrong := source.invalid(keys):
+        raise UserError(wrong)
+    return source, keys, notes
+
+
+def _source(arguments: Arguments, target: Target) -> StepSource:
+    if "--maxtext" in arguments.flags:
+        return MaxTextStep(arguments.values.get("maxtext_python", ""))
+    from mfu_jax.trainer.planned_step import TrainerStep
+
+    return TrainerStep(target, arguments.names)
+
+
+def _step_keys(values: Mapping[str, str], own: Sequence[str]) -> dict[str, str]:
+    """What is the step's, not the plan's."""
+    return {key: value for key, value in values.items() if key not in (*_OWN, *own)}
 
 
 def _compiled(
     arguments: Arguments,
     target: Target,
-    module: str,
-    words: Sequence[str],
-    work: Work,
+    source: StepSource,
+    keys: Mapping[str, str],
+    *,
+    work: Work | None = None,
     flags: Sequence[str] = (),
+    seconds: float | None = None,
 ) -> Plan:
-    from mfu_jax.planning.compiling import Limits, Request, TooLarge, compile_known_flags
+    from mfu_jax.planning.compiling import Limits, Request, TooLarge
+    from mfu_jax.planning.plan import refused
 
     values = arguments.values
-    seconds = _number(values, "compile_seconds") or Limits.seconds
-    program, left_out = compile_known_flags(
+    unknown: tuple[str, ...] = ()
+    if work is None:
+        work, unknown = _work(source, keys)
+    most = _number(values, "compile_seconds") or Limits.seconds
+    program, notes = cache.compile_cached(
         Request(
-            module=module,
+            module=source.module,
             target=target,
-            python=values.get("maxtext_python") or sys.executable,
-            config={"arguments": list(words)},
+            python=source.python,
+            config={"arguments": source.words(keys)},
             flags=(*flags, *values.get("xla_flags", "").split()),
+            identity=source.identity(keys),
         ),
-        limits=Limits(seconds=seconds),
-        progress=lambda word: print(f"mfu-jax plan: {word} …", file=sys.stderr, flush=True),
+        folder=_cache_folder(values),
+        limits=Limits(
+            seconds=most if seconds is None else min(most, seconds),
+            memory_bytes=round(_number(values, "compile_gib") * 2**30),
+        ),
+        progress=_progress,
     )
     if isinstance(program, TooLarge):
         plan = refused(target, program, work)
     else:
         plan = make_plan(program, target, work=work)
-    return dataclasses.replace(plan, notes=(*plan.notes, *left_out))
+    return plan.with_notes(*notes, *unknown)
 
 
-def _trainer_words(values: Mapping[str, str], target: Target) -> list[str]:
-    words = [f"{k}={v}" for k, v in values.items() if k not in (*_OWN, *_OWN_OF_RUN)]
-    if not any(key in values for key in _MESH):
-        words += ["data=1", f"fsdp={target.devices}", "tensor=1"]
-    return words
+def _work(source: StepSource, keys: Mapping[str, str]) -> tuple[Work | None, tuple[str, ...]]:
+    """What the step is for; a note where its config does not say."""
+    try:
+        return source.work(keys), ()
+    except UserError as error:
+        return None, (f"no MFU: {first_line(error)}",)
 
 
-def _work(words: Sequence[str]) -> Work:
-    from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, model_flops_per_device
-    from mfu_jax.trainer.pyconfig import load as load_config
+def _sweep(arguments: Arguments, target: Target) -> int:
+    from mfu_jax.planning.page.sweep_page import sweep_page
+    from mfu_jax.planning.sweep.rendering import render_sweep
+    from mfu_jax.planning.sweep.running import Sweep, run
+    from mfu_jax.planning.sweep.space import Point, seconds_of, split
 
-    config = load_config(words)
-    return Work(
-        model_flops=round(model_flops_per_device(config, config.convention).training),
-        tokens=float(calculate_tokens_per_device(config)),
-        convention=config.convention,
+    values = arguments.values
+    source = _source(arguments, target)
+    fixed, points = split(_step_keys(values, _OWN_OF_SWEEP))
+
+    def keys(point: Point) -> dict[str, str]:
+        return {**fixed, **point.values}
+
+    def compiled(point: Point, seconds: float | None) -> Plan:
+        return _compiled(arguments, target, source, keys(point), seconds=seconds)
+
+    result = run(
+        Sweep(
+            target=str(target),
+            points=points,
+            flags=lambda point: source.run_words(keys(point)),
+            compile=compiled,
+            invalid=lambda point: source.invalid(keys(point)),
+            analytic=lambda point: source.analytic(keys(point)),
+            limit_bytes=target.chip.memory_bytes,
+            most_compiles=_whole(values, "compiles"),
+            budget_seconds=seconds_of(values["budget"]) if "budget" in values else None,
+        ),
+        state=_state(arguments, source, target, fixed, points),
+        progress=_progress,
     )
+    print(json_text(result.to_json()) if "--json" in arguments.flags else render_sweep(result))
+    _write_page(arguments, lambda: sweep_page(result))
+    return 0 if result.winner else 1
+
+
+def _state(
+    arguments: Arguments,
+    source: StepSource,
+    target: Target,
+    fixed: Mapping[str, str],
+    points: Sequence[Any],
+) -> Any:
+    """The state file; None without one and without a cache."""
+    from mfu_jax.planning.compiling import Request
+    from mfu_jax.planning.sweep.state_file import StateFile
+
+    values = arguments.values
+    first = {**fixed, **points[0].values}
+    wrong = source.invalid(first)
+    sweep = cache.key_of(
+        Request(
+            module=source.module,
+            target=target,
+            python=source.python,
+            config={"arguments": source.words(fixed), "points": [str(p) for p in points]},
+            flags=tuple(values.get("xla_flags", "").split()),
+            identity={} if wrong else source.identity(first),
+        )
+    )
+    folder = _cache_folder(values)
+    if "state" in values:
+        return StateFile(Path(values["state"]), sweep)
+    return StateFile(folder / "sweeps" / f"{sweep}.jsonl", sweep) if folder else None
+
+
+def _cache_folder(values: Mapping[str, str]) -> Path | None:
+    if "cache" in values:
+        return Path(values["cache"]) if values["cache"] else None
+    return cache.default_folder()
+
+
+def _progress(word: str) -> None:
+    print(f"mfu-jax plan: {word} …", file=sys.stderr, flush=True)
 
 
 def _whole(values: Mapping[str, str], key: str) -> int | None:

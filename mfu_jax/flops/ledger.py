@@ -88,6 +88,18 @@ class Ledger:
 
     def render(self) -> str:
         """The ledger as a table for the console."""
+        return "\n".join(
+            [*_table(self._rows(), self.executed), *(f"  note: {n}" for n in self.notes)]
+        )
+
+    def _repr_html_(self) -> str:
+        from mfu_jax.pages.fragment import fragment
+
+        head, *rows = _cells(self._rows(), self.executed)
+        return fragment("FLOPs ledger", head, rows, words=(3,), notes=self.notes)
+
+    def _rows(self) -> list[tuple[str, int | None, str]]:
+        """Label, FLOPs and note of every line."""
         rows: list[tuple[str, int | None, str]] = []
         for i, line in enumerate(self.lines):
             rows.append((line.label if i == 0 else f"+ {line.label}", line.flops, line.note))
@@ -101,16 +113,22 @@ class Ledger:
             factor = self.xla_factor
             off = "" if factor is None else f"{factor:.3g} × executed"
             rows.append(("= XLA-reported", self.xla_reported, off))
-        return "\n".join([*_table(rows, self.executed), *(f"  note: {n}" for n in self.notes)])
+        return rows
 
 
 def _table(rows: list[tuple[str, int | None, str]], whole: int) -> list[str]:
-    cells = [("  FLOPs per step per device", "FLOPs", "of executed", "")]
+    cells = [(f"  {label}", *rest) for label, *rest in _cells(rows, whole)]
+    return columns(cells, "<>><")
+
+
+def _cells(rows: list[tuple[str, int | None, str]], whole: int) -> list[tuple[str, ...]]:
+    """The head and the rows, as text."""
+    cells: list[tuple[str, ...]] = [("FLOPs per step per device", "FLOPs", "of executed", "")]
     for label, flops, note in rows:
         number = "-" if flops is None else f"{flops:,}"
         share = f"{flops / whole:.2%}" if whole and flops is not None else ""
-        cells.append((f"  {label}", number, share, note))
-    return columns(cells, "<>><")
+        cells.append((label, number, share, note))
+    return cells
 
 
 def compare_flops(

@@ -15,6 +15,8 @@ import jax
 from mfu_jax.boundary import Boundary
 from mfu_jax.hardware.step_peaks import StepPeaks, find_peaks
 from mfu_jax.instrumentation.counts import ModelCount
+from mfu_jax.logger.journal.absent import NoJournal
+from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import Sink, make_sink
 from mfu_jax.logger.step_cost import StepCost
@@ -25,7 +27,7 @@ from mfu_jax.settings import Settings
 def sinks_of(
     settings: Settings, *, total_steps: int | None = None, progress: bool | None = None
 ) -> list[Sink]:
-    """A console, plus JSONL and TensorBoard if the settings name a path; process 0 only.
+    """A console, plus JSONL, TensorBoard, Prometheus if the settings name a path; process 0 only.
 
     Args:
         settings: name the paths, and the step from which to resume.
@@ -46,6 +48,8 @@ def sinks_of(
         sinks.append(make_sink("jsonl", settings.metrics_file, **files))
     if settings.tensorboard_dir:
         sinks.append(make_sink("tensorboard", settings.tensorboard_dir, **files))
+    if settings.prometheus_textfile:
+        sinks.append(make_sink("prometheus", port=None, textfile=settings.prometheus_textfile))
     return sinks
 
 
@@ -56,8 +60,9 @@ def logger_of(
     sinks: Sequence[Sink] | None = None,
     compile_log: CompileLog | None = None,
     boundary: Boundary | None = None,
+    journal: Journal | NoJournal | None = None,
 ) -> MetricLogger:
-    """The logger that the settings describe.
+    """The logger that the settings describe, and in every process a journal.
 
     Args:
         settings: numbers of steps, warm-up, log period, aborts; and the sinks.
@@ -65,17 +70,29 @@ def logger_of(
         sinks: instead of `sinks_of(settings)`.
         compile_log: see `MetricLogger`, like the next one.
         boundary: where failures are reported.
+        journal: instead of one beside the settings' metrics file.
 
     Raises:
         UserError: an output folder cannot be written.
     """
+    if sinks is None:
+        sinks = sinks_of(settings)
     return MetricLogger(
         cost=cost,
         config=settings.logger_config(),
-        sinks=sinks_of(settings) if sinks is None else sinks,
+        sinks=sinks,
         compile_log=compile_log,
         boundary=boundary,
+        journal=journal or open_journal(settings.metrics_file, boundary=boundary),
     )
+
+
+def open_journal(metrics_file: Any, **options: Any) -> Journal | NoJournal:
+    """The journal of this process beside a metrics file, if there is one; see `Journal`."""
+    if not metrics_file:
+        return NoJournal()
+    index, processes = jax.process_index(), jax.process_count()
+    return Journal(metrics_file, index=index, processes=processes, **options)
 
 
 def peaks_of(

@@ -1,38 +1,55 @@
-"""Device traces of chosen steps of an instrumented step, for TensorBoard's or XProf's viewer."""
+"""Device traces of chosen steps, for `mfu-jax profile` and the viewers of TensorBoard and XProf."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
+from mfu_jax.boundary import Boundary
+from mfu_jax.hardware.peak import Peak
+from mfu_jax.instrumentation.trace_reading import READ_SECONDS, TraceReading
+from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
 from mfu_jax.settings import Settings, parse_steps
 
 _log = logging.getLogger("mfu_jax")
+
+_NO_MARK = contextlib.nullcontext()
 
 
 class StepProfile:
     """Traces the devices from the start of one step to the end of another one.
 
+    What the trace says goes to the record of the step at which it is read, as ``profile/…``.
+    Nothing here fails the run: without a trace there is one warning.
+
     Args:
-        steps: as `Settings.profile_steps` has them; empty: none.
-        folder: the trace goes to its ``plugins/profile/``.
+        settings: which steps, and the folder: the trace goes to its ``plugins/profile/``.
+        peak: of one device, called on another thread once there is a trace; it may wait.
+        boundary: where failures are reported.
     """
 
-    def __init__(self, steps: str, folder: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        peak: Callable[[], Peak | None],
+        boundary: Boundary | None = None,
+    ) -> None:
+        steps = settings.profile_steps
         self._first, self._last = parse_steps(steps) if steps else (0, -1)
-        self._folder = folder
+        self._folder = settings.trace_folder
+        self._hardware = settings.hardware
+        self._peak = peak
+        self._boundary = boundary or Boundary()
         self._is_on = False
         self._is_done = not steps
-
-    @classmethod
-    def of(cls, settings: Settings) -> StepProfile | None:
-        """The profile that the settings ask for, if any."""
-        if not settings.profile_steps:
-            return None
-        return cls(settings.profile_steps, settings.trace_folder)
+        self._marked = -1
+        self._logger: Any = None
+        self._reading: TraceReading | None = None
 
     def __enter__(self) -> StepProfile:
         return self
@@ -43,29 +60,77 @@ class StepProfile:
     def step(self, number: int, logger: Any) -> contextlib.AbstractContextManager[Any]:
         """Wraps the call of a step: marks it in the trace, which the first step starts."""
         if not self._is_on and not self._is_done and self._first <= number <= self._last:
-            with logger.pause("profile"):
-                jax.profiler.start_trace(self._folder)
-            self._is_on = True
+            self._logger = logger
+            self._attempt("there is no device trace", self._start)
         if not self._is_on:
-            return contextlib.nullcontext()
+            return _NO_MARK
+        self._marked = number
         return jax.profiler.StepTraceAnnotation("train", step_num=number)
 
-    def after(self, number: int, logger: Any) -> None:
-        """Called after a step is recorded: the last step ends the trace."""
+    def after(self, number: int, logger: Any, *, is_last: bool = False) -> None:
+        """Called after a step is recorded: the last step ends the trace.
+
+        Args:
+            number: of the step.
+            logger: takes the trace's numbers once they are known.
+            is_last: of the run: it waits for them.
+        """
         if self._is_on and number >= self._last:
-            with logger.pause("profile"):
-                self._stop()
+            self._attempt("the device trace does not end", self._stop_in_pause)
+        if self._reading is not None and (is_last or self._reading.is_done):
+            self._attempt("the profile is not in the metrics", self._log_numbers_in_pause)
 
     def close(self) -> None:
-        """Ends the trace if the run ends before the last step of the range."""
+        """Ends the trace if the run ends before the last step of the range; waits for its numbers.
+
+        Close it before the logger.
+        """
         if self._is_on:
-            self._stop()
+            self._attempt("the device trace does not end", self._stop)
         elif not self._is_done:
             _log.warning(
                 "profile_steps=%d-%d: the run had none of these steps", self._first, self._last
             )
+        if self._reading is not None:
+            self._attempt("the profile is not in the metrics", self._log_numbers)
+
+    def _start(self) -> None:
+        self._is_done = True  # one attempt
+        with self._logger.pause("profile"):
+            jax.profiler.start_trace(self._folder)
+        self._is_on = True
+
+    def _stop_in_pause(self) -> None:
+        with self._logger.pause("profile"):
+            self._stop()
 
     def _stop(self) -> None:
-        self._is_on, self._is_done = False, True
+        self._is_on = False
         jax.profiler.stop_trace()
-        _log.info("device trace of steps %d to %d: %s", self._first, self._last, self._folder)
+        steps = f"steps {self._first} to {self._marked}"
+        _log.info("device trace of %s: %s", steps, self._folder)
+        if jax.process_index() == 0:  # which has the sinks
+            self._reading = TraceReading(
+                self._folder,
+                steps,
+                peak=self._peak,
+                hardware=self._hardware,
+                boundary=self._boundary,
+            )
+
+    def _log_numbers_in_pause(self) -> None:
+        with self._logger.pause("profile"):
+            self._log_numbers()
+
+    def _log_numbers(self) -> None:
+        reading, self._reading = self._reading, None
+        assert reading is not None
+        reading.wait(READ_SECONDS)
+        if reading.numbers:
+            with self._logger.lock:  # other threads may record other steps
+                self._logger.spans.add_numbers(
+                    {**reading.numbers, "profile/last_step": self._marked}
+                )
+
+    def _attempt(self, missing: str, function: Callable[[], None]) -> None:
+        self._boundary.attempt(missing, function, passes=MEANT_FOR_THE_LOOP)

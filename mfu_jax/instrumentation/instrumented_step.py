@@ -11,7 +11,6 @@ from mfu_jax.errors import UserError
 from mfu_jax.flops.ledger import Ledger
 from mfu_jax.flops.lengths import Lengths
 from mfu_jax.instrumentation.counts import StepFlops
-from mfu_jax.instrumentation.device_trace import StepProfile
 from mfu_jax.instrumentation.jitting import caller_of, jitted, jitting_error, name_of
 from mfu_jax.instrumentation.options import (
     check_kinds,
@@ -123,7 +122,6 @@ def instrument(
             metrics=metrics,
             documents=PackedDocuments(segment_ids) if segment_ids else None,
             sinks=sinks,
-            profile=StepProfile.of(resolved),
             trip_counts=checked_trip_counts(trip_counts),
             lengths=lengths,
         )

@@ -17,6 +17,7 @@ import jax
 from mfu_jax.boundary import Boundary, guarded
 from mfu_jax.errors import UserError
 from mfu_jax.flops.lengths import Lengths
+from mfu_jax.hardware.peak import Peak
 from mfu_jax.instrumentation.assembly import logger_of
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.device_trace import StepProfile
@@ -61,7 +62,6 @@ class StepOptions(NamedTuple):
     metrics: Select | None
     documents: PackedDocuments | None
     sinks: Sequence[Sink] | None
-    profile: StepProfile | None
     trip_counts: Mapping[str, int] | None
     lengths: Lengths
 
@@ -113,6 +113,11 @@ class StepObserver:
         self._programs = StepPrograms(
             self._compile_log, self._boundary, has_earlier_programs=programs_of(call) != 0
         )
+        self._profile = None
+        if options.settings.profile_steps:
+            self._profile = StepProfile(
+                options.settings, peak=self._traced_peak, boundary=self._boundary
+            )
         self._ledgers: list[tuple[Any, ...]] = []
         self._said_traced = False
         self._is_lost = False
@@ -158,7 +163,7 @@ class StepObserver:
                 "the documents of a batch are not known, all its pairs are counted",
                 options.documents.of, args, kwargs,
             )  # fmt: skip
-        if options.profile is not None:
+        if self._profile is not None:
             mark = self._boundary.attempt("there is no device trace", self._begin_trace)
         compile_count = self._programs.begin_call()
         logger.begin_call()
@@ -199,7 +204,7 @@ class StepObserver:
                 logger.spans.add_call(logger.next_step - 1, metrics)
                 return
             logger.record(logger.next_step, metrics, cost=cost)
-        if self._options.profile is not None:
+        if self._profile is not None:
             self._boundary.attempt("the device trace does not end", self._end_trace)
 
     @guarded("the device trace has one step more")
@@ -218,8 +223,8 @@ class StepObserver:
 
     def close(self) -> None:
         """Ends the trace and the counts; writes nothing more."""
-        if self._options.profile is not None:
-            self._boundary.attempt("the device trace does not end", self._options.profile.close)
+        if self._profile is not None:
+            self._boundary.attempt("the device trace does not end", self._profile.close)
         self._boundary.attempt(
             f"HFU of {self._step.__name__} may not be known", self._programs.close, COUNT_SECONDS
         )
@@ -244,12 +249,20 @@ class StepObserver:
         return summary if summary.has_steps else None
 
     def _begin_trace(self) -> Any:
-        mark = self._options.profile.step(self.logger.next_step, self.logger)  # type: ignore[union-attr]
+        mark = self._profile.step(self.logger.next_step, self.logger)  # type: ignore[union-attr]
         mark.__enter__()
         return mark
 
     def _end_trace(self) -> None:
-        self._options.profile.after(self.logger.next_step - 1, self.logger)  # type: ignore[union-attr]
+        self._profile.after(self.logger.next_step - 1, self.logger)  # type: ignore[union-attr]
+
+    def _traced_peak(self) -> Peak | None:
+        """Of the program that ran last, once its dump is beside the trace."""
+        analysis = None if self.current is None else self.current.analysis
+        if analysis is None:
+            return None
+        analysis.wait(COUNT_SECONDS)
+        return None if analysis.peaks is None else analysis.peaks.main
 
     def _program_of(
         self, begun: Begun, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any

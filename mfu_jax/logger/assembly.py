@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from mfu_jax.boundary import Boundary
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.logger.config import ConfigFields, LoggerConfig
 from mfu_jax.logger.disabled import DISABLED_SCOPE
+from mfu_jax.logger.journal.absent import NoJournal
+from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.sinks.console import ConsoleSink
 from mfu_jax.logger.step_cost import CostFields, StepCost
@@ -73,6 +76,22 @@ def checked_sinks(sinks: Sequence[Sink]) -> Sequence[Sink]:
         f"sinks={sinks!r}: expected a list of sinks; usually a name, or a single sink without "
         f"brackets; pass sinks=[make_sink('console')], or [] for none"
     )
+
+
+def journal_of(
+    sinks: Sequence[Sink],
+    boundary: Boundary,
+    clock: Callable[[], float],
+    monotonic: Callable[[], float],
+) -> Journal | NoJournal:
+    """A journal beside the metrics file that one of the sinks writes, if one does."""
+    made_by = [sink.made_by for sink in sinks if getattr(sink, "made_by", None)]
+    paths = [made[1]["path"] for made in made_by if made and made[0] == "jsonl"]
+    if not paths:
+        return NoJournal()
+    index, processes = jax.process_index(), jax.process_count()
+    options: dict[str, Any] = {"clock": clock, "monotonic": monotonic, "boundary": boundary}
+    return Journal(paths[0], index=index, processes=processes, **options)
 
 
 def whole_number(step: Any) -> int:

@@ -31,6 +31,7 @@ from mfu_jax.boundary import Boundary, guarded
 from mfu_jax.logger.assembly import (
     LoggerFields,
     disabled_scope,
+    journal_of,
     no_span,
     no_summary,
     refused_metrics,
@@ -41,6 +42,8 @@ from mfu_jax.logger.assembly import (
 )
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.disabled import DisabledLogger
+from mfu_jax.logger.journal.absent import NoJournal
+from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP, NonFiniteLossError
 from mfu_jax.logger.phases import Phase, PhaseBook, StepScope
 from mfu_jax.logger.pipeline import RecordPipeline
@@ -75,6 +78,7 @@ class MetricLogger:
         monotonic: monotonic clock in seconds, trusted when the two disagree.
         watcher: replaces the thread that sees a step end while the loop waits for data.
         boundary: where failures are reported, if shared.
+        journal: of this process; by default one beside the metrics file, if a sink writes one.
         **fields: any field of `StepCost` (``model_flops_per_device=…``) and of `LoggerConfig`
             (``warmup_steps=…``); it replaces that field of `cost` or `config`.
 
@@ -103,6 +107,7 @@ class MetricLogger:
         monotonic: Callable[[], float] = time.monotonic,
         watcher: Watcher | None = None,
         boundary: Boundary | None = None,
+        journal: Journal | NoJournal | None = None,
         **fields: Unpack[LoggerFields],
     ) -> None:
         self.cost, config = with_fields(cost, config, fields)
@@ -112,9 +117,8 @@ class MetricLogger:
         self.lock = threading.RLock()
         self._small = SmallMetrics()
         self._compiled_before_seconds = self._compile_log.seconds
-        self._builder = RecordBuilder(
-            self.cost, config, compile_is_seen=self._compile_log.available
-        )
+        seen = self._compile_log.available
+        self._builder = RecordBuilder(self.cost, config, compile_is_seen=seen)
         if self._compiled_before_seconds:
             self._builder.add_spans({"compile": self._compiled_before_seconds})
         self._last_step = config.start_step - 1
@@ -122,12 +126,14 @@ class MetricLogger:
         self._summary: Summary | None = None
         self._thread_id, self._process_id = threading.get_ident(), os.getpid()
         self._closing = threading.RLock()
-        self._watchdog = Watchdog(config, self._boundary, monotonic=monotonic)
-        self._pipeline = RecordPipeline(
-            self._builder, sinks_of_process(sinks, config), config, on_record=self._watchdog.saw
-        )
+        watchdog = self._watchdog = Watchdog(config, self._boundary, monotonic=monotonic)
+        used = sinks_of_process(sinks, config)
+        self._journal = journal or journal_of(used, self._boundary, clock, monotonic)
+        self._pipeline = RecordPipeline(self._builder, used, config, watchdog.saw, self._journal)
+        watchdog.connect(self._pipeline.hosts.who_is_silent, self._pipeline.flush)
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
-        self.spans = LoopSpans(self._timer, self._pipeline, self._watchdog, self._boundary)
+        written = (self._pipeline, self._watchdog, self._boundary, self._journal)
+        self.spans = LoopSpans(self._timer, *written)
         self.phases = PhaseBook(
             monotonic, warmup_steps=config.warmup_steps, boundary=self._boundary
         )
@@ -167,13 +173,12 @@ class MetricLogger:
         Args:
             step: its number, larger than the last one.
             metrics: name -> scalar: a JAX array, a number, or a function that returns one or
-                None, called later on a background thread. Names without a slash (``loss``, …) are
-                shown under ``learning/``; an array under a name that starts with ``_`` is waited
-                for, but not shown. Nothing is copied to the host here, and nothing larger than a
-                vector of 16 numbers is kept.
+                None, called later on a background thread. ``loss`` is shown as ``learning/loss``,
+                ``_loss`` only waited for. Nothing is copied to the host here, and nothing larger
+                than a vector of 16 numbers is kept.
             step_time_seconds: the step's time, if the caller measured it: the logger doesn't wait.
-            cost: what this step costs, if that differs from the other steps; or a function that
-                returns it, called later on a background thread.
+            cost: of this step, if it differs; or a function that returns it, called later on a
+                background thread.
 
         Raises:
             NonFiniteLossError: an earlier step's loss is NaN or infinite.
@@ -230,9 +235,9 @@ class MetricLogger:
         the next step starts where the pause ends. A pause or wait inside is part of the outer one.
 
         Args:
-            name: ``eval``, ``checkpoint``, ``compile``, or any other.
-            flush: write all records to disk first, so that a checkpoint never has more steps than
-                the metrics; by default only for ``checkpoint``.
+            name: ``eval``, ``checkpoint``, ``restore``, or any other.
+            flush: write all records to disk first; by default for ``checkpoint``, which then never
+                has more steps than the metrics.
 
         Raises:
             NonFiniteLossError: on entry, so that a broken state is never checkpointed.
@@ -244,8 +249,7 @@ class MetricLogger:
     def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[None]:
         """Context manager for waits during which the device may be busy: ``next(batches)``.
 
-        Costs nothing while the device is busy. The part during which it is idle is
-        ``goodput/<name>_wait_seconds`` and excluded from every step's time.
+        The part in which it is idle is ``goodput/<name>_wait_seconds``, and in no step's time.
         """
         return self.spans.wait(name)
 
@@ -253,11 +257,7 @@ class MetricLogger:
     def step(self, number: int | None = None) -> StepScope:
         """Context manager around one step, recorded at its end: ``with logger.step() as step: …``.
 
-        Functions instrumented with this logger add their cost and metrics; add others with
-        ``step.log(loss=…)``.
-
-        Args:
-            number: the step's number; by default the one after the last step.
+        Functions instrumented with this logger add their cost and metrics; `step.log` adds others.
         """
         return self.phases.step(self, self.next_step if number is None else number)
 
@@ -278,12 +278,7 @@ class MetricLogger:
     def write_setup(
         self, values: Mapping[str, Any] | None = None, texts: Mapping[str, str] | None = None
     ) -> None:
-        """Writes the set-up, known before the first step, to every sink.
-
-        Args:
-            values: configuration and facts, name -> value.
-            texts: longer texts by tag, such as the ledger.
-        """
+        """Writes the set-up, known before the first step, to every sink: facts and longer texts."""
         self._pipeline.tell("write_setup", dict(values or {}), dict(texts or {}))
 
     @guarded("a text is not written")
@@ -327,6 +322,7 @@ class MetricLogger:
     @guarded("metrics may not all be written", passes=MEANT_FOR_THE_LOOP)
     def __exit__(self, kind: object, *error: object) -> None:
         if kind is not None and self._summary is None:
+            self._journal.stop(f"exception: {getattr(kind, '__name__', kind)}")
             self._pipeline.tell("write_failure", repr(error[0])[:300])
         self.close() if kind is None else self._close()
 
@@ -346,7 +342,7 @@ class MetricLogger:
         try:
             attempt("metrics may not all be written", self._close_pipeline)
         finally:
-            for part in (self._watchdog, self._timer, self.phases):
+            for part in (self._watchdog, self._timer, self.phases, self._journal):
                 attempt("the logger is not closed", part.close)
             attempt("the logger is not closed", self._compile_log.unsubscribe, self._on_compile)
             attempt("the logger is not closed", atexit.unregister, self._close_quietly)
@@ -393,7 +389,10 @@ class MetricLogger:
             raise NonFiniteLossError(failure.step, failure.value)
 
     def _on_compile(self, event: CompileEvent) -> None:
-        if event.thread_id == self._thread_id and not self.spans.active:
+        if event.thread_id != self._thread_id:
+            return
+        self._journal.compiled(event)
+        if not self.spans.active:
             self.phases.compiling()
             self._timer.compiling(event)
             self._watchdog.compiling(event.stage)

@@ -14,9 +14,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mfu_jax.boundary import Boundary
 from mfu_jax.logger.backlog import Backlog, backlogs_of
 from mfu_jax.logger.builder_thread import BuilderThread
 from mfu_jax.logger.config import LoggerConfig
+from mfu_jax.logger.health.watch import HealthWatch
+from mfu_jax.logger.hosts.watch import HostWatch
+from mfu_jax.logger.journal.absent import NoJournal
+from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.non_finite import LossWatch, NonFiniteLossError
 from mfu_jax.logger.records import RecordBuilder
 from mfu_jax.logger.sink_worker import SinkWorker
@@ -35,6 +40,8 @@ CLOSE_SECONDS = 1.0
 # Instead of all that for a sink that has hung before, so that no later checkpoint waits for it.
 HUNG_DRAIN_SECONDS = 0.5
 
+_NO_JOURNAL = NoJournal()
+
 
 class RecordPipeline:
     """Builds a record of every step and passes it to all sinks, off the training thread.
@@ -44,8 +51,10 @@ class RecordPipeline:
         sinks: where records go; closed with the pipeline.
         config: which losses are failures, and how many steps may wait.
         on_record: called with every record, on the builder's thread.
+        journal: notes the steps.
 
     Attributes:
+        hosts: compares the processes of the job.
         failure: the first loss that is not finite; every step up to it has been written, and no
             later step is.
     """
@@ -55,12 +64,16 @@ class RecordPipeline:
         builder: RecordBuilder,
         sinks: Sequence[Sink],
         config: LoggerConfig,
-        *,
         on_record: Callable[[StepRecord], None] = lambda record: None,
+        journal: Journal | NoJournal = _NO_JOURNAL,
     ) -> None:
         self.failure: NonFiniteLossError | None = None
+        self._boundary = Boundary()
+        self.hosts = HostWatch(config, self._boundary)
+        self._health = HealthWatch(config, self._boundary)
         self._builder = builder
         self._on_record = on_record
+        self._journal = journal
         self._workers = []
         for sink, kept in zip(sinks, backlogs_of(sinks, config.start_step), strict=True):
             _warn(sink, kept)
@@ -132,6 +145,8 @@ class RecordPipeline:
     def _end(self, end: float, summarize: Callable[[], Summary]) -> Summary:
         """Ends the threads; what is not written by now goes to the backlogs."""
         self._thread.close(HUNG_DRAIN_SECONDS)
+        self.hosts.close()
+        self._health.close()
         for worker in self._workers:
             if worker.has_hung:
                 worker.abandon()
@@ -170,7 +185,8 @@ class RecordPipeline:
         if self.failure is not None:
             return
         self._builder.prepare(steps)
-        built = (self._build(step, is_last=is_last) for step in steps)
+        built = [self._build(step, is_last=is_last) for step in steps]
+        self._journal.steps(list(zip(steps, built, strict=True)))
         records = [record for record in built if record is not None]
         for worker in self._workers:
             worker.put(records)
@@ -181,6 +197,7 @@ class RecordPipeline:
             return None
         try:
             record = self._builder.build(step, is_last=is_last)
+            record = self._watch(step, record)
         except Exception:
             self._lost_steps += 1
             if self._lost_steps == 1:
@@ -189,6 +206,16 @@ class RecordPipeline:
         self.failure = self._losses.judge(step.step, record.scalars.get("learning/loss"))
         self._on_record(record)
         return record
+
+    def _watch(self, step: TimedStep, record: StepRecord) -> StepRecord:
+        """The record with what the watches say of it; without that, if they fail."""
+        try:
+            record = self._health.adds(step, record)
+            self.hosts.add(step, record.kind)
+            return self.hosts.adds(record)
+        except Exception as error:
+            self._boundary.report(error, "slow steps, drift and slow hosts may not be told")
+            return record
 
 
 def _warn(sink: Sink, backlog: Backlog | None) -> None:

@@ -13,6 +13,8 @@ import jax
 import numpy as np
 
 from mfu_jax.boundary import Boundary, guarded
+from mfu_jax.logger.journal.absent import NoJournal
+from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
 from mfu_jax.logger.pipeline import RecordPipeline
 from mfu_jax.logger.timing.readiness import block_until_ready
@@ -30,17 +32,26 @@ class LoopSpans:
         pipeline: where a step goes once nothing can be added to it.
         watchdog: does not watch a pause.
         boundary: where failures are reported.
+        journal: notes the pauses.
 
     Attributes:
         held: a timed step to which a later eval or pause may still add.
-        late: results of an eval whose step is already written; the next record takes them.
+        late: results of an eval whose step is already written, and numbers of no certain step; the
+            next record takes them.
         active: whether a span is open; a span inside another is part of the outer one.
         paused: the name of the pause that is open, if one is.
     """
 
     def __init__(
-        self, timer: StepTimer, pipeline: RecordPipeline, watchdog: Watchdog, boundary: Boundary
+        self,
+        timer: StepTimer,
+        pipeline: RecordPipeline,
+        watchdog: Watchdog,
+        boundary: Boundary,
+        journal: Journal | NoJournal,
     ) -> None:
+        self.journal = journal
+        journal.waited_seconds = functools.partial(timer.pending_seconds, "data_wait")
         self.held: TimedStep | None = None
         self.late: dict[str, Any] = {}
         self.active = False
@@ -70,6 +81,13 @@ class LoopSpans:
             self.held.extra = {**self.held.extra, **metrics}
         else:
             self.late |= {**metrics, "step": step}
+
+    def add_numbers(self, numbers: Mapping[str, float]) -> None:
+        """Adds numbers of no certain step to the first record that is not written yet."""
+        if self.held is not None:
+            self.held.extra = {**self.held.extra, **numbers}
+        else:
+            self.late |= numbers
 
     @property
     def takes_calls(self) -> bool:
@@ -175,6 +193,7 @@ class Pause:
         finished = self._timer.drain()
         start = self._timer.read()
         self._watchdog.pause()
+        spans.journal.begin(self._name, start, finished)
         if finished is not None:
             spans.hold(finished)
         self._check()
@@ -191,7 +210,9 @@ class Pause:
         spans.end_calls()
         spans.active, self._start, spans.paused = False, None, ""
         self._watchdog.resume()
-        self._timer.cut(self._name, start, self._timer.read())
+        end = self._timer.read()
+        self._timer.cut(self._name, start, end)
+        spans.journal.end(end)
         if spans.held is not None:
             spans.held.spans = _sum(spans.held.spans, self._timer.take_spans())
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
+from mfu_jax.formatting import percent, seconds_text
 from mfu_jax.planning.bound import bounds
+from mfu_jax.planning.changes import Change, Room, changes
 from mfu_jax.planning.compiling import TooLarge
 from mfu_jax.planning.durations import Durations, Efficiencies
+from mfu_jax.planning.layer_timeline import Layer, largest_layer
+from mfu_jax.planning.memory import memory_of
 from mfu_jax.planning.schedule import Timeline, timeline
 from mfu_jax.planning.targets import Target
 
+_DAY = 86400.0
+_LARGE_OUTPUT = 0.1  # of the peak: a state that is not donated, not a few metrics
 _UNITS = ("matmul", "vector", "kernel", "copy", "host")  # what is no transfer between devices
 
 
@@ -43,6 +49,8 @@ class Plan:
         memory_peak_bytes: the compiler's; None if it does not say.
         memory_limit_bytes: what the compiler may use, or nominal.
         memory: bytes by kind.
+        activations_by_scope: bytes saved for the backward pass, by named scope.
+        resident_bytes: of `memory`, what is there between steps: arguments that stay.
         model_flops: by `convention`; None if not known.
         executed_flops: that the program runs; None if it does not fit.
         convention: of `model_flops`.
@@ -56,6 +64,12 @@ class Plan:
         time_by_cause: seconds of the prediction; they sum to it.
         bound_by_resource: seconds that each resource is busy at its peak.
         collectives: rows of ``kind`` (with its link), ``seconds``, ``exposed_seconds``.
+        layer: one iteration of the largest loop, to be drawn.
+        changes: what would help most, and how much it would save at most.
+        tokens: of the whole run; None if not said.
+        price: of one chip for one hour; None if not said.
+        days: that `tokens` take at the prediction.
+        cost: of `tokens` at `price`.
         notes: what the plan could not see.
     """
 
@@ -65,6 +79,8 @@ class Plan:
     memory_peak_bytes: int | None = None
     memory_limit_bytes: int | None = None
     memory: Mapping[str, int] = field(default_factory=dict)
+    activations_by_scope: Mapping[str, int] = field(default_factory=dict)
+    resident_bytes: int = 0
     model_flops: int | None = None
     executed_flops: int | None = None
     convention: str = ""
@@ -78,11 +94,62 @@ class Plan:
     time_by_cause: Mapping[str, float] = field(default_factory=dict)
     bound_by_resource: Mapping[str, float] = field(default_factory=dict)
     collectives: tuple[Mapping[str, Any], ...] = ()
+    layer: Layer | None = None
+    changes: tuple[Change, ...] = ()
+    tokens: float | None = None
+    price: float | None = None
+    days: float | None = None
+    cost: float | None = None
     notes: tuple[str, ...] = ()
+
+    def for_run(self, *, tokens: float = 0.0, price: float = 0.0) -> Plan:
+        """With the days and the cost of a run.
+
+        Args:
+            tokens: that the whole run trains on; 0: not said.
+            price: of one chip for one hour; 0: not said.
+        """
+        rate = self.tokens_per_sec_per_chip
+        if not tokens or not rate:
+            return self
+        chip_seconds = tokens / rate
+        return replace(
+            self,
+            tokens=tokens,
+            price=price or None,
+            days=chip_seconds / self.chips / _DAY,
+            cost=chip_seconds / 3600 * price if price else None,
+        )
+
+    def with_notes(self, *notes: str) -> Plan:
+        """With notes added."""
+        return replace(self, notes=(*self.notes, *notes))
+
+    def __str__(self) -> str:
+        """One screen."""
+        from mfu_jax.planning.rendering import render
+
+        return render(self)
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain JSON values."""
         return asdict(self)
+
+    def _repr_html_(self) -> str:
+        from mfu_jax.pages.fragment import fragment
+
+        whole, peak, limit = self.step_time_seconds, self.memory_peak_bytes, self.memory_limit_bytes
+        title = f"{self.target}: {'fits' if self.fits else 'does NOT fit'}"
+        if peak and limit:
+            title += f", {peak / 2**30:,.2f} of {limit / 2**30:,.2f} GiB"
+        rows = [
+            (cause, seconds_text(seconds), percent(seconds / whole if whole else None))
+            for cause, seconds in self.time_by_cause.items()
+        ]
+        if whole is not None:
+            total = f"predicted step, MFU {percent(self.mfu)}, HFU {percent(self.hfu)}"
+            rows.append((total, seconds_text(whole), percent(1.0)))
+        return fragment(title, ("seconds of a step", "time", "share"), rows, notes=self.notes)
 
 
 def refused(target: Target, refusal: TooLarge, work: Work | None = None) -> Plan:
@@ -123,24 +190,29 @@ def make_plan(
         trip_counts=program.trip_counts,
         lengths=program.lengths,
     )
-    line = timeline(costs, Durations(target=target, efficiencies=efficiencies or Efficiencies()))
+    durations = Durations(target=target, efficiencies=efficiencies or Efficiencies())
+    line = timeline(costs, durations)
     resources = bounds(costs, target, program.memory)
     bound = max(resources.values(), default=0.0)
-    memory = program.memory or {}
+    memory, kinds = program.memory or {}, memory_of(program)
     return Plan(
         target=str(target),
         chips=target.chips,
         fits=True,
         memory_peak_bytes=memory.get("peak_memory_in_bytes"),
         memory_limit_bytes=target.chip.memory_bytes,
-        memory=_memory(memory),
+        memory=kinds.kinds,
+        activations_by_scope=kinds.activations,
+        resident_bytes=memory.get("argument_size_in_bytes", 0),
         executed_flops=costs.executed.total,
         step_time_bound_seconds=bound,
         step_time_seconds=max(bound, line.seconds),
         time_by_cause=dict(sorted(line.by_cause.items(), key=lambda pair: -pair[1])),
         bound_by_resource=resources,
         collectives=_collectives(line),
-        notes=_notes(costs),
+        layer=largest_layer(costs, durations),
+        changes=changes(costs, durations, line, _room(memory, target)),
+        notes=_notes(costs, memory),
         **_rates(costs, target, work, bound, max(bound, line.seconds)),
     )
 
@@ -160,22 +232,17 @@ def _rates(
             "convention": work.convention,
             "mfu": optimal * share / seconds,
             "mfu_ceiling": optimal * share / bound,
-            "tokens_per_sec_per_chip": work.tokens * chip.devices_per_chip / seconds,
+            "tokens_per_sec_per_chip": work.tokens * chip.devices_per_chip / seconds or None,
         }
     return rates
 
 
-def _memory(memory: Mapping[str, int]) -> dict[str, int]:
-    kinds = {
-        "state and batch": "argument_size_in_bytes",
-        "temporaries": "temp_size_in_bytes",
-        "new outputs": "output_size_in_bytes",
-        "program": "generated_code_size_in_bytes",
-        "host": "host_temp_size_in_bytes",
-    }
-    sizes = {kind: memory.get(key, 0) for kind, key in kinds.items()}
-    sizes["new outputs"] -= min(sizes["new outputs"], memory.get("alias_size_in_bytes", 0))
-    return {kind: size for kind, size in sizes.items() if size}
+def _room(memory: Mapping[str, int], target: Target) -> Room:
+    return Room(
+        peak_bytes=memory.get("peak_memory_in_bytes", 0),
+        resident_bytes=memory.get("argument_size_in_bytes", 0),
+        limit_bytes=target.chip.memory_bytes,
+    )
 
 
 def _collectives(line: Timeline) -> tuple[dict[str, Any], ...]:
@@ -186,8 +253,15 @@ def _collectives(line: Timeline) -> tuple[dict[str, Any], ...]:
     )
 
 
-def _notes(costs: ProgramCosts) -> tuple[str, ...]:
-    return tuple(
+def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:
+    notes = [
         f"not counted: {item.name} {item.where}: {item.reason}"
         for item in costs.executed.unaccounted
-    )
+    ]
+    new = memory.get("output_size_in_bytes", 0) - memory.get("alias_size_in_bytes", 0)
+    if new > _LARGE_OUTPUT * max(memory.get("peak_memory_in_bytes", 0), 1):
+        notes.append(
+            f"the step returns {new / 2**30:.2f} GiB beside its arguments; usually a state that is "
+            "not donated: jax.jit(step, donate_argnums=0)"
+        )
+    return tuple(notes)

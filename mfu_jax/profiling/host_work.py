@@ -20,7 +20,7 @@ _PICOSECONDS = 1e12
 
 
 class HostWork(Enum):
-    """A kind of work of the host's thread."""
+    """A kind of work of the host's thread; idle time goes to the first one that explains it."""
 
     COMPILE = "tracing and compiling"
     EVALUATION = "evaluation"

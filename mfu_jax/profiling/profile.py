@@ -21,7 +21,11 @@ from mfu_jax.profiling.programs import KnownProgram, ProgramLibrary
 from mfu_jax.profiling.tables import KEYS, Row, table
 from mfu_jax.profiling.timeline.platforms import read_devices
 from mfu_jax.profiling.trace.xspace import Trace
+from mfu_jax.profiling.unnamed_kernels import of_program
 from mfu_jax.profiling.waterfall import MFU, Bar, waterfall
+
+POINTS = "profile/mfu_points"
+"""Start of the names of the waterfall's bars in points of MFU."""
 
 _ENOUGH = 0.95
 _NOTABLE = 0.01  # of the step time
@@ -77,7 +81,7 @@ class Profile:
         return table(self.measured, self.peaks, KEYS[by], depth=depth)
 
     def scalars(self) -> dict[str, float]:
-        """The headline numbers and the waterfall, by names for TensorBoard."""
+        """The headline numbers and the waterfall, in seconds and in points, by metric names."""
         numbers = {
             "profile/mfu": self.mfu,
             "profile/hfu": self.hfu,
@@ -86,10 +90,20 @@ class Profile:
         }
         for bar in self.waterfall:
             numbers[f"profile/waterfall/{bar.name}"] = bar.seconds
+            numbers[f"{POINTS}/{bar.name}"] = bar.mfu_points
         for program in self.programs:
             numbers[f"profile/program_mfu/{program.name}"] = program.mfu
             numbers[f"profile/program_seconds/{program.name}"] = program.seconds
         return numbers
+
+    def _repr_html_(self) -> str:
+        from mfu_jax.formatting import percent, seconds_text
+        from mfu_jax.pages.fragment import fragment
+
+        step = seconds_text(self.measured.step_seconds)
+        title = f"Where the peak went: step {step}, MFU {percent(self.mfu)}"
+        rows = [(b.name, seconds_text(b.seconds), f"{b.mfu_points:.2f}") for b in self.waterfall]
+        return fragment(title, ("bar", "time", "points of MFU"), rows, notes=self.notes)
 
     def to_json(self, *, depth: int = 0) -> dict[str, Any]:
         """Everything as plain JSON values; `depth` as `table` takes it."""
@@ -147,6 +161,8 @@ def read_profile(
     devices = read_devices(traces)
     ops = [name for timeline, _ in devices for name in timeline.names]
     library = ProgramLibrary(traces, dump_files(files[0]), ops)
+    if not any(op.program.module for op in ops) and (only := library.only):
+        devices = [(of_program(timeline, only), thread) for timeline, thread in devices]
     join = Join(library)
     measured = measure(devices, join)
     main = library.find(measured.main)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from mfu_jax.formatting import columns, percent, readable
+from mfu_jax.formatting import columns, percent, printable, readable, seconds_text, short
 from mfu_jax.profiling.phases import ProgramTime
 from mfu_jax.profiling.profile import Profile
 from mfu_jax.profiling.tables import Row
 from mfu_jax.profiling.waterfall import Bar
 
-_LONGEST_NAME = 60
 _WIDTH = 100
 
 
@@ -85,21 +84,6 @@ def _most(bar: Bar) -> str:
     return ", ".join(f"{short(scope)} {seconds_text(s)}" for scope, s in bar.scopes.items())
 
 
-def printable(text: str) -> str:
-    """Text on one line, without control characters: a trace may hold any.
-
-    >>> printable("two\\n lines\\x1b")
-    'two lines�'
-    """
-    return "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
-
-
-def short(name: str) -> str:
-    """A name of at most 60 characters, on one line."""
-    name = printable(name)
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
-
-
 def _table(kind: str, rows: Sequence[Row], top: int) -> list[str]:
     shown = rows[:top] if top else rows
     head = (
@@ -135,16 +119,3 @@ def _cells(row: Row) -> tuple[str, ...]:
         percent(row.bandwidth_share),
         row.bound_by,
     )
-
-
-def seconds_text(seconds: float) -> str:
-    """Seconds, milliseconds or microseconds.
-
-    >>> [seconds_text(s) for s in (1.5, 0.0123, 0.0000456, -0.25, 0)]
-    ['1.500 s', '12.300 ms', '45.600 µs', '-250.000 ms', '0 s']
-    """
-    size = abs(seconds)
-    if not size:
-        return "0 s"
-    factor, unit = (1, "s") if size >= 1 else (1e3, "ms") if size >= 1e-3 else (1e6, "µs")
-    return f"{seconds * factor:.3f} {unit}"

@@ -15,6 +15,8 @@ import jax
 from etils import epath
 
 from mfu_jax.errors import UserError, first_line
+from mfu_jax.logger.journal.absent import NoJournal
+from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.parts import TRAIN, load_part
 from mfu_jax.trainer.data import CheckpointableIterator
 from mfu_jax.trainer.orbax_noise import silence_orbax
@@ -42,11 +44,16 @@ class Checkpointer:
     goes on. Earlier checkpoints stay. In a job of several processes it stops: the others wait for
     this one's part.
 
+    Args:
+        config: says whether, where and how often.
+        journal: notes what is restored, and the wait for the last one.
+
     Attributes:
         failure: why the newest checkpoint is missing; None if it is there.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, journal: Journal | NoJournal | None = None) -> None:
+        self._journal = journal or NoJournal()
         self.failure: CheckpointError | None = None
         self._enabled = config.enable_checkpointing
         self._period = config.checkpoint_period
@@ -102,6 +109,7 @@ class Checkpointer:
                 "another run_name"
             ) from error
         data.set_state(_decode(restored["data"]))
+        self._journal.restored(steps_done)
         return restored["state"]
 
     def due(self, steps_done: int) -> bool:
@@ -209,8 +217,8 @@ class Checkpointer:
             raise self.failure
 
     def _close(self) -> None:
-        with contextlib.suppress(CheckpointError):  # kept in `failure`
-            self._finish()
+        with self._journal.span("checkpoint"), contextlib.suppress(CheckpointError):
+            self._finish()  # what fails is kept in `failure`
         self._abandon()
         if self.failure is not None:
             gc.collect()  # what Orbax left over can still end quietly

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,6 +17,8 @@ from mfu_jax.instrumentation import assembly, counts
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.device_trace import StepProfile
 from mfu_jax.instrumentation.dumping import dump_paths, dump_step
+from mfu_jax.logger.journal.absent import NoJournal
+from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import Sink
 from mfu_jax.logger.timing.compile_events import CompileLog
@@ -25,6 +28,7 @@ from mfu_jax.storage.files import local_path
 from mfu_jax.storage.locks import FileLock
 from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.trainer.state import TrainState, parameter_count
+from mfu_jax.trainer.stopping import StopRequest
 
 _log = logging.getLogger("mfu_jax")
 
@@ -80,6 +84,26 @@ def lock_run(config: Config) -> contextlib.AbstractContextManager[object]:
     return lock
 
 
+@contextlib.contextmanager
+def run_journal(
+    config: Config,
+    started: Journal | NoJournal | None,
+    stop: StopRequest,
+    compile_log: CompileLog,
+) -> Iterator[Journal | NoJournal]:
+    """The journal of this process, unless it has started; it says how the run ended."""
+    journal = started or assembly.open_journal(config.metrics_path, until_exit=True)
+    try:
+        with journal.compiling(compile_log):
+            yield journal
+        journal.stop(stop.signal.name if stop.signal else "clean")
+    except BaseException as error:
+        journal.stop(f"exception: {type(error).__name__}")
+        raise
+    finally:
+        journal.flush()  # one of several processes ends without its exit handlers
+
+
 def count_step(config: Config, train_step: jax.stages.Compiled) -> StepFlops:
     """Counts the compiled step and explains the count, from the model's FLOPs on."""
     model = counts.analytic_model(config, convention=config.convention)
@@ -87,12 +111,12 @@ def count_step(config: Config, train_step: jax.stages.Compiled) -> StepFlops:
 
 
 def step_profile(
-    settings: Settings, train_step: jax.stages.Compiled, flops: StepFlops
+    settings: Settings, train_step: jax.stages.Compiled, flops: StepFlops, peaks: StepPeaks
 ) -> StepProfile:
     """Traces the steps that the settings name; writes the step's program beside the traces."""
     for path in dump_paths(settings, "train_step"):
         dump_step(path, 1, train_step, flops.model, kernel_flops={}, trip_counts=None)
-    return StepProfile(settings.profile_steps, settings.trace_folder)
+    return StepProfile(settings, peak=lambda: peaks.main)
 
 
 def make_run_logger(
@@ -104,6 +128,7 @@ def make_run_logger(
     peaks: StepPeaks,
     sinks: list[Sink],
     compile_log: CompileLog,
+    journal: Journal | NoJournal,
 ) -> MetricLogger:
     """The logger of this run, with its set-up already written."""
     cost = flops.cost(
@@ -111,7 +136,9 @@ def make_run_logger(
         tokens_per_device=flops.model.tokens_per_device,
         hfu_source=settings.hfu_source,
     )
-    logger = assembly.logger_of(settings, cost=cost, sinks=sinks, compile_log=compile_log)
+    logger = assembly.logger_of(
+        settings, cost=cost, sinks=sinks, compile_log=compile_log, journal=journal
+    )
     logger.write_setup(*_setup(config, state, peaks, flops))
     return logger
 

@@ -10,11 +10,16 @@ import jax
 import pytest
 
 import mfu_jax
+from mfu_jax.boundary import Boundary
 from mfu_jax.errors import UserError
+from mfu_jax.hardware.peak import Peak
+from mfu_jax.instrumentation.device_trace import StepProfile
+from mfu_jax.instrumentation.trace_reading import TraceReading
 from mfu_jax.profiling.profile import read_profile
 from mfu_jax.settings import Settings
 from tests.support.instrumented import PEAK, STEP_FLOPS, batch, make_state, run, train_step
 from tests.support.sinks import ListSink
+from tests.support.work import HANG_SECONDS
 
 
 def marked_steps(folder: Path) -> set[str]:
@@ -35,7 +40,58 @@ def test_the_trace_holds_the_steps_asked_for(tmp_path: Path) -> None:
     assert marked_steps(tmp_path) == {"3", "4"}
     assert [record.step for record in memory.records] == list(range(7))
     # Starting and writing the trace is not part of any step's time.
-    assert sum("goodput/profile_seconds" in record.scalars for record in memory.records) == 2
+    pauses = [r.step for r in memory.records if "goodput/profile_seconds" in r.scalars]
+    assert pauses[:2] == [2, 4]
+    assert_has_numbers_of(memory, tmp_path)
+
+
+def assert_has_numbers_of(memory: ListSink, folder: Path) -> None:
+    """One record has the numbers that the trace's reader gives, as seconds and as points."""
+    (record,) = [r for r in memory.records if "profile/coverage" in r.scalars]
+    assert record.is_logged
+    assert record.scalars["profile/last_step"] == 4
+    numbers = {k: v for k, v in record.scalars.items() if k.startswith("profile/")}
+    profile = read_profile(folder, **PEAK)
+    assert numbers == pytest.approx({**profile.scalars(), "profile/last_step": 4})
+    points = [v for name, v in numbers.items() if name.startswith("profile/mfu_points/")]
+    assert sum(points) == pytest.approx(100)
+    seconds = [v for name, v in numbers.items() if name.startswith("profile/waterfall/")]
+    assert sum(seconds) == pytest.approx(profile.measured.step_seconds)
+
+
+def test_a_trace_that_cannot_be_read_is_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reader is another process: its error arrives, and the run goes on without numbers."""
+    peak = Peak(flops_per_sec=1e12, dtype="f32", kind="flag", source="")
+    options = {"hardware": "", "boundary": Boundary()}
+    reading = TraceReading(str(tmp_path), "steps 3 to 4", peak=lambda: peak, **options)
+    reading.wait(HANG_SECONDS)
+    assert not reading.numbers
+    assert "the profile of steps 3 to 4 is not in the metrics" in caplog.text
+    assert "an empty folder, or one without traces; expected" in caplog.text
+    unknown = TraceReading(str(tmp_path), "steps 5 to 6", peak=lambda: None, **options)
+    unknown.wait(HANG_SECONDS)
+    assert "no peak of the device is known; expected one" in caplog.text
+
+
+def test_a_profiler_that_does_not_start_is_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the trainer nothing else stands between it and the step."""
+    monkeypatch.setattr(jax.profiler, "start_trace", refuse)
+    settings = Settings(profile_steps="0-2", profile_dir=str(tmp_path))
+    with mfu_jax.MetricLogger(sinks=[]) as logger, StepProfile(settings, peak=refuse) as tracing:
+        for number in range(4):
+            with tracing.step(number, logger):
+                pass
+            logger.record(number, {"loss": 1.0})
+            tracing.after(number, logger, is_last=number == 3)
+    assert caplog.text.count("there is no device trace: RuntimeError: only one profile") == 1
+
+
+def refuse(*_: object) -> None:
+    raise RuntimeError("only one profile may be run at a time")
 
 
 def test_a_run_that_ends_inside_or_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

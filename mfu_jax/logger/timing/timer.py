@@ -14,11 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from mfu_jax.boundary import Boundary
 from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.timing.compile_events import CompileEvent
+from mfu_jax.logger.timing.gc_pauses import GcPauses
 from mfu_jax.logger.timing.readiness import block_until_ready, is_ready
 
 # Slewing clocks drift by at most 500 ppm (NTP); anything more is a jump, not the step's time.
@@ -42,6 +43,27 @@ step, when the caches hold the device's data and each Python call costs microsec
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
+class LoopTimes(NamedTuple):
+    """What the training thread did from the end of one `record` to the end of the next, in seconds.
+
+    That is the interval of the step in flight, which ends with it; or, if that one has ended in a
+    wait before, of the step just dispatched.
+
+    Attributes:
+        seconds: until it came back with the next step dispatched.
+        wait_seconds: of those, in declared waits, whether the device was busy or not.
+        call_seconds: of those, in the call of an instrumented step; 0 where that is not known.
+        slack_seconds: then, until the step before had ended: how far it runs ahead of the device.
+        gc_seconds: of all, in Python's garbage collector, on whichever thread.
+    """
+
+    seconds: float
+    wait_seconds: float
+    call_seconds: float
+    slack_seconds: float
+    gc_seconds: float
+
+
 class TimedStep:
     """One step on its way through the timer; its metrics are still device arrays.
 
@@ -52,6 +74,7 @@ class TimedStep:
         metrics: what `record` was given.
         seconds: measured step time.
         ended_at: wall clock at its end, seconds since 1970.
+        ended_monotonic: the monotonic clock then.
         spans: seconds beside it not attributed to any step, by name (``eval``, ``data_wait``, …).
         compile_events: what was compiled to dispatch it.
         is_compile: its time cannot be separated from that of a compilation.
@@ -63,10 +86,12 @@ class TimedStep:
         watched: the watcher was asked to observe it.
         extra: scalars of the same step that came later, such as those of an eval.
         cost: the cost passed to `record`, if it differs from that of the run.
+        loop: what the training thread did in its interval; None around a pause.
     """
 
     seconds: float = 0.0
     ended_at: float = 0.0
+    ended_monotonic: float = 0.0
     spans: Mapping[str, float] = NOTHING
     compile_events: Sequence[CompileEvent] = ()
     is_compile: bool = False
@@ -77,6 +102,7 @@ class TimedStep:
     completed: Reading | None = None
     watched: bool = False
     extra: Mapping[str, Any] = NOTHING
+    loop: LoopTimes | None = None
 
     def __init__(
         self,
@@ -152,6 +178,7 @@ class StepTimer:
         monotonic: monotonic clock in seconds, trusted when the two disagree.
         watcher: watches the device while the training thread does something else.
         suspended: how long the machine has been suspended so far; read only after a clock jump.
+        gc_pauses: the garbage collector's time so far; closed with the timer.
     """
 
     def __init__(
@@ -161,6 +188,7 @@ class StepTimer:
         monotonic: Callable[[], float] = time.monotonic,
         watcher: Watcher | None = None,
         suspended: Callable[[], float] = suspended_seconds,
+        gc_pauses: GcPauses | None = None,
     ) -> None:
         self._clock = clock
         self._monotonic = monotonic
@@ -174,6 +202,11 @@ class StepTimer:
         self._compile_events: list[CompileEvent] = []
         self._started = self._mark = self._wait_began = self.read()
         self.waited_seconds = 0.0
+        self._gc = gc_pauses or GcPauses().watch()
+        self._gc_seconds = self._gc.seconds
+        self._left_at: float | None = None  # the end of the last `dispatched`, unless paused since
+        self._called_at: float | None = None
+        self._loop_waits = 0.0
 
     def read(self) -> Reading:
         """Both clocks, now."""
@@ -190,8 +223,9 @@ class StepTimer:
         compilation, is the next step's time.
         """
         step = self._pending
+        self._called_at = self._monotonic()
         if step is not None and step.completed is None and is_ready(step.metrics):
-            step.completed = self._clock(), self._monotonic()
+            step.completed = self._clock(), self._called_at
 
     def dispatched(self, step: TimedStep) -> TimedStep | None:
         """Takes the step just dispatched and returns the one before it, timed.
@@ -200,13 +234,15 @@ class StepTimer:
         """
         previous = self._pending
         self.waited_seconds = 0.0
+        before = left_at = self._monotonic()
         if previous is not None:
             self._pending = None  # an error of the device is raised once
-            before = self._monotonic()
             block_until_ready(previous.metrics)
             now = self._clock(), self._monotonic()
-            self.waited_seconds = now[1] - before
+            left_at = now[1]
+            self.waited_seconds = left_at - before
             self._finish(previous, previous.completed or now)
+        self._leave(previous or step, before, left_at)
         if self._spans or self._compile_events:
             self._take(step)
         self._pending = step
@@ -215,6 +251,7 @@ class StepTimer:
     def timed_elsewhere(self, step: TimedStep, seconds: float) -> TimedStep | None:
         """Takes a step that the caller timed; returns the one in flight, timed."""
         previous = self.drain()
+        self._left_at = None
         self.waited_seconds = 0.0
         self._take(step)
         self._finish(step, self.read())
@@ -233,7 +270,11 @@ class StepTimer:
         return step
 
     def cut(self, name: str, start: Reading, end: Reading) -> None:
-        """Cuts a span out of the step in whose interval it lies."""
+        """Cuts a span outside the loop out of the step in whose interval it lies."""
+        self._left_at = None
+        self._cut(name, start, end)
+
+    def _cut(self, name: str, start: Reading, end: Reading) -> None:
         seconds = end[1] - start[1]
         # Each clock moves by its own difference, so that a jump inside the span stays in it.
         self._mark = (self._mark[0] + end[0] - start[0], self._mark[1] + seconds)
@@ -243,6 +284,10 @@ class StepTimer:
         """The spans not yet given to a step; they are cleared here."""
         spans, self._spans = self._spans, {}
         return spans
+
+    def pending_seconds(self, name: str) -> float:
+        """A span not yet given to a step; any thread may ask."""
+        return self._spans.get(name, 0.0)
 
     def begin_wait(self) -> Reading | None:
         """A wait for the host begins. Returns its start if the device is already idle."""
@@ -266,6 +311,7 @@ class StepTimer:
         now = self.read()
         is_short = now[1] - self._wait_began[1] < SHORT_WAIT_SECONDS
         self._short_waits = self._short_waits + 1 if is_short else 0
+        self._loop_waits += now[1] - self._wait_began[1]
         if idle_since is None and step is not None:
             if not is_ready(step.metrics):
                 self._spans.setdefault(name, 0.0)
@@ -275,8 +321,22 @@ class StepTimer:
         if step is not None:
             self._pending = None
             self._finish(step, step.completed or start)
-        self.cut(name, start, now)
+        self._cut(name, start, now)
         return step
+
+    def _leave(self, step: TimedStep, began: float, left_at: float) -> None:
+        """Tells a step what the loop did since the last one, and begins anew."""
+        gc_seconds = self._gc.seconds
+        if self._left_at is not None:
+            step.loop = LoopTimes(
+                began - self._left_at,
+                self._loop_waits,
+                0.0 if self._called_at is None else began - self._called_at,
+                left_at - began,
+                gc_seconds - self._gc_seconds,
+            )
+        self._left_at, self._gc_seconds = left_at, gc_seconds
+        self._called_at, self._loop_waits = None, 0.0
 
     def _likely_end(self, step: TimedStep, now: Reading) -> Reading:
         """When a step ended that nobody saw end during the wait that ends now."""
@@ -300,6 +360,7 @@ class StepTimer:
 
     def close(self) -> None:
         """Ends the watcher's thread."""
+        self._gc.close()
         self._watcher.close()
 
     def _watch(self, step: TimedStep) -> None:
@@ -325,8 +386,7 @@ class StepTimer:
             step.slept_seconds = slept if abs(slept - jump) < SLEEP_TOLERANCE_SECONDS else 0.0
             seconds = monotonic_seconds
         step.seconds = self._last_seconds = seconds
-        step.ended_at = end[0]
-        self._mark = end
+        step.ended_at, step.ended_monotonic = self._mark = end
 
     def _take_suspension(self) -> float:
         """Seconds of suspension since this was last asked; none below a second."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.profiling.advice.facts import Facts, milliseconds, record_of, seconds_of
 from mfu_jax.profiling.advice.host import idle_time
+from mfu_jax.profiling.host_work import HostWork
 from mfu_jax.profiling.measured import OpTime
 
 _LARGER = 8  # times the batch
@@ -21,7 +22,7 @@ def small_batch(facts: Facts) -> tuple[float, str] | None:
     if not thin:
         return None
     beyond = seconds_of(thin) - _LARGER * sum(map(facts.shortest, thin))
-    fixed = max(beyond, 0.0) + seconds_of(updates) + idle_time(facts).dispatch
+    fixed = max(beyond, 0.0) + seconds_of(updates) + idle_time(facts)[HostWork.DISPATCH]
     if fixed < _MOST * facts.step:
         return None
     rows = min(_rows(op) for op in thin)

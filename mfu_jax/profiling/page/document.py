@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Iterator, Mapping
-from importlib import resources
 from typing import Any
 
-from mfu_jax.formatting import percent
+from mfu_jax.formatting import percent, seconds_text, short
+from mfu_jax.pages.document import document, headlines, notes, packaged, quiet, section
+from mfu_jax.pages.markup import Markup, joined, tag
+from mfu_jax.pages.tables import wide
 from mfu_jax.profiling.page.bars import legend, waterfall_bars
-from mfu_jax.profiling.page.markup import Markup, joined, raw, tag
 from mfu_jax.profiling.page.roofline import roofline, without_matmuls
 from mfu_jax.profiling.page.tables import row_table, scope_tables
 from mfu_jax.profiling.page.timeline import timeline
 from mfu_jax.profiling.profile import Profile
-from mfu_jax.profiling.render import seconds_text, short
 
 
 def page(profile: Profile) -> str:
@@ -30,46 +28,27 @@ def page(profile: Profile) -> str:
     body = [
         tag("h1", short(answer["program"])),
         _headlines(profile, answer),
-        *_notes(profile),
-        _section("Where the peak went", legend(), waterfall_bars(profile.waterfall, "waterfall")),
+        notes(profile.notes),
+        section("Where the peak went", legend(), waterfall_bars(profile.waterfall, "waterfall")),
         *_phases(profile),
         *_advice(profile),
-        _section("Scopes", scope_tables(profile, by["scope"])),
-        _section(
+        section("Scopes", scope_tables(profile, by["scope"])),
+        section(
             "Roofline",
             roofline(profile.peaks, by),
             row_table("kinds without matmuls", without_matmuls(by["kernel"])),
         ),
-        _section("One step", timeline(profile.picture)),
-        _section("Ops", row_table("op", by["op"])),
-        _section("By phase", row_table("phase", by["phase"])),
-        _section("FLOPs", _ledger(profile)),
+        section("One step", timeline(profile.picture)),
+        section("Ops", row_table("op", by["op"])),
+        section("By phase", row_table("phase", by["phase"])),
+        section("FLOPs", _ledger(profile)),
     ]
-    script = _file("script.js")
-    head = [
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_policy(script)),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", title),
-        raw("style", _file("style.css")),
-    ]
-    content = [tag("head", *head), tag("body", tag("main", *body), raw("script", script))]
-    return f"<!doctype html>\n{tag('html', *content, lang='en')}\n"
-
-
-def _file(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _policy(script: str) -> str:
-    """Nothing is loaded, and no script runs but ours, whatever a name in the trace holds."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-
-
-def _section(title: str, *content: Markup) -> Markup:
-    return tag("section", tag("h2", title), *content)
+    return document(
+        title,
+        body,
+        style=packaged("mfu_jax.profiling.page", "style.css"),
+        script=packaged("mfu_jax.profiling.page", "script.js"),
+    )
 
 
 def _headlines(profile: Profile, answer: Mapping[str, Any]) -> Markup:
@@ -80,20 +59,11 @@ def _headlines(profile: Profile, answer: Mapping[str, Any]) -> Markup:
         ("step time", seconds_text(answer["step_time_seconds"]), answer["step_time_seconds"]),
         ("coverage", percent(answer["coverage"]), answer["coverage"]),
     ]
-    cards = [
-        tag("div", tag("dt", name), tag("dd", text, data_headline=name, data_value=value))
-        for name, text, value in numbers
-    ]
     about = (
         f"{count} × {answer['device_kind'] or answer['platform']}, {profile.peaks.main}; mean of "
         f"{answer['steps']} steps. Trace: {answer['source']}"
     )
-    return joined([tag("dl", *cards), tag("p", about, class_="quiet")])
-
-
-def _notes(profile: Profile) -> Iterator[Markup]:
-    if profile.notes:
-        yield tag("ul", *(tag("li", note) for note in profile.notes), class_="notes")
+    return joined([headlines(numbers), quiet(about)])
 
 
 def _phases(profile: Profile) -> Iterator[Markup]:
@@ -107,7 +77,7 @@ def _phases(profile: Profile) -> Iterator[Markup]:
             )
             bars = waterfall_bars(program.waterfall, program.name)
             parts.append(tag("div", tag("h3", head), bars, data_program=program.name))
-        yield _section("Each program on its own", *parts)
+        yield section("Each program on its own", *parts)
 
 
 def _advice(profile: Profile) -> Iterator[Markup]:
@@ -119,8 +89,8 @@ def _advice(profile: Profile) -> Iterator[Markup]:
             evidence = tag("div", advice.evidence)
             cause = tag("b", advice.cause)
             items.append(tag("li", cause, gain, evidence, data_gain=advice.gain_seconds))
-        note = tag("p", "The largest gain first; gains do not add up.", class_="quiet")
-        yield _section("Advice", note, tag("ol", *items, class_="advice"))
+        note = quiet("The largest gain first; gains do not add up.")
+        yield section("Advice", note, tag("ol", *items, class_="advice"))
 
 
 def _ledger(profile: Profile) -> Markup:
@@ -133,7 +103,7 @@ def _ledger(profile: Profile) -> Markup:
     head = tag("tr", *(tag("th", title, scope="col") for title in _LEDGER))
     body = [_ledger_row(*row, ledger.executed) for row in rows]
     table = tag("table", tag("thead", head), tag("tbody", *body), data_by="ledger")
-    return tag("div", table, class_="wide")
+    return wide(table)
 
 
 _LEDGER = ("FLOPs per run of the program and device", "FLOPs", "of executed", "")

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mfu_jax.formatting import percent
-from mfu_jax.profiling.page.markup import Markup, joined, key, number, tag
+from mfu_jax.formatting import percent, seconds_text, short
+from mfu_jax.pages.document import quiet
+from mfu_jax.pages.markup import Markup, joined, key, number, tag
+from mfu_jax.pages.svg import chart, line, text
 from mfu_jax.profiling.peaks import Peaks
-from mfu_jax.profiling.render import seconds_text, short
 from mfu_jax.profiling.tables import Row
 
 _WIDTH, _HEIGHT = 720, 380
@@ -47,23 +48,22 @@ def roofline(peaks: Peaks, by: Mapping[str, Sequence[Row]]) -> Markup:
     scopes = _with_matmuls(by["scope"])[:_MOST_SCOPES]
     ops = _with_matmuls(by["op"])[:_MOST_DOTS]
     if not kinds:
-        return tag("p", "No op with a matmul took time.", class_="quiet")
+        return quiet("No op with a matmul took time.")
     axes = _axes([*kinds, *scopes, *ops], peaks)
-    chart = tag(
-        "svg",
+    picture = chart(
         *_grid(axes),
         *_roofs(axes, peaks),
         *(_dot(row, axes, "op") for row in ops),
         *(_dot(row, axes, "scope") for row in scopes),
         *(_dot(row, axes, "kind") for row in kinds),
         *_names([*kinds, *scopes], axes),
-        viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
-        role="img",
-        aria_label="roofline: FLOP/s over FLOPs per byte",
-        class_="roofline",
+        width=_WIDTH,
+        height=_HEIGHT,
+        label="roofline: FLOP/s over FLOPs per byte",
+        kind="roofline",
     )
     note = "Rings are kinds of op, discs scopes, dots single ops; the larger, the more of the step."
-    return joined([tag("div", chart, class_="chart"), key(_KEY), tag("p", note, class_="quiet")])
+    return joined([picture, key(_KEY), quiet(note)])
 
 
 _KEY = (
@@ -114,14 +114,14 @@ def _grid(axes: _Axes) -> Iterator[Markup]:
     bottom = _HEIGHT - _BOTTOM
     for power in range(math.ceil(axes.left), math.floor(axes.right) + 1):
         x = axes.x(10.0**power)
-        yield _line(x, _TOP, x, bottom, "grid")
-        yield _text(x, bottom + 16, _power(power), "middle")
+        yield line(x, _TOP, x, bottom, "grid")
+        yield text(x, bottom + 16, _power(power), "middle")
     for power in range(math.ceil(axes.low), math.floor(axes.high) + 1):
         y = axes.y(10.0**power)
-        yield _line(_LEFT, y, _WIDTH - _RIGHT, y, "grid")
-        yield _text(_LEFT - 6, y + 4, _flops_per_second(power), "end")
-    yield _text(_LEFT - 6, _TOP, "FLOP/s", "end")
-    yield _text((_LEFT + _WIDTH) / 2, _HEIGHT - 8, "matmul FLOPs per byte of HBM", "middle")
+        yield line(_LEFT, y, _WIDTH - _RIGHT, y, "grid")
+        yield text(_LEFT - 6, y + 4, _flops_per_second(power), "end")
+    yield text(_LEFT - 6, _TOP, "FLOP/s", "end")
+    yield text((_LEFT + _WIDTH) / 2, _HEIGHT - 8, "matmul FLOPs per byte of HBM", "middle")
 
 
 def _power(power: int) -> str:
@@ -141,18 +141,18 @@ def _roofs(axes: _Axes, peaks: Peaks) -> Iterator[Markup]:
         names = "/".join(sorted(dtype for dtype, value in roofs.items() if value == peak))
         ridge = max(peak / bandwidth, 10.0**axes.left) if bandwidth else 10.0**axes.left
         y = axes.y(peak)
-        yield _line(axes.x(ridge), y, axes.x(right), y, "roof")
-        yield _text(axes.x(right), y - 5, f"{names} {peak / 1e12:.4g} TFLOP/s", "end")
+        yield line(axes.x(ridge), y, axes.x(right), y, "roof")
+        yield text(axes.x(right), y - 5, f"{names} {peak / 1e12:.4g} TFLOP/s", "end")
     if bandwidth:
         x = max(10.0**axes.left, 10.0**axes.low / bandwidth)
         ridge = max(roofs.values()) / bandwidth
         if ridge > x:
-            yield _line(
+            yield line(
                 axes.x(x), axes.y(x * bandwidth), axes.x(ridge), axes.y(ridge * bandwidth), "roof"
             )
             at = 10.0 ** (math.log10(x) * 0.55 + math.log10(ridge) * 0.45)
             label = f"{bandwidth / 1e9:.4g} GB/s"
-            yield _text(axes.x(at) - 8, axes.y(at * bandwidth) - 6, label, "end")
+            yield text(axes.x(at) - 8, axes.y(at * bandwidth) - 6, label, "end")
 
 
 def _dot(row: Row, axes: _Axes, kind: str) -> Markup:
@@ -183,18 +183,8 @@ def _names(rows: Sequence[Row], axes: _Axes) -> Iterator[Markup]:
             side = "end" if x > _WIDTH * 0.6 else "start"
             gap = 5 + _radius(row)
             name = row.name if len(row.name) <= _NAME else f"…{row.name[1 - _NAME :]}"
-            yield _text(x - gap if side == "end" else x + gap, y + 4, name, side)
+            yield text(x - gap if side == "end" else x + gap, y + 4, name, side)
 
 
 def _radius(row: Row) -> float:
     return 4 + 14 * math.sqrt(min(1.0, max(0.0, row.share_of_step)))
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
-    return tag(
-        "line", x1=number(x1, 1), y1=number(y1, 1), x2=number(x2, 1), y2=number(y2, 1), class_=kind
-    )
-
-
-def _text(x: float, y: float, text: str, anchor: str) -> Markup:
-    return tag("text", text, x=number(x, 1), y=number(y, 1), text_anchor=anchor)

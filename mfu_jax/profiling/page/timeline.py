@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mfu_jax.formatting import seconds_text, short
+from mfu_jax.pages.document import quiet
+from mfu_jax.pages.markup import Markup, joined, key, number, tag
 from mfu_jax.profiling.join import Work
 from mfu_jax.profiling.one_step import Event, Lane, StepPicture
-from mfu_jax.profiling.page.markup import Markup, joined, key, number, tag
-from mfu_jax.profiling.render import seconds_text, short
 
 _TICKS = 10
 _KINDS = {
@@ -77,4 +78,4 @@ _KEY = (
 def _about(picture: StepPicture) -> Markup:
     count = f"{picture.devices} device{'s' if picture.devices > 1 else ''}"
     note = f"A step of median length, on {count}; the narrowest events are drawn together."
-    return joined([key(_KEY), tag("p", note, class_="quiet")])
+    return joined([key(_KEY), quiet(note)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -84,6 +84,26 @@ class Timeline:
     executions: Executions
 
 
+Lane = tuple[Integers, Integers, Integers]
+"""Of each event of one lane: the number of its op, its start and its end."""
+
+
+class Events(NamedTuple):
+    """The events of all lanes, as a `Timeline` has them."""
+
+    ops: Integers
+    lanes: Integers
+    starts: Integers
+    ends: Integers
+
+    @classmethod
+    def of(cls, lanes: Sequence[Lane]) -> Events:
+        """Those of several lanes."""
+        ops, starts, ends = map(np.concatenate, zip(*lanes, strict=True))
+        numbers = np.repeat(np.arange(len(lanes)), [len(lane[0]) for lane in lanes])
+        return cls(ops, numbers, starts, ends)
+
+
 class OpTable:
     """Gives every op a number."""
 
@@ -115,7 +135,12 @@ def executions_of(
     last = np.full(len(programs), np.iinfo(np.int64).min)
     np.minimum.at(first, keys, starts)
     np.maximum.at(last, keys, ends)
-    order = np.argsort(first, kind="stable")
+    return by_start(programs, first, last)
+
+
+def by_start(programs: Sequence[Program], starts: Integers, ends: Integers) -> Executions:
+    """Executions in any order, sorted."""
+    order = np.argsort(starts, kind="stable")
     return Executions(
-        programs=tuple(programs[i] for i in order), starts=first[order], ends=last[order]
+        programs=tuple(programs[i] for i in order), starts=starts[order], ends=ends[order]
     )

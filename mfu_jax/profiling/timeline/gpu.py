@@ -11,11 +11,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from mfu_jax.profiling.timeline.devices import (
+    Events,
     Executions,
+    Lane,
     OpName,
     OpTable,
     Program,
     Timeline,
+    by_start,
 )
 from mfu_jax.profiling.trace.wire import Integers
 from mfu_jax.profiling.trace.xspace import ABSENT, Line, Plane, Trace
@@ -32,25 +35,18 @@ def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
     if not lines:
         return
     table = OpTable()
-    parts = [_ops(trace, plane, line, table) for line in lines]
-    ops, starts, ends = map(np.concatenate, zip(*parts, strict=True))
-    lanes = np.concatenate([np.full(len(part[0]), lane) for lane, part in enumerate(parts)])
+    events = Events.of([_ops(trace, plane, line, table) for line in lines])
     yield Timeline(
         device=plane.name.removeprefix("/device:"),
         platform="gpu",
         kind=str(plane.stats.get("gpu_device_name", "")),
         names=table.names,
-        ops=ops,
-        lanes=lanes,
-        starts=starts,
-        ends=ends,
-        executions=_executions(table.names, ops, starts, ends),
+        **events._asdict(),
+        executions=_executions(table.names, events),
     )
 
 
-def _ops(
-    trace: Trace, plane: Plane, line: Line, table: OpTable
-) -> tuple[Integers, Integers, Integers]:
+def _ops(trace: Trace, plane: Plane, line: Line, table: OpTable) -> Lane:
     events = line.events(_NUMBERS, _TEXTS)
     columns = [events.metadata, events.texts["hlo_op"], events.texts["hlo_module"]]
     columns.append(events.numbers["program_id"])
@@ -67,9 +63,7 @@ def _name(trace: Trace, plane: Plane, kernel: int, op: int, module: int, number:
     return OpName(program, trace.texts[op].rpartition("/")[2])
 
 
-def _executions(
-    names: tuple[OpName, ...], ops: Integers, starts: Integers, ends: Integers
-) -> Executions:
+def _executions(names: tuple[OpName, ...], events: Events) -> Executions:
     """Executions of each program, told apart by the first of its ops that run least often.
 
     They begin where that op does, so their distances are right; they end with their last op.
@@ -78,23 +72,17 @@ def _executions(
     begins: list[Integers] = [np.zeros(0, np.int64)]
     finishes: list[Integers] = [np.zeros(0, np.int64)]
     numbers = {program: number for number, program in enumerate({n.program: 0 for n in names})}
-    of_event = np.array([numbers[name.program] for name in names], np.int64)[ops]
+    of_event = np.array([numbers[name.program] for name in names], np.int64)[events.ops]
     for program, number in numbers.items():
         chosen = np.flatnonzero(of_event == number)
-        begin = _begins(ops[chosen], starts[chosen])
-        within = np.maximum(np.searchsorted(begin, starts[chosen], "right") - 1, 0)
+        begin = _begins(events.ops[chosen], events.starts[chosen])
+        within = np.maximum(np.searchsorted(begin, events.starts[chosen], "right") - 1, 0)
         finish = np.zeros(len(begin), np.int64)
-        np.maximum.at(finish, within, ends[chosen])
+        np.maximum.at(finish, within, events.ends[chosen])
         begins.append(begin)
         finishes.append(finish)
         programs += [program] * len(begin)
-    first = np.concatenate(begins)
-    order = np.argsort(first, kind="stable")
-    return Executions(
-        programs=tuple(programs[i] for i in order),
-        starts=first[order],
-        ends=np.concatenate(finishes)[order],
-    )
+    return by_start(programs, np.concatenate(begins), np.concatenate(finishes))
 
 
 def _begins(ops: Integers, starts: Integers) -> Integers:

@@ -11,8 +11,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mfu_jax.profiling.timeline.devices import Executions, OpName, OpTable, Program, Timeline
-from mfu_jax.profiling.trace.wire import Integers
+from mfu_jax.profiling.timeline.devices import (
+    Events,
+    Executions,
+    Lane,
+    OpName,
+    OpTable,
+    Program,
+    Timeline,
+    by_start,
+)
 from mfu_jax.profiling.trace.xspace import ABSENT, Line, Metadata, Plane, Trace
 
 PLANE = "/device:TPU:"
@@ -28,17 +36,13 @@ def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
         return
     executions = _executions(plane)
     table = OpTable()
-    parts = [_ops(plane, line, lane, executions, table) for lane, line in enumerate(lines)]
-    ops, lanes, starts, ends = map(np.concatenate, zip(*parts, strict=True))
+    events = Events.of([_ops(plane, line, executions, table) for line in lines])
     yield Timeline(
         device=plane.name.removeprefix("/device:"),
         platform="tpu",
         kind=str(plane.stats.get("device_type_string", "")),
         names=table.names,
-        ops=ops,
-        lanes=lanes,
-        starts=starts,
-        ends=ends,
+        **events._asdict(),
         executions=executions,
     )
 
@@ -52,13 +56,7 @@ def _executions(plane: Plane) -> Executions:
             programs += [_program(plane.about(i)) for i in events.metadata.tolist()]
             starts.append(events.starts)
             ends.append(events.ends)
-    first = np.concatenate(starts)
-    order = np.argsort(first, kind="stable")
-    return Executions(
-        programs=tuple(programs[i] for i in order),
-        starts=first[order],
-        ends=np.concatenate(ends)[order],
-    )
+    return by_start(programs, np.concatenate(starts), np.concatenate(ends))
 
 
 def _program(metadata: Metadata) -> Program:
@@ -67,9 +65,7 @@ def _program(metadata: Metadata) -> Program:
     return Program(match[1], int(match[2])) if match else Program(metadata.name)
 
 
-def _ops(
-    plane: Plane, line: Line, lane: int, executions: Executions, table: OpTable
-) -> tuple[Integers, Integers, Integers, Integers]:
+def _ops(plane: Plane, line: Line, executions: Executions, table: OpTable) -> Lane:
     events = line.events()
     within = np.searchsorted(executions.starts, events.starts, side="right") - 1
     kinds = [*dict.fromkeys(executions.programs), Program("", ABSENT)]
@@ -81,12 +77,7 @@ def _ops(
         table.number(OpName(kinds[pair % len(kinds)], instruction(plane.about(pair // len(kinds)))))
         for pair in pairs.tolist()
     ]
-    return (
-        np.array(ops, np.int64)[inverse],
-        np.full(len(line), lane),
-        events.starts,
-        events.ends,
-    )
+    return np.array(ops, np.int64)[inverse], events.starts, events.ends
 
 
 def instruction(metadata: Metadata) -> str:

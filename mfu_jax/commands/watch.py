@@ -1,0 +1,76 @@
+"""Shows a run that goes on: last steps, MFU, where the time goes, slow hosts, alarms.
+
+usage: mfu-jax watch RUN [interval=2] [--once]
+
+RUN         the run's folder, or its metrics file; it may grow, be replaced and resume
+interval=2  seconds between two looks
+--once      one frame, 80 columns wide unless there is a terminal, and the end"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from mfu_jax.arguments import parse
+from mfu_jax.errors import UserError
+from mfu_jax.parts import TRAIN, load_part
+from mfu_jax.runs.live.following import Follower, metrics_file_of
+from mfu_jax.runs.live.frame import frame
+from mfu_jax.values import typed
+
+_COLUMNS = 80
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code.
+
+    Raises:
+        UserError: wrong arguments, no metrics file, or `rich` is missing.
+    """
+    if not argv:
+        print(__doc__)
+        return 2
+    arguments = parse(argv, keys=("interval",), flags=("--once",))
+    run = arguments.one_name("run")
+    interval = _interval(arguments.values)
+    follower = Follower(metrics_file_of(run))
+    follower.update()
+    console = _console()
+    if arguments.flags:
+        console.print(frame(follower, time.time()))
+    else:
+        _follow(follower, console, interval)
+    return 0
+
+
+def _follow(follower: Follower, console: Any, interval: float) -> None:
+    """Draws a frame again and again, until Ctrl-C."""
+    live = load_part("rich.live", "mfu-jax watch", install=TRAIN)
+    first = frame(follower, time.time())
+    with live.Live(first, console=console, auto_refresh=False, screen=console.is_terminal) as shown:
+        try:
+            while True:
+                time.sleep(interval)
+                follower.update()
+                shown.update(frame(follower, time.time()), refresh=True)
+        except KeyboardInterrupt:
+            return
+
+
+def _interval(values: dict[str, str]) -> float:
+    seconds: float = typed("interval", values.get("interval", "2"), float)
+    if not 0.1 <= seconds <= 3600:
+        raise UserError(
+            f"interval={seconds:g}: expected 0.1 to 3600 seconds; usually milliseconds were meant; "
+            f"leave it out for 2"
+        )
+    return seconds
+
+
+def _console() -> Any:
+    rich = load_part("rich.console", "mfu-jax watch", install=TRAIN)
+    if sys.stdout.isatty():
+        return rich.Console()
+    return rich.Console(width=_COLUMNS, file=sys.stdout, soft_wrap=False)

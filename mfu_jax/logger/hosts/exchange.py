@@ -1,0 +1,61 @@
+"""How the processes of a job hand each other a line of text, off the device."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Protocol
+
+from mfu_jax.jax_internals import KeyValueStore
+from mfu_jax.storage.files import replace_file
+
+
+class Exchange(Protocol):
+    """A place where each process leaves its latest line, and any of them reads all."""
+
+    def put(self, process: int, text: str) -> None:
+        """Replaces the line of a process."""
+
+    def get_all(self) -> list[str]:
+        """The latest lines of all processes that left one."""
+
+
+class StoreExchange:
+    """The key-value store of JAX's distributed service, which lives in process 0.
+
+    Args:
+        store: the store.
+        name: of the logger, the same in each process.
+    """
+
+    def __init__(self, store: KeyValueStore, name: str) -> None:
+        self._store = store
+        self._folder = f"mfu_jax/hosts/{name}"
+
+    def put(self, process: int, text: str) -> None:
+        self._store.key_value_set(f"{self._folder}/{process}", text, allow_overwrite=True)
+
+    def get_all(self) -> list[str]:
+        return [text for _, text in self._store.key_value_dir_get(self._folder)]
+
+
+class FolderExchange:
+    """Files in a folder that all hosts share, such as the one of the metrics.
+
+    Args:
+        folder: created when first used.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, process: int, text: str) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        replace_file(self._folder / f"{process}.json", [f"{text}\n".encode()])
+
+    def get_all(self) -> list[str]:
+        texts = []
+        for path in sorted(self._folder.glob("*.json")):
+            with contextlib.suppress(OSError):  # being replaced
+                texts.append(path.read_text(encoding="utf-8"))
+        return texts

@@ -1,0 +1,97 @@
+"""A text file whose last lines are written over until they are settled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_MOST_NAMES = 1000
+
+
+class JournalFile:
+    """Settled lines stay; the open ones after them are replaced at each write, all in one call.
+
+    A later write is never shorter than the one before, so a reader and a killed process see whole
+    lines. The file is locked while its process lives: an overlapping process writes beside it.
+
+    Args:
+        path: ``NAME.jsonl``; where another process writes to it, ``NAME.2.jsonl``, ``.3`` ….
+
+    Attributes:
+        path: the file that is written.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self._descriptor = _locked(path)
+        self._offset = os.fstat(self._descriptor).st_size
+        if self._offset and os.pread(self._descriptor, 1, self._offset - 1) != b"\n":
+            self._put(b"\n")  # a torn line stays a line of its own
+            self._offset += 1
+
+    def write(self, settled: bytes, open_lines: bytes) -> None:
+        """Settles lines, and replaces the open ones after them.
+
+        Raises:
+            OSError: nothing is settled; the same lines may come again.
+        """
+        self._put(settled + open_lines)
+        self._offset += len(settled)
+
+    def find_again(self) -> None:
+        """Writes the file again, with all it held, if it was deleted or moved meanwhile.
+
+        Raises:
+            OSError: it cannot be written again.
+        """
+        mine = os.fstat(self._descriptor)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samestat(os.stat(self.path), mine):
+                return
+        is_kept = mine.st_nlink > 0  # under another name
+        content = b"" if is_kept else os.pread(self._descriptor, self._offset, 0)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        path, descriptor = _locked(self.path)
+        os.close(self._descriptor)
+        self.path, self._descriptor, self._offset = path, descriptor, os.fstat(descriptor).st_size
+        self._put(content)
+        self._offset += len(content)
+
+    def sync(self) -> None:
+        """Flushes everything to disk."""
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Closes the file, which frees the lock."""
+        os.close(self._descriptor)
+
+    def _put(self, text: bytes) -> None:
+        done = 0
+        while done < len(text):  # a nearly full disk takes only a part
+            done += os.pwrite(self._descriptor, text[done:], self._offset + done)
+
+
+def _locked(path: Path) -> tuple[Path, int]:
+    """The file, or the first one beside it that no living process writes to; open."""
+    for number in range(1, _MOST_NAMES):
+        name = path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        try:
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            continue
+        except OSError:  # a file system without locks
+            pass
+        return name, descriptor
+    raise OSError(f"{_MOST_NAMES} processes write to journals beside it")

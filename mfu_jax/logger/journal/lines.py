@@ -1,0 +1,110 @@
+"""The lines of a journal: JSON objects with ``e``, the event.
+
+Every ``t`` is wall time, seconds since 1970; every ``m`` seconds since the machine booted, sleep
+included; ``…_us`` and ``us`` are whole microseconds.
+
+``start``   version, process, processes, host, pid, boot, run, began_m (of the process), mark_us
+``steps``   first (number), by (stride), us (of each step), gap_us (before each), data_us (the part
+            of that gap in which the device waited for data), kind, and seconds that one step takes
+            at the peak: optimal_s, executed_s; t and m at the last step's end
+``span``    name, t, m at its start, us; without us it is open; step and step_us of a step before
+``restored`` step: the next one, after a checkpoint was read
+``compile`` spans: [m, us] of each
+``alive``   the process lived; wait_us: the wait for data since the last step's end
+``stop``    how: clean, a signal's name, or ``exception: …``
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+VERSION = 1
+# Long enough to make a line a step cheap to read, short enough to be written again and again.
+MOST_STEPS = 256
+
+Moment = tuple[float, float]
+"""Wall time and seconds since boot."""
+
+
+class StepMark(NamedTuple):
+    """One completed step, as the journal keeps it.
+
+    Attributes:
+        number: its number.
+        end: when it ended.
+        us: its time.
+        data_us: how long the device waited for data before it.
+        cost: its kind, and its seconds at the peak: of the model's FLOPs, and of the executed ones.
+    """
+
+    number: int
+    end: Moment
+    us: int
+    data_us: int
+    cost: tuple[str, float | None, float | None]
+
+
+class StepsLine:
+    """Steps of one kind and cost, at equal distances, in one line.
+
+    Args:
+        step: the first.
+        gap_us: time between the end of the step before it and its start.
+    """
+
+    def __init__(self, step: StepMark, gap_us: int) -> None:
+        self._first, self._last = step, step
+        self._by = 0
+        self._us, self._gap_us, self._data_us = [step.us], [gap_us], [step.data_us]
+
+    def add(self, step: StepMark, gap_us: int) -> bool:
+        """Adds a step; False if it belongs to another line."""
+        by = step.number - self._last.number
+        fits = by == (self._by or by) and step.cost == self._first.cost
+        if not fits or len(self._us) >= MOST_STEPS:
+            return False
+        self._by, self._last = by, step
+        self._us.append(step.us)
+        self._gap_us.append(gap_us)
+        self._data_us.append(step.data_us)
+        return True
+
+    def encode(self) -> bytes:
+        """The line."""
+        first = self._first
+        values: dict[str, Any] = {"first": first.number}
+        if self._by > 1:
+            values["by"] = self._by
+        values["us"] = self._us
+        if any(self._gap_us):
+            values["gap_us"] = self._gap_us
+        if any(self._data_us):
+            values["data_us"] = self._data_us
+        kind, optimal, executed = first.cost
+        known = {"kind": kind, "optimal_s": optimal, "executed_s": executed}
+        values |= {name: value for name, value in known.items() if value not in ("step", None)}
+        return line("steps", self._last.end, values)
+
+
+def line(event: str, at: Moment, values: Mapping[str, Any] | None = None) -> bytes:
+    """One event as a line."""
+    head = {"e": event, "t": round(at[0], 6), "m": round(at[1], 6)}
+    return json.dumps({**head, **(values or {})}, separators=(",", ":")).encode() + b"\n"
+
+
+def alive_line(at: Moment, wait_seconds: float) -> bytes:
+    """That the process lives; as long as any other such line, so that one replaces another."""
+    wait_us = round(1e6 * wait_seconds)
+    text = f'{{"e":"alive","t":{at[0]:18.6f},"m":{at[1]:18.6f},"wait_us":{wait_us:15d}}}\n'
+    return text.encode()
+
+
+def journal_name(metrics_name: str, index: int) -> str:
+    """The journal's name beside a metrics file.
+
+    >>> journal_name("metrics.jsonl", 0)
+    'metrics.jsonl.journal.0.jsonl'
+    """
+    return f"{metrics_name}.journal.{index}.jsonl"

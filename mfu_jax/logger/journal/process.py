@@ -1,0 +1,53 @@
+"""This process, and the boot of the machine that its monotonic clock counts from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+_taken = False
+
+
+def began(now: float) -> float:
+    """When this process was started, in seconds since boot; `now` where that means nothing.
+
+    It is known on Linux. In a notebook, and for a second journal of a process, the process is older
+    than the run.
+    """
+    global _taken
+    if _taken or hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+        return now
+    _taken = True
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        text = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
+        ticks = int(text.rpartition(")")[2].split()[19])
+        return min(now, ticks / os.sysconf("SC_CLK_TCK"))
+    return now
+
+
+def asleep_seconds() -> float:
+    """How long the machine slept since it booted, which the monotonic clock does not count."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return 0.0 if boot is None else time.clock_gettime(boot) - time.monotonic()
+
+
+def boot_id() -> str:
+    """The same for all processes that share a monotonic clock; empty if not known."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
+def host() -> str:
+    """The machine's name."""
+    return socket.gethostname()
+
+
+def uncaught() -> str:
+    """The exception that ends this process, as ``exception: KeyError``; empty without one."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return "" if error is None or hasattr(sys, "ps1") else f"exception: {type(error).__name__}"

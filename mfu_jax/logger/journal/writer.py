@@ -1,0 +1,287 @@
+"""`Journal`: what a process did, written down by a thread of its own."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import itertools
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mfu_jax.boundary import Boundary
+from mfu_jax.errors import first_line
+from mfu_jax.logger.alarm import Alarm
+from mfu_jax.logger.journal import process
+from mfu_jax.logger.journal.file import JournalFile
+from mfu_jax.logger.journal.lines import VERSION, Moment, StepMark, journal_name
+from mfu_jax.logger.journal.scribe import Scribe
+from mfu_jax.storage.addresses import Address, path_of
+from mfu_jax.storage.targets import SpooledTarget
+
+if TYPE_CHECKING:  # a journal starts before JAX is imported
+    from mfu_jax.logger.sinks.base import StepRecord
+    from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
+    from mfu_jax.logger.timing.timer import Reading, TimedStep
+
+_log = logging.getLogger("mfu_jax")
+
+MARK_SECONDS = 0.05
+"""How often a living process says so: the moment of a kill is known as exactly."""
+
+_LOOK_SECONDS = 1.0  # how often it looks whether its file is still there, or can be written again
+_CLOSE_SECONDS = 2.0
+# Kept while the file cannot be written.
+_MOST_BYTES = 2**22
+_MOST_EVENTS = 10_000
+
+
+class Journal:
+    """The journal of one process. Its methods only append to a queue, but `close` and `flush`.
+
+    Args:
+        metrics_file: the run's metrics file, or its address; the journal lies beside it.
+        index: number of this process in the job.
+        processes: how many there are.
+        clock: wall clock in seconds.
+        monotonic: monotonic clock in seconds, the timer's.
+        boundary: where failures are reported.
+        until_exit: the process lives for this run alone: it is noted until its end.
+
+    Attributes:
+        waited_seconds: how long the loop has waited for data since the last step.
+    """
+
+    def __init__(
+        self,
+        metrics_file: str | os.PathLike[str],
+        *,
+        index: int = 0,
+        processes: int = 1,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        boundary: Boundary | None = None,
+        until_exit: bool = False,
+    ) -> None:
+        self.waited_seconds: Callable[[], float] = float
+        self._clock, self._monotonic = clock, monotonic
+        self._process_id = os.getpid()
+        self._is_over = self._is_stopped = False
+        self._until_exit = until_exit
+        self._failed_at: float | None = None
+        self._unwritten = b""
+        self._waiting: list[threading.Event] = []
+        self._wake = Alarm()
+        self._queue: deque[Callable[[], object]] = deque(maxlen=_MOST_EVENTS)
+        now = self._now()
+        self._scribe = Scribe(now)
+        self._put(self._scribe.event, "start", now, self._start(now, index, processes))
+        self._thread = (boundary or Boundary()).thread(
+            "mfu_jax journal",
+            "the run's journal is not written any more: what restarts cost is not known",
+            self._run,
+            _absolute(path_of(metrics_file)),
+            index,
+        )
+        self._thread.start()
+        atexit.register(self._end)
+
+    def steps(self, steps: Sequence[tuple[TimedStep, StepRecord | None]]) -> None:
+        """Completed steps with their records, in order."""
+        self._put(self._scribe.steps, [self._mark(*step) for step in steps])
+
+    def begin(self, name: str, at: Reading, last: TimedStep | None = None) -> None:
+        """A pause begins, which the step `last` has just ended for."""
+        known = None if last is None else (last.step, last.seconds)
+        self._put(self._scribe.begin, name, self._moment(at), known)
+
+    def end(self, at: Reading) -> None:
+        """The pause ends."""
+        self._put(self._scribe.end, self._moment(at))
+
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Around a part of the process outside the loop, such as ``restore``."""
+        self.begin(name, (self._clock(), self._monotonic()))
+        try:
+            yield
+        finally:
+            self.end((self._clock(), self._monotonic()))
+
+    def restored(self, step: int) -> None:
+        """The run goes on from a checkpoint; its next step is `step`."""
+        self._put(self._scribe.event, "restored", self._now(), {"step": step})
+
+    def compiled(self, event: CompileEvent) -> None:
+        """A stage of a compilation has ended just now; the run has waited for it."""
+        self._put(self._scribe.compiled, self._now(), event.seconds)
+
+    @contextlib.contextmanager
+    def compiling(self, log: CompileLog) -> Iterator[None]:
+        """Within it, what this thread compiles is noted: before there is a logger."""
+        thread = threading.get_ident()
+
+        def note(event: CompileEvent) -> None:
+            if event.thread_id == thread:
+                self.compiled(event)
+
+        log.subscribe(note)
+        try:
+            yield
+        finally:
+            log.unsubscribe(note)
+
+    def stop(self, how: str) -> None:
+        """The run's work is over; the process may live on.
+
+        Args:
+            how: ``clean``, the name of a signal, or ``exception: …``; only the first counts.
+        """
+        if not self._is_stopped:
+            self._is_stopped = True
+            self._put(self._scribe.event, "stop", self._now(), {"how": how})
+            self._wake.set()
+
+    def flush(self) -> None:
+        """Waits until everything so far is written, at most two seconds."""
+        done = threading.Event()
+        self._put(self._waiting.append, done)
+        self._wake.set()
+        done.wait(_CLOSE_SECONDS)
+
+    def close(self) -> None:
+        """Writes all there is, within two seconds; a journal until the exit goes on."""
+        if not self._until_exit:
+            self._end()
+
+    def _end(self) -> None:
+        if os.getpid() == self._process_id and not self._is_over:
+            self.stop(process.uncaught() or "clean")
+            atexit.unregister(self._end)
+            self._is_over = True
+            self._wake.set()
+            self._thread.join(_CLOSE_SECONDS)
+
+    def _put(self, function: Callable[..., object], *args: Any) -> None:
+        self._queue.append(functools.partial(function, *args))
+
+    def _now(self) -> Moment:
+        return self._moment((self._clock(), self._monotonic()))
+
+    def _moment(self, at: Reading) -> Moment:
+        """A reading of both clocks, with the machine's sleep."""
+        is_real = self._monotonic is time.monotonic
+        return at[0], at[1] + (process.asleep_seconds() if is_real else 0.0)
+
+    def _start(self, now: Moment, index: int, processes: int) -> dict[str, Any]:
+        is_real = self._monotonic is time.monotonic
+        return {
+            "version": VERSION,
+            "process": index,
+            "processes": processes,
+            "host": process.host(),
+            "pid": self._process_id,
+            "boot": process.boot_id() if is_real else "",
+            "began_m": round(process.began(now[1]) if is_real else now[1], 6),
+            "mark_us": round(1e6 * MARK_SECONDS),
+        }
+
+    def _mark(self, step: TimedStep, record: StepRecord | None) -> StepMark:
+        scalars = {} if record is None else record.scalars
+        at_peak = [
+            None if (rate := scalars.get(name)) is None else float(f"{rate * step.seconds:.9g}")
+            for name in ("perf/mfu", "perf/hfu")
+        ]
+        return StepMark(
+            number=int(step.step),
+            end=self._moment((step.ended_at, step.ended_monotonic)),
+            us=round(1e6 * step.seconds),
+            data_us=round(1e6 * step.spans.get("data_wait", 0.0)),
+            cost=("step" if record is None else record.kind, at_peak[0], at_peak[1]),
+        )
+
+    def _run(self, metrics_file: Path | Address, index: int) -> None:
+        """Writes what has come, and that the process lives, every `MARK_SECONDS`."""
+        target, path = _opened(metrics_file, index)
+        if (file := self._open(path)) is None:
+            return
+        looked_at = self._monotonic()
+        is_over = False
+        while not is_over:
+            is_over = self._is_over  # read before the queue, so that nothing is left in it
+            self._drain()
+            is_due = time.monotonic() - looked_at > _LOOK_SECONDS
+            if is_due:
+                looked_at = time.monotonic()
+            if is_due or self._failed_at is None:
+                self._write(file, looks=is_due)
+            if target is not None:
+                target.wrote()
+            if not is_over:
+                self._wake.wait(MARK_SECONDS)
+        file.close()
+        if target is not None:
+            target.close()
+
+    def _open(self, path: Path) -> JournalFile | None:
+        """The file, once it can be written; None: not before the end."""
+        for attempt in itertools.count():
+            try:
+                return JournalFile(path)
+            except OSError as error:
+                if attempt == 1:  # a run that cannot write at all has said so by now, and ended
+                    self._warn(path, error)
+            if self._is_over:
+                return None
+            self._wake.wait(_LOOK_SECONDS)
+        return None
+
+    def _drain(self) -> None:
+        while self._queue:
+            self._queue.popleft()()
+
+    def _write(self, file: JournalFile, *, looks: bool) -> None:
+        settled, open_lines = self._scribe.take(self._now(), self.waited_seconds())
+        self._unwritten += settled
+        try:
+            if looks:
+                file.find_again()
+            file.write(self._unwritten, open_lines)
+            self._unwritten, self._failed_at = b"", None
+            while self._waiting:
+                self._waiting.pop().set()
+        except OSError as error:
+            self._fail(file, error)
+
+    def _warn(self, path: Path, error: OSError) -> None:
+        why = error.strerror or first_line(error)
+        _log.warning(
+            "the journal %s cannot be written (%s); it is tried again every second", path, why
+        )
+
+    def _fail(self, file: JournalFile, error: OSError) -> None:
+        if self._failed_at is None:
+            self._warn(file.path, error)
+        self._failed_at = time.monotonic()
+        if len(self._unwritten) > _MOST_BYTES:
+            self._unwritten = b""
+
+
+def _opened(metrics_file: Path | Address, index: int) -> tuple[SpooledTarget | None, Path]:
+    """Where the journal is written, and the spool that uploads it to an object store."""
+    name = journal_name(metrics_file.name, index)
+    if isinstance(metrics_file, Address):
+        target = SpooledTarget(metrics_file.parent / name, "journal", is_folder=False, keep=True)
+        return target, target.path
+    return None, metrics_file.parent / name
+
+
+def _absolute(path: Path | Address) -> Path | Address:
+    """The loop may change the working folder."""
+    return path if isinstance(path, Address) else path.absolute()

@@ -1,0 +1,1 @@
+"""HTML pages of one file that need nothing else: no network, no server."""

@@ -1,0 +1,78 @@
+"""A page of one file: its head, its style and script, and the parts that every page has."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Sequence
+from importlib import resources
+
+from mfu_jax.pages.markup import Markup, joined, raw, tag
+from mfu_jax.storage.targets import write_whole
+
+
+def document(title: str, body: Iterable[Markup], *, style: str = "", script: str = "") -> str:
+    """The whole page, as one text.
+
+    Args:
+        title: of the window.
+        body: what the page shows.
+        style: of its own, after the style of all pages.
+        script: of its own, after the script of all pages.
+    """
+    script = packaged("mfu_jax.pages", "script.js") + script
+    head = [
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_policy(script)),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", title),
+        raw("style", packaged("mfu_jax.pages", "style.css") + style),
+    ]
+    content = [tag("head", *head), tag("body", tag("main", *body), raw("script", script))]
+    return f"<!doctype html>\n{tag('html', *content, lang='en')}\n"
+
+
+def packaged(package: str, name: str) -> str:
+    """A style sheet or script that is installed with a package."""
+    return resources.files(package).joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(script: str) -> str:
+    """Nothing is loaded, and no script runs but ours, whatever a name on the page holds."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+
+
+def section(title: str, *content: Markup | None) -> Markup:
+    """A part of the page, with its heading."""
+    return tag("section", tag("h2", title), *content)
+
+
+def headlines(numbers: Sequence[tuple[str, str, float | None]]) -> Markup:
+    """Large numbers: each a name, its text, and its value."""
+    cards = [
+        tag("div", tag("dt", name), tag("dd", text, data_headline=name, data_value=value))
+        for name, text, value in numbers
+    ]
+    return tag("dl", *cards)
+
+
+def quiet(text: str) -> Markup:
+    """A remark."""
+    return tag("p", text, class_="quiet")
+
+
+def notes(lines: Sequence[str]) -> Markup:
+    """What a reader must know about the numbers; nothing if there is nothing."""
+    return tag("ul", *(tag("li", line) for line in lines), class_="notes") if lines else joined([])
+
+
+def write_page(name: str, text: str) -> str:
+    """Writes a page, whose path or address is `name`; returns that.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    write_whole(name, "--html", text.encode())
+    return name

@@ -1,0 +1,97 @@
+"""Tables: sortable, the first rows, the rest as one row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from mfu_jax.pages.markup import Markup, tag
+
+MOST_ROWS = 150
+_LONGEST_NAME = 200
+
+RowT = TypeVar("RowT")
+
+
+class Column(NamedTuple, Generic[RowT]):
+    """A column of numbers.
+
+    Attributes:
+        title: its head.
+        value: the number of a row, by which the column sorts; None: none.
+        text: that number as people read it.
+    """
+
+    title: str
+    value: Callable[[RowT], float | None]
+    text: Callable[[RowT], str]
+
+
+class Word(NamedTuple, Generic[RowT]):
+    """A column of words."""
+
+    title: str
+    text: Callable[[RowT], str]
+
+
+def table(
+    by: str,
+    rows: Sequence[RowT],
+    name: Callable[[RowT], str],
+    columns: Sequence[Column[RowT] | Word[RowT]],
+    *,
+    most: int = MOST_ROWS,
+    foot: Callable[[Sequence[RowT]], Markup] | None = None,
+    kind: str = "rows",
+) -> Markup:
+    """A table that the reader can sort.
+
+    Args:
+        by: what a row is: the head of the first column.
+        rows: in the order in which they are shown.
+        name: of a row.
+        columns: all but the first.
+        most: rows that are shown.
+        foot: makes one row of all others; by default it says how many they are.
+        kind: classes of the style sheet: ``rows`` sorts, ``paths`` keeps the ends of long names.
+    """
+    heads = [_head(column.title, isinstance(column, Word)) for column in columns]
+    head = tag("tr", _head(by), *heads)
+    body = [_row(name(row), row, columns) for row in rows[:most]]
+    rest = rows[most:]
+    parts = [tag("thead", head), tag("tbody", *body)]
+    if rest:
+        parts.append(tag("tfoot", foot(rest) if foot else rest_row(len(rest))))
+    return tag("table", *parts, data_by=by, class_=kind)
+
+
+def _head(title: str, is_word: bool = False) -> Markup:
+    button = tag("button", title, type="button")
+    return tag("th", button, scope="col", class_="word" if is_word else None)
+
+
+def _row(name: str, row: RowT, columns: Sequence[Column[RowT] | Word[RowT]]) -> Markup:
+    name = shown(name)
+    cells = [tag("th", tag("bdi", name), scope="row", title=name)]
+    for column in columns:
+        if isinstance(column, Column):
+            cells.append(tag("td", column.text(row), data_value=column.value(row)))
+        else:
+            cells.append(tag("td", column.text(row), class_="word"))
+    return tag("tr", *cells)
+
+
+def shown(name: str) -> str:
+    """A name that fits, its end kept: paths differ there."""
+    name = " ".join(name.split())
+    return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
+
+
+def rest_row(count: int, *cells: Markup) -> Markup:
+    """The row that stands for those not shown."""
+    return tag("tr", tag("th", f"rest: {count:,} more", scope="row"), *cells)
+
+
+def wide(*content: Markup, **attributes: str | None) -> Markup:
+    """Content with a scroll bar of its own where the screen is narrow."""
+    return tag("div", *content, class_="wide", **attributes)

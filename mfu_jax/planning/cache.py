@@ -1,0 +1,176 @@
+"""Compiled programs of earlier plans: a compile takes minutes, its result a hundred kilobytes.
+
+An entry is named after everything that decides the program: what the compiling module reads, the
+chips, the flags, the environment that XLA and JAX read, and the installed versions. It holds the
+dump, or the compiler's refusal, and what was left out on the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.dumps.files import load, write
+from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.errors import UserError, first_line
+from mfu_jax.planning.compiling import (
+    Limits,
+    Request,
+    TooLarge,
+    compile_known_flags,
+    request_json,
+)
+from mfu_jax.storage.files import replace_file
+
+_PACKAGES = (
+    *("mfu_jax", "jax", "jaxlib", "libtpu", "flax", "optax", "maxtext", "tokamax"),
+    *("jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
+)
+_ASK_VERSIONS = f"""
+import importlib.metadata as m, json
+found = {{}}
+for name in {_PACKAGES!r}:
+    try: found[name] = m.version(name)
+    except m.PackageNotFoundError: pass
+print(json.dumps(found))
+"""
+_VERSIONS_SECONDS = 60.0
+_ENVIRONMENT = ("JAX_", "XLA_", "LIBTPU_")
+
+Compiled = tuple[ProgramDump | TooLarge, tuple[str, ...]]
+
+
+def default_folder() -> Path:
+    """Where compiled programs are kept unless the user names a folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base, "mfu_jax", "plans")
+
+
+def compile_cached(
+    request: Request,
+    *,
+    folder: Path | None,
+    limits: Limits | None = None,
+    progress: Callable[[str], None] = lambda word: None,
+) -> Compiled:
+    """`compile_known_flags`, unless an earlier call compiled the same.
+
+    Args:
+        request: the program and the chips.
+        folder: of the cache; None: neither read nor written.
+        limits: of the child process.
+        progress: called with a word for each stage; not called for an entry that is found.
+
+    Returns:
+        The program or the compiler's refusal, and notes: what was left out, and whether the
+        program comes from the cache, or could not be kept in it.
+
+    Raises:
+        UserError: as `compile_known_flags`.
+    """
+    if folder is None:
+        return compile_known_flags(request, limits=limits, progress=progress)
+    entry = _Entry(folder, key_of(request))
+    damage: tuple[str, ...] = ()
+    if entry.exists():
+        try:
+            return entry.read()
+        except (UserError, ValueError, KeyError, TypeError, OSError) as error:
+            damage = (f"{entry.path} was damaged ({first_line(error)}): compiled again",)
+    program, notes = compile_known_flags(request, limits=limits, progress=progress)
+    try:
+        entry.write(program, notes)
+    except (UserError, OSError) as error:
+        damage = (*damage, f"not kept in the cache: {first_line(error)}")
+    return program, (*notes, *damage)
+
+
+def key_of(request: Request) -> str:
+    """Name of the entry of a program."""
+    environment = {
+        k: v for k, v in os.environ.items() if k.startswith(_ENVIRONMENT) and k != "JAX_PLATFORMS"
+    }
+    what = {
+        "module": request.module,
+        "program": request_json(request),
+        "identity": dict(request.identity),
+        "flags": request.flags,
+        "environment": environment,
+        "versions": installed_versions(request.python),
+    }
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def installed_versions(python: str) -> Mapping[str, str]:
+    """Package → version of what decides a program, as an interpreter has it installed.
+
+    Raises:
+        UserError: the interpreter cannot be run.
+    """
+    if python == sys.executable:
+        return _versions_here()
+    try:
+        said = subprocess.run(
+            [python, "-c", _ASK_VERSIONS],
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=_VERSIONS_SECONDS,
+        )
+        return dict(json.loads(said.stdout))
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise UserError(
+            f"{python} does not answer ({first_line(error)}); expected a Python interpreter; "
+            "usually a wrong path; pass maxtext_python=…"
+        ) from None
+
+
+def _versions_here() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+class _Entry:
+    """A dump or a refusal in the cache: ``KEY.json``, and ``KEY.mfu`` beside it.
+
+    Args:
+        folder: of the cache.
+        key: of the program.
+    """
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self.path = folder / f"{key}.json"
+        self.dump = folder / f"{key}.mfu"
+
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def read(self) -> Compiled:
+        held: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+        refusal = held["refusal"]
+        program = load(self.dump) if refusal is None else TooLarge(**refusal)
+        return program, (*held["left_out"], f"compiled earlier: {self.path.with_suffix('')}")
+
+    def write(self, program: ProgramDump | TooLarge, left_out: tuple[str, ...]) -> None:
+        """The JSON last: an entry exists when it is complete."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        refused = isinstance(program, TooLarge)
+        if isinstance(program, ProgramDump):
+            write(program, self.dump)
+        held = {
+            "refusal": dataclasses.asdict(program) if refused else None,
+            "left_out": list(left_out),
+        }
+        replace_file(self.path, [json.dumps(held).encode()])

@@ -1,0 +1,96 @@
+"""A sweep as one screen of text: the points, memory against time, and the winner's flags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mfu_jax.formatting import columns, percent
+from mfu_jax.planning.sweep.running import Row, SweepResult, fastest_first
+
+_WIDTH, _HEIGHT = 64, 14
+_GIB = 2**30
+_MOST_ROWS = 60
+_VERDICT = {True: "fits", False: "too large", None: "?"}
+
+
+def render_sweep(result: SweepResult) -> str:
+    """The sweep for the console."""
+    compiled = sum(row.source == "compiled" for row in result.rows)
+    before = f" ({result.resumed} of them earlier)" if result.resumed else ""
+    return "\n".join(
+        [
+            f"{result.target}: {len(result.rows)} points, {compiled} compiled{before}, "
+            f"{result.memory_limit_bytes / _GIB:.2f} GiB a device",
+            *_table(result),
+            *_plot(result.rows),
+            *_winner(result),
+            *(f"note: {note}" for note in result.notes),
+        ]
+    )
+
+
+def _table(result: SweepResult) -> list[str]:
+    keys = list(result.rows[0].values)
+    shown = fastest_first(result.rows)[:_MOST_ROWS]
+    rows = [(*keys, "", "GiB", "s", "tokens/s/chip", "MFU", "from")]
+    rows += [(*row.values.values(), *_cells(row)) for row in shown]
+    lines = [f"  {line}" for line in columns(rows, "<" * len(keys) + "<>>>><")]
+    rest = len(result.rows) - len(shown)
+    why = {row.note: row for row in result.rows if row.source in ("failed", "invalid") and row.note}
+    lines += [f"  … and {rest} more; --json has all"] * bool(rest)
+    return lines + [f"  {_named(row)}: {note}" for note, row in why.items()]
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    numbers = (
+        f"{row.memory_peak_bytes / _GIB:.2f}" if row.memory_peak_bytes else "",
+        f"{row.step_time_seconds:.4g}" if row.step_time_seconds else "",
+        f"{row.tokens_per_sec_per_chip:,.0f}" if row.tokens_per_sec_per_chip else "",
+        percent(row.mfu) if row.mfu is not None else "",
+    )
+    star = " *" if row.pareto else ""
+    return (_VERDICT[row.fits], *numbers, f"{row.source}{star}")
+
+
+def _named(row: Row) -> str:
+    return " ".join(f"{key}={text}" for key, text in row.values.items())
+
+
+def _plot(rows: Sequence[Row]) -> list[str]:
+    """Memory to the right, time of a token upwards; `#` compiled, `o` estimated, `*` Pareto."""
+    points = [
+        (row.memory_peak_bytes / _GIB, 1e6 / row.tokens_per_sec_per_chip, row)
+        for row in rows
+        if row.fits and row.memory_peak_bytes and row.tokens_per_sec_per_chip
+    ]
+    if len(points) < 2:
+        return []
+    xs, ys = [p[0] for p in points], [p[1] for p in points]
+    grid = [[" "] * (_WIDTH + 1) for _ in range(_HEIGHT + 1)]
+    for x, y, row in sorted(points, key=lambda p: (p[2].pareto, p[2].source == "compiled")):
+        column = round(_WIDTH * _place(x, xs))
+        line = _HEIGHT - round(_HEIGHT * _place(y, ys))
+        grid[line][column] = "*" if row.pareto else "#" if row.source == "compiled" else "o"
+    lines = [f"  {'':9}│{''.join(line).rstrip()}" for line in grid]
+    lines[0] = f"  {max(ys):8.4g} │{''.join(grid[0]).rstrip()}"
+    lines[-1] = f"  {min(ys):8.4g} │{''.join(grid[-1]).rstrip()}"
+    axis = f"{min(xs):.2f} GiB"
+    return [
+        "  µs of a chip for a token, against memory (# compiled, o estimated, * none is better)",
+        *lines,
+        f"  {'':9}└{'─' * (_WIDTH + 1)}",
+        f"  {'':10}{axis}{f'{max(xs):.2f} GiB':>{_WIDTH + 1 - len(axis)}}",
+    ]
+
+
+def _place(value: float, values: Sequence[float]) -> float:
+    low, high = min(values), max(values)
+    return (value - low) / (high - low) if high > low else 0.5
+
+
+def _winner(result: SweepResult) -> list[str]:
+    if result.winner is None:
+        return ["no compiled point fits"]
+    rate = result.winner.tokens_per_sec_per_chip
+    speed = f", {rate:,.0f} tokens/s/chip" if rate else ""
+    return [f"fastest{speed}:", f"  {result.flags}"]

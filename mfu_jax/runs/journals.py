@@ -1,0 +1,273 @@
+"""Reads the journals of a run's processes; imports neither jax nor numpy.
+
+Their lines are described in `mfu_jax.logger.journal.lines`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import operator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.errors import UserError
+from mfu_jax.logger.journal.lines import VERSION, journal_name
+from mfu_jax.storage.addresses import Address, filesystem_of, open_object
+from mfu_jax.user_files import opened
+
+_EXPECTED = "the journal of a run"
+
+
+@dataclass(kw_only=True)
+class Block:
+    """Steps one after the other, in whole µs; see ``steps`` of the format.
+
+    Attributes:
+        end_m: when the last one ended, seconds since boot.
+        first: number of the first.
+        by: distance of their numbers.
+        us: time of each.
+        gap_us: time between the step before and it; empty: none.
+        data_us: the device's wait for data in that; empty: none.
+        kind: ``step``, ``compile`` or ``warmup``.
+        optimal_seconds: of one step at the peak, if known.
+        executed_seconds: the same of the executed FLOPs.
+    """
+
+    end_m: float
+    first: int
+    by: int = 1
+    us: list[int]
+    gap_us: list[int] = field(default_factory=list)
+    data_us: list[int] = field(default_factory=list)
+    kind: str = "step"
+    optimal_seconds: float | None = None
+    executed_seconds: float | None = None
+
+    def ends(self, end: int) -> list[int]:
+        """When each step ended; the last one at `end`, in µs of any clock."""
+        between = map(operator.add, self.us, self.gap_us) if self.gap_us else iter(self.us)
+        passed = list(itertools.accumulate(between))
+        return [end - passed[-1] + moment for moment in passed]
+
+    @property
+    def last(self) -> int:
+        """Number of the last step."""
+        return self.first + self.by * (len(self.us) - 1)
+
+
+@dataclass(kw_only=True)
+class Life:
+    """One process, as its journal has it; times in seconds since its machine booted.
+
+    Attributes:
+        process: number in the job.
+        host: name of the machine.
+        pid: number of the process there.
+        boot: same for all lives with one monotonic clock; empty if unknown.
+        offset: wall clock − monotonic clock at its start.
+        began: start of the process.
+        mark_seconds: how often it said that it lives.
+        alive: its last sign of life.
+        wait_seconds: how long it had waited for data then, since its last step.
+        how: why it stopped; empty: it did not say.
+        blocks: its steps.
+        spans: name, begin and end (None: open) of its pauses.
+        compiled: begin and seconds of its compilations.
+        restored: the step it went on with.
+    """
+
+    process: int
+    host: str
+    pid: int
+    boot: str
+    offset: float
+    began: float
+    mark_seconds: float
+    alive: float
+    wait_seconds: float = 0.0
+    how: str = ""
+    blocks: list[Block] = field(default_factory=list)
+    spans: list[tuple[str, float, float | None]] = field(default_factory=list)
+    compiled: list[tuple[float, float]] = field(default_factory=list)
+    restored: int | None = None
+
+    @property
+    def first_step(self) -> int | None:
+        """Number of its first completed step."""
+        return self.blocks[0].first if self.blocks else None
+
+    @property
+    def last_step(self) -> int | None:
+        """Number of its last one."""
+        return self.blocks[-1].last if self.blocks else None
+
+
+def read_journals(metrics_file: Path | Address) -> tuple[list[Life], list[str]]:
+    """All lives in the journals beside a metrics file, by start; and notes for a human.
+
+    Raises:
+        UserError: a journal cannot be read.
+    """
+    lives: list[Life] = []
+    notes: list[str] = []
+    for name, lines in _journals(metrics_file):
+        reader = _Reader(name)
+        reader.read(lines)
+        lives += reader.lives
+        notes += reader.notes
+    return sorted(lives, key=lambda life: life.offset + life.began), notes
+
+
+def _journals(metrics_file: Path | Address) -> Iterator[tuple[str, Iterable[bytes]]]:
+    pattern = journal_name(metrics_file.name, 0).replace(".0.", ".*.")
+    if isinstance(metrics_file, Address):
+        files, remote = filesystem_of(metrics_file.parent / pattern, "journal")
+        for found in sorted(files.glob(remote)):
+            address = metrics_file.parent / str(found).rpartition("/")[2]
+            with open_object(address) as file:
+                yield address.name, file
+        return
+    for path in sorted(metrics_file.parent.glob(pattern)):
+        with opened(path, _EXPECTED) as file:
+            yield path.name, file
+
+
+class _Reader:
+    """Takes the lines of one journal."""
+
+    def __init__(self, name: str) -> None:
+        self.lives: list[Life] = []
+        self.notes: list[str] = []
+        self._name = name
+        self._life: Life | None = None
+        self._early: list[tuple[int, int, float]] = []
+        self._broken = 0
+
+    def read(self, lines: Iterable[bytes]) -> None:
+        """Adds the lines; a broken one costs itself."""
+        for line in lines:
+            try:
+                self._take(json.loads(line))
+            except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError):
+                self._broken += 1
+        self._finish()
+        if self._broken:
+            self.notes.append(f"{self._name}: {self._broken} broken lines were left out")
+
+    def _take(self, values: dict[str, Any]) -> None:
+        event = values["e"]
+        if event == "start":
+            self._finish()
+            self._life = self._start(values)
+        elif self._life is not None:
+            self._life.alive = max(self._life.alive, float(values["m"]))
+            if (take := getattr(self, f"_on_{event}", None)) is not None:
+                take(self._life, values)
+
+    def _start(self, values: dict[str, Any]) -> Life | None:
+        if values["version"] != VERSION:
+            self.notes.append(
+                f"{self._name}: a process wrote version {values['version']!r}; this mfu_jax reads "
+                f"version {VERSION}; its time counts as down time; read it with the mfu_jax that "
+                f"wrote it"
+            )
+            return None
+        return Life(
+            process=int(values["process"]),
+            host=str(values["host"]),
+            pid=int(values["pid"]),
+            boot=f"{values['host']} {values['boot']}" if values["boot"] else "",
+            offset=float(values["t"]) - float(values["m"]),
+            began=float(values["began_m"]),
+            mark_seconds=float(values["mark_us"]) / 1e6,
+            alive=float(values["m"]),
+        )
+
+    def _finish(self) -> None:
+        """The life's lines are all there."""
+        life, self._life = self._life, None
+        early, self._early = self._early, []
+        if life is None:
+            return
+        life.blocks.sort(key=lambda block: block.end_m)
+        for number, us, end_m in early:  # a kill in a pause may lose the step's own line
+            if life.last_step is None or number > life.last_step:
+                life.blocks.append(Block(end_m=end_m, first=number, us=[us]))
+        self.lives.append(life)
+
+    def _on_steps(self, life: Life, values: dict[str, Any]) -> None:
+        us = _whole(values["us"])
+        block = Block(
+            end_m=float(values["m"]),
+            first=int(values["first"]),
+            by=max(1, int(values.get("by", 1))),
+            us=us,
+            gap_us=_whole(values.get("gap_us", ())),
+            data_us=_whole(values.get("data_us", ())),
+            kind=str(values.get("kind", "step")),
+            optimal_seconds=values.get("optimal_s"),
+            executed_seconds=values.get("executed_s"),
+        )
+        if not us or any(part and len(part) != len(us) for part in (block.gap_us, block.data_us)):
+            raise ValueError(values)
+        life.blocks.append(block)
+
+    def _on_span(self, life: Life, values: dict[str, Any]) -> None:
+        begin = float(values["m"])
+        end = begin + values["us"] / 1e6 if "us" in values else None
+        life.alive = max(life.alive, end or begin)
+        life.spans.append((str(values["name"]), begin, end))
+        if "step" in values:
+            self._early.append((int(values["step"]), int(values["step_us"]), begin))
+
+    def _on_compile(self, life: Life, values: dict[str, Any]) -> None:
+        life.compiled += [(float(begin), float(us) / 1e6) for begin, us in values["spans"]]
+
+    def _on_alive(self, life: Life, values: dict[str, Any]) -> None:
+        life.wait_seconds = float(values["wait_us"]) / 1e6
+
+    def _on_stop(self, life: Life, values: dict[str, Any]) -> None:
+        life.how = str(values["how"])
+
+    def _on_restored(self, life: Life, values: dict[str, Any]) -> None:
+        life.restored = int(values["step"])
+
+
+def _whole(values: Any) -> list[int]:
+    """The list itself, if it holds whole numbers from 0 on."""
+    found = list(values)
+    if found and (set(map(type, found)) != {int} or min(found) < 0):
+        raise ValueError(found)
+    return found
+
+
+def metrics_file_of(run: Path | Address) -> Path | Address:
+    """The metrics file of a run, given as its folder or the file itself.
+
+    Raises:
+        UserError: the folder has none, or several.
+    """
+    if isinstance(run, Address):
+        return run if run.name.endswith(".jsonl") else run / "metrics.jsonl"
+    if not run.is_dir():
+        return run
+    marker = journal_name("", 0)
+    names = {p.name.partition(marker.partition("0")[0])[0] for p in run.glob(f"*{marker}")}
+    names |= {p.name for p in run.glob("*.jsonl") if ".journal." not in p.name}
+    if "metrics.jsonl" in names:
+        names = {"metrics.jsonl"}
+    if not names:
+        raise UserError(
+            f"the folder {str(run)!r} holds no metrics file; expected one, such as metrics.jsonl; "
+            f"usually the folder above a run's own was meant; pass the run's folder, or its file"
+        )
+    if len(names) > 1:
+        raise UserError(
+            f"the folder {str(run)!r} holds several metrics files: {', '.join(sorted(names)[:5])}; "
+            f"expected metrics.jsonl, or one; usually several runs share it; pass one of them"
+        )
+    return run / names.pop()

@@ -1,0 +1,179 @@
+"""Follows the metrics file of a run: what is new since the last look, restarts and rotation."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mfu_jax.errors import UserError
+from mfu_jax.storage.addresses import Address, path_of
+
+# Steps kept for the frame, and what is read of a long file for them.
+KEPT_STEPS = 512
+_KEPT_NOTES = 50
+_TAIL_BYTES = 4_000_000
+_NAMES = ("metrics.jsonl",)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LiveStep:
+    """One record of the file.
+
+    Attributes:
+        number: of the step.
+        kind: ``step``, ``compile`` or ``warmup``; ``step`` if the file does not say.
+        unix_seconds: wall clock at its end; None if the file does not say.
+        scalars: metric name → number.
+        notes: sentences for a human.
+    """
+
+    number: int
+    kind: str
+    unix_seconds: float | None
+    scalars: Mapping[str, float]
+    notes: tuple[str, ...]
+
+
+def metrics_file_of(run: str | Path) -> Path:
+    """The metrics file of a run, given by its folder or by the file itself.
+
+    Raises:
+        UserError: there is none, or it is in an object store.
+    """
+    place = path_of(run)
+    if isinstance(place, Address):
+        raise UserError(
+            f"{str(run)!r} is in an object store; expected a file or folder of this machine, or "
+            f"mounted on it; mount it, or run mfu-jax watch where the run writes"
+        )
+    if place.is_file():
+        return place
+    for name in _NAMES:
+        if (place / name).is_file():
+            return place / name
+    found = sorted(place.glob("*.jsonl")) if place.is_dir() else []
+    if len(found) == 1:
+        return found[0]
+    raise UserError(
+        f"{str(run)!r} has no metrics file; expected metrics.jsonl in it, or the file that "
+        f"metrics_file names; usually another folder, or a run whose first step is not done; pass "
+        f"the folder of the run, once it has begun"
+    )
+
+
+class Follower:
+    """The last steps of a metrics file that grows.
+
+    A file that is replaced or cut, as by a run that resumes, is read anew.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        path: the file.
+        steps: the last `KEPT_STEPS` of them.
+        notes: the last notes, with their step.
+        restarts: how often the run was seen to go back, or its file to be replaced.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.steps: deque[LiveStep] = deque(maxlen=KEPT_STEPS)
+        self.notes: deque[tuple[int, str]] = deque(maxlen=_KEPT_NOTES)
+        self.restarts = 0
+        self._identity: tuple[int, int] | None = None
+        self._offset = 0
+        self._torn = b""
+
+    def update(self) -> bool:
+        """Reads what is new; whether there was anything. A file that is gone for now is nothing.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        try:
+            with open(self.path, "rb") as file:
+                return self._read(file)
+        except FileNotFoundError:
+            return False
+
+    def beside(self, ending: str) -> Mapping[str, Any]:
+        """A JSON file beside the metrics, such as ``.hosts.json``; empty if there is none."""
+        return _json_of(self.path.with_name(f"{self.path.name}{ending}"))
+
+    def heartbeat(self) -> Mapping[str, Any]:
+        """The heartbeat of the run's folder; empty if there is none."""
+        return _json_of(self.path.with_name("heartbeat.json"))
+
+    def _read(self, file: BinaryIO) -> bool:
+        status = os.fstat(file.fileno())
+        identity = status.st_dev, status.st_ino
+        if identity != self._identity or status.st_size < self._offset:
+            self._begin_anew(identity, status.st_size)
+        file.seek(self._offset)
+        data = file.read(status.st_size - self._offset)
+        self._offset += len(data)
+        *lines, self._torn = (self._torn + data).split(b"\n")
+        for step in filter(None, map(_step_of, lines)):
+            self._add(step)
+        return bool(lines)
+
+    def _begin_anew(self, identity: tuple[int, int], size: int) -> None:
+        self.restarts += self._identity is not None
+        self._identity = identity
+        self.steps.clear()
+        self._torn = b""
+        self._offset = max(0, size - _TAIL_BYTES)
+
+    def _add(self, step: LiveStep) -> None:
+        if self.steps and step.number <= self.steps[-1].number:
+            self.restarts += 1
+            while self.steps and self.steps[-1].number >= step.number:
+                self.steps.pop()  # they are done again
+        self.steps.append(step)
+        for note in step.notes:
+            if (step.number, note) not in self.notes:
+                self.notes.append((step.number, note))
+
+
+def _step_of(line: bytes) -> LiveStep | None:
+    """The record of a line; None if it is torn, or no step."""
+    try:
+        values = json.loads(line)
+        number = int(values["step"])
+        notes = values.get("notes") or []
+        stamp = values.get("unix_seconds")
+        return LiveStep(
+            number=number,
+            kind=str(values.get("kind") or "step"),
+            unix_seconds=float(stamp) if stamp is not None else None,
+            scalars=dict(_numbers(values)),
+            notes=tuple(map(str, notes)) if isinstance(notes, list) else (),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+        return None
+
+
+def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float | str) or "/" not in name:
+            continue
+        with contextlib.suppress(ValueError, OverflowError):  # a text
+            number = float(value)
+            if isinstance(value, int | float) or not math.isfinite(number):
+                yield name, number
+
+
+def _json_of(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,253 @@
+"""One frame of a run: headline, last steps, curves, where the time went, hosts, alarms."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mfu_jax.formatting import loss_text, percent, readable
+from mfu_jax.parts import TRAIN, load_part
+from mfu_jax.runs.live.following import Follower, LiveStep
+
+_BARS = "▁▂▃▄▅▆▇█"
+_LAST_STEPS = 8
+_LAST_ALARMS = 5
+_CURVE_COLUMNS = 48
+_SPLIT_COLUMNS = 48
+_TIME = "perf/step_time_seconds"
+# Seconds without a new record after which a run looks stuck, in step times and at least.
+_LATE_STEPS, _LATE_SECONDS = 20.0, 60.0
+_COLORS = {"train": "green", "compile": "magenta", "data": "yellow", "eval": "cyan"}
+
+
+def frame(follower: Follower, now: float) -> Any:
+    """What a terminal shows, as a renderable of `rich`.
+
+    Args:
+        follower: the run.
+        now: wall clock, in seconds since 1970.
+
+    Raises:
+        UserError: `rich` is not installed.
+    """
+    steps = list(follower.steps)
+    parts = [_headline(follower, steps, now)]
+    if steps:
+        parts += [_table(steps), *_curves(steps), *_split(steps)]
+        parts += [_hosts(follower.beside(".hosts.json"), steps)]
+        parts += [_alarms(follower)]
+    return _rich("console").Group(*filter(None, parts))
+
+
+def sparkline(values: Sequence[float], columns: int) -> str:
+    """A curve of block characters; each column is the mean of its share of the values.
+
+    >>> sparkline([1.0, 2.0, 3.0, float("nan")], 4)
+    '▁▅█ '
+    >>> sparkline([5.0] * 100, 3)
+    '▄▄▄'
+    """
+    columns = min(columns, len(values))
+    shares = [
+        values[i * len(values) // columns : (i + 1) * len(values) // columns]
+        for i in range(columns)
+    ]
+    means = [_mean(share) for share in shares]
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return " " * columns
+    low, high = min(known), max(known)
+    return "".join(" " if mean is None else _bar(mean, low, high) for mean in means)
+
+
+def time_split(steps: Iterable[LiveStep]) -> dict[str, float]:
+    """Seconds by use over some steps: ``train``, ``compile``, ``data_wait``, ``eval``, ….
+
+    >>> time_split([LiveStep(number=1, kind="step", unix_seconds=None, notes=(), scalars={
+    ...     "perf/step_time_seconds": 2.0, "goodput/eval_seconds": 1.0})])
+    {'train': 2.0, 'eval': 1.0}
+    """
+    split: Counter[str] = Counter()
+    for step in steps:
+        seconds = step.scalars.get(_TIME, 0.0)
+        if not 0 <= seconds < math.inf:
+            continue
+        compiling = min(seconds, step.scalars.get("compile/seconds", 0.0))
+        split["train"] += seconds - compiling  # type: ignore[assignment]  # of seconds
+        if compiling:
+            split["compile"] += compiling  # type: ignore[assignment]
+        for name, spent in step.scalars.items():
+            if name.startswith("goodput/") and name.endswith("_seconds") and spent > 0:
+                use = name.removeprefix("goodput/").removesuffix("_seconds")
+                split[use] += spent  # type: ignore[assignment]
+    return dict(split)
+
+
+def _headline(follower: Follower, steps: Sequence[LiveStep], now: float) -> Any:
+    text = _rich("text").Text()
+    name = follower.path.parent.name or str(follower.path)
+    text.append(_plain(name), style="bold")
+    if not steps:
+        text.append(": no step yet; waiting for its first", style="dim")
+        return text
+    text.append(f": step {steps[-1].number}, ")
+    state, style = _state(follower.heartbeat(), steps, now)
+    text.append(state, style=style)
+    if follower.restarts:
+        text.append(f", restarts seen: {follower.restarts}", style="yellow")
+    measured = [step for step in steps if step.kind == "step"]
+    medians = [
+        f"{label} {percent(statistics.median(values))}"
+        for label, metric in (("MFU", "perf/mfu"), ("HFU", "perf/hfu"))
+        if (values := _finite(measured, metric))
+    ]
+    if times := _finite(measured, _TIME):
+        medians.append(f"{readable(statistics.median(times))} s a step")
+    if medians:
+        text.append(f"\nmedian of {len(measured)} steps: {', '.join(medians)}")
+    return text
+
+
+def _state(heartbeat: Mapping[str, Any], steps: Sequence[LiveStep], now: float) -> tuple[str, str]:
+    """What the run does, and how that is shown."""
+    beat = heartbeat.get("state")
+    if beat == "ended":
+        return "ended", "dim"
+    last = steps[-1].unix_seconds
+    if last is None:
+        return str(beat or "running"), ""
+    age = max(0.0, now - last)
+    times = _finite(steps, _TIME)
+    limit = max(_LATE_SECONDS, _LATE_STEPS * statistics.median(times)) if times else _LATE_SECONDS
+    text = f"{_age(age)} ago"
+    if beat == "hung":
+        return f"HANGS, last step {text}", "bold red"
+    if beat == "paused":
+        return f"in a pause, last step {text}", "cyan"
+    return (f"last step {text}", "bold red") if age > limit else (f"{text}", "green")
+
+
+def _table(steps: Sequence[LiveStep]) -> Any:
+    table = _rich("table").Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    columns = ("step", "seconds", "TFLOP/s", "tokens/s", "MFU", "HFU", "loss", "")
+    for name in columns:
+        table.add_column(name, justify="left" if not name else "right", no_wrap=True)
+    for step in steps[-_LAST_STEPS:]:
+        scalars = step.scalars
+        table.add_row(
+            str(step.number),
+            _shown(scalars.get(_TIME), readable),
+            _shown(scalars.get("perf/per_device_tflops_per_sec"), readable),
+            _shown(scalars.get("perf/per_device_tokens_per_sec"), lambda x: f"{x:.0f}"),
+            _shown(scalars.get("perf/mfu"), percent),
+            _shown(scalars.get("perf/hfu"), percent),
+            _shown(scalars.get("learning/loss"), loss_text),
+            "" if step.kind == "step" else _plain(step.kind)[:8],
+        )
+    return table
+
+
+def _curves(steps: Sequence[LiveStep]) -> list[Any]:
+    """A line for each curve that has values: MFU, step time, loss."""
+    measured = [step for step in steps if step.kind == "step"]
+    lines = []
+    for label, name, text_of in (
+        ("MFU", "perf/mfu", percent),
+        ("seconds", _TIME, readable),
+        ("loss", "learning/loss", loss_text),
+    ):
+        values = [step.scalars.get(name, math.nan) for step in measured]
+        known = [value for value in values if math.isfinite(value)]
+        if known:
+            line = _rich("text").Text(f"{label:<8}")
+            line.append(f"{sparkline(values, _CURVE_COLUMNS):<{_CURVE_COLUMNS}}", style="green")
+            line.append(f" {text_of(min(known))} to {text_of(max(known))}", style="dim")
+            lines.append(line)
+    return lines
+
+
+def _split(steps: Sequence[LiveStep]) -> list[Any]:
+    split = time_split(steps)
+    total = math.fsum(split.values())
+    if total <= 0:
+        return []
+    bar, words = _rich("text").Text("time    "), []
+    uses = sorted(split.items(), key=lambda item: -item[1])
+    for use, seconds in uses:
+        columns = round(_SPLIT_COLUMNS * seconds / total)
+        color = _COLORS.get(use.partition("_")[0], "blue")
+        bar.append("█" * columns, style=color)
+        words.append((f"{_plain(use)} {percent(seconds / total)}", color))
+    legend = _rich("text").Text("        ")
+    for i, (word, color) in enumerate(words[:6]):
+        legend.append(", " if i else "")
+        legend.append(word, style=color)
+    return [bar, legend]
+
+
+def _hosts(view: Mapping[str, Any], steps: Sequence[LiveStep]) -> Any:
+    """A line about the job's processes, if there are several."""
+    count = view.get("processes")
+    if not isinstance(count, int):
+        return None
+    text = _rich("text").Text(f"hosts   {count} processes at step {view.get('step')}: ")
+    slow, missing = view.get("slow") or [], view.get("missing") or []
+    if not slow and not missing:
+        text.append("none slow, none missing", style="green")
+    if slow:
+        named = [f"{one.get('process')} ({one.get('cause')})" for one in slow[:4]]
+        more = f" and {len(slow) - 4} more" if len(slow) > 4 else ""
+        text.append(_plain(f"slow: {', '.join(named)}{more}"), style="yellow")
+    if missing:
+        text.append("; " if slow else "")
+        shown = ", ".join(map(str, missing[:8]))
+        text.append(f"not heard: {shown}{' …' if len(missing) > 8 else ''}", style="red")
+    return text
+
+
+def _alarms(follower: Follower) -> Any:
+    if not follower.notes:
+        return None
+    text = _rich("text").Text("alarms", style="")
+    for number, note in list(follower.notes)[-_LAST_ALARMS:]:
+        text.append(f"\n  step {number}: ", style="dim")
+        text.append(_plain(note), style="yellow")
+    return text
+
+
+def _finite(steps: Iterable[LiveStep], name: str) -> list[float]:
+    values = (step.scalars.get(name, math.nan) for step in steps)
+    return [value for value in values if math.isfinite(value)]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    known = [value for value in values if math.isfinite(value)]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _bar(value: float, low: float, high: float) -> str:
+    if high <= low:
+        return _BARS[3]
+    return _BARS[round((len(_BARS) - 1) * (value - low) / (high - low))]
+
+
+def _shown(value: float | None, text_of: Any) -> str:
+    return "" if value is None else text_of(value)
+
+
+def _age(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _plain(text: str) -> str:
+    """Without what a terminal would obey, and on one line."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _rich(module: str) -> Any:
+    return load_part(f"rich.{module}", "mfu-jax watch", install=TRAIN)

@@ -1,0 +1,264 @@
+"""Divides the life of one process into categories: every microsecond is in exactly one.
+
+Times are whole microseconds since 1970 on the run's clock. Pauses lie over compilations, those over
+steps; what none of them covers is start-up, idle or lost time. Lines of many steps are added up as
+a whole wherever nothing lies over them.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from mfu_jax.runs.journals import Block, Life
+from mfu_jax.runs.run_time import CATEGORIES
+
+DAY = 86_400_000_000  # µs
+_PAUSES = frozenset({"eval", "checkpoint", "restore", "compile", "data_wait"})
+
+Times = defaultdict[int, defaultdict[str, int]]
+"""Day (days since 1970, UTC) → category → µs."""
+
+
+def no_times() -> Times:
+    """Times to add to."""
+    return defaultdict(lambda: defaultdict(int))
+
+
+@dataclass(kw_only=True)
+class Placed:
+    """A life on the run's clock, in µs.
+
+    Attributes:
+        life: as its journal has it.
+        offset: the run's clock − its monotonic clock, in seconds.
+        start: start of the process.
+        end: its end.
+        how: how it ended.
+        redone_from: steps from this one on were done again later; None: none were.
+        done_after: steps after its last known one that a later attempt built upon.
+    """
+
+    life: Life
+    offset: float
+    start: int
+    end: int
+    how: str
+    redone_from: int | None = None
+    done_after: int = 0
+
+    def at(self, seconds: float) -> int:
+        """A moment of its monotonic clock on the run's clock."""
+        return round(1e6 * (seconds + self.offset))
+
+    def counted(self, block: Block) -> int:
+        """How many steps of a block were not done again."""
+        if self.redone_from is None:
+            return len(block.us)
+        return max(0, min(len(block.us), -((block.first - self.redone_from) // block.by)))
+
+
+@dataclass
+class _Overlay:
+    """A pause or a compilation."""
+
+    begin: int
+    end: int
+    category: str
+
+
+@dataclass
+class Division:
+    """Adds up one life.
+
+    Args:
+        placed: the life.
+        median_us: median time of the steps that counted, over the whole run.
+        times: where the time is added.
+    """
+
+    placed: Placed
+    median_us: int
+    times: Times = field(default_factory=no_times)
+
+    def run(self) -> Times:
+        """Divides the time from the process' start to its end."""
+        placed = self.placed
+        self._overlays = _overlays(placed)
+        self._next = 0
+        self._now = placed.start
+        for index, block in enumerate(placed.life.blocks):
+            self._add_block(block, is_first=index == 0)
+        self._add_tail()
+        return self.times
+
+    def _add_block(self, block: Block, *, is_first: bool) -> None:
+        """Adds a block: steps that nothing lies over together, the others one by one."""
+        counted = self.placed.counted(block)
+        ends = block.ends(self.placed.at(block.end_m))
+        index = 0
+        while index < len(ends):
+            limit = self._clear_until()
+            stop = index if is_first and index == 0 else bisect.bisect_right(ends, limit, index)
+            if index < counted < stop:
+                stop = counted
+            begin = ends[index] - block.us[index]
+            if stop > index and begin >= self._now:
+                self._add_many(block, index, stop, ends[stop - 1], is_counted=index < counted)
+                index = stop
+            else:
+                is_start = is_first and index == 0
+                self._add_one(block, index, begin, index < counted, is_start=is_start)
+                index += 1
+
+    def _clear_until(self) -> int:
+        """Until when nothing lies over the time from now on, and it is of one day."""
+        overlays = self._overlays
+        while self._next < len(overlays) and overlays[self._next].end <= self._now:
+            self._next += 1
+        clear = min(self.placed.end, (self._now // DAY + 1) * DAY)
+        return clear if self._next == len(overlays) else min(clear, overlays[self._next].begin)
+
+    def _add_many(self, block: Block, first: int, stop: int, end: int, *, is_counted: bool) -> None:
+        """Adds steps of a block that end at `end`."""
+        us = block.us[first:stop]
+        spent = sum(us)
+        between = end - self._now - spent
+        waited = min(between, sum(block.data_us[first:stop]))
+        times = self.times[self._now // DAY]
+        times["data_wait"] += waited
+        times["idle"] += between - waited
+        self._now = end
+        if is_counted:
+            median = self.median_us
+            slow = sum([spent - median for spent in us if spent > median])
+            times["slow_steps"] += slow
+            times["train"] += spent - slow
+        else:
+            times["lost_steps"] += spent
+
+    def _add_one(
+        self, block: Block, index: int, begin: int, is_counted: bool, *, is_start: bool
+    ) -> None:
+        """Adds one step of a block; `is_start`: it is the first of its process."""
+        waited = block.data_us[index] if block.data_us else 0
+        self._until(begin - waited, "startup" if is_start else "idle")
+        self._until(begin, "data_wait")
+        end = begin + block.us[index]
+        if is_counted:
+            self._until(end, "train", rest="startup" if is_start else "slow_steps")
+        else:
+            self._until(end, "lost_steps")
+
+    def _add_tail(self) -> None:
+        """What comes after the last step that is known."""
+        placed, life = self.placed, self.placed.life
+        if not life.blocks:
+            self._until(placed.end, "startup")
+            return
+        if placed.done_after:
+            done = self._now + placed.done_after * self.median_us
+            self._until(min(done, placed.end), "train")
+        if placed.how in ("killed", "running") or placed.how.startswith("exception"):
+            self._until(self._now + round(1e6 * life.wait_seconds), "data_wait")
+            self._until(placed.end, "other" if placed.how == "running" else "lost_steps")
+        self._until(placed.end, "idle")
+
+    def _until(self, end: int, category: str, rest: str = "") -> None:
+        """Goes on to `end`: in `category`, but for what lies over it.
+
+        Args:
+            end: a moment; nothing happens if it has passed.
+            category: of the time.
+            rest: category of what goes beyond the median step; empty: the same.
+        """
+        end = min(end, self.placed.end)
+        left = self.median_us if rest else DAY
+        while self._now < end:
+            overlay = self._overlays[self._next] if self._next < len(self._overlays) else None
+            if overlay is not None and overlay.begin <= self._now:
+                if overlay.end <= self._now:
+                    self._next += 1
+                    continue
+                self._spend(min(end, overlay.end), overlay.category)
+                continue
+            stop = end if overlay is None else min(end, overlay.begin)
+            if rest:
+                middle = min(stop, self._now + left)
+                left -= middle - self._now
+                self._spend(middle, category)
+                self._spend(stop, rest)
+            else:
+                self._spend(stop, category)
+
+    def _spend(self, end: int, category: str) -> None:
+        """Adds the time until `end`, day by day."""
+        while self._now < end:
+            day = self._now // DAY
+            stop = min(end, (day + 1) * DAY)
+            self.times[day][category] += stop - self._now
+            self._now = stop
+
+
+def add_down(times: Times, begin: int, end: int) -> None:
+    """Adds the time between two processes, day by day."""
+    while begin < end:
+        stop = min(end, (begin // DAY + 1) * DAY)
+        times[begin // DAY]["down"] += stop - begin
+        begin = stop
+
+
+def in_seconds(times: Times) -> dict[str, float]:
+    """Category → seconds of all days together, every category among them."""
+    return {name: sum(day[name] for day in times.values()) / 1e6 for name in CATEGORIES}
+
+
+def _overlays(placed: Placed) -> list[_Overlay]:
+    """Pauses, and compilations outside them, by begin; none overlaps another."""
+    pauses = [
+        _Overlay(placed.at(begin), placed.end if end is None else placed.at(end), _category(name))
+        for name, begin, end in placed.life.spans
+    ]
+    compiled = [
+        _Overlay(placed.at(begin), placed.at(begin + spent), "compile")
+        for begin, spent in placed.life.compiled
+    ]
+    found: list[_Overlay] = []
+    for overlay in _disjoint(sorted(pauses, key=lambda o: o.begin)):
+        found.append(overlay)
+    free = list(_between(_disjoint(sorted(compiled, key=lambda o: o.begin)), found))
+    return sorted([*found, *free], key=lambda overlay: overlay.begin)
+
+
+def _category(name: str) -> str:
+    """Of a pause by that name."""
+    return name if name in _PAUSES else "other"
+
+
+def _disjoint(overlays: list[_Overlay]) -> Iterator[_Overlay]:
+    """Each from the end of the one before it on."""
+    now = 0
+    for overlay in overlays:
+        begin = max(now, overlay.begin)
+        if begin < overlay.end:
+            now = overlay.end
+            yield _Overlay(begin, now, overlay.category)
+
+
+def _between(overlays: Iterator[_Overlay], above: list[_Overlay]) -> Iterator[_Overlay]:
+    """The parts of overlays that no other one, of those `above`, covers."""
+    index = 0
+    for overlay in overlays:
+        begin = overlay.begin
+        while index < len(above) and above[index].end <= begin:
+            index += 1
+        over = index
+        while over < len(above) and above[over].begin < overlay.end:
+            if begin < above[over].begin:
+                yield _Overlay(begin, above[over].begin, overlay.category)
+            begin = max(begin, above[over].end)
+            over += 1
+        if begin < overlay.end:
+            yield _Overlay(begin, overlay.end, overlay.category)

@@ -1,0 +1,181 @@
+"""The whole training job: one loop from top to bottom, and how it ends."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any
+
+import jax
+
+from mfu_jax.errors import UserError, one_line
+from mfu_jax.logger.journal.absent import NoJournal
+from mfu_jax.logger.journal.writer import Journal
+from mfu_jax.logger.non_finite import NON_FINITE_EXIT_CODE, NonFiniteLossError
+from mfu_jax.logger.timing.compile_events import CompileLog
+from mfu_jax.trainer.checkpoint import CHECKPOINT_EXIT_CODE, Checkpointer, CheckpointError
+from mfu_jax.trainer.data import make_iterator
+from mfu_jax.trainer.job import Job
+from mfu_jax.trainer.memory import check_memory
+from mfu_jax.trainer.mesh import make_mesh, put_batch, rows_per_process
+from mfu_jax.trainer.pyconfig import Config
+from mfu_jax.trainer.run_logger import (
+    count_step,
+    find_step_peaks,
+    lock_run,
+    make_run_logger,
+    make_run_sinks,
+    run_journal,
+    settings_of,
+    step_profile,
+)
+from mfu_jax.trainer.state import TrainState, abstract_state, create_state, resolve_attention
+from mfu_jax.trainer.step import compile_eval_step, compile_train_step
+from mfu_jax.trainer.stopping import INTERRUPT_EXIT_CODE, StopRequest
+
+
+def train(
+    config: Config,
+    stop: StopRequest,
+    job: Job,
+    compile_log: CompileLog,
+    journal: Journal | NoJournal,
+) -> None:
+    """Trains until `config.steps` optimizer steps are done, or a stop is requested.
+
+    Raises:
+        UserError: the config does not fit the machine, the data or the checkpoint.
+        NonFiniteLossError: the loss became NaN or infinite.
+        CheckpointError: the last checkpoint, or with ``on_checkpoint_error=stop`` any, is missing.
+    """
+    mesh = make_mesh(config)
+    check_memory(config, jax.local_devices())
+    config = resolve_attention(config, mesh)
+    peaks = find_step_peaks(config)
+    data = _data(config, mesh, "train", config.gradient_accumulation_steps)
+    shapes = abstract_state(config, mesh)
+    with lock_run(config), Checkpointer(config, journal) as checkpoints:
+        with journal.span("restore"):
+            state = checkpoints.restore(shapes, data)
+        state = state or create_state(config, mesh)
+        start_step = int(state.step)
+        if start_step >= config.steps:
+            why = f"the checkpoint of {config.run_name!r} has {start_step} steps"
+            print(f"nothing to do: {why if start_step else 'steps=0'}")
+            return
+        settings = settings_of(config, start_step)
+        sinks = make_run_sinks(config, settings)
+        evaluate = _evaluator(config, mesh, shapes)
+        train_step = compile_train_step(config, mesh, shapes)
+        flops = count_step(config, train_step)
+        run_logger = make_run_logger(
+            config,
+            settings,
+            flops=flops,
+            state=state,
+            peaks=peaks,
+            sinks=sinks,
+            compile_log=compile_log,
+            journal=journal,
+        )
+        tracing = step_profile(settings, train_step, flops, peaks)
+        with run_logger as logger, job.flushing(logger.flush), tracing:
+            for step in range(start_step, config.steps):
+                with logger.waiting("data"):
+                    batch = put_batch(next(data), mesh)
+                with tracing.step(step, logger):
+                    state, metrics = train_step(state, batch)
+                logger.record(step, metrics)
+                done = step + 1
+                tracing.after(step, logger, is_last=done == config.steps)
+                if config.eval_interval and done % config.eval_interval == 0:
+                    with logger.pause("eval"):
+                        logger.record_eval(step, evaluate(state))
+                checkpoints.check()
+                stopping = stop.agreed(step)
+                if checkpoints.due(done) or stopping or done == config.steps:
+                    with logger.pause("checkpoint"):
+                        checkpoints.save(done, state, data)
+                if stopping:
+                    break
+        if jax.process_index() == 0:
+            print(flops.ledger.render())
+
+
+def _data(config: Config, mesh: jax.sharding.Mesh, split: str, accumulation: int) -> Any:
+    return make_iterator(
+        config,
+        split=split,
+        rows_per_process=rows_per_process(config, mesh),
+        accumulation=accumulation,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+    )
+
+
+def _evaluator(config: Config, mesh: jax.sharding.Mesh, shapes: TrainState) -> Any:
+    """A function from the state to the mean loss over the first `eval_steps` held-out batches."""
+    if not config.eval_interval:
+        return None
+    data = _data(config, mesh, "eval", 1)
+    beginning = data.get_state()
+    eval_step = compile_eval_step(config, mesh, shapes)
+
+    def evaluate(state: TrainState) -> dict[str, float]:
+        data.set_state(beginning)
+        sums = [eval_step(state, put_batch(next(data), mesh)) for _ in range(config.eval_steps)]
+        tokens = sum(float(weight) for _, weight in sums)
+        return {"avg_loss": sum(float(loss) for loss, _ in sums) / tokens, "total_weights": tokens}
+
+    return evaluate
+
+
+def run(config: Config, journal: Journal | NoJournal | None) -> int:
+    """Runs one training job and returns its exit code.
+
+    If another process of the job dies, this one ends without returning.
+
+    Args:
+        config: of the job.
+        journal: of this process; None: its number is known only once it has joined the others.
+    """
+    job = Job()
+    try:
+        job.join(config)
+        compile_log = CompileLog()
+        with StopRequest() as stop, run_journal(config, journal, stop, compile_log) as kept:
+            train(config, stop, job, compile_log, kept)
+            job.leave()
+    except KeyboardInterrupt:
+        return job.fail(INTERRUPT_EXIT_CODE, "SIGINT")
+    except Exception as error:
+        code = _exit_code(error)
+        job.await_verdict(error)
+        if code is None:
+            traceback.print_exc()
+            return job.fail(1, f"{type(error).__name__}: {error}")
+        print(one_line(f"mfu_jax.train: {error}"), file=sys.stderr)
+        return job.fail(code, str(error))
+    _say_where(config)
+    return stop.exit_code
+
+
+def _exit_code(error: Exception) -> int | None:
+    """Of an error that is one line; None: it needs a traceback."""
+    if isinstance(error, UserError):
+        return 2
+    if isinstance(error, NonFiniteLossError):
+        return NON_FINITE_EXIT_CODE
+    return CHECKPOINT_EXIT_CODE if isinstance(error, CheckpointError) else None
+
+
+def _say_where(config: Config) -> None:
+    if jax.process_index() != 0:
+        return
+    if config.metrics_path is not None:
+        print(f"metrics:     {config.metrics_path}")
+    if config.tensorboard_path is not None:
+        print(f"TensorBoard: tensorboard --logdir {config.tensorboard_path}")
+        print("             http://localhost:6006/#custom_scalars")
+    if config.enable_checkpointing:
+        print(f"checkpoints: {config.run_directory / 'checkpoints'}")

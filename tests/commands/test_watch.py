@@ -1,0 +1,128 @@
+"""`mfu-jax watch`: one frame of a run, and a terminal that follows it."""
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mfu_jax.cli import main
+from mfu_jax.logger.sinks import JsonlSink, StepRecord
+from mfu_jax.runs.live import frame as frames
+from tests.support.paths import ROOT
+from tests.support.work import HANG_SECONDS
+
+pytest.importorskip("rich")
+
+
+def write(folder: Path, steps: range, **scalars: float) -> Path:
+    path = folder / "metrics.jsonl"
+    sink = JsonlSink(path, resume_from_step=steps.start)
+    for step in steps:
+        values = {
+            "perf/step_time_seconds": 2.0,
+            "perf/mfu": 0.5,
+            "learning/loss": 3.25,
+            "goodput/data_wait_seconds": 0.5,
+            **scalars,
+        }
+        note = ("loss 9.9 is a spike\x1b[2J",) if step == 3 else ()
+        sink.write(StepRecord(step=step, unix_seconds=time.time(), scalars=values, notes=note))
+    sink.close()
+    return path
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: Any) -> list[str]:
+    assert main(["watch", *map(str, arguments)]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_one_frame_in_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "run7", range(12))
+    lines = shown(capsys, tmp_path / "run7", "--once")
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[0].startswith("run7: step 11, ")
+    assert "median of 12 steps: MFU 50.0%, 2.000 s a step" in lines[1]
+    rows = [line.split() for line in lines if line.strip().startswith("11 ")]
+    assert rows == [["11", "2.000", "50.0%", "3.250"]]
+    # 12 × 2 s of steps, 12 × 0.5 s of waiting: 80% and 20%.
+    assert any("train 80.0%, data_wait 20.0%" in line for line in lines)
+    assert any("step 3: loss 9.9 is a spike [2J" in line for line in lines)
+    assert "\x1b" not in "".join(lines)
+
+
+def test_the_state_is_the_heartbeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, range(3))
+    for state, text in (("ended", "step 2, ended"), ("hung", "HANGS, last step")):
+        (tmp_path / "heartbeat.json").write_text(json.dumps({"state": state}))
+        assert text in shown(capsys, tmp_path, "--once")[0]
+
+
+def test_slow_and_missing_hosts_have_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, range(3))
+    slow = [{"process": 3, "cause": "data", "text": ""}]
+    view = {"step": 2, "processes": 8, "missing": [5, 6], "slow": slow}
+    path.with_name("metrics.jsonl.hosts.json").write_text(json.dumps(view))
+    (line,) = [x for x in shown(capsys, tmp_path, "--once") if x.startswith("hosts")]
+    assert line == "hosts   8 processes at step 2: slow: 3 (data); not heard: 5, 6"
+
+
+def test_a_run_without_a_step_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    assert "no step yet" in shown(capsys, tmp_path, "--once")[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "has no metrics file"),
+        (["nowhere", "intervall=1"], "unknown key 'intervall'"),
+        (["nowhere", "interval=0"], "expected 0.1 to 3600 seconds"),
+        ([], "usage: mfu-jax watch"),
+    ],
+)
+def test_wrong_arguments(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.out + captured.err
+
+
+def test_a_terminal_follows_a_run_that_grows(tmp_path: Path) -> None:
+    path = write(tmp_path, range(3))
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "mfu_jax.cli", "watch", str(tmp_path), "interval=0.1"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40"}
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, cwd=ROOT, env=environment)
+    os.close(theirs)
+    try:
+        assert read_until(ours, b"step 2")
+        write(path.parent, range(3, 9))
+        assert read_until(ours, b"step 8")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def read_until(terminal: int, text: bytes) -> bool:
+    deadline, seen = time.monotonic() + HANG_SECONDS, b""
+    while text not in seen and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 1.0)[0]:
+            seen += os.read(terminal, 1 << 16)
+    return text in seen
+
+
+def test_the_bar_of_uses_adds_up() -> None:
+    assert frames.sparkline([0.0, 7.0], 2) == "▁█"
+    assert frames.sparkline(list(range(8)), 8) == "▁▂▃▄▅▆▇█"
+    assert frames.sparkline([float("nan")], 5) == " "

@@ -1,0 +1,101 @@
+"""A metrics file that grows, is torn, rotated and resumed, followed as the run writes it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mfu_jax.errors import UserError
+from mfu_jax.logger.sinks import JsonlSink, StepRecord
+from mfu_jax.runs.live.following import KEPT_STEPS, Follower, metrics_file_of
+
+
+def write(path: Path, steps: range, *, notes: tuple[str, ...] = ()) -> None:
+    """A run of these steps, by the sink that runs use."""
+    sink = JsonlSink(path, resume_from_step=steps.start)
+    for step in steps:
+        scalars = {"perf/mfu": step / 1000, "learning/loss": float("nan")}
+        sink.write(StepRecord(step=step, unix_seconds=step, scalars=scalars, notes=notes))
+    sink.close()
+
+
+def numbers(follower: Follower) -> list[int]:
+    return [step.number for step in follower.steps]
+
+
+def test_what_is_new_is_read_and_a_torn_line_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, range(3), notes=("recompiled",))
+    follower = Follower(path)
+    assert follower.update()
+    assert numbers(follower) == [0, 1, 2]
+    assert follower.steps[2].scalars["perf/mfu"] == 0.002
+    assert follower.notes[0] == (0, "recompiled")
+    line = json.dumps({"step": 3, "kind": "step", "perf/mfu": 0.5}).encode()
+    with open(path, "ab") as file:
+        file.write(line[:20])
+        file.flush()
+        follower.update()
+        assert numbers(follower) == [0, 1, 2]
+        file.write(line[20:] + b"\n")
+    follower.update()
+    assert numbers(follower) == [0, 1, 2, 3]
+    assert follower.restarts == 0
+
+
+def test_a_resume_replaces_the_steps_that_are_done_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, range(6))
+    follower = Follower(path)
+    follower.update()
+    write(path, range(4, 8))
+    follower.update()
+    assert numbers(follower) == list(range(8))
+    assert follower.restarts == 1
+
+
+def test_a_new_run_in_place_of_the_old_one_starts_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, range(6))
+    follower = Follower(path)
+    follower.update()
+    write(path, range(2))  # the sink renames the old file
+    follower.update()
+    assert numbers(follower) == [0, 1]
+    path.unlink()
+    assert not follower.update()
+    assert numbers(follower) == [0, 1]
+
+
+def test_of_a_long_file_only_the_end_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    padding = "x" * 2000
+    with open(path, "w") as file:
+        for step in range(5000):
+            file.write(json.dumps({"step": step, "text": padding, "perf/mfu": 0.5}) + "\n")
+    follower = Follower(path)
+    follower.update()
+    assert numbers(follower) == list(range(5000 - KEPT_STEPS, 5000))
+
+
+def test_broken_lines_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [b"\xff\xfe", b"[]", b'{"step": null}', b"{", b'{"step": 4, "a/b": true, "c/d": "x"}']
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    follower = Follower(path)
+    follower.update()
+    assert numbers(follower) == [4]
+    assert follower.steps[0].scalars == {}
+
+
+def test_the_run_is_a_folder_or_a_file(tmp_path: Path) -> None:
+    other = tmp_path / "run" / "train_metrics.jsonl"
+    write(other, range(1))
+    assert metrics_file_of(other.parent) == other
+    write(other.parent / "metrics.jsonl", range(1))
+    assert metrics_file_of(str(other.parent)) == other.parent / "metrics.jsonl"
+    assert metrics_file_of(other) == other
+    with pytest.raises(UserError, match="has no metrics file"):
+        metrics_file_of(tmp_path / "nothing")
+    with pytest.raises(UserError, match="in an object store"):
+        metrics_file_of("gs://bucket/run")

@@ -241,7 +241,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "straggler": Fault(
         cause="imbalance between devices",
-        options={"plant": _in_loss(_straggles(2000))},
+        options={"plant": _in_loss(_straggles(4000))},
         healthy={"plant": _in_loss(_straggles(0))},
         devices=2,
     ),

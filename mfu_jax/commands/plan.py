@@ -42,7 +42,7 @@ from typing import Any
 
 from mfu_jax.arguments import Arguments, check_key, parse
 from mfu_jax.dumps.files import SUFFIX, load
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, first_line
 from mfu_jax.formatting import json_text
 from mfu_jax.planning import cache
 from mfu_jax.planning.measured_runs import MeasuredRun, read_run
@@ -198,7 +198,9 @@ def _compiled(
     from mfu_jax.planning.plan import refused
 
     values = arguments.values
-    work = work or source.work(keys)
+    unknown: tuple[str, ...] = ()
+    if work is None:
+        work, unknown = _work(source, keys)
     most = _number(values, "compile_seconds") or Limits.seconds
     program, notes = cache.compile_cached(
         Request(
@@ -220,7 +222,15 @@ def _compiled(
         plan = refused(target, program, work)
     else:
         plan = make_plan(program, target, work=work)
-    return plan.with_notes(*notes)
+    return plan.with_notes(*notes, *unknown)
+
+
+def _work(source: StepSource, keys: Mapping[str, str]) -> tuple[Work | None, tuple[str, ...]]:
+    """What the step is for; a note where its config does not say."""
+    try:
+        return source.work(keys), ()
+    except UserError as error:
+        return None, (f"no MFU: {first_line(error)}",)
 
 
 def _sweep(arguments: Arguments, target: Target) -> int:

@@ -36,6 +36,10 @@ _DOES_NOT_FIT = re.compile(
     rf"{_SIZE} exceeds (?:available HBM )?{_SIZE}|Used {_SIZE} of {_SIZE} hbm", re.IGNORECASE
 )
 _OUT_OF_MEMORY = re.compile(r"std::bad_alloc|MemoryError|Cannot allocate memory|bad allocation")
+_NO_COMPILER = (
+    (re.compile(r"TPU support not installed|No module named 'libtpu'"), "plan-tpu"),
+    (re.compile(r"topology not implemented for cuda|Unknown backend cuda"), "plan-gpu"),
+)
 _UNKNOWN_FLAG = re.compile(r"Unknown command line flag '([^']+)'")
 _REFUSED_FLAG = re.compile(r"FAILED_PRECONDITION: .*Please disable it with (\w+)=false")
 _UNKNOWN_KEY = re.compile(r"ValueError: '(\w+)' not in '")
@@ -252,6 +256,16 @@ def _refusal(log: str) -> TooLarge | None:
     return None
 
 
+def _kept(log: str) -> str:
+    """Where the compiler's whole log is, for a message; empty if it cannot be written."""
+    with contextlib.suppress(OSError):
+        handle, path = tempfile.mkstemp(prefix="mfu-jax-plan-", suffix=".log")
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(log)
+        return f"; the whole log: {path}"
+    return ""
+
+
 def _allowed(limits: Limits) -> str:
     gib = limits.memory_bytes / _UNITS["G"]
     return f"compile_gib={gib:g}" if gib else "all that this machine had"
@@ -279,8 +293,12 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
             f"{request.python} has no MaxText; pip install 'maxtext[tpu]' there (Python 3.12 or "
             "newer), or pass maxtext_python=…"
         )
-    if ("libtpu" in log and "No module named" in log) or "Unknown backend tpu" in log:
-        raise NoCompilerError("TPU programs need libtpu: pip install 'mfu_jax[plan-tpu]'")
+    for missing, extra in _NO_COMPILER:
+        if missing.search(log):
+            raise NoCompilerError(
+                f"{request.python} has no compiler for {chip}; expected it beside JAX; usually "
+                f"because the default install leaves it out; pip install 'mfu_jax[{extra}]'"
+            )
     if _OUT_OF_MEMORY.search(log) or code == -signal.SIGKILL:
         raise UserError(
             f"compiling for {chip} ran out of host memory ({_allowed(limits)}); expected less; "
@@ -288,4 +306,4 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
             "larger compile_gib=…, or plan fewer layers"
         )
     how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
-    raise UserError(f"compiling for {chip} {how}: {last}")
+    raise UserError(f"compiling for {chip} {how}: {last}{_kept(log)}")

@@ -8,6 +8,8 @@ from typing import Any
 
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
+from mfu_jax.formatting import percent, seconds_text
+from mfu_jax.planning import compared_runs
 from mfu_jax.planning.bound import bounds
 from mfu_jax.planning.changes import Change, Room, changes
 from mfu_jax.planning.compiling import TooLarge
@@ -55,7 +57,7 @@ class Plan:
         convention: of `model_flops`.
         step_time_bound_seconds: no run of this program is faster.
         step_time_seconds: the prediction.
-        step_time_range: where nine of ten measured runs would lie.
+        step_time_range: where nine of ten measured runs would lie; None if too few were compared.
         mfu: predicted.
         mfu_ceiling: MFU at the bound.
         hfu: predicted.
@@ -134,6 +136,22 @@ class Plan:
         """Everything as plain JSON values."""
         return asdict(self)
 
+    def _repr_html_(self) -> str:
+        from mfu_jax.pages.fragment import fragment
+
+        whole, peak, limit = self.step_time_seconds, self.memory_peak_bytes, self.memory_limit_bytes
+        title = f"{self.target}: {'fits' if self.fits else 'does NOT fit'}"
+        if peak and limit:
+            title += f", {peak / 2**30:,.2f} of {limit / 2**30:,.2f} GiB"
+        rows = [
+            (cause, seconds_text(seconds), percent(seconds / whole if whole else None))
+            for cause, seconds in self.time_by_cause.items()
+        ]
+        if whole is not None:
+            total = f"predicted step, MFU {percent(self.mfu)}, HFU {percent(self.hfu)}"
+            rows.append((total, seconds_text(whole), percent(1.0)))
+        return fragment(title, ("seconds of a step", "time", "share"), rows, notes=self.notes)
+
 
 def refused(target: Target, refusal: TooLarge, work: Work | None = None) -> Plan:
     """The plan of a program that the compiler refused."""
@@ -155,6 +173,7 @@ def make_plan(
     *,
     work: Work | None = None,
     efficiencies: Efficiencies | None = None,
+    residuals: tuple[float, float] | None = None,
 ) -> Plan:
     """Plans a compiled program.
 
@@ -163,6 +182,8 @@ def make_plan(
         target: the chips.
         work: what its step is for; without it there is no MFU.
         efficiencies: of the chip; by default those of the house.
+        residuals: measured / predicted time, between which nine of ten runs lie; by default those
+            of compared_runs.yml.
 
     Raises:
         HloParseError: the program's text is not optimised HLO.
@@ -177,6 +198,7 @@ def make_plan(
     line = timeline(costs, durations)
     resources = bounds(costs, target, program.memory)
     bound = max(resources.values(), default=0.0)
+    seconds = max(bound, line.seconds)
     memory, kinds = program.memory or {}, memory_of(program)
     return Plan(
         target=str(target),
@@ -189,15 +211,28 @@ def make_plan(
         resident_bytes=memory.get("argument_size_in_bytes", 0),
         executed_flops=costs.executed.total,
         step_time_bound_seconds=bound,
-        step_time_seconds=max(bound, line.seconds),
+        step_time_seconds=seconds,
+        step_time_range=_range(
+            seconds, bound, residuals or compared_runs.residuals(target.platform)
+        ),
         time_by_cause=dict(sorted(line.by_cause.items(), key=lambda pair: -pair[1])),
         bound_by_resource=resources,
         collectives=_collectives(line),
         layer=largest_layer(costs, durations),
         changes=changes(costs, durations, line, _room(memory, target)),
         notes=_notes(costs, memory),
-        **_rates(costs, target, work, bound, max(bound, line.seconds)),
+        **_rates(costs, target, work, bound, seconds),
     )
+
+
+def _range(
+    seconds: float, bound: float, residuals: tuple[float, float] | None
+) -> tuple[float, float] | None:
+    """No run is faster than the bound, whatever others were."""
+    if residuals is None:
+        return None
+    low, high = residuals
+    return max(bound, seconds * low), seconds * high
 
 
 def _rates(
@@ -244,7 +279,7 @@ def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:
     new = memory.get("output_size_in_bytes", 0) - memory.get("alias_size_in_bytes", 0)
     if new > _LARGE_OUTPUT * max(memory.get("peak_memory_in_bytes", 0), 1):
         notes.append(
-            f"the step returns {new / 2**30:.2f} GiB beside its arguments; usually a state that is "
-            "not donated: jax.jit(step, donate_argnums=0)"
+            f"the step returns {new / 2**20:,.3g} MiB beside its arguments; usually a state that "
+            "is not donated: jax.jit(step, donate_argnums=0)"
         )
     return tuple(notes)

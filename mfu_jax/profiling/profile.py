@@ -96,6 +96,15 @@ class Profile:
             numbers[f"profile/program_seconds/{program.name}"] = program.seconds
         return numbers
 
+    def _repr_html_(self) -> str:
+        from mfu_jax.formatting import percent, seconds_text
+        from mfu_jax.pages.fragment import fragment
+
+        step = seconds_text(self.measured.step_seconds)
+        title = f"Where the peak went: step {step}, MFU {percent(self.mfu)}"
+        rows = [(b.name, seconds_text(b.seconds), f"{b.mfu_points:.2f}") for b in self.waterfall]
+        return fragment(title, ("bar", "time", "points of MFU"), rows, notes=self.notes)
+
     def to_json(self, *, depth: int = 0) -> dict[str, Any]:
         """Everything as plain JSON values; `depth` as `table` takes it."""
         tables = {f"by_{by}": list(map(asdict, self.table(by, depth=depth))) for by in KEYS}

@@ -170,7 +170,7 @@ def from_mapping(
         UserError: a key is unknown, a value is wrong, or a size contradicts the named model.
     """
     base = base_defaults()
-    overrides = overrides or {}
+    values, overrides = _own_names(values, where), _own_names(overrides or {}, "command line")
     for source, name in ((values, where), (overrides, "command line")):
         for key in source:
             if key not in base:
@@ -179,6 +179,10 @@ def from_mapping(
     model_name = str(overrides.get("model_name", values.get("model_name", "")))
     model = _model_values(model_name, base) if model_name else {}
     if _scale(values, overrides, base) == "tiny":
+        if not model:
+            raise UserError(
+                "scale=tiny scales a named model; give model_name, for example llama3-8b"
+            )
         model = scaled_down(model)
     own = _own_values(values, model, base)
     given = {**own, **overrides}
@@ -227,6 +231,25 @@ def _shown(value: Any) -> str:
 def base_defaults() -> Mapping[str, Any]:
     """The keys and defaults of ``configs/base.yml``."""
     return read_mapping(CONFIG_FOLDER / "base.yml")
+
+
+def _own_names(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """`values` with MaxText's names of the mesh's axes as ours.
+
+    >>> _own_names({"ici_fsdp_parallelism": 8, "steps": 3}, "config")
+    {'fsdp': 8, 'steps': 3}
+    """
+    named: dict[str, Any] = {}
+    for key, value in values.items():
+        axis = key.removeprefix("ici_").removesuffix("_parallelism")
+        own = axis if key == f"ici_{axis}_parallelism" and axis in _AXES else key
+        if own in named:
+            raise UserError(f"{where}: {own} is given twice, as {own} and as {key}; give one")
+        named[own] = value
+    return named
+
+
+_AXES = ("data", "fsdp", "expert", "tensor")
 
 
 def _scale(values: Mapping[str, Any], overrides: Mapping[str, Any], base: Mapping[str, Any]) -> str:

@@ -65,7 +65,29 @@ def _check_ranges(config: Config) -> None:
             raise UserError(f"{key}={getattr(config, key)}: expected a fraction from 0 to 1")
 
 
+# Blocks → the sizes that they cannot do without.
+_NEEDED = {
+    "deepseek4": ("q_lora_rank", "o_groups", "o_lora_rank", "sliding_window_size"),
+    "qwen3_custom_moe": ("attention_output_dim", "moe_expert_input_dim"),
+}
+
+
 def _check_model(config: Config) -> None:
+    for key in _NEEDED.get(config.decoder_block, ()):
+        if not getattr(config, key):
+            raise UserError(f"decoder_block={config.decoder_block} needs {key}, which is 0")
+    if config.decoder_block == "deepseek4" and (
+        len(config.compress_ratios) < config.num_decoder_layers
+    ):
+        raise UserError(
+            f"compress_ratios has {len(config.compress_ratios)} entries; expected one for each of "
+            f"num_decoder_layers={config.num_decoder_layers}"
+        )
+    if config.engram_layers and len(config.engram_vocab_bases) != config.engram_max_ngram_size - 1:
+        raise UserError(
+            f"engram_vocab_bases has {len(config.engram_vocab_bases)} entries; expected one for "
+            f"each n-gram from 2 to engram_max_ngram_size={config.engram_max_ngram_size}"
+        )
     if config.num_query_heads % config.num_kv_heads:
         raise UserError(
             f"num_query_heads={config.num_query_heads} is not divisible by "

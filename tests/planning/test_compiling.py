@@ -1,6 +1,7 @@
 """Compiling in a child process: what it returns, and what each kind of failure says."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,12 @@ from tests.support.paths import DATA
 
 TARGET = parse_target(topology="v6e-8")
 GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def logs_of_failures(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
 
 
 def _request(flags=(), **config):
@@ -65,13 +72,29 @@ def test_unknown_flags_and_keys_are_left_out_and_said():
         ({"crash": True}, "killed by signal 11"),
         ({"message": "what went wrong"}, "exit code 1: what went wrong"),
         ({"message": "ModuleNotFoundError: No module named 'maxtext'"}, "has no MaxText"),
-        ({"message": "ImportError: No module named 'libtpu'"}, r"mfu_jax\[plan-tpu\]"),
+        (
+            {"message": "RuntimeError: JAX TPU support not installed; cannot generate"},
+            r"mfu_jax\[plan-tpu\]",
+        ),
+        (
+            {"message": "NotImplementedError: topology not implemented for cuda"},
+            r"mfu_jax\[plan-gpu\]",
+        ),
         ({"message": "terminate called after throwing std::bad_alloc"}, "out of host memory"),
     ],
 )
 def test_failures_are_one_line(config, word):
     with pytest.raises(UserError, match=word):
         compile_program(_request(**config))
+
+
+def test_the_whole_log_of_a_failure_is_kept(logs_of_failures):
+    message = "F0101 tpu.cc:1 Check failed: cores > 0\nwhat went wrong"
+    with pytest.raises(UserError, match="what went wrong; the whole log: ") as failure:
+        compile_program(_request(message=message))
+    path = Path(str(failure.value).rpartition(": ")[2])
+    assert path.parent == logs_of_failures
+    assert message in path.read_text()
 
 
 def test_a_compiler_that_takes_too_long_is_ended():

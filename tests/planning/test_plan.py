@@ -6,6 +6,7 @@ import re
 import pytest
 
 from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.planning.compared_runs import residuals
 from mfu_jax.planning.compiling import TooLarge
 from mfu_jax.planning.plan import Work, make_plan, refused
 from mfu_jax.planning.targets import parse_target
@@ -65,6 +66,16 @@ def test_rates_follow_from_the_time(plan):
 def test_all_collectives_are_exposed_where_the_program_has_no_asynchronous_ones(plan):
     for row in plan.collectives:
         assert row["exposed_seconds"] == pytest.approx(row["seconds"])
+
+
+@pytest.mark.parametrize(("low", "expected"), [(0.9, 0.9), (0.1, None)])
+def test_the_range_is_that_of_other_runs_and_above_the_bound(text, plan, low, expected):
+    ranged = make_plan(ProgramDump(text=text), TARGET, residuals=(low, 1.2))
+    seconds, bound = ranged.step_time_seconds, ranged.step_time_bound_seconds
+    assert ranged.step_time_range == (expected * seconds if expected else bound, 1.2 * seconds)
+    assert f"({ranged.step_time_range[0]:.4g} to" in str(ranged)
+    low, high = residuals("tpu")
+    assert plan.step_time_range == (low * plan.step_time_seconds, high * plan.step_time_seconds)
 
 
 def test_a_refused_program_does_not_fit():

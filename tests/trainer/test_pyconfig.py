@@ -130,6 +130,10 @@ def test_arguments_take_the_type_of_their_key(argument: str, key: str, value: ob
             ["num_experts=6", "moe_mlp_dim=8", "n_routing_groups=4", "topk_routing_group=1"],
             ["n_routing_groups=4", "equal size"],
         ),
+        (["decoder_block=deepseek4"], ["decoder_block=deepseek4", "q_lora_rank"]),
+        (["engram_layers=[1]"], ["engram_vocab_bases has 0", "engram_max_ngram_size=3"]),
+        (["scale=tiny"], ["scale=tiny", "model_name"]),
+        (["fsdp=2", "ici_fsdp_parallelism=2"], ["fsdp is given twice"]),
         (["remat_policy=full", "context=device"], ["context=device", "remat_policy=custom"]),
         (["run_name=a/b"], ["run_name='a/b'"]),
         (["model_name=llama2-7c"], ["'llama2-7c'", "did you mean 'llama2-7b'"]),
@@ -191,6 +195,11 @@ def test_tiny_divides_sizes_and_keeps_the_pattern() -> None:
     assert (tiny.num_decoder_layers, tiny.first_num_dense_layers) == (3, 1)
     assert (tiny.num_experts, tiny.num_experts_per_tok, tiny.vocab_size) == (8, 2, 256)
     assert tiny.attention_type == whole.attention_type == "mla"
+
+
+def test_the_axes_of_the_mesh_have_maxtexts_names_too() -> None:
+    config = load("ici_fsdp_parallelism=4", "ici_expert_parallelism=2", "ici_data_parallelism=1")
+    assert (config.data, config.fsdp, config.expert, config.tensor) == (1, 4, 2, 1)
 
 
 def test_tiny_keeps_queries_per_key_head() -> None:

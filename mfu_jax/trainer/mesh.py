@@ -47,18 +47,41 @@ def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Me
             f"{config.per_device_batch_size:g} × {count} devices) is not divisible by the mesh's "
             f"data × fsdp × expert = {batch_shards}"
         )
-    shape = (data, config.fsdp, config.expert, config.tensor)
-    axis_types = (AxisType.Auto,) * len(shape)
+    grid = _over_slices((data, config.fsdp, config.expert, config.tensor), devices)
+    return Mesh(grid, _AXES, axis_types=(AxisType.Auto,) * len(_AXES))
+
+
+def _over_slices(shape: tuple[int, ...], devices: Sequence[jax.Device]) -> np.ndarray:
+    """The devices as an array of `shape`: slices of TPUs, if there are several, lie one after
+    another along the first axis that they divide, because the network between them is slowest.
+    """
+    slices: dict[int, list[jax.Device]] = {}
+    for device in devices:
+        slices.setdefault(getattr(device, "slice_index", 0), []).append(device)
+    axis = next((i for i, size in enumerate(shape) if size % len(slices) == 0), None)
+    if axis is None:
+        raise UserError(
+            f"the mesh {_sizes(shape)} cannot be laid over {len(slices)} slices; expected an axis "
+            f"that is divisible by {len(slices)}, such as data={len(slices)}"
+        )
+    within = [size // len(slices) if i == axis else size for i, size in enumerate(shape)]
+    return np.concatenate([_grid(within, part) for part in slices.values()], axis)
+
+
+def _grid(shape: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:
     try:
-        return jax.make_mesh(shape, _AXES, axis_types=axis_types, devices=devices)
+        return jax.make_mesh(tuple(shape), _AXES, devices=devices).devices
     except NotImplementedError:  # no axis of the TPU's torus matches one of ours in size
         _log.warning(
-            "the mesh data=%d fsdp=%d expert=%d tensor=%d splits axes of the TPU's torus: some "
-            "collectives take longer paths than with sizes that are products of whole axes",
-            *shape,
+            "the mesh %s splits axes of the TPU's torus: some collectives take longer paths than "
+            "with sizes that are products of whole axes",
+            _sizes(shape),
         )
-        grid = split_torus(shape, devices)
-        return Mesh(grid, _AXES, axis_types=axis_types)
+        return np.asarray(split_torus(shape, devices))
+
+
+def _sizes(shape: Sequence[int]) -> str:
+    return " ".join(f"{axis}={size}" for axis, size in zip(_AXES, shape, strict=True))
 
 
 def _check_divisible(config: Config) -> None:

@@ -8,6 +8,7 @@ those of hardware.yml, one way.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -53,17 +54,20 @@ def route(target: Target, group: Sequence[int], size: int) -> Route:
         group: partition ids of one group; empty if the text does not say.
         size: devices in the group.
     """
-    within = target.devices // target.slices
     links = target.chip.interconnect
-    if target.platform == "cuda":
-        within = target.shape[-1]
-    crosses = size > within or (bool(group) and group[0] // within != group[-1] // within)
-    if crosses:
+    if _parts(target, group, size) > 1:
         bandwidth = links["dcn_gbps_per_device"] * 1e9
         return Route(link="dcn", bytes_per_sec=bandwidth, hops=2)
     if target.platform == "cuda":
         return Route(link="nvlink", bytes_per_sec=links["nvlink_gbps"] * 1e9, hops=1)
     return _torus(target, size)
+
+
+def _parts(target: Target, group: Sequence[int], size: int) -> int:
+    """Slices, or hosts of GPUs, that a group lies on."""
+    gpus = target.platform == "cuda"
+    within = target.shape[-1] if gpus else target.devices // target.slices
+    return len({number // within for number in group}) if group else -(-size // within)
 
 
 def _torus(target: Target, size: int) -> Route:
@@ -101,11 +105,21 @@ def seconds(collective: Collective, group: Sequence[int], target: Target) -> flo
         one_link = target.chip.interconnect.get("ici_gbps_per_link", 0) * 1e9
         bandwidth = one_link if way.link == "ici" else way.bytes_per_sec
         return collective.bytes / bandwidth + _HOP_SECONDS
+    if way.link == "dcn" and not collective.kind.endswith("all-to-all"):
+        return _over_network(collective, _parts(target, group, size), way, target)
     if way.ring > 1 and collective.kind.endswith("all-to-all"):
         one_link = target.chip.interconnect["ici_gbps_per_link"] * 1e9
         return collective.bytes * way.ring / 8 / one_link + way.hops * _HOP_SECONDS
     moved = collective.bytes * _CROSSINGS[collective.kind] * (size - 1) / size
     return moved / way.bytes_per_sec + way.hops * _HOP_SECONDS
+
+
+def _over_network(collective: Collective, parts: int, way: Route, target: Target) -> float:
+    """Within each slice, or host, and between them: each device sends its share only."""
+    inside = max(1, (collective.group_size or target.devices) // parts)
+    within = dataclasses.replace(collective, group_size=inside)
+    between = collective.bytes / inside * _CROSSINGS[collective.kind] * (parts - 1) / parts
+    return seconds(within, (), target) + between / way.bytes_per_sec + way.hops * _HOP_SECONDS
 
 
 def lanes(collective: Collective, groups: Sequence[Sequence[int]], link: str) -> tuple[str, ...]:

@@ -59,6 +59,16 @@ def test_gpus_of_a_host_use_nvlink():
     assert links.route(hosts, tuple(range(16)), 16).link == "dcn"
 
 
+def test_a_group_on_two_slices_gathers_within_each_and_each_devices_share_between_them():
+    """v6e: 256 chips of a slice, two rings of 4 links of 90e9; 12.5e9 between slices."""
+    two = parse_target(topology="v6e-256", slices=2)
+    within = 2**30 * 255 / 256 / (4 * 90e9) + 16 * HOP
+    between = 2**30 / 256 / 2 / 12.5e9 + 2 * HOP
+    assert _seconds(two, "all-gather", 512) == pytest.approx(within + between)
+    group = (0, 256)
+    assert _seconds(two, "all-reduce", 2, group=group) == pytest.approx(2**30 / 12.5e9 + 2 * HOP)
+
+
 def test_a_group_of_one_takes_no_time():
     assert _seconds(V5P, "all-reduce", 1) == 0.0
 

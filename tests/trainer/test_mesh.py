@@ -41,3 +41,22 @@ def test_a_mesh_that_splits_an_axis_of_the_torus_is_laid_with_a_warning(
     assert dict(mesh.shape) == {"data": data, "fsdp": fsdp, "expert": 1, "tensor": tensor}
     assert {device.id for device in mesh.devices.flat} == set(range(512))
     assert sum("splits axes" in record.message for record in caplog.records) == splits
+
+
+@pytest.mark.parametrize(("data", "fsdp", "axis"), [(2, 64, 0), (1, 128, 1)])
+def test_slices_lie_one_after_another_along_the_first_axis_that_they_divide(
+    data: int, fsdp: int, axis: int
+) -> None:
+    devices = []
+    for number, (piece, *coords) in enumerate(itertools.product(range(2), *[range(4)] * 3)):
+        x, y, z = reversed(coords)
+        device = TorusDevice(number, (x, y, z))
+        device.slice_index = piece
+        devices.append(device)
+    config = pyconfig.load(
+        [f"data={data}", f"fsdp={fsdp}", "emb_dim=128", "per_device_batch_size=1"]
+    )
+    grid: Any = make_mesh(config, devices).devices
+    first, second = grid.take(range(grid.shape[axis] // 2), axis).flat, grid.flat[64:]
+    assert {device.slice_index for device in first} == {0}
+    assert {device.slice_index for device in second} == {1}

@@ -30,7 +30,7 @@ from mfu_jax.runs import ml_goodput
 from mfu_jax.runs.goodput import of_metrics, read_attempts, read_journaled
 from mfu_jax.runs.journals import metrics_file_of
 from mfu_jax.runs.metrics_files import MetricsRun, read_metrics
-from mfu_jax.runs.run_time import CATEGORIES, Part, RunTime, product
+from mfu_jax.runs.run_time import CATEGORIES, Part, RunTime
 from mfu_jax.runs.step_table import LoggedStep
 from mfu_jax.runs.time_table import render
 from mfu_jax.storage.addresses import path_of
@@ -84,6 +84,7 @@ def main(argv: Sequence[str]) -> int:
             f"steps after compilation and warm-up; usually the run was short, or a log has 0.000 "
             f"for its times; pass warmup_steps=0, or the metrics file instead of the log"
         )
+    run_time = run_time.with_utilization(summary.mfu, summary.hfu)
     answer = _answer(run, summary, peak, reported, conventions) | _time(run_time, summary)
     print(json_text(answer) if arguments.flags else _render(answer, run, summary, run_time))
     return 0
@@ -122,7 +123,7 @@ def _time(run: RunTime, summary: Summary) -> dict[str, Any]:
     known = {
         "measured_steps": summary.steps,
         "goodput": run.goodput,
-        "effective_mfu": product(summary.mfu, run.goodput),
+        "effective_mfu": run.effective_mfu,
         "wall_seconds": run.wall_seconds,
         "restarts": run.restarts,
         "lost_steps": run.lost_steps,

@@ -24,6 +24,7 @@ _PUBLIC = {
     "compare_flops": "mfu_jax.flops.ledger",
     "tabulate": "mfu_jax.flops.traced.module_table",
     "dump": "mfu_jax.dumps.recording",
+    "plan": "mfu_jax.planning.any_step",
     "profile": "mfu_jax.profiling.capture",
     "MetricLogger": "mfu_jax.logger.metric_logger",
     "StepCost": "mfu_jax.logger.step_cost",
@@ -50,6 +51,7 @@ __all__ = [
     "flops_breakdown",
     "hardware",
     "instrument",
+    "plan",
     "profile",
     "tabulate",
 ]
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     from mfu_jax.instrumentation.instrumented_step import instrument
     from mfu_jax.logger.metric_logger import MetricLogger
     from mfu_jax.logger.step_cost import StepCost
+    from mfu_jax.planning.any_step import plan
     from mfu_jax.profiling.capture import profile
 
 

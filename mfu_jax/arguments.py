@@ -44,14 +44,20 @@ class Arguments:
 
 
 def parse(
-    words: Iterable[str], *, keys: Collection[str] | None = None, flags: Collection[str] = ()
+    words: Iterable[str],
+    *,
+    keys: Collection[str] | None = None,
+    flags: Collection[str] = (),
+    options: Collection[str] = (),
 ) -> Arguments:
     """Sorts the words of a command line.
 
     Args:
         words: as the shell splits them, without the command.
         keys: all that the command knows; None: any, for commands that check them later.
-        flags: all that the command knows, with their dashes; ``--help`` never gets here.
+        flags: all that the command knows, with their dashes; ``--help`` never gets here. One that
+            ends in ``=`` may have a value: ``--html`` or ``--html=FILE``.
+        options: those with a value, ``--junit=FILE`` or ``--junit FILE``, with their dashes.
 
     Raises:
         UserError: an unknown key or flag, a key without a value or a flag with one.
@@ -60,12 +66,21 @@ def parse(
     {'dtype': 'fp8'}
     """
     names, pairs, given = [], [], set()
-    for word in words:
+    optional = {flag[:-1] for flag in flags if flag.endswith("=")}
+    flags = [flag.rstrip("=") for flag in flags]
+    rest = iter(words)
+    for word in rest:
         name, equals, text = word.partition("=")
         if "/" in name:  # no key has a slash: a file such as runs/lr=0.1/metrics.jsonl
             names.append(word)
             continue
         key = name.lstrip("-").strip()
+        if word in options:
+            pairs.append((key, _value_of(word, next(rest, None))))
+            continue
+        if name in options or (equals and name in optional):
+            pairs.append((key, text))
+            continue
         if equals and name in flags:
             raise UserError(f"{name} takes no value; expected {name} alone, got {word!r}")
         if equals:
@@ -79,6 +94,12 @@ def parse(
         else:
             names.append(word)
     return Arguments(names=tuple(names), pairs=tuple(pairs), flags=frozenset(given))
+
+
+def _value_of(option: str, word: str | None) -> str:
+    if word is None or word.startswith("--"):
+        raise UserError(f"{option} has no value; expected {option} VALUE or {option}=VALUE")
+    return word
 
 
 def check_key(key: str, known: Collection[str], *, usually: str = "") -> None:

@@ -29,10 +29,12 @@ except ImportError:
 
 __all__ = [
     "ClosedJaxpr",
+    "CompiledModule",
     "Jaxpr",
     "KeyValueStore",
     "Literal",
     "Primitive",
+    "compile_lowered",
     "coordination_store",
     "hlo_text_of_proto",
     "host_value",
@@ -229,3 +231,83 @@ def coordination_store() -> tuple[Any, str]:
     from jax._src.distributed import global_state
 
     return global_state.client, str(global_state.coordinator_address)
+
+
+class CompiledModule:
+    """A program that was compiled from its text, as far as `mfu_jax.dump` asks it.
+
+    Args:
+        executable: XLA's.
+        mesh: of its devices.
+    """
+
+    def __init__(self, executable: Any, mesh: Any) -> None:
+        from jax.sharding import NamedSharding, PartitionSpec
+
+        self._executable = executable
+        self.input_shardings = [NamedSharding(mesh, PartitionSpec())]
+        self.output_shardings: list[Any] = []
+
+    def runtime_executable(self) -> Any:
+        """XLA's executable."""
+        return self._executable
+
+    def cost_analysis(self) -> Any:
+        """XLA's own counts; None where it gives none."""
+        try:
+            return self._executable.cost_analysis()
+        except (RuntimeError, NotImplementedError):
+            return None
+
+    def memory_analysis(self) -> Any:
+        """XLA's sizes."""
+        return self._executable.get_compiled_memory_stats()
+
+
+def compile_lowered(text: str, mesh: Any) -> CompiledModule:
+    """Compiles what ``lowered.as_text(debug_info=True)`` gave in another process.
+
+    Args:
+        text: StableHLO, with its shardings.
+        mesh: the devices, attached or not, in the order of the program's partitions.
+    """
+    from jax._src import compiler
+    from jax._src.interpreters import mlir
+    from jax._src.lib import xla_client
+    from jaxlib.mlir import ir
+
+    devices = list(mesh.devices.flat)
+    grid = np.empty(len(devices), dtype=object)
+    grid[:] = devices
+    with mlir.make_ir_context() as context:
+        module = ir.Module.parse(text, context)
+        options = compiler.get_compile_options(
+            num_replicas=1,
+            num_partitions=len(devices),
+            device_assignment=grid.reshape(1, -1),
+            backend=devices[0].client,
+        )
+        build = options.executable_build_options
+        main = _main_function(module).operation.attributes
+        build.allow_spmd_sharding_propagation_to_parameters = _unsharded(main, "arg_attrs")
+        build.allow_spmd_sharding_propagation_to_output = _unsharded(main, "res_attrs")
+        listed = xla_client.DeviceList(tuple(devices))
+        client = devices[0].client
+        executable = compiler.compile_or_get_cached(client, module, grid, options, [], listed)
+    return CompiledModule(executable, mesh)
+
+
+def _main_function(module: Any) -> Any:
+    for operation in module.body.operations:
+        attributes = operation.operation.attributes
+        if "sym_name" in attributes and attributes["sym_name"].value == "main":
+            return operation
+    raise ValueError("a lowered program without a main function")
+
+
+def _unsharded(main: Any, name: str) -> list[bool]:
+    """Of each argument, or result, whether XLA may choose how it is split."""
+    if name not in main:
+        return [True]
+    keys = ("sdy.sharding", "mhlo.sharding")
+    return [not any(key in value for key in keys) for value in main[name]] or [True]

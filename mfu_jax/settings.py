@@ -19,7 +19,14 @@ from mfu_jax.storage.addresses import Address, check_path, path_of
 from mfu_jax.values import field_types, typed
 
 TRACED_CONVENTIONS = ("maxtext", "exact", "dense")
-_PATHS = ("metrics_file", "tensorboard_dir", "heartbeat_file", "profile_dir", "dump_program")
+_PATHS = (
+    "metrics_file",
+    "tensorboard_dir",
+    "heartbeat_file",
+    "profile_dir",
+    "dump_program",
+    "prometheus_textfile",
+)
 
 
 def _key(default: Any, text: str) -> Any:
@@ -39,6 +46,9 @@ class Settings:
     enable_mfu: bool = _key(True, "count, time and log; false: do nothing")
     metrics_file: str = _key("", "JSONL file, one object per step; empty: none")
     tensorboard_dir: str = _key("", "folder for TensorBoard events; empty: none")
+    prometheus_textfile: str = _key(
+        "", "file for Prometheus' node exporter, as /var/lib/…/mfu.prom; empty: none"
+    )
     log_period: int = _key(
         1, "steps per console line and TensorBoard point (the JSONL has every step)"
     )
@@ -57,8 +67,14 @@ class Settings:
         50.0, "median step times without a step that count as a hang, which is reported; 0: none"
     )
     hang_seconds: float = _key(30.0, "shortest time that counts as a hang")
+    abort_on_hang: bool = _key(
+        False, "end the process with exit code 75 after reporting a hang; false: go on if it can"
+    )
     host_log_period: int = _key(
         100, "steps between exchanges of the processes, which name slow and missing hosts; 0: none"
+    )
+    gpu_period_seconds: float = _key(
+        10.0, "seconds between readings of NVIDIA GPUs' power and clocks ([nvidia]); 0: none"
     )
     start_step: int = _key(0, "number of the first step, above 0 after a resume")
     hardware: str = _key(

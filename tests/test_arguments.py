@@ -72,3 +72,19 @@ def test_a_command_without_keys_says_so() -> None:
 def test_one_name_is_exactly_one(words: list[str], got: str) -> None:
     with pytest.raises(UserError, match=f"^expected one file, got {got}$"):
         parse(words).one_name("file")
+
+
+def test_an_option_takes_the_next_word_or_what_follows_its_equals_sign() -> None:
+    for words in (["--junit", "a.xml"], ["--junit=a.xml"]):
+        arguments = parse(["run", *words], keys=("junit",), options=("--junit",))
+        assert arguments.names == ("run",)
+        assert arguments.values == {"junit": "a.xml"}
+    for words in (["--junit"], ["--junit", "--json"]):
+        with pytest.raises(UserError, match="--junit has no value; expected --junit VALUE or"):
+            parse(words, options=("--junit",), flags=("--json",))
+
+
+def test_a_flag_may_have_a_value() -> None:
+    assert parse(["--html"], flags=("--html=",)).flags == {"--html"}
+    arguments = parse(["--html=a.html"], flags=("--html=",))
+    assert (arguments.flags, arguments.values) == (frozenset(), {"html": "a.html"})

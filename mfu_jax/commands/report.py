@@ -1,50 +1,57 @@
-"""Summarises a run over all its restarts: its steps, and where its wall clock went.
+"""Summarises a run over all its restarts, and compares runs: as text, JSON or an HTML page.
 
-usage: mfu-jax report RUN [key=value …] [--json]
+usage: mfu-jax report RUN [RUN …] [key=value …] [--json | --html[=FILE]]
        mfu-jax report RUN FILE --export=ml_goodput
 
 RUN             the run's folder; or its metrics.jsonl, MaxText's metrics_file, or a log with lines
                 'completed step: 7, seconds: 0.123, TFLOP/s/device: …' (MaxText's, or ours);
                 - reads standard input: zcat log.gz | mfu-jax report -
+                Also JSON lines of levanter's json_logger and of torchtitan.
+                Of several runs, each is compared with the first.
 hardware=h100   the peak that MFU is relative to, in dtype=bf16; or peak_tflops_per_device=989
 warmup_steps=3  steps excluded after each start, if the file does not mark them
 model=NAME_OR_FILE key=value …   the FLOPs of a step are counted from a config, as mfu-jax flops
                 takes it, by convention=maxtext, and shown in the other conventions, too
+price=2.5       of one device for one hour: the page shows what the run cost; devices=N of the job,
+                if its set-up does not say
+--plan FILE     what mfu-jax plan … --json predicted, beside what the (first) run measured
 --json          one JSON object on stdout
+--html          one page that needs no network, in FILE (default RUN/report.html)
 --export=ml_goodput   writes the journal's events to FILE, a line each, in the log format of
                 ml-goodput-measurement"""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from mfu_jax import hardware
 from mfu_jax.arguments import Arguments, check_key, parse
 from mfu_jax.errors import UserError
 from mfu_jax.formatting import json_text, percent, readable
-from mfu_jax.logger.summary import Summary
-from mfu_jax.runs import ml_goodput
-from mfu_jax.runs.goodput import of_metrics, read_attempts, read_journaled
-from mfu_jax.runs.journals import metrics_file_of
-from mfu_jax.runs.metrics_files import MetricsRun, read_metrics
-from mfu_jax.runs.run_time import CATEGORIES, Part, RunTime
-from mfu_jax.runs.step_table import LoggedStep
-from mfu_jax.runs.time_table import render
-from mfu_jax.storage.addresses import path_of
+from mfu_jax.runs import ml_goodput, time_table
+from mfu_jax.runs.goodput import read_attempts
+from mfu_jax.runs.metrics_files import WARMUP_STEPS
+from mfu_jax.runs.planned import PlanComparison, compare_with_plan, read_plan
+from mfu_jax.runs.run_comparison import RunComparison, compare_runs
+from mfu_jax.runs.run_data import Options, RunData, answer_without_steps, read_run_data
+from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.storage.targets import write_whole
 from mfu_jax.values import typed
 
-_KEYS = ("hardware", "dtype", "model", "convention", "peak_tflops_per_device", "warmup_steps")
-# MaxText's seconds are the time between two dispatches, which equals a step's time only once its
-# queue is full: in a real run of ten-millisecond steps the third one took "0.001".
-_WARMUP_STEPS = 3
+_OF_HARDWARE = ("hardware", "dtype", "peak_tflops_per_device")
+_KEYS = (*_OF_HARDWARE, "model", "convention", "warmup_steps", "price", "devices", "html", "plan")
 _SHOWN = ("maxtext", "exact", "dense", "palm", "6n")
-_FORMS = {"jsonl": "mfu_jax metrics", "maxtext": "MaxText metrics_file", "log": "log lines"}
-_LOGGED = ("step_time_seconds", "per_device_tflops_per_sec")  # three decimals in a log
-_SMALLEST = 1e-9
+_FORMS = {
+    "jsonl": "mfu_jax metrics",
+    "maxtext": "MaxText metrics_file",
+    "log": "log lines",
+    "levanter": "levanter metrics",
+    "torchtitan": "torchtitan metrics",
+}
+_PAGES = (".html", ".htm")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,51 +63,77 @@ def main(argv: Sequence[str]) -> int:
     if not argv:
         print(__doc__)
         return 2
-    arguments = parse(argv, flags=("--json",))
+    arguments = parse(argv, flags=("--json", "--html="), options=("--plan",))
     if "export" in arguments.values:
         return _export(arguments)
-    path = arguments.one_name("file")
-    options, fields = _options(arguments)
-    metrics_file = path if path == "-" else str(metrics_file_of(path_of(path)))
-    journaled = None if path == "-" else read_journaled(metrics_file)
-    if journaled is not None and not _has_steps(metrics_file):
-        print(json_text(_of_journal(journaled)) if arguments.flags else render(journaled))
+    names, file = _names(arguments)
+    options = _options(arguments)
+    if not file and len(names) == 1 and (found := answer_without_steps(names[0])):
+        print(json_text(found[0]) if "--json" in arguments.flags else time_table.render(found[1]))
         return 0
-    run = read_metrics(metrics_file)
-    run_time = journaled or of_metrics(run)
-    peak = _peak(options)
-    reported = _tflops_of_a_step(run)
-    conventions: dict[str, float] = {}
-    if "model" in options:
-        convention = options.get("convention", "maxtext")
-        conventions = _count(run, options["model"], fields, convention)
-        run = _with_flops(run, conventions[convention])
-    if peak is not None:
-        run = _with_peak(run, peak)
-    summary = run.summary(warmup_steps=_warmup_steps(options))
-    if not summary.steps or not summary.mean_seconds:
-        raise UserError(
-            f"{path!r} holds {len(run.steps)} steps, none of them with a measured time; expected "
-            f"steps after compilation and warm-up; usually the run was short, or a log has 0.000 "
-            f"for its times; pass warmup_steps=0, or the metrics file instead of the log"
-        )
-    run_time = run_time.with_utilization(summary.mfu, summary.hfu)
-    answer = _answer(run, summary, peak, reported, conventions) | _time(run_time, summary)
-    print(json_text(answer) if arguments.flags else _render(answer, run, summary, run_time))
+    runs = [read_run_data(name, options) for name in names]
+    compared = [_compared(runs[0], run) for run in runs[1:]]
+    plan = _plan(arguments, runs[0])
+    if file:
+        from mfu_jax.pages.document import write_page
+        from mfu_jax.runs.page import page
+
+        print(write_page(file, page(runs, compared, plan)))
+    elif "--json" in arguments.flags:
+        print(json_text(_answer(runs, compared, plan)))
+    else:
+        parts = [*map(_render, runs), *(found.render() for found in compared)]
+        print("\n\n".join([*parts, *([plan.render()] if plan else [])]))
     return 0
 
 
-def _has_steps(metrics_file: str) -> bool:
-    """Whether a metrics file has a measured step; a process may end before its first."""
-    try:
-        return read_metrics(metrics_file).summary(warmup_steps=0).steps > 0
-    except UserError:
-        return False
+def _names(arguments: Arguments) -> tuple[list[str], str]:
+    """The runs, and the file of the page; empty without --html."""
+    pages = [name for name in arguments.names if name.endswith(_PAGES)]
+    runs = [name for name in arguments.names if name not in pages]
+    is_page = "--html" in arguments.flags or "html" in arguments.values
+    if not runs:
+        raise UserError("expected one file, got none; pass the run's folder or its metrics file")
+    if pages and not is_page:
+        raise UserError(f"{pages[0]!r} without --html: expected a run; add --html")
+    if is_page and "--json" in arguments.flags:
+        raise UserError("--json and --html: expected one of them; run the command twice")
+    if not is_page:
+        return runs, ""
+    return runs, arguments.values.get("html") or (pages[0] if pages else _page_of(runs[0]))
 
 
-def _of_journal(run: RunTime) -> dict[str, Any]:
-    """The answer where no step was measured."""
-    return {"file": run.path, "mfu": run.mfu, "hfu": run.hfu} | _time(run, Summary(steps=0))
+def _page_of(run: str) -> str:
+    place = path_of(run)
+    if isinstance(place, Address):
+        folder: Path | Address = place.parent if place.name.endswith(".jsonl") else place
+    else:
+        folder = place if place.is_dir() else place.parent
+    return str(folder / "report.html")
+
+
+def _compared(a: RunData, b: RunData) -> RunComparison:
+    return compare_runs(a.metrics, b.metrics, warmup_steps=a.options.warmup_steps)
+
+
+def _plan(arguments: Arguments, run: RunData) -> PlanComparison | None:
+    """The plan beside the run, if one is named."""
+    path = arguments.values.get("plan")
+    return None if path is None else compare_with_plan(read_plan(path), path, run)
+
+
+def _answer(
+    runs: Sequence[RunData], compared: Sequence[RunComparison], plan: PlanComparison | None
+) -> dict[str, Any]:
+    """One run's own object; of several, a list of them, and the comparisons with the first."""
+    beside = {} if plan is None else {"plan": plan.to_json()}
+    if len(runs) == 1:
+        return {**runs[0].answer, **beside}
+    return {
+        "runs": [run.answer for run in runs],
+        "comparisons": [found.to_json() for found in compared],
+        **beside,
+    }
 
 
 def _export(arguments: Arguments) -> int:
@@ -118,30 +151,7 @@ def _export(arguments: Arguments) -> int:
     return 0
 
 
-def _time(run: RunTime, summary: Summary) -> dict[str, Any]:
-    """The part of the answer that the journal knows; None without one."""
-    known = {
-        "measured_steps": summary.steps,
-        "goodput": run.goodput,
-        "effective_mfu": run.effective_mfu,
-        "wall_seconds": run.wall_seconds,
-        "restarts": run.restarts,
-        "lost_steps": run.lost_steps,
-        "time": {name: run.time.get(name) for name in CATEGORIES},
-        "attempts": [dataclasses.asdict(attempt) for attempt in run.attempts],
-        "days": [_part(day) for day in run.days],
-        "processes": [_part(process) for process in run.processes],
-        "notes": run.notes,
-    }
-    return known | ({"steps": run.steps} if run.has_journal else {})
-
-
-def _part(part: Part) -> dict[str, Any]:
-    names = ("name", "wall_seconds", "goodput", "effective_mfu", "time")
-    return {name: getattr(part, name) for name in names}
-
-
-def _options(arguments: Arguments) -> tuple[dict[str, str], dict[str, str]]:
+def _options(arguments: Arguments) -> Options:
     """The command's own options, and fields of the model."""
     values = arguments.values
     if "model" not in values:
@@ -149,13 +159,30 @@ def _options(arguments: Arguments) -> tuple[dict[str, str], dict[str, str]]:
         usually = "; usually a key for counting the model, which needs model=NAME_OR_FILE"
         for key in values:
             check_key(key, known, usually=usually)
-    options = {key: text for key, text in values.items() if key in _KEYS}
-    return options, {key: text for key, text in values.items() if key not in _KEYS}
+    return Options(
+        peak=_peak(values),
+        warmup_steps=_warmup_steps(values),
+        model=values.get("model", ""),
+        fields={key: text for key, text in values.items() if key not in _KEYS},
+        convention=values.get("convention", "maxtext"),
+        price=_positive(values, "price", float),
+        devices=_positive(values, "devices", int),
+    )
+
+
+def _positive(values: Mapping[str, str], key: str, kind: type) -> Any:
+    """A number above 0, if it is given."""
+    if key not in values:
+        return None
+    number = typed(key, values[key], kind)
+    if not 0 < number < float("inf"):
+        raise UserError(f"{key}={values[key]}: expected a number above 0")
+    return number
 
 
 def _warmup_steps(options: Mapping[str, str]) -> int:
-    note = f"; it is how many steps to leave out; {_WARMUP_STEPS} if not given"
-    steps: int = typed("warmup_steps", options.get("warmup_steps", _WARMUP_STEPS), int, note=note)
+    note = f"; it is how many steps to leave out; {WARMUP_STEPS} if not given"
+    steps: int = typed("warmup_steps", options.get("warmup_steps", WARMUP_STEPS), int, note=note)
     if steps < 0:
         raise UserError(f"warmup_steps={steps}: expected 0 or more{note}")
     return steps
@@ -173,107 +200,12 @@ def _peak(options: Mapping[str, str]) -> hardware.Peak | None:
     )
 
 
-def _tflops_of_a_step(run: MetricsRun) -> float:
-    """From the file; for a log, time × rate of the step in which rounding matters least."""
-
-    def rounded(step: LoggedStep) -> float:
-        seconds, rate = (step.scalars.get(f"perf/{name}", 0.0) for name in _LOGGED)
-        return 1 / max(seconds, _SMALLEST) + 1 / max(rate, _SMALLEST)
-
-    return min(run.steps, key=rounded).scalars["perf/per_device_tflops"]
-
-
-def _count(
-    run: MetricsRun, model: str, fields: Mapping[str, str], convention: str
-) -> dict[str, float]:
-    """TFLOPs of a step on one device by every convention, from a config."""
-    from mfu_jax.flops.analytic.conventions import find_convention
-    from mfu_jax.flops.analytic.inputs import load_model_config, parse_override
-    from mfu_jax.flops.analytic.totals import TERA, calculate_tokens_per_device, compare_conventions
-
-    find_convention(convention)
-    config = load_model_config(
-        model, {key: parse_override(key, text) for key, text in fields.items()}
-    )
-    tokens = float(calculate_tokens_per_device(config))
-    longest = max(run.steps, key=lambda step: step.scalars["perf/step_time_seconds"])
-    logged, seconds = (
-        longest.scalars[f"perf/{name}"] for name in ("per_device_tokens", "step_time_seconds")
-    )
-    # A log rounds seconds and tokens/s to three decimals.
-    tolerance = 0.001 + (0.0005 / max(seconds, _SMALLEST) if run.form == "log" else 0.0)
-    if logged and abs(logged / tokens - 1) > tolerance:
-        raise UserError(
-            f"{run.path!r} has {logged:,.0f} tokens per step and device, {model} as given has "
-            f"{tokens:,.0f}; expected the same; usually per_device_batch_size or "
-            f"max_target_length is missing; pass them as key=value"
-        )
-    counted = compare_conventions(config)
-    return {name: float(flops.training) / TERA for name, flops in counted.items()}
-
-
-def _with_flops(run: MetricsRun, tflops: float) -> MetricsRun:
-    """The run with other model FLOPs per step; a known MFU scales with them."""
-
-    def change(scalars: Mapping[str, float]) -> dict[str, float]:
-        new = dict(scalars, **{"perf/per_device_tflops": tflops})
-        if "perf/mfu" in scalars and scalars["perf/per_device_tflops"]:
-            new["perf/mfu"] *= tflops / scalars["perf/per_device_tflops"]
-        return new
-
-    return run.with_scalars(change)
-
-
-def _with_peak(run: MetricsRun, peak: hardware.Peak) -> MetricsRun:
-    """The run with MFU relative to another peak; a known HFU keeps its ratio to MFU."""
-
-    def change(scalars: Mapping[str, float]) -> dict[str, float]:
-        optimal = scalars["perf/per_device_tflops"] / peak.tflops_per_sec
-        new = dict(scalars)
-        new["perf/mfu"] = optimal / max(scalars["perf/step_time_seconds"], _SMALLEST)
-        if "perf/hfu" in scalars and scalars.get("perf/mfu"):
-            new["perf/hfu"] = scalars["perf/hfu"] * new["perf/mfu"] / scalars["perf/mfu"]
-        else:
-            new.pop("perf/hfu", None)
-        return new
-
-    return run.with_scalars(change)
-
-
-def _answer(
-    run: MetricsRun,
-    summary: Summary,
-    peak: hardware.Peak | None,
-    reported: float,
-    conventions: Mapping[str, float],
-) -> dict[str, Any]:
-    def mfu(tflops: float) -> float | None:
-        own, seconds = summary.tflops_per_sec_per_device, summary.mean_seconds
-        return summary.mfu * tflops / seconds / own if summary.mfu and own and seconds else None
-
-    return {
-        "file": run.path,
-        "form": run.form,
-        "first_step": run.steps.numbers[0],
-        "last_step": run.steps.numbers[-1],
-        "restarts": run.restarts,
-        "unreadable_lines": run.unreadable,
-        "repeated_lines": run.repeated,
-        "peak_tflops_per_device": None if peak is None else peak.tflops_per_sec,
-        "peak": None if peak is None else str(peak),
-        **summary.to_json(),
-        "reported_tflops": reported,
-        "conventions": {
-            name: {"tflops": tflops, "mfu": mfu(tflops)} for name, tflops in conventions.items()
-        },
-    }
-
-
-def _render(answer: Mapping[str, Any], run: MetricsRun, summary: Summary, run_time: RunTime) -> str:
+def _render(data: RunData) -> str:
+    run, answer = data.metrics, data.answer
     asides = [
         f"{count} {text}"
         for count, text in (
-            (run_time.restarts, "restarts"),
+            (data.time.restarts, "restarts"),
             (run.other_records, "records that are not steps"),
             (run.repeated, "lines that repeat a step"),
             (run.unreadable, "unreadable lines"),
@@ -283,16 +215,16 @@ def _render(answer: Mapping[str, Any], run: MetricsRun, summary: Summary, run_ti
     lines = [
         f"{_FORMS[run.form]}, steps {answer['first_step']} to {answer['last_step']}"
         + (f" ({', '.join(asides)})" if asides else ""),
-        summary.render(),
+        data.summary.render(),
     ]
     if answer["peak"]:
         lines.append(f"  peak         {answer['peak']}")
-    reported = readable(answer["reported_tflops"])
-    lines.append(f"  model        {reported} TFLOP per step and device, as reported")
+    if reported := answer["reported_tflops"]:
+        lines.append(f"  model        {readable(reported)} TFLOP per step and device, as reported")
     for name in _SHOWN:
         if name in answer["conventions"]:
             row = answer["conventions"][name]
             lines.append(
                 f"    {name:<10} {readable(row['tflops'])} TFLOP, MFU {percent(row['mfu'])}"
             )
-    return "\n".join([*lines, *filter(None, [render(run_time)])])
+    return "\n".join([*lines, *filter(None, [time_table.render(data.time)])])

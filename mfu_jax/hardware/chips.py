@@ -104,6 +104,7 @@ _INTERCONNECT = (
     "nvlink_gbps",
     "devices_per_host",
     "dcn_gbps_per_device",
+    "host_gbps_per_device",
 )
 
 

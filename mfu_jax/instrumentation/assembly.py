@@ -27,7 +27,7 @@ from mfu_jax.settings import Settings
 def sinks_of(
     settings: Settings, *, total_steps: int | None = None, progress: bool | None = None
 ) -> list[Sink]:
-    """A console, plus JSONL and TensorBoard if the settings name a path; process 0 only.
+    """A console, plus JSONL, TensorBoard, Prometheus if the settings name a path; process 0 only.
 
     Args:
         settings: name the paths, and the step from which to resume.
@@ -48,6 +48,8 @@ def sinks_of(
         sinks.append(make_sink("jsonl", settings.metrics_file, **files))
     if settings.tensorboard_dir:
         sinks.append(make_sink("tensorboard", settings.tensorboard_dir, **files))
+    if settings.prometheus_textfile:
+        sinks.append(make_sink("prometheus", port=None, textfile=settings.prometheus_textfile))
     return sinks
 
 

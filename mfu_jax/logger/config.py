@@ -27,8 +27,10 @@ class ConfigFields(TypedDict, total=False):
     hang_seconds: float
     hang_folder: str
     heartbeat_file: str
+    abort_on_hang: bool
     host_log_period: int
     hosts_folder: str
+    gpu_period_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,10 +55,13 @@ class LoggerConfig:
         hang_seconds: the shortest time that counts as one.
         hang_folder: gets the stacks of a run that hangs; empty: the temporary folder.
         heartbeat_file: rewritten every ten seconds for a supervisor; empty: none.
+        abort_on_hang: end the process with exit code 75 once a hang is reported; by default it is
+            only reported, and the run goes on if it can.
         host_log_period: steps between two exchanges of the job's processes, which name slow and
             missing hosts (`mfu_jax.logger.hosts`); 0: none.
         hosts_folder: process 0 writes what the last exchange showed to ``<hosts_folder>.json``;
             where JAX has no key-value store, the processes exchange files in it. Empty: neither.
+        gpu_period_seconds: how often NVIDIA's GPUs are asked for power and clocks; 0: never.
 
     Raises:
         UserError: `log_period` or `warmup_steps` is too small, or `heartbeat_file` no local path.
@@ -74,8 +79,10 @@ class LoggerConfig:
     hang_seconds: float = 30.0
     hang_folder: str = ""
     heartbeat_file: str = ""
+    abort_on_hang: bool = False
     host_log_period: int = 100
     hosts_folder: str = ""
+    gpu_period_seconds: float = 10.0
 
     def __post_init__(self) -> None:
         if self.log_period < 1:
@@ -103,6 +110,7 @@ class LoggerConfig:
             ("hang_factor", "hang_factor"),
             ("hang_seconds", "hang_factor"),
             ("host_log_period", "host_log_period"),
+            ("gpu_period_seconds", "gpu_period_seconds"),
         ):
             if not getattr(self, name) >= 0:
                 raise UserError(

@@ -126,16 +126,14 @@ class MetricLogger:
         self._summary: Summary | None = None
         self._thread_id, self._process_id = threading.get_ident(), os.getpid()
         self._closing = threading.RLock()
-        self._watchdog = Watchdog(config, self._boundary, monotonic=monotonic)
+        watchdog = self._watchdog = Watchdog(config, self._boundary, monotonic=monotonic)
         used = sinks_of_process(sinks, config)
         self._journal = journal or journal_of(used, self._boundary, clock, monotonic)
-        on_record = self._watchdog.saw
-        self._pipeline = RecordPipeline(self._builder, used, config, on_record, self._journal)
-        self._watchdog.who_is_silent = self._pipeline.hosts.who_is_silent
+        self._pipeline = RecordPipeline(self._builder, used, config, watchdog.saw, self._journal)
+        watchdog.connect(self._pipeline.hosts.who_is_silent, self._pipeline.flush)
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
-        self.spans = LoopSpans(
-            self._timer, self._pipeline, self._watchdog, self._boundary, self._journal
-        )
+        written = (self._pipeline, self._watchdog, self._boundary, self._journal)
+        self.spans = LoopSpans(self._timer, *written)
         self.phases = PhaseBook(
             monotonic, warmup_steps=config.warmup_steps, boundary=self._boundary
         )

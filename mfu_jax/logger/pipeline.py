@@ -18,6 +18,7 @@ from mfu_jax.boundary import Boundary
 from mfu_jax.logger.backlog import Backlog, backlogs_of
 from mfu_jax.logger.builder_thread import BuilderThread
 from mfu_jax.logger.config import LoggerConfig
+from mfu_jax.logger.health.watch import HealthWatch
 from mfu_jax.logger.hosts.watch import HostWatch
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
@@ -67,7 +68,9 @@ class RecordPipeline:
         journal: Journal | NoJournal = _NO_JOURNAL,
     ) -> None:
         self.failure: NonFiniteLossError | None = None
-        self.hosts = HostWatch(config, Boundary())
+        self._boundary = Boundary()
+        self.hosts = HostWatch(config, self._boundary)
+        self._health = HealthWatch(config, self._boundary)
         self._builder = builder
         self._on_record = on_record
         self._journal = journal
@@ -143,6 +146,7 @@ class RecordPipeline:
         """Ends the threads; what is not written by now goes to the backlogs."""
         self._thread.close(HUNG_DRAIN_SECONDS)
         self.hosts.close()
+        self._health.close()
         for worker in self._workers:
             if worker.has_hung:
                 worker.abandon()
@@ -193,8 +197,7 @@ class RecordPipeline:
             return None
         try:
             record = self._builder.build(step, is_last=is_last)
-            self.hosts.add(step, record.kind)
-            record = self.hosts.adds(record)
+            record = self._watch(step, record)
         except Exception:
             self._lost_steps += 1
             if self._lost_steps == 1:
@@ -203,6 +206,16 @@ class RecordPipeline:
         self.failure = self._losses.judge(step.step, record.scalars.get("learning/loss"))
         self._on_record(record)
         return record
+
+    def _watch(self, step: TimedStep, record: StepRecord) -> StepRecord:
+        """The record with what the watches say of it; without that, if they fail."""
+        try:
+            record = self._health.adds(step, record)
+            self.hosts.add(step, record.kind)
+            return self.hosts.adds(record)
+        except Exception as error:
+            self._boundary.report(error, "slow steps, drift and slow hosts may not be told")
+            return record
 
 
 def _warn(sink: Sink, backlog: Backlog | None) -> None:

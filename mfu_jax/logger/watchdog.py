@@ -41,6 +41,8 @@ _STOPPED_SECONDS = 5.0
 _LAST_RECORDS = 20
 
 HEARTBEAT_SECONDS = 10.0
+HANG_EXIT_CODE = 75
+"""Exit code after a hang with `abort_on_hang`: EX_TEMPFAIL of sysexits.h, try again."""
 
 
 class Watchdog:
@@ -50,11 +52,11 @@ class Watchdog:
         config: limits and files, under the keys ``hang_…`` and ``heartbeat_file``.
         boundary: where failures of the watchdog itself are reported.
         monotonic: clock in seconds.
+        end: ends the process with an exit code, whatever its other threads do.
 
     Attributes:
         stopped_seconds: how long the process did not run since the last step, as far as noticed.
         is_paused: an eval, a checkpoint or the like is under way.
-        who_is_silent: names processes of the job that are behind; empty if none is known.
     """
 
     def __init__(
@@ -63,9 +65,12 @@ class Watchdog:
         boundary: Boundary,
         *,
         monotonic: Callable[[], float] = time.monotonic,
+        end: Callable[[int], object] = os._exit,
     ) -> None:
         self.stopped_seconds = 0.0
-        self.who_is_silent: Callable[[], str] = str
+        self._who_is_silent: Callable[[], str] = str
+        self._flush: Callable[[], object] = str
+        self._end = end
         self._config = config
         self._boundary = boundary
         self._heartbeat: Path | None = None
@@ -105,6 +110,15 @@ class Watchdog:
         self._thread_id = threading.get_ident()
         self._is_compiling = False
         self.stopped_seconds = 0.0
+
+    def connect(self, who_is_silent: Callable[[], str], flush: Callable[[], object]) -> None:
+        """Gives it what a report of a hang needs of others.
+
+        Args:
+            who_is_silent: names processes of the job that are behind; empty if none is known.
+            flush: writes the metrics, in bounded time; called before the process is ended.
+        """
+        self._who_is_silent, self._flush = who_is_silent, flush
 
     def saw(self, record: StepRecord) -> None:
         """Keeps a record for the report of a hang."""
@@ -155,7 +169,8 @@ class Watchdog:
         is_hung = limit is not None and not self.is_paused and spent > limit
         if is_hung and spent <= _COMPILE_SECONDS:  # JAX tells of a stage when it ends
             is_hung = not (self._is_compiling or is_compiling(self._thread_id))
-        if is_hung and not self._is_hung:
+        is_new = is_hung and not self._is_hung
+        if is_new:
             self._report(spent)
         elif self._is_hung and not is_hung:
             _log.warning("steps complete again: step %d", self._step)
@@ -165,6 +180,8 @@ class Watchdog:
         if now - self._beat_at >= HEARTBEAT_SECONDS:
             self._beat_at = now
             self._beat("hung" if is_hung else "paused" if self.is_paused else "running")
+        if is_new and self._config.abort_on_hang:
+            self._abort()
 
     def close(self) -> None:
         """Ends the thread; the heartbeat's last state is ``ended``."""
@@ -197,9 +214,15 @@ class Watchdog:
         cause = "the run seems to hang, or its loop is over"
         if self._waits_for:
             cause = f"the loop waits for {self._waits_for}"
-        if silent := self.who_is_silent():
+        if silent := self._who_is_silent():
             cause += f" ({silent})"
         _log.warning("%s: %s; %s", head, cause, where)
+
+    def _abort(self) -> None:
+        """Writes the metrics and ends the process: its main thread may never come back."""
+        _log.error("abort_on_hang: the process ends with exit code %d", HANG_EXIT_CODE)
+        self._boundary.attempt("metrics may not all be written", self._flush)
+        self._end(HANG_EXIT_CODE)
 
     def _dump(self, head: str) -> Path:
         folder = Path(self._config.hang_folder or tempfile.gettempdir())

@@ -7,8 +7,8 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from importlib import resources
 
-from mfu_jax.errors import UserError
 from mfu_jax.pages.markup import Markup, joined, raw, tag
+from mfu_jax.storage.targets import write_whole
 
 
 def document(title: str, body: Iterable[Markup], *, style: str = "", script: str = "") -> str:
@@ -69,18 +69,10 @@ def notes(lines: Sequence[str]) -> Markup:
 
 
 def write_page(name: str, text: str) -> str:
-    """Writes a page; returns where it is.
+    """Writes a page, whose path or address is `name`; returns that.
 
     Raises:
         UserError: the file cannot be written.
     """
-    try:
-        with open(name, "w", encoding="utf-8") as file:
-            file.write(text)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(
-            f"{name!r} cannot be written ({reason}); expected a file in a folder that exists; name "
-            f"another one after --html"
-        ) from None
+    write_whole(name, "--html", text.encode())
     return name

@@ -55,7 +55,8 @@ def table(
         foot: makes one row of all others; by default it says how many they are.
         kind: classes of the style sheet: ``rows`` sorts, ``paths`` keeps the ends of long names.
     """
-    head = tag("tr", *(_head(title) for title in (by, *(column.title for column in columns))))
+    heads = [_head(column.title, isinstance(column, Word)) for column in columns]
+    head = tag("tr", _head(by), *heads)
     body = [_row(name(row), row, columns) for row in rows[:most]]
     rest = rows[most:]
     parts = [tag("thead", head), tag("tbody", *body)]
@@ -64,8 +65,9 @@ def table(
     return tag("table", *parts, data_by=by, class_=kind)
 
 
-def _head(title: str) -> Markup:
-    return tag("th", tag("button", title, type="button"), scope="col")
+def _head(title: str, is_word: bool = False) -> Markup:
+    button = tag("button", title, type="button")
+    return tag("th", button, scope="col", class_="word" if is_word else None)
 
 
 def _row(name: str, row: RowT, columns: Sequence[Column[RowT] | Word[RowT]]) -> Markup:

@@ -25,10 +25,11 @@ def bounds(
         memory: ``memory_analysis()`` of the program: what it must read and write of HBM once.
 
     Returns:
-        ``matmul``, ``hbm``, and each link by name.
+        ``matmul``, ``hbm``, and each link by name: of its busiest lane.
     """
     chip = target.chip
     found: dict[str, float] = defaultdict(float)
+    busy: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for dtype, flops in costs.executed.by_dtype.items():
         found["matmul"] += flops / chip.peak_flops_per_sec(dtype)
     if memory:
@@ -38,5 +39,7 @@ def bounds(
         if record.collective and record.runs:
             group = record.device_groups[0] if record.device_groups else ()
             link = links.route(target, group, record.collective.group_size).link
-            found[link] += record.runs * links.seconds(record.collective, group, target)
-    return dict(found)
+            alone = record.runs * links.seconds(record.collective, group, target)
+            for lane in links.lanes(record.collective, record.device_groups, link):
+                busy[link][lane] += alone
+    return dict(found) | {link: max(lanes.values()) for link, lanes in busy.items()}

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 from mfu_jax.dumps.files import load
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError
+from mfu_jax.planning.child_process import MEMORY
 from mfu_jax.planning.gpu_targets import target_config
 from mfu_jax.planning.targets import Target
 
@@ -34,6 +34,11 @@ _TPU_ENVIRONMENT = {
 _SIZE = r"\(?([\d.]+)([KMGT]?)\)?"
 _DOES_NOT_FIT = re.compile(
     rf"{_SIZE} exceeds (?:available HBM )?{_SIZE}|Used {_SIZE} of {_SIZE} hbm", re.IGNORECASE
+)
+_OUT_OF_MEMORY = re.compile(r"std::bad_alloc|MemoryError|Cannot allocate memory|bad allocation")
+_NO_COMPILER = (
+    (re.compile(r"TPU support not installed|No module named 'libtpu'"), "plan-tpu"),
+    (re.compile(r"topology not implemented for cuda|Unknown backend cuda"), "plan-gpu"),
 )
 _UNKNOWN_FLAG = re.compile(r"Unknown command line flag '([^']+)'")
 _REFUSED_FLAG = re.compile(r"FAILED_PRECONDITION: .*Please disable it with (\w+)=false")
@@ -116,7 +121,7 @@ def compile_program(
         asked = Path(folder, "request.json")
         asked.write_text(json.dumps(request_json(request)), encoding="utf-8")
         command = [request.python, "-m", request.module, str(asked), str(out)]
-        code, log = _run(command, _environment(request), limits, progress)
+        code, log = _run(command, _environment(request, limits), limits, progress)
         if code == 0 and out.exists():
             return load(out)
         return _refusal(log) or _raise(request, code, log, limits)
@@ -183,8 +188,9 @@ def request_json(request: Request) -> dict[str, Any]:
     }
 
 
-def _environment(request: Request) -> dict[str, str]:
+def _environment(request: Request, limits: Limits) -> dict[str, str]:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+    environment[MEMORY] = str(limits.memory_bytes)
     if request.python != sys.executable:
         environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     flags = " ".join(request.flags)
@@ -201,10 +207,6 @@ def _run(
 ) -> tuple[int | None, str]:
     """Exit code (None: out of time) and log of the child."""
 
-    def limit_memory() -> None:
-        if limits.memory_bytes:
-            resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes,) * 2)
-
     expired = threading.Event()
     with (
         tempfile.TemporaryFile("w+b") as log,
@@ -215,7 +217,6 @@ def _run(
             stderr=log,
             text=True,
             start_new_session=True,
-            preexec_fn=limit_memory if limits.memory_bytes else None,
         ) as child,
     ):
 
@@ -255,6 +256,11 @@ def _refusal(log: str) -> TooLarge | None:
     return None
 
 
+def _allowed(limits: Limits) -> str:
+    gib = limits.memory_bytes / _UNITS["G"]
+    return f"compile_gib={gib:g}" if gib else "all that this machine had"
+
+
 def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
     chip = request.target.chip.name
     if code is None:
@@ -277,7 +283,17 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
             f"{request.python} has no MaxText; pip install 'maxtext[tpu]' there (Python 3.12 or "
             "newer), or pass maxtext_python=…"
         )
-    if ("libtpu" in log and "No module named" in log) or "Unknown backend tpu" in log:
-        raise NoCompilerError("TPU programs need libtpu: pip install 'mfu_jax[plan-tpu]'")
+    for missing, extra in _NO_COMPILER:
+        if missing.search(log):
+            raise NoCompilerError(
+                f"{request.python} has no compiler for {chip}; expected it beside JAX; usually "
+                f"because the default install leaves it out; pip install 'mfu_jax[{extra}]'"
+            )
+    if _OUT_OF_MEMORY.search(log) or code == -signal.SIGKILL:
+        raise UserError(
+            f"compiling for {chip} ran out of host memory ({_allowed(limits)}); expected less; "
+            "usually a large program that is not scanned, or other work on this machine; pass a "
+            "larger compile_gib=…, or plan fewer layers"
+        )
     how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
     raise UserError(f"compiling for {chip} {how}: {last}")

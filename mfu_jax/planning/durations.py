@@ -23,12 +23,13 @@ class Duration(NamedTuple):
         cause: what the device does: ``matmul``, ``vector``, ``kernel``, ``copy``, ``host``, or a
             collective's kind and link.
         seconds: with nothing else on its resource.
-        link: the resource that it occupies beside the device's units; empty for the units.
+        lanes: the resources that it occupies beside the device's units, as `links.lanes` names
+            them; empty for the units.
     """
 
     cause: str
     seconds: float
-    link: str = ""
+    lanes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,20 +71,25 @@ class Durations:
             alone = links.seconds(record.collective, group, self.target)
             link = links.route(self.target, group, record.collective.group_size).link
             yield Duration(
-                f"{record.collective.kind} on {link}", alone / self.efficiencies.link, link
+                f"{record.collective.kind} on {link}",
+                alone / self.efficiencies.link,
+                links.lanes(record.collective, record.device_groups, link),
             )
 
     def _on_device(self, record: InstructionRecord) -> Iterator[Duration]:
         if record.host_bytes:
             rate = self.target.chip.interconnect.get("host_gbps_per_device", 16) * 1e9
-            yield Duration("host", record.host_bytes / rate / self.efficiencies.host, "host")
+            yield Duration(
+                "host", record.host_bytes / rate / self.efficiencies.host, (_host_lane(record),)
+            )
         elif record.opcode.endswith("-start"):
-            yield Duration("copy", self._hbm_seconds(record), "hbm")
+            yield Duration("copy", self._hbm_seconds(record), ("hbm",))
         elif record.kernels:
             yield Duration("kernel", self._matmul_seconds(record, self.efficiencies.kernel))
-        elif record.estimated_cycles is not None and self.target.chip.clock_ghz:
-            clock = self.target.chip.clock_ghz * 1e9
-            seconds = record.estimated_cycles / clock / self.efficiencies.cycles
+        elif (clock := self.target.chip.clock_ghz) and _has_cycles(record):
+            seconds = (record.estimated_cycles or 0) / clock / 1e9 / self.efficiencies.cycles
+            # No matmul is faster than its peak, whatever XLA estimates.
+            seconds = max(seconds, self._matmul_seconds(record, 1.0))
             yield Duration("matmul" if record.flops else _vector_cause(record), seconds)
         else:
             yield self._roofline(record)
@@ -105,6 +111,22 @@ class Durations:
     def _hbm_seconds(self, record: InstructionRecord) -> float:
         bandwidth = self.target.chip.memory_bandwidth_bytes_per_sec
         return record.hbm_bytes / bandwidth / self.efficiencies.hbm
+
+
+def _has_cycles(record: InstructionRecord) -> bool:
+    """Whether XLA says how long it takes, and can be believed.
+
+    Its estimates of one elementwise operation that it did not fuse are up to 24 times what the
+    bytes need (a broadcast, an add, the sum of partial results behind an attention kernel), while
+    those of fusions agree with runs.
+    """
+    is_bare = not record.flops and record.opcode not in ("fusion", "copy", "custom-call")
+    return record.estimated_cycles is not None and not is_bare
+
+
+def _host_lane(record: InstructionRecord) -> str:
+    """Both directions of the bus to the host go at once."""
+    return "host up" if record.to_host else "host down"
 
 
 def _vector_cause(record: InstructionRecord) -> str:

@@ -106,3 +106,23 @@ def seconds(collective: Collective, group: Sequence[int], target: Target) -> flo
         return collective.bytes * way.ring / 8 / one_link + way.hops * _HOP_SECONDS
     moved = collective.bytes * _CROSSINGS[collective.kind] * (size - 1) / size
     return moved / way.bytes_per_sec + way.hops * _HOP_SECONDS
+
+
+def lanes(collective: Collective, groups: Sequence[Sequence[int]], link: str) -> tuple[str, ...]:
+    """What a collective keeps busy: transfers that share a lane wait for each other.
+
+    Neighbours in a group tell the axis of the mesh, and so the axes of the torus; a permutation to
+    the next device uses one direction of it, which leaves the other one free.
+
+    Args:
+        collective: of the program.
+        groups: partition ids of its groups, or pairs (source, target) of a permutation.
+        link: as `Route.link` names it.
+    """
+    strides = [group[1] - group[0] for group in groups if len(group) > 1]
+    if not strides or link != "ici":
+        return (link,)
+    stride = min(strides, key=abs)  # the pair that closes the ring is the farthest apart
+    if collective.kind == "collective-permute":
+        return (f"{link} {abs(stride)} {'up' if stride > 0 else 'down'}",)
+    return (f"{link} {abs(stride)} up", f"{link} {abs(stride)} down")

@@ -15,9 +15,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mfu_jax.planning.child_process import obey_parent
+
 
 def main(argv: list[str]) -> None:
     """Compiles what the request describes, and writes the dump."""
+    obey_parent()
     request = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     flags = os.environ.get("LIBTPU_INIT_ARGS", "")
     print("tracing", flush=True)

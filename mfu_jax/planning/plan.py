@@ -8,14 +8,18 @@ from typing import Any
 
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
+from mfu_jax.formatting import percent, seconds_text
 from mfu_jax.planning.bound import bounds
+from mfu_jax.planning.changes import Change, Room, changes
 from mfu_jax.planning.compiling import TooLarge
 from mfu_jax.planning.durations import Durations, Efficiencies
+from mfu_jax.planning.layer_timeline import Layer, largest_layer
 from mfu_jax.planning.memory import memory_of
 from mfu_jax.planning.schedule import Timeline, timeline
 from mfu_jax.planning.targets import Target
 
 _DAY = 86400.0
+_LARGE_OUTPUT = 0.1  # of the peak: a state that is not donated, not a few metrics
 _UNITS = ("matmul", "vector", "kernel", "copy", "host")  # what is no transfer between devices
 
 
@@ -60,6 +64,8 @@ class Plan:
         time_by_cause: seconds of the prediction; they sum to it.
         bound_by_resource: seconds that each resource is busy at its peak.
         collectives: rows of ``kind`` (with its link), ``seconds``, ``exposed_seconds``.
+        layer: one iteration of the largest loop, to be drawn.
+        changes: what would help most, and how much it would save at most.
         tokens: of the whole run; None if not said.
         price: of one chip for one hour; None if not said.
         days: that `tokens` take at the prediction.
@@ -88,6 +94,8 @@ class Plan:
     time_by_cause: Mapping[str, float] = field(default_factory=dict)
     bound_by_resource: Mapping[str, float] = field(default_factory=dict)
     collectives: tuple[Mapping[str, Any], ...] = ()
+    layer: Layer | None = None
+    changes: tuple[Change, ...] = ()
     tokens: float | None = None
     price: float | None = None
     days: float | None = None
@@ -113,9 +121,35 @@ class Plan:
             cost=chip_seconds / 3600 * price if price else None,
         )
 
+    def with_notes(self, *notes: str) -> Plan:
+        """With notes added."""
+        return replace(self, notes=(*self.notes, *notes))
+
+    def __str__(self) -> str:
+        """One screen."""
+        from mfu_jax.planning.rendering import render
+
+        return render(self)
+
     def to_json(self) -> dict[str, Any]:
         """Everything as plain JSON values."""
         return asdict(self)
+
+    def _repr_html_(self) -> str:
+        from mfu_jax.pages.fragment import fragment
+
+        whole, peak, limit = self.step_time_seconds, self.memory_peak_bytes, self.memory_limit_bytes
+        title = f"{self.target}: {'fits' if self.fits else 'does NOT fit'}"
+        if peak and limit:
+            title += f", {peak / 2**30:,.2f} of {limit / 2**30:,.2f} GiB"
+        rows = [
+            (cause, seconds_text(seconds), percent(seconds / whole if whole else None))
+            for cause, seconds in self.time_by_cause.items()
+        ]
+        if whole is not None:
+            total = f"predicted step, MFU {percent(self.mfu)}, HFU {percent(self.hfu)}"
+            rows.append((total, seconds_text(whole), percent(1.0)))
+        return fragment(title, ("seconds of a step", "time", "share"), rows, notes=self.notes)
 
 
 def refused(target: Target, refusal: TooLarge, work: Work | None = None) -> Plan:
@@ -156,7 +190,8 @@ def make_plan(
         trip_counts=program.trip_counts,
         lengths=program.lengths,
     )
-    line = timeline(costs, Durations(target=target, efficiencies=efficiencies or Efficiencies()))
+    durations = Durations(target=target, efficiencies=efficiencies or Efficiencies())
+    line = timeline(costs, durations)
     resources = bounds(costs, target, program.memory)
     bound = max(resources.values(), default=0.0)
     memory, kinds = program.memory or {}, memory_of(program)
@@ -175,7 +210,9 @@ def make_plan(
         time_by_cause=dict(sorted(line.by_cause.items(), key=lambda pair: -pair[1])),
         bound_by_resource=resources,
         collectives=_collectives(line),
-        notes=_notes(costs),
+        layer=largest_layer(costs, durations),
+        changes=changes(costs, durations, line, _room(memory, target)),
+        notes=_notes(costs, memory),
         **_rates(costs, target, work, bound, max(bound, line.seconds)),
     )
 
@@ -195,9 +232,17 @@ def _rates(
             "convention": work.convention,
             "mfu": optimal * share / seconds,
             "mfu_ceiling": optimal * share / bound,
-            "tokens_per_sec_per_chip": work.tokens * chip.devices_per_chip / seconds,
+            "tokens_per_sec_per_chip": work.tokens * chip.devices_per_chip / seconds or None,
         }
     return rates
+
+
+def _room(memory: Mapping[str, int], target: Target) -> Room:
+    return Room(
+        peak_bytes=memory.get("peak_memory_in_bytes", 0),
+        resident_bytes=memory.get("argument_size_in_bytes", 0),
+        limit_bytes=target.chip.memory_bytes,
+    )
 
 
 def _collectives(line: Timeline) -> tuple[dict[str, Any], ...]:
@@ -208,8 +253,15 @@ def _collectives(line: Timeline) -> tuple[dict[str, Any], ...]:
     )
 
 
-def _notes(costs: ProgramCosts) -> tuple[str, ...]:
-    return tuple(
+def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:
+    notes = [
         f"not counted: {item.name} {item.where}: {item.reason}"
         for item in costs.executed.unaccounted
-    )
+    ]
+    new = memory.get("output_size_in_bytes", 0) - memory.get("alias_size_in_bytes", 0)
+    if new > _LARGE_OUTPUT * max(memory.get("peak_memory_in_bytes", 0), 1):
+        notes.append(
+            f"the step returns {new / 2**30:.2f} GiB beside its arguments; usually a state that is "
+            "not donated: jax.jit(step, donate_argnums=0)"
+        )
+    return tuple(notes)

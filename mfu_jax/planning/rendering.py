@@ -5,10 +5,16 @@ from __future__ import annotations
 from mfu_jax.formatting import columns, percent
 from mfu_jax.planning.plan import Plan
 
+_MOST_SCOPES = 4
+_COLUMNS = 72
+_LETTERS = {"matmul": "M", "kernel": "K", "vector": "v", "copy": "c", "host": "h", "waits": "."}
+
 
 def render(plan: Plan) -> str:
     """The plan for the console."""
-    return "\n".join([*_head(plan), *_times(plan), *_run(plan), *_notes(plan)])
+    return "\n".join(
+        [*_head(plan), *_times(plan), *_layer(plan), *_changes(plan), *_run(plan), *_notes(plan)]
+    )
 
 
 def _head(plan: Plan) -> list[str]:
@@ -17,16 +23,23 @@ def _head(plan: Plan) -> list[str]:
     sizes = f": {_gib(peak)} of {_gib(limit)}" if peak and limit else ""
     lines = [f"{plan.target}: {verdict}{sizes}"]
     if plan.memory:
-        lines.append(
-            "memory       "
-            + ", ".join(f"{kind} {_gib(size)}" for kind, size in plan.memory.items())
-        )
+        lines += _memory(plan)
     if plan.model_flops:
         lines.append(
             f"model        {plan.model_flops / 1e12:,.4g} TFLOP a step ({plan.convention})"
         )
     if plan.executed_flops:
         lines.append(f"executed     {plan.executed_flops / 1e12:,.4g} TFLOP a step")
+    return lines
+
+
+def _memory(plan: Plan) -> list[str]:
+    """The kinds, the largest first, and where the activations are from."""
+    kinds = sorted(plan.memory.items(), key=lambda pair: -pair[1])
+    lines = ["memory       " + ", ".join(f"{kind} {_gib(size)}" for kind, size in kinds)]
+    scopes = list(plan.activations_by_scope.items())[:_MOST_SCOPES]
+    if scopes:
+        lines.append("activations  " + ", ".join(f"{name} {_gib(size)}" for name, size in scopes))
     return lines
 
 
@@ -56,6 +69,31 @@ def _times(plan: Plan) -> list[str]:
     ]
 
 
+def _layer(plan: Plan) -> list[str]:
+    """A line for each lane; a column is what takes most of that time."""
+    layer = plan.layer
+    if layer is None:
+        return []
+    width = max(map(len, layer.lanes))
+    lines = [f"one of {layer.runs} iterations, {layer.seconds:.4g} s:"]
+    for lane in layer.lanes:
+        cells = [" "] * _COLUMNS
+        for span in layer.spans:
+            first, last = (round(t / layer.seconds * _COLUMNS) for t in (span.start, span.end))
+            if span.lane == lane:
+                cells[first:last] = _LETTERS.get(span.cause, "#") * (last - first)
+        lines.append(f"  {lane:<{width}} │{''.join(cells)}│")
+    shown = {_LETTERS.get(s.cause, "#"): s.cause for s in layer.spans if s.cause in _LETTERS}
+    return [*lines, "  " + ", ".join(f"{letter} {cause}" for letter, cause in shown.items())]
+
+
+def _changes(plan: Plan) -> list[str]:
+    if not plan.changes:
+        return []
+    lines = [f"  −{c.saves_seconds:.3g} s (+{percent(c.gain)}): {c.change}" for c in plan.changes]
+    return ["would help most, each at most:", *lines]
+
+
 def _run(plan: Plan) -> list[str]:
     if plan.days is None:
         return []
@@ -70,4 +108,6 @@ def _notes(plan: Plan) -> list[str]:
 
 
 def _gib(size: int) -> str:
+    if size < 2**30 // 10:
+        return f"{size / 2**20:,.3g} MiB"
     return f"{size / 2**30:,.2f} GiB"

@@ -76,10 +76,10 @@ def _by_computation(records: Iterable[InstructionRecord]) -> Iterable[list[Instr
 def _walk(records: Iterable[InstructionRecord], durations: Durations) -> Timeline:
     line = Timeline()
     under_way: dict[str, Transfer] = {}
-    free: dict[str, float] = defaultdict(float)  # when each link is free again
+    free: dict[str, float] = defaultdict(float)  # when each lane is free again
     for record in records:
         for work in () if _only_waits(record) else durations.of(record):
-            if work.link and record.is_start:
+            if work.lanes and record.is_start:
                 _start(line, under_way, free, record.name, work)
             else:
                 _run(line, free, work)
@@ -101,16 +101,17 @@ def _start(
     name: str,
     work: Duration,
 ) -> None:
-    ends = max(line.seconds, free[work.link]) + work.seconds
-    free[work.link] = ends
+    ends = max(line.seconds, *(free[lane] for lane in work.lanes)) + work.seconds
+    free.update(dict.fromkeys(work.lanes, ends))
     line.transfers[work.cause] += work.seconds
     under_way[name] = Transfer(ends, work.seconds, work.cause)
 
 
 def _run(line: Timeline, free: Mapping[str, float], work: Duration) -> None:
-    if work.link:
+    if work.lanes:
         line.transfers[work.cause] += work.seconds
-        line.spend(work.cause, max(0.0, free.get(work.link, 0.0) - line.seconds))
+        idle_at = max(free.get(lane, 0.0) for lane in work.lanes)
+        line.spend(work.cause, max(0.0, idle_at - line.seconds))
     line.spend(work.cause, work.seconds)
 
 

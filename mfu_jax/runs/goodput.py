@@ -30,13 +30,16 @@ from mfu_jax.storage.addresses import path_of
 _SILENT_SECONDS = 10.0
 
 
-def read_run(run: str | os.PathLike[str], *, now: float | None = None) -> RunTime:
+def read_run(
+    run: str | os.PathLike[str], *, now: float | None = None, metrics: MetricsRun | None = None
+) -> RunTime:
     """Where the wall clock of a run went.
 
     Args:
         run: its folder or its metrics file, or the address of either.
         now: seconds since 1970; a process that has just been alive still runs. By default the
             clock's.
+        metrics: its metrics file, if that has been read.
 
     Returns:
         Without a journal, what the metrics file has.
@@ -45,7 +48,7 @@ def read_run(run: str | os.PathLike[str], *, now: float | None = None) -> RunTim
         UserError: there is neither a journal nor a metrics file.
     """
     found = read_journaled(run, now=now)
-    return found or of_metrics(read_metrics(str(metrics_file_of(path_of(run)))))
+    return found or of_metrics(metrics or read_metrics(str(metrics_file_of(path_of(run)))))
 
 
 def read_journaled(run: str | os.PathLike[str], *, now: float | None = None) -> RunTime | None:

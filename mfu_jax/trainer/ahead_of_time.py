@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from mfu_jax.planning.absent_devices import absent_devices
+from mfu_jax.planning.child_process import obey_parent
 
 
 def main(argv: list[str]) -> None:
     """Compiles what the request describes, and writes the dump."""
+    obey_parent()
     request = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     print("tracing", flush=True)
     lowered = lower(request["config"]["arguments"], absent_devices(request))
@@ -27,18 +31,6 @@ def main(argv: list[str]) -> None:
     from mfu_jax.dumps.recording import dump
 
     dump(compiled, argv[1])
-
-
-def absent_devices(request: Mapping[str, Any]) -> list[Any]:
-    """The devices of a topology, attached or not."""
-    from mfu_jax.jax_internals import topology_devices
-
-    options: dict[str, Any] = {}
-    if request["platform"] == "cuda":
-        options = {"target_config": request["target_config"]}
-    elif request["slices"] > 1:
-        options = {"num_slices": request["slices"]}
-    return topology_devices(request["platform"], request["topology"], **options)
 
 
 def lower(arguments: Sequence[str], devices: list[Any]) -> Any:

@@ -86,9 +86,8 @@ def train(
                 with tracing.step(step, logger):
                     state, metrics = train_step(state, batch)
                 logger.record(step, metrics)
-                tracing.after(step, logger)
-
                 done = step + 1
+                tracing.after(step, logger, is_last=done == config.steps)
                 if config.eval_interval and done % config.eval_interval == 0:
                     with logger.pause("eval"):
                         logger.record_eval(step, evaluate(state))
@@ -177,5 +176,6 @@ def _say_where(config: Config) -> None:
         print(f"metrics:     {config.metrics_path}")
     if config.tensorboard_path is not None:
         print(f"TensorBoard: tensorboard --logdir {config.tensorboard_path}")
+        print("             http://localhost:6006/#custom_scalars")
     if config.enable_checkpointing:
         print(f"checkpoints: {config.run_directory / 'checkpoints'}")

@@ -35,10 +35,11 @@ def test_pages_that_cannot_be_are_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words, error in (
-        ([str(folder), "--html", str(folder / "no" / "p.html")], "cannot be written"),
+        ([str(folder), "--html", str(folder / "programs" / "step.mfu" / "p.html")], "--html"),
         ([str(folder), "p.html"], "'p.html' without --html"),
         ([str(folder), "--html", "--json"], "expected one of them"),
-        ([str(folder), str(folder), "--html"], "expected a folder with a trace"),
+        ([str(folder)] * 3, "expected a folder with a trace"),
+        ([str(folder), str(folder), "--html", "--json"], "expected one of them"),
         ([], "got none"),
         ([str(folder), "tensorboard=gs://bucket/logs"], "is an object store"),
     ):

@@ -288,7 +288,13 @@ def test_what_is_not_finite_is_a_string_in_json(
         (("short.jsonl", "convention=exact"), "needs model=NAME_OR_FILE"),
         (("short.jsonl", "model=llama9"), "llama9"),
         (("short.jsonl", "model=llama2-7b", "convention=mine"), "mine"),
-        (("short.jsonl", "empty.txt"), "expected one file"),
+        (("empty.txt", "short.jsonl"), "holds no training step"),
+        (("--html",), "expected one file"),
+        (("short.jsonl", "page.html"), "without --html"),
+        (("short.jsonl", "--html", "--json"), "expected one of them"),
+        (("short.jsonl", "--html=empty.txt/page.html", "warmup_steps=0"), "--html"),
+        (("short.jsonl", "price=0"), "expected a number above 0"),
+        (("short.jsonl", "devices=x"), "devices"),
         (("--yaml",), "unknown flag '--yaml'"),
     ],
 )
@@ -310,3 +316,31 @@ def test_bad_input_is_one_line_and_exit_code_2(
     captured = capsys.readouterr()
     assert words in captured.err + captured.out
     assert captured.err.count("\n") == (1 if arguments else 0)
+
+
+def test_several_runs_are_compared_with_the_first(report: Report, tmp_path: Path) -> None:
+    paths = []
+    for name, seconds in (("a", 1.0), ("b", 0.8), ("c", 1.0)):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(line(n, seconds * (1 + n % 5 / 1000)) for n in range(60)))
+        paths.append(path)
+    found = report(*paths)
+    assert [run["file"] for run in found["runs"]] == [str(path) for path in paths]
+    assert [pair["result"] for pair in found["comparisons"]] == ["faster", "same"]
+    assert found["comparisons"][0]["faster"] == pytest.approx(0.25)  # 1 / 0.8
+
+
+def test_the_page_goes_into_the_runs_folder_or_where_it_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(line(n) for n in range(20)))
+    for words, page in (
+        ((str(tmp_path), "--html"), tmp_path / "report.html"),
+        ((str(metrics), "--html=" + str(tmp_path / "a.html")), tmp_path / "a.html"),
+        ((str(metrics), "--html", str(tmp_path / "b.html")), tmp_path / "b.html"),
+        ((str(metrics), str(tmp_path), "--html", str(tmp_path / "c.htm")), tmp_path / "c.htm"),
+    ):
+        assert main(["report", *words]) == 0
+        assert capsys.readouterr().out.strip() == str(page)
+        assert page.read_text().startswith("<!doctype html>")

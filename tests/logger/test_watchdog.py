@@ -15,7 +15,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import StepRecord
-from mfu_jax.logger.watchdog import Watchdog
+from mfu_jax.logger.watchdog import HANG_EXIT_CODE, Watchdog
 from mfu_jax.settings import Settings
 from tests.support.fake_device import FakeClock
 from tests.support.work import HANG_SECONDS
@@ -271,3 +271,25 @@ def test_a_heartbeat_replaces_nothing_but_a_file(
 def test_a_heartbeat_needs_a_path_of_this_machine(file: str) -> None:
     with pytest.raises(UserError, match="heartbeat_file="):
         LoggerConfig(heartbeat_file=file)
+
+
+def test_a_hang_ends_the_process_if_that_is_wanted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(tmp_path, abort_on_hang=True)
+    events: list[object] = []
+    run.watchdog._end = events.append
+    run.watchdog.connect(lambda: "process 3 is silent for 40 s", lambda: events.append("flushed"))
+    run.steps(30)
+    run.passes(20)
+    assert events == ["flushed", HANG_EXIT_CODE]
+    assert "(process 3 is silent for 40 s)" in caplog.messages[0]
+    assert len(list((tmp_path / "hangs").iterdir())) == 1
+    assert run.beat()["state"] == "hung"
+
+
+def test_a_hang_ends_nothing_by_default(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.watchdog._end = lambda code: pytest.fail("ended")
+    run.steps(30)
+    run.passes(20)

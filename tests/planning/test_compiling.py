@@ -65,6 +65,15 @@ def test_unknown_flags_and_keys_are_left_out_and_said():
         ({"crash": True}, "killed by signal 11"),
         ({"message": "what went wrong"}, "exit code 1: what went wrong"),
         ({"message": "ModuleNotFoundError: No module named 'maxtext'"}, "has no MaxText"),
+        (
+            {"message": "RuntimeError: JAX TPU support not installed; cannot generate"},
+            r"mfu_jax\[plan-tpu\]",
+        ),
+        (
+            {"message": "NotImplementedError: topology not implemented for cuda"},
+            r"mfu_jax\[plan-gpu\]",
+        ),
+        ({"message": "terminate called after throwing std::bad_alloc"}, "out of host memory"),
     ],
 )
 def test_failures_are_one_line(config, word):
@@ -75,6 +84,13 @@ def test_failures_are_one_line(config, word):
 def test_a_compiler_that_takes_too_long_is_ended():
     with pytest.raises(UserError, match=r"took over 0 s"):
         compile_program(_request(seconds=60), limits=Limits(seconds=0.2))
+
+
+def test_a_compiler_keeps_to_its_memory():
+    limits = Limits(memory_bytes=2**30)
+    with pytest.raises(UserError, match=r"out of host memory \(compile_gib=1\)"):
+        compile_program(_request(bytes=2**31), limits=limits)
+    assert compile_program(_request(bytes=2**31)).as_text() == TEXT
 
 
 def test_a_gpus_description_has_the_fields_of_the_recorded_one():

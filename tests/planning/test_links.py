@@ -61,3 +61,15 @@ def test_gpus_of_a_host_use_nvlink():
 
 def test_a_group_of_one_takes_no_time():
     assert _seconds(V5P, "all-reduce", 1) == 0.0
+
+
+def _lanes(kind, groups, link="ici"):
+    return links.lanes(Collective(kind=kind, bytes=1, group_size=2), groups, link)
+
+
+def test_lanes_tell_the_axis_and_of_permutations_the_direction():
+    assert _lanes("all-gather", [(0, 8, 16)]) == ("ici 8 up", "ici 8 down")
+    assert _lanes("collective-permute", [(3, 0), (0, 1), (1, 2)]) == ("ici 1 up",)
+    assert _lanes("collective-permute", [(0, 24), (8, 0), (16, 8)]) == ("ici 8 down",)
+    assert _lanes("all-reduce", []) == ("ici",)
+    assert _lanes("all-reduce", [(0, 256)], "dcn") == ("dcn",)

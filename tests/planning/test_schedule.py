@@ -73,6 +73,75 @@ def test_the_rest_of_a_transfer_is_exposed():
     assert line.by_cause["collective-permute on ici"] == pytest.approx(PERMUTE - 0.25e-3)
 
 
+def _permute(name, pairs):
+    types = "(f32[11250000], f32[11250000], u32[], u32[])"
+    start = f"  %{name} = {types} collective-permute-start(%big), channel_id=1, {pairs}"
+    return start, f"  %{name}d = f32[11250000] collective-permute-done(%{name})"
+
+
+def test_both_directions_of_an_axis_go_at_once():
+    up, up_done = _permute("u", "source_target_pairs={{0,1},{1,2},{2,3},{3,0}}")
+    down, down_done = _permute("d", "source_target_pairs={{1,0},{2,1},{3,2},{0,3}}")
+    line = _time(_entry(up, down, up_done, down_done, _root("x")))
+    assert line.seconds == pytest.approx(PERMUTE)
+    line = _time(
+        _entry(
+            up, down.replace("{{1,0},{2,1},{3,2},{0,3}}", "{{0,1}}"), up_done, down_done, _root("x")
+        )
+    )
+    assert line.seconds == pytest.approx(2 * PERMUTE)
+
+
+def test_the_bus_to_the_host_has_two_directions():
+    """8 rows of 64 million bytes live in the host's memory: one is written, one read."""
+    rows = "f32[8,4000000]{1,0:T(8,128)S(5)}"
+    write = (
+        f"  %w = (({rows}, f32[1,4000000], s32[], s32[]), {rows}, u32[]) "
+        "dynamic-update-slice-start(%host, %row, %i, %i)"
+    )
+    read = (
+        f"  %r = (({rows}, s32[], s32[]), f32[1,4000000], u32[]) "
+        "dynamic-slice-start(%host, %i, %i), dynamic_slice_sizes={1,4000000}"
+    )
+    arguments = "host: f32[8,4000000], row: f32[1,4000000], i: s32[]"
+    text = f"""{_HEAD}ENTRY %main ({arguments}) -> f32[1,4000000] {{
+  %host = {rows} parameter(0)
+  %row = f32[1,4000000] parameter(1)
+  %i = s32[] parameter(2)
+{write}
+{read}
+  %wd = {rows} dynamic-update-slice-done(%w)
+  ROOT %rd = f32[1,4000000] dynamic-slice-done(%r)
+}}
+"""
+    line = _time(text)
+    assert line.seconds == pytest.approx(16e6 / 16e9)
+    assert line.transfers["host"] == pytest.approx(2 * 16e6 / 16e9)
+
+
+def test_a_bare_operation_takes_the_time_of_its_bytes():
+    """XLA's cycles of an add that it did not fuse are many times what its bytes need."""
+    add = f"  %a = f32[11250000] add(%big, %big), {_cycles(100 * MILLISECOND)}"
+    line = _time(_entry(add, _root("x")))
+    assert line.seconds == pytest.approx(3 * MEGABYTES / 819e9)
+
+
+def test_no_matmul_is_faster_than_its_peak():
+    text = f"""HloModule m
+%matmul (a: bf16[1000,1000], b: bf16[1000,1000]) -> bf16[1000,1000] {{
+  %a = bf16[1000,1000] parameter(0)
+  %b = bf16[1000,1000] parameter(1)
+  ROOT %d = bf16[1000,1000] dot(%a, %b), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+}}
+ENTRY %main (a: bf16[1000,1000], b: bf16[1000,1000]) -> bf16[1000,1000] {{
+  %a = bf16[1000,1000] parameter(0)
+  %b = bf16[1000,1000] parameter(1)
+  ROOT %f = bf16[1000,1000] fusion(%a, %b), kind=kOutput, calls=%matmul, {_cycles(1)}
+}}
+"""
+    assert _time(text).by_cause == {"matmul": pytest.approx(2e9 / 197e12)}
+
+
 def test_a_synchronous_collective_is_exposed():
     permute = f"  %c = f32[11250000] collective-permute(%big), channel_id=1, {_PAIRS}"
     line = _time(_entry(permute, _fusion("a", "x", MILLISECOND), _root("a")))

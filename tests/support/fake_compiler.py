@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mfu_jax.dumps.files import write
 from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.planning.child_process import obey_parent
 
 TEXT = """HloModule m
 ENTRY %main (x: f32[8,8]) -> f32[8,8] {
@@ -19,6 +20,7 @@ ENTRY %main (x: f32[8,8]) -> f32[8,8] {
 
 
 def main(asked: str, out: str) -> None:
+    obey_parent()
     config = json.loads(Path(asked).read_text())["config"]
     flags = os.environ.get("LIBTPU_INIT_ARGS", "")
     if log := config.get("log") or os.environ.get("FAKE_COMPILER_LOG"):
@@ -29,12 +31,33 @@ def main(asked: str, out: str) -> None:
         sys.exit("ERROR: Unknown command line flag 'xla_old'")
     if any(word.startswith("old_key=") for word in config.get("arguments", ())):
         sys.exit("ValueError: 'old_key' not in 'emb_dim', 'mlp_dim'")
+    bytes(config.get("bytes", 0))
     if config.get("crash"):
         os.kill(os.getpid(), signal.SIGSEGV)
-    time.sleep(config.get("seconds", 0))
+    time.sleep(config.get("seconds", float(os.environ.get("FAKE_COMPILER_SECONDS", 0))))
+    words = dict(word.split("=", 1) for word in config.get("arguments", ()) if "=" in word)
+    if "remat_policy" in words:
+        write(_swept(words["remat_policy"], int(words["per_device_batch_size"])), out)
+        return
     if message := config.get("message"):
         sys.exit(message)
     write(ProgramDump(text=TEXT), out)
+
+
+def _swept(policy: str, batch: int) -> ProgramDump:
+    """12 GiB, and so many for each sequence, of 32; time is that of the rows of a matmul."""
+    peak = (12 + {"none": 30, "minimal": 5, "full": 2}[policy] * batch) * 2**30
+    if peak > 32 * 2**30:
+        sys.exit(f"Ran out of memory. Used {peak / 2**30:.2f}G of 32.00G hbm.")
+    rows = batch * {"none": 300, "minimal": 320, "full": 400}[policy]
+    text = TEXT.replace("[8,8] dot", f"[{rows},8] dot").replace("x: f32[8,8]", f"x: f32[{rows},8]")
+    text = text.replace("%x = f32[8,8] p", f"%x = f32[{rows},8] p")
+    text = text.replace("(%x, %x)", "(%x, %w)").replace(
+        "  ROOT", "  %w = f32[8,8] parameter(1)\n  ROOT"
+    )
+    text = text.replace(") -> f32[8,8]", f", w: f32[8,8]) -> f32[{rows},8]")
+    memory = {"peak_memory_in_bytes": peak, "argument_size_in_bytes": 1}
+    return ProgramDump(text=text, memory=memory)
 
 
 if __name__ == "__main__":

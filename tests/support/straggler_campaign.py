@@ -36,10 +36,11 @@ CAUSE = {
     "python": "python",
     "busy": "starved",
 }
-PERIOD = 20
-WINDOWS = 5
-_DELAY_SECONDS = 0.05
-_ROUNDS = 60  # of the step's own matmuls; a slow process does ten times as many
+PERIOD = 12
+WINDOWS = 4
+# More than the step of a loaded machine takes: a delay that hides behind the device is none.
+_DELAY_SECONDS = 0.2
+_ROUNDS = 60  # of the step's own matmuls; a slow process does fifty times as many
 _WIDTH = 128
 
 
@@ -64,8 +65,8 @@ def draw(runs: int, seed: int) -> list[tuple[str, int]]:
     return [(kind, chooser.randrange(PROCESSES)) for kind in kinds]
 
 
-def run_job(plants: list[tuple[str, int]]) -> list[Episode]:
-    """Runs all episodes in one job of four processes."""
+def run_job(plants: list[tuple[str, int]]) -> Iterator[Episode]:
+    """Runs all episodes in one job of four processes, each told when it is over."""
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
     environment = os.environ | {
@@ -85,7 +86,7 @@ def run_job(plants: list[tuple[str, int]]) -> list[Episode]:
         for process in range(PROCESSES)
     ]
     try:
-        return list(_watch(workers, plants))
+        yield from _watch(workers, plants)
     finally:
         for worker in workers:
             worker.kill()
@@ -212,7 +213,7 @@ def _program(process: int) -> tuple[Any, Any, Any]:
 
     def rounds(kind: str, is_victim: bool) -> tuple[Any, Any, Any]:
         counts = [
-            _ROUNDS * (10 if is_victim and kind == name else 1) for name in ("before", "after")
+            _ROUNDS * (50 if is_victim and kind == name else 1) for name in ("before", "after")
         ]
         return x, *(spread(np.array([count], np.int32)) for count in counts)
 

@@ -354,12 +354,16 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path) -> None:
         port = probe.getsockname()[1]
     keys = ("steps=4", "eval_interval=2", "enable_checkpointing=true", "checkpoint_period=2")
     job = (*keys, "per_device_batch_size=2", f"coordinator_address=localhost:{port}")
+    job = (*job, "host_log_period=1")
     processes = [start(tmp_path, *job, "num_processes=2", f"process_id={i}") for i in range(2)]
     outputs = [process.communicate(timeout=HANG_SECONDS) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs[0][1]
     # The first process alone writes.
     assert "completed step: 3" in outputs[0][0]
     assert "step" not in outputs[1][0]
+    hosts = json.loads((tmp_path / "default" / "metrics.jsonl.hosts.json").read_text())
+    assert [host["process"] for host in hosts["hosts"]] == [0, 1]
+    assert hosts["missing"] == []
     code, _, err = run(tmp_path, *keys[:2], "per_device_batch_size=4", "run_name=one")
     assert code == 0, err
     tokens = 4 * 32

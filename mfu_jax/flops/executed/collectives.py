@@ -24,7 +24,8 @@ class Collective:
     """One collective of the program.
 
     Attributes:
-        kind: its opcode, such as ``all-gather``.
+        kind: its opcode, such as ``all-gather``; of an all-reduce of which each device keeps a
+            slice only, ``reduce-scatter``.
         bytes: bytes of its whole buffer on one device: the gathered or unreduced side.
         group_size: devices in one group; 0 if the text does not say.
         op_name: JAX's name stack of the operation.
@@ -58,6 +59,8 @@ def read_collective(
     """The collective that an instruction starts."""
     shape = instruction.shape
     kind = instruction.opcode.removesuffix("-start")
+    if kind == "all-reduce" and _is_scattered(computation, instruction):
+        kind = "reduce-scatter"
     if instruction.opcode.endswith("-start") and kind != "all-reduce" and len(shape.elements) > 1:
         shape = shape.elements[1]  # (operands, results, …)
     sent = sum(operand.bytes for operand in computation.operand_shapes(instruction))
@@ -67,6 +70,12 @@ def read_collective(
         group_size=_group_size(module, instruction),
         op_name=op_name,
     )
+
+
+def _is_scattered(computation: HloComputation, instruction: HloInstruction) -> bool:
+    """Whether each device keeps a slice only: TPU fusions write a reduce-scatter that way."""
+    users = computation.users.get(instruction.name, ())
+    return bool(users) and all(user.opcode == "dynamic-slice" for user in users)
 
 
 def _group_size(module: HloModule, instruction: HloInstruction) -> int:

@@ -56,6 +56,7 @@ class InstructionRecord:
             fusion of a chain that carries a collective along).
         starts_chain: whether it is the first fusion of such a chain.
         host_bytes: bytes that it copies between HBM and the host's memory.
+        to_host: whether it copies them to the host.
         shape: its arrays, and the shape of its largest matmul.
         unaccounted: reasons why FLOPs of it are not known.
     """
@@ -80,6 +81,7 @@ class InstructionRecord:
     started_by: str = ""
     starts_chain: bool = False
     host_bytes: int = 0
+    to_host: bool = False
     shape: InstructionShape = field(default_factory=InstructionShape)
     unaccounted: tuple[str, ...] = ()
 
@@ -253,6 +255,7 @@ class _RecordReader:
             started_by=_started_by(instruction) or self._ended_chain(inside),
             starts_chain=self._starts_chain(instruction, inside),
             host_bytes=_host_bytes(computation, instruction),
+            to_host=_is_to_host(instruction),
             shape=shape_of(
                 computation,
                 instruction,
@@ -352,9 +355,15 @@ def _estimated_cycles(instruction: HloInstruction) -> int | None:
 
 def _chain(inside: _Inside, target: str) -> str:
     """The chain that a fusion starts or ends, by the collective that it carries along."""
-    if not any(f'"{target}"' in i.tail for i in inside.instructions if i.opcode == "custom-call"):
+    if not any(
+        f'"{target}"' in i.attribute_text for i in inside.instructions if i.opcode == "custom-call"
+    ):
         return ""
-    found = (_CHAIN.search(i.tail) for i in inside.instructions if "chain_id" in i.tail)
+    found = (
+        _CHAIN.search(i.attribute_text)
+        for i in inside.instructions
+        if "chain_id" in i.attribute_text
+    )
     return next((match[1] for match in found if match), "")
 
 
@@ -363,8 +372,19 @@ def _host_bytes(computation: HloComputation, instruction: HloInstruction) -> int
     if not instruction.opcode.endswith("-start") or _HOST_MEMORY not in instruction.shape_text:
         return 0
     sizes = [shape.bytes for shape in computation.operand_shapes(instruction)]
+    if instruction.opcode == "dynamic-update-slice-start":
+        return sizes[1]
     results = [shape.bytes for shape in instruction.shape.elements if shape.bytes]
     return min(max(sizes, default=0), *results[:2]) if results else 0
+
+
+def _is_to_host(instruction: HloInstruction) -> bool:
+    """Whether what an asynchronous copy, or slice, writes is in the host's memory."""
+    elements = instruction.shape.elements
+    if not instruction.opcode.endswith("-start") or len(elements) < 2:
+        return False
+    written = elements[1] if elements[0].dtype == "tuple" else elements[0]
+    return _HOST_MEMORY in written.layout
 
 
 def _started_by(instruction: HloInstruction) -> str:

@@ -17,6 +17,8 @@ from mfu_jax.logger.hosts.report import HostReport
 # times what hosts differ by anyway.
 LAG_FRACTION = 0.10
 _SPREADS = 5.0
+# Threads wait for cores on any machine that does anything else; only this part of a step counts.
+_STARVED_FRACTION = 0.5
 # The standard deviation of normal values over their median absolute deviation.
 _NORMAL = 1.4826
 
@@ -93,7 +95,7 @@ def _late(reports: Sequence[HostReport], step_time: float) -> list[SlowHost]:
         return report.late_data + report.late_dispatch + report.late_python
 
     found = []
-    for report in _outliers(reports, late, step_time):
+    for report in _outliers(reports, late, LAG_FRACTION * step_time):
         lags = {
             name: getattr(report, f"late_{name}")
             - _median([getattr(other, f"late_{name}") for other in reports])
@@ -114,7 +116,7 @@ def _stopped(reports: Sequence[HostReport], step_time: float) -> list[SlowHost]:
     others = _typical(reports, "stopped")
     return [
         _slow(report, "stopped", report.stopped, others, step_time)
-        for report in _outliers(reports, lambda report: report.stopped, step_time)
+        for report in _outliers(reports, lambda report: report.stopped, LAG_FRACTION * step_time)
     ]
 
 
@@ -123,13 +125,14 @@ def _busy(reports: Sequence[HostReport], step_time: float) -> list[SlowHost]:
     known = [report for report in reports if report.cpu is not None]
     found = [
         _slow(report, "compute", report.cpu or 0.0, _typical(known, "cpu"), step_time)
-        for report in _outliers(known, lambda report: report.cpu or 0.0, step_time)
+        for report in _outliers(known, lambda report: report.cpu or 0.0, LAG_FRACTION * step_time)
     ]
     more_work = {slow.process for slow in found}
     known = [report for report in known if report.starved is not None]
+    floor = _STARVED_FRACTION * step_time
     found += [
         _slow(report, "starved", report.starved or 0.0, _typical(known, "starved"), step_time)
-        for report in _outliers(known, lambda report: report.starved or 0.0, step_time)
+        for report in _outliers(known, lambda report: report.starved or 0.0, floor)
         if report.process not in more_work
     ]
     return found
@@ -149,15 +152,15 @@ def _slow(
 
 
 def _outliers(
-    reports: Sequence[HostReport], value: Callable[[HostReport], float], step_time: float
+    reports: Sequence[HostReport], value: Callable[[HostReport], float], floor: float
 ) -> list[HostReport]:
-    """The reports whose value is far above that of the others."""
+    """The reports whose value is above the median by more than `floor`, and than the noise."""
     values = [value(report) for report in reports]
     if not values:
         return []
     middle = _median(values)
     spread = _NORMAL * _median([abs(value - middle) for value in values])
-    limit = middle + max(LAG_FRACTION * step_time, _SPREADS * spread)
+    limit = middle + max(floor, _SPREADS * spread)
     return [report for report, own in zip(reports, values, strict=True) if own > limit]
 
 

@@ -27,11 +27,10 @@ class HostReport:
         late_dispatch: see `late_data`.
         late_python: see `late_data`.
         gc: garbage collection, a part of the others.
-        cpu: processor time of XLA's threads, which is the step's own work where the processor is
-            the device; None: not known here.
+        cpu: processor time of threads that Python did not start, mostly XLA's, which is the step's
+            own work where the processor is the device; None: not known here.
         starved: time in which these and the main thread could run but had no core; None: not known.
         stopped: time in which the process did not run at all, though it had a core.
-        collective: time its device waited in collectives, from a profile; None: no profile.
     """
 
     process: int
@@ -51,7 +50,6 @@ class HostReport:
     cpu: float | None = None
     starved: float | None = None
     stopped: float = 0.0
-    collective: float | None = None
 
     def to_text(self) -> str:
         """One line of JSON; seconds to the nanosecond."""

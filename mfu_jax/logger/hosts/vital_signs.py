@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 _TASKS = Path("/proc/self/task")
-# The threads of XLA's CPU client, which are the device there.
-_DEVICE_THREADS = "tf_XLA"
 # A thread may wake this much late for reasons that mean nothing.
 _LATE_SECONDS = 0.02
 
@@ -23,7 +23,6 @@ class VitalSigns:
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._names: dict[str, str] = {}
         self._before = self._read()
         self._stopped = 0.0
 
@@ -41,17 +40,18 @@ class VitalSigns:
     def take(self) -> dict[str, float | None]:
         """Seconds since the last call, as `HostReport` has them: cpu, starved, stopped.
 
-        Only the threads that a step waits for count, the device's and the main one: writing
-        metrics is no work of the step. None where the system does not tell.
+        Of threads that Python has started only the main one counts: writing metrics and loading
+        data are no work of the step. The others are XLA's, most of them without a name.
+        None where the system does not tell.
         """
         now, before = self._read(), self._before
         self._before = now
         stopped, self._stopped = self._stopped, 0.0
+        main = str(os.getpid())
         cpu = starved = 0.0
         for task, (ran, waited) in now.items():
             ran_before, waited_before = before.get(task, (0.0, 0.0))
-            is_device = self._names[task].startswith(_DEVICE_THREADS)
-            cpu += (ran - ran_before) if is_device else 0.0
+            cpu += 0.0 if task == main else ran - ran_before
             starved += waited - waited_before
         known = bool(now)
         return {
@@ -66,17 +66,15 @@ class VitalSigns:
         From ``/proc/<pid>/task/<tid>/schedstat`` (Documentation/scheduler/sched-stats.rst).
         """
         found = {}
+        main = threading.main_thread()
+        others = {str(t.native_id) for t in threading.enumerate() if t is not main}
         try:
-            for task in os.listdir(_TASKS):
-                folder = _TASKS / task
-                name = self._names.get(task) or self._name(folder)
-                if name.startswith(_DEVICE_THREADS) or task == str(os.getpid()):
-                    ran, waited, _ = (folder / "schedstat").read_text().split()
-                    found[task] = int(ran) / 1e9, int(waited) / 1e9
-        except (OSError, ValueError):  # not Linux, or a thread that has just ended
+            tasks = os.listdir(_TASKS)
+        except OSError:  # not Linux
             return {}
+        for task in tasks:
+            if task not in others:
+                with contextlib.suppress(OSError, ValueError):  # it has just ended
+                    ran, waited, _ = (_TASKS / task / "schedstat").read_text().split()
+                    found[task] = int(ran) / 1e9, int(waited) / 1e9
         return found
-
-    def _name(self, folder: Path) -> str:
-        name = self._names[folder.name] = (folder / "comm").read_text().strip()
-        return name

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError, first_line
@@ -12,6 +15,8 @@ from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_si
 from mfu_jax.logger.sinks.names import UniqueNames
 from mfu_jax.logger.summary import Summary
 from mfu_jax.parts import load_part
+from mfu_jax.storage.addresses import Address, check_path
+from mfu_jax.storage.files import replace_file
 
 # MLflow's limits (mlflow/utils/validation.py): of a key, a parameter's and a tag's value, a batch.
 _MLFLOW_KEY = 250
@@ -19,6 +24,9 @@ _MLFLOW_PARAMETER = 6000
 _MLFLOW_TAG = 5000
 _MLFLOW_METRICS = 1000
 _MLFLOW_PARAMETERS = 100
+
+# How often node exporter's file is rewritten; Prometheus asks every 15 to 60 s.
+_TEXTFILE_SECONDS = 5.0
 
 _WANDB_OWN = ("step/kind", "step/number", "_step", "_runtime", "_timestamp")
 
@@ -158,16 +166,23 @@ class PrometheusSink(Sink):
         address: of the network interface; by default only this machine can read it. "0.0.0.0" or
             "::" for a Prometheus elsewhere.
         registry: Prometheus registry; a new one by default.
+        textfile: a file for node exporter's textfile collector, rewritten every few seconds and at
+            the end; its name ends in ``.prom``. With ``port=None`` nothing is served beside it.
 
     Attributes:
         port: where it serves; a free one if `port` was 0.
 
     Raises:
-        UserError: the package is missing, or the port cannot be served.
+        UserError: the package is missing, or the port cannot be served, or the file written.
     """
 
     def __init__(
-        self, port: int | None = 9400, *, address: str = "127.0.0.1", registry: Any = None
+        self,
+        port: int | None = 9400,
+        *,
+        address: str = "127.0.0.1",
+        registry: Any = None,
+        textfile: str | os.PathLike[str] = "",
     ) -> None:
         self._client = load_part(
             "prometheus_client", "the sink 'prometheus'", install="'mfu-jax[prometheus]'"
@@ -176,6 +191,8 @@ class PrometheusSink(Sink):
         self._gauges: dict[str, Any] = {}
         self._names = UniqueNames("Prometheus", _prometheus_name, reserved=["step"])
         self._server: Any = None
+        self._textfile = _checked_textfile(textfile)
+        self._written_at = float("-inf")
         if port is not None:
             try:
                 self._server, self._thread = self._client.start_http_server(
@@ -197,8 +214,17 @@ class PrometheusSink(Sink):
         for name, record in last.items():
             self._gauge(self._names[name], name).set(record.scalars[name])
         self._gauge("step", "step").set(records[-1].step)
+        if time.monotonic() - self._written_at >= _TEXTFILE_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._textfile:
+            self._written_at = time.monotonic()
+            text = self._client.generate_latest(self.registry)
+            replace_file(self._textfile, [text])
 
     def close(self) -> None:
+        self.flush()
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -213,6 +239,20 @@ class PrometheusSink(Sink):
                 raise RecordError(first_line(error)) from error
             self._gauges[name] = gauge
         return self._gauges[name]
+
+
+def _checked_textfile(textfile: str | os.PathLike[str]) -> Path | None:
+    """The file for node exporter, in a folder that is there; None: there is none."""
+    if not os.fspath(textfile):
+        return None
+    path = check_path(textfile, "textfile")
+    if isinstance(path, Address) or path.suffix != ".prom" or not path.parent.is_dir():
+        raise UserError(
+            f"textfile={os.fspath(textfile)!r}: expected a name that ends in .prom, in a folder of "
+            f"this machine; node exporter reads no others; usually the folder is missing; make it, "
+            f"and pass it to node_exporter --collector.textfile.directory"
+        )
+    return path
 
 
 def _mlflow_name(name: str) -> str:

@@ -11,9 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger.sinks import event_files
+from mfu_jax.logger.sinks import event_files, tensorboard_plugins
 from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_sink
+from mfu_jax.logger.sinks.markdown import as_markdown, values_as_markdown
 from mfu_jax.logger.sinks.names import UniqueNames
+from mfu_jax.logger.sinks.plots import HEIGHT, WIDTH, CurveMemory, plots
+from mfu_jax.logger.summary import Summary
 from mfu_jax.parts import load_part
 from mfu_jax.storage.addresses import Address, check_path
 from mfu_jax.storage.files import AppendOnlyFile, unwritable
@@ -27,7 +30,10 @@ _OWN_TAGS = ("step/kind/text_summary", "step/notes/text_summary")
 
 @register_sink("tensorboard")
 class TensorBoardSink(Sink):
-    """Writes every metric as a scalar, and texts, such as the set-up, for the text plugin.
+    """Writes every metric as a scalar, texts as Markdown, and the set-up as hyperparameters.
+
+    The plugin Custom Scalars has pages of the charts that matter: efficiency, learning, health.
+    With matplotlib installed, the end of the run brings plots.
 
     A step is one event, written by the calling thread. tensorboardX's `SummaryWriter` would send
     each scalar through a queue between processes, and a disk error would silently end its thread
@@ -59,6 +65,8 @@ class TensorBoardSink(Sink):
         self._names = UniqueNames("TensorBoard", reserved=_OWN_TAGS)
         self._heads: dict[str, bytes] = {}
         self._step = resume_from_step
+        self._curves = CurveMemory()
+        self._is_experiment = self._has_failed = False
         self._target = folder_target(
             folder,
             "tensorboard_dir",
@@ -78,7 +86,8 @@ class TensorBoardSink(Sink):
             self._file = AppendOnlyFile(
                 self.path,
                 "tensorboard_dir",
-                header=self._event(0, file_version="brain.Event:2"),
+                header=self._event(0, file_version="brain.Event:2")
+                + self._event(0, summary=tensorboard_plugins.layout()),
                 lock=self._target.lock,
                 fsync_seconds=fsync_seconds,
             )
@@ -90,17 +99,46 @@ class TensorBoardSink(Sink):
     def write_many(self, records: Sequence[StepRecord]) -> None:
         self._append(b"".join(map(self._step_event, records)))
         self._step = records[-1].step
+        for record in records:
+            self._curves.add(record)
 
     def write_text(self, tag: str, text: str) -> None:
-        # Markdown keeps lines and columns in a block indented by four spaces.
-        block = "\n".join(f"    {line}" for line in text.splitlines()) if "\n" in text else text
-        self._append(self._event(self._step, summary=self._text(tag, block)))
+        self._append(self._event(self._step, summary=self._text(tag, as_markdown(text))))
+
+    def write_setup(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
+        if values:
+            summary = self._text("setup/values", values_as_markdown(values))
+            self._append(self._event(self._step, summary=summary))
+        for tag, text in texts.items():
+            self.write_text(f"setup/{tag}", text)
+        chosen = tensorboard_plugins.hyperparameters(values, texts)
+        if chosen and not self._is_experiment:
+            self._is_experiment = True
+            for summary in tensorboard_plugins.experiment(chosen):
+                self._append(self._event(self._step, summary=summary))
+
+    def write_summary(self, summary: Summary) -> None:
+        super().write_summary(summary)
+        try:
+            for name, png in plots(self._curves, summary.seconds_by_use):
+                picture = tensorboard_plugins.image(f"report/{name}", png, WIDTH, HEIGHT)
+                self._append(self._event(self._step, summary=picture))
+        except UserError as error:  # no matplotlib
+            self.write_text("report", f"There are no plots: {error}")
+
+    def write_failure(self, reason: str) -> None:
+        self._has_failed = True
+        self.write_text("failure", reason)
 
     def flush(self) -> None:
         self._file.sync()
         self._target.flush()
 
     def close(self) -> None:
+        if self._is_experiment:
+            end = tensorboard_plugins.ended(self._has_failed)
+            self._is_experiment = False
+            self._append(self._event(self._step, summary=end))
         self._file.close()
         self._target.close()
 

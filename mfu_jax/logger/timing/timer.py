@@ -46,6 +46,9 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 class LoopTimes(NamedTuple):
     """What the training thread did from the end of one `record` to the end of the next, in seconds.
 
+    That is the interval of the step in flight, which ends with it; or, if that one has ended in a
+    wait before, of the step just dispatched.
+
     Attributes:
         seconds: until it came back with the next step dispatched.
         wait_seconds: of those, in declared waits, whether the device was busy or not.
@@ -83,7 +86,7 @@ class TimedStep:
         watched: the watcher was asked to observe it.
         extra: scalars of the same step that came later, such as those of an eval.
         cost: the cost passed to `record`, if it differs from that of the run.
-        loop: what the training thread did meanwhile; None after a pause, and for the first step.
+        loop: what the training thread did in its interval; None around a pause.
     """
 
     seconds: float = 0.0
@@ -239,7 +242,7 @@ class StepTimer:
             left_at = now[1]
             self.waited_seconds = left_at - before
             self._finish(previous, previous.completed or now)
-        self._leave(step, before, left_at)
+        self._leave(previous or step, before, left_at)
         if self._spans or self._compile_events:
             self._take(step)
         self._pending = step

@@ -160,3 +160,27 @@ def test_matmuls_of_vector_units_are_vector_work() -> None:
     assert records["vector"].is_vector
     assert records["n"].is_vector
     assert not records["d"].is_vector
+
+
+def test_an_all_reduce_whose_result_is_sliced_is_a_reduce_scatter() -> None:
+    """TPU programs write it so, in one fusion: the buffer goes round once, not twice."""
+    fused = """HloModule m, num_partitions=8
+
+%scatter (x: bf16[64,16]) -> bf16[64,2] {
+  %x = bf16[64,16] parameter(0)
+  %sum = bf16[64,16] all-reduce(%x), replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add
+  %zero = u32[] constant(0)
+  %id = u32[] partition-id()
+  %two = u32[] constant(2)
+  %at = u32[] multiply(%id, %two)
+  ROOT %mine = bf16[64,2] dynamic-slice(%sum, %zero, %at), dynamic_slice_sizes={64,2}
+}
+
+ENTRY %main (x: bf16[64,16]) -> bf16[64,2] {
+  %x = bf16[64,16] parameter(0)
+  ROOT %f = bf16[64,2] fusion(%x), kind=kCustom, calls=%scatter
+}
+"""
+    collective = instruction_costs(fused).records["f"].collective
+    assert collective is not None
+    assert (collective.kind, collective.bytes, collective.group_size) == ("reduce-scatter", 2048, 8)

@@ -88,6 +88,30 @@ def test_names_that_prometheus_would_merge_are_gauges_of_their_own(
     assert "metric 'top_1' is written as 'top_1_2'" in told[0]
 
 
+def test_node_exporter_reads_a_file_that_is_always_whole(tmp_path: Path) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    path = tmp_path / "mfu.prom"
+    sink = make_sink("prometheus", port=None, textfile=path)
+    sink.write(RECORD)
+    first = path.read_text()
+    sink.write(StepRecord(step=8, unix_seconds=0.0, scalars={"perf/mfu": 0.5}))
+    assert path.read_text() == first  # not at every step
+    sink.close()
+    families = parser.text_string_to_metric_families(path.read_text())
+    found = {sample.name: sample.value for family in families for sample in family.samples}
+    assert found["mfu_jax_perf_mfu"] == 0.5
+    assert found["mfu_jax_step"] == 8.0
+    assert [file.name for file in tmp_path.iterdir()] == ["mfu.prom"]
+
+
+@pytest.mark.parametrize("name", ["metrics.txt", "nowhere/mfu.prom", "gs://bucket/mfu.prom"])
+def test_a_file_that_node_exporter_would_not_read_is_refused(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    path = name if "://" in name else str(tmp_path / name)
+    with pytest.raises(UserError, match="expected a name that ends in"):
+        make_sink("prometheus", port=None, textfile=path)
+
+
 def gauges(sink: PrometheusSink) -> dict[str, float]:
     """What the server answers: ``name value`` lines among comments."""
     with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics") as answer:

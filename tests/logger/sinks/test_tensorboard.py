@@ -1,7 +1,10 @@
 """Event files, read back by TensorBoard's own reader."""
 
+import itertools
 import math
+import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,8 @@ import pytest
 from mfu_jax.errors import UserError
 from mfu_jax.logger.sinks import StepRecord, TensorBoardSink
 from mfu_jax.logger.sinks.base import RecordError
+from mfu_jax.logger.sinks.plots import CurveMemory
+from mfu_jax.logger.summary import Summary
 
 event_file_loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -74,7 +79,8 @@ def test_set_up_labels_and_notes_are_texts(tmp_path: Path) -> None:
         )
     )
     sink.close()
-    assert text(tmp_path, "setup/values") == "    device: cpu\n    peak: 2000000000000.0"
+    table = "| name | value |\n|---|---|\n| device | cpu |\n| peak | 2000000000000.0 |"
+    assert text(tmp_path, "setup/values") == table
     assert text(tmp_path, "setup/ledger") == "one line"
     assert text(tmp_path, "step/kind") == "compile"
     assert text(tmp_path, "step/notes") == "a reason"
@@ -180,4 +186,97 @@ def scalars_of_file(path: Path) -> list[tuple[int, float]]:
         (event.step, value.tensor.float_val[0])
         for event in loader.Load()
         for value in event.summary.value
+        if value.tensor.float_val
     ]
+
+
+SETUP = {"devices": "8 × TPU v5e", "tokens per device per step": 8192, "run": "/a/b"}
+CONFIG = "steps=80 learning_rate=0.003 scan_layers=true run_name=demo dataset_path="
+
+
+def run(folder: Path, **options: object) -> None:
+    """Forty steps of a run with a configuration, and its end."""
+    sink = TensorBoardSink(folder)
+    sink.write_setup(SETUP, {"config": CONFIG})
+    for step in range(40):
+        values = {"perf/mfu": 0.4, "perf/step_time_seconds": 2.0, "learning/loss": 4.0 - step / 40}
+        sink.write(StepRecord(step=step, unix_seconds=100.0 + step, scalars=values))
+    if options.get("reason"):
+        sink.write_failure(str(options["reason"]))
+    sink.write_summary(Summary(steps=40, total_seconds=100.0, seconds_by_use={"train": 80.0}))
+    sink.close()
+
+
+def contents(folder: Path, plugin: str) -> dict[str, bytes]:
+    """What a plugin finds, by tag."""
+    return read(folder).summary_metadata and {
+        tag: metadata.plugin_data.content
+        for tag, metadata in read(folder).summary_metadata.items()
+        if metadata.plugin_data.plugin_name == plugin
+    }
+
+
+def test_the_layout_has_the_charts_that_matter(tmp_path: Path) -> None:
+    layout_pb2 = pytest.importorskip("tensorboard.plugins.custom_scalar.layout_pb2")
+    run(tmp_path)
+    (event,) = read(tmp_path).Tensors("custom_scalars__config__")
+    layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
+    charts = {c.title: list(c.multiline.tag) for page in layout.category for c in page.chart}
+    assert [page.title for page in layout.category] == ["efficiency", "learning", "health"]
+    tags = [*read(tmp_path).Tags()["scalars"], "perf/hfu", "goodput/data_wait_seconds"]
+    for title, wanted in (
+        ("MFU and HFU", ["perf/mfu", "perf/hfu"]),
+        ("step time (s)", ["perf/step_time_seconds"]),
+        ("seconds beside the steps", ["goodput/data_wait_seconds"]),
+        ("loss", ["learning/loss"]),
+    ):
+        shown = [tag for tag in tags if any(re.match(regex, tag) for regex in charts[title])]
+        assert sorted(shown) == sorted(wanted), title
+
+
+@pytest.mark.parametrize("reason", ["", "ValueError('x')"])
+def test_the_set_up_is_a_row_of_hparams(tmp_path: Path, reason: str) -> None:
+    plugin_data_pb2 = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
+    run(tmp_path, reason=reason)
+    found = contents(tmp_path, "hparams")
+    start = plugin_data_pb2.HParamsPluginData.FromString(found["_hparams_/session_start_info"])
+    values = start.session_start_info.hparams
+    assert values["learning_rate"].number_value == 0.003
+    assert values["tokens per device per step"].number_value == 8192
+    assert values["scan_layers"].bool_value is True
+    assert values["devices"].string_value == "8 × TPU v5e"
+    assert "run" not in values
+    assert "dataset_path" not in values
+    experiment = plugin_data_pb2.HParamsPluginData.FromString(found["_hparams_/experiment"])
+    names = {info.name.tag for info in experiment.experiment.metric_infos}
+    assert "perf/mfu" in names
+    end = plugin_data_pb2.HParamsPluginData.FromString(found["_hparams_/session_end_info"])
+    assert end.session_end_info.status == (2 if reason else 1)  # of api.proto: failure, success
+
+
+def test_the_plots_are_images_at_the_end(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run(tmp_path)
+    events = read(tmp_path)
+    titles = ["MFU and HFU", "loss", "step time (s)", "step times", "wall time"]
+    assert sorted(events.Tags()["images"]) == [f"report/{title}" for title in titles]
+    (image,) = events.Images("report/loss")
+    assert image.encoded_image_string.startswith(b"\x89PNG")
+    assert (image.width, image.height, image.step) == (800, 350, 39)
+
+
+def test_without_matplotlib_a_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    run(tmp_path)
+    assert "pip install 'mfu-jax[plots]'" in text(tmp_path, "report")
+    assert read(tmp_path).Tags()["images"] == []
+
+
+def test_the_curves_of_a_long_run_take_constant_memory() -> None:
+    memory = CurveMemory()
+    for step in range(100_000):
+        memory.add(StepRecord(step=step, unix_seconds=0.0, scalars={"perf/mfu": step / 1e5}))
+    assert 1000 <= len(memory.steps) < 2048
+    assert memory.values["perf/mfu"] == [step / 1e5 for step in memory.steps]
+    strides = {b - a for a, b in itertools.pairwise(memory.steps)}
+    assert strides == {64}

@@ -1,0 +1,75 @@
+"""Fails where a run is slower than its baseline: for CI.
+
+usage: mfu-jax gate RUN --baseline RUN2 [--threshold 1%] [--junit FILE] [--github] [--json]
+
+RUN and RUN2 are run folders, metrics files or logs, as mfu-jax report takes them. Medians of
+windows are compared, not single steps. A slowdown fails if its 99% interval excludes chance and it
+reaches the threshold. Compared is the step time, alone and with the wait for data; where the runs'
+steps differ in tokens, tokens/s/device.
+  --threshold X    smallest slowdown that fails: 1%, or 0.01 (default 1%)
+  --junit FILE     writes the result as JUnit XML
+  --github         prints an annotation for GitHub Actions
+  --json           one JSON object on stdout
+  warmup_steps=3   steps excluded after each start, if the files do not mark them
+Exit code: 0 no regression, 1 a regression, 2 wrong input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mfu_jax.arguments import Arguments, parse
+from mfu_jax.errors import UserError
+from mfu_jax.formatting import json_text
+from mfu_jax.runs.gate import Gate, check
+from mfu_jax.runs.metrics_files import WARMUP_STEPS
+from mfu_jax.runs.run_comparison import compare_runs
+from mfu_jax.runs.run_data import read_metrics_of
+from mfu_jax.values import typed
+
+_KEYS = ("baseline", "threshold", "junit", "warmup_steps")
+_THRESHOLD = "1%"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    arguments = parse(
+        argv,
+        keys=_KEYS,
+        flags=("--json", "--github"),
+        options=("--baseline", "--threshold", "--junit"),
+    )
+    gate = _gate(arguments)
+    if "junit" in arguments.values:
+        gate.write_junit(arguments.values["junit"])
+    print(json_text(gate.to_json()) if "--json" in arguments.flags else gate.render())
+    if "--github" in arguments.flags:
+        print(gate.annotation())
+    return 1 if gate.has_failed else 0
+
+
+def _gate(arguments: Arguments) -> Gate:
+    values = arguments.values
+    run = arguments.one_name("run")
+    if "baseline" not in values:
+        raise UserError(
+            "no baseline; expected mfu-jax gate RUN --baseline RUN2; name the run to compare with"
+        )
+    threshold = _fraction(values.get("threshold", _THRESHOLD))
+    warmup = int(typed("warmup_steps", values.get("warmup_steps", WARMUP_STEPS), int))
+    if warmup < 0:
+        raise UserError(f"warmup_steps={warmup}: expected 0 or more")
+    a, b = map(read_metrics_of, (values["baseline"], run))
+    return check(compare_runs(a, b, warmup_steps=warmup), threshold=threshold)
+
+
+def _fraction(text: str) -> float:
+    """A fraction from ``1%`` or ``0.01``."""
+    is_percent = text.rstrip().endswith("%")
+    number = float(typed("threshold", text.rstrip(" %"), float, note="; pass 1% or 0.01"))
+    fraction = number / 100 if is_percent else number
+    if not 0 <= fraction < 1:
+        raise UserError(
+            f"threshold={text}: expected 0 or more and below 100%; usually a percentage without "
+            f"its sign; pass {text}%"
+        )
+    return fraction

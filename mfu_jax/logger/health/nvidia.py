@@ -1,0 +1,156 @@
+"""Power, clocks, heat and throttling of NVIDIA GPUs, and what follows: tokens a joule.
+
+NVML is asked on a thread of its own, which may take as long as it likes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import jax
+
+from mfu_jax.boundary import Boundary
+from mfu_jax.errors import UserError
+from mfu_jax.logger.health.finding import Health
+from mfu_jax.logger.health.nvml import GpuReading, Gpus
+from mfu_jax.logger.sinks.base import StepRecord
+from mfu_jax.parts import load_part
+
+_log = logging.getLogger("mfu_jax")
+
+# Readings in a row with the same reason before a line is said: a spike of power is none.
+_PERSISTS = 3
+_TOLD = 10
+_TOKENS = "perf/per_device_tokens_per_sec"
+
+
+class GpuWatch:
+    """Reads the GPUs of this process every few seconds; without any it does nothing.
+
+    Args:
+        period_seconds: between two readings; 0: none.
+        boundary: where failures are reported.
+        find: the GPUs; by default those that JAX uses, once a step completes.
+    """
+
+    def __init__(
+        self,
+        period_seconds: float,
+        boundary: Boundary,
+        *,
+        find: Callable[[], Gpus | None] | None = None,
+    ) -> None:
+        self._period_seconds = period_seconds
+        self._boundary = boundary
+        self._find = find or gpus_of_jax
+        self._readings: deque[list[GpuReading]] = deque(maxlen=1)
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_started = period_seconds <= 0
+        self._throttled = dict.fromkeys(("power", "hardware", "thermal", "power_brake"), 0)
+        self._told = 0
+
+    def judge(self, record: StepRecord) -> Health:
+        """What the last reading says, once for each reading."""
+        if not self._is_started:
+            self._start()
+        if not self._readings or not record.is_logged:
+            return Health()
+        readings = self._readings.popleft()
+        return Health(scalars=scalars_of(readings, record), notes=self._notes(readings))
+
+    def close(self) -> None:
+        """Ends the thread; a driver that hangs does not hold up the end of the run."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(timeout=1.0)
+
+    def _start(self) -> None:
+        self._is_started = True
+        gpus = self._boundary.attempt("power and clocks are not known", self._find)
+        if gpus is not None:
+            self._thread = self._boundary.thread(
+                "mfu_jax gpus", "power and clocks are not known", self._run, gpus
+            )
+            self._thread.start()
+
+    def _run(self, gpus: Gpus) -> None:
+        while True:
+            self._readings.append(gpus.read())
+            if self._closing.wait(self._period_seconds):
+                return
+
+    def _notes(self, readings: Sequence[GpuReading]) -> tuple[str, ...]:
+        notes = []
+        for reason in self._throttled:
+            those = [i for i, reading in enumerate(readings) if reason in reading.throttles]
+            self._throttled[reason] = self._throttled[reason] + 1 if those else 0
+            if self._throttled[reason] == _PERSISTS and reason != "power" and self._told < _TOLD:
+                self._told += 1
+                notes.append(_throttling(reason, those, readings))
+        return tuple(notes)
+
+
+def scalars_of(readings: Sequence[GpuReading], record: StepRecord) -> dict[str, float]:
+    """Metrics of one reading: power is that of all GPUs of this process, clocks of the slowest.
+
+    MFU at the clock is relative to the peak as far as the clock allows: MFU × highest / present
+    clock. It tells a throttled GPU from a program that waits.
+    """
+    known: dict[str, list[float]] = {}
+    for name in ("power_watts", "sm_clock_mhz", "memory_clock_mhz", "temperature_celsius"):
+        values = [getattr(reading, name) for reading in readings]
+        known[name] = [value for value in values if value is not None]
+    scalars: dict[str, float] = {}
+    for name, pick in (
+        ("power_watts", sum),
+        ("sm_clock_mhz", min),
+        ("memory_clock_mhz", min),
+        ("temperature_celsius", max),
+    ):
+        if known[name]:
+            scalars[f"gpu/{name}"] = pick(known[name])
+    energy = [r.energy_joules for r in readings if r.energy_joules is not None]
+    if energy and len(energy) == len(readings):
+        scalars["gpu/energy_joules"] = sum(energy)
+    scalars |= {f"gpu/throttled_{reason}": 1.0 for r in readings for reason in r.throttles}
+    tokens, watts = record.scalars.get(_TOKENS), scalars.get("gpu/power_watts")
+    if tokens and watts and len(known["power_watts"]) == len(readings):
+        scalars["gpu/tokens_per_joule"] = tokens * len(readings) / watts
+    shares = [
+        r.sm_clock_mhz / r.max_sm_clock_mhz
+        for r in readings
+        if r.sm_clock_mhz and r.max_sm_clock_mhz
+    ]
+    if shares and "perf/mfu" in record.scalars:
+        scalars["perf/mfu_at_clock"] = record.scalars["perf/mfu"] / min(shares)
+    return scalars
+
+
+def _throttling(reason: str, gpus: Sequence[int], readings: Sequence[GpuReading]) -> str:
+    worst = readings[gpus[0]]
+    what = {
+        "thermal": "heat",
+        "hardware": "a slowdown of the hardware: heat, or its power supply",
+        "power_brake": "the power supply of the server",
+    }[reason]
+    at = f" at {worst.temperature_celsius:.0f} °C" if worst.temperature_celsius is not None else ""
+    clock = f", {worst.sm_clock_mhz:.0f} MHz" if worst.sm_clock_mhz is not None else ""
+    most = f" of {worst.max_sm_clock_mhz:.0f}" if clock and worst.max_sm_clock_mhz else ""
+    return f"GPU {', '.join(map(str, gpus))} throttles because of {what}{at}{clock}{most}"
+
+
+def gpus_of_jax() -> Gpus | None:
+    """The NVIDIA GPUs that JAX uses in this process; None: there are none, or no package."""
+    devices = jax.local_devices()
+    if "NVIDIA" not in devices[0].device_kind.upper() and devices[0].platform != "cuda":
+        return None
+    try:
+        nvml = load_part("pynvml", "power and clocks of GPUs", install="'mfu-jax[nvidia]'")
+    except UserError as error:
+        _log.info("%s", error)
+        return None
+    return Gpus(nvml, [getattr(d, "local_hardware_id", i) or 0 for i, d in enumerate(devices)])

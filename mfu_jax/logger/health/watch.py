@@ -1,0 +1,50 @@
+"""All watches of a run, in the order in which their findings are told."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mfu_jax.boundary import Boundary
+from mfu_jax.logger.config import LoggerConfig
+from mfu_jax.logger.health.drift import DriftWatch
+from mfu_jax.logger.health.losses import LossSpikeWatch
+from mfu_jax.logger.health.nvidia import GpuWatch
+from mfu_jax.logger.health.outliers import OutlierWatch
+from mfu_jax.logger.sinks.base import StepRecord
+from mfu_jax.logger.timing.timer import TimedStep
+
+
+class HealthWatch:
+    """Looks at every record on the builder's thread.
+
+    Args:
+        config: whether and how often GPUs are asked.
+        boundary: where failures are reported.
+    """
+
+    def __init__(self, config: LoggerConfig, boundary: Boundary) -> None:
+        self._outliers = OutlierWatch()
+        self._drift = DriftWatch()
+        self._losses = LossSpikeWatch()
+        self._gpus = GpuWatch(config.gpu_period_seconds, boundary)
+
+    def adds(self, step: TimedStep, record: StepRecord) -> StepRecord:
+        """The record with what is to be said of its step; mostly the record as it is."""
+        health = (
+            self._losses.judge(record)
+            + self._outliers.judge(step, record)
+            + self._drift.judge(record)
+            + self._gpus.judge(record)
+        )
+        if not (health.scalars or health.notes):
+            return record
+        return dataclasses.replace(
+            record,
+            scalars={**record.scalars, **health.scalars},
+            notes=(*record.notes, *health.notes),
+            is_logged=record.is_logged or bool(health.notes),
+        )
+
+    def close(self) -> None:
+        """Ends the thread that asks the GPUs."""
+        self._gpus.close()

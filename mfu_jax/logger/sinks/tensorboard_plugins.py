@@ -1,0 +1,94 @@
+"""What TensorBoard's plugins want beside scalars: a layout, hyperparameters, and their end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mfu_jax.logger.sinks.markdown import pairs_of
+from mfu_jax.parts import load_part
+
+# Charts by page of the plugin Custom Scalars; tags are regular expressions.
+_LAYOUT = {
+    "efficiency": {
+        "MFU and HFU": ["^perf/mfu$", "^perf/hfu$", "^rolling/mfu$", "^perf/mfu_at_clock$"],
+        "step time (s)": ["^perf/step_time_seconds$", "^rolling/step_time_seconds_p(90|99)$"],
+        "seconds beside the steps": [r"^goodput/.*_seconds$", "^compile/seconds$"],
+        "TFLOP/s per device": ["^perf/per_device_tflops_per_sec$"],
+    },
+    "learning": {
+        "loss": ["^learning/loss$", "^eval/avg_loss$"],
+        "gradient norm": ["^learning/grad_norm$"],
+    },
+    "health": {
+        "hosts that are slow or missing": ["^hosts/slow$", "^hosts/missing$"],
+        "slow steps (s above the median)": ["^health/outlier_.*seconds$"],
+        "device memory (bytes)": ["^memory/.*"],
+        "GPU power (W) and heat (°C)": ["^gpu/power_watts$", "^gpu/temperature_celsius$"],
+    },
+}
+_RESULTS = ("perf/mfu", "perf/hfu", "perf/step_time_seconds", "learning/loss")
+# Longer values are texts, and no columns of a table of runs.
+_LONGEST_VALUE = 100
+
+
+def layout() -> Any:
+    """A ``Summary`` with the pages of the plugin Custom Scalars."""
+    charts = {
+        page: {title: ["Multiline", tags] for title, tags in group.items()}
+        for page, group in _LAYOUT.items()
+    }
+    return _tensorboardx("summary").custom_scalars(charts)
+
+
+def hyperparameters(values: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
+    """What distinguishes runs: the set-up's short values, and the keys of a configuration."""
+    found: dict[str, Any] = {k: v for k, v in values.items() if k != "run"}
+    for text in texts.values():
+        found |= {key: _number(value) for key, value in pairs_of(text).items()}
+    plain = {k: v if isinstance(v, bool | int | float) else str(v) for k, v in found.items()}
+    return {
+        k: v for k, v in plain.items() if not isinstance(v, str) or 0 < len(v) <= _LONGEST_VALUE
+    }
+
+
+def experiment(values: Mapping[str, Any]) -> list[Any]:
+    """``Summary``s that begin a run of the plugin HParams."""
+    first, start, _ = _tensorboardx("summary").hparams(dict(values), dict.fromkeys(_RESULTS, 0.0))
+    return [first, start]
+
+
+def ended(has_failed: bool) -> Any:
+    """A ``Summary`` that ends it."""
+    plugin = _tensorboardx("proto.plugin_hparams_pb2")
+    api = _tensorboardx("proto.api_pb2")
+    summaries = _tensorboardx("proto.summary_pb2")
+    status = api.Status.STATUS_FAILURE if has_failed else api.Status.STATUS_SUCCESS
+    end = plugin.SessionEndInfo(status=status)
+    content = plugin.HParamsPluginData(session_end_info=end, version=0).SerializeToString()
+    data = summaries.SummaryMetadata.PluginData(plugin_name="hparams", content=content)
+    metadata = summaries.SummaryMetadata(plugin_data=data)
+    value = summaries.Summary.Value(tag="_hparams_/session_end_info", metadata=metadata)
+    return summaries.Summary(value=[value])
+
+
+def image(tag: str, png: bytes, width: int, height: int) -> Any:
+    """A ``Summary`` of a picture."""
+    summaries = _tensorboardx("proto.summary_pb2")
+    picture = summaries.Summary.Image(
+        height=height, width=width, colorspace=4, encoded_image_string=png
+    )
+    return summaries.Summary(value=[summaries.Summary.Value(tag=tag, image=picture)])
+
+
+def _number(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _tensorboardx(module: str) -> Any:
+    return load_part(f"tensorboardX.{module}", "the sink 'tensorboard'", install="tensorboardX")

@@ -1,0 +1,302 @@
+"""Charts as SVG: curves whose spikes survive thinning, and histograms."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mfu_jax.pages import svg
+from mfu_jax.pages.markup import Markup, number, tag
+
+_WIDTH, _HEIGHT = 720, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 12, 12, 36
+_TICKS = 5
+_MOST_POINTS = 360
+_MARK_DISTANCE = 2.0  # of lines that are drawn as one
+_AXIS_QUANTILE = 0.99  # values beyond are drawn at the edge: one spike must not flatten a curve
+_HEADROOM = 0.35
+_GAP = 8.0  # times the usual distance
+COLORS = ("model", "memory", "communication", "other", "below", "unknown")
+"""Classes of the style sheet, one for each curve of a chart."""
+
+
+class Point(NamedTuple):
+    """All values of one stretch of x."""
+
+    x: float
+    low: float
+    mean: float
+    high: float
+    values: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One curve of a chart.
+
+    Attributes:
+        name: for the key.
+        points: from left to right; None where the curve is broken.
+    """
+
+    name: str
+    points: Sequence[Point | None]
+
+
+def thinned(xs: Sequence[float], ys: Sequence[float], *, most: int = _MOST_POINTS) -> list[Point]:
+    """At most so many points for a curve; the lowest and highest values of each stretch are kept.
+
+    Args:
+        xs: in any order.
+        ys: as many; those that are not finite are left out.
+        most: stretches of equal width.
+
+    >>> thinned([0, 1, 2, 3], [5.0, 1.0, 2.0, 2.0], most=2)
+    [Point(x=0.5, low=1.0, mean=3.0, high=5.0, values=2), Point(x=2.5, low=2.0, mean=2.0, \
+high=2.0, values=2)]
+    """
+    if not xs:
+        return []
+    first, last = min(xs), max(xs)
+    scale = most / (last - first) if last > first else 0.0
+    stretches: dict[int, list[tuple[float, float]]] = {}
+    for x, y in zip(xs, ys, strict=True):
+        if math.isfinite(y):
+            stretches.setdefault(min(int((x - first) * scale), most - 1), []).append((x, y))
+    return [_point(stretches[i]) for i in sorted(stretches)]
+
+
+def _point(pairs: Sequence[tuple[float, float]]) -> Point:
+    ys = [y for _, y in pairs]
+    x = math.fsum(x for x, _ in pairs) / len(pairs)
+    return Point(x, min(ys), math.fsum(ys) / len(ys), max(ys), len(ys))
+
+
+def broken(points: Sequence[Point]) -> list[Point | None]:
+    """The points, with a break wherever two are far more distant than neighbours usually are."""
+    distances = [b.x - a.x for a, b in itertools.pairwise(points)]
+    gap = _GAP * statistics.median(distances) if distances else 0.0
+    found: list[Point | None] = list(points[:1])
+    for point, distance in zip(points[1:], distances, strict=True):
+        found += [None, point] if distance > gap else [point]
+    return found
+
+
+class _Axes(NamedTuple):
+    left: float
+    right: float
+    low: float
+    high: float
+
+    def x(self, value: float) -> float:
+        share = (value - self.left) / ((self.right - self.left) or 1.0)
+        return _LEFT + min(max(share, 0.0), 1.0) * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        share = (value - self.low) / ((self.high - self.low) or 1.0)
+        return _HEIGHT - _BOTTOM - min(max(share, 0.0), 1.0) * (_HEIGHT - _TOP - _BOTTOM)
+
+
+def curves(
+    title: str,
+    series: Sequence[Curve],
+    *,
+    x_title: str,
+    x_text: Callable[[float], str],
+    y_text: Callable[[float], str],
+    marks: Sequence[tuple[float, str]] = (),
+    has_zero: bool = False,
+) -> Markup:
+    """Curves in one chart: the mean of each stretch as a line, its extremes as a band.
+
+    Args:
+        title: what y is.
+        series: the curves, at least one with a point.
+        x_title: what x is.
+        x_text: of a value of x.
+        y_text: of a value of y.
+        marks: x and words of vertical lines, such as restarts.
+        has_zero: whether the axis begins at 0.
+    """
+    axes = _axes(series, marks, has_zero)
+    drawn = [part for i, curve in enumerate(series) for part in _curve(axes, curve, COLORS[i % 6])]
+    picture = svg.chart(
+        *_grid(axes, x_text, y_text),
+        svg.text((_LEFT + _WIDTH) / 2, _HEIGHT - 4, x_title, "middle"),
+        *_marks(axes, marks),
+        *drawn,
+        width=_WIDTH,
+        height=_HEIGHT,
+        label=f"{title} over {x_title}",
+        kind="curves",
+    )
+    names = [(COLORS[i % 6], curve.name) for i, curve in enumerate(series)]
+    return tag("figure", tag("figcaption", tag("b", title), *_key(names)), picture)
+
+
+def _key(names: Sequence[tuple[str, str]]) -> Iterator[Markup]:
+    if len(names) > 1:
+        for kind, name in names:
+            yield tag("span", tag("i", class_=kind), name, class_="label")
+
+
+def _axes(series: Sequence[Curve], marks: Sequence[tuple[float, str]], has_zero: bool) -> _Axes:
+    points = [point for curve in series for point in curve.points if point is not None]
+    xs = [point.x for point in points] + [x for x, _ in marks]
+    low, high = _range(points, has_zero)
+    return _Axes(min(xs), max(xs), low, high)
+
+
+def _range(points: Sequence[Point], has_zero: bool) -> tuple[float, float]:
+    """The ends of y: all values if they are alike, else those of most points and some room."""
+    lowest, highest = min(p.low for p in points), max(p.high for p in points)
+    ordered = sorted(point.mean for point in points)
+    bottom = ordered[int((1 - _AXIS_QUANTILE) * (len(ordered) - 1))]
+    top = ordered[int(_AXIS_QUANTILE * (len(ordered) - 1))]
+    room = _HEADROOM * max(top - bottom, 0.02 * abs(top))
+    low, high = max(lowest, bottom - room), min(highest, top + room)
+    if has_zero:
+        low = min(0.0, low)
+    if low == high:
+        low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)
+    return low, high
+
+
+def _grid(
+    axes: _Axes, x_text: Callable[[float], str], y_text: Callable[[float], str]
+) -> Iterator[Markup]:
+    bottom = _HEIGHT - _BOTTOM
+    for value in ticks(axes.low, axes.high):
+        y = axes.y(value)
+        yield svg.line(_LEFT, y, _WIDTH - _RIGHT, y, "grid")
+        yield svg.text(_LEFT - 6, y + 4, y_text(value), "end")
+    for value in ticks(axes.left, axes.right):
+        x = axes.x(value)
+        yield svg.line(x, _TOP, x, bottom, "grid")
+        yield svg.text(x, bottom + 14, x_text(value), "middle")
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Round values between two ends.
+
+    >>> ticks(0.0, 1.0)
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    """
+    if not high > low:
+        return [low]
+    rough = (high - low) / _TICKS
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    count = math.floor(high / step + 1e-9) - first + 1
+    return [round((first + i) * step, 12) for i in range(count)]
+
+
+def _curve(axes: _Axes, curve: Curve, kind: str) -> Iterator[Markup]:
+    for piece in _pieces(curve.points):
+        highs = [f"{_x(axes, p)},{number(axes.y(p.high), 1)}" for p in piece]
+        lows = [f"{_x(axes, p)},{number(axes.y(p.low), 1)}" for p in reversed(piece)]
+        means = [f"{_x(axes, p)},{number(axes.y(p.mean), 1)}" for p in piece]
+        if any(p.low < p.high for p in piece):
+            yield tag("polygon", points=" ".join([*highs, *lows]), class_=f"band {kind}")
+        if len(piece) == 1:
+            x, y = means[0].split(",")
+            yield tag("circle", cx=x, cy=y, r="2.5", class_=f"dot {kind}")
+        else:
+            yield tag("polyline", points=" ".join(means), class_=f"curve {kind}")
+
+
+def _x(axes: _Axes, point: Point) -> str:
+    return number(axes.x(point.x), 1)
+
+
+def _pieces(points: Sequence[Point | None]) -> Iterator[list[Point]]:
+    piece: list[Point] = []
+    for point in [*points, None]:
+        if point is not None:
+            piece.append(point)
+        elif piece:
+            yield piece
+            piece = []
+
+
+def _marks(axes: _Axes, marks: Sequence[tuple[float, str]]) -> Iterator[Markup]:
+    """The lines; of those too close to tell apart the first, with the number of all."""
+    groups: list[list[tuple[float, str]]] = []
+    for mark in sorted(marks):
+        if groups and axes.x(mark[0]) - axes.x(groups[-1][0][0]) < _MARK_DISTANCE:
+            groups[-1].append(mark)
+        else:
+            groups.append([mark])
+    for group in groups:
+        more = f", and {len(group) - 1} more" if len(group) > 1 else ""
+        yield _mark(axes, group[0][0], group[0][1] + more)
+
+
+def _mark(axes: _Axes, x: float, words: str) -> Markup:
+    at = number(axes.x(x), 1)
+    line = tag("line", x1=at, x2=at, y1=str(_TOP), y2=str(_HEIGHT - _BOTTOM))
+    return tag("g", tag("title", words), line, class_="mark")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bin:
+    """One bar of a histogram: how many values are in [low, high)."""
+
+    low: float
+    high: float
+    count: int
+
+
+def histogram(
+    title: str, bins: Sequence[Bin], *, x_title: str, x_text: Callable[[float], str]
+) -> Markup:
+    """Bars of counts; the height is logarithmic where one bar dwarfs the others.
+
+    Args:
+        title: what is counted.
+        bins: from left to right, at least one.
+        x_title: what x is.
+        x_text: of a value of x.
+    """
+    most = max(b.count for b in bins)
+    axes = _Axes(bins[0].low, bins[-1].high, 0.0, math.log1p(most))
+    bottom = _HEIGHT - _BOTTOM
+    rows = [_bar(axes, b, x_text) for b in bins]
+    heights = sorted({1, *(10**i for i in range(1, int(math.log10(most)) + 1))})
+    grid = []
+    for count in heights:
+        y = axes.y(math.log1p(count))
+        grid += [svg.line(_LEFT, y, _WIDTH - _RIGHT, y, "grid")]
+        grid += [svg.text(_LEFT - 6, y + 4, f"{count:,}", "end")]
+    for value in ticks(axes.left, axes.right):
+        grid.append(svg.text(axes.x(value), bottom + 14, x_text(value), "middle"))
+    picture = svg.chart(
+        *grid,
+        svg.text((_LEFT + _WIDTH) / 2, _HEIGHT - 4, x_title, "middle"),
+        *rows,
+        width=_WIDTH,
+        height=_HEIGHT,
+        label=title,
+        kind="histogram",
+    )
+    return tag("figure", tag("figcaption", tag("b", title)), picture)
+
+
+def _bar(axes: _Axes, found: Bin, x_text: Callable[[float], str]) -> Markup:
+    left, right, top = axes.x(found.low), axes.x(found.high), axes.y(math.log1p(found.count))
+    words = f"{x_text(found.low)} to {x_text(found.high)}: {found.count:,}"
+    return tag(
+        "rect",
+        tag("title", words),
+        x=number(left, 1),
+        y=number(top, 1),
+        width=number(max(0.5, right - left - 0.6), 1),
+        height=number(_HEIGHT - _BOTTOM - top, 1),
+        class_="model",
+        data_count=found.count,
+    )

@@ -1,0 +1,200 @@
+"""`mfu_jax.plan`: a plan of any step that JAX can lower.
+
+The step is traced and lowered here, for the other platform, on arrays that have shapes, dtypes and
+shardings only; its text goes to a process that has the compiler. So nothing of the step is
+imported or run there, and no device of this process is used.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mfu_jax.errors import UserError, first_line
+from mfu_jax.planning import cache
+from mfu_jax.planning.compiling import Limits, Request, TooLarge
+from mfu_jax.planning.plan import Plan, Work, make_plan, refused
+from mfu_jax.planning.targets import Target, parse_target
+
+if TYPE_CHECKING:
+    pass
+
+_PARTITIONS = re.compile(r"mhlo\.num_partitions = (\d+)")
+_AXIS = "fsdp"  # of the mesh that is made where the user has none
+
+
+def plan(
+    step: Callable[..., Any],
+    *args: Any,
+    topology: str = "",
+    hardware: str = "",
+    devices: int | None = None,
+    slices: int = 1,
+    xla_flags: Sequence[str] = (),
+    tokens_per_step: float = 0.0,
+    compile_seconds: float = Limits.seconds,
+    compile_gib: float = 0.0,
+    cache_folder: str | Path | None = "",
+) -> Plan:
+    """Whether a step fits on chips that are not here, how long it takes there, what limits it.
+
+    Args:
+        step: a function, or what ``jax.jit`` made of it: donated arguments, shardings and static
+            arguments are those of the `jit`.
+        args: what it is called with: arrays, or ``jax.ShapeDtypeStruct``. Their `NamedSharding`s
+            hold, of a ``jax.sharding.AbstractMesh`` as large as the topology, or of a real mesh.
+            If no array has one, each is split over all devices along its largest dimension that
+            they divide (fsdp).
+        topology: TPU chips: ``v5p:8x8x8``, or a slice's name, ``v6e-8``.
+        hardware: a GPU's name, with `devices`.
+        devices: number of GPUs.
+        slices: TPU slices that the data-center network connects.
+        xla_flags: for the compiler, as ``--name=value``: they change the schedule.
+        tokens_per_step: of the whole job, for the rate of tokens.
+        compile_seconds: most time that the compiler may take.
+        compile_gib: most host memory that it may take; 0: no limit.
+        cache_folder: of compiled programs; empty: the user's own; None: none.
+
+    Returns:
+        The plan. ``print`` shows one screen; `to_json` gives everything.
+
+    Raises:
+        UserError: the chips are not known, the step's mesh does not cover them, it cannot be
+            lowered, or the compiler is not installed, failed, or ran out of time or memory.
+
+    Code that asks at trace time which devices are attached is lowered for those.
+    """
+    target = parse_target(topology=topology, hardware=hardware, devices=devices, slices=slices)
+    text, axes, abstract, notes = _lowered(step, args, target)
+    program, compiled_notes = cache.compile_cached(
+        Request(
+            module="mfu_jax.planning.lowered_step",
+            target=target,
+            config={"text": text, "mesh": dict(axes)},
+            flags=tuple(xla_flags),
+        ),
+        folder=cache.default_folder() if cache_folder == "" else _folder(cache_folder),
+        limits=Limits(seconds=compile_seconds, memory_bytes=round(compile_gib * 2**30)),
+    )
+    work, work_notes = _work(step, abstract, target, tokens_per_step)
+    return _plan(program, target, work).with_notes(*notes, *compiled_notes, *work_notes)
+
+
+def _plan(program: Any, target: Target, work: Work | None) -> Plan:
+    if isinstance(program, TooLarge):
+        return refused(target, program, work)
+    return make_plan(program, target, work=work)
+
+
+def _folder(folder: str | Path | None) -> Path | None:
+    return None if folder is None else Path(folder)
+
+
+def _lowered(
+    step: Callable[..., Any], args: tuple[Any, ...], target: Target
+) -> tuple[str, Mapping[str, int], tuple[Any, ...], tuple[str, ...]]:
+    """The step's text, the axes of its mesh, its abstract arguments, and notes."""
+    import jax
+
+    jitted: Any = step if hasattr(step, "trace") else jax.jit(step)
+    abstract = jax.tree.map(_abstract, args, is_leaf=_is_array)
+    axes = _mesh_of(abstract)
+    notes: tuple[str, ...] = ()
+    if not axes:
+        axes = {_AXIS: target.devices}
+        if target.devices > 1:
+            abstract = _split(abstract, target.devices)
+            notes = (f"no argument has a sharding: each is split over {target.devices} devices",)
+    if math.prod(axes.values()) != target.devices:
+        raise UserError(
+            f"the mesh of the step's arguments, {dict(axes)}, has {math.prod(axes.values())} "
+            f"devices; expected {target.devices}, those of {target}; usually the mesh of this "
+            "machine; pass shardings on a jax.sharding.AbstractMesh of that size"
+        )
+    text = _text(jitted, abstract, target)
+    found = _PARTITIONS.search(text)
+    if found and int(found[1]) != target.devices:
+        raise UserError(
+            f"the step is lowered for {found[1]} devices; expected {target.devices}, those of "
+            f"{target}; usually in_shardings of the jit, or a mesh inside the step, of this "
+            "machine; build them on a jax.sharding.AbstractMesh of that size"
+        )
+    return text, axes, abstract, notes
+
+
+def _text(jitted: Any, abstract: tuple[Any, ...], target: Target) -> str:
+    try:
+        lowered = jitted.trace(*abstract).lower(lowering_platforms=(target.platform,))
+    except Exception as error:  # whatever the step raises when it is traced
+        raise UserError(
+            f"the step cannot be lowered for {target.platform}: {type(error).__name__}: "
+            f"{first_line(error)}; expected one that jax.jit traces on abstract arrays; usually "
+            "wrong arguments, or a kernel of another platform"
+        ) from error
+    return str(lowered.as_text(debug_info=True))
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _abstract(value: Any) -> Any:
+    """Shape, dtype, and the sharding if it names a mesh."""
+    import jax
+    from jax.sharding import NamedSharding
+
+    if not _is_array(value):
+        return value
+    sharding = getattr(value, "sharding", None)
+    named = sharding if isinstance(sharding, NamedSharding) else None
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=named)
+
+
+def _mesh_of(abstract: Any) -> Mapping[str, int]:
+    """Axes of the first argument's mesh; empty if none has one."""
+    import jax
+
+    for leaf in jax.tree.leaves(abstract):
+        if getattr(leaf, "sharding", None) is not None:
+            return {str(axis): int(size) for axis, size in leaf.sharding.mesh.shape.items()}
+    return {}
+
+
+def _split(abstract: Any, count: int) -> Any:
+    """Every array split along its largest dimension that the devices divide."""
+    import jax
+    from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+    mesh = AbstractMesh((count,), (_AXIS,), axis_types=(AxisType.Auto,))
+
+    def split(leaf: Any) -> Any:
+        if not _is_array(leaf):
+            return leaf
+        divided = [size if size % count == 0 else 0 for size in leaf.shape]
+        largest = divided.index(max(divided)) if any(divided) else -1
+        spec = [_AXIS if i == largest else None for i in range(len(leaf.shape))]
+        sharding = NamedSharding(mesh, PartitionSpec(*spec))
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(split, abstract, is_leaf=_is_array)
+
+
+def _work(
+    step: Callable[..., Any], abstract: tuple[Any, ...], target: Target, tokens: float
+) -> tuple[Work | None, tuple[str, ...]]:
+    """Model FLOPs of the traced step; a note where they cannot be counted."""
+    from mfu_jax.flops.traced.counting import count_model_flops
+
+    try:
+        count = count_model_flops(step, *abstract)
+    except Exception as error:  # a plan without an MFU is still one
+        return None, (f"model FLOPs are not counted: {first_line(error)}",)
+    notes = tuple(f"model FLOPs lack {item.name}: {item.reason}" for item in count.unaccounted)
+    return Work(
+        model_flops=round(count.total_in("maxtext") / target.devices),
+        tokens=tokens / target.devices,
+        convention="maxtext",
+    ), notes

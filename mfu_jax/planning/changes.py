@@ -1,0 +1,146 @@
+"""The changes to a step that would help most, and how much each would save at most.
+
+Each saving is of the walk: what it spends on something that another program would not do. No other
+program is compiled, so a saving is a limit, not a promise; a sweep compiles the other program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
+from mfu_jax.planning.durations import Durations
+from mfu_jax.planning.schedule import Timeline
+from mfu_jax.planning.targets import Target
+
+MOST = 3
+_LEAST = 0.005  # of the step
+_WIDE = ("f32", "f64")
+_AGAIN = ("rematerialized", "xla_rematerialized")
+_WINDOWED = "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000"
+_INSTEAD = {
+    "copy": "avoid copies to other layouts, and between HBM and VMEM",
+    "host": "offload less to the host's memory",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One change.
+
+    Attributes:
+        change: in words.
+        saves_seconds: of a step, at most; of twice the batch, of half of that step.
+        gain: how much faster tokens would be trained on, at most: 0.1 is 10%.
+    """
+
+    change: str
+    saves_seconds: float
+    gain: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """Memory of a device.
+
+    Attributes:
+        peak_bytes: that the step needs.
+        resident_bytes: of it, what does not grow with the batch.
+        limit_bytes: that there are.
+    """
+
+    peak_bytes: int
+    resident_bytes: int
+    limit_bytes: int
+
+    @property
+    def for_twice_the_batch(self) -> bool:
+        """Whether twice the batch fits even if all but the resident state doubles."""
+        return 0 < 2 * self.peak_bytes - self.resident_bytes <= self.limit_bytes
+
+
+def changes(
+    costs: ProgramCosts, durations: Durations, line: Timeline, room: Room
+) -> tuple[Change, ...]:
+    """At most three changes, the largest first; those that save under 0.5% are left out.
+
+    Args:
+        costs: of the program.
+        durations: of its instructions.
+        line: the walk of the program.
+        room: memory that is left.
+    """
+    saved = [
+        *_hidden(line, durations.target),
+        *_without_recomputing(costs, durations),
+        *_narrower(costs, durations),
+        *_larger_batch(costs, durations, line, room),
+    ]
+    total = line.seconds
+    found = [
+        Change(change=words, saves_seconds=seconds, gain=seconds / (total - seconds))
+        for words, seconds in saved
+        if _LEAST * total < seconds < total
+    ]
+    return tuple(sorted(found, key=lambda change: -change.saves_seconds)[:MOST])
+
+
+def _hidden(line: Timeline, target: Target) -> Iterator[tuple[str, float]]:
+    """Transfers that nothing hides."""
+    for cause in line.transfers:
+        words = _INSTEAD.get(cause, f"hide or remove {cause}")
+        if cause.startswith("collective-permute") and target.platform == "tpu":
+            words += f" (of collective matmuls: {_WINDOWED})"
+        yield words, line.by_cause.get(cause, 0.0)
+
+
+def _without_recomputing(costs: ProgramCosts, durations: Durations) -> Iterator[tuple[str, float]]:
+    seconds = sum(
+        _seconds(record, durations) * _recomputed_share(record) for record in costs.records.values()
+    )
+    yield "recompute nothing in the backward pass (remat_policy), if the memory allows it", seconds
+
+
+def _recomputed_share(record: InstructionRecord) -> float:
+    if not record.flops:
+        return float(record.phase in _AGAIN)
+    return sum(record.flops_by_phase.get(phase, 0) for phase in _AGAIN) / record.flops
+
+
+def _narrower(costs: ProgramCosts, durations: Durations) -> Iterator[tuple[str, float]]:
+    """Matmuls of float32 at the speed of bfloat16."""
+    chip = durations.target.chip
+    seconds = 0.0
+    for record in costs.records.values():
+        wide = {d: n for d, n in record.flops_by_dtype.items() if d in _WIDE}
+        if wide:
+            narrow = sum(wide.values()) / chip.peak_flops_per_sec("bf16")
+            now = sum(n / chip.peak_flops_per_sec(d) for d, n in wide.items())
+            share = sum(wide.values()) / record.flops
+            seconds += _seconds(record, durations) * share * (1 - narrow / now)
+    yield "matmuls in bfloat16 that are in float32", seconds
+
+
+def _larger_batch(
+    costs: ProgramCosts, durations: Durations, line: Timeline, room: Room
+) -> Iterator[tuple[str, float]]:
+    """Half of what a step spends whatever its batch: on the optimizer, and on moving weights."""
+    if not room.for_twice_the_batch:
+        return
+    fixed = sum(
+        _seconds(record, durations)
+        for record in costs.records.values()
+        if record.op_name and "jvp(" not in record.op_name and not record.collective
+    )
+    fixed += sum(
+        seconds
+        for cause, seconds in line.by_cause.items()
+        if cause.startswith(("all-gather", "reduce-scatter"))
+    )
+    yield "twice the batch: the optimizer and the weights' transfers stay as they are", fixed / 2
+
+
+def _seconds(record: InstructionRecord, durations: Durations) -> float:
+    """Of all runs, on the device's own units."""
+    return record.runs * sum(part.seconds for part in durations.of(record) if not part.lanes)

@@ -1,0 +1,142 @@
+"""One layer of a step as the walk sees it: when the units, each link and HBM are busy.
+
+A layer is one iteration of the loop in which the step spends most of its time; of a step without
+loops, all of it. Spans are short enough to draw: each lane has so many slots, and a slot shows what
+takes most of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
+from mfu_jax.planning.durations import Durations
+
+UNITS = "units"  # the lane of what the device itself computes, or waits for
+WAITS = "waits"
+_SLOTS = 240
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A stretch of one lane.
+
+    Attributes:
+        lane: ``units``, a link, ``hbm`` or ``host``.
+        cause: what it does; ``waits`` where the units wait for a transfer.
+        start: seconds from the layer's start.
+        end: the same.
+    """
+
+    lane: str
+    cause: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One iteration of the step's largest loop.
+
+    Attributes:
+        computation: its name in the program.
+        runs: iterations of a step.
+        seconds: of one.
+        spans: by lane, then by time; gaps are idle.
+    """
+
+    computation: str
+    runs: int
+    seconds: float
+    spans: tuple[Span, ...]
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """The units first."""
+        return tuple(dict.fromkeys([UNITS, *(span.lane for span in self.spans)]))
+
+
+def largest_layer(costs: ProgramCosts, durations: Durations) -> Layer | None:
+    """The layer to draw; None if the program takes no time."""
+    walked = [
+        (records[0], list(_spans(records, durations)))
+        for records in _by_computation(costs)
+        if records[0].runs
+    ]
+    ends = [max((span.end for span in spans), default=0.0) for _, spans in walked]
+    loops = [i for i, (record, _) in enumerate(walked) if record.runs > 1]
+    chosen = max(
+        loops or range(len(walked)), key=lambda i: ends[i] * walked[i][0].runs, default=None
+    )
+    if chosen is None or not ends[chosen]:
+        return None
+    record, spans = walked[chosen]
+    return Layer(
+        computation=record.computation,
+        runs=record.runs,
+        seconds=ends[chosen],
+        spans=tuple(_drawable(spans, ends[chosen])),
+    )
+
+
+def _by_computation(costs: ProgramCosts) -> Iterable[list[InstructionRecord]]:
+    found: dict[str, list[InstructionRecord]] = defaultdict(list)
+    for record in costs.records.values():
+        found[record.computation].append(record)
+    return found.values()
+
+
+def _spans(records: Iterable[InstructionRecord], durations: Durations) -> Iterator[Span]:
+    """The walk of `schedule`, span by span."""
+    now = 0.0
+    free: dict[str, float] = defaultdict(float)
+    ends: dict[str, float] = {}
+    for record in records:
+        waits = record.opcode.endswith(("-done", "-update"))
+        for part in () if waits else durations.of(record):
+            start = max(now, *(free[lane] for lane in part.lanes)) if part.lanes else now
+            end = start + part.seconds
+            for lane in part.lanes or (UNITS,):
+                yield Span(lane=lane, cause=part.cause, start=start, end=end)
+                free[lane] = end
+            ends[record.name] = end
+            if not (part.lanes and record.is_start):
+                if part.lanes:
+                    yield Span(lane=UNITS, cause=WAITS, start=now, end=end)
+                now = end
+        if record.started_by and not record.opcode.endswith("-update"):
+            end = ends.pop(record.started_by, now)
+            if end > now:
+                yield Span(lane=UNITS, cause=WAITS, start=now, end=end)
+                now = end
+
+
+def _drawable(spans: Sequence[Span], seconds: float) -> Iterator[Span]:
+    """At most so many spans a lane: each slot is what takes most of it, neighbours are joined."""
+    slots: dict[tuple[str, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    width = seconds / _SLOTS
+    for span in spans:
+        for slot in range(int(span.start / width), min(int(span.end / width), _SLOTS - 1) + 1):
+            share = min(span.end, (slot + 1) * width) - max(span.start, slot * width)
+            slots[span.lane, slot][span.cause] += max(share, 0.0)
+    for lane in dict.fromkeys([UNITS, *sorted(span.lane for span in spans)]):
+        yield from _joined(lane, [slots.get((lane, slot), {}) for slot in range(_SLOTS)], width)
+
+
+def _joined(lane: str, slots: Sequence[dict[str, float]], width: float) -> Iterator[Span]:
+    causes = [_main_cause(slot, width) for slot in slots]
+    start = 0
+    for slot in range(1, _SLOTS + 1):
+        if slot == _SLOTS or causes[slot] != causes[start]:
+            if causes[start]:
+                yield Span(lane=lane, cause=causes[start], start=start * width, end=slot * width)
+            start = slot
+
+
+def _main_cause(slot: dict[str, float], width: float) -> str:
+    """Idle where less than half of a slot is busy."""
+    if sum(slot.values()) < width / 2:
+        return ""
+    return max(slot, key=lambda cause: slot[cause])

@@ -1,0 +1,51 @@
+"""Compiles a step that another process lowered, for chips that are not here.
+
+    python -m mfu_jax.planning.lowered_step REQUEST.json OUT.mfu
+
+The request has `config.text`, what ``lowered.as_text(debug_info=True)`` gave, and `config.mesh`,
+axis → size. The parent sets the environment that libtpu and the CUDA plugin read when they are
+loaded. Progress goes to stdout, a word a line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.planning.absent_devices import absent_devices
+from mfu_jax.planning.child_process import obey_parent
+
+
+def main(argv: list[str]) -> None:
+    """Compiles what the request describes, and writes the dump."""
+    obey_parent()
+    request = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+    mesh = _mesh(request["config"]["mesh"], absent_devices(request), request)
+    print("compiling", flush=True)
+    from mfu_jax.jax_internals import compile_lowered
+
+    compiled: Any = compile_lowered(request["config"]["text"], mesh)
+    print("writing", flush=True)
+    from mfu_jax.dumps.recording import dump
+
+    dump(compiled, argv[1])
+
+
+def _mesh(axes: Mapping[str, int], devices: list[Any], request: Mapping[str, Any]) -> Any:
+    """The devices in the order that suits a torus; of several slices, in their own order."""
+    import numpy as np
+    from jax.sharding import Mesh
+
+    from mfu_jax.jax_internals import split_torus
+
+    shape = tuple(axes.values())
+    if request["platform"] == "tpu" and request["slices"] == 1:
+        return Mesh(split_torus(shape, devices), tuple(axes))
+    return Mesh(np.array(devices, dtype=object).reshape(shape), tuple(axes))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

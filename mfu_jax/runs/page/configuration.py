@@ -1,0 +1,101 @@
+"""Settings of the runs, and where they differ; the last record of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from mfu_jax.formatting import loss_text
+from mfu_jax.pages.document import quiet, section
+from mfu_jax.pages.markup import Markup
+from mfu_jax.pages.tables import Column, Word, table, wide
+from mfu_jax.runs.run_data import RunData
+
+_MOST_METRICS = 150
+_MOST_NOTES = 60
+_LONGEST = 2000  # characters of a setting
+_FIELDS = ("step", "kind", "unix_seconds", "notes", "flags")
+
+
+class _Setting(NamedTuple):
+    name: str
+    texts: tuple[str, ...]
+
+
+def configuration(runs: Sequence[RunData], names: Sequence[str]) -> Iterator[Markup]:
+    """Where the runs differ, and all settings of each.
+
+    Args:
+        runs: one or more.
+        names: of the runs.
+    """
+    facts = [run.setup.facts for run in runs]
+    keys = list(dict.fromkeys(key for found in facts for key in found))
+    settings = [
+        _Setting(key, tuple(f.get(key, "not logged")[:_LONGEST] for f in facts)) for key in keys
+    ]
+    if not settings:
+        return
+    if len(runs) > 1:
+        different = [s for s in settings if len(set(s.texts)) > 1]
+        words = quiet("All logged settings are the same.")
+        shown = wide(_table(different, names, "difference")) if different else words
+        yield section("Where the runs differ", shown)
+    yield section("Configuration", wide(_table(settings, names, "setting")))
+
+
+def _table(settings: Sequence[_Setting], names: Sequence[str], by: str) -> Markup:
+    columns = [_column(i, name) for i, name in enumerate(names)]
+    return table(by, settings, lambda setting: setting.name, columns, most=400)
+
+
+def _column(place: int, name: str) -> Word[_Setting]:
+    return Word(name or "value", lambda setting: setting.texts[place])
+
+
+def record_notes(run: RunData, name: str) -> Iterator[Markup]:
+    """What the records say in words, the latest first: slow hosts, alarms, recompilations.
+
+    Args:
+        run: whose records.
+        name: of the run, if there are several.
+    """
+    found = [(f"step {step}", words) for step, words in run.metrics.notes.items() if words]
+    if found:
+        columns: list[Word[tuple[str, str]]] = [Word("note", lambda row: row[1])]
+        body = table("step", found[::-1], lambda row: row[0], columns, most=_MOST_NOTES)
+        yield section(f"What the records say{name}", wide(body))
+
+
+def last_record(run: RunData, name: str) -> Iterator[Markup]:
+    """Every metric of the last record, for those that have no curve.
+
+    Args:
+        run: whose record.
+        name: of the run, if there are several.
+    """
+    found = [
+        (key, float(value))
+        for key, value in run.metrics.last_record.items()
+        if key not in _FIELDS and _is_number(value)
+    ]
+    if found:
+        columns: list[Column[tuple[str, float]]] = [
+            Column("value", lambda r: _finite(r[1]), lambda r: _text(r[1]))
+        ]
+        body = table("metric", found, lambda row: row[0], columns, most=_MOST_METRICS)
+        step = run.metrics.last_record.get("step", "")
+        yield section(f"All metrics of step {step}{name}", wide(body))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _text(value: float) -> str:
+    return f"{value:,.6g}" if abs(value) >= 1000 else loss_text(value, decimals=4)

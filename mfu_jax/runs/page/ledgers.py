@@ -1,0 +1,155 @@
+"""Where the wall clock and the FLOPs of a run went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from mfu_jax.formatting import percent, readable
+from mfu_jax.pages.document import quiet, section
+from mfu_jax.pages.markup import Markup, number, tag
+from mfu_jax.pages.tables import Column, Word, table, wide
+from mfu_jax.runs.run_data import RunData
+from mfu_jax.runs.run_time import MEANING, Attempt, Part
+from mfu_jax.runs.setups import ComponentRow, LedgerRow
+from mfu_jax.runs.time_table import span
+
+_KINDS = {
+    "train": "model",
+    "slow_steps": "below",
+    "compile": "memory",
+    "data_wait": "communication",
+    "eval": "memory",
+    "checkpoint": "memory",
+    "restore": "memory",
+    "startup": "other",
+    "lost_steps": "unknown",
+    "down": "unknown",
+}
+_MOST_ATTEMPTS = 60
+
+
+def time_ledger(run: RunData, name: str) -> Iterator[Markup]:
+    """The wall clock by category, by attempt and by day.
+
+    Args:
+        run: whose time.
+        name: of the run, if there are several.
+    """
+    time = run.time
+    wall = sum(time.time.values())
+    bars = [_bar(category, seconds, wall) for category, seconds in time.time.items()]
+    shown = tag("div", *bars, class_="waterfall", role="table", aria_label="wall clock")
+    parts = [shown]
+    if time.has_journal:
+        text = (
+            f"{span(wall)} from the first process start to the last event, of process 0. "
+            f"Restarts: {time.restarts}; steps done again: {time.lost_steps}."
+        )
+        parts = [quiet(text), shown, *_attempts(time.attempts), *_parts("day", time.days)]
+    yield section(f"Where the wall clock went{name}", *parts)
+    if len(time.processes) > 1:
+        note = quiet("The wall clock of each process of the job.")
+        yield section(f"Hosts{name}", note, *_parts("process", time.processes))
+
+
+def _bar(category: str, seconds: float, wall: float) -> Markup:
+    share = 100 * seconds / wall if wall else 0.0
+    fill = tag("i", class_=_KINDS.get(category, "idle"), style=f"left:0%;width:{number(share)}%")
+    return tag(
+        "div",
+        tag("span", category, class_="name", role="cell", title=MEANING.get(category)),
+        tag("span", fill if seconds else None, class_="track", aria_hidden="true"),
+        tag("span", span(seconds), class_="n", role="cell", data_seconds=seconds),
+        tag("span", f"{share:.2f}%", class_="n", role="cell"),
+        class_="bar",
+        role="row",
+        data_category=category,
+    )
+
+
+def _attempts(attempts: Sequence[Attempt]) -> Iterator[Markup]:
+    columns: list[Column[Attempt] | Word[Attempt]] = [
+        Column("lived", lambda a: a.end - a.start, lambda a: span(a.end - a.start)),
+        Column("first step", lambda a: a.first_step, lambda a: _step(a.first_step)),
+        Column("last step", lambda a: a.last_step, lambda a: _step(a.last_step)),
+        Column("steps lost", lambda a: a.lost_steps, lambda a: f"{a.lost_steps:,}"),
+        Word("ended", lambda a: a.how),
+    ]
+    last = attempts[-_MOST_ATTEMPTS:]
+    if len(attempts) > len(last):
+        yield quiet(f"The last {len(last)} of {len(attempts):,} processes.")
+    yield wide(table("process", last, lambda a: f"{a.pid} on {a.host}", columns))
+
+
+def _step(step: int | None) -> str:
+    return "none" if step is None else f"{step:,}"
+
+
+def _parts(by: str, parts: Sequence[Part]) -> Iterator[Markup]:
+    columns: list[Column[Part] | Word[Part]] = [
+        Column("wall clock", lambda p: p.wall_seconds, lambda p: span(p.wall_seconds)),
+        Column("goodput", lambda p: p.goodput, lambda p: percent(p.goodput)),
+        Column("effective MFU", lambda p: p.effective_mfu, lambda p: percent(p.effective_mfu)),
+        Column("down", _spent("down"), lambda p: span(p.time.get("down", 0.0))),
+        Column("data wait", _spent("data_wait"), lambda p: span(p.time.get("data_wait", 0.0))),
+        Column("slow steps", _spent("slow_steps"), lambda p: span(p.time.get("slow_steps", 0.0))),
+    ]
+    if len(parts) > 1:
+        yield wide(table(by, parts, lambda part: part.name, columns))
+
+
+def _spent(category: str) -> Callable[[Part], float]:
+    return lambda part: part.time.get(category, 0.0)
+
+
+def flops(run: RunData, name: str) -> Iterator[Markup]:
+    """The FLOPs ledger, the components of the model, and every convention.
+
+    Args:
+        run: whose model.
+        name: of the run, if there are several.
+    """
+    if run.setup.ledger:
+        whole = next((r.flops for r in run.setup.ledger if r.label == "= executed"), 0)
+        columns: list[Column[LedgerRow] | Word[LedgerRow]] = [
+            Column("FLOPs", lambda r: r.flops, lambda r: f"{r.flops:,}"),
+            Column("of executed", _share(whole), lambda r: percent(_share(whole)(r))),
+            Word("", lambda r: r.note),
+        ]
+        by = "FLOPs per step and device"
+        body = table(by, run.setup.ledger, lambda r: r.label, columns, kind="ledger")
+        yield section(f"From model FLOPs to what ran{name}", wide(body))
+    if run.model.components:
+        yield section(f"The model's FLOPs by component{name}", wide(_components(run)))
+    if run.conventions:
+        note = quiet("The same step and step time, counted as others count.")
+        yield section(f"In every convention{name}", note, wide(_conventions(run)))
+
+
+def _share(whole: float) -> Callable[[LedgerRow | ComponentRow], float | None]:
+    return lambda row: float(row.flops) / whole if whole else None
+
+
+def _components(run: RunData) -> Markup:
+    share = _share(float(sum(row.flops for row in run.model.components)))
+
+    def points(row: ComponentRow) -> float | None:
+        part, mfu = share(row), run.summary.mfu
+        return None if part is None or mfu is None else part * mfu
+
+    columns: list[Column[ComponentRow] | Word[ComponentRow]] = [
+        Column("layers", lambda r: r.repeats, lambda r: f"{r.repeats}"),
+        Column("GFLOP", lambda r: float(r.flops), lambda r: readable(float(r.flops) / 1e9)),
+        Column("of the model", share, lambda r: percent(share(r))),
+        Column("points of MFU", points, lambda r: percent(points(r))),
+    ]
+    rows = sorted(run.model.components, key=lambda row: -row.flops)
+    return table("component", rows, lambda r: f"{r.layer} {r.component}", columns)
+
+
+def _conventions(run: RunData) -> Markup:
+    columns: list[Column[tuple[str, tuple[float, float | None]]]] = [
+        Column("TFLOP per step and device", lambda r: r[1][0], lambda r: readable(r[1][0])),
+        Column("MFU", lambda r: r[1][1], lambda r: percent(r[1][1])),
+    ]
+    return table("convention", list(run.conventions.items()), lambda row: row[0], columns)

@@ -1,0 +1,112 @@
+"""The histogram of step times, and its outliers with what is known of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from mfu_jax.formatting import seconds_text
+from mfu_jax.logger.summary import percentile
+from mfu_jax.pages.charts import Bin, histogram
+from mfu_jax.pages.document import quiet, section
+from mfu_jax.pages.markup import Markup
+from mfu_jax.pages.tables import Column, Word, table, wide
+from mfu_jax.runs.run_data import TIME, RunData
+
+_BINS = 60
+_MOST_OUTLIERS = 30
+_FAR = 6.0  # median absolute deviations
+_LEAST = 0.1  # of the median
+_CAUSES = (
+    ("compile/seconds", "compiled"),
+    ("goodput/compile_seconds", "compiled"),
+    ("goodput/checkpoint_seconds", "checkpoint"),
+    ("goodput/eval_seconds", "evaluation"),
+    ("goodput/data_wait_seconds", "wait for data"),
+)
+
+
+class Outlier(NamedTuple):
+    """A step that took far longer than the median."""
+
+    step: int
+    seconds: float
+    over: float
+    why: str
+
+
+def step_times(run: RunData, name: str) -> Iterator[Markup]:
+    """The section.
+
+    Args:
+        run: whose steps.
+        name: of the run, if there are several.
+    """
+    places, values = run.columns.measured(TIME)
+    if not values:
+        return
+    median = statistics.median(values)
+    found = outliers(run, places, values, median)
+    total = sum(outlier.over for outlier in found)
+    text = (
+        f"{len(values):,} measured steps, median {seconds_text(median)}. "
+        f"{len(found):,} outliers took {seconds_text(total)} beyond the median."
+    )
+    chart = histogram("measured steps", bins(values), x_title="step time", x_text=seconds_text)
+    parts = [quiet(text), chart]
+    if found:
+        parts.append(wide(_table(found)))
+    yield section(f"Step times{name}", *parts)
+
+
+def bins(values: Sequence[float]) -> list[Bin]:
+    """Equal bins from the shortest step to the 99.5th percentile, and one for the rest."""
+    ordered = sorted(values)
+    low, top = ordered[0], percentile(ordered, 0.995)
+    high = max(top, low * 1.01)
+    width = (high - low) / _BINS
+    counts = [0] * (_BINS + 1)
+    for value in ordered:
+        counts[min(int((value - low) / width), _BINS)] += 1
+    found = [
+        Bin(low=low + i * width, high=low + (i + 1) * width, count=counts[i]) for i in range(_BINS)
+    ]
+    if counts[_BINS]:  # however far they are
+        found.append(Bin(low=high, high=high + 2 * width, count=counts[_BINS]))
+    return found
+
+
+def outliers(
+    run: RunData, places: Sequence[int], values: Sequence[float], median: float
+) -> list[Outlier]:
+    """The steps far above the median, the longest first."""
+    spread = statistics.median(abs(value - median) for value in values)
+    limit = median + max(_FAR * spread, _LEAST * median)
+    found = [
+        Outlier(run.columns.numbers[i], seconds, seconds - median, _why(run, i))
+        for i, seconds in zip(places, values, strict=True)
+        if seconds > limit
+    ]
+    return sorted(found, key=lambda outlier: -outlier.seconds)
+
+
+def _why(run: RunData, place: int) -> str:
+    """What the step's record says."""
+    parts: list[str] = []
+    for name, words in _CAUSES:
+        column = run.columns.values.get(name)
+        seconds = column[place] if column is not None else 0.0
+        if seconds > 0 and words not in " ".join(parts):
+            parts.append(f"{words} {seconds_text(seconds)}")
+    notes = run.metrics.notes.get(run.columns.numbers[place])
+    return "; ".join([*([notes] if notes else []), *parts]) or "no cause in its record"
+
+
+def _table(found: Sequence[Outlier]) -> Markup:
+    columns: list[Column[Outlier] | Word[Outlier]] = [
+        Column("step time", lambda o: o.seconds, lambda o: seconds_text(o.seconds)),
+        Column("beyond the median", lambda o: o.over, lambda o: seconds_text(o.over)),
+        Word("what its record says", lambda o: o.why),
+    ]
+    return table("outlier", found, lambda o: f"step {o.step}", columns, most=_MOST_OUTLIERS)

@@ -1,0 +1,307 @@
+"""Two runs side by side: their metrics with intervals, and which one is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mfu_jax.errors import UserError
+from mfu_jax.formatting import columns, percent, readable, seconds_text
+from mfu_jax.runs.comparison import CONFIDENCE, Difference, compare
+from mfu_jax.runs.metrics_files import MetricsRun
+
+# Repeats of one run differ by as much, whatever their intervals say: other machines, other clocks.
+SMALLEST = 0.01
+_SAME = 1e-3  # relative: logs round tokens per second
+
+Result = Literal["faster", "slower", "same", "unknown"]
+
+Read = Callable[[Mapping[str, float]], float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """What is compared.
+
+    Attributes:
+        name: its key in JSON.
+        title: its name for people.
+        read: its value in a step's scalars; None: unknown there.
+        text: a value for people.
+        less_is_better: as for times.
+    """
+
+    name: str
+    title: str
+    read: Read
+    text: Callable[[float], str]
+    less_is_better: bool = False
+
+
+def _scalar(name: str) -> Read:
+    return lambda scalars: scalars.get(name)
+
+
+def _rate(amount: str) -> Read:
+    def read(scalars: Mapping[str, float]) -> float | None:
+        seconds = scalars["perf/step_time_seconds"]
+        return scalars[amount] / seconds if amount in scalars and seconds else None
+
+    return read
+
+
+def _with_waits(scalars: Mapping[str, float]) -> float | None:
+    wait = scalars.get("goodput/data_wait_seconds")
+    return None if wait is None else scalars["perf/step_time_seconds"] + wait
+
+
+STEP_TIME = Metric(
+    name="step_time_seconds",
+    title="step time",
+    read=_scalar("perf/step_time_seconds"),
+    text=seconds_text,
+    less_is_better=True,
+)
+WITH_WAITS = Metric(
+    name="step_time_and_data_wait_seconds",
+    title="step time and wait for data",
+    read=_with_waits,
+    text=seconds_text,
+    less_is_better=True,
+)
+TOKENS = Metric(
+    name="tokens_per_sec_per_device",
+    title="tokens/s/device",
+    read=_rate("perf/per_device_tokens"),
+    text=lambda value: f"{value:,.1f}",
+)
+METRICS = (
+    STEP_TIME,
+    WITH_WAITS,
+    TOKENS,
+    Metric(
+        name="tflops_per_sec_per_device",
+        title="TFLOP/s/device",
+        read=_rate("perf/per_device_tflops"),
+        text=readable,
+    ),
+    Metric(name="mfu", title="MFU", read=_scalar("perf/mfu"), text=percent),
+    Metric(name="hfu", title="HFU", read=_scalar("perf/hfu"), text=percent),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One metric of both runs."""
+
+    metric: Metric
+    difference: Difference
+
+    @property
+    def speed(self) -> Difference:
+        """The change of what grows as B becomes better."""
+        return self.difference.inverse if self.metric.less_is_better else self.difference
+
+    def to_json(self) -> dict[str, Any]:
+        """The medians, the change and its interval as plain values."""
+        found = self.difference
+        return {
+            "a": found.a,
+            "b": found.b,
+            "change": found.change,
+            "low": found.low,
+            "high": found.high,
+            "is_real": found.is_real if found.is_known else None,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunComparison:
+    """Run B against run A.
+
+    Attributes:
+        a: the name of run A: the older one, the baseline.
+        b: the name of run B.
+        steps: measured steps of A and of B.
+        rows: the metrics that both runs have.
+        decisive: the row that decides which run is faster.
+        notes: what a reader must know.
+    """
+
+    a: str
+    b: str
+    steps: tuple[int, int]
+    rows: tuple[Row, ...]
+    decisive: Row
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: which run is faster, by how much, and how sure that is."""
+        return f"B {verdict(self.decisive.speed, *self.steps)}"
+
+    @property
+    def is_step_time_decisive(self) -> bool:
+        """Whether steps of both runs do as much work, as far as is known."""
+        return self.decisive.metric is STEP_TIME
+
+    def row(self, metric: Metric) -> Row | None:
+        """The row of a metric, if both runs have it."""
+        return next((row for row in self.rows if row.metric is metric), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain values; ``change`` is B / A − 1."""
+        speed = self.decisive.speed
+        return {
+            "a": self.a,
+            "b": self.b,
+            "steps_a": self.steps[0],
+            "steps_b": self.steps[1],
+            "verdict": self.verdict,
+            "result": result(speed),
+            "decided_by": self.decisive.metric.name,
+            "faster": speed.change,
+            "faster_low": speed.low,
+            "faster_high": speed.high,
+            "confidence": CONFIDENCE,
+            "metrics": {row.metric.name: row.to_json() for row in self.rows},
+            "notes": list(self.notes),
+        }
+
+    def render(self) -> str:
+        """The table and the verdict for a terminal."""
+        head = ("median of measured steps", "A", "B", "B / A", f"{CONFIDENCE:.0%} interval")
+        lines = columns([head, *(self._cells(row) for row in self.rows)], "<>>>>")
+        names = [f"A: {self.a}, {self.steps[0]} steps", f"B: {self.b}, {self.steps[1]} steps"]
+        return "\n".join([*names, *lines, self.verdict, *(f"note: {n}" for n in self.notes)])
+
+    def _cells(self, row: Row) -> tuple[str, ...]:
+        found, text = row.difference, row.metric.text
+        return (row.metric.title, text(found.a), text(found.b), change_text(found), interval(found))
+
+
+def result(speed: Difference) -> Result:
+    """Whether B is faster: the interval excludes chance, and the change is 1% or more.
+
+    Args:
+        speed: of what grows as a run becomes better.
+    """
+    if not speed.is_known:
+        return "unknown"
+    if not speed.is_real or abs(speed.change) < SMALLEST:
+        return "same"
+    return "faster" if speed.change > 0 else "slower"
+
+
+def verdict(speed: Difference, *steps: int) -> str:
+    """What the change of a speed says, as the end of a sentence.
+
+    Args:
+        speed: as `result` takes it.
+        *steps: measured steps of both runs, for a run that has too few.
+    """
+    found, half = result(speed), percent(speed.half_width)
+    if found == "unknown":
+        return (
+            f"cannot be compared with A: {steps[0]} and {steps[1]} measured steps; expected at "
+            f"least 4 of each, better 20"
+        )
+    if found == "same":
+        why = f", less than repeats of one run may differ ({SMALLEST:.0%})" if speed.is_real else ""
+        return f"is as fast as A, as far as can be told: {signed(speed.change)} ± {half}{why}"
+    return f"is {percent(abs(speed.change))} ± {half} {found}"
+
+
+def signed(fraction: float) -> str:
+    """A change in percent, with its sign."""
+    return f"{'+' if fraction > 0 else ''}{percent(fraction)}"
+
+
+def change_text(difference: Difference) -> str:
+    """The change from A to B."""
+    return signed(difference.change)
+
+
+def interval(difference: Difference) -> str:
+    """The ends of the interval."""
+    if difference.low is None or difference.high is None:
+        return "too few steps"
+    return f"{signed(difference.low)} … {signed(difference.high)}"
+
+
+def compare_runs(a: MetricsRun, b: MetricsRun, *, warmup_steps: int) -> RunComparison:
+    """Compares the measured steps of two runs.
+
+    Args:
+        a: the older run, the baseline.
+        b: the other one.
+        warmup_steps: as `MetricsRun.summary` takes it.
+
+    Raises:
+        UserError: a run has no measured step.
+    """
+    of_a, of_b = (_columns_of(run, warmup_steps) for run in (a, b))
+    rows = tuple(
+        Row(metric=metric, difference=compare(of_a[metric.name], of_b[metric.name]))
+        for metric in METRICS
+        if _is_comparable(of_a[metric.name], of_b[metric.name])
+    )
+    decisive, notes = _decisive(a, b, rows)
+    steps = len(of_a[STEP_TIME.name]), len(of_b[STEP_TIME.name])
+    return RunComparison(a=a.path, b=b.path, steps=steps, rows=rows, decisive=decisive, notes=notes)
+
+
+def _columns_of(run: MetricsRun, warmup_steps: int) -> dict[str, list[float]]:
+    """The values of the measured steps, by metric."""
+    found: dict[str, list[float]] = {metric.name: [] for metric in METRICS}
+    for kind, step in run.with_kinds(warmup_steps=warmup_steps):
+        if kind == "step" and step.scalars["perf/step_time_seconds"] > 0:
+            for metric in METRICS:
+                if (value := metric.read(step.scalars)) is not None:
+                    found[metric.name].append(value)
+    if not found[STEP_TIME.name]:
+        raise UserError(
+            f"{run.path!r} holds {len(run.steps)} steps, none of them with a measured time; "
+            f"expected steps after compilation and warm-up; usually the run was short; pass "
+            f"warmup_steps=0, or a longer run"
+        )
+    return found
+
+
+def _is_comparable(*values: Sequence[float]) -> bool:
+    return all(column and min(column) > 0 for column in values)
+
+
+def _decisive(a: MetricsRun, b: MetricsRun, rows: Sequence[Row]) -> tuple[Row, tuple[str, ...]]:
+    """The step time, or tokens per second where the runs' steps differ in tokens; and notes."""
+    by_metric = {row.metric.name: row for row in rows}
+    (tokens_a, tokens_b), (tflops_a, tflops_b) = (
+        (_of_a_step(a, name), _of_a_step(b, name))
+        for name in ("perf/per_device_tokens", "perf/per_device_tflops")
+    )
+    notes = []
+    decisive = STEP_TIME
+    if _differ(tokens_a, tokens_b) and TOKENS.name in by_metric:
+        decisive = TOKENS
+        notes.append(
+            f"a step of A has {tokens_a:,.0f} tokens per device, one of B {tokens_b:,.0f}: "
+            f"tokens/s/device decides"
+        )
+    elif _differ(tflops_a, tflops_b):
+        notes.append(
+            f"a step of A has {readable(tflops_a)} model TFLOP per device, one of B "
+            f"{readable(tflops_b)}: another model or convention"
+        )
+    return by_metric[decisive.name], tuple(notes)
+
+
+def _of_a_step(run: MetricsRun, amount: str) -> float:
+    """An amount of the longest step, in which a log's rounding matters least; 0 if unknown."""
+    longest = max(run.steps, key=lambda step: step.scalars["perf/step_time_seconds"])
+    return longest.scalars.get(amount, 0.0)
+
+
+def _differ(a: float, b: float) -> bool:
+    """Whether both are known, and not the same."""
+    return a > 0 and b > 0 and abs(b / a - 1) > _SAME

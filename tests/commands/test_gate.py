@@ -1,0 +1,139 @@
+"""`mfu-jax gate`: its exit codes, its JUnit file and its annotation."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from mfu_jax.cli import main
+from tests.support.metrics_lines import write_run
+from tests.support.run_noise import KINDS, step_times
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> dict[str, str]:
+    rng = random.Random(2)
+    means = {"base": 1.0, "again": 1.0, "slower": 1.03, "faster": 0.9}
+    for name, mean in means.items():
+        times = step_times(KINDS["heavy"], 600, rng, mean=mean)
+        write_run(tmp_path / name / "metrics.jsonl", times)
+    return {name: str(tmp_path / name) for name in means}
+
+
+def test_the_exit_code_tells_a_regression(
+    runs: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["gate", runs["slower"], "--baseline", runs["base"]]) == 1
+    assert "FAILED: regression of at least 1.0%: step time" in capsys.readouterr().out
+    for name in ("again", "faster"):
+        assert main(["gate", runs[name], f"--baseline={runs['base']}"]) == 0
+        assert "passed: no regression of 1.0% or more" in capsys.readouterr().out
+    assert main(["gate", runs["slower"], "--baseline", runs["base"], "--threshold", "8%"]) == 0
+    assert main(["gate", runs["slower"], "--baseline", runs["base"], "--threshold=0.01"]) == 1
+
+
+def test_one_bad_last_step_is_no_regression(
+    runs: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (Path(runs["again"]) / "metrics.jsonl").read_text().splitlines(keepends=True)
+    last = json.loads(lines[-1])
+    last["perf/step_time_seconds"], last["perf/mfu"] = 2.36, 0.124
+    path = tmp_path / "spike.jsonl"
+    path.write_text("".join([*lines[:-1], json.dumps(last) + "\n"]))
+    assert main(["gate", str(path), "--baseline", runs["base"]]) == 0
+    assert "passed" in capsys.readouterr().out
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    code = main(["gate", *words, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_wait_for_data_is_a_regression_although_steps_take_as_long(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(4)
+    times = [step_times(KINDS["independent"], 300, rng) for _ in range(2)]
+    wait = "goodput/data_wait_seconds"
+    base = str(write_run(tmp_path / "a.jsonl", times[0], **{wait: 0.0}))
+    slow = str(write_run(tmp_path / "b.jsonl", times[1], **{wait: 0.1}))
+    code, found = answer(capsys, slow, "--baseline", base)
+    assert code == 1
+    failed = {check["metric"]: check["failed"] for check in found["checks"]}
+    assert failed == {"step_time_seconds": False, "step_time_and_data_wait_seconds": True}
+    assert found["checks"][1]["slowdown"] == pytest.approx(0.1, abs=0.01)
+    assert answer(capsys, base, "--baseline", base)[0] == 0
+
+
+def test_noise_that_hides_a_slowdown_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(6)
+    for name in "ab":
+        write_run(tmp_path / f"{name}.jsonl", [rng.uniform(0.5, 1.5) for _ in range(40)])
+    code, found = answer(capsys, str(tmp_path / "b.jsonl"), "--baseline", str(tmp_path / "a.jsonl"))
+    assert code == 0
+    assert "noise hides slowdowns below " in found["message"]
+
+
+def test_the_junit_file_has_a_case_for_each_check(runs: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "gate.xml"
+    words = ["gate", runs["slower"], "--baseline", runs["base"], "--junit", str(file)]
+    assert main(words) == 1
+    suite = ElementTree.parse(file).getroot()
+    assert suite.attrib == {
+        **{"name": "mfu-jax gate", "tests": "1", "failures": "1", "errors": "0"}
+    }
+    (case,) = suite
+    assert case.attrib["name"] == "step time"
+    (failure,) = case
+    assert failure.tag == "failure"
+    assert failure.attrib["message"].startswith("step time 1.0")
+    assert main(["gate", runs["again"], "--baseline", runs["base"], f"--junit={file}"]) == 0
+    assert ElementTree.parse(file).getroot().attrib["failures"] == "0"
+
+
+def test_the_annotation_is_one_line_that_github_takes(
+    runs: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["gate", runs["slower"], "--baseline", runs["base"], "--github"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("::error title=mfu-jax gate::regression of at least 1.0%25: step time ")
+    main(["gate", runs["again"], "--baseline", runs["base"], "--github"])
+    assert "\n::notice title=mfu-jax gate::no regression" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "expected one run, got none"),
+        (["{base}"], "no baseline"),
+        (["{base}", "--baseline"], "--baseline has no value"),
+        (["{base}", "--baseline", "{base}/none.jsonl"], "No such file"),
+        (["{empty}", "--baseline", "{base}"], "holds no metrics file"),
+        (["{base}", "--baseline", "{base}", "--threshold", "5"], "usually a percentage without"),
+        (["{base}", "--baseline", "{base}", "--threshold", "x"], "threshold"),
+        (["{base}", "--baseline", "{base}", "warmup_steps=-1"], "expected 0 or more"),
+        (["{base}", "--baseline", "{base}", "--junit", "{short}/b.xml"], "--junit"),
+        (["{short}", "--baseline", "{base}"], "3 of the run are too few"),
+    ],
+)
+def test_wrong_input_is_exit_code_2(
+    words: list[str],
+    message: str,
+    runs: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "empty").mkdir()
+    runs["empty"] = str(tmp_path / "empty")
+    runs["short"] = str(write_run(tmp_path / "short.jsonl", [1.0] * 3))
+    assert main(["gate", *(word.format(**runs) for word in words)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

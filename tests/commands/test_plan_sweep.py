@@ -1,0 +1,131 @@
+"""`mfu-jax plan --sweep`: a compiler that says how often it ran, and a command that is killed.
+
+The compiler's memory is 12 GiB and 30, 5 or 2 for each sequence (none, minimal, full), of 32: the
+largest batches are 0, 4 and 10. A sequence takes 300, 320 or 400 rows of a matmul.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+WORDS = (
+    *("topology=v6e-8", "model_name=llama2-7b", "max_target_length=128"),
+    *("remat_policy=none,minimal,full", "per_device_batch_size=1..8"),
+)
+MAIN = """
+import sys
+from mfu_jax.cli import main
+from mfu_jax.trainer.planned_step import TrainerStep
+TrainerStep.module = "tests.support.fake_compiler"
+sys.exit(main(["plan", "--sweep", *sys.argv[1:]]))
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("FAKE_COMPILER_LOG", str(log))
+
+    def start(*words):
+        return subprocess.Popen(
+            [sys.executable, "-c", MAIN, *WORDS, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def compiled():
+        return log.read_text().splitlines() if log.exists() else []
+
+    return start, compiled
+
+
+def _answer(process):
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+def test_a_sweep_that_is_killed_goes_on_and_compiles_a_third(sweep, monkeypatch):
+    start, compiled = sweep
+    monkeypatch.setenv("FAKE_COMPILER_SECONDS", "0.3")
+    with start("--json") as first:
+        while len(compiled()) < 3:
+            assert first.poll() is None
+            time.sleep(0.02)
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    monkeypatch.setenv("FAKE_COMPILER_SECONDS", "0")
+    with start("--json") as second:
+        answer = _answer(second)
+    assert len(answer["rows"]) == 24
+    assert len(compiled()) <= 8
+    assert answer["resumed"] == 2
+    assert answer["winner"]["values"] == {"remat_policy": "minimal", "per_device_batch_size": "4"}
+    assert {"remat_policy=minimal", "per_device_batch_size=4", "fsdp=8"} <= set(
+        answer["flags"].split()
+    )
+    for row in answer["rows"]:
+        words = [f"{key}={text}" for key, text in row["values"].items()]
+        ran = any(set(words) <= set(line.split()) for line in compiled())
+        assert (row["source"] == "compiled") == ran
+
+    before = len(compiled())
+    with start() as again:
+        out, _ = again.communicate(timeout=120)
+    assert len(compiled()) == before
+    assert "fastest" in out
+    assert "remat_policy=minimal" in out.splitlines()[-1]
+
+
+def test_a_killed_command_takes_its_compiler_along(sweep, monkeypatch):
+    start, compiled = sweep
+    monkeypatch.setenv("FAKE_COMPILER_SECONDS", "60")
+    with start() as process:
+        while not compiled():
+            assert process.poll() is None
+            time.sleep(0.02)
+        children = _children(process.pid)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert children
+    deadline = time.monotonic() + 20
+    while any(_runs(child) for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return list(map(int, file.read().split()))
+
+
+def _runs(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("budget=soon",), "expected a time"),
+        (("fsdp=3,5",), "does not fill the 8 devices"),
+        (("emb_dimm=1",), "unknown key 'emb_dimm'"),
+    ],
+)
+def test_wrong_input_is_one_line(sweep, words, part):
+    start, compiled = sweep
+    with start(*words) as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert part in err
+    assert len(err.splitlines()) == 1
+    assert not compiled()

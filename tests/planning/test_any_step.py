@@ -1,0 +1,132 @@
+"""`mfu_jax.plan` of a step: what goes to the compiler, and what comes back.
+
+Here the CPU's compiler stands in for the chips'. The step is one scanned matmul a layer under
+`jax.checkpoint`: forward, again, and two gradients are 4 × 2·m·k·n a layer, 3 of them the model's.
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import mfu_jax
+from mfu_jax.dumps.recording import record
+from mfu_jax.errors import UserError
+from mfu_jax.jax_internals import compile_lowered
+from mfu_jax.planning import any_step
+
+LAYERS, BATCH, WIDTH, DEVICES = 3, 16, 32, 8
+MATMUL = 2 * BATCH * WIDTH * WIDTH * LAYERS
+
+
+def step(params, x):
+    def loss(params):
+        def layer(h, w):
+            with jax.named_scope("mlp"):
+                return jnp.tanh(h @ w), None
+
+        return (jax.lax.scan(jax.checkpoint(layer), x, params["w"])[0] ** 2).sum()
+
+    return jax.tree.map(lambda a, b: a - 0.1 * b, params, jax.grad(loss)(params))
+
+
+def _arguments(mesh=None):
+    split = [P(), P()] if mesh is None else [P(None, None, "b"), P(("a", "b"), None)]
+    shapes = [(LAYERS, WIDTH, WIDTH), (BATCH, WIDTH)]
+    w, x = (
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=mesh and NamedSharding(mesh, spec))
+        for shape, spec in zip(shapes, split, strict=True)
+    )
+    return {"w": w}, x
+
+
+def _abstract_mesh(shape=(2, 4)):
+    return AbstractMesh(shape, ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+
+
+@pytest.fixture
+def requests(monkeypatch):
+    """Requests that would go to a child; the CPU's compiler answers them."""
+    seen = []
+
+    def compile_here(request, **_):
+        seen.append(request)
+        axes = request.config["mesh"]
+        size = request.target.devices
+        mesh = jax.make_mesh(
+            tuple(axes.values()),
+            tuple(axes),
+            axis_types=(AxisType.Auto,) * len(axes),
+            devices=jax.devices()[:size],
+        )
+        return record(compile_lowered(request.config["text"], mesh)), ("a note",)
+
+    monkeypatch.setattr(any_step.cache, "compile_cached", compile_here)
+    return seen
+
+
+def test_a_plan_of_a_step(requests):
+    arguments = _arguments(_abstract_mesh())
+    jitted = jax.jit(step, donate_argnums=0)
+    plan = mfu_jax.plan(jitted, *arguments, topology="v6e-8", tokens_per_step=BATCH)
+    assert plan.model_flops == 3 * MATMUL // DEVICES
+    assert plan.fits
+    assert plan.tokens_per_sec_per_chip == pytest.approx(BATCH / DEVICES / plan.step_time_seconds)
+    assert plan.notes == ("a note",)
+    assert plan.memory["parameters"] == 4 * LAYERS * WIDTH * WIDTH // 4
+    assert "fits" in str(plan)
+    assert requests[0].config["mesh"] == {"a": 2, "b": 4}
+
+
+def test_the_program_is_that_of_the_attached_devices(requests):
+    """The same step, lowered and compiled by `jit` on a real mesh, is the same program."""
+    mfu_jax.plan(jax.jit(step, donate_argnums=0), *_arguments(_abstract_mesh()), topology="v6e-8")
+    request = requests[0]
+    mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    ours = record(compile_lowered(request.config["text"], mesh))
+    theirs = record(jax.jit(step, donate_argnums=0).lower(*_arguments(mesh)).compile())
+    assert ours.memory["argument_size_in_bytes"] == theirs.memory["argument_size_in_bytes"]
+    assert ours.memory["alias_size_in_bytes"] == theirs.memory["alias_size_in_bytes"] > 0
+    assert (
+        mfu_jax.executed_flops(ours).total
+        == mfu_jax.executed_flops(theirs).total
+        == 4 * MATMUL // DEVICES
+    )
+
+
+def test_without_shardings_arrays_are_split_over_all_devices(requests):
+    plan = mfu_jax.plan(step, *_arguments(), topology="v6e-8")
+    assert requests[0].config["mesh"] == {"fsdp": 8}
+    assert plan.notes[-2] == "no argument has a sharding: each is split over 8 devices"
+    assert any("donate_argnums=0" in note for note in plan.notes)
+    assert plan.tokens_per_sec_per_chip is None
+
+
+def test_arrays_are_taken_for_their_shapes(requests):
+    arrays = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), _arguments())
+    plan = mfu_jax.plan(step, *arrays, topology="v6e-1")
+    assert plan.model_flops == 3 * MATMUL
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "word"),
+    [
+        (_arguments(_abstract_mesh((2, 2))), {"topology": "v6e-8"}, "expected 8, those of v6e"),
+        (_arguments(_abstract_mesh()), {"topology": "v9-8"}, "expected a TPU generation"),
+        (_arguments()[:1], {"topology": "v6e-8"}, "cannot be lowered for tpu: TypeError"),
+        (_arguments(_abstract_mesh()), {}, "no chips to plan for"),
+    ],
+)
+def test_wrong_input_is_one_line(requests, arguments, options, word):
+    with pytest.raises(UserError, match=word):
+        mfu_jax.plan(step, *arguments, **options)
+    assert not requests
+
+
+def test_a_step_of_this_machines_mesh_is_told(requests):
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2,
+                         devices=jax.devices()[:4])  # fmt: skip
+    fixed = jax.jit(step, in_shardings=({"w": NamedSharding(mesh, P())}, NamedSharding(mesh, P())))
+    with pytest.raises(UserError, match=r"lowered for 4 devices|cannot be lowered"):
+        mfu_jax.plan(fixed, *_arguments(), topology="v6e-8")

@@ -1,0 +1,88 @@
+"""A/B verdicts on simulated runs whose difference is known."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+
+from mfu_jax.runs.comparison import compare, window_medians
+from tests.support.comparison_campaign import campaign
+from tests.support.run_noise import KINDS, step_times
+
+
+def test_verdicts_on_pairs_of_runs_with_realistic_noise() -> None:
+    found = campaign(40, 400, seed=1)
+    pairs = sum(counts.pairs for counts in found.values())
+    assert pairs == 240
+    assert sum(counts.false_alarms for counts in found.values()) <= 0.05 * pairs
+    assert sum(counts.detected for counts in found.values()) >= 0.95 * pairs
+
+
+def test_windows_are_cut_without_gap_or_overlap() -> None:
+    values = [float(n) for n in range(103)]
+    medians = window_medians(values)
+    assert len(medians) == 20  # 103 / 5
+    assert medians[0] == 2.0  # of 0 … 4
+    assert medians[-1] == statistics.median(values[97:])  # 103 · 19 // 20 = 97
+    assert len(window_medians(values * 10)) == 64
+    assert window_medians([1.0, 2.0, 3.0, 4.0]) == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_the_interval_is_welchs_where_windows_are_single_steps() -> None:
+    a, b = [1.0, 1.2, 1.1, 1.3], [1.3, 1.1, 1.4, 1.2]
+    found = compare(a, b)
+    means = [statistics.fmean(map(math.log, values)) for values in (a, b)]
+    assert found.change == pytest.approx(math.exp(means[1] - means[0]) - 1)
+    # Neighbours of both runs are unlike each other, so nothing widens the interval.
+    variances = [statistics.variance(map(math.log, values)) / 4 for values in (a, b)]
+    degrees = sum(variances) ** 2 / sum(v**2 / 3 for v in variances)
+    assert degrees == pytest.approx(5.9, abs=0.15)
+    assert found.low is not None
+    margin = means[1] - means[0] - math.log1p(found.low)
+    # Student's t at 0.995, from its table: 4.032 for 5 degrees, 3.707 for 6.
+    assert 3.70 < margin / math.sqrt(sum(variances)) < 3.78
+
+
+def test_a_run_that_remembers_is_known_less_well() -> None:
+    rng = random.Random(3)
+    independent = [math.exp(rng.gauss(0, 0.01)) for _ in range(320)]
+    slow = [1 + 0.015 * math.sin(i / 30) + 0.001 * rng.gauss(0, 1) for i in range(320)]
+    known, unknown = compare(independent, independent), compare(slow, slow)
+    spreads = [statistics.stdev(window_medians(run)) for run in (independent, slow)]
+    assert known.half_width is not None
+    assert unknown.half_width is not None
+    assert unknown.half_width / known.half_width > 1.8 * spreads[1] / spreads[0]
+
+
+def test_outliers_and_a_burst_do_not_move_the_median() -> None:
+    rng = random.Random(5)
+    calm = [math.exp(rng.gauss(0, 0.005)) for _ in range(400)]
+    rough = [value * (8.0 if i % 50 == 0 else 1.0) for i, value in enumerate(calm)]
+    rough[100:125] = [1.5 * value for value in rough[100:125]]
+    assert abs(compare(calm, rough).change) < 0.002
+
+
+def test_the_inverse_of_a_time_is_a_speed() -> None:
+    rng = random.Random(7)
+    a, b = (step_times(KINDS["independent"], 200, rng, mean=m) for m in (2.0, 1.0))
+    speed = compare(a, b).inverse
+    assert speed.change == pytest.approx(1.0, abs=0.03)
+    assert speed.low is not None
+    assert speed.high is not None
+    assert speed.low < speed.change < speed.high
+    assert speed.a == pytest.approx(1 / statistics.median(a))
+
+
+def test_two_or_three_steps_have_no_interval_and_equal_ones_an_interval_of_zero() -> None:
+    few = compare([1.0, 1.1, 1.2], [2.0] * 50)
+    assert not few.is_known
+    assert not few.is_real
+    assert few.half_width is None
+    even = compare([1.0] * 30, [1.02] * 30)
+    assert even.is_real
+    assert even.half_width == 0
+    assert even.change == pytest.approx(0.02)
+    assert not compare([1.0] * 30, [1.0] * 30).is_real

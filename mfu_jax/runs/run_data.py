@@ -16,7 +16,7 @@ from mfu_jax.logger.summary import Summary
 from mfu_jax.runs.goodput import of_metrics, read_journaled, read_run
 from mfu_jax.runs.journals import metrics_file_of
 from mfu_jax.runs.metrics_files import WARMUP_STEPS, MetricsRun, read_metrics
-from mfu_jax.runs.run_time import CATEGORIES, Part, RunTime, product
+from mfu_jax.runs.run_time import CATEGORIES, Part, RunTime
 from mfu_jax.runs.setups import ModelCount, Setup, count_logged_model, count_model, read_setup
 from mfu_jax.storage.addresses import path_of
 
@@ -188,12 +188,7 @@ def read_run_data(run: str, options: Options) -> RunData:
             f"expected steps after compilation and warm-up; usually the run was short, or a log "
             f"has 0.000 for its times; pass warmup_steps=0, or the metrics file instead of the log"
         )
-    time = dataclasses.replace(
-        time,
-        mfu=summary.mfu,
-        hfu=summary.hfu,
-        effective_mfu=product(summary.mfu, time.goodput),
-    )
+    time = time.with_utilization(summary.mfu, summary.hfu)
     answer = _answer(metrics, summary, options.peak, reported, model.conventions)
     setup = read_setup(metrics.path)
     return RunData(
@@ -261,7 +256,7 @@ def _time(run: RunTime, summary: Summary) -> dict[str, Any]:
     known = {
         "measured_steps": summary.steps,
         "goodput": run.goodput,
-        "effective_mfu": product(summary.mfu, run.goodput),
+        "effective_mfu": run.effective_mfu,
         "wall_seconds": run.wall_seconds,
         "restarts": run.restarts,
         "lost_steps": run.lost_steps,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 CATEGORIES = (
     "train",
@@ -138,6 +138,17 @@ class RunTime:
     days: Sequence[Part] = ()
     processes: Sequence[Part] = ()
     notes: Sequence[str] = ()
+
+    def with_utilization(self, mfu: float | None, hfu: float | None) -> RunTime:
+        """The same time with another MFU and HFU, such as those relative to another peak."""
+        return replace(
+            self,
+            mfu=mfu,
+            hfu=hfu,
+            effective_mfu=product(mfu, self.goodput),
+            days=tuple(replace(day, mfu=mfu) for day in self.days),
+            processes=tuple(replace(process, mfu=mfu) for process in self.processes),
+        )
 
     @property
     def has_journal(self) -> bool:

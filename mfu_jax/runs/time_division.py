@@ -8,14 +8,16 @@ a whole wherever nothing lies over them.
 from __future__ import annotations
 
 import bisect
-from collections import defaultdict
-from collections.abc import Iterator
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mfu_jax.runs.journals import Block, Life
 from mfu_jax.runs.run_time import CATEGORIES
 
 DAY = 86_400_000_000  # µs
+_ALL = 10**18  # µs
 _PAUSES = frozenset({"eval", "checkpoint", "restore", "compile", "data_wait"})
 
 Times = defaultdict[int, defaultdict[str, int]]
@@ -67,6 +69,7 @@ class _Overlay:
     begin: int
     end: int
     category: str
+    is_pause: bool
 
 
 @dataclass
@@ -144,13 +147,30 @@ class Division:
     ) -> None:
         """Adds one step of a block; `is_start`: it is the first of its process."""
         waited = block.data_us[index] if block.data_us else 0
-        self._until(begin - waited, "startup" if is_start else "idle")
-        self._until(begin, "data_wait")
         end = begin + block.us[index]
+        step = [("lost_steps", _ALL)]
         if is_counted:
-            self._until(end, "train", rest="startup" if is_start else "slow_steps")
-        else:
-            self._until(end, "lost_steps")
+            rest = "startup" if is_start else "slow_steps"
+            step = [("train", self.median_us), (rest, _ALL)]
+        paused = 0 if is_start else self._paused_until(end)
+        if not paused:
+            self._until(begin - waited, "startup" if is_start else "idle")
+            self._until(begin, "data_wait")
+            self._spread(end, step)
+            return
+        # Where in the loop a pause lay is known; where the step before or after it ended, is not.
+        idle = max(0, begin - self._now - paused - waited)
+        self._spread(end, [("idle", idle), ("data_wait", waited), *step])
+
+    def _paused_until(self, end: int) -> int:
+        """Time of the pauses from now to `end`."""
+        spent = 0
+        for overlay in itertools.islice(self._overlays, self._next, None):
+            if overlay.begin >= end:
+                break
+            if overlay.is_pause:
+                spent += max(0, min(end, overlay.end) - max(self._now, overlay.begin))
+        return spent
 
     def _add_tail(self) -> None:
         """What comes after the last step that is known."""
@@ -166,32 +186,33 @@ class Division:
             self._until(placed.end, "other" if placed.how == "running" else "lost_steps")
         self._until(placed.end, "idle")
 
-    def _until(self, end: int, category: str, rest: str = "") -> None:
-        """Goes on to `end`: in `category`, but for what lies over it.
+    def _until(self, end: int, category: str) -> None:
+        """Goes on to `end`, in `category` but for what lies over it; not if it has passed."""
+        self._spread(end, [(category, _ALL)])
+
+    def _spread(self, end: int, shares: Sequence[tuple[str, int]]) -> None:
+        """Goes on to `end`: what lies over the time first, the rest to the shares in turn.
 
         Args:
             end: a moment; nothing happens if it has passed.
-            category: of the time.
-            rest: category of what goes beyond the median step; empty: the same.
+            shares: category and most µs of each; the last one takes all that is left.
         """
         end = min(end, self.placed.end)
-        left = self.median_us if rest else DAY
+        left = deque(shares)
         while self._now < end:
             overlay = self._overlays[self._next] if self._next < len(self._overlays) else None
             if overlay is not None and overlay.begin <= self._now:
                 if overlay.end <= self._now:
                     self._next += 1
-                    continue
-                self._spend(min(end, overlay.end), overlay.category)
+                else:
+                    self._spend(min(end, overlay.end), overlay.category)
                 continue
-            stop = end if overlay is None else min(end, overlay.begin)
-            if rest:
-                middle = min(stop, self._now + left)
-                left -= middle - self._now
-                self._spend(middle, category)
-                self._spend(stop, rest)
-            else:
-                self._spend(stop, category)
+            category, most = left.popleft()
+            stop = min(end, self._now + most, end if overlay is None else overlay.begin)
+            most -= stop - self._now
+            self._spend(stop, category)
+            if most:
+                left.appendleft((category, most))
 
     def _spend(self, end: int, category: str) -> None:
         """Adds the time until `end`, day by day."""
@@ -218,11 +239,13 @@ def in_seconds(times: Times) -> dict[str, float]:
 def _overlays(placed: Placed) -> list[_Overlay]:
     """Pauses, and compilations outside them, by begin; none overlaps another."""
     pauses = [
-        _Overlay(placed.at(begin), placed.end if end is None else placed.at(end), _category(name))
+        _Overlay(
+            placed.at(begin), placed.end if end is None else placed.at(end), _category(name), True
+        )
         for name, begin, end in placed.life.spans
     ]
     compiled = [
-        _Overlay(placed.at(begin), placed.at(begin + spent), "compile")
+        _Overlay(placed.at(begin), placed.at(begin + spent), "compile", False)
         for begin, spent in placed.life.compiled
     ]
     found: list[_Overlay] = []
@@ -244,7 +267,7 @@ def _disjoint(overlays: list[_Overlay]) -> Iterator[_Overlay]:
         begin = max(now, overlay.begin)
         if begin < overlay.end:
             now = overlay.end
-            yield _Overlay(begin, now, overlay.category)
+            yield _Overlay(begin, now, overlay.category, overlay.is_pause)
 
 
 def _between(overlays: Iterator[_Overlay], above: list[_Overlay]) -> Iterator[_Overlay]:
@@ -257,8 +280,8 @@ def _between(overlays: Iterator[_Overlay], above: list[_Overlay]) -> Iterator[_O
         over = index
         while over < len(above) and above[over].begin < overlay.end:
             if begin < above[over].begin:
-                yield _Overlay(begin, above[over].begin, overlay.category)
+                yield _Overlay(begin, above[over].begin, overlay.category, overlay.is_pause)
             begin = max(begin, above[over].end)
             over += 1
         if begin < overlay.end:
-            yield _Overlay(begin, overlay.end, overlay.category)
+            yield _Overlay(begin, overlay.end, overlay.category, overlay.is_pause)

@@ -256,6 +256,20 @@ def test_attempts_that_overlap_are_counted_once_and_told(tmp_path: Path) -> None
     assert "started 10.0 s before the end" in run.notes[0]
 
 
+def test_what_the_loop_does_around_a_pause_is_a_part_of_the_next_step(tmp_path: Path) -> None:
+    """The logger's clock of a step goes on around a pause: 0.3 s before it, 0.2 s after it."""
+    journal = WrittenJournal(tmp_path)
+    journal.start(0.0, 1.0)
+    journal.span("eval", 12.3, 5.0)
+    waits = [0] * 10 + [S // 2] + [0] * 9
+    gaps = [0] * 10 + [5 * S + S // 2] + [0] * 9
+    journal.steps(28.0, 0, [S] * 10 + [3 * S // 2] + [S] * 9, gap_us=gaps, data_us=waits)
+    journal.stop(28.0)
+    assert spent(read_run(tmp_path, now=LATER)) == pytest.approx(
+        {"startup": 2, "train": 20, "slow_steps": 0.5, "eval": 5, "data_wait": 0.5}
+    )
+
+
 def test_days_and_processes_divide_the_same_time(tmp_path: Path) -> None:
     midnight = 1_700_006_400 - UNIX  # 2023-11-15, seconds since boot
     for process in (0, 1):

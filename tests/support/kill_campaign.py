@@ -117,6 +117,7 @@ def _divide(seen: Seen, redone: float, median: float, spent: dict[str, float]) -
     now, inside, steps, is_step_lost = seen.start, "", 0, False
     compiled = _union([(at - us / 1e6, at) for at, event, us in seen.marks if event == "compiled"])
     marks = [mark for mark in seen.marks if mark[1] not in ("compiled", "exit")]
+    last = max((at for at, event, _ in marks if event == "-step"), default=seen.end)
     for at, event, number in [*marks, (seen.end, "end", -1)]:
         begin, now = now, at
         seconds = at - begin
@@ -124,7 +125,7 @@ def _divide(seen: Seen, redone: float, median: float, spent: dict[str, float]) -
             over = sum(max(0.0, min(at, b) - max(begin, a)) for a, b in compiled)
             spent["compile"] += over
             seconds -= over
-        if event == "end" and inside in ("", "step"):
+        if (event == "end" and inside in ("", "step")) or (inside == "" and begin >= last):
             done = "idle" if seen.killed is None else "lost_steps"
             spent[done if steps else "startup"] += seconds
         elif inside == "":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -141,30 +140,30 @@ def test_a_sigkill_takes_the_last_write_period_only(tmp_path: Path) -> None:
     assert attempt.last_step >= 10  # 0.2 s before step 30, on a slow machine, too
 
 
-def _hold(path: str, is_open: Any, may_end: Any) -> None:
-    file = JournalFile(Path(path))
-    file.write(b'{"of": "the first"}\n', b"")
-    is_open.set()
-    may_end.wait(60)
+_HOLDER = """
+import sys, pathlib
+from mfu_jax.logger.journal.file import JournalFile
+file = JournalFile(pathlib.Path(sys.argv[1]))
+file.write(b'the first\\n', b"")
+print("open", flush=True)
+sys.stdin.read()
+"""
 
 
 def test_an_overlapping_process_writes_beside_a_living_one(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    is_open, may_end = context.Event(), context.Event()
     path = tmp_path / NAME
-    holder = context.Process(target=_hold, args=(str(path), is_open, may_end))
-    holder.start()
-    assert is_open.wait(60)
-    file = JournalFile(path)
-    file.write(b'{"of": "the second"}\n', b"")
-    assert file.path == tmp_path / "metrics.jsonl.journal.0.2.jsonl"
-    file.close()
-    may_end.set()
-    holder.join()
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", _HOLDER, str(path)], cwd=ROOT, **pipes) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"open\n"
+        file = JournalFile(path)
+        file.write(b"the second\n", b"")
+        assert file.path == tmp_path / "metrics.jsonl.journal.0.2.jsonl"
+        file.close()
     again = JournalFile(path)
-    again.write(b'{"of": "the third"}\n', b"")
+    again.write(b"the third\n", b"")
     again.close()
-    assert path.read_text() == '{"of": "the first"}\n{"of": "the third"}\n'
+    assert path.read_text() == "the first\nthe third\n"
 
 
 def test_open_lines_are_written_over_and_settled_ones_stay(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ LAG_FRACTION = 0.10
 _SPREADS = 5.0
 # Threads wait for cores on any machine that does anything else; only this part of a step counts.
 _STARVED_FRACTION = 0.5
+# So many times the work of the median host explain that threads wait for cores.
+_MORE_WORK = 2.0
 # The standard deviation of normal values over their median absolute deviation.
 _NORMAL = 1.4826
 
@@ -123,18 +125,22 @@ def _stopped(reports: Sequence[HostReport], step_time: float) -> list[SlowHost]:
 def _busy(reports: Sequence[HostReport], step_time: float) -> list[SlowHost]:
     """Hosts whose own work takes longer: it is more, or it has no core."""
     known = [report for report in reports if report.cpu is not None]
+    typical = _typical(known, "cpu")
     found = [
-        _slow(report, "compute", report.cpu or 0.0, _typical(known, "cpu"), step_time)
+        _slow(report, "compute", report.cpu or 0.0, typical, step_time)
         for report in _outliers(known, lambda report: report.cpu or 0.0, LAG_FRACTION * step_time)
     ]
     more_work = {slow.process for slow in found}
     known = [report for report in known if report.starved is not None]
     floor = _STARVED_FRACTION * step_time
-    found += [
-        _slow(report, "starved", report.starved or 0.0, _typical(known, "starved"), step_time)
-        for report in _outliers(known, lambda report: report.starved or 0.0, floor)
-        if report.process not in more_work
-    ]
+    for report in _outliers(known, lambda report: report.starved or 0.0, floor):
+        if report.process in more_work:
+            continue
+        if (report.cpu or 0.0) > _MORE_WORK * typical:  # who works more waits more for a core
+            found.append(_slow(report, "compute", report.cpu or 0.0, typical, step_time))
+        else:
+            others = _typical(known, "starved")
+            found.append(_slow(report, "starved", report.starved or 0.0, others, step_time))
     return found
 
 

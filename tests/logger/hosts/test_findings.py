@@ -86,6 +86,15 @@ def test_more_work_of_its_own_counts_where_the_processor_is_the_device() -> None
     assert slow_hosts(reports, compares_cpu=False) == []
 
 
+@pytest.mark.parametrize(("cpu", "cause"), [(0.3, "starved"), (0.9, "compute")])
+def test_waiting_for_a_core_is_blamed_on_more_work_if_there_is(cpu: float, cause: str) -> None:
+    # 0.9 s of work beside 0.3 ± 20% is within five deviations of so few hosts at some seeds.
+    for seed in range(10):
+        (slow,) = slow_hosts(job(4, seed, 2, cpu=cpu, starved=2.0), compares_cpu=True)
+        assert (slow.process, slow.cause) == (2, cause)
+    assert slow_hosts(job(4, 0, 2, starved=0.2), compares_cpu=True) == []
+
+
 def views(jobs: list[list[HostReport]], count: int) -> HostsView:
     view: HostsView | None = None
     for reports in jobs:

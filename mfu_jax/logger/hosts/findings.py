@@ -45,7 +45,7 @@ class SlowHost:
         cause: ``data``, ``python``, ``dispatch``, ``gc``, ``starved``, ``stopped`` or ``compute``.
         seconds: what it spends on that in a step.
         others_seconds: the median of all hosts.
-        step_time: of a step of the whole job, in seconds.
+        step_time: from one step of the job to the next, in seconds.
     """
 
     process: int
@@ -78,7 +78,8 @@ def slow_hosts(reports: Sequence[HostReport], *, compares_cpu: bool) -> list[Slo
     reports = [report for report in reports if report.steps]
     if len(reports) < 2:
         return []
-    step_time = _median([report.step_time for report in reports])
+    # Waits with an idle device are no part of a step's time, but the others wait for them in theirs.
+    step_time = _median([report.step_time + report.late_data for report in reports])
     found = [*_late(reports, step_time), *_stopped(reports, step_time)]
     if compares_cpu:
         found += _busy(reports, step_time)

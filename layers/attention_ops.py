@@ -1,45 +1,142 @@
 """Causal attention over packed documents, by several implementations with one signature.
 
-Each takes queries [B, S, N, h], keys and values [B, S, K, h] (N a multiple of K) and segment ids
-[B, S] (tokens see each other only within a segment), and returns [B, S, N, h].
+Each takes queries [B, S, N, h], keys [B, S, K, h] and values [B, S, K, v] (N a multiple of K) and
+segment ids [B, S] (tokens see each other only within a segment), a `Pattern`, a sink logit for each
+query head [N], and the keys that an indexer picked [B, S, S]; it returns [B, S, N, v].
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
-from .sharding import BATCH_AXES
+# What a model may need of an implementation beyond causal attention over segments.
+WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM = (
+    "sliding windows",
+    "chunks",
+    "a soft cap of the scores",
+    "attention sinks",
+    "keys picked by an indexer",
+    "values narrower than keys",
+)
 
-AttentionOp = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+
+@dataclass(frozen=True, kw_only=True)
+class SplashBlocks:
+    """Tokens in the blocks of the splash kernel, no more than a sequence has: speed only.
+
+    Attributes:
+        q, kv, kv_compute: of the forward pass: queries, keys in memory, keys computed at once.
+        q_dkv, kv_dkv, kv_dkv_compute: of the gradient of keys and values.
+        q_dq, kv_dq: of the gradient of queries, unless `fused`.
+        fused: one kernel for all three gradients.
+    """
+
+    q: int = 512
+    kv: int = 512
+    kv_compute: int = 512
+    q_dkv: int = 512
+    kv_dkv: int = 512
+    kv_dkv_compute: int = 512
+    q_dq: int = 512
+    kv_dq: int = 512
+    fused: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pattern:
+    """Which keys a query sees, and how scores are scaled.
+
+    Attributes:
+        window: a query sees the last `window` tokens, itself included; 0: all before it.
+        chunk: a query sees its own chunk of so many tokens; 0: no chunks.
+        scale: of the scores; None: 1 / √head_dim.
+        soft_cap: scores s become ``soft_cap · tanh(s / soft_cap)``; 0: they do not.
+        blocks: of the splash kernel.
+    """
+
+    window: int = 0
+    chunk: int = 0
+    scale: float | None = None
+    soft_cap: float = 0.0
+    blocks: SplashBlocks = SplashBlocks()
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What an implementation must support."""
+        wanted = {WINDOW: self.window, CHUNKS: self.chunk, SOFT_CAP: self.soft_cap}
+        return frozenset(name for name, value in wanted.items() if value)
+
+    def scale_of(self, head_dim: int) -> float:
+        """The factor of the scores."""
+        return 1 / math.sqrt(head_dim) if self.scale is None else self.scale
+
+    def mask(self, segment_ids: jax.Array) -> jax.Array:
+        """[B, S] → [B, S, S]: which keys a query sees."""
+        place = jnp.arange(segment_ids.shape[1])
+        distance = place[:, None] - place
+        seen = distance >= 0
+        if self.window:
+            seen &= distance < self.window
+        if self.chunk:
+            seen &= (place[:, None] // self.chunk) == (place // self.chunk)
+        return seen & (segment_ids[:, :, None] == segment_ids[:, None, :])
+
+
+CAUSAL = Pattern()
+
+
+class AttentionOp(Protocol):
+    """The signature of an implementation."""
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        segment_ids: jax.Array,
+        *,
+        pattern: Pattern = CAUSAL,
+        sinks: jax.Array | None = None,
+        picked: jax.Array | None = None,
+    ) -> jax.Array: ...
+
 
 ATTENTION_OPS: dict[str, AttentionOp] = {}
-
+_SUPPORTED: dict[str, frozenset[str]] = {}
 _PLATFORMS = {"cudnn_flash": "gpu", "flash": "tpu", "splash": "tpu"}
+_FASTEST = {"tpu": "splash", "gpu": "cudnn_flash"}
 
 
-def register_attention(name: str) -> Callable[[AttentionOp], AttentionOp]:
+def register_attention(
+    name: str, supports: Collection[str]
+) -> Callable[[AttentionOp], AttentionOp]:
     """Registers an implementation under the name that `attention=` takes."""
 
     def register(op: AttentionOp) -> AttentionOp:
         ATTENTION_OPS[name] = op
+        _SUPPORTED[name] = frozenset(supports)
         return op
 
     return register
 
 
-def choose_attention(name: str, *, platform: str, dtype: str) -> str:
-    """The implementation to use; ``auto`` is the platform's fastest.
+def choose_attention(name: str, *, platform: str, dtype: str, needs: Collection[str] = ()) -> str:
+    """The implementation to use; ``auto`` is the platform's fastest that has what the model needs.
 
     Raises:
-        ValueError: `name` is a kernel of another platform, or does not support the dtype.
+        ValueError: `name` is a kernel of another platform, or lacks the dtype or what is needed.
     """
     platform = "gpu" if platform == "cuda" else platform
+    if name == "auto":
+        fastest = _FASTEST.get(platform, "dot_product")
+        lacks_dtype = fastest == "cudnn_flash" and dtype == "float32"
+        return "dot_product" if lacks_dtype or _lacking(fastest, needs) else fastest
     needed = _PLATFORMS.get(name, platform)
     if needed != platform:
         raise ValueError(
@@ -51,91 +148,92 @@ def choose_attention(name: str, *, platform: str, dtype: str) -> str:
             "attention=cudnn_flash needs dtype=bfloat16 or float16; with float32 use "
             "attention=dot_product"
         )
-    if name != "auto":
-        return name
-    if platform == "tpu":
-        return "splash"
-    if platform == "gpu" and dtype != "float32":
-        return "cudnn_flash"
-    return "dot_product"
+    if lacking := _lacking(name, needs):
+        raise ValueError(
+            f"attention={name} does not have {', '.join(lacking)}, which the model needs; "
+            "attention=auto takes the fastest that does"
+        )
+    return name
 
 
-def _mask(segment_ids: jax.Array) -> jax.Array:
-    """[B, S] → [B, S, S]: which keys a query sees."""
-    sequence = segment_ids.shape[1]
-    causal = jnp.tril(jnp.ones((sequence, sequence), bool))
-    return causal & (segment_ids[:, :, None] == segment_ids[:, None, :])
+def _lacking(name: str, needs: Collection[str]) -> list[str]:
+    return sorted(set(needs) - _SUPPORTED[name])
 
 
-@register_attention("dot_product")
-def dot_product(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """Two einsums and a softmax in float32; every pair of positions is computed, then masked."""
+def masked_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array,
+    *,
+    pattern: Pattern = CAUSAL,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
+    """Two einsums and a softmax in float32; every pair is computed, then masked.
+
+    Args:
+        q: [B, S, N, h]; k [B, T, K, h] and v [B, T, K, v] may have another length.
+        mask: [B, S, T].
+        pattern: for its scale and soft cap.
+        sinks: [N].
+    """
     B, S, N, h = q.shape
     K = k.shape[2]
-    grouped = q.reshape(B, S, K, N // K, h) / math.sqrt(h)
+    grouped = q.reshape(B, S, K, N // K, h) * jnp.asarray(pattern.scale_of(h), q.dtype)
     with jax.named_scope("scores"):
         scores = jnp.einsum("bskgh,btkh->bkgst", grouped, k).astype(jnp.float32)
-    mask = _mask(segment_ids)[:, None, None]
-    probabilities = jax.nn.softmax(jnp.where(mask, scores, -1e30), axis=-1).astype(q.dtype)
+    if pattern.soft_cap:
+        scores = pattern.soft_cap * jnp.tanh(scores / pattern.soft_cap)
+    scores = jnp.where(mask[:, None, None], scores, -1e30)
+    probabilities = _softmax(scores, sinks).astype(q.dtype)
     with jax.named_scope("values"):
-        return jnp.einsum("bkgst,btkh->bskgh", probabilities, v).reshape(B, S, N, h)
+        return jnp.einsum("bkgst,btkv->bskgv", probabilities, v).reshape(B, S, N, v.shape[-1])
 
 
-@register_attention("jax")
-def jax_attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
+def _softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
+    """Over the last dimension of [B, K, G, S, T]; each head's sink takes its share."""
+    if sinks is None:
+        return jax.nn.softmax(scores, axis=-1)
+    _, K, G, _, _ = scores.shape
+    sink = sinks.astype(jnp.float32).reshape(K, G, 1, 1)
+    largest = jax.lax.stop_gradient(jnp.maximum(scores.max(-1, keepdims=True), sink))
+    weights = jnp.exp(scores - largest)
+    return weights / (weights.sum(-1, keepdims=True) + jnp.exp(sink - largest))
+
+
+@register_attention("dot_product", supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM))
+def dot_product(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array,
+    *,
+    pattern: Pattern = CAUSAL,
+    sinks: jax.Array | None = None,
+    picked: jax.Array | None = None,
+) -> jax.Array:
+    """Written out: every pair of positions is computed, then masked."""
+    mask = pattern.mask(segment_ids)
+    if picked is not None:
+        mask &= picked
+    return masked_attention(q, k, v, mask, pattern=pattern, sinks=sinks)
+
+
+@register_attention("jax", supports=(WINDOW, CHUNKS, PICKED))
+def jax_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array,
+    *,
+    pattern: Pattern = CAUSAL,
+    sinks: jax.Array | None = None,
+    picked: jax.Array | None = None,
+) -> jax.Array:
     """`jax.nn.dot_product_attention`, compiled by XLA."""
-    mask = _mask(segment_ids)[:, None]
-    return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation="xla")
-
-
-@register_attention("cudnn_flash")
-def cudnn_flash(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """cuDNN's fused attention on NVIDIA (bfloat16 or float16)."""
-    same_segment = (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
+    mask = pattern.mask(segment_ids)
+    if picked is not None:
+        mask &= picked
     return jax.nn.dot_product_attention(
-        q, k, v, mask=same_segment, is_causal=True, implementation="cudnn"
+        q, k, v, mask=mask[:, None], scale=pattern.scale, implementation="xla"
     )
-
-
-def _over_shards(op: AttentionOp) -> AttentionOp:
-    """Runs a kernel that XLA cannot partition on the batch rows and heads of each device."""
-
-    @functools.wraps(op)
-    def run(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
-        if jax.sharding.get_abstract_mesh().empty:
-            return op(q, k, v, segment_ids)
-        heads = PartitionSpec(BATCH_AXES, None, "tensor", None)
-        specs = (heads, heads, heads, PartitionSpec(BATCH_AXES, None))
-        return jax.shard_map(op, in_specs=specs, out_specs=heads, check_vma=False)(
-            q, k, v, segment_ids
-        )
-
-    return run
-
-
-@register_attention("flash")
-@_over_shards
-def flash(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """JAX's Pallas flash attention for TPU. Without grouped heads: keys and values are repeated."""
-    from jax.experimental.pallas.ops.tpu import flash_attention as kernel
-
-    group = q.shape[2] // k.shape[2]
-    q, k, v = (x.swapaxes(1, 2) for x in (q, jnp.repeat(k, group, 2), jnp.repeat(v, group, 2)))
-    segments = kernel.SegmentIds(segment_ids, segment_ids)
-    scale = 1 / math.sqrt(q.shape[-1])
-    out = kernel.flash_attention(q, k, v, segment_ids=segments, causal=True, sm_scale=scale)
-    return out.swapaxes(1, 2)
-
-
-@register_attention("splash")
-@_over_shards
-def splash(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """JAX's Pallas splash attention for TPU: skips blocks that are masked entirely."""
-    from jax.experimental.pallas.ops.tpu import splash_attention as kernel
-
-    _, S, N, h = q.shape
-    mask = kernel.MultiHeadMask([kernel.CausalMask((S, S)) for _ in range(N)])
-    attend = kernel.make_splash_mha(mask, head_shards=1, q_seq_shards=1)
-    q, k, v = (x.swapaxes(1, 2) for x in (q / math.sqrt(h), k, v))
-    segments = kernel.SegmentIds(segment_ids, segment_ids)
-    return jax.vmap(attend)(q, k, v, segments).swapaxes(1, 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -9,61 +11,159 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from .attention_ops import ATTENTION_OPS
+from .attention_ops import ATTENTION_OPS, CAUSAL, SINKS, Pattern
+from .building import Builder, Inputs
 from .embeddings import apply_rope
-from .linears import Dense
+from .normalizations import scaled_to_one
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSpec:
+    """MHA (arXiv 1706.03762, section 3.2), GQA (arXiv 2305.13245) or MQA (arXiv 1911.02150).
+
+    Attributes:
+        heads, kv_heads: query heads, and key/value heads, which divide them.
+        pattern: which keys a query sees.
+        rope: longest wavelength of rotary positions, over 2π; None: no positions.
+        rotary_dim: values of a head that are rotated; 0: all.
+        bias: of queries, keys and values; `output_bias` of the output projection.
+        qk_norm: norms on queries and keys: ``head`` (over each head), ``all_heads`` (over all
+            together), ``weightless`` (over each head, after the rotation); empty: none.
+        value_norm: values are scaled to one, without weights.
+        output_gate: queries come with a gate of the same size, for the heads' outputs.
+        sinks: a learned logit for each query head takes its share of the softmax.
+        shared_kv: keys are values, too.
+        keeps: the name under which this layer leaves its keys and values for later layers.
+        borrows: the name whose keys and values this layer reads instead of making its own.
+        temperature: (span, factor): queries at position p are scaled by
+            1 + factor · ln(1 + ⌊(p + 1) / span⌋) (arXiv 2501.19399).
+        output_width: of the result, if it is not the residual stream's.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    pattern: Pattern = CAUSAL
+    rope: float | None = None
+    rotary_dim: int = 0
+    bias: bool = False
+    output_bias: bool = False
+    qk_norm: str = ""
+    value_norm: bool = False
+    output_gate: bool = False
+    sinks: bool = False
+    shared_kv: bool = False
+    keeps: str = ""
+    borrows: str = ""
+    temperature: tuple[int, float] | None = None
+    output_width: int = 0
+    scope: str = "self_attention"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it needs of the attention implementation."""
+        return self.pattern.needs | ({SINKS} if self.sinks else frozenset())
+
+    def make(self, build: Builder) -> Attention:
+        """The layer's weights."""
+        return Attention(self, build)
+
+    def replace(self, **changes: Any) -> AttentionSpec:
+        """A copy with some attributes changed."""
+        return dataclasses.replace(self, **changes)
 
 
 class Attention(nnx.Module):
-    """Projections, rotary positions, masked attention, output projection.
+    """Projections, norms, rotary positions, masked attention, output projection."""
 
-    MHA (arXiv 1706.03762, section 3.2) where `num_kv_heads` equals `num_query_heads`, GQA (arXiv
-    2305.13245) where it divides it, MQA (arXiv 1911.02150) where it is 1.
-    """
-
-    def __init__(
-        self,
-        *,
-        emb_dim: int,
-        num_query_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        rope_max_timescale: float | None,
-        attention: str,
-        use_bias: bool,
-        dtype: jnp.dtype,
-        weight_dtype: jnp.dtype,
-        rngs: nnx.Rngs,
-    ) -> None:
-        options: dict[str, Any] = {
-            "use_bias": use_bias,
-            "dtype": dtype,
-            "weight_dtype": weight_dtype,
-            "rngs": rngs,
-        }
-        q_shape, kv_shape = (num_query_heads, head_dim), (num_kv_heads, head_dim)
+    def __init__(self, spec: AttentionSpec, build: Builder) -> None:
         q_axes, kv_axes = ("q_heads", "head_dim"), ("kv_heads", "head_dim")
-        self.query = Dense((emb_dim,), q_shape, logical_axes=("embed", *q_axes), **options)
-        self.key = Dense((emb_dim,), kv_shape, logical_axes=("embed", *kv_axes), **options)
-        self.value = Dense((emb_dim,), kv_shape, logical_axes=("embed", *kv_axes), **options)
-        self.out = Dense(q_shape, (emb_dim,), logical_axes=(*q_axes, "embed"), **options)
-        self.attention = attention
-        self.rope_max_timescale = rope_max_timescale
+        width, q_shape, kv_shape = (
+            (build.emb_dim,),
+            (spec.heads, spec.head_dim * (1 + spec.output_gate)),
+            (spec.kv_heads, spec.head_dim),
+        )
+        self.query = build.dense(width, q_shape, ("embed", *q_axes), bias=spec.bias)
+        if not spec.borrows:
+            self.key = build.dense(width, kv_shape, ("embed", *kv_axes), bias=spec.bias)
+            if not spec.shared_kv:
+                self.value = build.dense(width, kv_shape, ("embed", *kv_axes), bias=spec.bias)
+        if spec.qk_norm in ("head", "all_heads"):
+            of_head = spec.qk_norm == "head"
+            self.query_norm = build.norm(spec.head_dim * (1 if of_head else spec.heads))
+            if not spec.borrows:
+                self.key_norm = build.norm(spec.head_dim * (1 if of_head else spec.kv_heads))
+        if spec.sinks:
+            self.sinks = build.vector((spec.heads,), 0.0, ("q_heads",))
+        self.out = build.dense(
+            (spec.heads, spec.head_dim),
+            (spec.output_width or build.emb_dim,),
+            (*q_axes, "embed"),
+            bias=spec.output_bias,
+        )
+        self.spec = spec
+        self.attention = build.attention
+        self.epsilon = build.epsilon
 
-    def __call__(self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array) -> jax.Array:
-        """[batch, sequence, emb_dim] → the same; the other two are [batch, sequence]."""
+    def __call__(self, x: jax.Array, inputs: Inputs) -> jax.Array:
+        """[batch, sequence, emb_dim] → the same, or the spec's `output_width`."""
+        spec = self.spec
         with jax.named_scope("query"):
             q = checkpoint_name(self.query(x), "query_proj")
-        with jax.named_scope("key"):
-            k = checkpoint_name(self.key(x), "key_proj")
-        with jax.named_scope("value"):
-            v = checkpoint_name(self.value(x), "value_proj")
-        if self.rope_max_timescale is not None:
-            with jax.named_scope("rope"):
-                q = apply_rope(q, positions, max_timescale=self.rope_max_timescale)
-                k = apply_rope(k, positions, max_timescale=self.rope_max_timescale)
+        gate = None
+        if spec.output_gate:
+            q, gate = jnp.split(q, 2, axis=-1)
+        q = self._placed(self._normed(q, "query_norm"), inputs.positions)
+        if spec.temperature is not None:
+            q = q * _temperature(inputs.positions, *spec.temperature).astype(q.dtype)
+        k, v = inputs.kept[spec.borrows] if spec.borrows else self._keys_and_values(x, inputs)
+        if spec.keeps:
+            inputs.kept[spec.keeps] = (k, v)
         with jax.named_scope("attention_op"):
-            context = ATTENTION_OPS[self.attention](q, k, v, segment_ids)
+            context = ATTENTION_OPS[self.attention](
+                q,
+                k,
+                v,
+                inputs.segment_ids,
+                pattern=spec.pattern,
+                sinks=self.sinks[...] if spec.sinks else None,
+            )
         context = checkpoint_name(context, "context")
+        if gate is not None:
+            context = context * jax.nn.sigmoid(gate)
         with jax.named_scope("out"):
             return checkpoint_name(self.out(context), "out_proj")
+
+    def _keys_and_values(self, x: jax.Array, inputs: Inputs) -> tuple[jax.Array, jax.Array]:
+        with jax.named_scope("key"):
+            k = checkpoint_name(self.key(x), "key_proj")
+        v = k
+        if not self.spec.shared_kv:
+            with jax.named_scope("value"):
+                v = checkpoint_name(self.value(x), "value_proj")
+        if self.spec.value_norm:
+            v = scaled_to_one(v, self.epsilon)
+        return self._placed(self._normed(k, "key_norm"), inputs.positions), v
+
+    def _normed(self, x: jax.Array, name: str) -> jax.Array:
+        """Queries or keys [batch, sequence, heads, head_dim] after their norm with weights."""
+        if self.spec.qk_norm not in ("head", "all_heads"):
+            return x
+        with jax.named_scope(name):
+            joined = x if self.spec.qk_norm == "head" else x.reshape(*x.shape[:2], -1)
+            normed: jax.Array = getattr(self, name)(joined)
+            return normed.reshape(x.shape)
+
+    def _placed(self, x: jax.Array, positions: jax.Array) -> jax.Array:
+        """Queries or keys, rotated by their positions."""
+        spec = self.spec
+        if spec.rope is not None:
+            with jax.named_scope("rope"):
+                x = apply_rope(x, positions, max_timescale=spec.rope, rotary_dim=spec.rotary_dim)
+        return scaled_to_one(x, self.epsilon) if spec.qk_norm == "weightless" else x
+
+
+def _temperature(positions: jax.Array, span: int, factor: float) -> jax.Array:
+    """[batch, sequence] → [batch, sequence, 1, 1]."""
+    spans = jnp.floor((positions.astype(jnp.float32) + 1) / span)
+    return (1 + factor * jnp.log1p(spans))[..., None, None]

@@ -1,84 +1,39 @@
-"""The decoder: embedding, blocks (scanned or unrolled, with or without remat), norm, head."""
+"""The decoder: embedding, layers, norm, head; and modules that predict tokens further ahead."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .attentions import Attention
+from . import attention_kernels as attention_kernels  # registers them
+from .building import Builder, Inputs
 from .embeddings import Embed
-from .linears import Dense, Mlp
-from .normalizations import NORMS
+from .families import model_spec
+from .hyper_connections import HyperHead
+from .linears import Dense
+from .multi_token_prediction import MultiTokenPrediction
+from .per_layer_inputs import PerLayerEmbedding
+from .remat import remat
+from .routers import moved_bias
 from .sharding import BATCH_AXES, constrain
-
-# Blocks with LayerNorm and learned positions; all others have RMSNorm and RoPE.
-_GPT_BLOCKS = ("gpt2", "gpt3")
+from .stack import Stack
 
 
-def normalization(config: Any) -> str:
-    """`config.normalization`, with "auto" resolved by `config.decoder_block`."""
-    if config.normalization != "auto":
-        return str(config.normalization)
-    return "layernorm" if config.decoder_block in _GPT_BLOCKS else "rmsnorm"
+class Outputs(NamedTuple):
+    """What a decoder returns for training.
 
+    Attributes:
+        logits: [batch, sequence, vocab_size] in float32.
+        further: the logits of each multi-token-prediction module, for tokens further ahead.
+        notes: of the layers, by segment and place (see `stack.Stack`), then of the modules.
+    """
 
-def position_embedding(config: Any) -> str:
-    """`config.position_embedding`, with "auto" resolved by `config.decoder_block`."""
-    if config.position_embedding != "auto":
-        return str(config.position_embedding)
-    return "learned" if config.decoder_block in _GPT_BLOCKS else "rope"
-
-
-def _use_bias(config: Any) -> bool:
-    return bool(config.use_bias or config.decoder_block == "gpt3")
-
-
-def _dtypes(config: Any) -> dict[str, jnp.dtype]:
-    return {"dtype": jnp.dtype(config.dtype), "weight_dtype": jnp.dtype(config.weight_dtype)}
-
-
-def _norm(config: Any) -> nnx.Module:
-    return NORMS[normalization(config)](
-        config.emb_dim,
-        epsilon=config.normalization_layer_epsilon,
-        weight_dtype=jnp.dtype(config.weight_dtype),
-    )
-
-
-class DecoderLayer(nnx.Module):
-    """A pre-norm block: ``x + attention(norm(x))``, then ``x + mlp(norm(x))``."""
-
-    def __init__(self, config: Any, *, attention: str, rngs: nnx.Rngs) -> None:
-        rope = config.rope_max_timescale if position_embedding(config) == "rope" else None
-        options: dict[str, Any] = {"use_bias": _use_bias(config), "rngs": rngs, **_dtypes(config)}
-        self.pre_self_attention_norm = _norm(config)
-        self.self_attention = Attention(
-            emb_dim=config.emb_dim,
-            num_query_heads=config.num_query_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            rope_max_timescale=rope,
-            attention=attention,
-            **options,
-        )
-        self.pre_mlp_norm = _norm(config)
-        self.mlp = Mlp(config.emb_dim, config.mlp_dim, config.mlp_activations, **options)
-
-    def __call__(self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array) -> jax.Array:
-        """[batch, sequence, emb_dim] → the same."""
-        with jax.named_scope("pre_self_attention_norm"):
-            normed = self.pre_self_attention_norm(x)
-        with jax.named_scope("self_attention"):
-            x = x + self.self_attention(normed, positions, segment_ids)
-        with jax.named_scope("pre_mlp_norm"):
-            normed = self.pre_mlp_norm(x)
-        with jax.named_scope("mlp"):
-            x = x + self.mlp(normed)
-        return constrain(x, BATCH_AXES, None, None)
+    logits: jax.Array
+    further: list[jax.Array]
+    notes: list[list[dict[str, jax.Array]]]
 
 
 class Decoder(nnx.Module):
@@ -91,90 +46,134 @@ class Decoder(nnx.Module):
     """
 
     def __init__(self, config: Any, *, attention: str, rngs: nnx.Rngs) -> None:
-        table: dict[str, Any] = {"rngs": rngs, **_dtypes(config)}
-        self.token_embedder = Embed(config.vocab_size, config.emb_dim, row_axis="vocab", **table)
-        self.learned_positions = position_embedding(config) == "learned"
-        if self.learned_positions:
-            rows = config.trainable_position_size or config.max_target_length
-            self.position_embedder = Embed(rows, config.emb_dim, row_axis="position", **table)
-        self.scan_layers = config.scan_layers
-        self.remat_policy = config.remat_policy
-        self.remat_save_names = config.remat_save_names
-        # One key per layer, so that scanned and unrolled layers start from the same weights.
-        keys = jax.random.split(rngs.params(), config.num_decoder_layers)
-
-        def make_layer(key: jax.Array) -> DecoderLayer:
-            return DecoderLayer(config, attention=attention, rngs=nnx.Rngs(params=key))
-
-        self.layers: Any
-        if config.scan_layers:
-            self.layers = _stacked(make_layer, keys)
-        else:
-            self.layers = nnx.List([make_layer(key) for key in keys])
-        self.decoder_norm = _norm(config)
+        spec = model_spec(config)
+        build = Builder(
+            emb_dim=config.emb_dim,
+            dtype=jnp.dtype(config.dtype),
+            weight_dtype=jnp.dtype(config.weight_dtype),
+            normalization=spec.normalization,
+            epsilon=config.normalization_layer_epsilon,
+            attention=attention,
+            rngs=rngs,
+        )
+        self.spec = spec
+        self.token_embedder = Embed(
+            config.vocab_size, config.emb_dim, row_axis="vocab", **build.dtypes
+        )
+        if spec.learned_positions:
+            self.position_embedder = Embed(
+                spec.learned_positions, config.emb_dim, row_axis="position", **build.dtypes
+            )
+        if spec.per_layer_width:
+            rows = config.vocab_size_per_layer_input or config.vocab_size
+            self.per_layer_embedder = PerLayerEmbedding(
+                rows, len(spec.layers), spec.per_layer_width, build
+            )
+        keys = jax.random.split(rngs.params(), len(spec.layers))
+        policy = remat(config)
+        self.layers = Stack(spec.layers, keys, build, scan=config.scan_layers, remat=policy)
+        if spec.hyper_head:
+            self.hyper_head = HyperHead(spec.streams, build)
+        self.decoder_norm = build.norm()
         self.tied = config.logits_via_embedding
         if not self.tied:
-            self.logits_dense = Dense(
-                (config.emb_dim,),
-                (config.vocab_size,),
-                logical_axes=("embed", "vocab"),
-                use_bias=False,
-                **table,
-            )
+            axes = ("embed", "vocab")
+            self.logits_dense: Dense = build.dense((config.emb_dim,), (config.vocab_size,), axes)
+        self.further = nnx.List(
+            [
+                MultiTokenPrediction(spec.layers[-1], build, remat=policy)
+                for _ in range(config.mtp_num_layers)
+            ]
+        )
 
     def __call__(
         self, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
     ) -> jax.Array:
         """Logits in float32; all inputs are [batch, sequence] of integers."""
+        return self.outputs(tokens, positions, segment_ids).logits
+
+    def outputs(self, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array) -> Outputs:
+        """Logits, and what the layers say of themselves; inputs as of `__call__`."""
+        inputs = Inputs(tokens=tokens, positions=positions, segment_ids=segment_ids)
         with jax.named_scope("decoder"):
-            with jax.named_scope("token_embedder"):
-                x = self.token_embedder(tokens)
-            if self.learned_positions:
-                with jax.named_scope("position_embedder"):
-                    x = x + self.position_embedder(positions)
-            x = constrain(x, BATCH_AXES, None, None)
-            x = self._blocks(x, positions, segment_ids)
+            x = self._embedded(inputs)
+            per_layer = None
+            if self.spec.per_layer_width:
+                with jax.named_scope("per_layer_embedder"):
+                    per_layer = self.per_layer_embedder(x, tokens)
+            if self.spec.streams:
+                x = jnp.repeat(x[:, :, None], self.spec.streams, axis=2)
+            x, notes = self.layers(x, inputs, per_layer)
+            hidden = self._joined(x)
+            further = []
+            ahead = hidden
+            for number, module in enumerate(self.further, start=1):
+                with jax.named_scope(f"mtp_{number}"):
+                    shifted = self._embedded(inputs.shifted(number))
+                    ahead, normed, noted = module(ahead, shifted, inputs)
+                    further.append(self._logits(normed))
+                    notes.append([noted])
             with jax.named_scope("decoder_norm"):
-                x = self.decoder_norm(x)
-            with jax.named_scope("logits_dense"):
-                logits = self.token_embedder.attend(x) if self.tied else self.logits_dense(x)
-            return constrain(logits, BATCH_AXES, None, "tensor").astype(jnp.float32)
+                normed = self.decoder_norm(hidden)
+            return Outputs(self._logits(normed), further, notes)
 
-    def _blocks(self, x: jax.Array, positions: jax.Array, segment_ids: jax.Array) -> jax.Array:
-        def block(x: jax.Array, graphdef: Any, weights: Any) -> jax.Array:
-            return nnx.merge(graphdef, weights)(x, positions, segment_ids)
+    def loads(self, notes: list[list[dict[str, jax.Array]]]) -> dict[str, jax.Array]:
+        """Tokens of each expert, by the place of its block, where a router's bias follows them."""
+        own = len(self.layers.segments)
+        loads = {}
+        for number, places in enumerate(notes):
+            for place, note in enumerate(places):
+                where = f"layers/groups/{number}/{place}"
+                if number >= own:
+                    where = f"further/{number - own}/block"
+                if "expert_load" in note:
+                    loads[where] = note["expert_load"]
+        return loads
 
-        if not self.scan_layers:
-            for i, layer in enumerate(self.layers):
-                graphdef, weights = nnx.split(layer)
-                with jax.named_scope(f"layers_{i}"):
-                    run = self._remat(lambda x, w, graphdef=graphdef: block(x, graphdef, w))
-                    x = run(x, weights)
+    def _embedded(self, inputs: Inputs) -> jax.Array:
+        with jax.named_scope("token_embedder"):
+            x = self.token_embedder(inputs.tokens)
+        if self.spec.embedding_scale != 1:
+            x = x * jnp.asarray(self.spec.embedding_scale, x.dtype)
+        if self.spec.learned_positions:
+            with jax.named_scope("position_embedder"):
+                x = x + self.position_embedder(inputs.positions)
+        return constrain(x, BATCH_AXES, None, None)
+
+    def _joined(self, x: jax.Array) -> jax.Array:
+        """[batch, sequence, (streams,) emb_dim] → one stream."""
+        if not self.spec.streams:
             return x
+        if not self.spec.hyper_head:
+            return x.sum(axis=2)
+        with jax.named_scope("hyper_head"):
+            return self.hyper_head(x)
 
-        graphdef, stacked = nnx.split(self.layers)
-        # Inside a scan, XLA cannot merge the recomputation with the forward pass anyway.
-        run = self._remat(lambda x, w: block(x, graphdef, w), prevent_cse=False)
-
-        def body(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
-            with jax.named_scope("layers"):
-                return run(x, weights), None
-
-        return jax.lax.scan(body, x, stacked)[0]
-
-    def _remat(self, block: Callable[..., jax.Array], **options: Any) -> Callable[..., jax.Array]:
-        """Wraps a block in `jax.checkpoint` according to `remat_policy`."""
-        policies = {
-            "minimal": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-            "full": jax.checkpoint_policies.nothing_saveable,
-            "names": jax.checkpoint_policies.save_only_these_names(*self.remat_save_names),
-        }
-        if self.remat_policy == "none":
-            return block
-        return jax.checkpoint(block, policy=policies[self.remat_policy], **options)
+    def _logits(self, x: jax.Array) -> jax.Array:
+        with jax.named_scope("logits_dense"):
+            logits = self.token_embedder.attend(x) if self.tied else self.logits_dense(x)
+        logits = constrain(logits, BATCH_AXES, None, "tensor").astype(jnp.float32)
+        cap = self.spec.logits_soft_cap
+        return cap * jnp.tanh(logits / cap) if cap else logits
 
 
-def _stacked(make: Callable[[jax.Array], nnx.Module], keys: jax.Array) -> nnx.Module:
-    """One layer per key, stacked: every weight has a leading dimension of that size."""
-    graphdef = nnx.graphdef(nnx.eval_shape(lambda: make(keys[0])))
-    return nnx.merge(graphdef, jax.vmap(lambda key: nnx.state(make(key)))(keys))
+def with_moved_biases(params: Any, before: Any, loads: dict[str, jax.Array], rate: float) -> Any:
+    """`params` with the routers' biases for the choice moved from where they were `before`.
+
+    Args:
+        params: a decoder's weights after a step of the optimizer, which is not to move these.
+        before: its weights before the step.
+        loads: of `Decoder.loads`.
+        rate: see `routers.moved_bias`.
+    """
+    if not loads:
+        return params
+    old = dict(nnx.to_flat_state(before))
+    new = dict(nnx.to_flat_state(params))
+    for path, variable in old.items():
+        where = "/".join(str(name) for name in path)
+        for place, load in loads.items():
+            if where.startswith(f"{place}/") and path[-1] == "choice_bias":
+                bias = moved_bias(variable.get_value(), load, rate)
+                new[path] = variable.replace(bias)
+    return nnx.from_flat_state(new)

@@ -15,6 +15,7 @@ ACTIVATIONS = {
     "silu": jax.nn.silu,
     "gelu": jax.nn.gelu,
     "relu": jax.nn.relu,
+    "sigmoid": jax.nn.sigmoid,
     "linear": lambda x: x,
 }
 
@@ -85,7 +86,7 @@ class Mlp(nnx.Module):
             self.wi_1 = Dense((emb_dim,), (mlp_dim,), logical_axes=inwards, **options)
         self.wo = Dense((mlp_dim,), (emb_dim,), logical_axes=("mlp", "embed"), **options)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, inputs: Any = None) -> jax.Array:
         """[batch, sequence, emb_dim] → the same."""
         with jax.named_scope("wi_0"):
             hidden = checkpoint_name(self.wi_0(x), "mlpwi_0")

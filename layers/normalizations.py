@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 
-class RMSNorm(nnx.Module):
-    """``x / sqrt(mean(x²) + ε) · scale`` over the last dimension."""
+def scaled_to_one(x: jax.Array, epsilon: float) -> jax.Array:
+    """``x / sqrt(mean(x²) + ε)`` over the last dimension, in the dtype of `x`."""
+    x32 = x.astype(jnp.float32)
+    variance = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
+    return (x32 * jax.lax.rsqrt(variance + epsilon)).astype(x.dtype)
 
-    def __init__(self, features: int, *, epsilon: float, weight_dtype: jnp.dtype) -> None:
-        self.scale = nnx.Param(jnp.ones(features, weight_dtype), logical_axes=("norm",))
+
+class RMSNorm(nnx.Module):
+    """``x / sqrt(mean(x²) + ε) · scale`` over the last dimension.
+
+    Args:
+        features: size of the last dimension.
+        zero_centered: the weight is ``scale − 1`` (Gemma, Qwen3-Next).
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        epsilon: float,
+        weight_dtype: jnp.dtype,
+        zero_centered: bool = False,
+    ) -> None:
+        first = jnp.zeros if zero_centered else jnp.ones
+        self.scale = nnx.Param(first(features, weight_dtype), logical_axes=("norm",))
+        self.offset = 1.0 if zero_centered else 0.0
         self.epsilon = epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[…, features] → […, features], in the dtype of `x`."""
-        x32 = x.astype(jnp.float32)
-        variance = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
-        normed = x32 * jax.lax.rsqrt(variance + self.epsilon)
-        return (normed * self.scale[...]).astype(x.dtype)
+        normed = scaled_to_one(x.astype(jnp.float32), self.epsilon)
+        return (normed * (self.scale[...] + self.offset)).astype(x.dtype)
 
 
 class LayerNorm(nnx.Module):
@@ -39,4 +62,8 @@ class LayerNorm(nnx.Module):
         return (normed * self.scale[...] + self.bias[...]).astype(x.dtype)
 
 
-NORMS = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
+NORMS: dict[str, Callable[..., Any]] = {
+    "rmsnorm": RMSNorm,
+    "zero_centered_rmsnorm": functools.partial(RMSNorm, zero_centered=True),
+    "layernorm": LayerNorm,
+}

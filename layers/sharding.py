@@ -8,15 +8,24 @@ from __future__ import annotations
 import jax
 from jax.sharding import PartitionSpec
 
-BATCH_AXES = ("data", "fsdp")
+BATCH_AXES = ("data", "fsdp", "expert")
 
-# fsdp splits the embedding dimension of every weight, tensor the other one.
-MESH_AXIS = {
-    "embed": "fsdp",
+# fsdp and expert split the embedding dimension of every weight, tensor the other one.
+MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
+    "embed": ("fsdp", "expert"),
     "vocab": "tensor",
     "q_heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
+    "experts": "expert",
+    "experts_routed": None,
+    "q_lora": None,
+    "kv_lora": None,
+    "indexer_heads": None,
+    "memory": None,
+    "streams": None,
+    "layers": None,
+    "conv": None,
     "position": None,
     "head_dim": None,
     "norm": None,
@@ -26,7 +35,10 @@ MESH_AXIS = {
 def partition_spec(logical_axes: tuple[str, ...], rank: int) -> PartitionSpec:
     """The spec of a weight; dimensions stacked in front (scanned layers) are not split."""
     stacked = [None] * (rank - len(logical_axes))
-    return PartitionSpec(*stacked, *(MESH_AXIS[name] for name in logical_axes))
+    axes = [MESH_AXIS[name] for name in logical_axes]
+    if "experts" in logical_axes:  # an axis splits one dimension only
+        axes = ["fsdp" if name == "embed" else MESH_AXIS[name] for name in logical_axes]
+    return PartitionSpec(*stacked, *axes)
 
 
 def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:

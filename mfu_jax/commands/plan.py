@@ -28,23 +28,24 @@ others estimated, and the fastest one that fits is printed as flags.
   compiles=N           of a sweep: most compiles (default: a third of the points)
   state=FILE           of a sweep: what it has compiled; the same command goes on from there
                        (default: in the cache)
-  page=FILE.html       also writes a page with pictures: a layer's timeline, or the sweep's points
+  --html [OUT.html]    also writes a page: a layer's timeline, or the sweep's points (plan.html)
   --json               one JSON object on stdout"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mfu_jax.arguments import Arguments, check_key, parse
 from mfu_jax.dumps.files import SUFFIX, load
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, first_line
 from mfu_jax.formatting import json_text
 from mfu_jax.planning import cache
-from mfu_jax.planning.measured_runs import read_run
+from mfu_jax.planning.measured_runs import MeasuredRun, read_run
 from mfu_jax.planning.plan import Plan, Work, make_plan
 from mfu_jax.planning.step_sources import MaxTextStep, StepSource, work_of
 from mfu_jax.planning.targets import Target, parse_target
@@ -52,9 +53,10 @@ from mfu_jax.user_files import read_text
 from mfu_jax.values import typed
 
 _MOST_BYTES = 2**20
+_PAGES = (".html", ".htm")
 _OWN = (
     *("topology", "slices", "hardware", "devices", "xla_flags", "compile_seconds", "compile_gib"),
-    *("cache", "page", "maxtext_python"),
+    *("html", "cache", "maxtext_python"),
 )
 _OWN_OF_RUN = ("tokens", "price")
 _OWN_OF_DUMP = ("model", "tokens_per_step")
@@ -64,7 +66,7 @@ _NUMBERS = (*_OWN_OF_RUN, *_OWN_OF_DUMP, "compile_seconds", "compile_gib")
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 1 if the step does not fit."""
-    arguments = parse(argv, flags=("--json", "--maxtext", "--run", "--sweep"))
+    arguments = _parsed(argv)
     for key in _NUMBERS:
         _number(arguments.values, key)  # a wrong one is told before a minute of compiling
     if "--run" in arguments.flags:
@@ -86,7 +88,28 @@ def main(argv: Sequence[str]) -> int:
     return _show(arguments, _compiled(arguments, target, source, keys))
 
 
+def _parsed(argv: Sequence[str]) -> Arguments:
+    """The words, without the page's name, which is in `values` under ``html``."""
+    found = parse(argv, flags=("--json", "--maxtext", "--run", "--sweep", "--html"))
+    pages = [name for name in found.names if name.endswith(_PAGES)]
+    if pages and ("--html" not in found.flags or len(pages) > 1):
+        raise UserError(f"{pages[0]!r}: expected a page once, after --html")
+    names = tuple(name for name in found.names if name not in pages)
+    page = (("html", (pages or ["plan.html"])[0]),) if "--html" in found.flags else ()
+    return Arguments(names=names, pairs=(*found.pairs, *page), flags=found.flags)
+
+
+def _write_page(arguments: Arguments, page: Callable[[], str]) -> None:
+    from mfu_jax.pages.document import write_page
+
+    if "html" in arguments.values:
+        where = write_page(arguments.values["html"], page())
+        print(f"mfu-jax plan: wrote {where}", file=sys.stderr)
+
+
 def _show(arguments: Arguments, plan: Plan) -> int:
+    from mfu_jax.planning.page.plan_page import plan_page
+
     values = arguments.values
     run = {key: _number(values, key) for key in _OWN_OF_RUN}
     plan = plan.for_run(**run)
@@ -94,6 +117,7 @@ def _show(arguments: Arguments, plan: Plan) -> int:
         print(json_text(plan.to_json()))
     else:
         print(plan)
+    _write_page(arguments, lambda: plan_page(plan))
     return 0 if plan.fits else 1
 
 
@@ -110,7 +134,7 @@ def _of_dump(arguments: Arguments, target: Target) -> Plan:
 
 
 def _of_run(arguments: Arguments) -> Plan:
-    own = ("maxtext_python", "compile_seconds", "compile_gib", "cache", "page", *_OWN_OF_RUN)
+    own = ("maxtext_python", "compile_seconds", "compile_gib", "cache", "html", *_OWN_OF_RUN)
     for key in arguments.values:
         check_key(key, own)
     name = arguments.one_name("file with a run, or -")
@@ -120,11 +144,31 @@ def _of_run(arguments: Arguments) -> Plan:
         run = read_run(json.loads(text))
     except ValueError as error:
         raise UserError(f"{name}: not JSON ({error}); expected {expected}") from None
-    keys = dict(word.split("=", 1) for word in run.arguments)
-    source = MaxTextStep(arguments.values.get("maxtext_python", ""))
+    source, keys, notes = _source_of_run(arguments, run)
     work = work_of(run.model)
     plan = _compiled(arguments, run.target, source, keys, work=work, flags=run.flags)
-    return plan.with_notes(*run.notes)
+    return plan.with_notes(*notes, *run.notes)
+
+
+def _source_of_run(
+    arguments: Arguments, run: MeasuredRun
+) -> tuple[StepSource, Mapping[str, str], tuple[str, ...]]:
+    """MaxText's step where MaxText is installed, else the reference model's, and what that lacks.
+
+    Raises:
+        UserError: the reference model's step cannot be made.
+    """
+    python = arguments.values.get("maxtext_python", "")
+    if python or importlib.util.find_spec("maxtext"):
+        return MaxTextStep(python), run.keys, ()
+    from mfu_jax.trainer.planned_run import reference_keys
+    from mfu_jax.trainer.planned_step import TrainerStep
+
+    source = TrainerStep(run.target)
+    keys, notes = reference_keys(run)
+    if wrong := source.invalid(keys):
+        raise UserError(wrong)
+    return source, keys, notes
 
 
 def _source(arguments: Arguments, target: Target) -> StepSource:
@@ -154,7 +198,9 @@ def _compiled(
     from mfu_jax.planning.plan import refused
 
     values = arguments.values
-    work = work or source.work(keys)
+    unknown: tuple[str, ...] = ()
+    if work is None:
+        work, unknown = _work(source, keys)
     most = _number(values, "compile_seconds") or Limits.seconds
     program, notes = cache.compile_cached(
         Request(
@@ -176,10 +222,19 @@ def _compiled(
         plan = refused(target, program, work)
     else:
         plan = make_plan(program, target, work=work)
-    return plan.with_notes(*notes)
+    return plan.with_notes(*notes, *unknown)
+
+
+def _work(source: StepSource, keys: Mapping[str, str]) -> tuple[Work | None, tuple[str, ...]]:
+    """What the step is for; a note where its config does not say."""
+    try:
+        return source.work(keys), ()
+    except UserError as error:
+        return None, (f"no MFU: {first_line(error)}",)
 
 
 def _sweep(arguments: Arguments, target: Target) -> int:
+    from mfu_jax.planning.page.sweep_page import sweep_page
     from mfu_jax.planning.sweep.rendering import render_sweep
     from mfu_jax.planning.sweep.running import Sweep, run
     from mfu_jax.planning.sweep.space import Point, seconds_of, split
@@ -210,6 +265,7 @@ def _sweep(arguments: Arguments, target: Target) -> int:
         progress=_progress,
     )
     print(json_text(result.to_json()) if "--json" in arguments.flags else render_sweep(result))
+    _write_page(arguments, lambda: sweep_page(result))
     return 0 if result.winner else 1
 
 

@@ -42,4 +42,4 @@ def bounds(
             alone = record.runs * links.seconds(record.collective, group, target)
             for lane in links.lanes(record.collective, record.device_groups, link):
                 busy[link][lane] += alone
-    return found | {link: max(lanes.values()) for link, lanes in busy.items()}
+    return dict(found) | {link: max(lanes.values()) for link, lanes in busy.items()}

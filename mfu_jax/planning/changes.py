@@ -143,4 +143,4 @@ def _larger_batch(
 
 def _seconds(record: InstructionRecord, durations: Durations) -> float:
     """Of all runs, on the device's own units."""
-    return record.runs * sum(part.seconds for part in durations.of(record) if not part.link)
+    return record.runs * sum(part.seconds for part in durations.of(record) if not part.lanes)

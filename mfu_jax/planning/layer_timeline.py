@@ -96,15 +96,16 @@ def _spans(records: Iterable[InstructionRecord], durations: Durations) -> Iterat
     for record in records:
         waits = record.opcode.endswith(("-done", "-update"))
         for part in () if waits else durations.of(record):
-            lane = part.link or UNITS
-            start = max(now, free[part.link]) if part.link else now
-            yield Span(lane=lane, cause=part.cause, start=start, end=start + part.seconds)
-            if part.link:
-                free[part.link] = ends[record.name] = start + part.seconds
-            if not (part.link and record.is_start):
-                if part.link:
-                    yield Span(lane=UNITS, cause=WAITS, start=now, end=start + part.seconds)
-                now = start + part.seconds
+            start = max(now, *(free[lane] for lane in part.lanes)) if part.lanes else now
+            end = start + part.seconds
+            for lane in part.lanes or (UNITS,):
+                yield Span(lane=lane, cause=part.cause, start=start, end=end)
+                free[lane] = end
+            ends[record.name] = end
+            if not (part.lanes and record.is_start):
+                if part.lanes:
+                    yield Span(lane=UNITS, cause=WAITS, start=now, end=end)
+                now = end
         if record.started_by and not record.opcode.endswith("-update"):
             end = ends.pop(record.started_by, now)
             if end > now:

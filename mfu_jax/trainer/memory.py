@@ -42,7 +42,7 @@ def state_bytes_per_device(config: Config) -> int:
     """Bytes of weights, optimizer state and gradients on one device, if all are split evenly."""
     copies = 1 + _MOMENTS + _keeps_gradients(config)
     total = count_parameters(config).total * copies * _BYTES[config.weight_dtype]
-    return total // (config.fsdp * config.tensor)
+    return total // (config.fsdp * config.expert * config.tensor)
 
 
 def _keeps_gradients(config: Config) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -18,55 +19,67 @@ from mfu_jax.layers.sharding import BATCH_AXES, partition_spec
 from mfu_jax.trainer.pyconfig import Config
 
 _log = logging.getLogger("mfu_jax")
-_AXES = ("data", "fsdp", "tensor")
+_AXES = ("data", "fsdp", "expert", "tensor")
 
 
 def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh (data, fsdp, tensor) over all devices of the job, or over the given ones.
+    """The mesh (data, fsdp, expert, tensor) over all devices of the job, or over the given ones.
 
     Raises:
         UserError: the axes do not fill the devices, or a dimension is not divisible by its axis.
     """
     devices = list(jax.devices() if devices is None else devices)
     count = len(devices)
-    inner = config.fsdp * config.tensor
+    inner = config.fsdp * config.expert * config.tensor
     data = config.data if config.data != -1 else count // inner
     if data * inner != count:
         raise UserError(
-            f"the mesh data={config.data} fsdp={config.fsdp} tensor={config.tensor} does not fill "
-            f"the {count} devices; their product has to be {count} (data=-1 takes the rest)"
+            f"the mesh data={config.data} fsdp={config.fsdp} expert={config.expert} "
+            f"tensor={config.tensor} does not fill the {count} devices; their product has to be "
+            f"{count} (data=-1 takes the rest)"
         )
-    split_dimensions = {
-        "tensor": ("num_query_heads", "num_kv_heads", "mlp_dim", "vocab_size"),
-        "fsdp": ("emb_dim",),
-    }
-    for axis, keys in split_dimensions.items():
-        for key in keys:
-            if getattr(config, key) % getattr(config, axis):
-                raise UserError(
-                    f"{key}={getattr(config, key)} is not divisible by "
-                    f"{axis}={getattr(config, axis)}, over which it is split"
-                )
-    batch_shards = data * config.fsdp
+    _check_divisible(config)
+    batch_shards = data * config.fsdp * config.expert
     batch = micro_batch_size(config, count)
     if batch % batch_shards:
         raise UserError(
             f"the batch of {batch} sequences (per_device_batch_size="
             f"{config.per_device_batch_size:g} × {count} devices) is not divisible by the mesh's "
-            f"data × fsdp = {batch_shards}"
+            f"data × fsdp × expert = {batch_shards}"
         )
-    shape = (data, config.fsdp, config.tensor)
-    axis_types = (AxisType.Auto,) * 3
+    shape = (data, config.fsdp, config.expert, config.tensor)
+    axis_types = (AxisType.Auto,) * len(shape)
     try:
         return jax.make_mesh(shape, _AXES, axis_types=axis_types, devices=devices)
     except NotImplementedError:  # no axis of the TPU's torus matches one of ours in size
         _log.warning(
-            "the mesh data=%d fsdp=%d tensor=%d splits axes of the TPU's torus: some collectives "
-            "take longer paths than with sizes that are products of whole axes",
+            "the mesh data=%d fsdp=%d expert=%d tensor=%d splits axes of the TPU's torus: some "
+            "collectives take longer paths than with sizes that are products of whole axes",
             *shape,
         )
         grid = split_torus(shape, devices)
         return Mesh(grid, _AXES, axis_types=axis_types)
+
+
+def _check_divisible(config: Config) -> None:
+    """Raises a `UserError` if an axis does not divide a size that it splits."""
+    heads: tuple[str, ...] = ("num_query_heads",)
+    if config.attention_type != "mla":
+        heads += ("num_kv_heads",)
+    width = "moe_mlp_dim" if config.num_experts > 1 else "mlp_dim"
+    split = {
+        ("tensor",): (*heads, width, "vocab_size"),
+        ("fsdp", "expert"): ("emb_dim",),
+        ("expert",): ("num_experts",) if config.expert > 1 else (),
+    }
+    for axes, keys in split.items():
+        parts = math.prod(getattr(config, axis) for axis in axes)
+        for key in keys:
+            if getattr(config, key) % parts:
+                raise UserError(
+                    f"{key}={getattr(config, key)} is not divisible by {' × '.join(axes)}={parts}, "
+                    f"over which it is split"
+                )
 
 
 def micro_batch_size(config: Config, device_count: int) -> int:

@@ -6,8 +6,8 @@ between them. Nothing here imports JAX.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import logging
 import os
 import typing
 from collections.abc import Mapping, Sequence
@@ -17,25 +17,19 @@ from typing import Any, Literal
 
 from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError, nearest
-from mfu_jax.storage.addresses import Address, check_path, path_of
+from mfu_jax.storage.addresses import Address, path_of
+from mfu_jax.trainer.model_keys import KernelKeys, ModelKeys, RematKeys
+from mfu_jax.trainer.scaling import scaled_down
+from mfu_jax.trainer.validation import validate
 from mfu_jax.values import field_types, shown, typed
 from mfu_jax.yaml_files import CONFIG_FOLDER, model_file, read_mapping
 
-REMAT_NAMES = (
-    "query_proj",
-    "key_proj",
-    "value_proj",
-    "context",
-    "out_proj",
-    "mlpwi_0",
-    "mlpwi_1",
-    "mlpwo",
-)
+_log = logging.getLogger("mfu_jax")
 DType = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(ModelKeys, RematKeys, KernelKeys):
     """One training run. ``configs/base.yml`` explains each key and gives its default."""
 
     run_name: str
@@ -44,28 +38,11 @@ class Config:
     seed: int
 
     model_name: str
+    scale: Literal["full", "tiny"]
     override_model_config: bool
-    decoder_block: Literal["llama2", "mistral", "gpt2", "gpt3", "default"]
-    vocab_size: int
-    num_decoder_layers: int
-    emb_dim: int
-    num_query_heads: int
-    num_kv_heads: int
-    head_dim: int
-    mlp_dim: int
-    mlp_activations: tuple[str, ...]
-    normalization: Literal["rmsnorm", "layernorm", "auto"]
-    position_embedding: Literal["rope", "learned", "auto"]
-    trainable_position_size: int
-    rope_max_timescale: int
-    normalization_layer_epsilon: float
-    logits_via_embedding: bool
-    use_bias: bool
 
     attention: Literal["auto", "dot_product", "jax", "cudnn_flash", "flash", "splash"]
     scan_layers: bool
-    remat_policy: Literal["none", "minimal", "full", "names"]
-    remat_save_names: tuple[str, ...]
     dtype: DType
     weight_dtype: DType
 
@@ -90,6 +67,7 @@ class Config:
 
     data: int
     fsdp: int
+    expert: int
     tensor: int
     distributed: bool
     coordinator_address: str
@@ -125,7 +103,7 @@ class Config:
     progress_bar: bool
 
     def __post_init__(self) -> None:
-        _validate(self)
+        validate(self)
 
     @property
     def run_directory(self) -> Path | Address:
@@ -192,7 +170,7 @@ def from_mapping(
         UserError: a key is unknown, a value is wrong, or a size contradicts the named model.
     """
     base = base_defaults()
-    overrides = overrides or {}
+    values, overrides = _own_names(values, where), _own_names(overrides or {}, "command line")
     for source, name in ((values, where), (overrides, "command line")):
         for key in source:
             if key not in base:
@@ -200,6 +178,12 @@ def from_mapping(
                 raise UserError(f"{name}: unknown key {key!r}{hint}")
     model_name = str(overrides.get("model_name", values.get("model_name", "")))
     model = _model_values(model_name, base) if model_name else {}
+    if _scale(values, overrides, base) == "tiny":
+        if not model:
+            raise UserError(
+                "scale=tiny scales a named model; give model_name, for example llama3-8b"
+            )
+        model = scaled_down(model)
     own = _own_values(values, model, base)
     given = {**own, **overrides}
     kinds = field_types(Config)
@@ -249,19 +233,52 @@ def base_defaults() -> Mapping[str, Any]:
     return read_mapping(CONFIG_FOLDER / "base.yml")
 
 
+def _own_names(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """`values` with MaxText's names of the mesh's axes as ours.
+
+    >>> _own_names({"ici_fsdp_parallelism": 8, "steps": 3}, "config")
+    {'fsdp': 8, 'steps': 3}
+    """
+    named: dict[str, Any] = {}
+    for key, value in values.items():
+        axis = key.removeprefix("ici_").removesuffix("_parallelism")
+        own = axis if key == f"ici_{axis}_parallelism" and axis in _AXES else key
+        if own in named:
+            raise UserError(f"{where}: {own} is given twice, as {own} and as {key}; give one")
+        named[own] = value
+    return named
+
+
+_AXES = ("data", "fsdp", "expert", "tensor")
+
+
+def _scale(values: Mapping[str, Any], overrides: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+    wanted = overrides.get("scale", values.get("scale", base["scale"]))
+    return str(typed("scale", wanted, field_types(Config)["scale"]))
+
+
 def _model_values(name: str, base: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The sizes of a bundled model; of a model that also sees or hears, those of its text part."""
     values = read_mapping(model_file(name))
-    foreign = [key for key in values if key not in base]
+    text = {key: value for key, value in values.items() if not _is_of_tower(key)}
+    foreign = [key for key in text if key not in base]
     blocks = typing.get_args(field_types(Config)["decoder_block"])
-    if values.get("decoder_block", "default") not in blocks:
-        foreign.insert(0, f"decoder_block={values['decoder_block']}")
+    if text.get("decoder_block", "default") not in blocks:
+        foreign.insert(0, f"decoder_block={text['decoder_block']}")
     if foreign:
         raise UserError(
             f"model_name {name!r} needs {', '.join(foreign)}, which the reference trainer does not "
             f"build (its blocks are {', '.join(blocks)}); `mfu-jax flops {name}` counts it "
             "nevertheless"
         )
-    return values
+    if len(text) < len(values):
+        _log.info("%s: its text model is trained, without its towers", name)
+    return text
+
+
+def _is_of_tower(key: str) -> bool:
+    """Whether a key is about images or sound."""
+    return key.endswith(("_for_vit", "_for_audio")) or key in ("use_multimodal", "use_audio")
 
 
 def _config_path(text: str) -> Path:
@@ -277,115 +294,3 @@ def _config_path(text: str) -> Path:
 def _auto_path(setting: str, default: Path | Address | str) -> Path | Address | None:
     chosen = default if setting == "auto" else setting
     return path_of(chosen) if chosen else None
-
-
-_POSITIVE = (
-    "vocab_size num_decoder_layers emb_dim num_query_heads num_kv_heads head_dim mlp_dim "
-    "rope_max_timescale max_target_length per_device_batch_size gradient_accumulation_steps "
-    "eval_steps num_processes checkpoint_period checkpoints_to_keep log_period learning_rate "
-    "normalization_layer_epsilon fsdp tensor"
-).split()
-_NOT_NEGATIVE = (
-    "steps seed eval_interval gradient_clipping_threshold adam_weight_decay warmup_steps "
-    "peak_tflops_per_device process_id trainable_position_size heartbeat_timeout_seconds"
-).split()
-_FRACTIONS = (
-    "eval_fraction warmup_steps_fraction cosine_learning_rate_final_fraction adam_b1 adam_b2"
-).split()
-
-
-_ACTIVATIONS = ("silu", "gelu", "relu", "linear")
-
-
-def _validate(config: Config) -> None:
-    _check_ranges(config)
-    _check_model(config)
-    _check_remat(config)
-    _check_run(config)
-
-
-def _check_ranges(config: Config) -> None:
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if isinstance(value, float) and not abs(value) < float("inf"):
-            raise UserError(f"{field.name}={value}: expected a finite number")
-        bits = 63 if field.name == "seed" else 31  # JAX's integers
-        if isinstance(value, int) and abs(value) >= 2**bits:
-            raise UserError(f"{field.name}={shown(value)}: expected a number below 2^{bits}")
-    for key in _POSITIVE:
-        if getattr(config, key) <= 0:
-            raise UserError(f"{key}={getattr(config, key)}: expected more than 0")
-    for key in _NOT_NEGATIVE:
-        if getattr(config, key) < 0:
-            raise UserError(f"{key}={getattr(config, key)}: expected 0 or more")
-    for key in _FRACTIONS:
-        if not 0 <= getattr(config, key) <= 1:
-            raise UserError(f"{key}={getattr(config, key)}: expected a fraction from 0 to 1")
-
-
-def _check_model(config: Config) -> None:
-    if config.num_query_heads % config.num_kv_heads:
-        raise UserError(
-            f"num_query_heads={config.num_query_heads} is not divisible by "
-            f"num_kv_heads={config.num_kv_heads}: every key/value head serves as many query heads"
-        )
-    if not 1 <= len(config.mlp_activations) <= 2:
-        raise UserError(
-            f"mlp_activations={list(config.mlp_activations)}: expected one entry (plain MLP) or "
-            "two (gated MLP), for example [silu, linear]"
-        )
-    for activation in config.mlp_activations:
-        if activation not in _ACTIVATIONS:
-            raise UserError(
-                f"mlp_activations: unknown activation {activation!r}"
-                f"{nearest(activation, _ACTIVATIONS)}; expected {', '.join(_ACTIVATIONS)}"
-            )
-    rows = config.trainable_position_size
-    if rows and rows < config.max_target_length:
-        raise UserError(
-            f"max_target_length={config.max_target_length} needs as many learned positions, but "
-            f"trainable_position_size={rows}; shorten the sequences"
-        )
-    if config.head_dim % 2:
-        raise UserError(
-            f"head_dim={config.head_dim} is odd; RoPE rotates pairs, so it must be even"
-        )
-
-
-def _check_remat(config: Config) -> None:
-    for name in config.remat_save_names:
-        if name not in REMAT_NAMES:
-            raise UserError(
-                f"remat_save_names: unknown name {name!r}{nearest(name, REMAT_NAMES)}; "
-                f"expected {', '.join(REMAT_NAMES)}"
-            )
-    if bool(config.remat_save_names) != (config.remat_policy == "names"):
-        raise UserError(
-            f"remat_policy={config.remat_policy} with remat_save_names="
-            f"{list(config.remat_save_names)}: expected at least one name with the policy "
-            f"'names' and none with the others; for example remat_policy=names "
-            f"remat_save_names=[context]"
-        )
-
-
-def _check_run_name(name: str) -> None:
-    if name in ("", ".", "..") or "/" in name or not name.isprintable():
-        raise UserError(
-            f"run_name={name!r}: expected the name of a folder: printable, without '/', not '.' "
-            f"or '..'"
-        )
-    if len(name.encode(errors="surrogatepass")) > 255:
-        raise UserError(f"run_name={name[:40]!r}… is too long: expected at most 255 bytes")
-
-
-def _check_run(config: Config) -> None:
-    if config.data < 1 and config.data != -1:
-        raise UserError(f"data={config.data}: expected 1 or more, or -1 for all remaining devices")
-    _check_run_name(config.run_name)
-    for key in ("base_output_directory", "metrics_file", "tensorboard_dir", "profile_dir"):
-        check_path(getattr(config, key), key)
-    if config.process_id >= config.num_processes:
-        raise UserError(
-            f"process_id={config.process_id} with num_processes={config.num_processes}: "
-            "processes are numbered from 0"
-        )

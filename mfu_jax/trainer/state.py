@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from mfu_jax.errors import UserError
 from mfu_jax.layers.attention_ops import choose_attention
 from mfu_jax.layers.decoder import Decoder
+from mfu_jax.layers.families import model_spec
 from mfu_jax.trainer.mesh import state_shardings
 from mfu_jax.trainer.pyconfig import Config
 
@@ -61,7 +62,12 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
     """
     platform = mesh.devices.flat[0].platform
     try:
-        attention = choose_attention(config.attention, platform=platform, dtype=config.dtype)
+        attention = choose_attention(
+            config.attention,
+            platform=platform,
+            dtype=config.dtype,
+            needs=model_spec(config).needs,
+        )
     except ValueError as error:
         raise UserError(str(error)) from None
     return dataclasses.replace(config, attention=attention)

@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 from jax.sharding import Mesh
 
+from mfu_jax.layers.decoder import with_moved_biases
 from mfu_jax.trainer.data import BATCH_KEYS
+from mfu_jax.trainer.losses import Batch, Parts, objective
 from mfu_jax.trainer.mesh import batch_sharding, micro_batch_size
 from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.trainer.state import (
@@ -21,7 +22,6 @@ from mfu_jax.trainer.state import (
     model_graph,
 )
 
-Batch = dict[str, jax.Array]  # each [accumulation, batch, sequence]
 Metrics = dict[str, jax.Array]
 
 
@@ -34,35 +34,52 @@ def make_train_step(config: Config) -> Callable[[TrainState, Batch], tuple[Train
     graph = model_graph(config)
     optimizer = make_optimizer(config)
     schedule = learning_rate_schedule(config)
-    gradient = jax.value_and_grad(_summed_loss, has_aux=True)
+
+    def gradient(params: Any, micro_batch: Batch) -> tuple[Parts, Any]:
+        differentiate = jax.value_and_grad(objective, has_aux=True)
+        (_, parts), grads = differentiate(params, graph, micro_batch, config)
+        return parts, grads
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        def accumulate(sums: Any, micro_batch: Batch) -> tuple[Any, None]:
-            (loss, weights), grads = gradient(state.params, graph, micro_batch)
-            return jax.tree.map(jnp.add, sums, (loss, weights, grads)), None
-
+        first = {key: value[0] for key, value in batch.items()}
         if config.gradient_accumulation_steps == 1:
-            micro_batch = {key: value[0] for key, value in batch.items()}
-            (loss, weights), grads = gradient(state.params, graph, micro_batch)
+            parts, grads = gradient(state.params, first)
         else:
-            zeros = (jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
-            with jax.named_scope("gradient_accumulation"):
-                (loss, weights, grads), _ = jax.lax.scan(accumulate, zeros, batch)
+            parts, grads = _accumulated(lambda micro: gradient(state.params, micro), batch, first)
 
         with jax.named_scope("optimizer"):
-            tokens = jnp.maximum(weights, 1)
+            tokens = jnp.maximum(parts.weights, 1)
             grads = jax.tree.map(lambda g: g / tokens.astype(g.dtype), grads)
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
+            params = with_moved_biases(
+                params, state.params, parts.loads, config.routed_bias_update_rate
+            )
             metrics = {
-                "loss": loss / tokens,
+                "loss": parts.loss / tokens,
                 "grad_norm": optax.tree.norm(grads),
                 "current_learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
-                "total_weights": weights,
+                "total_weights": parts.weights,
+                **{name: value / tokens for name, value in parts.further.items()},
             }
         return TrainState(state.step + 1, params, opt_state), metrics
 
     return train_step
+
+
+def _accumulated(
+    gradient: Callable[[Batch], tuple[Parts, Any]], batch: Batch, first: Batch
+) -> tuple[Parts, Any]:
+    """The sums over all micro-batches of `batch`; `first` is one of them."""
+    shapes = jax.eval_shape(gradient, first)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    def add(sums: Any, micro_batch: Batch) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, sums, gradient(micro_batch)), None
+
+    with jax.named_scope("gradient_accumulation"):
+        (parts, grads), _ = jax.lax.scan(add, zeros, batch)
+    return parts, grads
 
 
 def make_eval_step(config: Config) -> Callable[[TrainState, Batch], tuple[jax.Array, jax.Array]]:
@@ -71,7 +88,8 @@ def make_eval_step(config: Config) -> Callable[[TrainState, Batch], tuple[jax.Ar
 
     def eval_step(state: TrainState, batch: Batch) -> tuple[jax.Array, jax.Array]:
         micro_batch = {key: value[0] for key, value in batch.items()}
-        return _summed_loss(state.params, graph, micro_batch)
+        _, parts = objective(state.params, graph, micro_batch, config)
+        return parts.loss, parts.weights
 
     return eval_step
 
@@ -106,13 +124,3 @@ def abstract_batch(config: Config, mesh: Mesh, accumulation: int) -> dict[str, A
     shape = (accumulation, micro_batch_size(config, mesh.size), config.max_target_length)
     leaf = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
     return dict.fromkeys(BATCH_KEYS, leaf)
-
-
-def _summed_loss(params: Any, graph: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Cross-entropy summed over the target tokens, and their number; batch: [batch, sequence]."""
-    model = nnx.merge(graph, params)
-    logits = model(batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"])
-    with jax.named_scope("loss"):
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"])
-        weights = batch["targets_weight"].astype(jnp.float32)
-        return (losses * weights).sum(), weights.sum()

@@ -6,23 +6,37 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mfu_jax.layers.attention_ops import ATTENTION_OPS, choose_attention
+from mfu_jax.layers import attention_kernels  # noqa: F401, they register themselves
+from mfu_jax.layers.attention_ops import ATTENTION_OPS, Pattern, choose_attention
 
 from tests.support.floats import assert_close_as_float32
 
 
-def written_out(q: np.ndarray, k: np.ndarray, v: np.ndarray, segments: np.ndarray) -> np.ndarray:
+def written_out(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    segments: np.ndarray,
+    *,
+    window: int = 10**9,
+    chunk: int = 10**9,
+    cap: float = 0.0,
+    sinks: np.ndarray | None = None,
+) -> np.ndarray:
     """Softmax attention (arXiv 1706.03762, equation 1), token by token."""
     B, S, N, h = q.shape
     group = N // k.shape[2]
-    out = np.zeros_like(q)
+    out = np.zeros((B, S, N, v.shape[-1]), q.dtype)
     for b in range(B):
         for n in range(N):
             for s in range(S):
-                seen = [t for t in range(s + 1) if segments[b, t] == segments[b, s]]
+                first = max(0, s - window + 1, s // chunk * chunk)
+                seen = [t for t in range(first, s + 1) if segments[b, t] == segments[b, s]]
                 scores = np.array([q[b, s, n] @ k[b, t, n // group] for t in seen]) / math.sqrt(h)
-                weights = np.exp(scores - scores.max())
-                weights /= weights.sum()
+                if cap:
+                    scores = cap * np.tanh(scores / cap)
+                weights = np.exp(scores)
+                weights /= weights.sum() + (0 if sinks is None else np.exp(sinks[n]))
                 values = [v[b, t, n // group] for t in seen]
                 out[b, s, n] = sum(w * x for w, x in zip(weights, values, strict=True))
     return out
@@ -43,6 +57,31 @@ def test_xla_implementations_are_attention(op: str, heads: tuple[int, int]) -> N
     assert_close_as_float32(got, written_out(*arrays), terms=24)
 
 
+# What a model may need → options of `written_out`, the pattern, and sinks.
+PATTERNS = {
+    "window": ({"window": 5}, Pattern(window=5)),
+    "chunks": ({"chunk": 7}, Pattern(chunk=7)),
+    "soft cap": ({"cap": 0.5}, Pattern(soft_cap=0.5)),
+    "sinks": ({"sinks": np.array([0.3, -1.0, 2.0, 0.0])}, Pattern()),
+}
+
+
+@pytest.mark.parametrize("need", PATTERNS)
+def test_windows_chunks_caps_and_sinks(need: str) -> None:
+    options, pattern = PATTERNS[need]
+    arrays = inputs(24, 4, 2, 8)
+    sinks = jnp.asarray(options["sinks"]) if "sinks" in options else None
+    got = ATTENTION_OPS["dot_product"](*map(jnp.asarray, arrays), pattern=pattern, sinks=sinks)
+    assert_close_as_float32(got, written_out(*arrays, **options), terms=24)
+
+
+def test_values_may_be_narrower_than_keys() -> None:
+    q, k, v, segments = inputs(12, 4, 2, 8)
+    v = v[..., :3]
+    got = ATTENTION_OPS["dot_product"](*map(jnp.asarray, (q, k, v, segments)))
+    assert_close_as_float32(got, written_out(q, k, v, segments), terms=12)
+
+
 @pytest.mark.slow
 def test_flash_is_attention_when_interpreted() -> None:
     from jax.experimental.pallas import tpu as pltpu
@@ -54,14 +93,19 @@ def test_flash_is_attention_when_interpreted() -> None:
 
 
 @pytest.mark.slow
-def test_splash_is_attention_when_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("need", [None, *PATTERNS])
+def test_splash_is_attention_when_interpreted(
+    need: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from jax.experimental.pallas.ops.tpu import splash_attention as kernel
 
     interpreted = functools.partial(kernel.make_splash_mha, interpret=True)
     monkeypatch.setattr(kernel, "make_splash_mha", interpreted)
-    arrays = inputs(128, 2, 1, 128)
-    got = ATTENTION_OPS["splash"](*map(jnp.asarray, arrays))
-    assert_close_as_float32(got, written_out(*arrays), terms=128)
+    options, pattern = PATTERNS.get(need or "", ({}, Pattern()))
+    arrays = inputs(128, 4, 2, 128)
+    sinks = jnp.asarray(options["sinks"]) if "sinks" in options else None
+    got = ATTENTION_OPS["splash"](*map(jnp.asarray, arrays), pattern=pattern, sinks=sinks)
+    assert_close_as_float32(got, written_out(*arrays, **options), terms=128)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +130,14 @@ def test_auto_takes_what_the_platform_has(
 def test_a_kernel_of_another_platform_is_refused(name: str, platform: str) -> None:
     with pytest.raises(ValueError, match=f"attention={name} runs on .* only"):
         choose_attention(name, platform=platform, dtype="bfloat16")
+
+
+def test_auto_takes_the_fastest_that_has_what_the_model_needs() -> None:
+    needs = {"attention sinks"}
+    assert choose_attention("auto", platform="tpu", dtype="bfloat16", needs=needs) == "splash"
+    assert choose_attention("auto", platform="gpu", dtype="bfloat16", needs=needs) == "dot_product"
+    with pytest.raises(ValueError, match="attention=cudnn_flash does not have attention sinks"):
+        choose_attention("cudnn_flash", platform="gpu", dtype="bfloat16", needs=needs)
 
 
 def test_cudnn_is_refused_in_float32() -> None:

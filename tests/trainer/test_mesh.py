@@ -38,6 +38,6 @@ def test_a_mesh_that_splits_an_axis_of_the_torus_is_laid_with_a_warning(
     ]
     with caplog.at_level(logging.WARNING):
         mesh = make_mesh(config, devices)
-    assert dict(mesh.shape) == {"data": data, "fsdp": fsdp, "tensor": tensor}
+    assert dict(mesh.shape) == {"data": data, "fsdp": fsdp, "expert": 1, "tensor": tensor}
     assert {device.id for device in mesh.devices.flat} == set(range(512))
     assert sum("splits axes" in record.message for record in caplog.records) == splits

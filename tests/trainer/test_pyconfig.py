@@ -7,7 +7,7 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.trainer import pyconfig
-from mfu_jax.yaml_files import CONFIG_FOLDER
+from mfu_jax.yaml_files import CONFIG_FOLDER, model_names
 
 
 def load(*arguments: str) -> pyconfig.Config:
@@ -113,7 +113,10 @@ def test_arguments_take_the_type_of_their_key(argument: str, key: str, value: ob
         (["steps=-1"], ["steps=-1", "0 or more"]),
         (["learning_rate=nan"], ["learning_rate=nan", "finite"]),
         (["scan_layers=maybe"], ["scan_layers='maybe'", "true or false"]),
-        (["remat_policy=half"], ["remat_policy='half'", "none, minimal, full, names"]),
+        (
+            ["remat_policy=half"],
+            ["remat_policy='half'", "none, minimal, full, minimal_with_context"],
+        ),
         (["num_kv_heads=3"], ["num_query_heads=4", "num_kv_heads=3"]),
         (["num_decoder_layers=0"], ["num_decoder_layers=0", "more than 0"]),
         (["head_dim=7"], ["head_dim=7", "even"]),
@@ -121,6 +124,17 @@ def test_arguments_take_the_type_of_their_key(argument: str, key: str, value: ob
         (["mlp_activations=[swoosh]"], ["'swoosh'", "silu, gelu"]),
         (["remat_policy=names"], ["remat_policy=names", "remat_save_names=[]"]),
         (["remat_policy=names", "remat_save_names=[contex]"], ["did you mean 'context'"]),
+        (["num_experts=4"], ["num_experts=4", "moe_mlp_dim"]),
+        (["num_experts_per_tok=2"], ["num_experts_per_tok=2", "num_experts=1"]),
+        (
+            ["num_experts=6", "moe_mlp_dim=8", "n_routing_groups=4", "topk_routing_group=1"],
+            ["n_routing_groups=4", "equal size"],
+        ),
+        (["decoder_block=deepseek4"], ["decoder_block=deepseek4", "q_lora_rank"]),
+        (["engram_layers=[1]"], ["engram_vocab_bases has 0", "engram_max_ngram_size=3"]),
+        (["scale=tiny"], ["scale=tiny", "model_name"]),
+        (["fsdp=2", "ici_fsdp_parallelism=2"], ["fsdp is given twice"]),
+        (["remat_policy=full", "context=device"], ["context=device", "remat_policy=custom"]),
         (["run_name=a/b"], ["run_name='a/b'"]),
         (["model_name=llama2-7c"], ["'llama2-7c'", "did you mean 'llama2-7b'"]),
         (["model_name=../base"], ["unknown model '../base'"]),
@@ -164,9 +178,33 @@ def test_missing_folder_and_binary_files_are_refused(tmp_path: Path) -> None:
             pyconfig.load([str(path)])
 
 
-def test_a_model_that_the_trainer_cannot_build_is_refused_with_the_way_out() -> None:
-    with pytest.raises(UserError, match="mfu-jax flops deepseek3-671b"):
-        load("model_name=deepseek3-671b")
+@pytest.mark.parametrize("name", model_names())
+def test_every_bundled_model_is_one_that_the_trainer_builds(name: str) -> None:
+    assert load(f"model_name={name}").model_name == name
+
+
+def test_of_a_model_that_sees_and_hears_the_text_part_is_trained() -> None:
+    config = load("model_name=qwen3-omni-30b-a3b")
+    assert (config.num_decoder_layers, config.num_experts) == (48, 128)
+    assert not hasattr(config, "hidden_size_for_vit")
+
+
+def test_tiny_divides_sizes_and_keeps_the_pattern() -> None:
+    whole, tiny = (load("model_name=deepseek3-671b", f"scale={s}") for s in ("full", "tiny"))
+    assert (whole.num_decoder_layers, whole.first_num_dense_layers) == (61, 3)
+    assert (tiny.num_decoder_layers, tiny.first_num_dense_layers) == (3, 1)
+    assert (tiny.num_experts, tiny.num_experts_per_tok, tiny.vocab_size) == (8, 2, 256)
+    assert tiny.attention_type == whole.attention_type == "mla"
+
+
+def test_the_axes_of_the_mesh_have_maxtexts_names_too() -> None:
+    config = load("ici_fsdp_parallelism=4", "ici_expert_parallelism=2", "ici_data_parallelism=1")
+    assert (config.data, config.fsdp, config.expert, config.tensor) == (1, 4, 2, 1)
+
+
+def test_tiny_keeps_queries_per_key_head() -> None:
+    tiny = load("model_name=llama3-8b", "scale=tiny")  # 32 query heads, 8 key heads
+    assert (tiny.num_query_heads, tiny.num_kv_heads) == (4, 1)
 
 
 def test_an_output_directory_may_be_an_object_store() -> None:

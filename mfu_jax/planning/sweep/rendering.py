@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mfu_jax.formatting import columns, percent
-from mfu_jax.planning.sweep.running import Row, SweepResult
+from mfu_jax.planning.sweep.running import Row, SweepResult, fastest_first
 
 _WIDTH, _HEIGHT = 64, 14
 _GIB = 2**30
@@ -31,7 +31,7 @@ def render_sweep(result: SweepResult) -> str:
 
 def _table(result: SweepResult) -> list[str]:
     keys = list(result.rows[0].values)
-    shown = sorted(result.rows, key=lambda row: -(row.tokens_per_sec_per_chip or 0))[:_MOST_ROWS]
+    shown = fastest_first(result.rows)[:_MOST_ROWS]
     rows = [(*keys, "", "GiB", "s", "tokens/s/chip", "MFU", "from")]
     rows += [(*row.values.values(), *_cells(row)) for row in shown]
     lines = [f"  {line}" for line in columns(rows, "<" * len(keys) + "<>>>><")]

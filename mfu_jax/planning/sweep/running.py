@@ -299,6 +299,14 @@ def _with_pareto(rows: Sequence[Row]) -> list[Row]:
     return [replace(row, pareto=row in candidates and not beaten(row)) for row in rows]
 
 
+def fastest_first(rows: Sequence[Row]) -> list[Row]:
+    """Points that fit before those that may, and those that do not."""
+    return sorted(rows, key=lambda row: (-_VERDICTS.index(row.fits), -_speed(row)))
+
+
+_VERDICTS = (False, None, True)
+
+
 def _speed(row: Row) -> float:
     if row.tokens_per_sec_per_chip:
         return row.tokens_per_sec_per_chip

@@ -1,0 +1,117 @@
+"""What all layers of one model share when they are built, and what they read when they run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from .linears import Dense
+from .normalizations import NORMS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Builder:
+    """Makes the weights of one layer.
+
+    Attributes:
+        emb_dim: width of the residual stream.
+        dtype: of activations and matmuls; weights are stored in `weight_dtype`.
+        normalization: a name of `NORMS`.
+        epsilon: of the norms.
+        attention: name of the attention implementation.
+        rngs: for the initial weights.
+    """
+
+    emb_dim: int
+    dtype: jnp.dtype
+    weight_dtype: jnp.dtype
+    normalization: str
+    epsilon: float
+    attention: str
+    rngs: nnx.Rngs
+
+    def of_layer(self, key: jax.Array) -> Builder:
+        """The same for a layer that starts from `key`."""
+        return dataclasses.replace(self, rngs=nnx.Rngs(params=key))
+
+    @property
+    def dtypes(self) -> dict[str, Any]:
+        """The dtypes and random numbers, as layers take them."""
+        return {"dtype": self.dtype, "weight_dtype": self.weight_dtype, "rngs": self.rngs}
+
+    def dense(
+        self,
+        in_shape: tuple[int, ...],
+        out_shape: tuple[int, ...],
+        logical_axes: tuple[str, ...],
+        *,
+        bias: bool = False,
+    ) -> Dense:
+        """A projection; `logical_axes` names every dimension of its kernel."""
+        return Dense(in_shape, out_shape, logical_axes=logical_axes, use_bias=bias, **self.dtypes)
+
+    def norm(self, features: int | None = None, kind: str | None = None) -> Any:
+        """A norm over `features`, by default over the residual stream."""
+        width = self.emb_dim if features is None else features
+        make = NORMS[kind or self.normalization]
+        return make(width, epsilon=self.epsilon, weight_dtype=self.weight_dtype)
+
+    def vector(self, shape: tuple[int, ...], fill: float, logical_axes: tuple[str, ...]) -> Any:
+        """Weights that start at one value: scales, biases."""
+        return nnx.Param(jnp.full(shape, fill, self.weight_dtype), logical_axes=logical_axes)
+
+    def matrix(self, shape: tuple[int, ...], fan_in: int, logical_axes: tuple[str, ...]) -> Any:
+        """Random weights scaled by their fan-in, as those of `dense`."""
+        values = jax.random.truncated_normal(self.rngs.params(), -2, 2, shape, self.weight_dtype)
+        return nnx.Param(values / math.sqrt(fan_in), logical_axes=logical_axes)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What a layer reads beside the residual stream, and where it leaves what others read.
+
+    Attributes:
+        tokens: [batch, sequence].
+        positions: of each token in its document, [batch, sequence].
+        segment_ids: number of each token's document, [batch, sequence].
+        kept: keys and values that earlier layers keep for later ones, by name; layers add theirs.
+        per_layer: this layer's own input, [batch, sequence, width].
+        notes: what the layer says of itself, by name: losses, loads; empty when it starts.
+    """
+
+    tokens: jax.Array
+    positions: jax.Array
+    segment_ids: jax.Array
+    kept: dict[str, Any] = field(default_factory=dict)
+    per_layer: jax.Array | None = None
+    notes: dict[str, jax.Array] = field(default_factory=dict)
+
+    def shifted(self, count: int) -> Inputs:
+        """The tokens `count` places ahead; beyond the end of a row, token 0."""
+        ahead = jnp.pad(self.tokens[:, count:], ((0, 0), (0, count)))
+        return dataclasses.replace(self, tokens=ahead)
+
+
+class Spec(Protocol):
+    """The description of a part of a layer: hashable, so that equal layers can be scanned."""
+
+    @property
+    def scope(self) -> str:
+        """Its `jax.named_scope`."""
+        ...
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it needs of the attention implementation."""
+        ...
+
+    def make(self, build: Builder) -> Any:
+        """The part, called with (x [batch, sequence, emb_dim], `Inputs`)."""
+        ...

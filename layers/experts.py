@@ -1,0 +1,266 @@
+"""Mixtures of experts: routed ones, dropless or of a fixed capacity, and a shared one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
+
+from .building import Builder, Inputs
+from .feed_forwards import MlpSpec
+from .linears import ACTIVATIONS
+from .routers import RouterSpec, Routing
+from .sharding import BATCH_AXES, constrain
+
+# How `shard_map` takes the experts' weights: split over experts and hidden width, else gathered.
+_WEIGHT_SPECS = {
+    "wi_0": PartitionSpec("expert", None, "tensor"),
+    "wi_1": PartitionSpec("expert", None, "tensor"),
+    "wo": PartitionSpec("expert", "tensor", None),
+    "wi_0_bias": PartitionSpec("expert", "tensor"),
+    "wi_1_bias": PartitionSpec("expert", "tensor"),
+    "wo_bias": PartitionSpec("expert", None),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsSpec:
+    """Routed experts of hidden width `hidden`, and what every token passes beside them.
+
+    Attributes:
+        activation: of the gate.
+        bias: of the experts' matrices.
+        clamp: GPT-OSS: gate and input are limited to this, and the input has 1 added; 0: plain.
+        capacity_factor: each expert takes this many times its even share of a sequence, and drops
+            the tokens beyond; 0: none is dropped and nothing padded.
+        weigh_inputs: weights scale what the experts read instead of what they return (Llama 4).
+        shared: an MLP for every token; `shared_gate`: scaled by a sigmoid of the token.
+    """
+
+    router: RouterSpec
+    hidden: int
+    activation: str = "silu"
+    bias: bool = False
+    clamp: float = 0.0
+    capacity_factor: float = 0.0
+    weigh_inputs: bool = False
+    shared: MlpSpec | None = None
+    shared_gate: bool = False
+    scope: str = "moe"
+    needs: frozenset[str] = frozenset()
+
+    def make(self, build: Builder) -> Experts:
+        """The weights of router and experts."""
+        return Experts(self, build)
+
+
+class Experts(nnx.Module):
+    """``Σ weight · expert(x)`` over the chosen experts, plus the shared expert."""
+
+    def __init__(self, spec: ExpertsSpec, build: Builder) -> None:
+        E, D, F = spec.router.experts, build.emb_dim, spec.hidden
+        inwards, outwards = ("experts", "embed", "mlp"), ("experts", "mlp", "embed")
+        self.router = spec.router.make(build)
+        self.wi_0 = build.matrix((E, D, F), D, inwards)
+        self.wi_1 = build.matrix((E, D, F), D, inwards)
+        self.wo = build.matrix((E, F, D), F, outwards)
+        if spec.bias:
+            self.wi_0_bias = build.vector((E, F), 0.0, ("experts", "mlp"))
+            self.wi_1_bias = build.vector((E, F), 0.0, ("experts", "mlp"))
+            self.wo_bias = build.vector((E, D), 0.0, ("experts", "embed"))
+        if spec.shared is not None:
+            self.shared = spec.shared.make(build)
+            if spec.shared_gate:
+                self.shared_gate = build.dense((D,), (1,), ("embed", "norm"))
+        self.spec = spec
+        self.dtype = build.dtype
+
+    def __call__(self, x: jax.Array, inputs: Inputs) -> jax.Array:
+        """[batch, sequence, width] → the same."""
+        with jax.named_scope("router"):
+            routing = self.router(x, inputs)
+        with jax.named_scope("experts"):
+            y = self.routed(x, routing)
+        if self.spec.shared is None:
+            return y
+        with jax.named_scope("shared"):
+            return y + self._shared(x)
+
+    def routed(self, x: jax.Array, routing: Routing) -> jax.Array:
+        """The weighted sum of the chosen experts' outputs, [batch, sequence, width]."""
+        if self.spec.capacity_factor:
+            return self._with_capacity(x, routing)
+        return self._dropless(x, routing)
+
+    def _shared(self, x: jax.Array) -> jax.Array:
+        y: jax.Array = self.shared(x)
+        return y * jax.nn.sigmoid(self.shared_gate(x)) if self.spec.shared_gate else y
+
+    def _dropless(self, x: jax.Array, routing: Routing) -> jax.Array:
+        """Rows sorted by expert, multiplied group by group; each device sorts its own rows.
+
+        Over the mesh's `expert` axis, a device gathers the rows of its neighbours, computes those
+        of its own experts, and sums the results where they belong. Over `tensor`, each device has
+        a part of the hidden width.
+        """
+        names = ["wi_0", "wi_1", "wo"]
+        if self.spec.bias:
+            names += ["wi_0_bias", "wi_1_bias", "wo_bias"]
+        weights = {name: getattr(self, name)[...].astype(self.dtype) for name in names}
+        if jax.sharding.get_abstract_mesh().empty:
+            return self._sorted_rows(x, routing, weights, first=0)
+        rows = PartitionSpec(BATCH_AXES, None, None)
+        specs = {name: _WEIGHT_SPECS[name] for name in names}
+
+        def local(
+            x: jax.Array, chosen: tuple[jax.Array, jax.Array], weights: dict[str, jax.Array]
+        ) -> jax.Array:
+            routing = Routing(*chosen)
+            if jax.lax.axis_size("expert") > 1:
+                x, routing = jax.lax.all_gather((x, routing), "expert", axis=0, tiled=True)
+            first = jax.lax.axis_index("expert") * weights["wo"].shape[0]
+            if self.spec.bias and jax.lax.axis_size("tensor") > 1:
+                is_first = jax.lax.axis_index("tensor") == 0
+                weights = {**weights, "wo_bias": weights["wo_bias"] * is_first}
+            y = self._sorted_rows(x, routing, weights, first=first)
+            if jax.lax.axis_size("tensor") > 1:
+                y = jax.lax.psum(y, "tensor")
+            if jax.lax.axis_size("expert") > 1:
+                y = jax.lax.psum_scatter(y, "expert", scatter_dimension=0, tiled=True)
+            return y
+
+        over_shards = jax.shard_map(
+            local,
+            in_specs=(rows, (rows, rows), specs),
+            out_specs=rows,
+            check_vma=False,
+        )
+        y: jax.Array = over_shards(x, (routing.experts, routing.weights), weights)
+        return y
+
+    def _sorted_rows(
+        self,
+        x: jax.Array,
+        routing: Routing,
+        weights: dict[str, jax.Array],
+        *,
+        first: int | jax.Array,
+    ) -> jax.Array:
+        """The sum over those of the chosen experts that `weights` has, from number `first` on."""
+        E, k = weights["wo"].shape[0], self.spec.router.per_token
+        flat = x.reshape(-1, x.shape[-1])
+        expert_of = routing.experts.reshape(-1) - first
+        # Rows of other devices' experts go to the end, and belong to no group.
+        expert_of = jnp.where((expert_of >= 0) & (expert_of < E), expert_of, E)
+        weight_of = routing.weights.reshape(-1, 1).astype(x.dtype)
+        order = jnp.argsort(expert_of, stable=True)
+        sizes = jnp.zeros(E + 1, jnp.int32).at[expert_of].add(1)[:E]
+        rows = flat[order // k]
+        if self.spec.weigh_inputs:
+            rows = rows * weight_of[order]
+        sorted_experts = expert_of[order]
+
+        def multiply(rows: jax.Array, name: str) -> jax.Array:
+            product = jax.lax.ragged_dot(rows, weights[name], sizes)
+            if not self.spec.bias:
+                return product
+            return product + weights[f"{name}_bias"][jnp.minimum(sorted_experts, E - 1)]
+
+        with jax.named_scope("wi_0"):
+            gate = checkpoint_name(multiply(rows, "wi_0"), "moe_mlpwi_0")
+        with jax.named_scope("wi_1"):
+            up = checkpoint_name(multiply(rows, "wi_1"), "moe_mlpwi_1")
+        with jax.named_scope("wo"):
+            out = checkpoint_name(multiply(self._activated(gate, up), "wo"), "moe_mlpwo")
+        out = jnp.where((sorted_experts < E)[:, None], out, 0)
+        back = out[jnp.argsort(order)]
+        if not self.spec.weigh_inputs:
+            back = back * weight_of
+        return back.reshape(-1, k, x.shape[-1]).sum(axis=1).reshape(x.shape)
+
+    def _with_capacity(self, x: jax.Array, routing: Routing) -> jax.Array:
+        """Each expert has slots for its share of a sequence, filled in the sequence's order."""
+        B, S, D = x.shape
+        E, k = self.spec.router.experts, self.spec.router.per_token
+        capacity = min(math.ceil(self.spec.capacity_factor * S * k / E), S * k)
+        expert_of = routing.experts.reshape(B, S * k)
+        weights = routing.weights.reshape(B, S * k, 1).astype(x.dtype)
+        chosen = jax.nn.one_hot(expert_of, E, dtype=jnp.int32)
+        place = jnp.take_along_axis(jnp.cumsum(chosen, axis=1), expert_of[..., None], -1)[..., 0]
+        is_kept = place <= capacity
+        slot = jnp.where(is_kept, expert_of * capacity + place - 1, E * capacity)
+        rows = jnp.repeat(x, k, axis=1)
+        if self.spec.weigh_inputs:
+            rows = rows * weights
+        batch = jnp.arange(B)[:, None]
+        filled = jnp.zeros((B, E * capacity + 1, D), x.dtype).at[batch, slot].set(rows)
+        slots = filled[:, :-1].reshape(B, E, capacity, D)
+        slots = constrain(slots, ("data", "fsdp"), "expert", None, None)
+
+        def multiply(slots: jax.Array, kernel: nnx.Param, bias: str) -> jax.Array:
+            product = jnp.einsum("becd,edf->becf", slots, kernel[...].astype(self.dtype))
+            return product + self._bias(bias)[:, None] if self.spec.bias else product
+
+        with jax.named_scope("wi_0"):
+            gate = checkpoint_name(multiply(slots, self.wi_0, "wi_0_bias"), "moe_mlpwi_0")
+        with jax.named_scope("wi_1"):
+            up = checkpoint_name(multiply(slots, self.wi_1, "wi_1_bias"), "moe_mlpwi_1")
+        with jax.named_scope("wo"):
+            out = multiply(self._activated(gate, up), self.wo, "wo_bias")
+            out = checkpoint_name(out, "moe_mlpwo")
+        back = out.reshape(B, E * capacity, D)[batch, jnp.minimum(slot, E * capacity - 1)]
+        back = jnp.where(is_kept[..., None], back, 0)
+        if not self.spec.weigh_inputs:
+            back = back * weights
+        return back.reshape(B, S, k, D).sum(axis=2)
+
+    def _bias(self, name: str) -> jax.Array:
+        bias: jax.Array = getattr(self, name)[...]
+        return bias.astype(self.dtype)
+
+    def _activated(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        if not self.spec.clamp:
+            return ACTIVATIONS[self.spec.activation](gate) * up
+        # GPT-OSS: a swish of slope 1.702, with both sides limited.
+        gate = jnp.minimum(gate, self.spec.clamp)
+        up = jnp.clip(up, -self.spec.clamp, self.spec.clamp)
+        return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsBesideMlpSpec:
+    """Gemma 4: experts beside the dense MLP, each between norms of its own."""
+
+    experts: ExpertsSpec
+    mlp: MlpSpec
+    scope: str = "moe"
+    needs: frozenset[str] = frozenset()
+
+    def make(self, build: Builder) -> ExpertsBesideMlp:
+        """The weights of both."""
+        return ExpertsBesideMlp(self, build)
+
+
+class ExpertsBesideMlp(nnx.Module):
+    """``norm(mlp(norm(x))) + norm(experts(norm(x)))``; the router reads x itself."""
+
+    def __init__(self, spec: ExpertsBesideMlpSpec, build: Builder) -> None:
+        self.pre_mlp_norm, self.post_mlp_norm = build.norm(), build.norm()
+        self.pre_experts_norm, self.post_experts_norm = build.norm(), build.norm()
+        self.mlp = spec.mlp.make(build)
+        self.experts = spec.experts.make(build)
+
+    def __call__(self, x: jax.Array, inputs: Inputs) -> jax.Array:
+        """[batch, sequence, emb_dim] → the same."""
+        with jax.named_scope("shared"):
+            dense = self.post_mlp_norm(self.mlp(self.pre_mlp_norm(x)))
+        with jax.named_scope("router"):
+            routing = self.experts.router(x, inputs)
+        with jax.named_scope("experts"):
+            routed = self.experts.routed(self.pre_experts_norm(x), routing)
+        return dense + self.post_experts_norm(routed)

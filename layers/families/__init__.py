@@ -1,0 +1,18 @@
+"""One function for each `decoder_block`: a config becomes the specs of its layers."""
+
+from . import deepseek, deepseek4, dense, gemma, gemma4, mixtures, qwen_next
+from .registry import ModelSpec, family, known_blocks, model_spec
+
+__all__ = [
+    "ModelSpec",
+    "deepseek",
+    "deepseek4",
+    "dense",
+    "family",
+    "gemma",
+    "gemma4",
+    "known_blocks",
+    "mixtures",
+    "model_spec",
+    "qwen_next",
+]

@@ -1,0 +1,96 @@
+"""DeepSeek V2, V3 and V3.2, Kimi K2: latent attention, dense layers first, then experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..attention_ops import Pattern
+from ..blocks import LayerSpec
+from ..building import Spec
+from ..engram import EngramSpec, table_sizes
+from ..latent_attention import IndexerSpec, LatentAttentionSpec
+from ..routers import RouterSpec
+from . import parts
+from .registry import ModelSpec, family
+
+
+@family("deepseek")
+def deepseek(config: Any) -> ModelSpec:
+    """With hyper-connections and n-gram memory where the config has them."""
+    streams = config.mhc_expansion_rate if config.mhc_expansion_rate > 1 else 0
+    dense: Any = parts.mlp(config)
+    sparse = dense
+    if config.num_experts > 1:
+        sparse = parts.experts(config, deepseek_router(config))
+    mixer: Spec = parts.attention(config)
+    if config.attention_type == "mla":
+        mixer = latent_attention(config)
+    engrams = _engrams(config)
+    layers = tuple(
+        LayerSpec(
+            mixer=mixer,
+            feed_forward=dense if i < config.first_num_dense_layers else sparse,
+            streams=streams,
+            engram=engrams.get(i),
+        )
+        for i in range(config.num_decoder_layers)
+    )
+    return parts.model(config, layers, streams=streams)
+
+
+def deepseek_router(config: Any) -> RouterSpec:
+    """V3's sigmoid with a bias for the choice, or V2's softmax, over groups of experts."""
+    score = config.routed_score_func
+    if score == "auto":
+        score = "sigmoid" if config.routed_bias else "softmax"
+    return parts.router(
+        config,
+        score=score,
+        normalize=config.norm_topk_prob and score == "sigmoid",
+        bias="choice" if config.routed_bias else "",
+        groups=max(config.n_routing_groups, 0),
+        top_groups=max(config.topk_routing_group, 0),
+        # The bias evens the load out instead of a loss.
+        balance_weight=0.0 if config.routed_bias else config.load_balance_loss_weight,
+    )
+
+
+def latent_attention(config: Any) -> LatentAttentionSpec:
+    """MLA as the config describes it, sparse if it has an indexer."""
+    indexer = None
+    if config.use_indexer:
+        indexer = IndexerSpec(
+            heads=config.indexer_n_heads,
+            head_dim=config.indexer_head_dim,
+            topk=config.indexer_topk,
+        )
+    return LatentAttentionSpec(
+        heads=config.num_query_heads,
+        q_lora_rank=config.q_lora_rank,
+        kv_lora_rank=config.kv_lora_rank,
+        nope_dim=config.qk_nope_head_dim,
+        rope_dim=config.qk_rope_head_dim,
+        v_dim=config.v_head_dim,
+        rope=float(config.rope_max_timescale),
+        indexer=indexer,
+        pattern=Pattern(blocks=parts.splash_blocks(config)),
+    )
+
+
+def _engrams(config: Any) -> dict[int, EngramSpec]:
+    """The n-gram memory of each layer that has one."""
+    if not config.engram_layers:
+        return {}
+    sizes = table_sizes(
+        config.engram_vocab_bases, config.engram_num_heads, len(config.engram_layers)
+    )
+    return {
+        layer: EngramSpec(
+            tables=tables,
+            orders=config.engram_max_ngram_size - 1,
+            head_dim=config.engram_head_dim,
+            kernel=config.engram_kernel_size,
+            streams=max(config.mhc_expansion_rate, 1),
+        )
+        for layer, tables in zip(config.engram_layers, sizes, strict=True)
+    }

@@ -1,0 +1,56 @@
+"""DeepSeek V4: window and compressed attention, hashed routing first, hyper-connections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..blocks import LayerSpec
+from ..compressed_attention import CompressedAttentionSpec
+from ..latent_attention import IndexerSpec
+from . import parts
+from .registry import ModelSpec, family
+
+# Layers whose compressed keys stand for so many tokens pick them by an indexer.
+_INDEXED_RATIO = 4
+
+
+@family("deepseek4")
+def deepseek4(config: Any) -> ModelSpec:
+    """`compress_ratios` lists the kind of each layer's attention."""
+    streams = config.mhc_expansion_rate if config.mhc_expansion_rate > 1 else 0
+    routed = parts.router(config, score="sigmoid", bias="choice" if config.routed_bias else "")
+    hashed = parts.router(config, score="sigmoid", bias="", hashed=True, balance_weight=0.0)
+    experts = {
+        True: parts.experts(config, hashed),
+        False: parts.experts(config, routed),
+    }
+    layers = tuple(
+        LayerSpec(
+            mixer=_attention(config, ratio),
+            feed_forward=experts[i < config.first_num_hash_layers],
+            streams=streams,
+        )
+        for i, ratio in enumerate(config.compress_ratios[: config.num_decoder_layers])
+    )
+    return parts.model(config, layers, streams=streams, hyper_head=streams > 0)
+
+
+def _attention(config: Any, ratio: int) -> CompressedAttentionSpec:
+    indexer = IndexerSpec(
+        heads=config.indexer_n_heads,
+        head_dim=config.indexer_head_dim,
+        topk=config.indexer_topk,
+    )
+    return CompressedAttentionSpec(
+        heads=config.num_query_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        q_lora_rank=config.q_lora_rank,
+        out_groups=config.o_groups,
+        out_rank=config.o_lora_rank,
+        window=config.sliding_window_size,
+        ratio=ratio,
+        rope=float(config.rope_max_timescale),
+        rope_dim=config.qk_rope_head_dim or config.head_dim,
+        indexer=indexer if ratio == _INDEXED_RATIO else None,
+    )

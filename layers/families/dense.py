@@ -1,0 +1,75 @@
+"""Families whose layers are all alike, or alternate between global and local attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..blocks import POST_NORMS, PRE_NORMS, LayerSpec
+from ..routers import RouterSpec
+from . import parts
+from .registry import ModelSpec, family
+
+
+@family("default", "llama2", "mistral", "gpt2", "mixtral")
+def uniform(config: Any, **attention: Any) -> ModelSpec:
+    """Attention, in a window if the config has one, then MLP or experts."""
+    mixer = parts.window(config, parts.attention(config, **attention))
+    layer = LayerSpec(mixer=mixer, feed_forward=parts.feed_forward(config))
+    return parts.model(config, (layer,) * config.num_decoder_layers)
+
+
+@family("gpt3")
+def gpt3(config: Any) -> ModelSpec:
+    """Biases everywhere."""
+    mixer = parts.attention(config, bias=True, output_bias=True)
+    plain = parts.mlp(config)
+    mlp = type(plain)(hidden=plain.hidden, activations=plain.activations, bias=True)
+    layer = LayerSpec(mixer=mixer, feed_forward=mlp)
+    return parts.model(config, (layer,) * config.num_decoder_layers)
+
+
+@family("qwen2")
+def qwen2(config: Any) -> ModelSpec:
+    """Biases on queries, keys and values only."""
+    return uniform(config, output_bias=config.use_bias)
+
+
+@family("qwen3", "qwen3_moe")
+def qwen3(config: Any) -> ModelSpec:
+    """Norms on each head's queries and keys."""
+    return uniform(config, qk_norm="head")
+
+
+@family("olmo3")
+def olmo3(config: Any) -> ModelSpec:
+    """Three local layers, then a global one; norms after the parts, and over all heads."""
+    whole = parts.attention(config, qk_norm="all_heads")
+    kinds = {"global": whole, "local": parts.window(config, whole)}
+    layers = tuple(
+        LayerSpec(mixer=kinds[kind], feed_forward=parts.mlp(config), norms=POST_NORMS)
+        for kind in local_global(4, config.num_decoder_layers)
+    )
+    return parts.model(config, layers)
+
+
+@family("gpt_oss")
+def gpt_oss(config: Any) -> ModelSpec:
+    """Local and global layers in turn, sinks, biased experts with a limited swish."""
+    whole = parts.attention(config, bias=True, output_bias=True, sinks=True)
+    kinds = {"global": whole, "local": parts.window(config, whole)}
+    routed: RouterSpec = parts.router(config, bias="logits", normalize=True)
+    experts = parts.experts(config, routed, bias=True, clamp=_GPT_OSS_LIMIT)
+    layers = tuple(
+        LayerSpec(mixer=kinds[kind], feed_forward=experts, norms=PRE_NORMS)
+        for kind in local_global(2, config.num_decoder_layers)
+    )
+    return parts.model(config, layers)
+
+
+# openai/gpt-oss-20b, config.json: swiglu_limit.
+_GPT_OSS_LIMIT = 7.0
+
+
+def local_global(interval: int, layers: int) -> tuple[str, ...]:
+    """Every `interval`-th layer is global, the others local."""
+    return tuple("global" if (i + 1) % interval == 0 else "local" for i in range(layers))

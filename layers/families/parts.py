@@ -1,0 +1,139 @@
+"""What families share: attention, MLP and experts as a config describes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ..attention_ops import Pattern, SplashBlocks
+from ..attentions import AttentionSpec
+from ..blocks import LayerSpec
+from ..experts import ExpertsSpec
+from ..feed_forwards import MlpSpec
+from ..routers import RouterSpec
+from .registry import ModelSpec
+
+# The blocks that GPT descends from: LayerNorm, learned positions.
+_GPT_BLOCKS = ("gpt2", "gpt3")
+
+
+def model(config: Any, layers: tuple[LayerSpec, ...], **changes: Any) -> ModelSpec:
+    """`layers` between the embedding and the head of most families."""
+    is_gpt = config.decoder_block in _GPT_BLOCKS
+    normalization = config.normalization
+    if normalization == "auto":
+        normalization = "layernorm" if is_gpt else changes.pop("normalization", "rmsnorm")
+    changes.pop("normalization", None)
+    rows = config.trainable_position_size or config.max_target_length
+    options: dict[str, Any] = {
+        "learned_positions": 0 if uses_rope(config) else rows,
+        "logits_soft_cap": config.final_logits_soft_cap,
+        **changes,
+    }
+    return ModelSpec(layers=layers, normalization=normalization, **options)
+
+
+def uses_rope(config: Any) -> bool:
+    """Whether positions rotate queries and keys; else they have a table."""
+    if config.position_embedding != "auto":
+        return bool(config.position_embedding == "rope")
+    return config.decoder_block not in _GPT_BLOCKS
+
+
+def attention(config: Any, **changes: Any) -> AttentionSpec:
+    """Multi-head attention as the config describes it, every key before a query seen."""
+    bias = config.attention_bias or config.use_bias
+    options: dict[str, Any] = {
+        "heads": config.num_query_heads,
+        "kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "pattern": pattern(config),
+        "rope": float(config.rope_max_timescale) if uses_rope(config) else None,
+        "rotary_dim": round(config.head_dim * config.partial_rotary_factor),
+        "bias": bias,
+        "output_bias": bias,
+        "qk_norm": "head" if config.use_qk_norm else "",
+        **changes,
+    }
+    if options["rotary_dim"] == options["head_dim"]:
+        options["rotary_dim"] = 0
+    return AttentionSpec(**options)
+
+
+def pattern(config: Any, **changes: Any) -> Pattern:
+    """The scale and soft cap of the config's scores, without window or chunks."""
+    wanted = config.query_pre_attn_scalar
+    return Pattern(
+        **{
+            "scale": wanted**-0.5 if wanted else None,
+            "soft_cap": config.attn_logits_soft_cap,
+            "blocks": splash_blocks(config),
+            **changes,
+        }
+    )
+
+
+def splash_blocks(config: Any) -> SplashBlocks:
+    """The blocks of the splash kernel, under MaxText's names."""
+    return SplashBlocks(
+        q=config.sa_block_q,
+        kv=config.sa_block_kv,
+        kv_compute=config.sa_block_kv_compute,
+        q_dkv=config.sa_block_q_dkv,
+        kv_dkv=config.sa_block_kv_dkv,
+        kv_dkv_compute=config.sa_block_kv_dkv_compute,
+        q_dq=config.sa_block_q_dq,
+        kv_dq=config.sa_block_kv_dq,
+        fused=config.sa_use_fused_bwd_kernel,
+    )
+
+
+def window(config: Any, spec: AttentionSpec) -> AttentionSpec:
+    """The same attention in the config's sliding window, if it has one."""
+    inside = dataclasses.replace(spec.pattern, window=config.sliding_window_size)
+    return spec.replace(pattern=inside)
+
+
+def mlp(config: Any, hidden: int | None = None) -> MlpSpec:
+    """The dense MLP, of hidden width `hidden` or else `mlp_dim`."""
+    return MlpSpec(
+        hidden=config.mlp_dim if hidden is None else hidden,
+        activations=tuple(config.mlp_activations),
+        bias=config.use_bias,
+    )
+
+
+def router(config: Any, **changes: Any) -> RouterSpec:
+    """A softmax router over the config's experts."""
+    options: dict[str, Any] = {
+        "experts": config.num_experts,
+        "per_token": config.num_experts_per_tok,
+        "normalize": config.norm_topk_prob,
+        "scale": config.routed_scaling_factor,
+        "bias": "logits" if config.routed_bias else "",
+        "balance_weight": config.load_balance_loss_weight,
+        **changes,
+    }
+    return RouterSpec(**options)
+
+
+def experts(config: Any, routed: RouterSpec | None = None, **changes: Any) -> ExpertsSpec:
+    """The config's routed experts, and a shared one if it has any."""
+    shared = None
+    if config.shared_experts:
+        shared = mlp(config, config.shared_experts * config.moe_mlp_dim)
+    options: dict[str, Any] = {
+        "router": routed or router(config),
+        "hidden": config.moe_mlp_dim,
+        "activation": config.mlp_activations[0],
+        "bias": config.use_bias,
+        "capacity_factor": max(config.capacity_factor, 0.0),
+        "shared": shared,
+        **changes,
+    }
+    return ExpertsSpec(**options)
+
+
+def feed_forward(config: Any) -> MlpSpec | ExpertsSpec:
+    """The experts of a model that has them, else its MLP."""
+    return mlp(config) if config.num_experts == 1 else experts(config)

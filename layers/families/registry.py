@@ -1,0 +1,66 @@
+"""The table of families: `decoder_block` → the layers of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..blocks import LayerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A decoder: its layers, and what stands below and above them.
+
+    Attributes:
+        normalization: a name of `NORMS`.
+        learned_positions: rows of the table of positions; 0: none.
+        embedding_scale: factor of the embedding.
+        logits_soft_cap: logits l become ``cap · tanh(l / cap)``; 0: they do not.
+        streams: residual streams of hyper-connections; 0: a plain residual.
+        hyper_head: trained weights join the streams; else they are summed.
+        per_layer_width: of the layers' own inputs; 0: none.
+    """
+
+    layers: tuple[LayerSpec, ...]
+    normalization: str = "rmsnorm"
+    learned_positions: int = 0
+    embedding_scale: float = 1.0
+    logits_soft_cap: float = 0.0
+    streams: int = 0
+    hyper_head: bool = False
+    per_layer_width: int = 0
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it needs of the attention implementation."""
+        return frozenset().union(*(layer.needs for layer in self.layers))
+
+
+Family = TypeVar("Family", bound=Callable[..., ModelSpec])
+_FAMILIES: dict[str, Callable[..., ModelSpec]] = {}
+
+
+def family(*blocks: str) -> Callable[[Family], Family]:
+    """Registers a function of the config for the `decoder_block` names that it serves."""
+
+    def register(function: Family) -> Family:
+        _FAMILIES.update(dict.fromkeys(blocks, function))
+        return function
+
+    return register
+
+
+def known_blocks() -> list[str]:
+    """Every registered `decoder_block`."""
+    return sorted(_FAMILIES)
+
+
+def model_spec(config: Any) -> ModelSpec:
+    """The layers of a config.
+
+    Args:
+        config: an object with the model's fields in MaxText's names (``configs/base.yml``).
+    """
+    return _FAMILIES[config.decoder_block](config)

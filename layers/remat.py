@@ -1,0 +1,69 @@
+"""Rematerialisation policies, in MaxText's names: which tensors of a layer are kept, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+# The tensors that layers name, in MaxText's names where MaxText has them.
+_ATTENTION = ("query_proj", "key_proj", "value_proj", "qkv_proj")
+_LATENT = ("query_wa_proj", "kv_wa_proj")
+_MLP_IN = ("mlpwi_0", "mlpwi_1", "moe_mlpwi_0", "moe_mlpwi_1")
+_MLP_OUT = ("mlpwo", "moe_mlpwo")
+_PROJECTIONS = (*_ATTENTION, *_LATENT, "out_proj")
+TENSORS = ("decoder_layer_input", "context", *_PROJECTIONS, *_MLP_IN, *_MLP_OUT)
+
+# Policy → the tensors that stay on the device; all others are computed again.
+_SAVED = {
+    "full": (),
+    "minimal": (*_PROJECTIONS, *_MLP_IN, *_MLP_OUT),
+    "minimal_with_context": (*_PROJECTIONS, *_MLP_IN, *_MLP_OUT, "context"),
+    "minimal_flash": (*_PROJECTIONS, *_MLP_IN, *_MLP_OUT, "context"),
+    "save_dot_with_context_except_mlp": (*_PROJECTIONS, "context"),
+    "save_dot_except_mlpwi": (*_PROJECTIONS, *_MLP_OUT),
+    "save_dot_except_mlp": _PROJECTIONS,
+    "save_qkv_proj": (*_ATTENTION, *_LATENT),
+    "save_out_proj": ("out_proj",),
+}
+# Policy → the tensors that go to the host's memory.
+_OFFLOADED = {
+    "qkv_proj_offloaded": (*_ATTENTION, *_LATENT),
+    "minimal_offloaded": (*_PROJECTIONS, *_MLP_IN, *_MLP_OUT),
+}
+POLICIES = ("none", *_SAVED, *_OFFLOADED, "names", "custom")
+
+
+def remat(config: Any) -> Callable[..., Callable[..., Any]]:
+    """Wraps the function of a layer in `jax.checkpoint` as `config.remat_policy` says."""
+    if config.remat_policy == "none":
+        return lambda layer, **options: layer
+    policy = _policy(config)
+    return lambda layer, **options: jax.checkpoint(layer, policy=policy, **options)
+
+
+def _policy(config: Any) -> Callable[..., Any]:
+    name = config.remat_policy
+    if name in _OFFLOADED:
+        return _kept((), _OFFLOADED[name])
+    if name == "custom":
+        return _kept(
+            (tensor for tensor in TENSORS if getattr(config, tensor) == "device"),
+            (tensor for tensor in TENSORS if getattr(config, tensor) == "offload"),
+        )
+    return _kept(config.remat_save_names if name == "names" else _SAVED[name], ())
+
+
+def _kept(saved: Iterable[str], offloaded: Iterable[str]) -> Callable[..., Any]:
+    to_host = list(offloaded)
+    if not to_host:
+        names: Callable[..., Any] = jax.checkpoint_policies.save_only_these_names(*saved)
+        return names
+    both: Callable[..., Any] = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=list(saved),
+        names_which_can_be_offloaded=to_host,
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+    return both

@@ -1,0 +1,215 @@
+"""The layers of a decoder: repeated patterns are scanned, with or without remat."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from .blocks import Block, LayerSpec
+from .building import Builder, Inputs
+
+# A period longer than this is not looked for.
+_LONGEST_PERIOD = 16
+
+
+class Segment(NamedTuple):
+    """Layers that follow each other: `pattern`, `repeats` times, from layer `first` on."""
+
+    pattern: tuple[LayerSpec, ...]
+    repeats: int
+    first: int
+
+
+def segments_of(layers: Sequence[LayerSpec]) -> tuple[Segment, ...]:
+    """Cuts layers into runs of repeated patterns, the longest first.
+
+    >>> [(s.pattern, s.repeats) for s in segments_of("abbabbc")]
+    [(('a', 'b', 'b'), 2), (('c',), 1)]
+    """
+    found, first = [], 0
+    while first < len(layers):
+        period, repeats = _longest_run(layers[first:])
+        found.append(Segment(tuple(layers[first : first + period]), repeats, first))
+        first += period * repeats
+    return tuple(found)
+
+
+def _longest_run(layers: Sequence[LayerSpec]) -> tuple[int, int]:
+    """The period and the repeats that cover most layers from the first on; the shorter period."""
+    best = (1, 1)
+    for period in range(1, min(_LONGEST_PERIOD, len(layers) // 2) + 1):
+        pattern, repeats = layers[:period], 1
+        while layers[repeats * period : (repeats + 1) * period] == pattern:
+            repeats += 1
+        if repeats > 1 and period * repeats > best[0] * best[1]:
+            best = (period, repeats)
+    return best
+
+
+Remat = Callable[..., Callable[..., Any]]
+
+
+class Stack(nnx.Module):
+    """Blocks in order.
+
+    Args:
+        layers: from first to last.
+        keys: one for each layer, so that scanned and unrolled layers start from the same weights.
+        scan: whether repeated patterns are scanned.
+        remat: wraps the function of a block; takes ``prevent_cse``.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerSpec],
+        keys: jax.Array,
+        build: Builder,
+        *,
+        scan: bool,
+        remat: Remat,
+    ) -> None:
+        self.segments = segments_of(layers) if scan else _single(layers)
+        self.remat = remat
+        self.groups = nnx.List(
+            [
+                nnx.List(
+                    [
+                        _blocks(spec, _keys(keys, segment, place), build)
+                        for place, spec in enumerate(segment.pattern)
+                    ]
+                )
+                for segment in self.segments
+            ]
+        )
+
+    def __call__(
+        self, x: jax.Array, inputs: Inputs, per_layer: jax.Array | None = None
+    ) -> tuple[jax.Array, list[list[dict[str, jax.Array]]]]:
+        """Runs all layers.
+
+        Args:
+            x: [batch, sequence, (streams,) emb_dim].
+            per_layer: each layer's own input, [layers, batch, sequence, width].
+
+        Returns:
+            `x` after the last layer, and the notes of each segment's places; those of a scanned
+            segment have a leading dimension of its repeats.
+        """
+        notes = []
+        kept: dict[str, Any] = {}
+        for segment, blocks in zip(self.segments, self.groups, strict=True):
+            run = self._scanned if segment.repeats > 1 else self._once
+            own = _inputs_of(segment, per_layer)
+            x, made, noted = run(segment, blocks, x, dataclasses.replace(inputs, kept=kept), own)
+            kept = {**kept, **made}
+            notes.append(noted)
+        return x, notes
+
+    def _once(
+        self, segment: Segment, blocks: Any, x: jax.Array, inputs: Inputs, own: jax.Array | None
+    ) -> tuple[jax.Array, dict[str, Any], list[dict[str, jax.Array]]]:
+        notes = []
+        made: dict[str, Any] = {}
+        for place, block in enumerate(blocks):
+            graphdef, weights = nnx.split(block)
+            here = dataclasses.replace(
+                inputs,
+                kept={**inputs.kept, **made},
+                per_layer=None if own is None else own[0, place],
+            )
+            with jax.named_scope(f"layers_{segment.first + place}"):
+                x, kept, noted = self.remat(run_block(graphdef))(x, weights, here)
+            made |= kept
+            notes.append(noted)
+        return x, made, notes
+
+    def _scanned(
+        self, segment: Segment, blocks: Any, x: jax.Array, inputs: Inputs, own: jax.Array | None
+    ) -> tuple[jax.Array, dict[str, Any], list[dict[str, jax.Array]]]:
+        split = [nnx.split(block) for block in blocks]
+        # Inside a scan, XLA cannot merge the recomputation with the forward pass anyway.
+        runs = [self.remat(run_block(graphdef), prevent_cse=False) for graphdef, _ in split]
+        names = _names(segment)
+
+        def body(x: jax.Array, step: Any) -> tuple[jax.Array, Any]:
+            weights, own = step
+            notes = []
+            made: dict[str, Any] = {}
+            for place, run in enumerate(runs):
+                here = dataclasses.replace(
+                    inputs,
+                    kept={**inputs.kept, **made},
+                    per_layer=None if own is None else own[place],
+                )
+                with jax.named_scope(names[place]):
+                    x, kept, noted = run(x, weights[place], here)
+                made |= kept
+                notes.append(noted)
+            return x, (made, notes)
+
+        x, (made, notes) = jax.lax.scan(body, x, ([weights for _, weights in split], own))
+        return x, jax.tree.map(lambda stacked: stacked[-1], made), notes
+
+
+def run_block(graphdef: Any) -> Callable[..., Any]:
+    """A block as a function of its weights, which returns what it keeps and notes."""
+
+    def run(x: jax.Array, weights: Any, inputs: Inputs) -> Any:
+        before = inputs.kept
+        inputs = dataclasses.replace(inputs, kept=dict(before), notes={})
+        y = nnx.merge(graphdef, weights)(x, inputs)
+        made = {name: kv for name, kv in inputs.kept.items() if kv is not before.get(name)}
+        return y, made, inputs.notes
+
+    return run
+
+
+def _names(segment: Segment) -> list[str]:
+    """The scopes of a pattern's places in the scan."""
+    if len(segment.pattern) == 1:
+        return ["layers"]
+    return [f"layers/place_{place}" for place in range(len(segment.pattern))]
+
+
+def _single(layers: Sequence[LayerSpec]) -> tuple[Segment, ...]:
+    return tuple(Segment((layer,), 1, number) for number, layer in enumerate(layers))
+
+
+def _keys(keys: jax.Array, segment: Segment, place: int) -> jax.Array:
+    """The keys of one place of a pattern: one for each repeat."""
+    first, period = segment.first, len(segment.pattern)
+    return keys[first + place : first + period * segment.repeats : period]
+
+
+def _inputs_of(segment: Segment, per_layer: jax.Array | None) -> jax.Array | None:
+    """[layers, …] → [repeats, places, …] of a segment."""
+    if per_layer is None:
+        return None
+    period = len(segment.pattern)
+    own = per_layer[segment.first : segment.first + period * segment.repeats]
+    return own.reshape(segment.repeats, period, *own.shape[1:])
+
+
+def _blocks(spec: LayerSpec, keys: jax.Array, build: Builder) -> nnx.Module:
+    """One block for a single key; for several, one whose weights have a leading dimension."""
+
+    def make(key: jax.Array) -> Block:
+        return Block(spec, build.of_layer(key))
+
+    if len(keys) == 1:
+        return make(keys[0])
+    graphdef = nnx.graphdef(nnx.eval_shape(lambda: make(keys[0])))
+    stacked = jax.vmap(lambda key: nnx.state(make(key)))(keys)
+    made: nnx.Module = nnx.merge(graphdef, stacked)
+    return made
+
+
+def total(notes: list[list[dict[str, jax.Array]]], name: str) -> jax.Array:
+    """The sum of a note over all layers; 0 if none has it."""
+    values = [note[name].sum() for places in notes for note in places if name in note]
+    return sum(values, jnp.zeros((), jnp.float32))

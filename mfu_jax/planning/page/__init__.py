@@ -1,0 +1,1 @@
+"""Plans and sweeps as HTML pages."""

@@ -1,0 +1,73 @@
+"""What a step minimises: cross-entropy, and what experts and further predictions add to it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mfu_jax.layers.decoder import Outputs
+from mfu_jax.layers.stack import total
+from mfu_jax.trainer.pyconfig import Config
+
+Batch = dict[str, jax.Array]
+
+
+class Parts(NamedTuple):
+    """Sums over the target tokens of one micro-batch; those of several add up.
+
+    Attributes:
+        loss: cross-entropy.
+        weights: the number of target tokens.
+        further: losses that are added to it, by their metric's name, each times `weights`.
+        loads: tokens of each expert, by the place of its router (see `Decoder.loads`).
+    """
+
+    loss: jax.Array
+    weights: jax.Array
+    further: dict[str, jax.Array]
+    loads: dict[str, jax.Array]
+
+
+def objective(params: Any, graph: Any, batch: Batch, config: Config) -> tuple[jax.Array, Parts]:
+    """The sum that a step minimises, and its parts; batch: [batch, sequence]."""
+    model = nnx.merge(graph, params)
+    outputs = model.outputs(batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"])
+    with jax.named_scope("loss"):
+        weights = batch["targets_weight"].astype(jnp.float32)
+        loss, count = _cross_entropy(outputs.logits, batch["targets"], weights), weights.sum()
+        further = {}
+        if _has(outputs, "balance_loss"):
+            further["moe_lb_loss"] = total(outputs.notes, "balance_loss") * count
+        if outputs.further:
+            ahead = config.mtp_loss_scaling_factor * _loss_ahead(outputs.further, batch)
+            further["mtp_loss"] = ahead * count
+        parts = Parts(loss, count, further, model.loads(outputs.notes))
+        return sum(further.values(), loss), parts
+
+
+def _cross_entropy(logits: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
+    """Without a gather of the targets' logits, which would keep a float32 copy of bfloat16 ones."""
+    vocabulary = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
+    of_target = jnp.where(vocabulary == targets[..., None], logits, 0).sum(-1)
+    return ((jax.nn.logsumexp(logits, axis=-1) - of_target) * weights).sum()
+
+
+def _loss_ahead(further: list[jax.Array], batch: Batch) -> jax.Array:
+    """The mean over the modules of their mean cross-entropy; the n-th predicts n tokens further."""
+    losses = []
+    for number, logits in enumerate(further, start=1):
+        targets, weights, segments = (
+            jnp.pad(batch[key][:, number:], ((0, 0), (0, number)))
+            for key in ("targets", "targets_weight", "inputs_segmentation")
+        )
+        counted = (weights * (segments == batch["inputs_segmentation"])).astype(jnp.float32)
+        summed = _cross_entropy(logits, targets, counted)
+        losses.append(summed / jnp.maximum(counted.sum(), 1))
+    return sum(losses, jnp.zeros(())) / len(losses)
+
+
+def _has(outputs: Outputs, name: str) -> bool:
+    return any(name in note for places in outputs.notes for note in places)

@@ -1,0 +1,118 @@
+"""Routers and experts against loops over tokens, written out in numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from mfu_jax.layers.building import Builder, Inputs
+from mfu_jax.layers.experts import Experts, ExpertsSpec
+from mfu_jax.layers.routers import Router, RouterSpec, moved_bias
+
+from tests.support.floats import assert_close_as_float32
+
+B, S, D, F, E = 2, 6, 5, 7, 8
+X = np.random.default_rng(0).normal(size=(B, S, D)).astype(np.float32)
+
+
+def build() -> Builder:
+    f32 = jnp.dtype("float32")
+    return Builder(
+        emb_dim=D,
+        dtype=f32,
+        weight_dtype=f32,
+        normalization="rmsnorm",
+        epsilon=1e-5,
+        attention="dot_product",
+        rngs=nnx.Rngs(params=1),
+    )
+
+
+def inputs() -> Inputs:
+    tokens = jnp.arange(B * S).reshape(B, S)
+    return Inputs(tokens=tokens, positions=tokens % S, segment_ids=jnp.ones_like(tokens))
+
+
+def expert(layer: Experts, number: int, x: np.ndarray) -> np.ndarray:
+    gate, up = (x @ np.asarray(w[number]) for w in (layer.wi_0[...], layer.wi_1[...]))
+    return (gate / (1 + np.exp(-gate)) * up) @ np.asarray(layer.wo[number])
+
+
+def test_dropless_experts_are_the_weighted_sum_of_the_chosen() -> None:
+    layer = ExpertsSpec(router=RouterSpec(experts=E, per_token=3), hidden=F).make(build())
+    logits = X @ np.asarray(layer.router.gate.kernel[...])
+    want = np.zeros_like(X)
+    for b, s in np.ndindex(B, S):
+        best = np.argsort(-logits[b, s])[:3]
+        weights = np.exp(logits[b, s, best])
+        for number, weight in zip(best, weights / weights.sum(), strict=True):
+            want[b, s] += weight * expert(layer, number, X[b, s])
+    assert_close_as_float32(layer(jnp.asarray(X), inputs()), want, terms=F * D)
+
+
+def test_experts_of_a_capacity_drop_what_comes_after_it_is_full() -> None:
+    router = RouterSpec(experts=E, per_token=2)
+    layer = ExpertsSpec(router=router, hidden=F, capacity_factor=1.0).make(build())
+    routing = layer.router(jnp.asarray(X), inputs())
+    capacity = -(-S * 2 // E)
+    want = np.zeros_like(X)
+    dropped = 0
+    for b in range(B):
+        taken = dict.fromkeys(range(E), 0)
+        for s in range(S):
+            chosen = zip(routing.experts[b, s].tolist(), routing.weights[b, s], strict=True)
+            for number, weight in chosen:
+                taken[number] += 1
+                dropped += taken[number] > capacity
+                if taken[number] <= capacity:
+                    want[b, s] += float(weight) * expert(layer, number, X[b, s])
+    assert dropped
+    assert_close_as_float32(layer(jnp.asarray(X), inputs()), want, terms=F * D)
+
+
+def router(**keys: Any) -> Router:
+    return RouterSpec(**{"experts": E, "per_token": 2, **keys}).make(build())
+
+
+def test_a_bias_changes_the_choice_but_not_the_weights() -> None:
+    plain = router(score="sigmoid", bias="choice", normalize=False)
+    plain.choice_bias.set_value(jnp.zeros(E).at[5].set(10.0))
+    routing = plain(jnp.asarray(X), inputs())
+    assert (np.asarray(routing.experts) == 5).any(-1).all()
+    scores = 1 / (1 + np.exp(-(X @ np.asarray(plain.gate.kernel[...]))))
+    want = np.take_along_axis(scores, np.asarray(routing.experts), -1)
+    assert_close_as_float32(routing.weights, want, terms=D)
+
+
+def test_only_the_best_groups_are_open() -> None:
+    layer = router(score="sigmoid", groups=4, top_groups=1)
+    scores = 1 / (1 + np.exp(-(X @ np.asarray(layer.gate.kernel[...]))))
+    best = scores.reshape(B, S, 4, 2).sum(-1).argmax(-1)  # groups of two: both count
+    chosen = np.asarray(layer(jnp.asarray(X), inputs()).experts)
+    assert (chosen // 2 == best[..., None]).all()
+
+
+def test_hashed_routing_depends_on_the_token_alone() -> None:
+    layer, read = router(hashed=True, score="sigmoid"), inputs()
+    chosen = np.asarray(layer(jnp.asarray(X), read).experts)
+    again = np.asarray(layer(jnp.asarray(X[::-1].copy()), read).experts)
+    assert (chosen == again).all()
+    assert (chosen[..., 0] != chosen[..., 1]).all()
+    assert len(set(chosen[..., 0].ravel().tolist())) > 2
+
+
+def test_the_balance_loss_is_one_for_an_even_load() -> None:
+    layer = router(balance_weight=0.5, per_token=E)
+    layer.gate.kernel.set_value(jnp.zeros((D, E)))
+    read = inputs()
+    layer(jnp.asarray(X), read)
+    # All experts are chosen alike and have the same probability: E · Σ (1/E) · (1/E) = 1.
+    assert float(read.notes["balance_loss"]) == pytest.approx(0.5)
+
+
+def test_the_bias_moves_against_the_load() -> None:
+    moved = moved_bias(jnp.zeros(4), jnp.array([0.0, 4.0, 2.0, 2.0]), 0.25)
+    assert moved.tolist() == [0.25, -0.25, 0.0, 0.0]

@@ -1,0 +1,131 @@
+"""The logits of transformers' models, recorded by `tests/support/record_hugging_face_logits.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from mfu_jax.layers.decoder import Decoder
+
+from mfu_jax.trainer import pyconfig
+from tests.support.floats import assert_close_as_float32
+from tests.support.hugging_face_conversion import load_weights
+from tests.support.hugging_face_weights import named_weight
+
+RECORDED = Path(__file__).parents[1] / "data" / "hugging_face_logits.npz"
+COMMON = {
+    "vocab_size": 64,
+    "emb_dim": 32,
+    "mlp_dim": 48,
+    "num_query_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 8,
+    "num_decoder_layers": 2,
+    "logits_via_embedding": False,
+    "max_target_length": 24,
+    "scan_layers": False,
+}
+TIED = {"logits_via_embedding": True, "query_pre_attn_scalar": 12.0, "sliding_window_size": 8}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_mlp_dim": 48}
+# family → its keys beside COMMON
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"decoder_block": "llama2"},
+    "qwen3": {"decoder_block": "qwen3"},
+    "gemma2": {
+        "decoder_block": "gemma2",
+        "num_decoder_layers": 1,  # pairs
+        "mlp_activations": ["gelu", "linear"],
+        **TIED,
+    },
+    "gemma3": {
+        "decoder_block": "gemma3",
+        "num_decoder_layers": 6,
+        "mlp_activations": ["gelu", "linear"],
+        "rope_max_timescale": 1_000_000,
+        "local_rope_max_timescale": 10_000,
+        **TIED,
+    },
+    "olmo3": {"decoder_block": "olmo3", "num_decoder_layers": 4, "sliding_window_size": 8},
+    "gpt2": {
+        "decoder_block": "gpt2",
+        "num_kv_heads": 4,
+        "mlp_dim": 128,
+        "mlp_activations": ["gelu"],
+        "use_bias": True,
+        "logits_via_embedding": True,
+    },
+    "mixtral": {"decoder_block": "mixtral", **EXPERTS},
+    "gpt_oss": {
+        "decoder_block": "gpt_oss",
+        "mlp_activations": ["sigmoid", "linear"],
+        "sliding_window_size": 8,
+        **EXPERTS,
+    },
+    "llama4": {
+        "decoder_block": "llama4",
+        **EXPERTS,
+        "num_decoder_layers": 4,
+        "mlp_dim": 40,
+        "num_experts_per_tok": 1,
+        "shared_experts": 1,
+        "interleave_moe_layer_step": 2,
+        "chunk_attn_window_size": 8,
+        "nope_layer_interval": 4,
+        "use_qk_norm": True,
+    },
+    "deepseek_v3": {
+        "decoder_block": "deepseek",
+        "attention_type": "mla",
+        "num_decoder_layers": 3,
+        "num_kv_heads": 4,
+        "q_lora_rank": 12,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 6,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_mlp_dim": 20,
+        "shared_experts": 1,
+        "first_num_dense_layers": 1,
+        "routed_bias": True,
+        "routed_scaling_factor": 2.5,
+        "n_routing_groups": 4,
+        "topk_routing_group": 2,
+    },
+    "qwen3_next": {
+        "decoder_block": "qwen3_next",
+        "num_decoder_layers": 4,
+        **EXPERTS,
+        "moe_mlp_dim": 20,
+        "shared_experts": 1,
+        "inhomogeneous_layer_cycle_interval": 4,
+        "gdn_num_key_heads": 2,
+        "gdn_num_value_heads": 4,
+        "gdn_key_head_dim": 8,
+        "gdn_value_head_dim": 6,
+        "gdn_chunk_size": 8,
+    },
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_transformers(family: str) -> None:
+    recorded = np.load(RECORDED)
+    shapes = json.loads(str(recorded[f"{family}/shapes"]))
+    tokens, want = recorded[f"{family}/tokens"], recorded[f"{family}/logits"]
+    config = pyconfig.from_mapping({}, overrides={**COMMON, **FAMILIES[family]})
+    model = Decoder(config, attention="dot_product", rngs=nnx.Rngs(params=0))
+    load_weights(
+        model, family, {name: named_weight(name, tuple(shape)) for name, shape in shapes.items()}
+    )
+    positions = jnp.arange(tokens.shape[1])[None]
+    got = jax.jit(lambda t: model(t, positions, jnp.ones_like(t)))(jnp.asarray(tokens))
+    # Rounding passes through up to six layers of two parts: sums of 128 terms, twelve deep.
+    assert_close_as_float32(got, want, terms=128 * 12**2)

@@ -1,0 +1,155 @@
+"""Records the logits of tiny models of transformers, for `tests/layers/test_hugging_face.py`.
+
+    python -m tests.support.record_hugging_face_logits      # wants torch and transformers, no JAX
+
+Writes ``tests/data/hugging_face_logits.npz``: for each family the names and shapes of its weights,
+tokens, and logits in float32. Weights are those of `named_weight`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from tests.support.hugging_face_weights import named_weight
+
+OUT = Path(__file__).parents[1] / "data" / "hugging_face_logits.npz"
+COMMON = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "attn_implementation": "eager",
+    "experts_implementation": "eager",
+}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+BY_KIND = {"full_attention": ROPE, "sliding_attention": ROPE}
+# family → (class of transformers, its config beside COMMON)
+FAMILIES = {
+    "llama": ("Llama", {"num_hidden_layers": 2}),
+    "qwen3": ("Qwen3", {"num_hidden_layers": 2}),
+    "gemma2": (
+        "Gemma2",
+        {"num_hidden_layers": 2, "sliding_window": 8, "query_pre_attn_scalar": 12}
+        | {"tie_word_embeddings": True},
+    ),
+    "gemma3": (
+        "Gemma3",
+        {"num_hidden_layers": 6, "sliding_window": 8, "query_pre_attn_scalar": 12}
+        | {"tie_word_embeddings": True},
+    ),
+    "olmo3": ("Olmo3", {"num_hidden_layers": 4, "sliding_window": 8, "rope_parameters": BY_KIND}),
+    "gpt2": (
+        "GPT2",
+        {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 24, "tie_word_embeddings": True},
+    ),
+    "mixtral": (
+        "Mixtral",
+        {"num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+        | {"rope_parameters": ROPE},
+    ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "num_hidden_layers": 2,
+            "sliding_window": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": ROPE,
+        },
+    ),
+    "llama4": (
+        "Llama4",
+        {
+            "num_hidden_layers": 4,
+            "intermediate_size_mlp": 40,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 8,
+            "no_rope_layers": [1, 1, 1, 0],
+            "rope_parameters": ROPE,
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            "num_hidden_layers": 3,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 20,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "q_lora_rank": 12,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 6,
+            "num_key_value_heads": 4,
+            "rope_parameters": ROPE,
+        },
+    ),
+    "qwen3_next": (
+        "Qwen3Next",
+        {
+            "num_hidden_layers": 4,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "shared_expert_intermediate_size": 20,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 6,
+        },
+    ),
+}
+
+
+def logits_of(family: str) -> tuple[dict[str, tuple[int, ...]], np.ndarray, np.ndarray]:
+    """Shapes of the weights, tokens [1, 24] and logits [1, 24, 64]."""
+    name, own = FAMILIES[family]
+    suffix = "TextConfig" if name in ("Gemma3", "Llama4") else "Config"
+    model_class = "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM"
+    settings = {**COMMON, **own}
+    if name in ("GPT2", "DeepseekV3"):
+        del settings["head_dim"]
+    config = getattr(transformers, f"{name}{suffix}")(**settings)
+    model = getattr(transformers, model_class)(config).eval()
+    shapes = {}
+    with torch.no_grad():
+        for key, tensor in model.state_dict().items():
+            if key == "lm_head.weight" and settings["tie_word_embeddings"]:
+                continue
+            shapes[key] = tuple(tensor.shape)
+            tensor.copy_(torch.from_numpy(named_weight(key, shapes[key])))
+        tokens = np.random.default_rng(0).integers(1, 64, (1, 24))
+        logits = model(torch.from_numpy(tokens)).logits.numpy()
+    return shapes, tokens, logits
+
+
+def main() -> None:
+    arrays = {}
+    for family in FAMILIES:
+        shapes, tokens, logits = logits_of(family)
+        arrays[f"{family}/shapes"] = np.array(json.dumps(shapes))
+        arrays[f"{family}/tokens"] = tokens.astype(np.int32)
+        arrays[f"{family}/logits"] = logits.astype(np.float32)
+        print(family, float(np.abs(logits).max()))
+    arrays["transformers"] = np.array(transformers.__version__)
+    np.savez_compressed(OUT, **arrays)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Experts over a mesh: eight devices give the losses of one, dropless and with a capacity."""
+
+import jax
+import numpy as np
+import pytest
+
+from mfu_jax.trainer import mesh, pyconfig, state, step
+from tests.support.floats import assert_close_as_float32
+
+ROWS, LENGTH = 8, 32
+
+
+def config(**keys: object) -> pyconfig.Config:
+    sizes = {
+        "model_name": "mixtral-8x7b",
+        "scale": "tiny",
+        "attention": "dot_product",
+        "max_target_length": LENGTH,
+        "learning_rate": 1e-2,
+    }
+    return pyconfig.from_mapping({}, overrides={**sizes, **keys})
+
+
+def losses(c: pyconfig.Config, devices: int) -> list[float]:
+    grid = mesh.make_mesh(c, jax.devices()[:devices])
+    train_step = step.compile_train_step(c, grid, state.abstract_state(c, grid))
+    train_state = state.create_state(c, grid)
+    tokens = np.random.default_rng(0).integers(1, 256, (1, ROWS, LENGTH + 1)).astype(np.int32)
+    ones = np.ones((1, ROWS, LENGTH), np.int32)
+    batch = {
+        "inputs": tokens[..., :-1],
+        "targets": tokens[..., 1:],
+        "inputs_position": np.arange(LENGTH, dtype=np.int32) * ones,
+        "inputs_segmentation": ones,
+        "targets_weight": ones,
+    }
+    out = []
+    for _ in range(3):
+        train_state, metrics = train_step(train_state, mesh.put_batch(batch, grid))
+        out += [float(metrics["loss"]), float(metrics["moe_lb_loss"])]
+    return out
+
+
+@pytest.mark.parametrize("capacity", [-1.0, 1.5], ids=["dropless", "capacity"])
+def test_a_mesh_of_eight_gives_the_losses_of_one_device(capacity: float) -> None:
+    # Two key/value heads, so that `tensor` can split them.
+    both = {"capacity_factor": capacity, "num_kv_heads": 2, "override_model_config": True}
+    eight = config(per_device_batch_size=1, fsdp=2, expert=2, tensor=2, **both)
+    one = config(per_device_batch_size=ROWS, **both)
+    assert_close_as_float32(losses(eight, 8), losses(one, 1), terms=64 * ROWS * LENGTH)

@@ -78,7 +78,7 @@ def slow_hosts(reports: Sequence[HostReport], *, compares_cpu: bool) -> list[Slo
     reports = [report for report in reports if report.steps]
     if len(reports) < 2:
         return []
-    # Waits with an idle device are no part of a step's time, but the others wait for them in theirs.
+    # A wait with an idle device is no part of a step's time, but it is part of the others'.
     step_time = _median([report.step_time + report.late_data for report in reports])
     found = [*_late(reports, step_time), *_stopped(reports, step_time)]
     if compares_cpu:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
-from mfu_jax.layers.attention_ops import ATTENTION_OPS, dot_product
+from mfu_jax.layers.attention_ops import ATTENTION_OPS, dot_product, masked_attention
 
 from mfu_jax.trainer import loop as trainer
 from mfu_jax.trainer import step as trainer_step
@@ -138,12 +138,12 @@ def _in_loss(change: Callable[[Any, Any], Any]) -> Callable[[], Any]:
     """
 
     def plant() -> Any:
-        loss_of = trainer_step._summed_loss
+        loss_of = trainer_step.objective
 
-        def summed_loss(params: Any, graph: Any, batch: Any) -> Any:
-            return change(lambda batch: loss_of(params, graph, batch), batch)
+        def objective(params: Any, graph: Any, batch: Any, config: Any) -> Any:
+            return change(lambda batch: loss_of(params, graph, batch, config), batch)
 
-        return mock.patch.object(trainer_step, "_summed_loss", summed_loss)
+        return mock.patch.object(trainer_step, "objective", objective)
 
     return plant
 
@@ -153,9 +153,9 @@ def _asks_host(loss_of: Callable[[Any], Any], batch: Any) -> Any:
         time.sleep(_CALLBACK_SECONDS)
         return np.asarray(loss)
 
-    loss, weights = loss_of(batch)
+    loss, parts = loss_of(batch)
     like = jax.ShapeDtypeStruct((), jnp.float32)
-    return loss + 0 * jax.pure_callback(slow, like, jax.lax.stop_gradient(loss)), weights
+    return loss + 0 * jax.pure_callback(slow, like, jax.lax.stop_gradient(loss)), parts
 
 
 def _straggles(rounds: int) -> Callable[[Any, Any], Any]:
@@ -195,26 +195,18 @@ def _evaluates_within() -> Any:
     return mock.patch.object(trainer_step, "make_train_step", make_train_step)
 
 
-def _in_blocks(q: Array, k: Array, v: Array, segment_ids: Array) -> Array:
+def _in_blocks(
+    q: Array, k: Array, v: Array, segment_ids: Array, *, pattern: Any, sinks: Any = None
+) -> Array:
     """Causal attention that leaves out the keys after each block of queries."""
-    size = 128
-    parts = [
-        _last_rows(q[:, i : i + size], k[:, : i + size], v[:, : i + size], segment_ids)
-        for i in range(0, q.shape[1], size)
-    ]
+    mask, size = pattern.mask(segment_ids), 128
+    parts = []
+    for start in range(0, q.shape[1], size):
+        end = start + size
+        seen = mask[:, start:end, :end]
+        block = q[:, start:end], k[:, :end], v[:, :end], seen
+        parts.append(masked_attention(*block, pattern=pattern, sinks=sinks))
     return jnp.concatenate(parts, axis=1)
-
-
-def _last_rows(q: Array, k: Array, v: Array, segment_ids: Array) -> Array:
-    """[B, R, N, h] queries, the last of [B, T, K, h] keys."""
-    (batch, rows, heads, width), (_, keys, groups, _) = q.shape, k.shape
-    grouped = q.reshape(batch, rows, groups, heads // groups, width) / width**0.5
-    scores = jnp.einsum("bskgh,btkh->bkgst", grouped, k).astype(jnp.float32)
-    first = keys - rows
-    seen = segment_ids[:, first:keys, None] == segment_ids[:, None, :keys]
-    seen &= first + jnp.arange(rows)[:, None] >= jnp.arange(keys)[None, :]
-    weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -1e30), axis=-1)
-    return jnp.einsum("bkgst,btkh->bskgh", weights, v).reshape(q.shape)
 
 
 def _with_attention(op: Any) -> Callable[[], Any]:
@@ -249,7 +241,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "straggler": Fault(
         cause="imbalance between devices",
-        options={"plant": _in_loss(_straggles(2000))},
+        options={"plant": _in_loss(_straggles(4000))},
         healthy={"plant": _in_loss(_straggles(0))},
         devices=2,
     ),

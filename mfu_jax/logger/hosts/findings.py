@@ -19,6 +19,8 @@ LAG_FRACTION = 0.10
 _SPREADS = 5.0
 # Threads wait for cores on any machine that does anything else; only this part of a step counts.
 _STARVED_FRACTION = 0.5
+# So many times the work of the median host explain that threads wait for cores.
+_MORE_WORK = 2.0
 # The standard deviation of normal values over their median absolute deviation.
 _NORMAL = 1.4826
 
@@ -43,7 +45,7 @@ class SlowHost:
         cause: ``data``, ``python``, ``dispatch``, ``gc``, ``starved``, ``stopped`` or ``compute``.
         seconds: what it spends on that in a step.
         others_seconds: the median of all hosts.
-        step_time: of a step of the whole job, in seconds.
+        step_time: from one step of the job to the next, in seconds.
     """
 
     process: int
@@ -76,7 +78,8 @@ def slow_hosts(reports: Sequence[HostReport], *, compares_cpu: bool) -> list[Slo
     reports = [report for report in reports if report.steps]
     if len(reports) < 2:
         return []
-    step_time = _median([report.step_time for report in reports])
+    # A wait with an idle device is no part of a step's time, but it is part of the others'.
+    step_time = _median([report.step_time + report.late_data for report in reports])
     found = [*_late(reports, step_time), *_stopped(reports, step_time)]
     if compares_cpu:
         found += _busy(reports, step_time)
@@ -123,18 +126,22 @@ def _stopped(reports: Sequence[HostReport], step_time: float) -> list[SlowHost]:
 def _busy(reports: Sequence[HostReport], step_time: float) -> list[SlowHost]:
     """Hosts whose own work takes longer: it is more, or it has no core."""
     known = [report for report in reports if report.cpu is not None]
+    typical = _typical(known, "cpu")
     found = [
-        _slow(report, "compute", report.cpu or 0.0, _typical(known, "cpu"), step_time)
+        _slow(report, "compute", report.cpu or 0.0, typical, step_time)
         for report in _outliers(known, lambda report: report.cpu or 0.0, LAG_FRACTION * step_time)
     ]
     more_work = {slow.process for slow in found}
     known = [report for report in known if report.starved is not None]
     floor = _STARVED_FRACTION * step_time
-    found += [
-        _slow(report, "starved", report.starved or 0.0, _typical(known, "starved"), step_time)
-        for report in _outliers(known, lambda report: report.starved or 0.0, floor)
-        if report.process not in more_work
-    ]
+    for report in _outliers(known, lambda report: report.starved or 0.0, floor):
+        if report.process in more_work:
+            continue
+        if (report.cpu or 0.0) > _MORE_WORK * typical:  # who works more waits more for a core
+            found.append(_slow(report, "compute", report.cpu or 0.0, typical, step_time))
+        else:
+            others = _typical(known, "starved")
+            found.append(_slow(report, "starved", report.starved or 0.0, others, step_time))
     return found
 
 

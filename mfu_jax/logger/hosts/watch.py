@@ -23,6 +23,7 @@ from typing import Any
 import jax
 
 from mfu_jax.boundary import Boundary
+from mfu_jax.errors import UserError, first_line
 from mfu_jax.jax_internals import coordination_store
 from mfu_jax.logger.alarm import Alarm
 from mfu_jax.logger.config import LoggerConfig
@@ -41,7 +42,7 @@ HEARTBEAT_SECONDS = 10.0
 # Process 0 waits this long for the others' reports of the same step.
 TIMEOUT_SECONDS = 10.0
 _TICK_SECONDS = 0.05
-_POLL_SECONDS = (0.02, 0.05, 0.1, 0.25)
+_POLL_SECONDS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ class HostWatch:
         self._is_over = False
         self._last = HostReport(process=0)
         self._view: HostsView | None = None
+        self._reports: list[HostReport] = []
         self._heard: dict[int, tuple[str, float]] = {}
 
     def add(self, step: TimedStep, kind: str) -> None:
@@ -129,15 +131,13 @@ class HostWatch:
 
     def who_is_silent(self) -> str:
         """For the report of a hang: which processes are behind; empty if that is not known."""
-        if self._view is None:
-            return ""
         now = self._monotonic()
         behind = [
             f"process {process} is silent for {now - heard:.0f} s"
             for process, (_, heard) in sorted(self._heard.items())
             if now - heard > 3 * HEARTBEAT_SECONDS
         ]
-        last = {report.process: report.step for report in self._view.reports}
+        last = {report.process: report.step for report in self._reports}
         newest = max(last.values(), default=-1)
         behind += [
             f"process {process} has completed step {step}, others step {newest}"
@@ -210,7 +210,10 @@ class HostWatch:
         report = dataclasses.replace(
             self._last, process=place.process, step=step, unix_seconds=time.time()
         )
-        place.exchange.put(place.process, report.to_text())
+        try:
+            place.exchange.put(place.process, report.to_text())
+        except Exception as error:  # of a C++ client, or a disk
+            raise _unreachable(error) from error
 
     def _collect(self, place: Place, step: int) -> list[HostReport]:
         """The reports of all processes for `step`, or what there is after the time-out."""
@@ -226,12 +229,17 @@ class HostWatch:
 
     def _hear(self, place: Place) -> list[HostReport]:
         reports, now = [], self._monotonic()
-        for text in place.exchange.get_all():
+        try:
+            texts = place.exchange.get_all()
+        except Exception as error:
+            raise _unreachable(error) from error
+        for text in texts:
             with contextlib.suppress(ValueError, TypeError):  # of another version
                 report = HostReport.of_text(text)
                 reports.append(report)
                 if self._heard.get(report.process, ("", 0.0))[0] != text:
                     self._heard[report.process] = text, now
+        self._reports = reports
         return reports
 
     def _write(self, view: HostsView) -> None:
@@ -240,6 +248,14 @@ class HostWatch:
         path = Path(f"{self._config.hosts_folder}.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, [json.dumps(view.to_json(), indent=1).encode(), b"\n"])
+
+
+def _unreachable(error: Exception) -> UserError:
+    return UserError(
+        f"the processes' store failed ({first_line(error)}); expected it to answer until the "
+        f"logger is closed; usually process 0 has ended, or jax.distributed was shut down before; "
+        f"close the logger first, or pass host_log_period=0"
+    )
 
 
 _numbers = itertools.count()

@@ -59,6 +59,14 @@ def test_the_slow_host_is_named_with_its_cause(cause: str, count: int) -> None:
         assert (slow.process, slow.cause, slow.host) == (victim, cause, f"node{victim}")
 
 
+def test_a_wait_that_is_no_part_of_its_own_step_is_part_of_the_jobs() -> None:
+    late = {"step_time": 0.1, "data": 0.4, "late_data": 0.4, "slack": 0.0}
+    reports = job(2, 0, 1, **late)
+    reports[0] = healthy(random.Random(0), 0, starved=0.2, cpu=0.3)  # no tenth of 0.5 s by itself
+    (slow,) = slow_hosts(reports, compares_cpu=False)
+    assert (slow.process, slow.step_time) == (1, pytest.approx(0.5, rel=0.01))
+
+
 def test_several_slow_hosts_are_named_slowest_first() -> None:
     reports = job(1024, 0)
     for process, seconds in ((7, 0.1), (900, 0.3), (33, 0.2)):
@@ -84,6 +92,15 @@ def test_more_work_of_its_own_counts_where_the_processor_is_the_device() -> None
     (slow,) = slow_hosts(reports, compares_cpu=True)
     assert (slow.process, slow.cause) == (1, "compute")
     assert slow_hosts(reports, compares_cpu=False) == []
+
+
+@pytest.mark.parametrize(("cpu", "cause"), [(0.3, "starved"), (0.9, "compute")])
+def test_waiting_for_a_core_is_blamed_on_more_work_if_there_is(cpu: float, cause: str) -> None:
+    # 0.9 s of work beside 0.3 ± 20% is within five deviations of so few hosts at some seeds.
+    for seed in range(10):
+        (slow,) = slow_hosts(job(4, seed, 2, cpu=cpu, starved=2.0), compares_cpu=True)
+        assert (slow.process, slow.cause) == (2, cause)
+    assert slow_hosts(job(4, 0, 2, starved=0.2), compares_cpu=True) == []
 
 
 def views(jobs: list[list[HostReport]], count: int) -> HostsView:

@@ -14,6 +14,7 @@ import pytest
 from mfu_jax.boundary import Boundary
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.hosts.exchange import Exchange, FolderExchange, StoreExchange
+from mfu_jax.logger.hosts.report import HostReport
 from mfu_jax.logger.hosts.statistics import LoopStatistics
 from mfu_jax.logger.hosts.watch import HostWatch, Place
 from mfu_jax.logger.metric_logger import MetricLogger
@@ -125,7 +126,28 @@ def test_a_store_that_fails_is_one_warning_and_the_run_goes_on(
     wait_until(lambda: len(caplog.messages) > 0)
     first.close()
     (message,) = caplog.messages
-    assert message.startswith("slow and missing hosts are not named: RuntimeError: UNAVAILABLE")
+    assert message.startswith("slow and missing hosts are not named: the processes' store failed (")
+    assert "UNAVAILABLE: connection reset" in message
+
+
+def test_a_hang_names_the_process_that_is_behind(tmp_path: Path) -> None:
+    clock = FakeClock()
+    first, second = watches(2, StoreExchange(Store(), "0"), tmp_path)
+    first._monotonic = clock.monotonic
+    place = first._find_place(first._config)
+    assert place is not None
+    for watch, step in ((second, 17), (first, 18)):
+        watch._loop.last_step = step
+        watch._last = HostReport(process=watch is second, step=step)
+        watch._beat(Place(int(watch is second), 2, place.exchange, False))
+    assert first.who_is_silent() == "process 1 has completed step 17, others step 18"
+    clock.advance(60.0)
+    first._loop.last_step = 19  # process 0 goes on
+    first._beat(place)
+    assert first.who_is_silent() == (
+        "process 1 is silent for 60 s; process 1 has completed step 17, others step 19"
+    )
+    assert second.who_is_silent() == ""  # process 0 alone reads
 
 
 def test_means_are_over_measured_steps_and_lateness_only_without_lead() -> None:
@@ -168,6 +190,7 @@ def test_the_timer_tells_what_the_loop_did() -> None:
     assert seen[:4] == [told, told, None, told]  # none of step 2, which the pause has ended
 
 
+@pytest.mark.slow
 def test_a_slow_process_is_named_in_a_job_of_real_ones() -> None:
     """A sample of `tests.support.straggler_campaign`; all its kinds are run by hand."""
     plants = [(kind, victim) for kind, victim in draw(14, 3) if kind in ("data", "before")][:2]

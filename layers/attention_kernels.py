@@ -18,6 +18,7 @@ from .attention_ops import (
     WINDOW,
     AttentionOp,
     Pattern,
+    SplashBlocks,
     register_attention,
 )
 from .sharding import BATCH_AXES
@@ -143,6 +144,7 @@ def splash(
         kernel.MultiHeadMask([mask] * N),
         head_shards=1,
         q_seq_shards=1,
+        block_sizes=_block_sizes(pattern.blocks, S),
         attn_logits_soft_cap=pattern.soft_cap or None,
     )
     q, k, v = (x.swapaxes(1, 2) for x in (q * pattern.scale_of(h), k, v))
@@ -151,3 +153,25 @@ def splash(
         return jax.vmap(attend)(q, k, v, segments).swapaxes(1, 2)
     with_sinks = jax.vmap(attend, in_axes=(0, 0, 0, 0, None))
     return with_sinks(q, k, v, segments, sinks.astype(jnp.float32)).swapaxes(1, 2)
+
+
+def _block_sizes(blocks: SplashBlocks, length: int) -> Any:
+    from jax.experimental.pallas.ops.tpu import splash_attention as kernel
+
+    def most(size: int) -> int:
+        return min(size, length)
+
+    of_queries: dict[str, Any] = {
+        "block_q_dq": most(blocks.q_dq),
+        "block_kv_dq": most(blocks.kv_dq),
+    }
+    return kernel.BlockSizes(
+        block_q=most(blocks.q),
+        block_kv=most(blocks.kv),
+        block_kv_compute=most(blocks.kv_compute),
+        block_q_dkv=most(blocks.q_dkv),
+        block_kv_dkv=most(blocks.kv_dkv),
+        block_kv_dkv_compute=most(blocks.kv_dkv_compute),
+        use_fused_bwd_kernel=blocks.fused,
+        **({} if blocks.fused else of_queries),
+    )

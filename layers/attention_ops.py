@@ -27,6 +27,28 @@ WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class SplashBlocks:
+    """Tokens in the blocks of the splash kernel, no more than a sequence has: speed only.
+
+    Attributes:
+        q, kv, kv_compute: of the forward pass: queries, keys in memory, keys computed at once.
+        q_dkv, kv_dkv, kv_dkv_compute: of the gradient of keys and values.
+        q_dq, kv_dq: of the gradient of queries, unless `fused`.
+        fused: one kernel for all three gradients.
+    """
+
+    q: int = 512
+    kv: int = 512
+    kv_compute: int = 512
+    q_dkv: int = 512
+    kv_dkv: int = 512
+    kv_dkv_compute: int = 512
+    q_dq: int = 512
+    kv_dq: int = 512
+    fused: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pattern:
     """Which keys a query sees, and how scores are scaled.
 
@@ -35,12 +57,14 @@ class Pattern:
         chunk: a query sees its own chunk of so many tokens; 0: no chunks.
         scale: of the scores; None: 1 / √head_dim.
         soft_cap: scores s become ``soft_cap · tanh(s / soft_cap)``; 0: they do not.
+        blocks: of the splash kernel.
     """
 
     window: int = 0
     chunk: int = 0
     scale: float | None = None
     soft_cap: float = 0.0
+    blocks: SplashBlocks = SplashBlocks()
 
     @property
     def needs(self) -> frozenset[str]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from .attention_ops import ATTENTION_OPS, CAUSAL, PICKED, VALUE_DIM
+from .attention_ops import ATTENTION_OPS, CAUSAL, PICKED, VALUE_DIM, Pattern
 from .building import Builder, Inputs
 from .embeddings import apply_rope
 
@@ -37,6 +37,7 @@ class LatentAttentionSpec:
         nope_dim, rope_dim: values of a query and key without and with rotary positions.
         v_dim: values of a value.
         indexer: None: every earlier key is attended to.
+        pattern: of the scores.
     """
 
     heads: int
@@ -47,6 +48,7 @@ class LatentAttentionSpec:
     v_dim: int
     rope: float
     indexer: IndexerSpec | None = None
+    pattern: Pattern = CAUSAL
     scope: str = "self_attention"
 
     @property
@@ -100,7 +102,9 @@ class LatentAttention(nnx.Module):
             with jax.named_scope("indexer"):
                 picked = self.indexer(x, latent, inputs)
         with jax.named_scope("attention_op"):
-            context = ATTENTION_OPS[self.attention](q, k, v, inputs.segment_ids, picked=picked)
+            context = ATTENTION_OPS[self.attention](
+                q, k, v, inputs.segment_ids, pattern=spec.pattern, picked=picked
+            )
         context = checkpoint_name(context, "context")
         with jax.named_scope("out"):
             return checkpoint_name(self.out(context), "out_proj")

@@ -91,6 +91,34 @@ def costs(leaves: int, steps: int, shapes: int, pause: float) -> tuple[list[floa
     return sorted(own[WARMUP:]), sorted(added[WARMUP:])
 
 
+def profile_costs(steps: int) -> tuple[float, float]:
+    """Median added microseconds without `profile_steps`, and with it, outside the steps it names.
+
+    Both steps take turns, so what else the machine does is in both.
+    """
+    added: dict[str, list[float]] = {"": [], "1000000-1000002": []}
+    with tempfile.TemporaryDirectory() as folder:
+        loops = []
+        for named in added:
+            inner = Timed(make_step())
+            options = {"profile_steps": named, "profile_dir": folder, "peak_tflops_per_device": 1}
+            loops.append((named, inner, mfu_jax.instrument(inner, sinks=[], **options)))
+        states = {named: make_state(10) for named in added}
+        x = jnp.ones((8, 8))
+        for number in range(WARMUP + steps):
+            for named, inner, step in loops if number % 2 else reversed(loops):
+                begin = time.perf_counter()
+                output = step(states[named], x)
+                added[named].append(1e6 * (time.perf_counter() - begin - inner.seconds))
+                states[named] = output[0]
+                jax.block_until_ready(output)
+                time.sleep(0.002)
+        for _, _, step in loops:
+            step.close()
+    without, with_it = (statistics.median(spent[WARMUP:]) for spent in added.values())
+    return without, with_it
+
+
 def loop_ratio(steps: int) -> tuple[float, list[float]]:
     """Seconds per step of a 10 ms matmul loop, and sorted ratios with / without `instrument`."""
 
@@ -129,6 +157,7 @@ def main() -> None:
         name += "" if pause else ", no pause between steps"
         shown = [percentile(own, 0.5), *(percentile(added, q) for q in (0.5, 0.9, 0.99))]
         rows.append(f"| {name} | " + " | ".join(f"{n:.1f}" for n in shown) + " |")
+    without, with_it = profile_costs(options.steps)
     seconds, ratios = loop_ratio(max(10, options.steps // 20))
     text = "\n".join(
         [
@@ -141,6 +170,8 @@ def main() -> None:
             f"× as long with `instrument` (median of {len(ratios)} alternating pairs; quartiles "
             f"{percentile(ratios, 0.25):.3f} and {percentile(ratios, 0.75):.3f}). Both cores "
             f"compute; the writer's thread needs one of them for a moment, too.\n",
+            f"With `profile_steps=` set, a call outside these steps adds {with_it:.1f} µs, and "
+            f"{without:.1f} µs without (medians of {options.steps} alternating calls each).\n",
         ]
     )
     print(text)

@@ -1,8 +1,9 @@
 """Times `mfu-jax profile` on a trace of millions of thunks, and its largest memory.
 
-    python -m scripts.bench_profile [EVENTS] [FOLDER]
+    python -m scripts.bench_profile [EVENTS] [FOLDER] [BYTES]
 
-The trace has the layout of a CPU's: four threads, every event with its op, program, run and device.
+The trace has the layout of a CPU's: four threads, every event with its op, program, run and device,
+and so many more bytes (default 0) of a text that nobody reads.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def program() -> str:
     return "\n".join([*lines, f"{last}rhs_contracting_dims={{0}}", "}"])
 
 
-def write_trace(folder: Path, events: int) -> Path:
+def write_trace(folder: Path, events: int, more: int) -> Path:
     """The trace, and the program beside it."""
     write(ProgramDump(text=program()), folder / "programs" / "step.mfu")
     plane = Plane("/host:CPU")
@@ -38,8 +39,14 @@ def write_trace(folder: Path, events: int) -> Path:
     tails = []
     for op in range(1, OPS + 1):
         stats = {"hlo_op": f"op.{op}", "hlo_module": "jit_step", "program_id": 5}
-        more = {"device_ordinal": 0, "_src": "thunk_executor.cc", "_pt": 0, "_p": 55834574848 + op}
-        tail = b"".join(chunk(4, plane.stat(k, v)) for k, v in (stats | more).items())
+        others = {
+            "device_ordinal": 0,
+            "_src": "thunk_executor.cc",
+            "_pt": 0,
+            "_p": 55834574848 + op,
+        }
+        tail = b"".join(chunk(4, plane.stat(k, v)) for k, v in (stats | others).items())
+        tail += chunk(4, plane.stat("args", b"x" * more)) if more else b""
         tails.append((number(1, plane.event_id(f"op.{op}")), number(3, LENGTH), tail))
     for thread in range(THREADS):
         parts = []
@@ -54,11 +61,11 @@ def write_trace(folder: Path, events: int) -> Path:
     return file
 
 
-def main(events: int, folder: Path) -> None:
+def main(events: int, folder: Path, more: int) -> None:
     """Writes the trace if it is missing, and reads it."""
     file = folder / "big.xplane.pb"
     if not file.exists():
-        write_trace(folder, events)
+        write_trace(folder, events, more)
         print(f"{file}: {file.stat().st_size / 2**20:,.0f} MiB; run again to time it alone")
         return
     start, used = time.perf_counter(), time.process_time()
@@ -77,4 +84,5 @@ if __name__ == "__main__":
     main(
         int(given[0]) if given else 5_000_000,
         Path(given[1]) if len(given) > 1 else Path(tempfile.gettempdir()) / "mfu_jax_big_trace",
+        int(given[2]) if len(given) > 2 else 0,
     )

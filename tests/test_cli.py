@@ -23,6 +23,7 @@ def test_every_module_of_the_folder_is_a_command() -> None:
         "compare",
         "dump",
         "flops",
+        "gate",
         "hardware",
         "plan",
         "profile",
@@ -31,6 +32,7 @@ def test_every_module_of_the_folder_is_a_command() -> None:
         "replay",
         "report",
         "train",
+        "watch",
     ]
 
 

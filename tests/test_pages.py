@@ -103,8 +103,9 @@ def exists(name: str) -> bool:
 
 def test_every_test_and_decorator_that_contributors_are_sent_to_exists() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    for folder, pattern in (("tests", r"`(test_\w+)`"), ("mfu_jax", r"`@(\w+)\(")):
+    for folders, pattern in ((("tests",), r"`(test_\w+)`"), (("mfu_jax", "layers"), r"`@(\w+)\(")):
         names = re.findall(pattern, page)
-        source = "\n".join(path.read_text() for path in (ROOT / folder).rglob("*.py"))
+        files = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+        source = "\n".join(path.read_text() for path in files)
         assert names
         assert [name for name in names if f"def {name}(" not in source] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..attention_ops import Pattern
 from ..blocks import LayerSpec
 from ..building import Spec
 from ..engram import EngramSpec, table_sizes
@@ -72,6 +73,7 @@ def latent_attention(config: Any) -> LatentAttentionSpec:
         v_dim=config.v_head_dim,
         rope=float(config.rope_max_timescale),
         indexer=indexer,
+        pattern=Pattern(blocks=parts.splash_blocks(config)),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..attention_ops import Pattern
+from ..attention_ops import Pattern, SplashBlocks
 from ..attentions import AttentionSpec
 from ..blocks import LayerSpec
 from ..experts import ExpertsSpec
@@ -67,8 +67,24 @@ def pattern(config: Any, **changes: Any) -> Pattern:
         **{
             "scale": wanted**-0.5 if wanted else None,
             "soft_cap": config.attn_logits_soft_cap,
+            "blocks": splash_blocks(config),
             **changes,
         }
+    )
+
+
+def splash_blocks(config: Any) -> SplashBlocks:
+    """The blocks of the splash kernel, under MaxText's names."""
+    return SplashBlocks(
+        q=config.sa_block_q,
+        kv=config.sa_block_kv,
+        kv_compute=config.sa_block_kv_compute,
+        q_dkv=config.sa_block_q_dkv,
+        kv_dkv=config.sa_block_kv_dkv,
+        kv_dkv_compute=config.sa_block_kv_dkv_compute,
+        q_dq=config.sa_block_q_dq,
+        kv_dq=config.sa_block_kv_dq,
+        fused=config.sa_use_fused_bwd_kernel,
     )
 
 

@@ -33,6 +33,7 @@ others estimated, and the fastest one that fits is printed as flags.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -41,10 +42,10 @@ from typing import Any
 
 from mfu_jax.arguments import Arguments, check_key, parse
 from mfu_jax.dumps.files import SUFFIX, load
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, first_line
 from mfu_jax.formatting import json_text
 from mfu_jax.planning import cache
-from mfu_jax.planning.measured_runs import read_run
+from mfu_jax.planning.measured_runs import MeasuredRun, read_run
 from mfu_jax.planning.plan import Plan, Work, make_plan
 from mfu_jax.planning.step_sources import MaxTextStep, StepSource, work_of
 from mfu_jax.planning.targets import Target, parse_target
@@ -143,11 +144,31 @@ def _of_run(arguments: Arguments) -> Plan:
         run = read_run(json.loads(text))
     except ValueError as error:
         raise UserError(f"{name}: not JSON ({error}); expected {expected}") from None
-    keys = dict(word.split("=", 1) for word in run.arguments)
-    source = MaxTextStep(arguments.values.get("maxtext_python", ""))
+    source, keys, notes = _source_of_run(arguments, run)
     work = work_of(run.model)
     plan = _compiled(arguments, run.target, source, keys, work=work, flags=run.flags)
-    return plan.with_notes(*run.notes)
+    return plan.with_notes(*notes, *run.notes)
+
+
+def _source_of_run(
+    arguments: Arguments, run: MeasuredRun
+) -> tuple[StepSource, Mapping[str, str], tuple[str, ...]]:
+    """MaxText's step where MaxText is installed, else the reference model's, and what that lacks.
+
+    Raises:
+        UserError: the reference model's step cannot be made.
+    """
+    python = arguments.values.get("maxtext_python", "")
+    if python or importlib.util.find_spec("maxtext"):
+        return MaxTextStep(python), run.keys, ()
+    from mfu_jax.trainer.planned_run import reference_keys
+    from mfu_jax.trainer.planned_step import TrainerStep
+
+    source = TrainerStep(run.target)
+    keys, notes = reference_keys(run)
+    if wrong := source.invalid(keys):
+        raise UserError(wrong)
+    return source, keys, notes
 
 
 def _source(arguments: Arguments, target: Target) -> StepSource:
@@ -177,7 +198,9 @@ def _compiled(
     from mfu_jax.planning.plan import refused
 
     values = arguments.values
-    work = work or source.work(keys)
+    unknown: tuple[str, ...] = ()
+    if work is None:
+        work, unknown = _work(source, keys)
     most = _number(values, "compile_seconds") or Limits.seconds
     program, notes = cache.compile_cached(
         Request(
@@ -199,7 +222,15 @@ def _compiled(
         plan = refused(target, program, work)
     else:
         plan = make_plan(program, target, work=work)
-    return plan.with_notes(*notes)
+    return plan.with_notes(*notes, *unknown)
+
+
+def _work(source: StepSource, keys: Mapping[str, str]) -> tuple[Work | None, tuple[str, ...]]:
+    """What the step is for; a note where its config does not say."""
+    try:
+        return source.work(keys), ()
+    except UserError as error:
+        return None, (f"no MFU: {first_line(error)}",)
 
 
 def _sweep(arguments: Arguments, target: Target) -> int:

@@ -1,7 +1,7 @@
 """Where the time of a step went: the waterfall from the peak to MFU, and tables, from a trace.
 
 usage: mfu-jax profile DIR [key=value …] [--json | --html [OUT.html]]
-       mfu-jax profile BEFORE AFTER [key=value …] [--json]
+       mfu-jax profile BEFORE AFTER [key=value …] [--json | --html [OUT.html]]
 
 DIR is the folder of a device trace: of mfu_jax.profile, profile_steps=, or
 jax.profiler.start_trace; or one .xplane.pb file. The newest trace in it is read, of all hosts.
@@ -16,7 +16,8 @@ Of two folders: what got slower, in seconds of a step, and why.
   peak_tflops=N    dense peak of one JAX device, instead of the table's; CPUs are calibrated
   tensorboard=LOGS the numbers as scalars, profile/…, in the run "profile" of this log directory
   --json           one JSON object on stdout
-  --html           one page that needs no network, in OUT.html (default DIR/profile.html)"""
+  --html           one page that needs no network, in OUT.html (default DIR/profile.html, of two
+                   folders AFTER/comparison.html)"""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.flags == {"--json", "--html"}:
         raise UserError("--json and --html: expected one of them; run the command twice")
     if len(folders) == 2:
-        return _two(folders, arguments)
+        return _two(folders, page, arguments)
     values = arguments.values
     by, depth, top = _tables(values.get("by", "scope,op")), _count(values, "depth", 0), _top(values)
     profile = _read(folders[0], values)
@@ -55,7 +56,9 @@ def main(argv: Sequence[str]) -> int:
     if "--json" in arguments.flags:
         print(json_text(profile.to_json(depth=depth)))
     elif "--html" in arguments.flags:
-        print(_write_page(profile, page or _page_of(folders[0])))
+        from mfu_jax.profiling.page import page as page_of
+
+        print(_write_page(page_of(profile), page or _page_in(folders[0], "profile.html")))
     else:
         from mfu_jax.profiling.render import render
 
@@ -69,9 +72,9 @@ def _names(arguments: Arguments) -> tuple[list[str], str]:
     folders = [name for name in arguments.names if name not in pages]
     if pages and "--html" not in arguments.flags:
         raise UserError(f"{pages[0]!r} without --html: expected a folder with a trace; add --html")
-    if len(pages) > 1 or not 1 <= len(folders) <= 2 - ("--html" in arguments.flags):
+    if len(pages) > 1 or not 1 <= len(folders) <= 2:
         raise UserError(
-            f"expected a folder with a trace, or two to compare (one with --html), got "
+            f"expected a folder with a trace, or two to compare, got "
             f"{' '.join(arguments.names) or 'none'}"
         )
     return folders, "".join(pages)
@@ -89,9 +92,8 @@ def _read(folder: str, values: Mapping[str, str]) -> Profile:
     )
 
 
-def _two(folders: Sequence[str], arguments: Arguments) -> int:
+def _two(folders: Sequence[str], page: str, arguments: Arguments) -> int:
     from mfu_jax.profiling.comparison import compare
-    from mfu_jax.profiling.render_comparison import render_comparison
 
     values = arguments.values
     for key in ("by", "depth", "tensorboard"):
@@ -99,22 +101,30 @@ def _two(folders: Sequence[str], arguments: Arguments) -> int:
             raise UserError(f"{key}= and two profiles: expected one folder; leave {key}= out")
     top = _top(values)
     comparison = compare(*(_read(folder, values) for folder in folders))
-    is_json = "--json" in arguments.flags
-    print(json_text(comparison.to_json()) if is_json else render_comparison(comparison, top=top))
+    if "--json" in arguments.flags:
+        print(json_text(comparison.to_json()))
+    elif "--html" in arguments.flags:
+        from mfu_jax.profiling.page import page_of_two
+
+        name = page or _page_in(folders[1], "comparison.html")
+        print(_write_page(page_of_two(comparison), name))
+    else:
+        from mfu_jax.profiling.render_comparison import render_comparison
+
+        print(render_comparison(comparison, top=top))
     return 0
 
 
-def _page_of(folder: str) -> str:
+def _page_in(folder: str, name: str) -> str:
     path = Path(folder)
-    return str((path if path.is_dir() else path.parent) / "profile.html")
+    return str((path if path.is_dir() else path.parent) / name)
 
 
-def _write_page(profile: Profile, name: str) -> str:
-    """Writes the page; returns where it is."""
+def _write_page(text: str, name: str) -> str:
+    """Writes a page; returns where it is."""
     from mfu_jax.pages.document import write_page
-    from mfu_jax.profiling.page import page
 
-    return write_page(name, page(profile))
+    return write_page(name, text)
 
 
 def _tables(text: str) -> list[str]:

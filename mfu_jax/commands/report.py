@@ -6,6 +6,7 @@ usage: mfu-jax report RUN [RUN …] [key=value …] [--json | --html[=FILE]]
 RUN             the run's folder; or its metrics.jsonl, MaxText's metrics_file, or a log with lines
                 'completed step: 7, seconds: 0.123, TFLOP/s/device: …' (MaxText's, or ours);
                 - reads standard input: zcat log.gz | mfu-jax report -
+                Also JSON lines of levanter's json_logger and of torchtitan.
                 Of several runs, each is compared with the first.
 hardware=h100   the peak that MFU is relative to, in dtype=bf16; or peak_tflops_per_device=989
 warmup_steps=3  steps excluded after each start, if the file does not mark them
@@ -13,6 +14,7 @@ model=NAME_OR_FILE key=value …   the FLOPs of a step are counted from a config
                 takes it, by convention=maxtext, and shown in the other conventions, too
 price=2.5       of one device for one hour: the page shows what the run cost; devices=N of the job,
                 if its set-up does not say
+--plan FILE     what mfu-jax plan … --json predicted, beside what the (first) run measured
 --json          one JSON object on stdout
 --html          one page that needs no network, in FILE (default RUN/report.html)
 --export=ml_goodput   writes the journal's events to FILE, a line each, in the log format of
@@ -32,16 +34,23 @@ from mfu_jax.formatting import json_text, percent, readable
 from mfu_jax.runs import ml_goodput, time_table
 from mfu_jax.runs.goodput import read_attempts
 from mfu_jax.runs.metrics_files import WARMUP_STEPS
+from mfu_jax.runs.planned import PlanComparison, compare_with_plan, read_plan
 from mfu_jax.runs.run_comparison import RunComparison, compare_runs
-from mfu_jax.runs.run_data import Options, RunData, read_run_data
+from mfu_jax.runs.run_data import Options, RunData, answer_without_steps, read_run_data
 from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.storage.targets import write_whole
 from mfu_jax.values import typed
 
 _OF_HARDWARE = ("hardware", "dtype", "peak_tflops_per_device")
-_KEYS = (*_OF_HARDWARE, "model", "convention", "warmup_steps", "price", "devices", "html")
+_KEYS = (*_OF_HARDWARE, "model", "convention", "warmup_steps", "price", "devices", "html", "plan")
 _SHOWN = ("maxtext", "exact", "dense", "palm", "6n")
-_FORMS = {"jsonl": "mfu_jax metrics", "maxtext": "MaxText metrics_file", "log": "log lines"}
+_FORMS = {
+    "jsonl": "mfu_jax metrics",
+    "maxtext": "MaxText metrics_file",
+    "log": "log lines",
+    "levanter": "levanter metrics",
+    "torchtitan": "torchtitan metrics",
+}
 _PAGES = (".html", ".htm")
 
 
@@ -54,22 +63,27 @@ def main(argv: Sequence[str]) -> int:
     if not argv:
         print(__doc__)
         return 2
-    arguments = parse(argv, flags=("--json", "--html="))
+    arguments = parse(argv, flags=("--json", "--html="), options=("--plan",))
     if "export" in arguments.values:
         return _export(arguments)
     names, file = _names(arguments)
     options = _options(arguments)
+    if not file and len(names) == 1 and (found := answer_without_steps(names[0])):
+        print(json_text(found[0]) if "--json" in arguments.flags else time_table.render(found[1]))
+        return 0
     runs = [read_run_data(name, options) for name in names]
     compared = [_compared(runs[0], run) for run in runs[1:]]
+    plan = _plan(arguments, runs[0])
     if file:
         from mfu_jax.pages.document import write_page
         from mfu_jax.runs.page import page
 
-        print(write_page(file, page(runs, compared)))
+        print(write_page(file, page(runs, compared, plan)))
     elif "--json" in arguments.flags:
-        print(json_text(_answer(runs, compared)))
+        print(json_text(_answer(runs, compared, plan)))
     else:
-        print("\n\n".join([*map(_render, runs), *(found.render() for found in compared)]))
+        parts = [*map(_render, runs), *(found.render() for found in compared)]
+        print("\n\n".join([*parts, *([plan.render()] if plan else [])]))
     return 0
 
 
@@ -102,13 +116,23 @@ def _compared(a: RunData, b: RunData) -> RunComparison:
     return compare_runs(a.metrics, b.metrics, warmup_steps=a.options.warmup_steps)
 
 
-def _answer(runs: Sequence[RunData], compared: Sequence[RunComparison]) -> Mapping[str, Any]:
+def _plan(arguments: Arguments, run: RunData) -> PlanComparison | None:
+    """The plan beside the run, if one is named."""
+    path = arguments.values.get("plan")
+    return None if path is None else compare_with_plan(read_plan(path), path, run)
+
+
+def _answer(
+    runs: Sequence[RunData], compared: Sequence[RunComparison], plan: PlanComparison | None
+) -> dict[str, Any]:
     """One run's own object; of several, a list of them, and the comparisons with the first."""
+    beside = {} if plan is None else {"plan": plan.to_json()}
     if len(runs) == 1:
-        return runs[0].answer
+        return {**runs[0].answer, **beside}
     return {
         "runs": [run.answer for run in runs],
         "comparisons": [found.to_json() for found in compared],
+        **beside,
     }
 
 
@@ -195,8 +219,8 @@ def _render(data: RunData) -> str:
     ]
     if answer["peak"]:
         lines.append(f"  peak         {answer['peak']}")
-    reported = readable(answer["reported_tflops"])
-    lines.append(f"  model        {reported} TFLOP per step and device, as reported")
+    if reported := answer["reported_tflops"]:
+        lines.append(f"  model        {readable(reported)} TFLOP per step and device, as reported")
     for name in _SHOWN:
         if name in answer["conventions"]:
             row = answer["conventions"][name]

@@ -88,6 +88,18 @@ class Ledger:
 
     def render(self) -> str:
         """The ledger as a table for the console."""
+        return "\n".join(
+            [*_table(self._rows(), self.executed), *(f"  note: {n}" for n in self.notes)]
+        )
+
+    def _repr_html_(self) -> str:
+        from mfu_jax.pages.fragment import fragment
+
+        head, *rows = _cells(self._rows(), self.executed)
+        return fragment("FLOPs ledger", head, rows, words=(3,), notes=self.notes)
+
+    def _rows(self) -> list[tuple[str, int | None, str]]:
+        """Label, FLOPs and note of every line."""
         rows: list[tuple[str, int | None, str]] = []
         for i, line in enumerate(self.lines):
             rows.append((line.label if i == 0 else f"+ {line.label}", line.flops, line.note))
@@ -101,16 +113,22 @@ class Ledger:
             factor = self.xla_factor
             off = "" if factor is None else f"{factor:.3g} × executed"
             rows.append(("= XLA-reported", self.xla_reported, off))
-        return "\n".join([*_table(rows, self.executed), *(f"  note: {n}" for n in self.notes)])
+        return rows
 
 
 def _table(rows: list[tuple[str, int | None, str]], whole: int) -> list[str]:
-    cells = [("  FLOPs per step per device", "FLOPs", "of executed", "")]
+    cells = [(f"  {label}", *rest) for label, *rest in _cells(rows, whole)]
+    return columns(cells, "<>><")
+
+
+def _cells(rows: list[tuple[str, int | None, str]], whole: int) -> list[tuple[str, ...]]:
+    """The head and the rows, as text."""
+    cells: list[tuple[str, ...]] = [("FLOPs per step per device", "FLOPs", "of executed", "")]
     for label, flops, note in rows:
         number = "-" if flops is None else f"{flops:,}"
         share = f"{flops / whole:.2%}" if whole and flops is not None else ""
-        cells.append((f"  {label}", number, share, note))
-    return columns(cells, "<>><")
+        cells.append((label, number, share, note))
+    return cells
 
 
 def compare_flops(
@@ -186,6 +204,10 @@ def compare_flops(
     outside = executed.optimizer + executed.other
     lines.append(LedgerLine(label="other", flops=outside, note="optimizer, or no phase"))
     missing = executed.total - sum(line.flops for line in lines)
+    for label, flops in _beyond_whole_images(operations or {}, executed).items():
+        note = "pieces of images multiply more than the whole: they overlap, or have zeros"
+        lines.append(LedgerLine(label=label, flops=max(0, min(missing, flops)), note=note))
+        missing -= lines[-1].flops
     if is_whole and missing < 0 and executed.host:
         on_host = min(executed.host, -missing)
         note = "the host runs it instead (compute_on)"
@@ -218,6 +240,20 @@ def compare_flops(
 def _fft(operations: Mapping[str, int | Fraction]) -> Fraction:
     """FLOPs of FFTs; the instructions that TPUs make of one have the name of its function."""
     return sum((Fraction(n) for name, n in operations.items() if _FFT.search(name)), Fraction(0))
+
+
+def _beyond_whole_images(
+    operations: Mapping[str, int | Fraction], executed: ExecutedCount
+) -> dict[str, int]:
+    """What convolutions on pieces of images do beyond the model's, by the kind of pieces."""
+    above = {
+        label: sum(
+            min(flops, round(executed.by_operation.get(name, 0) - operations.get(name, 0)))
+            for name, flops in by_operation.items()
+        )
+        for label, by_operation in executed.in_pieces.items()
+    }
+    return {label: flops for label, flops in above.items() if operations and flops > 0}
 
 
 def _by_three(complex_products: int | Fraction, executed: ExecutedCount) -> int:

@@ -257,8 +257,7 @@ class MetricLogger:
     def step(self, number: int | None = None) -> StepScope:
         """Context manager around one step, recorded at its end: ``with logger.step() as step: …``.
 
-        Functions instrumented with this logger add their cost and metrics; add others with
-        ``step.log(loss=…)``. By default `number` is the one after the last step.
+        Functions instrumented with this logger add their cost and metrics; `step.log` adds others.
         """
         return self.phases.step(self, self.next_step if number is None else number)
 

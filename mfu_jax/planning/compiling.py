@@ -36,6 +36,10 @@ _DOES_NOT_FIT = re.compile(
     rf"{_SIZE} exceeds (?:available HBM )?{_SIZE}|Used {_SIZE} of {_SIZE} hbm", re.IGNORECASE
 )
 _OUT_OF_MEMORY = re.compile(r"std::bad_alloc|MemoryError|Cannot allocate memory|bad allocation")
+_NO_COMPILER = (
+    (re.compile(r"TPU support not installed|No module named 'libtpu'"), "plan-tpu"),
+    (re.compile(r"topology not implemented for cuda|Unknown backend cuda"), "plan-gpu"),
+)
 _UNKNOWN_FLAG = re.compile(r"Unknown command line flag '([^']+)'")
 _REFUSED_FLAG = re.compile(r"FAILED_PRECONDITION: .*Please disable it with (\w+)=false")
 _UNKNOWN_KEY = re.compile(r"ValueError: '(\w+)' not in '")
@@ -279,8 +283,12 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
             f"{request.python} has no MaxText; pip install 'maxtext[tpu]' there (Python 3.12 or "
             "newer), or pass maxtext_python=…"
         )
-    if ("libtpu" in log and "No module named" in log) or "Unknown backend tpu" in log:
-        raise NoCompilerError("TPU programs need libtpu: pip install 'mfu_jax[plan-tpu]'")
+    for missing, extra in _NO_COMPILER:
+        if missing.search(log):
+            raise NoCompilerError(
+                f"{request.python} has no compiler for {chip}; expected it beside JAX; usually "
+                f"because the default install leaves it out; pip install 'mfu_jax[{extra}]'"
+            )
     if _OUT_OF_MEMORY.search(log) or code == -signal.SIGKILL:
         raise UserError(
             f"compiling for {chip} ran out of host memory ({_allowed(limits)}); expected less; "

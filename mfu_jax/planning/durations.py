@@ -86,9 +86,8 @@ class Durations:
             yield Duration("copy", self._hbm_seconds(record), ("hbm",))
         elif record.kernels:
             yield Duration("kernel", self._matmul_seconds(record, self.efficiencies.kernel))
-        elif record.estimated_cycles is not None and not _is_bare(record):
-            clock = self.target.chip.clock_ghz * 1e9
-            seconds = record.estimated_cycles / clock / self.efficiencies.cycles
+        elif (clock := self.target.chip.clock_ghz) and _has_cycles(record):
+            seconds = (record.estimated_cycles or 0) / clock / 1e9 / self.efficiencies.cycles
             # No matmul is faster than its peak, whatever XLA estimates.
             seconds = max(seconds, self._matmul_seconds(record, 1.0))
             yield Duration("matmul" if record.flops else _vector_cause(record), seconds)
@@ -114,13 +113,15 @@ class Durations:
         return record.hbm_bytes / bandwidth / self.efficiencies.hbm
 
 
-def _is_bare(record: InstructionRecord) -> bool:
-    """Whether it is one elementwise operation that XLA did not fuse.
+def _has_cycles(record: InstructionRecord) -> bool:
+    """Whether XLA says how long it takes, and can be believed.
 
-    XLA's estimates of those are up to 24 times what their bytes need (a broadcast, an add, and the
-    sum of partial results behind an attention kernel), while those of fusions agree with runs.
+    Its estimates of one elementwise operation that it did not fuse are up to 24 times what the
+    bytes need (a broadcast, an add, the sum of partial results behind an attention kernel), while
+    those of fusions agree with runs.
     """
-    return not record.flops and record.opcode not in ("fusion", "copy", "custom-call")
+    is_bare = not record.flops and record.opcode not in ("fusion", "copy", "custom-call")
+    return record.estimated_cycles is not None and not is_bare
 
 
 def _host_lane(record: InstructionRecord) -> str:

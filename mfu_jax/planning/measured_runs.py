@@ -34,14 +34,14 @@ class MeasuredRun:
 
     Attributes:
         target: its chips.
-        arguments: MaxText's ``key=value``.
+        keys: MaxText's, as text.
         model: the mapping that `mfu_jax.flops_breakdown` counts.
         flags: of the compiler.
         notes: what cannot be followed.
     """
 
     target: Target
-    arguments: tuple[str, ...]
+    keys: Mapping[str, str]
     model: Mapping[str, Any]
     flags: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -65,10 +65,9 @@ def read_run(run: Mapping[str, Any]) -> MeasuredRun:
             raise UserError(f"{group} of the run is {values!r}; expected a JSON object")
         keys |= {str(key): _text(value) for key, value in values.items()}
     keys |= {key: _text(run[key]) for key in (*_REQUIRED[:3], *_SINGLE) if run.get(key) is not None}
-    keys |= FIXED
     return MeasuredRun(
         target=_target(run),
-        arguments=tuple(f"{key}={value}" for key, value in keys.items()),
+        keys=keys,
         model={key: run[key] for key in _REQUIRED[:3]},
         flags=tuple(map(str, run.get("xla_flags") or ())),
         notes=_not_followed(run),

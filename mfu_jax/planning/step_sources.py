@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.totals import (
     calculate_tokens_per_device,
     flops_breakdown,
@@ -15,7 +17,6 @@ from mfu_jax.planning.measured_runs import FIXED
 from mfu_jax.planning.plan import Work
 from mfu_jax.planning.sweep.search import REMAT, Analytic
 
-_MODEL_KEYS = ("model_name", "per_device_batch_size", "max_target_length")
 # The forward pass that each policy runs again: of everything in the layers, or of attention only.
 _RECOMPUTED = {"none": (), "minimal": ("attention",), "full": ("attention", "weight")}
 
@@ -41,7 +42,7 @@ class StepSource(Protocol):
         """What the step is for.
 
         Raises:
-            UserError: the config is wrong.
+            UserError: the config is wrong, or does not say the sizes of the model.
         """
 
     def identity(self, values: Mapping[str, str]) -> Mapping[str, Any]:
@@ -75,8 +76,8 @@ class MaxTextStep:
         return [f"{key}={value}" for key, value in values.items()]
 
     def work(self, values: Mapping[str, str]) -> Work:
-        """What the step is for, by the bundled config of the model."""
-        return work_of(_model(values))
+        """What the step is for, by the bundled config of the model and MaxText's own keys."""
+        return work_of(values)
 
     def identity(self, values: Mapping[str, str]) -> Mapping[str, Any]:
         """Nothing: MaxText's version is in the key already."""
@@ -89,7 +90,9 @@ class MaxTextStep:
     def analytic(self, values: Mapping[str, str]) -> Analytic:
         """FLOPs; MaxText's rules decide how the state is split."""
         policy = values.get(REMAT, "full")  # MaxText's default
-        return Analytic(executed_flops=executed_flops_of(_model(values), policy))
+        with contextlib.suppress(UserError):  # sizes that only MaxText's own defaults have
+            return Analytic(executed_flops=executed_flops_of(values, policy))
+        return Analytic()
 
 
 def work_of(model: Mapping[str, Any]) -> Work:
@@ -109,7 +112,3 @@ def executed_flops_of(config: Any, policy: str) -> float | None:
     rows = flops_breakdown(config, "dense")
     again = sum(r.forward_flops for r in rows if r.kind in kinds and r.component != "logits")
     return float(sum(row.training_flops for row in rows) + again)
-
-
-def _model(values: Mapping[str, str]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key in _MODEL_KEYS}

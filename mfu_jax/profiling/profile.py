@@ -21,6 +21,7 @@ from mfu_jax.profiling.programs import KnownProgram, ProgramLibrary
 from mfu_jax.profiling.tables import KEYS, Row, table
 from mfu_jax.profiling.timeline.platforms import read_devices
 from mfu_jax.profiling.trace.xspace import Trace
+from mfu_jax.profiling.unnamed_kernels import of_program
 from mfu_jax.profiling.waterfall import MFU, Bar, waterfall
 
 POINTS = "profile/mfu_points"
@@ -95,6 +96,15 @@ class Profile:
             numbers[f"profile/program_seconds/{program.name}"] = program.seconds
         return numbers
 
+    def _repr_html_(self) -> str:
+        from mfu_jax.formatting import percent, seconds_text
+        from mfu_jax.pages.fragment import fragment
+
+        step = seconds_text(self.measured.step_seconds)
+        title = f"Where the peak went: step {step}, MFU {percent(self.mfu)}"
+        rows = [(b.name, seconds_text(b.seconds), f"{b.mfu_points:.2f}") for b in self.waterfall]
+        return fragment(title, ("bar", "time", "points of MFU"), rows, notes=self.notes)
+
     def to_json(self, *, depth: int = 0) -> dict[str, Any]:
         """Everything as plain JSON values; `depth` as `table` takes it."""
         tables = {f"by_{by}": list(map(asdict, self.table(by, depth=depth))) for by in KEYS}
@@ -151,6 +161,8 @@ def read_profile(
     devices = read_devices(traces)
     ops = [name for timeline, _ in devices for name in timeline.names]
     library = ProgramLibrary(traces, dump_files(files[0]), ops)
+    if not any(op.program.module for op in ops) and (only := library.only):
+        devices = [(of_program(timeline, only), thread) for timeline, thread in devices]
     join = Join(library)
     measured = measure(devices, join)
     main = library.find(measured.main)

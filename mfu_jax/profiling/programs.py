@@ -58,7 +58,6 @@ class ProgramLibrary:
         traces: whose metadata may hold programs.
         dumps: files of dumps, the preferred ones first.
         ops: that ran.
-        model_flops: of one run of each program on one device, if the user gave them.
 
     Attributes:
         notes: programs that cannot be read, and why.
@@ -93,6 +92,12 @@ class ProgramLibrary:
                     f"the program {program.module} cannot be read: {first_line(error)}"
                 )
         return self._found[program]
+
+    @property
+    def only(self) -> Program | None:
+        """The program of which there is a copy, if it is the only one by its name."""
+        names = {dump.name for dump in self._dumped()} | {known.module for known in self._protos}
+        return Program(names.pop()) if len(names) == 1 else None
 
     @property
     def read(self) -> list[KnownProgram]:

@@ -75,13 +75,18 @@ def _cells(change: Change) -> tuple[str, ...]:
         seconds_text(change.before),
         seconds_text(change.after),
         signed(change.seconds),
-        _pair(change.flops, 1e9),
-        _pair(change.hbm_bytes, 1e6),
+        pair(change.flops, 1e9),
+        pair(change.hbm_bytes, 1e6),
         ", ".join(f"{why} {signed(seconds)}" for why, seconds in change.why.items()),
     )
 
 
-def _pair(numbers: tuple[int, int], unit: float) -> str:
+def pair(numbers: tuple[int, int], unit: float) -> str:
+    """A number before and after, in units; once if both are the same.
+
+    >>> pair((10**9, 2 * 10**9), 1e9), pair((0, 0), 1.0)
+    ('1.000 → 2.000', '-')
+    """
     before, after = (readable(number / unit) for number in numbers)
     if not any(numbers):
         return "-"

@@ -16,7 +16,7 @@ import numpy as np
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.profiling.join import Join, JoinedOp, Work
 from mfu_jax.profiling.programs import KnownProgram
-from mfu_jax.profiling.timeline.devices import OpName, OpTable, Timeline
+from mfu_jax.profiling.timeline.devices import OpName, OpTable, Program, Timeline
 
 
 def named_by_order(timeline: Timeline, join: Join) -> Timeline:
@@ -40,6 +40,21 @@ def named_by_order(timeline: Timeline, join: Join) -> Timeline:
             for event, name in zip(between, order.between(*ends, len(between)), strict=False):
                 ops[event] = table.number(name)
     return dataclasses.replace(timeline, names=table.names, ops=ops)
+
+
+def of_program(timeline: Timeline, program: Program) -> Timeline:
+    """The timeline with all its ops and executions in one program.
+
+    Args:
+        timeline: whose kernels are all of command buffers: none says whose it is.
+        program: the only one that may have run.
+    """
+    runs = timeline.executions
+    return dataclasses.replace(
+        timeline,
+        names=tuple(name._replace(program=program) for name in timeline.names),
+        executions=dataclasses.replace(runs, programs=(program,) * len(runs.programs)),
+    )
 
 
 def _is_unknown(op: JoinedOp) -> bool:

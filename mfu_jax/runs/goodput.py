@@ -30,13 +30,16 @@ from mfu_jax.storage.addresses import path_of
 _SILENT_SECONDS = 10.0
 
 
-def read_run(run: str | os.PathLike[str], *, now: float | None = None) -> RunTime:
+def read_run(
+    run: str | os.PathLike[str], *, now: float | None = None, metrics: MetricsRun | None = None
+) -> RunTime:
     """Where the wall clock of a run went.
 
     Args:
         run: its folder or its metrics file, or the address of either.
         now: seconds since 1970; a process that has just been alive still runs. By default the
             clock's.
+        metrics: its metrics file, if that has been read.
 
     Returns:
         Without a journal, what the metrics file has.
@@ -44,10 +47,20 @@ def read_run(run: str | os.PathLike[str], *, now: float | None = None) -> RunTim
     Raises:
         UserError: there is neither a journal nor a metrics file.
     """
+    found = read_journaled(run, now=now)
+    return found or of_metrics(metrics or read_metrics(str(metrics_file_of(path_of(run)))))
+
+
+def read_journaled(run: str | os.PathLike[str], *, now: float | None = None) -> RunTime | None:
+    """The same from journals alone, however long the metrics file is; None without them.
+
+    Raises:
+        UserError: the folder holds no run, or a journal cannot be read.
+    """
     metrics_file = metrics_file_of(path_of(run))
     lives, notes = read_journals(metrics_file)
     if not lives:
-        return of_metrics(read_metrics(str(metrics_file)), notes)
+        return None
     processes = _processes(lives, now)
     number, main = next(iter(processes.items()))
     if number:
@@ -270,7 +283,7 @@ def _add(total: Times, times: Times) -> None:
             total[day][name] += spent
 
 
-def of_metrics(run: MetricsRun, notes: Sequence[str] = ()) -> RunTime:
+def of_metrics(run: MetricsRun) -> RunTime:
     """What a metrics file alone knows."""
     summary = run.summary(warmup_steps=0)
     trained = math.fsum(step.scalars["perf/step_time_seconds"] for step in run.steps)
@@ -286,8 +299,5 @@ def of_metrics(run: MetricsRun, notes: Sequence[str] = ()) -> RunTime:
         lost_steps=None,
         median_seconds=summary.median_seconds,
         time={"train": trained},
-        notes=(
-            *notes,
-            "no journal lies beside the file: wall clock, goodput and lost steps are not known",
-        ),
+        notes=("no journal lies beside the file: wall clock and goodput are not known",),
     )

@@ -1,4 +1,4 @@
-"""Reads back the metrics of a run: our JSONL, MaxText's ``metrics_file``, or a log.
+"""Reads back the metrics of a run: our JSONL, MaxText's ``metrics_file``, a log, or others' JSONL.
 
 Imports neither jax nor numpy.
 """
@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.summary import StepStatistics, Summary
+from mfu_jax.runs.foreign_metrics import ForeignLines, Found
 from mfu_jax.runs.step_table import Change, LoggedStep, StepTable
 from mfu_jax.storage.addresses import Address, open_object, path_of
 from mfu_jax.user_files import opened, text_lines, unreadable
@@ -66,13 +67,15 @@ class MetricsRun:
 
     Attributes:
         path: the file.
-        form: ``jsonl`` (ours), ``maxtext`` (its metrics_file) or ``log``.
+        form: ``jsonl`` (ours), ``maxtext`` (its metrics_file), ``log``, ``levanter`` or
+            ``torchtitan``.
         steps: in the file's order.
         other_records: records without a step time: MaxText writes evaluations among the steps.
         repeated: lines skipped because they repeat the step before, as the logs of all hosts do.
         unreadable: lines that look like a record but are broken; a killed run leaves one.
         notes: step → what its record says in words, of the last steps that have any.
         last_record: the last record that is JSON, whole.
+        profile: the numbers ``profile/…`` of the last profiled steps.
     """
 
     path: str
@@ -83,6 +86,7 @@ class MetricsRun:
     unreadable: int = 0
     notes: Mapping[int, str] = dataclasses.field(default_factory=dict)
     last_record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    profile: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def restarts(self) -> int:
@@ -130,7 +134,7 @@ def read_metrics(path: str | Path) -> MetricsRun:
     """Reads a metrics file or a log; its lines tell which.
 
     Args:
-        path: JSON lines of this package or of MaxText, or text with lines
+        path: JSON lines of this package, MaxText, levanter or torchtitan, or text with lines
             ``completed step: 7, seconds: 0.123, TFLOP/s/device: …``; ``-``: standard input.
 
     Raises:
@@ -163,28 +167,45 @@ class _Reader:
         self.counts = Counter[str]()
         self.notes: dict[int, str] = {}
         self.last_line = ""
+        self.profile_line = ""
+        self._foreign = ForeignLines()
 
     def read(self, lines: Iterable[str]) -> None:
         """Adds the lines."""
         for line in lines:
-            found = _read_line(line)
-            if found is None:
-                continue
-            form, step = found
-            if step is None:
-                self.counts["unreadable"] += 1
-            elif _TIME not in step.scalars:
-                self.counts["other_records"] += 1
-            elif len(self.steps) and self.steps.numbers[-1] == step.number:
-                self.counts["repeated"] += 1
-            else:
-                self.forms.add(form)
-                self.steps.append(step)
-                self._remember(line, step.number)
+            for form, step in self._steps_of(line):
+                self._add(form, step, line)
+        for found in self._foreign.rest():
+            self._add(*_foreign_step(found), self.last_line)
+
+    def _steps_of(self, line: str) -> Iterable[tuple[str, LoggedStep | None]]:
+        """The form and the steps that a line ends; no step if it is broken."""
+        try:
+            theirs = self._foreign.take(line)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            return [("", None)]
+        if theirs is not None:
+            return map(_foreign_step, theirs)
+        found = _read_line(line)
+        return [] if found is None else [found]
+
+    def _add(self, form: str, step: LoggedStep | None, line: str) -> None:
+        if step is None:
+            self.counts["unreadable"] += 1
+        elif _TIME not in step.scalars:
+            self.counts["other_records"] += 1
+        elif len(self.steps) and self.steps.numbers[-1] == step.number:
+            self.counts["repeated"] += 1
+        else:
+            self.forms.add(form)
+            self.steps.append(step)
+            self._remember(line, step.number)
 
     def _remember(self, line: str, step: int) -> None:
         """Keeps the last record, and the words of a record that has any."""
         self.last_line = line
+        if '"profile/mfu"' in line:
+            self.profile_line = line
         if '"notes"' in line or '"flags"' in line:
             if len(self.notes) >= _MOST_NOTES:
                 del self.notes[next(iter(self.notes))]
@@ -215,6 +236,7 @@ class _Reader:
             steps=self.steps,
             notes=self.notes,
             last_record={} if form == "log" else _object(self.last_line),
+            profile=dict(_profile_of(self.profile_line)),
             **self.counts,
         )
 
@@ -225,6 +247,12 @@ def _object(line: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _profile_of(line: str) -> Iterator[tuple[str, float]]:
+    for name, value in _object(line).items():
+        if name.startswith("profile/") and isinstance(value, int | float):
+            yield name, float(value)
 
 
 def _words_of(line: str) -> str:
@@ -254,6 +282,14 @@ def _read_json(values: Mapping[str, Any]) -> tuple[str, LoggedStep]:
     scalars = {k: float(v) for k, v in values.items() if k in _NAMES}  # reads "NaN", too
     form = "maxtext" if kind is None else "jsonl"
     return form, LoggedStep(number=_step(values["step"]), kind=kind, scalars=_complete(scalars))
+
+
+def _foreign_step(found: Found) -> tuple[str, LoggedStep | None]:
+    form, step, scalars = found
+    try:
+        return form, LoggedStep(number=_step(step), kind=None, scalars=_complete(scalars))
+    except (ValueError, TypeError, OverflowError):
+        return form, None
 
 
 def _read_log(step: str, text: str) -> tuple[str, LoggedStep | None]:

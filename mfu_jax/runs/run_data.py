@@ -13,7 +13,7 @@ from typing import Any
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.logger.summary import Summary
-from mfu_jax.runs.goodput import of_metrics, read_run
+from mfu_jax.runs.goodput import of_metrics, read_journaled, read_run
 from mfu_jax.runs.journals import metrics_file_of
 from mfu_jax.runs.metrics_files import WARMUP_STEPS, MetricsRun, read_metrics
 from mfu_jax.runs.run_time import CATEGORIES, Part, RunTime, product
@@ -145,6 +145,29 @@ def read_metrics_of(run: str) -> MetricsRun:
     return read_metrics(run if run == "-" else str(metrics_file_of(path_of(run))))
 
 
+def answer_without_steps(run: str) -> tuple[Mapping[str, Any], RunTime] | None:
+    """What a run's journal alone says, as JSON and in full; None if it has measured steps.
+
+    A process may end before its first step, and its time is lost all the same.
+
+    Args:
+        run: as `read_metrics_of` takes it.
+    """
+    time = None if run == "-" else read_journaled(metrics_file_of(path_of(run)))
+    if time is None or _has_steps(run):
+        return None
+    return {"file": time.path, "mfu": time.mfu, "hfu": time.hfu} | _time(
+        time, Summary(steps=0)
+    ), time
+
+
+def _has_steps(run: str) -> bool:
+    try:
+        return read_metrics_of(run).summary(warmup_steps=0).steps > 0
+    except UserError:
+        return False
+
+
 def read_run_data(run: str, options: Options) -> RunData:
     """Reads one run.
 
@@ -156,7 +179,7 @@ def read_run_data(run: str, options: Options) -> RunData:
         UserError: it holds no measured step, or the model is not this run's.
     """
     metrics = read_metrics_of(run)
-    time = of_metrics(metrics) if run == "-" else read_run(metrics.path)
+    time = of_metrics(metrics) if run == "-" else read_run(metrics.path, metrics=metrics)
     metrics, reported, model = _recounted(metrics, options)
     summary = metrics.summary(warmup_steps=options.warmup_steps)
     if not summary.steps or not summary.mean_seconds:
@@ -165,6 +188,12 @@ def read_run_data(run: str, options: Options) -> RunData:
             f"expected steps after compilation and warm-up; usually the run was short, or a log "
             f"has 0.000 for its times; pass warmup_steps=0, or the metrics file instead of the log"
         )
+    time = dataclasses.replace(
+        time,
+        mfu=summary.mfu,
+        hfu=summary.hfu,
+        effective_mfu=product(summary.mfu, time.goodput),
+    )
     answer = _answer(metrics, summary, options.peak, reported, model.conventions)
     setup = read_setup(metrics.path)
     return RunData(

@@ -159,3 +159,18 @@ class RematKeys:
     moe_mlpwi_0: Place
     moe_mlpwi_1: Place
     moe_mlpwo: Place
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelKeys:
+    """Blocks of the splash attention kernel."""
+
+    sa_block_q: int
+    sa_block_kv: int
+    sa_block_kv_compute: int
+    sa_block_q_dkv: int
+    sa_block_kv_dkv: int
+    sa_block_kv_dkv_compute: int
+    sa_block_q_dq: int
+    sa_block_kv_dq: int
+    sa_use_fused_bwd_kernel: bool

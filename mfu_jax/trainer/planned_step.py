@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.util
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -24,6 +25,7 @@ from mfu_jax.trainer.pyconfig import Config, load
 _AXES = {
     "ici_data_parallelism": "data",
     "ici_fsdp_parallelism": "fsdp",
+    "ici_expert_parallelism": "expert",
     "ici_tensor_parallelism": "tensor",
 }
 _MESH = tuple(_AXES.values())
@@ -52,7 +54,7 @@ class TrainerStep:
         if not any(key in keys for key in _MESH):
             keys |= {"data": "1", "fsdp": "-1"}
         if keys.get("fsdp") == "-1":
-            inner = _number(keys.get("tensor")) * _number(keys.get("data"))
+            inner = math.prod(_number(keys.get(axis)) for axis in _MESH if axis != "fsdp")
             keys |= {"fsdp": str(max(1, self.target.devices // inner))}
         return [*self.files, *(f"{key}={value}" for key, value in keys.items())]
 
@@ -86,7 +88,8 @@ class TrainerStep:
         """FLOPs, and the least bytes of weights and optimizer state on a device."""
         config = load(self.words(values))
         width = {"float32": 4, "bfloat16": 2, "float16": 2}[config.weight_dtype]
-        state = _STATE * width * count_parameters(config).total // (config.fsdp * config.tensor)
+        shards = config.fsdp * config.expert * config.tensor
+        state = _STATE * width * count_parameters(config).total // shards
         return Analytic(
             executed_flops=executed_flops_of(config, config.remat_policy), state_bytes=state
         )
@@ -94,19 +97,21 @@ class TrainerStep:
 
 def _wrong_mesh(config: Config, devices: int) -> str:
     """As the trainer would say it, before a minute of tracing."""
-    inner = config.fsdp * config.tensor
+    inner = config.fsdp * config.expert * config.tensor
     data = config.data if config.data != -1 else max(1, devices // inner)
     if data * inner != devices:
         return (
-            f"the mesh data={config.data} fsdp={config.fsdp} tensor={config.tensor} does not fill "
-            f"the {devices} devices; their product has to be {devices} (data=-1 takes the rest)"
+            f"the mesh data={config.data} fsdp={config.fsdp} expert={config.expert} "
+            f"tensor={config.tensor} does not fill the {devices} devices; their product has to be "
+            f"{devices} (data=-1 takes the rest)"
         )
     batch = Fraction(config.per_device_batch_size).limit_denominator(1 << 20) * devices
-    if batch % (data * config.fsdp):
+    rows = data * config.fsdp * config.expert
+    if batch % rows:
         return (
             f"the batch of {float(batch):g} sequences (per_device_batch_size="
             f"{config.per_device_batch_size:g} × {devices} devices) is not divisible by the mesh's "
-            f"data × fsdp = {data * config.fsdp}"
+            f"data × fsdp × expert = {rows}"
         )
     return ""
 

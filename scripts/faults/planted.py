@@ -1,99 +1,35 @@
-"""Healthy training loops on CPUs, and the same with one fault each."""
+"""Faults that cost time, each planted in a run of the reference trainer that is otherwise healthy.
+
+A fault is planted from outside: by a key of the config, by what wraps the data or the logger, or by
+a change to a function of the trainer while the run sets itself up.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
+from mfu_jax.layers.attention_ops import ATTENTION_OPS, dot_product
 
-import mfu_jax
+from mfu_jax.trainer import loop as trainer
+from mfu_jax.trainer import step as trainer_step
+from scripts.faults.turns import TurnedTrainer
 
 Array = jax.Array
-State = Any
-Step = Callable[[State, Array], tuple[State, Array]]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Loop:
-    """A loop over a step.
-
-    Attributes:
-        step: a jitted step.
-        state: its first state.
-        batch: makes one batch.
-        data_seconds: that the loader sleeps for each batch.
-        reads_loss: every step is waited for.
-        log_seconds: that the loop sleeps after each step.
-        recompile_every: steps, after which the step is a new function; 0: never.
-        evaluate: runs after every step.
-    """
-
-    step: Step
-    state: State
-    batch: Callable[[], Array]
-    data_seconds: float = 0.0
-    reads_loss: bool = False
-    log_seconds: float = 0.0
-    recompile_every: int = 0
-    evaluate: Callable[[State, Array], Array] | None = None
-
-    def run(self, steps: int) -> float:
-        """Seconds of so many steps."""
-        begin = time.monotonic()
-        self._run(steps)
-        return time.monotonic() - begin
-
-    def trace(self, folder: Path, steps: int) -> None:
-        """The same under a trace, with the program beside it."""
-        self.run(2)
-        with mfu_jax.profile(folder, self.step, self.state, self.batch()):
-            self._run(steps + 1)  # of which the last one only ends the one before
-
-    def _run(self, steps: int) -> None:
-        state, loss, step = self.state, None, self.step
-        previous: list[Array] = []
-        for number in range(steps):
-            batch = self._next_batch()
-            if self.recompile_every and number % self.recompile_every == 1:
-                step = _anew(self.step)
-            with jax.profiler.StepTraceAnnotation("train", step_num=number):
-                state, loss = step(state, batch)
-            self._after(state, batch, loss)
-            previous.append(loss)
-            if len(previous) > 1:
-                previous.pop(0).block_until_ready()  # a logger's: one step behind
-        jax.block_until_ready((state, loss))
-
-    def _next_batch(self) -> Array:
-        if self.data_seconds:
-            time.sleep(self.data_seconds)
-        return self.batch()
-
-    def _after(self, state: State, batch: Array, loss: Array) -> None:
-        if self.reads_loss:
-            float(loss)
-        if self.log_seconds:
-            time.sleep(self.log_seconds)
-        if self.evaluate is not None:
-            self._run_evaluation(state, batch)
-
-    def _run_evaluation(self, state: State, batch: Array) -> None:
-        assert self.evaluate is not None
-        float(self.evaluate(state, batch))
-
-
-def _anew(step: Any) -> Any:
-    def train_step(state: State, batch: Array) -> tuple[State, Array]:
-        return step.__wrapped__(state, batch)
-
-    return jax.jit(train_step)
+_KEYS = ("dataset_type=synthetic", "max_target_length=256", "per_device_batch_size=4")
+_LOG_SECONDS = 0.03  # that a loop takes for itself: hidden, unless it waits for the device
+_DATA_SECONDS = 0.2
+_CALLBACK_SECONDS = 0.05
+_COMPILE_EVERY = 4  # steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,169 +38,222 @@ class Fault:
 
     Attributes:
         cause: of the advice that must come first; empty: no advice at all.
-        loop: with the fault.
-        healthy: without.
+        options: of the `TurnedTrainer` with the fault, besides its keys.
+        healthy: of the one without.
+        keys: of the trainer's config, in both.
+        faulty_keys: with the fault.
+        healthy_keys: without.
         share: of a healthy step that does the work of one with the fault.
+        devices: virtual ones.
     """
 
     cause: str
-    loop: Callable[[], Loop]
-    healthy: Callable[[], Loop]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    healthy: Mapping[str, Any] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()
+    faulty_keys: tuple[str, ...] = ()
+    healthy_keys: tuple[str, ...] = ()
     share: float = 1.0
+    devices: int = 1
 
-
-LAYERS, D, F, ROWS = 4, 256, 1024, 512
-
-
-def _mlp(state: State, x: Array, *, remat: bool = False) -> Array:
-    def layer(x: Array, w: tuple[Array, Array]) -> tuple[Array, None]:
-        with jax.named_scope("mlp"):
-            return x + jax.nn.relu(x @ w[0]) @ w[1], None
-
-    return jax.lax.scan(jax.checkpoint(layer) if remat else layer, x, state)[0]
-
-
-def _weights(layers: int = LAYERS, d: int = D, f: int = F) -> State:
-    values = np.random.default_rng(0)
-    up, down = values.normal(size=(layers, d, f)), values.normal(size=(layers, f, d))
-    return jnp.asarray(up / 100, jnp.float32), jnp.asarray(down / 100, jnp.float32)
-
-
-def _batch(rows: int = ROWS, d: int = D) -> Callable[[], Array]:
-    fixed = np.ones((rows, d), np.float32)
-    return lambda: jax.device_put(fixed)
-
-
-def _step(loss_of: Callable[[State, Array], Array]) -> Step:
-    def train_step(state: State, batch: Array) -> tuple[State, Array]:
-        loss, gradient = jax.value_and_grad(loss_of)(state, batch)
-        with jax.named_scope("optimizer"):
-            return jax.tree.map(lambda w, g: w - 1e-3 * g, state, gradient), loss
-
-    return jax.jit(train_step)
-
-
-def _square(y: Array) -> Array:
-    with jax.named_scope("loss"):
-        return jnp.mean(y * y)
-
-
-def healthy() -> Loop:
-    """A scanned MLP."""
-    return Loop(
-        step=_step(lambda state, x: _square(_mlp(state, x))), state=_weights(), batch=_batch()
-    )
-
-
-def _with(**changes: Any) -> Callable[[], Loop]:
-    return lambda: replace(healthy(), **changes)
-
-
-def _remat() -> Loop:
-    step = _step(lambda state, x: _square(_mlp(state, x, remat=True)))
-    return replace(healthy(), step=step)
-
-
-def _evaluation() -> Loop:
-    def evaluate_step(state: State, batch: Array) -> Array:
-        return _square(_mlp(state, batch))
-
-    return replace(healthy(), evaluate=jax.jit(evaluate_step))
-
-
-def _callback() -> Loop:
-    def slow(x: np.ndarray) -> np.ndarray:
-        time.sleep(0.02)
-        return x
-
-    def loss_of(state: State, x: Array) -> Array:
-        loss = _square(_mlp(state, x))
-        return loss + 0 * jax.pure_callback(
-            slow, jax.ShapeDtypeStruct((), jnp.float32), jax.lax.stop_gradient(loss)
+    def pair(self, folder: Path) -> tuple[TurnedTrainer, TurnedTrainer]:
+        """The trainer with the fault, and the one without."""
+        keys = (*_KEYS, *self.keys)
+        return (
+            TurnedTrainer(folder / "faulty", (*keys, *self.faulty_keys), **self.options),
+            TurnedTrainer(folder / "healthy", (*keys, *self.healthy_keys), **self.healthy),
         )
 
-    return replace(healthy(), step=_step(loss_of))
+
+class _Slow:
+    """A loader that sleeps for each batch."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+
+    def __next__(self) -> Any:
+        time.sleep(_DATA_SECONDS)
+        return next(self._batches)
 
 
-def _rows(rows: int) -> Callable[[], Loop]:
-    return lambda: replace(healthy(), state=_weights(4, 1024, 4096), batch=_batch(rows, 1024))
+Record = Callable[..., None]
 
 
-SEQUENCE, HEADS, WIDTH, BLOCK = 1024, 4, 32, 128
+def _logs(record: Record) -> Record:
+    def log(step: int, metrics: Any) -> None:
+        record(step, metrics)
+        time.sleep(_LOG_SECONDS)
+
+    return log
 
 
-def _attention(blocks: bool) -> Callable[[], Loop]:
-    """Causal attention over all pairs, or over the blocks that the mask keeps."""
+def _reads_loss(record: Record) -> Record:
+    def log(step: int, metrics: Any) -> None:
+        float(metrics["loss"])
+        _logs(record)(step, metrics)
 
-    def attend(q: Array, k: Array, v: Array, first: int) -> Array:
-        scores = jnp.einsum("hqd,hkd->hqk", q, k)
-        rows = first + jnp.arange(q.shape[1])[:, None]
-        scores = jnp.where(rows >= jnp.arange(k.shape[1])[None, :], scores, -1e9)
-        return jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(scores), v)
-
-    def loss_of(w: Array, x: Array) -> Array:
-        with jax.named_scope("attention"):
-            q, k, v = jnp.einsum("sd,cdhe->chse", x, w)
-            size = BLOCK if blocks else SEQUENCE
-            parts = [
-                attend(q[:, i : i + size], k[:, : i + size], v[:, : i + size], i)
-                for i in range(0, SEQUENCE, size)
-            ]
-        return _square(jnp.concatenate(parts, axis=1))
-
-    values = np.random.default_rng(0).normal(size=(3, 64, HEADS, WIDTH))
-    state = jnp.asarray(values / 8, jnp.float32)
-    return lambda: Loop(step=_step(loss_of), state=state, batch=_batch(SEQUENCE, 64))
+    return log
 
 
-def _two_devices(extra: int) -> Callable[[], Loop]:
-    """Data parallel on two devices, the first of which does more, in a loop on one core."""
-    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+def _busy(record: Record) -> Record:
+    def log(step: int, metrics: Any) -> None:
+        record(step, metrics)
+        time.sleep(_DATA_SECONDS)
 
-    def loss_of(state: State, x: Array) -> Array:
-        return _square(_mlp(state, x))
+    return log
 
-    def local(state: State, x: Array) -> tuple[State, Array]:
-        again = jnp.where(jax.lax.axis_index("data") == 0, extra, 0)
-        busy = jax.lax.fori_loop(0, again, lambda _, y: jnp.sin(y), jnp.ones((4096,)))
-        loss, gradient = jax.value_and_grad(loss_of)(state, x + 0 * busy[0])
-        gradient = jax.lax.pmean(gradient, "data")
-        return jax.tree.map(lambda w, g: w - 1e-3 * g, state, gradient), loss[None]
 
-    def train_step(state: State, batch: Array) -> tuple[State, Array]:
-        return jax.shard_map(
-            local,
-            mesh=mesh,
-            in_specs=(PartitionSpec(), PartitionSpec("data")),
-            out_specs=(PartitionSpec(), PartitionSpec("data")),
-            check_vma=False,
-        )(state, batch)
+class _Recompiled:
+    """A compiled step that is compiled again every few calls."""
 
-    sharding = NamedSharding(mesh, PartitionSpec("data"))
-    state = jax.device_put(_weights(), NamedSharding(mesh, PartitionSpec()))
-    fixed = np.ones((ROWS, D), np.float32)
-    return lambda: Loop(
-        step=jax.jit(train_step), state=state, batch=lambda: jax.device_put(fixed, sharding)
-    )
+    def __init__(self, compile_again: Callable[[], Any]) -> None:
+        self._compile_again = compile_again
+        self._compiled = compile_again()
+        self._calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiled, name)
+
+    def __call__(self, *args: Any) -> Any:
+        self._calls += 1
+        if self._calls % _COMPILE_EVERY == 0:
+            self._compiled = self._compile_again()
+        return self._compiled(*args)
+
+
+def _recompiles() -> Any:
+    compile_step = trainer.compile_train_step
+
+    def compile_train_step(*args: Any) -> Any:
+        return _Recompiled(lambda: compile_step(*args))
+
+    return mock.patch.object(trainer, "compile_train_step", compile_train_step)
+
+
+def _in_loss(change: Callable[[Any, Any], Any]) -> Callable[[], Any]:
+    """A plant that changes what the loss function of a step gets and returns.
+
+    Args:
+        change: from the loss function, and its batch, to what is returned instead.
+    """
+
+    def plant() -> Any:
+        loss_of = trainer_step._summed_loss
+
+        def summed_loss(params: Any, graph: Any, batch: Any) -> Any:
+            return change(lambda batch: loss_of(params, graph, batch), batch)
+
+        return mock.patch.object(trainer_step, "_summed_loss", summed_loss)
+
+    return plant
+
+
+def _asks_host(loss_of: Callable[[Any], Any], batch: Any) -> Any:
+    def slow(loss: np.ndarray) -> np.ndarray:
+        time.sleep(_CALLBACK_SECONDS)
+        return np.asarray(loss)
+
+    loss, weights = loss_of(batch)
+    like = jax.ShapeDtypeStruct((), jnp.float32)
+    return loss + 0 * jax.pure_callback(slow, like, jax.lax.stop_gradient(loss)), weights
+
+
+def _straggles(rounds: int) -> Callable[[Any, Any], Any]:
+    """The first device computes for longer before the step, and the others wait for it there.
+
+    Where it computed beside the others' matmuls, these would have more of the shared memory's
+    bandwidth than in the healthy run.
+    """
+
+    def local() -> Array:
+        is_first = jax.lax.axis_index("data") == 0
+        often = jnp.where(is_first, rounds, 0)
+        busy = jax.lax.fori_loop(0, often, lambda _, y: jnp.sin(y), jnp.ones((4096,)))
+        return jax.lax.psum(busy[0], "data")
+
+    def change(loss_of: Callable[[Any], Any], batch: Any) -> Any:
+        total = jax.shard_map(local, in_specs=(), out_specs=PartitionSpec(), check_vma=False)()
+        never = (total < -1e9).astype(jnp.int32)
+        return loss_of(batch | {"inputs": batch["inputs"] + never})
+
+    return change
+
+
+def _evaluates_within() -> Any:
+    make = trainer_step.make_train_step
+
+    def make_train_step(config: Any) -> Any:
+        step, evaluate = make(config), trainer_step.make_eval_step(config)
+
+        def train_step(state: Any, batch: Any) -> Any:
+            loss, tokens = evaluate(state, {key: value[:, ::-1] for key, value in batch.items()})
+            state, metrics = step(state, batch)
+            return state, {**metrics, "eval_loss": loss / tokens}
+
+        return train_step
+
+    return mock.patch.object(trainer_step, "make_train_step", make_train_step)
+
+
+def _in_blocks(q: Array, k: Array, v: Array, segment_ids: Array) -> Array:
+    """Causal attention that leaves out the keys after each block of queries."""
+    size = 128
+    parts = [
+        _last_rows(q[:, i : i + size], k[:, : i + size], v[:, : i + size], segment_ids)
+        for i in range(0, q.shape[1], size)
+    ]
+    return jnp.concatenate(parts, axis=1)
+
+
+def _last_rows(q: Array, k: Array, v: Array, segment_ids: Array) -> Array:
+    """[B, R, N, h] queries, the last of [B, T, K, h] keys."""
+    (batch, rows, heads, width), (_, keys, groups, _) = q.shape, k.shape
+    grouped = q.reshape(batch, rows, groups, heads // groups, width) / width**0.5
+    scores = jnp.einsum("bskgh,btkh->bkgst", grouped, k).astype(jnp.float32)
+    first = keys - rows
+    seen = segment_ids[:, first:keys, None] == segment_ids[:, None, :keys]
+    seen &= first + jnp.arange(rows)[:, None] >= jnp.arange(keys)[None, :]
+    weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -1e30), axis=-1)
+    return jnp.einsum("bkgst,btkh->bskgh", weights, v).reshape(q.shape)
+
+
+def _with_attention(op: Any) -> Callable[[], Any]:
+    return lambda: mock.patch.dict(ATTENTION_OPS, {"dot_product": op})
 
 
 FAULTS: Mapping[str, Fault] = {
-    "none": Fault(cause="", loop=healthy, healthy=healthy),
-    "data": Fault(cause="slow data", loop=_with(data_seconds=0.3), healthy=healthy),
+    "none": Fault(cause=""),
+    "data": Fault(cause="slow data", options={"data": _Slow}),
     "sync": Fault(
-        cause="sync in the loop",
-        loop=_with(reads_loss=True, log_seconds=0.02),
-        healthy=_with(log_seconds=0.02),
+        cause="sync in the loop", options={"record": _reads_loss}, healthy={"record": _logs}
     ),
-    "recompile": Fault(cause="recompiles", loop=_with(recompile_every=4), healthy=healthy),
-    "remat": Fault(cause="remat heavier than memory needs", loop=_remat, healthy=healthy),
-    "batch": Fault(cause="small batch", loop=_rows(1), healthy=_rows(8), share=1 / 8),
+    "host": Fault(cause="host-bound loop", options={"record": _busy}),
+    "recompile": Fault(cause="recompiles", options={"plant": _recompiles}),
+    "remat": Fault(
+        cause="remat heavier than memory needs",
+        faulty_keys=("remat_policy=full",),
+        healthy_keys=("remat_policy=none",),
+    ),
+    "batch": Fault(
+        cause="small batch",
+        keys=("max_target_length=8", "emb_dim=512", "mlp_dim=2048", "num_decoder_layers=2"),
+        faulty_keys=("per_device_batch_size=1",),
+        healthy_keys=("per_device_batch_size=8",),
+        share=1 / 8,
+    ),
     "attention": Fault(
-        cause="attention without a kernel", loop=_attention(False), healthy=_attention(True)
+        cause="attention without a kernel",
+        keys=("max_target_length=1024", "per_device_batch_size=1", "num_decoder_layers=2"),
+        options={"plant": _with_attention(dot_product)},
+        healthy={"plant": _with_attention(_in_blocks)},
     ),
     "straggler": Fault(
-        cause="imbalance between devices", loop=_two_devices(3000), healthy=_two_devices(0)
+        cause="imbalance between devices",
+        options={"plant": _in_loss(_straggles(2000))},
+        healthy={"plant": _in_loss(_straggles(0))},
+        devices=2,
     ),
-    "evaluation": Fault(cause="eval in the loop", loop=_evaluation, healthy=healthy),
-    "callback": Fault(cause="host callback in the step", loop=_callback, healthy=healthy),
+    "evaluation": Fault(cause="eval in the loop", faulty_keys=("eval_interval=1", "eval_steps=2")),
+    "evaluation within": Fault(cause="eval in the loop", options={"plant": _evaluates_within}),
+    "callback": Fault(cause="host callback in the step", options={"plant": _in_loss(_asks_host)}),
 }

@@ -2,6 +2,8 @@
 
 import io
 import json
+import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -70,6 +72,31 @@ def test_one_screen_with_days_and_cost(capsys, dump):
     assert len(shown.out.splitlines()) < 25
 
 
+def test_days_and_cost_are_in_the_json(capsys, dump):
+    words = (dump, "topology=v5e:1x1", f"model={FLOPS}", "tokens_per_step=8", "tokens=1e18")
+    _, shown = _plan(capsys, *words, "price=1.2", "--json")
+    plan = json.loads(shown.out)
+    seconds = 1e18 / 8 * plan["step_time_seconds"]
+    assert plan["days"] == pytest.approx(seconds / 86400)
+    assert plan["cost"] == pytest.approx(seconds / 3600 * 1.2)
+
+
+def test_a_page_beside_the_answer(capsys, dump, tmp_path):
+    page = tmp_path / "out.html"
+    code, shown = _plan(capsys, dump, "topology=v5e:1x1", "--json", "--html", str(page))
+    assert code == 0
+    assert json.loads(shown.out)["fits"]
+    assert "wrote" in shown.err
+    assert page.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.skipif(bool(find_spec("jax_cuda13_plugin")), reason="this environment has it")
+def test_the_compilers_of_chips_that_are_not_here_are_extras(capsys):
+    """The message that is read is JAX's own."""
+    _, shown = _plan(capsys, "hardware=h100", "devices=8", "emb_dim=64", "mlp_dim=64")
+    assert "mfu_jax[plan-gpu]" in shown.err.splitlines()[-1]
+
+
 def test_a_config_is_compiled_for_all_devices(capsys, fake_compiler):
     words = ("topology=v6e-8", "model_name=llama2-7b", "max_target_length=128")
     code, shown = _plan(capsys, *words, "--json")
@@ -78,11 +105,31 @@ def test_a_config_is_compiled_for_all_devices(capsys, fake_compiler):
     assert "compiling" in shown.err
 
 
+def test_maxtext_without_sizes_has_no_mfu_and_says_so(capsys, fake_compiler):
+    words = ("--maxtext", "topology=v6e-8", "base_emb_dim=512", "max_target_length=512")
+    code, shown = _plan(capsys, *words, "per_device_batch_size=4", "--json")
+    plan = json.loads(shown.out)
+    assert code == 0
+    assert plan["mfu"] is None
+    assert plan["notes"][-1].startswith("no MFU: ")
+
+
 def test_a_run_from_stdin(capsys, fake_compiler, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({**RUN, "env": {"A": 1}})))
-    code, shown = _plan(capsys, "--run", "-", "--json")
+    code, shown = _plan(capsys, "--run", "-", f"maxtext_python={sys.executable}", "--json")
     assert code == 0
     assert json.loads(shown.out)["notes"] == ["environment variables are not set: A"]
+
+
+def test_a_run_without_maxtext_is_planned_by_the_reference_model(capsys, fake_compiler, tmp_path):
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({**RUN, "quantization": "int8"}), encoding="utf-8")
+    code, shown = _plan(capsys, "--run", str(file), "--json")
+    assert code == 0
+    assert json.loads(shown.out)["notes"] == [
+        "MaxText is not installed: the reference model's step is planned in its place",
+        "not followed by the reference model: quantization=int8",
+    ]
 
 
 def test_what_does_not_fit_has_figures_and_exit_code_1(capsys, monkeypatch):
@@ -104,6 +151,10 @@ def test_what_does_not_fit_has_figures_and_exit_code_1(capsys, monkeypatch):
         (("--run", "missing.json"), "missing.json"),
         (("topology=v6e-8", "price=-1"), "price=-1"),
         (("--run", "-", "emb_dim=3"), "emb_dim"),
+        (("topology=v6e-8", "fsdp=3"), "does not fill the 8 devices"),
+        (("topology=v6e-8", "data=1", "fsdp=1", "tensor=8", "per_device_batch_size=0.3"), "2.4"),
+        (("topology=v6e-8", "a.html"), "expected a page once, after --html"),
+        (("topology=v6e-8", "compile_gib=x"), "compile_gib='x'"),
     ],
 )
 def test_wrong_input_is_one_line(capsys, words, part):

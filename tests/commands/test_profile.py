@@ -38,7 +38,8 @@ def test_pages_that_cannot_be_are_one_line(
         ([str(folder), "--html", str(folder / "programs" / "step.mfu" / "p.html")], "--html"),
         ([str(folder), "p.html"], "'p.html' without --html"),
         ([str(folder), "--html", "--json"], "expected one of them"),
-        ([str(folder), str(folder), "--html"], "expected a folder with a trace"),
+        ([str(folder)] * 3, "expected a folder with a trace"),
+        ([str(folder), str(folder), "--html", "--json"], "expected one of them"),
         ([], "got none"),
         ([str(folder), "tensorboard=gs://bucket/logs"], "is an object store"),
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,9 @@ import mfu_jax
 from mfu_jax.cli import main
 from mfu_jax.logger.sinks import ConsoleSink, JsonlSink
 from mfu_jax.runs.metrics_files import read_metrics
+from mfu_jax.runs.run_time import CATEGORIES
 from tests.support.paths import DATA
+from tests.support.written_journals import UNIX, WrittenJournal
 
 METRICS, LOG = DATA / "maxtext_0.2.5_metrics.jsonl", DATA / "maxtext_0.2.5.log"
 WITH_EVAL = DATA / "maxtext_0.2.5_with_eval.jsonl"
@@ -163,6 +166,85 @@ def test_the_text_names_file_peak_and_conventions(
         assert words in text
 
 
+def stopped_run(folder: Path) -> WrittenJournal:
+    """Two processes: ten steps of 1 s, of which the second does five again; 4 s between them."""
+    journal = WrittenJournal(folder)
+    journal.start(0.0, 1.0)
+    journal.steps(12.0, 0, [1_000_000] * 10)
+    journal.stop(12.0, "SIGTERM")
+    journal.start(16.0, 17.0)
+    journal.steps(28.0, 5, [1_000_000] * 10)
+    journal.stop(28.0)
+    text = "".join(line(n, **{"perf/mfu": 0.5, "perf/hfu": 0.6}) for n in range(15))
+    (folder / "metrics.jsonl").write_text(text)
+    return journal
+
+
+@pytest.mark.parametrize("run", ["", "metrics.jsonl"])
+def test_the_time_of_a_stopped_run_by_its_folder_or_file(
+    report: Report, tmp_path: Path, run: str
+) -> None:
+    stopped_run(tmp_path)
+    answer = report(tmp_path / run)
+    assert answer["time"] == {
+        **dict.fromkeys(CATEGORIES, 0.0),
+        **{"train": 15.0, "startup": 4.0, "lost_steps": 5.0, "down": 4.0},
+    }
+    assert answer["wall_seconds"] == 28.0
+    assert (answer["steps"], answer["restarts"], answer["lost_steps"]) == (15, 1, 5)
+    assert (answer["mfu"], answer["hfu"]) == pytest.approx((0.5, 0.6))
+    assert answer["goodput"] == 15 / 28
+    assert answer["effective_mfu"] == pytest.approx(0.5 * 15 / 28)
+    assert [attempt["how"] for attempt in answer["attempts"]] == ["SIGTERM", "clean"]
+    assert answer["processes"][0]["time"] == answer["time"]
+
+
+def test_the_text_shows_the_ledger_of_the_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped_run(tmp_path)
+    assert main(["report", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "wall clock   28 s in 2 processes: goodput 53.6%, effective MFU 26.8%" in text
+    assert "15 counted, 5 lost" in text
+    assert re.search(r"lost_steps +5 s +17\.9%  WASTED_PROGRESS_FROM_DISRUPTION", text)
+
+
+def test_without_a_journal_the_wall_clock_is_not_known(report: Report, tmp_path: Path) -> None:
+    stopped_run(tmp_path).path.unlink()
+    answer = report(tmp_path)
+    for name in ("goodput", "effective_mfu", "wall_seconds", "lost_steps"):
+        assert answer[name] is None, name
+    assert answer["time"] == {**dict.fromkeys(CATEGORIES), "train": 15.0}
+    assert "no journal lies beside the file" in answer["notes"][0]
+
+
+def test_without_a_measured_step_the_time_is_still_known(report: Report, tmp_path: Path) -> None:
+    journal = WrittenJournal(tmp_path)
+    journal.start(0.0, 1.0)
+    journal.alive(9.975)
+    answer = report(tmp_path)
+    assert (answer["wall_seconds"], answer["time"]["startup"]) == (10.0, 10.0)
+    assert (answer["steps"], answer["mfu"], answer["goodput"]) == (0, None, 0.0)
+
+
+def test_events_in_the_format_of_ml_goodput_measurement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped_run(tmp_path)
+    file = tmp_path / "out.jsonl"
+    assert main(["report", str(tmp_path), str(file), "--export=ml_goodput"]) == 0
+    events = [json.loads(text) for text in file.read_text().splitlines()]
+    steps = [event for event in events if "step_count" in event]
+    assert [step["step_count"] for step in steps] == [*range(10), *range(5, 15)]
+    assert steps[0]["step_start_time"] == UNIX + 2
+    starts = [event["job_start_time"] - UNIX for event in events if "job_start_time" in event]
+    assert starts == [0, 16]
+    assert events[-1] == {"job_name": tmp_path.name, "job_end_time": UNIX + 28}
+    assert main(["report", str(tmp_path), "--export=ml_goodput"]) == 2
+    assert "usually the file to write is missing" in capsys.readouterr().err
+
+
 def test_a_dash_reads_standard_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], report: Report
 ) -> None:
@@ -206,7 +288,13 @@ def test_what_is_not_finite_is_a_string_in_json(
         (("short.jsonl", "convention=exact"), "needs model=NAME_OR_FILE"),
         (("short.jsonl", "model=llama9"), "llama9"),
         (("short.jsonl", "model=llama2-7b", "convention=mine"), "mine"),
-        (("short.jsonl", "empty.txt"), "expected one file"),
+        (("empty.txt", "short.jsonl"), "holds no training step"),
+        (("--html",), "expected one file"),
+        (("short.jsonl", "page.html"), "without --html"),
+        (("short.jsonl", "--html", "--json"), "expected one of them"),
+        (("short.jsonl", "--html=empty.txt/page.html", "warmup_steps=0"), "--html"),
+        (("short.jsonl", "price=0"), "expected a number above 0"),
+        (("short.jsonl", "devices=x"), "devices"),
         (("--yaml",), "unknown flag '--yaml'"),
     ],
 )
@@ -228,3 +316,31 @@ def test_bad_input_is_one_line_and_exit_code_2(
     captured = capsys.readouterr()
     assert words in captured.err + captured.out
     assert captured.err.count("\n") == (1 if arguments else 0)
+
+
+def test_several_runs_are_compared_with_the_first(report: Report, tmp_path: Path) -> None:
+    paths = []
+    for name, seconds in (("a", 1.0), ("b", 0.8), ("c", 1.0)):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(line(n, seconds * (1 + n % 5 / 1000)) for n in range(60)))
+        paths.append(path)
+    found = report(*paths)
+    assert [run["file"] for run in found["runs"]] == [str(path) for path in paths]
+    assert [pair["result"] for pair in found["comparisons"]] == ["faster", "same"]
+    assert found["comparisons"][0]["faster"] == pytest.approx(0.25)  # 1 / 0.8
+
+
+def test_the_page_goes_into_the_runs_folder_or_where_it_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(line(n) for n in range(20)))
+    for words, page in (
+        ((str(tmp_path), "--html"), tmp_path / "report.html"),
+        ((str(metrics), "--html=" + str(tmp_path / "a.html")), tmp_path / "a.html"),
+        ((str(metrics), "--html", str(tmp_path / "b.html")), tmp_path / "b.html"),
+        ((str(metrics), str(tmp_path), "--html", str(tmp_path / "c.htm")), tmp_path / "c.htm"),
+    ):
+        assert main(["report", *words]) == 0
+        assert capsys.readouterr().out.strip() == str(page)
+        assert page.read_text().startswith("<!doctype html>")

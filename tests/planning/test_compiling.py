@@ -65,7 +65,14 @@ def test_unknown_flags_and_keys_are_left_out_and_said():
         ({"crash": True}, "killed by signal 11"),
         ({"message": "what went wrong"}, "exit code 1: what went wrong"),
         ({"message": "ModuleNotFoundError: No module named 'maxtext'"}, "has no MaxText"),
-        ({"message": "ImportError: No module named 'libtpu'"}, r"mfu_jax\[plan-tpu\]"),
+        (
+            {"message": "RuntimeError: JAX TPU support not installed; cannot generate"},
+            r"mfu_jax\[plan-tpu\]",
+        ),
+        (
+            {"message": "NotImplementedError: topology not implemented for cuda"},
+            r"mfu_jax\[plan-gpu\]",
+        ),
         ({"message": "terminate called after throwing std::bad_alloc"}, "out of host memory"),
     ],
 )

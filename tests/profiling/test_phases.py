@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.dumps import ModelFlops, ProgramDump, write
+from mfu_jax.profiling.page import page
 from mfu_jax.profiling.profile import Profile, read_profile
 from mfu_jax.profiling.render import render
+from tests.support import html_pages
 from tests.support.accelerator_traces import write_trace
 from tests.support.xspace import Plane
 
@@ -90,6 +92,21 @@ def test_the_json_and_the_terminal_have_them(profile: Profile) -> None:
     scopes = render(profile, by=["scope"])
     assert "jit_rollout" not in scopes
     assert "a step runs 2 programs; by=program shows each alone" in scopes
+
+
+def test_the_page_has_a_waterfall_for_each(profile: Profile) -> None:
+    text = page(profile)
+    programs = [
+        e.attributes["data-program"]
+        for e in html_pages.elements(text)
+        if "data-program" in e.attributes
+    ]
+    assert programs == ["jit_update", "jit_rollout"]
+    parts = text.split("data-program=")[1:]
+    for part, seconds in zip(parts, (40e-6, 20e-6), strict=True):
+        chart = part.partition("</section>")[0]
+        shown = [float(p.partition('"')[0]) for p in chart.split('data-seconds="')[1:]]
+        assert sum(shown) == pytest.approx(seconds)
 
 
 def test_given_model_flops_are_those_of_the_main_program(tmp_path: Path, profile: Profile) -> None:

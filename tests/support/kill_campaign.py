@@ -16,6 +16,7 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -45,6 +46,18 @@ class Marks:
 
     def mark(self, event: str, number: int = -1) -> None:
         os.write(self._file, f"{time.time():.6f} {event} {number}\n".encode())
+
+    def listen_to_jax(self) -> None:
+        """Marks every stage of every compilation of this thread, with its µs."""
+        import jax
+
+        thread = threading.get_ident()
+
+        def note(name: str, seconds: float, **details: Any) -> None:
+            if "/jax/core/compile/" in name and threading.get_ident() == thread:
+                self.mark("compiled", round(1e6 * seconds))
+
+        jax.monitoring.register_event_duration_secs_listener(note)
 
     @contextlib.contextmanager
     def span(self, name: str, number: int = -1) -> Iterator[None]:
@@ -100,23 +113,45 @@ def truth_of(attempts: list[Seen]) -> dict[str, float]:
 
 
 def _divide(seen: Seen, redone: float, median: float, spent: dict[str, float]) -> None:
-    now, inside, steps = seen.start, "", 0
-    for at, event, number in [*seen.marks, (seen.end, "end", -1)]:
-        seconds, now = at - now, at
-        if not inside:
-            spent["idle" if steps else "startup"] += seconds
+    """Adds one process. What its loop does between two marks is a part of its steps."""
+    now, inside, steps, is_step_lost = seen.start, "", 0, False
+    compiled = _union([(at - us / 1e6, at) for at, event, us in seen.marks if event == "compiled"])
+    marks = [mark for mark in seen.marks if mark[1] not in ("compiled", "exit")]
+    for at, event, number in [*marks, (seen.end, "end", -1)]:
+        begin, now = now, at
+        seconds = at - begin
+        if inside in ("", "step"):
+            over = sum(max(0.0, min(at, b) - max(begin, a)) for a, b in compiled)
+            spent["compile"] += over
+            seconds -= over
+        if event == "end" and inside in ("", "step"):
+            done = "idle" if seen.killed is None else "lost_steps"
+            spent[done if steps else "startup"] += seconds
+        elif inside == "":
+            gap = "lost_steps" if is_step_lost else "train"
+            spent[gap if steps else "startup"] += seconds
         elif inside != "step":
             spent[inside] += seconds
-        elif event == "end" or number >= redone:
-            spent["lost_steps" if steps or event != "end" else "startup"] += seconds
+        elif is_step_lost:
+            spent["lost_steps"] += seconds
         else:
             spent["train"] += min(seconds, median)
             spent["slow_steps" if steps else "startup"] += max(0.0, seconds - median)
-        if event[0] == "+":
-            inside = event[1:]
-        elif event[0] == "-":
-            steps += inside == "step"
-            inside = ""
+        if event == "+step":
+            is_step_lost = number >= redone
+        steps += event == "-step"
+        inside = event[1:] if event[0] == "+" else ""
+
+
+def _union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same time in spans that do not overlap."""
+    joined: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((begin, end))
+    return joined
 
 
 class Campaign:
@@ -145,7 +180,7 @@ class Campaign:
         for process in range(self.count):
             name = self.folder / f"marks{process}.{len(self.seen[process])}"
             job = _trainer if self.kind == "trainer" else _loop
-            self.seen[process].append(Seen(time.time()))
+            before = time.time()
             children.append(
                 fork(
                     lambda job=job, name=name, process=process: job(self, process, name),
@@ -154,6 +189,8 @@ class Campaign:
                     | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"},
                 )
             )
+            # A machine under load may take its time over a fork.
+            self.seen[process].append(Seen((before + time.time()) / 2))
         return children
 
     def end(self, children: list[Child], number: int) -> list[int | None]:
@@ -165,11 +202,15 @@ class Campaign:
         codes = []
         for process, (child, seen) in enumerate(zip(children, self.seen, strict=True)):
             codes.append(child.wait(_END_SECONDS))
-            seen[-1].end = seen[-1].killed or time.time()
+            gone = time.time()
             name = self.folder / f"marks{process}.{len(seen) - 1}"
             lines = name.read_text().splitlines() if name.exists() else []
             words = [line.split() for line in lines]
             seen[-1].marks = [(float(at), event, int(n)) for at, event, n in words]
+            exits = [at for at, event, _ in seen[-1].marks if event == "exit"]
+            if exits:  # it was faster than the kill
+                seen[-1].killed = None
+            seen[-1].end = exits[0] if exits else seen[-1].killed or gone
         return codes
 
     def begun(self) -> bool:
@@ -218,7 +259,8 @@ def _loop(campaign: Campaign, process: int, marks_file: Path) -> int:
         time.sleep(RESTORE_SECONDS if start else 0.0)
     x = jax.device_put(np.ones((8, 8), np.float32))
     compile_log = CompileLog()
-    with marks.span("compile"), journal.compiling(compile_log):
+    marks.listen_to_jax()
+    with journal.compiling(compile_log):
         step_of = jax.jit(lambda x: (x / 8 @ x, x.mean())).lower(x).compile()
     sinks = [JsonlSink(path, resume_from_step=start)] if process == 0 else []
     logger = MetricLogger(
@@ -250,6 +292,7 @@ def _loop(campaign: Campaign, process: int, marks_file: Path) -> int:
                 break
     journal.stop("clean")
     journal.flush()
+    marks.mark("exit")
     return 0
 
 
@@ -264,7 +307,9 @@ def _trainer(campaign: Campaign, process: int, marks_file: Path) -> int:
     journal = start_journal(config)
     loop: Any = importlib.import_module("mfu_jax.trainer.loop")
     _mark_trainer(loop, marks)
-    return int(loop.run(config, journal))
+    code = int(loop.run(config, journal))
+    marks.mark("exit")
+    return code
 
 
 def _mark_trainer(loop: Any, marks: Marks) -> None:
@@ -275,6 +320,8 @@ def _mark_trainer(loop: Any, marks: Marks) -> None:
 
     logger: Any = MetricLogger
     compile_step, restore = loop.compile_train_step, loop.Checkpointer.restore
+    close = loop.Checkpointer._close
+    marks.listen_to_jax()
     record, pause, waiting = logger.record, logger.pause, logger.waiting
 
     class Marked:
@@ -295,13 +342,13 @@ def _mark_trainer(loop: Any, marks: Marks) -> None:
         record(self, step, metrics)
         marks.mark("-step", step)
 
-    def compiled(*args: Any) -> Marked:
-        with marks.span("compile"):
-            return Marked(compile_step(*args))
-
     def marked_restore(*args: Any) -> Any:
         with marks.span("restore"):
             return restore(*args)
+
+    def marked_close(*args: Any) -> Any:
+        with marks.span("checkpoint"):
+            return close(*args)
 
     @contextlib.contextmanager
     def marked_pause(self: Any, name: str) -> Iterator[None]:
@@ -314,7 +361,8 @@ def _mark_trainer(loop: Any, marks: Marks) -> None:
             yield
 
     logger.record, logger.pause, logger.waiting = marked_record, marked_pause, marked_wait
-    loop.compile_train_step, loop.Checkpointer.restore = compiled, marked_restore
+    loop.compile_train_step = lambda *args: Marked(compile_step(*args))
+    loop.Checkpointer.restore, loop.Checkpointer._close = marked_restore, marked_close
 
 
 def errors(campaign: Campaign) -> list[str]:
@@ -362,7 +410,7 @@ def main() -> int:
     chance = random.Random(int(values.get("seed", 0)))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(values.get("folder", name))
-        campaign = Campaign(folder, kind, int(values.get("steps", 10 * kills + 50)))
+        campaign = Campaign(folder, kind, int(values.get("steps", 80 * kills + 50)))
         for number in range(kills):
             campaign.kill(chance)
             print(f"kill {number + 1} of {kills}", flush=True)

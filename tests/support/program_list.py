@@ -138,6 +138,7 @@ def _fill() -> None:
             PROGRAMS[f"{platform}_{name}"] = Program(
                 platform=platform, build=on_one_device(function, *arguments), flops=flops
             )
+    PROGRAMS["v5e_image_sharded"] = Program(platform="v5e", build=program_names.sharded_image)
     PROGRAMS["v4_scan_full"] = transformer("v4", Shape(remat="full"))
     for mesh, topology in {(4, 4, 4): "v5p:4x4x4", (1, 512, 1): "v5p:8x8x8"}.items():
         shape = Shape(B=mesh[0] * mesh[1] * 2, D=512, remat="full", dtype="bfloat16")

@@ -6,6 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tests.support.audit_programs import AUDIT
 from tests.support.program_models import Model
@@ -53,6 +56,42 @@ def complex_products(w: jax.Array, x: jax.Array) -> Any:
     return jax.value_and_grad(lambda w: (jnp.abs(x @ w) ** 2).sum())(w)
 
 
+IMAGE, TAPS, IN, OUT = 96, 3, 64, 128  # one image of a line, as speech models have it
+
+
+def convolution_of_lines(w: jax.Array, x: jax.Array) -> Any:
+    """A convolution, and both of its gradients."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        y = lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+        return jnp.mean(jnp.tanh(y) ** 2)
+
+    return jax.value_and_grad(loss, (0, 1))(w, x)
+
+
+SHARDED_BATCH, SHARDS = 8, 4
+
+
+def sharded_image(devices: Any) -> Any:
+    """The same, of images whose length is sharded: devices exchange their edges."""
+    mesh = Mesh(np.reshape(devices[:SHARDS], (SHARDS,)), ("length",))
+
+    def placed(spec: PartitionSpec, *dims: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, jnp.float32, sharding=NamedSharding(mesh, spec))
+
+    w = placed(PartitionSpec(), TAPS, IN, OUT)
+    x = placed(PartitionSpec(None, "length"), SHARDED_BATCH, IMAGE, IN)
+    return convolution_of_lines, (w, x)
+
+
+TALL = (64, 16)
+
+
+def thin_svd(a: jax.Array) -> Any:
+    """Iterated on TPUs; cuSOLVER makes the full factors."""
+    return jnp.linalg.svd(a, full_matrices=False)
+
+
 def _of(*dims: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(dims, dtype)
 
@@ -75,6 +114,11 @@ def programs(platform: str) -> dict[str, Model]:
     if platform in ("v5e", "h100"):
         products = (_of(WIDTH, WIDTH, dtype=jnp.complex64), _of(BATCH, WIDTH, dtype=jnp.complex64))
         found["complex"] = (complex_products, products, None)
+    if platform in ("v5e", "h100"):
+        found["svd"] = (thin_svd, (_of(*TALL),), None)
+    if platform == "v5e":
+        line = (_of(TAPS, IN, OUT), _of(1, IMAGE, IN))
+        found["image_in_blocks"] = (convolution_of_lines, line, None)
     if platform == "h100":
         for name in ("strided_valid", "strided_grouped", "strided_dilated"):
             audit = AUDIT[f"convolution_{name}"]

@@ -36,10 +36,11 @@ CAUSE = {
     "python": "python",
     "busy": "starved",
 }
-PERIOD = 20
-WINDOWS = 5
-_DELAY_SECONDS = 0.05
-_ROUNDS = 60  # of the step's own matmuls; a slow process does ten times as many
+PERIOD = 12
+WINDOWS = 4
+# More than the step of a loaded machine takes: a delay that hides behind the device is none.
+_DELAY_SECONDS = 0.2
+_ROUNDS = 60  # of the step's own matmuls; a slow process does fifty times as many
 _WIDTH = 128
 
 
@@ -212,7 +213,7 @@ def _program(process: int) -> tuple[Any, Any, Any]:
 
     def rounds(kind: str, is_victim: bool) -> tuple[Any, Any, Any]:
         counts = [
-            _ROUNDS * (10 if is_victim and kind == name else 1) for name in ("before", "after")
+            _ROUNDS * (50 if is_victim and kind == name else 1) for name in ("before", "after")
         ]
         return x, *(spread(np.array([count], np.int32)) for count in counts)
 

@@ -15,7 +15,7 @@ from mfu_jax.flops.attention_kernels import BESIDE_KERNELS, is_attention
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.executed.collectives import KINDS, Collective, is_further_link, read_collective
 from mfu_jax.flops.executed.dataflow import Dataflow, UnknownValueError
-from mfu_jax.flops.executed.elementwise import elementwise_flops
+from mfu_jax.flops.executed.elementwise import ELEMENTWISE, elementwise_flops
 from mfu_jax.flops.executed.expansions import Expansions, Part
 from mfu_jax.flops.executed.factorizations import FACTORIZATIONS
 from mfu_jax.flops.executed.hbm import hbm_bytes
@@ -26,6 +26,7 @@ from mfu_jax.flops.executed.hlo import (
     HloInstruction,
     HloModule,
 )
+from mfu_jax.flops.executed.iterations import Iterations
 from mfu_jax.flops.executed.kernels import (
     KernelCall,
     KernelCost,
@@ -33,28 +34,12 @@ from mfu_jax.flops.executed.kernels import (
     kernel_cost,
 )
 from mfu_jax.flops.executed.matmuls import MATMULS, hardware_passes, operand_dtype
+from mfu_jax.flops.executed.opcodes import NO_MATMUL, ONLY_ELEMENTWISE, is_free
 from mfu_jax.flops.executed.vector_matmuls import VectorMatmuls
 from mfu_jax.flops.lengths import Lengths
 
 KernelFlops = Mapping[str, int] | Callable[[KernelCall], int | None]
 
-# Instructions that neither compute nor move anything: most of a program.
-_FREE = frozenset("parameter constant get-tuple-element tuple bitcast".split())
-_FREE_IN_FUSIONS = _FREE | frozenset("broadcast copy transpose reshape slice pad iota".split())
-# Every other opcode without a rule: none multiplies matrices.
-_NO_MATMUL = _FREE_IN_FUSIONS | frozenset(
-    "abs acos acosh add add-dependency after-all and asin asinh atan2 atanh "
-    "batch-norm-grad batch-norm-inference batch-norm-training bitcast-convert cbrt ceil clamp "
-    "compare complex concatenate convert cosh cosine count-leading-zeros divide domain "
-    "dynamic-reshape dynamic-slice dynamic-update-slice erf exponential exponential-minus-one "
-    "floor gather get-dimension-size imag infeed is-finite log log-plus-one logistic map maximum "
-    "minimum multiply negate not opt-barrier optimization-barrier or outfeed partition-id popcnt "
-    "power real recv reduce reduce-precision reduce-window remainder replica-id reverse rng "
-    "rng-bit-generator rng-get-and-update-state round-nearest-afz round-nearest-even rsqrt scatter "
-    "select select-and-scatter send set-dimension-size shift-left shift-right-arithmetic "
-    "shift-right-logical sign sine sinh sort sqrt stochastic-convert subtract tan tanh topk "
-    "xor".split()
-)
 _REDUCER_DEPTH = 16
 
 
@@ -131,14 +116,19 @@ class ComputationCost(NamedTuple):
     vector_xla: int
 
 
-def _sum(instructions: list[HloInstruction], costs: list[InstructionCost]) -> ComputationCost:
+def _sum(
+    instructions: list[HloInstruction], costs: list[InstructionCost], elementwise: int
+) -> ComputationCost:
+    """The sum of `costs`, and of `elementwise` FLOPs of instructions without a record."""
+    if not costs:
+        return ComputationCost((), (), (), (), (), elementwise, 0, 0)
     return ComputationCost(
         matmuls=tuple([cost.matmul for cost in costs if cost.matmul]),
         calls=tuple([i for i, cost in zip(instructions, costs, strict=True) if cost.is_call]),
         unaccounted=tuple([cost.unaccounted for cost in costs if cost.unaccounted]),
         collectives=tuple([cost.collective for cost in costs if cost.collective]),
         notes=tuple([cost.note for cost in costs if cost.note]),
-        elementwise=sum([cost.elementwise for cost in costs]),
+        elementwise=elementwise + sum([cost.elementwise for cost in costs]),
         hbm_bytes=sum([cost.hbm_bytes for cost in costs]),
         vector_xla=sum([cost.vector_xla for cost in costs]),
     )
@@ -168,6 +158,7 @@ class CostReader:
         self.dataflow = Dataflow(module)
         self.vector_matmuls = VectorMatmuls(self.dataflow)
         self.expansions = Expansions(module)
+        self.iterations = Iterations(module)
         self.kernel_flops = kernel_flops
         self.trip_counts = trip_counts
         self.constants = constants
@@ -182,10 +173,16 @@ class CostReader:
             computation: the computation.
             fused: whether it is inside a fusion, and so has no HBM traffic.
         """
-        free = _FREE_IN_FUSIONS if fused else _FREE
-        instructions = [i for i in computation.instructions.values() if i.opcode not in free]
+        instructions = list(computation.instructions.values())
+        elementwise = 0
+        if fused and not self.vector_matmuls.parts(computation):
+            simple = [i for i in instructions if i.opcode in ELEMENTWISE]
+            elementwise = sum([i.shape.size for i in simple])
+            instructions = [i for i in instructions if i.opcode not in ONLY_ELEMENTWISE]
+        else:
+            instructions = [i for i in instructions if not is_free(i.opcode)]
         costs = [self.instruction_cost(computation, i, fused=fused) for i in instructions]
-        return _sum(instructions, costs)
+        return _sum(instructions, costs, elementwise)
 
     def instruction_cost(
         self, computation: HloComputation, instruction: HloInstruction, *, fused: bool
@@ -193,16 +190,19 @@ class CostReader:
         """Cost of one run of an instruction of `computation`; `fused` as in `computation_cost`."""
         rule = _RULES.get(instruction.opcode.removesuffix("-start"))
         expansion = self.expansions.part(instruction) if rule else None
-        if expansion is not None:
+        is_iterated = self.iterations.contains(instruction)
+        if is_iterated and rule not in (None, CostReader._call):
+            cost = _NOTHING
+        elif expansion is not None:
             cost = self._expansion(computation, instruction, expansion)
         elif rule is not None:
             cost = rule(self, computation, instruction)
         else:
-            cost = _NOTHING if instruction.opcode in _NO_MATMUL else _unknown(instruction)
+            cost = _NOTHING if instruction.opcode in NO_MATMUL else _unknown(instruction)
         elementwise = elementwise_flops(computation, instruction, self._reducer)
         traffic = 0 if fused else hbm_bytes(self.module, computation, instruction)
         part = self.vector_matmuls.part(computation, instruction)
-        if part is None:
+        if part is None or is_iterated:
             return InstructionCost(*cost[:5], elementwise, traffic)
         beside = BESIDE_KERNELS in instruction.op_name
         matmul = MatmulCost(
@@ -227,7 +227,17 @@ class CostReader:
     def _call(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
         if not instruction.callees:
             raise instruction.error(f"{instruction.opcode} without its computation")
-        return InstructionCost(is_call=True)
+        iterated = self.iterations.at(instruction)
+        if iterated is None:
+            return InstructionCost(is_call=True)
+        name, flops, dtype = iterated
+        note = (
+            f"{name} {instruction.op_name}: iterates until it converges; counted by the textbook, "
+            "and its other instructions once"
+        )
+        return InstructionCost(
+            MatmulCost(instruction, flops, dtype, kernel=name), is_call=True, note=note
+        )
 
     def given_trip_count(self, instruction: HloInstruction) -> int | None:
         """Iterations of a ``while`` that the user gave."""
@@ -368,7 +378,7 @@ _RULES: dict[str, _Rule] = {
 def _unknown(instruction: HloInstruction) -> InstructionCost:
     """The cost of an opcode without a rule: that of asynchronous work is where it starts."""
     opcode = instruction.opcode
-    if opcode.endswith(("-done", "-update")) or opcode.removesuffix("-start") in _NO_MATMUL:
+    if opcode.endswith(("-done", "-update")) or opcode.removesuffix("-start") in NO_MATMUL:
         return _NOTHING
     return InstructionCost(unaccounted=unaccounted(instruction, opcode, "an unknown opcode"))
 

@@ -27,10 +27,12 @@ from mfu_jax.flops.executed.hlo import (
     HloInstruction,
     HloModule,
     HloParseError,
-    parse_hlo,
 )
+from mfu_jax.flops.executed.image_pieces import ImagePieces
+from mfu_jax.flops.executed.large_constants import LargeConstants
 from mfu_jax.flops.executed.op_names import inferred_op_name, unfolded_op_name
 from mfu_jax.flops.executed.padding import WasteFinder
+from mfu_jax.flops.executed.parsing import parse_hlo
 from mfu_jax.flops.executed.plans import Planner
 from mfu_jax.flops.executed.replication import holders
 from mfu_jax.flops.executed.runs import RunCounter
@@ -71,6 +73,8 @@ class ExecutedCount(FlopCount):
         repeated_attention: the part of `repeated` in `attention_kernels`.
         padding: FLOPs of forward and backward matmuls on explicit zero padding. Part of `total`.
         expansion: the same on zeros of ragged and depthwise products that XLA computes densely.
+        in_pieces: FLOPs of convolutions on pieces of images, which overlap: by the kind of pieces,
+            as in `by_operation`, of which they are a part.
         vector_matmuls: FLOPs of matmuls that run on vector units: XLA writes them as a
             multiplication and a sum, because one of m, n and k is 1. Part of `total`.
         hardware_passes: FLOPs of matmuls that run as several on parts of their precision, by those
@@ -100,6 +104,7 @@ class ExecutedCount(FlopCount):
     repeated_attention: int = 0
     padding: int = 0
     expansion: int = 0
+    in_pieces: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     vector_matmuls: int = 0
     hardware_passes: Mapping[str, int] = field(default_factory=dict)
     kernels: Mapping[str, int] = field(default_factory=dict)
@@ -182,28 +187,10 @@ def counter_of(
         module,
         kernel_flops=kernel_flops,
         trip_counts=trip_counts or {},
-        constants=_Constants(program).module,
+        constants=LargeConstants(program).module,
         lengths=lengths,
     )
     return ProgramCounter(module, reader, program)
-
-
-class _Constants:
-    """The program with its large constants written out; parsed only if one is needed."""
-
-    def __init__(self, program: Any) -> None:
-        self.program = program
-        self.made: HloModule | None = None
-        self.tried = False
-
-    def module(self) -> HloModule | None:
-        if not self.tried and hasattr(self.program, "runtime_executable"):
-            from mfu_jax.jax_internals import text_with_large_constants  # text needs no JAX
-
-            self.tried = True
-            text = text_with_large_constants(self.program)
-            self.made = parse_hlo(text) if text else None
-        return self.made
 
 
 class ProgramCounter:
@@ -215,6 +202,7 @@ class ProgramCounter:
         self.reader = reader
         self.costs: dict[str, ComputationCost] = {}
         self.waste = WasteFinder(reader.dataflow)
+        self.pieces = ImagePieces(module)
         self.host: set[str] = set()  # computations that the host runs
         self.order = self._bottom_up_order()
         planner = Planner(
@@ -266,6 +254,7 @@ class ProgramCounter:
             repeated_attention=round(sums.repeated_attention),
             padding=sums.padding,
             expansion=sums.expansion,
+            in_pieces=sums.in_pieces,
             vector_matmuls=sums.vector_matmuls,
             hardware_passes=dict(sums.passes),
             host=sum(times[name] * m.flops for name, cost in host for m in cost.matmuls),
@@ -297,6 +286,8 @@ class ProgramCounter:
             for item in self.costs[name].unaccounted if runs else ():
                 yield dataclasses.replace(item, times=item.times * runs)
         for instruction, reason, runs in self.runs.unknown_loops.values():
+            if self.reader.iterations.contains(instruction):
+                continue  # it counts by the textbook
             reason = f"{reason}; its body is counted once; give trip_counts"
             yield dataclasses.replace(unaccounted(instruction, "while", reason), times=runs)
 
@@ -310,14 +301,15 @@ class ProgramCounter:
     def _sums(self, matmuls: list[tuple[Found, Scope]]) -> Sums:
         """The matmuls by phase, scope, dtype and kernel."""
         sums = Sums()
-        held = holders(self.module, self.program)
+        ids = {id(item.matmul.instruction) for item, _ in matmuls}
+        held = holders(self.module, self.program, ids)
         for item, scope in matmuls:
             number = id(item.matmul.instruction)
             sums.add(item.matmul, scope, item.runs, item.once)
             if scope.phase not in MODEL_PHASES or number in self._duplicates:
                 continue  # it has a line of its own
             zeros = self.waste.wasted(item.computation, *item.matmul.spent)
-            sums.add_model(item, scope, zeros)
+            sums.add_model(item, scope, zeros, self.pieces.label(item.op_name))
             if number in held:
                 sums.add_repeated(item.matmul, held[number], item.runs, sum(zeros))
         return sums

@@ -22,12 +22,12 @@ class Frame:
 
     Attributes:
         computation: the computation.
-        arguments: the caller's operands, each in the caller's frame.
+        call: the instruction that runs it on its operands, and the frame that this is in.
         loop: of a computation inside a loop: the ``while``, and the frame that it is in.
     """
 
     computation: HloComputation
-    arguments: tuple[tuple[Frame, HloInstruction], ...] | None = None
+    call: tuple[Frame, HloInstruction] | None = None
     loop: tuple[Frame, HloInstruction] | None = None
 
     def argument(self, parameter: HloInstruction) -> tuple[Frame, HloInstruction]:
@@ -37,9 +37,10 @@ class Frame:
             UnknownValueError: the caller passes no such operand.
         """
         text = parameter.operand_text
-        if self.arguments is None or not text.isdecimal() or int(text) >= len(self.arguments):
+        if self.call is None or not text.isdecimal() or int(text) >= len(self.call[1].operands):
             raise UnknownValueError
-        return self.arguments[int(text)]
+        frame, call = self.call
+        return frame, frame.computation[call.operands[int(text)]]
 
 
 SAME_VALUE = {
@@ -54,6 +55,7 @@ SAME_VALUE = {
 }
 # Instructions that run one computation once, on their operands.
 _CALLS = frozenset({"fusion", "call"})
+_ENCLOSE = _CALLS | {"while"}
 
 
 class Dataflow:
@@ -62,44 +64,49 @@ class Dataflow:
     def __init__(self, module: HloModule) -> None:
         self.module = module
         self._unchanged: dict[tuple[str, int], bool] = {}  # by loop body and index of its state
+        self._frames: dict[str, Frame] = {}
+        self._fused_frames: dict[str, Frame] = {}
+        self._entered: dict[tuple[int, str], Frame] = {}  # by the caller's frame, and the call
 
     def frame_of(self, computation: HloComputation) -> Frame:
-        """The frame of a computation, with those of the computations that enclose it."""
-        return self._enclosing(computation, {"while", *_CALLS})
+        """The frame of a computation, with those of the computations that enclose it; kept."""
+        return self._enclosed(computation, self._frames, _ENCLOSE)
 
     def frame_in_fusions(self, computation: HloComputation) -> Frame:
-        """The frame of a fused computation, up to the first computation that is not fused."""
-        return self._enclosing(computation, {"fusion"})
+        """The frame of a fused computation, up to the first one that is not fused; kept."""
+        return self._enclosed(computation, self._fused_frames, {"fusion"})
 
-    def _enclosing(self, computation: HloComputation, opcodes: Set[str]) -> Frame:
-        chain: list[tuple[HloComputation, HloInstruction, HloComputation]] = []
-        inner = computation
-        while (caller := self.module.caller(inner.name)) is not None and len(chain) < MAX_DEPTH:
-            outer, instruction = caller
-            if instruction.opcode not in opcodes:
-                break
-            chain.append((outer, instruction, inner))
-            inner = outer
-        frame = Frame(inner)
-        for outer, instruction, callee in reversed(chain):
-            if instruction.opcode == "while":
-                frame = Frame(callee, loop=(frame, instruction))
+    def _enclosed(
+        self, computation: HloComputation, frames: dict[str, Frame], opcodes: Set[str]
+    ) -> Frame:
+        name = computation.name
+        if name not in frames:
+            caller = self.module.caller(name)
+            if caller is None or caller[1].opcode not in opcodes:
+                frames[name] = Frame(computation)
             else:
-                operands = (outer[name] for name in instruction.operands)
-                frame = Frame(callee, tuple((frame, operand) for operand in operands))
-        return frame
+                outer = self._enclosed(caller[0], frames, opcodes)
+                is_loop = caller[1].opcode == "while"
+                frames[name] = (
+                    Frame(computation, loop=(outer, caller[1]))
+                    if is_loop
+                    else self.enter(outer, caller[1])
+                )
+        return frames[name]
 
     def enter(self, frame: Frame, call: HloInstruction) -> Frame:
-        """The frame of the computation that a fusion or call runs.
+        """The frame of the computation that a fusion or call runs; kept.
 
         Raises:
             UnknownValueError: it does not run exactly one computation.
         """
-        names = call.callees
-        if len(names) != 1:
-            raise UnknownValueError
-        operands = (frame.computation[name] for name in call.operands)
-        return Frame(self.module[names[0]], tuple((frame, operand) for operand in operands))
+        key = (id(frame), call.name)
+        if key not in self._entered:
+            names = call.callees
+            if len(names) != 1:
+                raise UnknownValueError
+            self._entered[key] = Frame(self.module[names[0]], (frame, call))
+        return self._entered[key]
 
     def follow(
         self, frame: Frame, instruction: HloInstruction, path: TuplePath = ()
@@ -122,7 +129,7 @@ class Dataflow:
             elif opcode in _CALLS:
                 frame = self.enter(frame, instruction)
                 instruction = frame.computation.root
-            elif opcode == "parameter" and frame.arguments is not None:
+            elif opcode == "parameter" and frame.call is not None:
                 frame, instruction = frame.argument(instruction)
             elif opcode == "parameter" and frame.loop is not None and len(path) == 1:
                 if not self._is_unchanged(computation, path[0]):

@@ -93,7 +93,7 @@ def _unfused(frame: Frame, instruction: HloInstruction) -> Hashable:
 def _first_leaf(dataflow: Dataflow, frame: Frame, instruction: HloInstruction) -> Hashable:
     """Where following first operands ends: the same place for equal values."""
     for _ in range(MAX_DEPTH):
-        if frame.arguments is None:
+        if frame.call is None:
             return _unfused(frame, instruction)
         if instruction.opcode == "parameter" and instruction.operand_text.isdecimal():
             try:
@@ -123,7 +123,7 @@ class _Values:
 
     def value(self, frame: Frame, instruction: HloInstruction, depth: int = 0) -> Hashable:
         """Equal for two instructions that compute the same expression."""
-        if frame.arguments is None:
+        if frame.call is None:
             return _unfused(frame, instruction)
         key = (id(frame), instruction.name)
         if key not in self.memo:

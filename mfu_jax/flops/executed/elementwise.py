@@ -12,7 +12,7 @@ from collections.abc import Callable
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
 from mfu_jax.flops.executed.matmuls import parse_window
 
-_ELEMENTWISE = frozenset(
+ELEMENTWISE = frozenset(
     "abs add and ceil clamp clz compare complex convert count-leading-zeros divide floor imag "
     "is-finite maximum minimum multiply negate not or popcnt real reduce-precision remainder "
     "round-nearest-afz round-nearest-even select shift-left shift-right-arithmetic "
@@ -33,7 +33,7 @@ def elementwise_flops(
         cost_of: FLOPs of one application of a named computation, such as a reducer.
     """
     opcode = instruction.opcode
-    if opcode in _ELEMENTWISE:
+    if opcode in ELEMENTWISE:
         return instruction.shape.size
     rule = _RULES.get(opcode.removesuffix("-start"))
     return rule(computation, instruction, cost_of) if rule else 0
@@ -100,3 +100,4 @@ _RULES: dict[str, Callable[[HloComputation, HloInstruction, _Cost], int]] = {
     "sort": _sort,
     "all-reduce": _all_reduce,
 }
+HAS_RULE = frozenset(_RULES)

@@ -56,10 +56,9 @@ class Expansions:
     @functools.cached_property
     def _parts(self) -> Mapping[int, Part]:
         names: dict[str, set[str]] = defaultdict(set)  # of the computations with blocks
-        for computation in self.module.computations.values():
-            for instruction in computation.instructions.values():
-                if _target(instruction) and _is_block(instruction):
-                    names[computation.name].add(instruction.op_name)
+        for computation, instruction in self.module.indexed.get("custom-call", ()):
+            if _is_block(instruction):
+                names[computation.name].add(instruction.op_name)
         parts: dict[int, Part] = {}
         for name, op_names in names.items():
             for op_name in op_names:

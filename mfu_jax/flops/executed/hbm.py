@@ -6,9 +6,7 @@ their operand, and arrays in faster memory (TPU memory space S(1) and others) ca
 
 from __future__ import annotations
 
-import functools
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule, Shape
 
@@ -18,7 +16,6 @@ _FREE = frozenset(
 )
 _SLICES = {"dynamic-slice", "slice", "gather"}
 _PARTIAL = {*_SLICES, "dynamic-update-slice"}
-_FAST_MEMORY = re.compile(r"S\([1-9]\d*\)")
 
 
 def hbm_bytes(module: HloModule, computation: HloComputation, instruction: HloInstruction) -> int:
@@ -29,38 +26,38 @@ def hbm_bytes(module: HloModule, computation: HloComputation, instruction: HloIn
     operands = [computation[name].shape for name in instruction.operands]
     result = instruction.shape
     if not operands:
-        return _bytes(result)
+        return result.hbm_bytes
     if opcode.endswith("-start") and len(result.elements) > 1:
         result = result.elements[1]
     if opcode in _SLICES:
-        return _in_hbm(operands[0], result) + _bytes(result) + sum(map(_bytes, operands[1:]))
+        return _in_hbm(operands[0], result) + result.hbm_bytes + _bytes(operands[1:])
     if opcode == "dynamic-update-slice" and len(operands) > 1:
-        return _bytes(operands[1]) + _in_hbm(operands[0], operands[1])
+        return operands[1].hbm_bytes + _in_hbm(operands[0], operands[1])
     if opcode == "scatter" and len(operands) == 3:
         # Reads and writes the updated rows.
-        return 2 * _in_hbm(operands[0], operands[2]) + sum(map(_bytes, operands[1:]))
+        return 2 * _in_hbm(operands[0], operands[2]) + _bytes(operands[1:])
     if opcode == "fusion":
         names = instruction.callees
         if len(names) == 1:
             return _fusion(module[names[0]], operands, result)
-    return sum(map(_bytes, operands)) + _bytes(result)
+    return _bytes(operands) + result.hbm_bytes
 
 
 def _fusion(fused: HloComputation, operands: list[Shape], result: Shape) -> int:
-    if not any(i.opcode in _PARTIAL for i in fused.instructions.values()):
-        return sum(map(_bytes, operands)) + _bytes(result)
+    if _PARTIAL.isdisjoint([i.opcode for i in fused.instructions.values()]):
+        return _bytes(operands) + result.hbm_bytes
     users = fused.users
     total = 0
     for number, shape in enumerate(operands):
         parameter = fused.parameters.get(number)
         touched = None if parameter is None else _touched(fused, users, parameter, 0)
-        total += _bytes(shape) if touched is None else min(_bytes(shape), _in_hbm_n(shape, touched))
+        total += shape.hbm_bytes if touched is None else min(shape.hbm_bytes, touched)
     root = fused.root
     parts = [fused[name] for name in root.operands] if root.opcode == "tuple" else [root]
     shapes = list(result.elements) if root.opcode == "tuple" else [result]
     for part, shape in zip(parts, shapes, strict=False):
         written = _written(fused, part)
-        total += min(_bytes(shape), _in_hbm_n(shape, written.bytes)) if written else _bytes(shape)
+        total += min(shape.hbm_bytes, written.bytes) if written else shape.hbm_bytes
     return total
 
 
@@ -98,15 +95,10 @@ def _written(fused: HloComputation, part: HloInstruction) -> Shape | None:
     return None
 
 
-@functools.lru_cache(maxsize=65536)
-def _bytes(shape: Shape) -> int:
-    return sum(leaf.bytes for leaf in shape.leaves() if not _FAST_MEMORY.search(leaf.layout))
+def _bytes(shapes: Sequence[Shape]) -> int:
+    return sum([shape.hbm_bytes for shape in shapes])
 
 
 def _in_hbm(place: Shape, part: Shape) -> int:
     """Bytes of `part` if `place`, the array that it is part of, is in HBM."""
-    return _in_hbm_n(place, part.bytes)
-
-
-def _in_hbm_n(place: Shape, size: int) -> int:
-    return 0 if _FAST_MEMORY.search(place.layout) else size
+    return 0 if place.is_in_fast_memory else part.bytes

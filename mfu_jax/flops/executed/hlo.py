@@ -1,8 +1,6 @@
-"""Parser of XLA's HLO text: computations, instructions, shapes, attributes, backend_config.
+"""A program in XLA's HLO: computations, instructions, shapes, attributes, backend_config.
 
-One pass splits the text into computations and instructions. Shapes, operands and attributes are
-parsed on first use, because a count never needs most of a program's text. Linear in the length of
-the text.
+Shapes and attributes are parsed on first use, because a count never needs most of a program's text.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mfu_jax.flops.executed.hlo_shapes import (
@@ -21,7 +19,6 @@ from mfu_jax.flops.executed.hlo_shapes import (
     Shape,
     closing_parenthesis,
     dtype_bits,
-    is_balanced,
     parse_shape,
     split_top_level,
 )
@@ -35,11 +32,11 @@ __all__ = [
     "HloParseError",
     "Shape",
     "dtype_bits",
-    "parse_hlo",
     "parse_shape",
 ]
 
 _PERCENT_NAME = re.compile(r"%([^\s,(){}]+)")
+WITHOUT_OPERANDS = frozenset({"parameter", "constant"})
 _INTEGER = re.compile(r"-?\d+")
 _PLAIN_VALUE = re.compile(r'(?:\{[^{}"]*\}|[^\s,{}()\["]+)(?=,|$)')
 
@@ -52,62 +49,69 @@ CALLEE_KEYS = {
     "custom-call": ("called_computations",),
     "conditional": ("branch_computations", "true_computation", "false_computation"),
 }
+_CALLS = tuple([f"{opcode}{start}" for opcode in CALLEE_KEYS for start in ("", "-start")])
+# What a count looks for in all of a program.
+INDEXED = frozenset({*_CALLS, "pad", "slice", "select", "and", "maximum", "concatenate"}) | {
+    "collective-permute",
+    "collective-permute-start",
+}
 
 
 class HloInstruction:
-    """One instruction. Everything but its name and opcode is parsed on first use."""
+    """One instruction. Its shape and attributes are parsed on first use.
+
+    Attributes:
+        name: unique in its computation.
+        shape_text: the result's shape.
+        opcode: as in the text: ``dot``, ``all-gather-start`` …
+        operand_text: the text between the opcode's parentheses: operands, or a constant's value.
+        attribute_text: the text after the operands.
+        number: of its first line.
+    """
 
     __slots__ = (
         "_attributes",
         "_callees",
-        "_lines",
-        "_operand_text",
         "_operands",
-        "_tail",
-        "is_root",
+        "attribute_text",
         "name",
         "number",
         "opcode",
+        "operand_text",
         "shape_text",
     )
 
     def __init__(
-        self, name: str, shape_text: str, opcode: str, tail: str, is_root: bool, number: int
+        self,
+        name: str,
+        shape_text: str,
+        opcode: str,
+        operand_text: str,
+        attribute_text: str,
+        number: int,
     ) -> None:
         self.name = name
         self.shape_text = shape_text
         self.opcode = opcode
-        self.is_root = is_root
+        self.operand_text = operand_text
+        self.attribute_text = attribute_text
         self.number = number
-        self._tail = tail
-        self._lines: list[str] | None = None
-        self._operand_text: str | None = None
         self._operands: tuple[str, ...] | None = None
         self._attributes: dict[str, str] | None = None
         self._callees: tuple[str, ...] | None = None
 
-    def extend(self, line: str) -> None:
-        """Appends a line of an instruction that spans several."""
-        if self._lines is None:
-            self._lines = []
-        self._lines.append(line)
-
-    def is_complete(self) -> bool:
-        """Whether all brackets are closed: some attributes span several lines."""
-        return not self._lines or is_balanced(self.tail)
-
-    @property
-    def tail(self) -> str:
-        """The text after the opcode's opening parenthesis."""
-        if self._lines:
-            self._tail = "\n".join((self._tail, *self._lines))
-            self._lines = None
-        return self._tail
+    def read(self, lines: list[str]) -> None:
+        """Takes operands and attributes from all text after the opcode's parenthesis."""
+        tail = "\n".join(lines)
+        end = closing_parenthesis(tail, 0)
+        if end < 0:
+            raise HloParseError("operands without a closing parenthesis", tail, self.number)
+        self.operand_text, self.attribute_text = tail[:end], tail[end + 1 :]
 
     def error(self, reason: str) -> HloParseError:
         """An error that shows this instruction."""
-        line = f"%{self.name} = {self.shape_text} {self.opcode}({self.tail}"
-        return HloParseError(reason, line, self.number)
+        line = f"%{self.name} = {self.shape_text} {self.opcode}({self.operand_text})"
+        return HloParseError(reason, line + self.attribute_text, self.number)
 
     @property
     def shape(self) -> Shape:
@@ -118,16 +122,6 @@ class HloInstruction:
             raise self.error(error.reason) from None
 
     @property
-    def operand_text(self) -> str:
-        """The text between the opcode's parentheses: operands, or a constant's value."""
-        if self._operand_text is None:
-            end = closing_parenthesis(self.tail, 0)
-            if end < 0:
-                raise self.error("operands without a closing parenthesis")
-            self._operand_text = self._tail[:end]
-        return self._operand_text
-
-    @property
     def operands(self) -> tuple[str, ...]:
         """Names of the operands."""
         if self._operands is None:
@@ -135,10 +129,10 @@ class HloInstruction:
         return self._operands
 
     def _read_operands(self) -> tuple[str, ...]:
-        if self.opcode in ("parameter", "constant"):
-            return ()
         text = self.operand_text
-        if text.startswith("%") and "/" not in text and "(" not in text:  # no types, no comments
+        if self.opcode in WITHOUT_OPERANDS:
+            return ()
+        if text[:1] == "%" and "/" not in text and "(" not in text:  # no types, no comments
             return tuple(text[1:].split(", %"))
         if "%" in text:
             return tuple(_PERCENT_NAME.findall(text))
@@ -154,9 +148,8 @@ class HloInstruction:
     def attributes(self) -> Mapping[str, str]:
         """The attributes after the operands: ``lhs_contracting_dims`` → ``{1}``, as text."""
         if self._attributes is None:
-            end = len(self.operand_text) + 1
             self._attributes = {}
-            for part in split_top_level(self.tail[end:]):
+            for part in split_top_level(self.attribute_text):
                 key, equals, value = part.partition("=")
                 if equals:
                     self._attributes[key.strip()] = value.strip()
@@ -165,13 +158,13 @@ class HloInstruction:
     def attribute(self, key: str) -> str:
         """One attribute's text, empty if absent; parses the others only if necessary."""
         if self._attributes is None:
-            tail = self.tail
-            start = tail.find(f"{key}=")
+            text = self.attribute_text
+            start = text.find(f"{key}=")
             if start < 0:
                 return ""
             # The key may also occur in a string, or as the end of another key.
-            if tail.find('"', 0, start) < 0 and tail[start - 2 : start] == ", ":
-                match = _PLAIN_VALUE.match(tail, start + len(key) + 1)
+            if text.find('"', 0, start) < 0 and text[start - 2 : start] == ", ":
+                match = _PLAIN_VALUE.match(text, start + len(key) + 1)
                 if match:
                     return match[0]
         return self.attributes.get(key, "")
@@ -198,7 +191,7 @@ class HloInstruction:
     @property
     def runs_on_host(self) -> bool:
         """Whether it hands its computation to the host: `compute_on("device_host")`."""
-        if '"host"' not in self.tail and '"HostExecute"' not in self.tail:
+        if '"host"' not in self.attribute_text and '"HostExecute"' not in self.attribute_text:
             return False
         return self.attribute_string("async_execution_thread") == "host" or (
             self.attribute_string("custom_call_target") == "HostExecute"
@@ -215,11 +208,11 @@ class HloInstruction:
     @property
     def op_name(self) -> str:
         """JAX's name stack of the operation, from ``metadata={op_name="…"}``, empty if absent."""
-        tail = self.tail
-        start = tail.find('op_name="', tail.find("metadata={"))
+        text = self.attribute_text
+        start = text.find('op_name="', text.find("metadata={"))
         if start < 0:
             return ""
-        match = SPECIAL.match(tail, start + len("op_name="))
+        match = SPECIAL.match(text, start + len("op_name="))
         return match[0][1:-1].replace("\\'", "'").replace('\\"', '"') if match else ""
 
     @property
@@ -243,12 +236,20 @@ class HloInstruction:
 
 
 class HloComputation:
-    """A named list of instructions, callable by instructions of other computations."""
+    """A named list of instructions, callable by instructions of other computations.
+
+    Attributes:
+        name: unique in its module.
+        number: of its first line.
+        instructions: by name, in the order of the text.
+        roots: those marked as ROOT: one, in a complete program.
+    """
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name
         self.number = number
         self.instructions: dict[str, HloInstruction] = {}
+        self.roots: list[HloInstruction] = []
         self._parameters: dict[int, HloInstruction] | None = None
 
     def __getitem__(self, name: str) -> HloInstruction:
@@ -268,9 +269,8 @@ class HloComputation:
     @property
     def root(self) -> HloInstruction:
         """The instruction whose value the computation returns."""
-        for instruction in reversed(self.instructions.values()):
-            if instruction.is_root:
-                return instruction
+        if self.roots:
+            return self.roots[0]
         for instruction in reversed(self.instructions.values()):
             return instruction
         raise HloParseError(f"computation %{self.name} is empty", number=self.number)
@@ -298,17 +298,35 @@ class HloComputation:
         return self._parameters
 
 
+Place = tuple[HloComputation, HloInstruction]
+"""An instruction, and where it is."""
+
+
 class HloModule:
-    """A program: its computations by name, and the one that runs first."""
+    """A program.
+
+    Attributes:
+        name: of the program.
+        header: its first line.
+        computations: by name.
+        indexed: the instructions of each opcode of `INDEXED`, with their computations.
+        entry: the computation that runs first.
+    """
 
     def __init__(
-        self, name: str, header: str, computations: dict[str, HloComputation], entry: str
+        self,
+        name: str,
+        header: str,
+        computations: dict[str, HloComputation],
+        indexed: Mapping[str, Sequence[Place]],
+        entry: str,
     ) -> None:
         self.name = name
         self.header = header
         self.computations = computations
+        self.indexed = indexed
         self._entry = entry
-        self._callers: dict[str, tuple[HloComputation, HloInstruction] | None] | None = None
+        self._callers: dict[str, Place | None] | None = None
 
     @property
     def entry(self) -> HloComputation:
@@ -321,80 +339,22 @@ class HloModule:
         except KeyError:
             raise HloParseError(f"there is no computation %{name}") from None
 
-    def caller(self, name: str) -> tuple[HloComputation, HloInstruction] | None:
+    def caller(self, name: str) -> Place | None:
         """The computation and instruction that call a computation, if there is exactly one."""
         if self._callers is None:
             self._callers = self._find_callers()
         return self._callers.get(name)
 
-    def _find_callers(self) -> dict[str, tuple[HloComputation, HloInstruction] | None]:
+    def _find_callers(self) -> dict[str, Place | None]:
         """The one caller of each computation, None for several."""
-        callers: dict[str, tuple[HloComputation, HloInstruction] | None] = {}
-        for computation in self.computations.values():
-            for instruction in computation.instructions.values():
-                if instruction.opcode.removesuffix("-start") in CALLEE_KEYS:
-                    for callee in set(instruction.callees):
-                        is_first = callee not in callers
-                        callers[callee] = (computation, instruction) if is_first else None
+        callers: dict[str, Place | None] = {}
+        for opcode in _CALLS:
+            for place in self.indexed.get(opcode, ()):
+                for callee in set(place[1].callees):
+                    callers[callee] = None if callee in callers else place
         return callers
 
     def header_int(self, key: str, default: int = 1) -> int:
         """A number in the first line, such as ``num_partitions``."""
         match = re.search(rf"\b{key}=(\d+)", self.header)
         return int(match[1]) if match else default
-
-
-# A tuple's shape ends where ` opcode(` begins: nothing within a shape looks like that.
-_INSTRUCTION = re.compile(
-    r"\s*(ROOT )?%?([^\s=%]+) = (\(.*?\)|[^\s(]\S*) ([a-z][\w\-]*)\((.*)$", re.DOTALL
-)
-_INSTRUCTION_START = re.compile(r"\s*(?:ROOT )?%?[^\s=%\"{}(),]+ = \S")
-_COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(]+) (?:\(.*\) -> .* )?\{\s*$", re.DOTALL)
-
-
-def parse_hlo(text: str) -> HloModule:
-    """Parses the text of ``compiled.as_text()``.
-
-    Args:
-        text: one HLO module.
-
-    Raises:
-        HloParseError: a line cannot be parsed; the error shows it.
-    """
-    name = header = entry = ""
-    computations: dict[str, HloComputation] = {}
-    computation: HloComputation | None = None
-    instructions: dict[str, HloInstruction] = {}
-    last: HloInstruction | None = None
-    match_instruction = _INSTRUCTION.match
-    for number, line in enumerate(text.split("\n"), 1):
-        if computation is not None:
-            match = match_instruction(line)
-            if match:
-                root, instruction, shape, opcode, tail = match.groups()
-                if instruction in instructions:
-                    raise HloParseError("a second instruction of this name", line, number)
-                last = HloInstruction(instruction, shape, opcode, tail, root is not None, number)
-                instructions[instruction] = last
-            elif line.startswith("}") and (last is None or last.is_complete()):
-                computation = last = None
-            elif line.strip():
-                if last is None or _INSTRUCTION_START.match(line):
-                    raise HloParseError("not an instruction", line, number)
-                last.extend(line)
-        elif line.endswith("{") and (match := _COMPUTATION.match(line)):
-            computation = HloComputation(match[2], number)
-            computations[match[2]] = computation
-            instructions = computation.instructions
-            if match[1]:
-                entry = match[2]
-        elif line.startswith("HloModule "):
-            header = line
-            name = line[len("HloModule ") :].partition(",")[0].strip()
-    if computation is not None:
-        raise HloParseError(f"computation %{computation.name} has no end", number=number)
-    if not computations:
-        raise HloParseError("no computation in it", text[:200], 1)
-    if not entry:
-        raise HloParseError("no ENTRY computation", text[:200], 1)
-    return HloModule(name, header, computations, entry)

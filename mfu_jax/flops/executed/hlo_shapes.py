@@ -43,28 +43,50 @@ def dtype_bits(dtype: str) -> int:
     return int(match[1]) if match else 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shape:
-    """An array's dtype and dimensions, or a tuple's elements (dtype ``tuple``)."""
+    """An array's dtype and dimensions, or a tuple's elements (dtype ``tuple``).
+
+    A program has few, which are asked often: what follows from one is kept.
+    """
 
     dtype: str
     dims: tuple[int, ...] = ()
     elements: tuple[Shape, ...] = ()
     layout: str = ""
 
-    @property
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.dtype, self.dims, self.elements, self.layout))
+
+    @functools.cached_property
     def size(self) -> int:
         """Number of elements; for a tuple, of all its arrays."""
         if self.dtype == "tuple":
             return sum(element.size for element in self.elements)
         return math.prod(self.dims)
 
-    @property
+    @functools.cached_property
     def bytes(self) -> int:
         """Bytes of the array without layout padding, or of all arrays of the tuple."""
         if self.dtype == "tuple":
             return sum(element.bytes for element in self.elements)
         return (math.prod(self.dims) * dtype_bits(self.dtype) + 7) // 8
+
+    @functools.cached_property
+    def hbm_bytes(self) -> int:
+        """The part of `bytes` that is in HBM; TPUs keep some arrays in faster memory."""
+        if self.dtype == "tuple":
+            return sum(element.hbm_bytes for element in self.elements)
+        return 0 if self.is_in_fast_memory else self.bytes
+
+    @functools.cached_property
+    def is_in_fast_memory(self) -> bool:
+        """Whether an array is in one of a TPU's memories other than HBM, such as ``S(1)``."""
+        return _FAST_MEMORY.search(self.layout) is not None
 
     def leaves(self) -> Iterator[Shape]:
         """The arrays of nested tuples, in order."""
@@ -79,6 +101,7 @@ class Shape:
         return f"{self.dtype}[{','.join(map(str, self.dims))}]"
 
 
+_FAST_MEMORY = re.compile(r"S\([1-9]\d*\)")
 _ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\](?:\{([^{}]*)\})?$")
 COMMENT = re.compile(r"/\*.*?\*/")
 _LARGEST = 2**63 - 1  # a dimension

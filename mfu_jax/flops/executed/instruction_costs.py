@@ -355,9 +355,15 @@ def _estimated_cycles(instruction: HloInstruction) -> int | None:
 
 def _chain(inside: _Inside, target: str) -> str:
     """The chain that a fusion starts or ends, by the collective that it carries along."""
-    if not any(f'"{target}"' in i.tail for i in inside.instructions if i.opcode == "custom-call"):
+    if not any(
+        f'"{target}"' in i.attribute_text for i in inside.instructions if i.opcode == "custom-call"
+    ):
         return ""
-    found = (_CHAIN.search(i.tail) for i in inside.instructions if "chain_id" in i.tail)
+    found = (
+        _CHAIN.search(i.attribute_text)
+        for i in inside.instructions
+        if "chain_id" in i.attribute_text
+    )
     return next((match[1] for match in found if match), "")
 
 

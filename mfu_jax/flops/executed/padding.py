@@ -13,18 +13,12 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+from mfu_jax.flops.executed import textbook
 from mfu_jax.flops.executed.dataflow import MAX_DEPTH, Dataflow
-from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, Shape
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule, Shape
 from mfu_jax.flops.executed.matmuls import parse_window, result_shape
-from mfu_jax.flops.executed.zeros import (
-    Real,
-    group_share,
-    is_written_by_user,
-    is_zero,
-    real_elements,
-    slice_ranges,
-    whole,
-)
+from mfu_jax.flops.executed.partly_zero import Real, slice_ranges, whole
+from mfu_jax.flops.executed.zeros import Zeros, group_share, is_written_by_user
 
 _MOST_PAIRS = 4_000_000  # of output and kernel positions that are looked at one by one
 _LABELS = re.compile(r"([\w?]+)_([\w?]+)->([\w?]+)$")
@@ -36,6 +30,8 @@ _ROLES = {
     "__cudnn$convBackwardInput": (2, 1, 0),
     "__cudnn$convBackwardFilter": (0, 2, 1),
 }
+_FULL_SVD = "cusolver_gesvd"  # computes full factors, of which JAX may want a part
+_MAKE_ZEROS = ("pad", "slice", "select")  # or cut results off
 _SAME_ELEMENTS = frozenset({"get-tuple-element", "copy", "convert", "transpose", "all-reduce"})
 
 
@@ -61,14 +57,13 @@ class WasteFinder:
 
     def __init__(self, dataflow: Dataflow) -> None:
         self.dataflow = dataflow
+        self.zeros = Zeros(dataflow)
         self.opcodes: set[str] = set()
-        present: set[str] = set()
-        for computation in dataflow.module.computations.values():
-            for instruction in computation.instructions.values():
-                present.add(instruction.opcode)
-                if _is_xlas_own(instruction):
-                    self.opcodes.add(instruction.opcode)
-        if {"select", "and"} <= present:  # rows between two bounds: a group's
+        indexed = dataflow.module.indexed
+        for opcode in _MAKE_ZEROS:
+            if any(_is_xlas_own(instruction) for _, instruction in indexed.get(opcode, ())):
+                self.opcodes.add(opcode)
+        if {"select", "and"} <= indexed.keys():  # rows between two bounds: a group's
             self.opcodes.add("select")
 
     def wasted(
@@ -81,8 +76,12 @@ class WasteFinder:
         """The part of `flops` spent on known zeros, or on rows that a kernel cuts off again."""
         if in_kernel or not self.opcodes:
             return Wasted(in_kernel)
-        target = instruction.attribute_string("custom_call_target") or instruction.opcode
-        if instruction.opcode != "dot" and target not in _ROLES:
+        target = instruction.opcode
+        if target.startswith("custom-call"):
+            target = instruction.attribute_string("custom_call_target")
+        if target.startswith(_FULL_SVD):
+            return Wasted(self._cut_factor(computation, instruction, flops))
+        if target != "dot" and target not in _ROLES:
             return Wasted()
         operands = [computation.operand(instruction, i) for i in (0, 1)]
         shapes = [*(operand.shape for operand in operands), result_shape(instruction)]
@@ -90,16 +89,61 @@ class WasteFinder:
             arrays = [whole(shape) for shape in shapes[:2]]
         else:
             frame = self.dataflow.frame_of(computation)
-            arrays = [real_elements(self.dataflow, frame, operand) for operand in operands]
-        arrays.append(_read(self.dataflow, computation, instruction))
+            arrays = [self.zeros.real_elements(frame, operand) for operand in operands]
+        arrays.append(self._read(computation, instruction))
         return _difference(instruction, target, flops, arrays, shapes)
+
+    def _cut_factor(self, computation: HloComputation, svd: HloInstruction, flops: int) -> int:
+        """FLOPs on columns of a singular factor that a slice of the primitive's drops."""
+        m, n = sorted(computation.operand(svd, 0).shape.dims[-2:], reverse=True)
+        shapes = [shape.dims[-2:] for shape in svd.shape.elements]
+        users = computation.users.get(svd.name, ())
+        factors = [u for u in users if shapes[u.integers("index")[0]] == (m, m) != (n, n)]
+        if len(factors) != 1 or not self._is_cut(computation, factors[0]):
+            return 0
+        thin = textbook.svd(m, n, values_only=False, full=False)
+        return flops - thin * math.prod(computation.operand(svd, 0).shape.dims[:-2])
+
+    def _is_cut(self, owner: HloComputation, value: HloInstruction) -> bool:
+        """Whether a slice that the user did not write is all that reads a value."""
+        while (place := _only_user(self.dataflow.module, owner, value)) is not None:
+            owner, value = place
+            if value.opcode == "slice":
+                return not is_written_by_user(value)
+            if value.opcode not in _SAME_ELEMENTS and value.opcode != "bitcast":
+                return False
+        return False
+
+    def _read(self, computation: HloComputation, instruction: HloInstruction) -> Real:
+        """The elements of a matmul's result that are read: all, unless its only user cuts it."""
+        shape = result_shape(instruction)
+        value, owner, is_moved = instruction, computation, False
+        while (place := _only_user(self.dataflow.module, owner, value)) is not None:
+            owner, user = place
+            if user.opcode == "slice" and not is_moved and not is_written_by_user(user):
+                return Real(shape, slice_ranges(user))
+            if user.opcode == "select":
+                share = self._kept(owner, user)
+                return whole(shape)._replace(share=share or Fraction(1))
+            if user.opcode not in _SAME_ELEMENTS:
+                break
+            is_moved |= user.opcode == "transpose"
+            value = user
+        return whole(shape)
+
+    def _kept(self, owner: HloComputation, select: HloInstruction) -> Fraction | None:
+        """The share of results that a select keeps: one group's, in a depthwise gradient."""
+        frame = self.dataflow.frame_in_fusions(owner)
+        if not self.zeros.is_zero(frame, owner.operand(select, 2)):
+            return None
+        return group_share(owner, select)
 
 
 def _is_xlas_own(instruction: HloInstruction) -> bool:
     """Whether it is a pad, slice or select (see `group_share`) that the user did not write."""
     if instruction.opcode == "select":
         return not instruction.op_name
-    return instruction.opcode in ("pad", "slice") and not is_written_by_user(instruction)
+    return not is_written_by_user(instruction)
 
 
 def _difference(
@@ -114,7 +158,7 @@ def _difference(
     if arrays == everything:
         return Wasted()
     needed, counted = (
-        _dot(instruction, reals) if instruction.opcode == "dot" else
+        _dot(instruction, reals) if target == "dot" else
         _convolution(instruction, [reals[i] for i in _ROLES[target]])
         for reals in (arrays, everything)
     )  # fmt: skip
@@ -184,37 +228,10 @@ def _convolution(instruction: HloInstruction, arrays: Sequence[Real]) -> int | N
     return 2 * _common(batch) * features * _common(inputs) * positions
 
 
-def _read(dataflow: Dataflow, computation: HloComputation, instruction: HloInstruction) -> Real:
-    """The elements of a matmul's result that are read: all, unless its only user cuts it."""
-    shape = result_shape(instruction)
-    value, owner, is_moved = instruction, computation, False
-    while (place := _only_user(dataflow, owner, value)) is not None:
-        owner, user = place
-        if user.opcode == "slice" and not is_moved and not is_written_by_user(user):
-            return Real(shape, slice_ranges(user))
-        if user.opcode == "select":
-            share = _kept(dataflow, owner, user)
-            return whole(shape)._replace(share=share or Fraction(1))
-        if user.opcode not in _SAME_ELEMENTS:
-            break
-        is_moved |= user.opcode == "transpose"
-        value = user
-    return whole(shape)
-
-
-def _kept(dataflow: Dataflow, owner: HloComputation, select: HloInstruction) -> Fraction | None:
-    """The share of results that a select keeps: one group's, of a depthwise filter's gradient."""
-    frame = dataflow.frame_in_fusions(owner)
-    if not is_zero(dataflow, frame, owner.operand(select, 2)):
-        return None
-    return group_share(dataflow, frame, select)
-
-
 def _only_user(
-    dataflow: Dataflow, owner: HloComputation, value: HloInstruction
+    module: HloModule, owner: HloComputation, value: HloInstruction
 ) -> tuple[HloComputation, HloInstruction] | None:
     """The one instruction that uses a value, inside or outside of fusions."""
-    module = dataflow.module
     for _ in range(MAX_DEPTH):
         users = owner.users.get(value.name, [])
         caller = module.caller(owner.name)

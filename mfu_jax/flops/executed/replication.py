@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,12 +31,13 @@ _MESH = re.compile(r"mesh\[((?:'\w+'=\d+,?)+)\] \{((?:'\w+',?)*)\}$")
 _MOST_LOOP_PASSES = 8
 
 
-def holders(module: HloModule, program: Any) -> dict[int, Groups]:
-    """Of each instruction that runs, by ``id``, the devices on which its result is the same.
+def holders(module: HloModule, program: Any, matmuls: Set[int]) -> dict[int, Groups]:
+    """Of each matmul that runs, by ``id``, the devices on which its result is the same.
 
     Args:
         module: the parsed program.
         program: the compiled one, or its text.
+        matmuls: the ``id`` of its matmuls.
 
     Returns:
         Empty if the program is not partitioned over devices.
@@ -44,13 +45,14 @@ def holders(module: HloModule, program: Any) -> dict[int, Groups]:
     devices = module.header_int("num_partitions")
     if devices == 1 or module.header_int("replica_count") > 1:
         return {}
-    walk = _Walk(module, devices)
+    walk = _Walk(module, devices, matmuls)
     entry = module.entry
     given: list[Held] = [walk.different] * (max(entry.parameters, default=-1) + 1)
     known = _shardings_of(program)
     for number, parameter in entry.parameters.items():
         of_executable = known[number] if number < len(known) else ""
-        given[number] = _placed(parameter.attributes.get("sharding", of_executable), devices)
+        sharding = parameter.attributes.get("sharding", of_executable)
+        given[number] = walk.one(_placed(sharding, devices))
     walk.run(entry, given, 0)
     return walk.found
 
@@ -134,14 +136,21 @@ _BY_PLACE = frozenset({"reduce-scatter", "all-to-all"})  # each device of a grou
 class _Walk:
     """Follows values through the computations of a program."""
 
-    def __init__(self, module: HloModule, devices: int) -> None:
+    def __init__(self, module: HloModule, devices: int, matmuls: Set[int]) -> None:
         self.module = module
-        self.same: Groups = (0,) * devices
-        self.different: Groups = tuple(range(devices))
+        self.matmuls = matmuls
+        self.kept: dict[Groups, Groups] = {}  # equal groups are one object: quick to compare
+        self.same = self.one(0 for _ in range(devices))
+        self.different = self.one(range(devices))
         self.devices = devices
         self.found: dict[int, Groups] = {}
-        self.merged: dict[tuple[Groups, Groups], Groups] = {}
+        self.merged: dict[tuple[int, int], Groups] = {}  # by ``id`` of kept groups
         self.received: dict[tuple[str, str, Groups], Groups] = {}
+
+    def one(self, groups: Iterable[int]) -> Groups:
+        """The one object for equal groups."""
+        made = tuple(groups)
+        return self.kept.setdefault(made, made)
 
     def run(self, computation: HloComputation, given: Sequence[Held], depth: int) -> Held:
         """Who holds a computation's result; notes it of every instruction in it."""
@@ -156,9 +165,10 @@ class _Walk:
                 operands = [held.get(name, self.different) for name in instruction.operands]
                 result = self._result(instruction, operands, depth)
             held[instruction.name] = result
-            groups = self._whole(result)
-            before = self.found.get(id(instruction), groups)
-            self.found[id(instruction)] = self._merge(before, groups)
+            if id(instruction) in self.matmuls:
+                groups = self._whole(result)
+                before = self.found.get(id(instruction), groups)
+                self.found[id(instruction)] = self._merge(before, groups)
         return held[computation.root.name]
 
     def _result(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
@@ -214,7 +224,7 @@ class _Walk:
     def _received(self, instruction: HloInstruction, kind: str, held: Groups) -> Groups:
         call = kind, instruction.attributes.get("replica_groups", ""), held
         if call not in self.received:
-            self.received[call] = self._exchanged(*call)
+            self.received[call] = self.one(self._exchanged(*call))
         return self.received[call]
 
     def _exchanged(self, kind: str, text: str, held: Groups) -> Groups:
@@ -236,7 +246,7 @@ class _Walk:
         keys: list[Hashable] = [None] * self.devices  # devices that receive nothing hold zeros
         for source, target in pairs:
             keys[target] = held[source]
-        return _canonical(keys)
+        return self.one(_canonical(keys))
 
     def _whole(self, held: Held) -> Groups:
         """The devices on which all elements of a value are the same."""
@@ -255,17 +265,18 @@ class _Walk:
 
     def _with(self, held: Held, choice: Groups) -> Held:
         """A value that a choice decides on."""
-        if choice == self.same:
+        if choice is self.same:
             return held
         if isinstance(held, list):
             return [self._with(element, choice) for element in held]
         return self._merge(held, choice)
 
     def _merge(self, a: Groups, b: Groups) -> Groups:
-        if a is b or b == self.same:
+        if a is b or b is self.same:
             return a
-        if a == self.same:
+        if a is self.same:
             return b
-        if (a, b) not in self.merged:
-            self.merged[a, b] = _canonical(list(zip(a, b, strict=True)))
-        return self.merged[a, b]
+        key = (id(a), id(b))
+        if key not in self.merged:
+            self.merged[key] = self.one(_canonical(list(zip(a, b, strict=True))))
+        return self.merged[key]

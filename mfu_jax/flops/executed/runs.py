@@ -46,6 +46,7 @@ class RunCounter:
         self.flops = flops
         self.resolved: dict[str, dict[Node, list[Resolved]]] = defaultdict(dict)
         self.totals: dict[Node, int] = {}
+        self.least: dict[Node, int] = {}
         self.times: dict[str, int] = defaultdict(int)
         self.once: dict[str, int] = defaultdict(int)
         self.untaken: dict[str, int] = defaultdict(int)
@@ -83,16 +84,20 @@ class RunCounter:
                     self.resolved[callee.name].setdefault(callee, [])
 
     def _add_totals(self, name: str) -> None:
-        """FLOPs of one run of a computation in each environment, with all that it calls."""
+        """FLOPs of one run of a computation in each environment, with all that it calls.
+
+        Most and least of them, where it is not known which branch runs.
+        """
         if not self.resolved[name]:
             return
-        fixed = sum([self.totals[callee] for callee in self.plans[name].fixed])
-        for node, calls in self.resolved[name].items():
-            self.totals[node] = self.flops[name] + fixed + sum(map(self._total, calls))
-
-    def _total(self, call: Resolved) -> int:
-        totals = [self.totals[callee] * times for callee, times in call.callees]
-        return max(totals) if call.is_choice else sum(totals)
+        for totals, chosen in ((self.totals, max), (self.least, min)):
+            fixed = sum([totals[callee] for callee in self.plans[name].fixed])
+            for node, calls in self.resolved[name].items():
+                called = [
+                    (chosen if call.is_choice else sum)(totals[c] * n for c, n in call.callees)
+                    for call in calls
+                ]
+                totals[node] = self.flops[name] + fixed + sum(called)
 
     # Runs, from callers to callees
 
@@ -132,9 +137,9 @@ class RunCounter:
             _, _, before = self.unknown_loops.get(id(instruction), (instruction, "", 0))
             reason = call.reason + self.planner.evaluation.doubts()
             self.unknown_loops[id(instruction)] = (instruction, reason, before + runs + not_run)
-        flops = [self.totals[callee] for callee, _ in call.callees]
-        if call.is_choice and runs and len(set(flops)) > 1:
-            shown = ", ".join(f"{n:,}" for n in flops)
+        flops = [(self.least[callee], self.totals[callee]) for callee, _ in call.callees]
+        if call.is_choice and runs and len({n for both in flops for n in both}) > 1:
+            shown = ", ".join(_shown(*both) for both in flops)
             where = instruction.op_name or instruction.name
             on = f"which one runs depends on data{self.planner.evaluation.doubts()}"
             text = f"conditional {where}: branches of {shown} FLOPs; "
@@ -162,3 +167,8 @@ class RunCounter:
                     self.callers[callee] = (
                         self.callers[callee] or call.op_name or self.callers[name]
                     )
+
+
+def _shown(least: int, most: int) -> str:
+    """FLOPs of a branch, of which a branch inside may leave out a part."""
+    return f"{most:,}" if least == most else f"{least:,} to {most:,}"

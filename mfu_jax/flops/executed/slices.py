@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from mfu_jax.flops.executed.dataflow import Frame, TuplePath
+from mfu_jax.flops.executed.dataflow import Frame, TuplePath, UnknownValueError
 from mfu_jax.flops.executed.hlo import (
     ELIDED,
     HloComputation,
@@ -293,11 +293,11 @@ class Slice:
     def _parameter(self, place: Place, shape: Shape) -> _Sources:
         text = place.instruction.operand_text
         number = int(text) if text.isdecimal() else -1
-        arguments = place.frame.arguments
-        if arguments is not None:
-            if not 0 <= number < len(arguments):
-                raise place.instruction.error("parameter without an argument")
-            return _same(Place(*arguments[number], place.path))
+        if place.frame.call is not None:
+            try:
+                return _same(Place(*place.frame.argument(place.instruction), place.path))
+            except UnknownValueError:
+                raise place.instruction.error("parameter without an argument") from None
         if self.is_entry or number < 0:
             return _NOT_KNOWN
         return lambda _: self._input(Leaf(number, place.path), shape), []
@@ -313,9 +313,7 @@ class Slice:
         if key not in self._frames:
             if len(call.callees) != 1:
                 raise call.error(f"{call.opcode} without its computation")
-            operands = (frame.computation[name] for name in call.operands)
-            callee = self.evaluation.module[call.callees[0]]
-            self._frames[key] = Frame(callee, tuple((frame, operand) for operand in operands))
+            self._frames[key] = Frame(self.evaluation.module[call.callees[0]], (frame, call))
         inner = self._frames[key]
         return Place(inner, inner.computation.root, path)
 

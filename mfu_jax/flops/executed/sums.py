@@ -51,6 +51,7 @@ class Sums:
     operations: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     padding: int = 0
     expansion: int = 0
+    in_pieces: dict[str, dict[str, int]] = field(default_factory=dict)
     loops_once: int = 0
     kernels_once: int = 0
     kernels_xla: int = 0
@@ -77,11 +78,21 @@ class Sums:
             self.kernels_once += once * matmul.flops
             self.kernels_xla += once * matmul.seen_by_xla
 
-    def add_model(self, item: Found, scope: Scope, zeros: Wasted) -> None:
-        """Adds what the model needs of a forward or backward matmul, and its known zeros."""
+    def add_model(self, item: Found, scope: Scope, zeros: Wasted, pieces: str) -> None:
+        """Adds what the model needs of a forward or backward matmul, and its known zeros.
+
+        Args:
+            item: the matmul.
+            scope: its phase and scope.
+            zeros: what it spends on them.
+            pieces: of an image, if it is a convolution of such: see `image_pieces`.
+        """
         name = operation(scope.phase, scope.path, item.op_name.rpartition("/")[2])
         needed = item.matmul.flops - item.matmul.rematerialized - sum(zeros)
         self.operations[name] += item.runs * needed
+        if pieces:
+            operations = self.in_pieces.setdefault(pieces, {})
+            operations[name] = operations.get(name, 0) + item.runs * needed
         self.padding += item.runs * zeros.padding
         self.expansion += item.runs * zeros.expansion
 

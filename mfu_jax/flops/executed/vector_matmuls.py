@@ -16,6 +16,7 @@ from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, dtype_bit
 from mfu_jax.flops.executed.matmuls import flops_per_multiply_add
 
 _MATMUL_NAME = "dot_general"
+_PARTS = ("multiply", "reduce")
 # Between a product and its sum, with the operands that lead there: bf16_x3 adds three products.
 _SAME_ELEMENTS = {
     **dict.fromkeys("convert bitcast reshape transpose copy pad".split(), (0,)),
@@ -57,17 +58,25 @@ class VectorMatmuls:
 
     def part(self, computation: HloComputation, instruction: HloInstruction) -> VectorPart | None:
         """What an instruction does of a matmul; None if it belongs to none."""
-        if instruction.opcode not in ("multiply", "reduce"):
+        if instruction.opcode not in _PARTS:
             return None
+        return self.parts(computation).get(id(instruction))
+
+    def parts(self, computation: HloComputation) -> Mapping[int, VectorPart]:
+        """The parts of matmuls in a computation, by ``id`` of the instruction."""
         if computation.name not in self._parts:
             self._parts[computation.name] = self._find(computation)
-        return self._parts[computation.name].get(id(instruction))
+        return self._parts[computation.name]
 
     def _find(self, computation: HloComputation) -> Mapping[int, VectorPart]:
-        """The parts of matmuls in a computation, by ``id``."""
         parts: dict[int, VectorPart] = {}
-        for instruction in computation.instructions.values():
-            if instruction.opcode not in ("multiply", "reduce") or not _is_named(instruction):
+        named = [
+            i
+            for i in computation.instructions.values()
+            if i.opcode in _PARTS and _MATMUL_NAME in i.attribute_text
+        ]
+        for instruction in named:
+            if not _is_named(instruction):
                 continue
             frame = self.dataflow.frame_in_fusions(computation)
             if instruction.opcode == "multiply":
@@ -130,7 +139,7 @@ class VectorMatmuls:
             try:
                 if instruction.opcode != "parameter":
                     instruction = frame.computation.operand(instruction, 0)
-                elif frame.arguments is not None:
+                elif frame.call is not None:
                     frame, instruction = frame.argument(instruction)
             except UnknownValueError:
                 break
@@ -139,7 +148,7 @@ class VectorMatmuls:
 
 def _is_named(instruction: HloInstruction) -> bool:
     """Whether the op_name, or one of those that XLA merged in it, is a matmul's."""
-    if _MATMUL_NAME not in instruction.tail:
+    if _MATMUL_NAME not in instruction.attribute_text:
         return False
     names = instruction.op_name.split(";")
     return any(name.rpartition("/")[2] == _MATMUL_NAME for name in names)

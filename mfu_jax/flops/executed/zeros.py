@@ -1,163 +1,22 @@
 """Where a value is known to be zero: explicit padding, and the dense form of ragged operands.
 
-Of each dimension, the positions that may differ from zero are a `range`; padding, slices, reversals
-and transpositions of ranges are ranges. What is not followed counts as real.
+What is not followed counts as real.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import NamedTuple
 
 from mfu_jax.flops.executed.dataflow import MAX_DEPTH, Dataflow, Frame, UnknownValueError
-from mfu_jax.flops.executed.hlo import HloInstruction, Shape
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
+from mfu_jax.flops.executed.partly_zero import MOVES, Real, whole
 
-_LAYOUT = re.compile(r"\{([\d,]+)")
-_SLICE = re.compile(r"\[(\d+):(\d+)(?::(\d+))?\]")
 # Primitives whose pads and slices the user wrote; the gradient of a pad is one with less than 0.
 _USERS = frozenset({"concatenate", "dynamic_slice", "pad", "slice", "split"})
 _SAME_PLACES = frozenset({"copy", "convert", "negate", "reduce-precision", "all-reduce"})
-
-
-class Real(NamedTuple):
-    """Which elements of an array may differ from zero.
-
-    Attributes:
-        shape: the array's.
-        dims: of each dimension, the positions.
-        share: of the elements at these positions, those of the group that each belongs to, where
-            XLA writes a ragged or grouped operand densely.
-        unpadded: of the elements at these positions, those that are no padding, where a reshape
-            has split a padded dimension.
-    """
-
-    shape: Shape
-    dims: tuple[range, ...]
-    share: Fraction = Fraction(1)
-    unpadded: Fraction = Fraction(1)
-
-    def at(self, shape: Shape, dims: Sequence[range]) -> Real:
-        """The same elements in another array."""
-        return self._replace(shape=shape, dims=tuple(dims))
-
-    @property
-    def is_all(self) -> bool:
-        """Whether no element is known to be zero."""
-        return self == whole(self.shape)
-
-
-def whole(shape: Shape) -> Real:
-    """An array without known zeros."""
-    return Real(shape, tuple(map(range, shape.dims)))
-
-
-def real_elements(dataflow: Dataflow, frame: Frame, instruction: HloInstruction) -> Real:
-    """Which elements of an instruction's result may differ from zero."""
-    try:
-        real = _real(dataflow, frame, instruction, 0)
-    except (UnknownValueError, ValueError, IndexError):
-        return whole(instruction.shape)
-    return real if len(real.dims) == len(instruction.shape.dims) else whole(instruction.shape)
-
-
-def _real(dataflow: Dataflow, frame: Frame, instruction: HloInstruction, depth: int) -> Real:
-    opcode, computation = instruction.opcode, frame.computation
-    if depth > MAX_DEPTH:
-        return whole(instruction.shape)
-    if opcode == "parameter" and frame.arguments is not None:
-        frame, argument = frame.argument(instruction)
-        return _real(dataflow, frame, argument, depth + 1)
-    if opcode in ("fusion", "call") and instruction.shape.dtype != "tuple":
-        inner = dataflow.enter(frame, instruction)
-        return _real(dataflow, inner, inner.computation.root, depth + 1)
-    if opcode == "get-tuple-element":
-        return _element(dataflow, frame, instruction, depth)
-    if opcode == "select":
-        return _selected(dataflow, frame, instruction, depth)
-    if opcode == "broadcast" or not instruction.operands:
-        return whole(instruction.shape)
-    source = computation.operand(instruction, 0)
-    if opcode in _SAME_PLACES:
-        return _real(dataflow, frame, source, depth + 1)
-    if opcode == "multiply":
-        first, second = (
-            _real(dataflow, frame, computation.operand(instruction, i), depth + 1) for i in (0, 1)
-        )
-        return second if first.is_all else first
-    if opcode in _MOVES:
-        return _MOVES[opcode](dataflow, frame, instruction, source, depth)
-    return whole(instruction.shape)
-
-
-def _element(dataflow: Dataflow, frame: Frame, instruction: HloInstruction, depth: int) -> Real:
-    """One result of a fusion that has several."""
-    source = frame.computation.operand(instruction, 0)
-    if source.opcode != "fusion":
-        return whole(instruction.shape)
-    inner = dataflow.enter(frame, source)
-    (index,) = instruction.integers("index")
-    made = inner.computation.operand(inner.computation.root, index)
-    return _real(dataflow, inner, made, depth + 1)
-
-
-def _padded(
-    dataflow: Dataflow,
-    frame: Frame,
-    instruction: HloInstruction,
-    source: HloInstruction,
-    depth: int,
-) -> Real:
-    is_zeros = is_zero(dataflow, frame, frame.computation.operand(instruction, 1))
-    if not is_zeros or is_written_by_user(instruction):
-        return whole(instruction.shape)
-    real = _real(dataflow, frame, source, depth + 1)
-    dims = []
-    for text, positions, size in zip(
-        instruction.attribute("padding").split("x"), real.dims, instruction.shape.dims, strict=True
-    ):
-        low, _, *interior = map(int, text.split("_"))
-        apart = 1 + (interior[0] if interior else 0)
-        start, stop = (low + apart * p for p in (positions.start, positions.stop - 1))
-        dims.append(_within(range(start, stop + 1, apart * positions.step), size))
-    return real.at(instruction.shape, dims)
-
-
-def _within(positions: range, size: int) -> range:
-    """The positions from 0 to `size`; negative padding cuts some off."""
-    first = max(0, -(positions.start // positions.step))
-    last = max(first, -((positions.start - size) // positions.step))
-    return positions[first:last]
-
-
-def _transposed(
-    dataflow: Dataflow,
-    frame: Frame,
-    instruction: HloInstruction,
-    source: HloInstruction,
-    depth: int,
-) -> Real:
-    real = _real(dataflow, frame, source, depth + 1)
-    order = instruction.integers("dimensions")
-    return real.at(instruction.shape, [real.dims[d] for d in order])
-
-
-def _reversed(
-    dataflow: Dataflow,
-    frame: Frame,
-    instruction: HloInstruction,
-    source: HloInstruction,
-    depth: int,
-) -> Real:
-    real = _real(dataflow, frame, source, depth + 1)
-    turned = instruction.integers("dimensions")
-    dims = [
-        range(size - 1 - r[-1], size - r[0], r.step) if i in turned and r else r
-        for i, (r, size) in enumerate(zip(real.dims, source.shape.dims, strict=True))
-    ]
-    return real.at(instruction.shape, dims)
+_ZERO = re.compile(r"-?0(\.0*)?")
 
 
 def is_written_by_user(instruction: HloInstruction) -> bool:
@@ -168,117 +27,137 @@ def is_written_by_user(instruction: HloInstruction) -> bool:
     return any(name.rpartition("/")[2] in _USERS for name in instruction.op_name.split(";"))
 
 
-def slice_ranges(instruction: HloInstruction) -> tuple[range, ...]:
-    """The positions that a ``slice`` keeps."""
-    found = _SLICE.findall(instruction.attribute("slice") or instruction.attributes["slice"])
-    return tuple(range(int(start), int(end), int(step or 1)) for start, end, step in found)
+class Zeros:
+    """What a program's values are known to be zero at."""
 
+    def __init__(self, dataflow: Dataflow) -> None:
+        self.dataflow = dataflow
+        self._known: dict[tuple[int, str], Real] = {}  # by frame and instruction
 
-def _sliced(
-    dataflow: Dataflow,
-    frame: Frame,
-    instruction: HloInstruction,
-    source: HloInstruction,
-    depth: int,
-) -> Real:
-    real = _real(dataflow, frame, source, depth + 1)
-    dims = []
-    for positions, kept in zip(real.dims, slice_ranges(instruction), strict=True):
-        if kept.step != 1:
+    def real_elements(self, frame: Frame, instruction: HloInstruction) -> Real:
+        """Which elements of an instruction's result may differ from zero.
+
+        Args:
+            frame: one that the dataflow keeps.
+            instruction: in its computation.
+        """
+        try:
+            real = self._real(frame, instruction, 0)
+        except (UnknownValueError, ValueError, IndexError):
             return whole(instruction.shape)
-        start = range(positions.start - kept.start, positions.stop - kept.start, positions.step)
-        dims.append(_within(start, len(kept)))
-    return real.at(instruction.shape, dims)
+        return real if len(real.dims) == len(instruction.shape.dims) else whole(instruction.shape)
+
+    def _real(self, frame: Frame, instruction: HloInstruction, depth: int) -> Real:
+        key = (id(frame), instruction.name)
+        known = self._known.get(key)
+        if known is None:
+            if depth > MAX_DEPTH:
+                return whole(instruction.shape)
+            known = self._known[key] = self._followed(frame, instruction, depth + 1)
+        return known
+
+    def _followed(self, frame: Frame, instruction: HloInstruction, depth: int) -> Real:
+        opcode, computation = instruction.opcode, frame.computation
+        if opcode == "parameter" and frame.call is not None:
+            return self._real(*frame.argument(instruction), depth)
+        if opcode in ("fusion", "call") and instruction.shape.dtype != "tuple":
+            inner = self.dataflow.enter(frame, instruction)
+            return self._real(inner, inner.computation.root, depth)
+        if opcode == "get-tuple-element":
+            return self._element(frame, instruction, depth)
+        if opcode == "select":
+            return self._selected(frame, instruction)
+        if opcode == "broadcast" or not instruction.operands:
+            return whole(instruction.shape)
+        source = computation.operand(instruction, 0)
+        if opcode in _SAME_PLACES:
+            return self._real(frame, source, depth)
+        if opcode == "multiply":
+            first = self._real(frame, source, depth)
+            second = computation.operand(instruction, 1)
+            return self._real(frame, second, depth) if first.is_all else first
+        if opcode in MOVES and (opcode != "pad" or self._is_padding(frame, instruction)):
+            real = self._real(frame, source, depth)
+            if not real.is_all or opcode == "pad":
+                return MOVES[opcode](real, instruction, source)
+        return whole(instruction.shape)
+
+    def _element(self, frame: Frame, instruction: HloInstruction, depth: int) -> Real:
+        """One result of a fusion that has several."""
+        source = frame.computation.operand(instruction, 0)
+        if source.opcode != "fusion":
+            return whole(instruction.shape)
+        inner = self.dataflow.enter(frame, source)
+        (index,) = instruction.integers("index")
+        made = inner.computation.operand(inner.computation.root, index)
+        return self._real(inner, made, depth)
+
+    def _is_padding(self, frame: Frame, pad: HloInstruction) -> bool:
+        is_zeros = self.is_zero(frame, frame.computation.operand(pad, 1))
+        return is_zeros and not is_written_by_user(pad)
+
+    def _selected(self, frame: Frame, select: HloInstruction) -> Real:
+        """Zeros but for one group: how a ragged or grouped operand is written densely."""
+        computation = frame.computation
+        mask, chosen, other = (computation.operand(select, i) for i in range(3))
+        if not self.is_zero(frame, other):
+            return whole(select.shape)
+        share = group_share(computation, select)
+        copies = self._copies(frame, chosen) if share is None else 1
+        if copies > 1 and self._has_bounds(frame, mask):
+            share = Fraction(1, copies)  # each row is in one group
+        return whole(select.shape)._replace(share=share or Fraction(1))
+
+    def _copies(self, frame: Frame, instruction: HloInstruction) -> int:
+        """How often a broadcast repeats its operand; 1 for anything else."""
+        _, made = self._origin(frame, instruction)
+        if made.opcode != "broadcast":
+            return 1
+        repeated = set(range(len(made.shape.dims))) - set(made.integers("dimensions"))
+        return math.prod(made.shape.dims[d] for d in repeated)
+
+    def _origin(self, frame: Frame, instruction: HloInstruction) -> tuple[Frame, HloInstruction]:
+        """The instruction that makes a value, through fusions, copies and broadcasts of masks."""
+        made, source, path = self.dataflow.follow(frame, instruction)
+        if path:
+            raise UnknownValueError
+        return made, source
+
+    def _has_bounds(self, frame: Frame, mask: HloInstruction) -> bool:
+        """Whether a mask is ``start ≤ row`` and ``row < end``, the rows of one group."""
+        frame, mask = self._origin(frame, mask)
+        while mask.opcode == "broadcast":
+            frame, mask = self._origin(frame, frame.computation.operand(mask, 0))
+        if mask.opcode != "and":
+            return False
+        bounds = [self._origin(frame, frame.computation.operand(mask, i)) for i in (0, 1)]
+        return all(
+            bound.opcode == "compare"
+            and any(
+                self._origin(f, f.computation.operand(bound, i))[1].opcode == "iota" for i in (0, 1)
+            )
+            for f, bound in bounds
+        )
+
+    def is_zero(self, frame: Frame, instruction: HloInstruction) -> bool:
+        """Whether a value is a constant 0, broadcast or not."""
+        frame, source, path = self.dataflow.follow(frame, instruction)
+        while source.opcode == "broadcast" and not path:
+            operand = frame.computation.operand(source, 0)
+            frame, source, path = self.dataflow.follow(frame, operand)
+        is_constant = source.opcode == "constant" and not path
+        return is_constant and _ZERO.fullmatch(source.operand_text.strip()) is not None
 
 
-def _reshaped(
-    dataflow: Dataflow,
-    frame: Frame,
-    instruction: HloInstruction,
-    source: HloInstruction,
-    depth: int,
-) -> Real:
-    """A reshape in logical order, a bitcast in the order of both layouts."""
-    real = _real(dataflow, frame, source, depth + 1)
-    before = list(range(len(source.shape.dims)))
-    after = list(range(len(instruction.shape.dims)))
-    if instruction.opcode == "bitcast":
-        before, after = _major_to_minor(source), _major_to_minor(instruction)
-    old = [(source.shape.dims[d], real.dims[d]) for d in before]
-    new = _regrouped(old, [instruction.shape.dims[d] for d in after])
-    dims = [new[after.index(d)] for d in range(len(after))]
-    moved = real.at(instruction.shape, dims)
-    kept = math.prod(map(len, real.dims)) or 1
-    hidden = Fraction(kept, math.prod(map(len, dims)) or 1)
-    return moved._replace(unpadded=moved.unpadded * hidden)
-
-
-def _major_to_minor(instruction: HloInstruction) -> list[int]:
-    match = _LAYOUT.search(instruction.shape_text)
-    if match is None:
-        return list(range(len(instruction.shape.dims)))
-    return [int(d) for d in reversed(match[1].split(","))]
-
-
-def _regrouped(old: Sequence[tuple[int, range]], sizes: Sequence[int]) -> list[range]:
-    """The positions after a reshape from dimensions of `old` to `sizes`, both major first."""
-    new: list[range] = []
-    at = 0
-    while len(new) < len(sizes) or at < len(old):
-        group, wanted = list(old[at : at + 1]), list(sizes[len(new) : len(new) + 1])
-        at += 1
-        while (have := math.prod(s for s, _ in group)) != (want := math.prod(wanted)):
-            if have < want:
-                group.append(old[at])
-                at += 1
-            else:
-                wanted.append(sizes[len(new) + len(wanted)])
-        new += _group(group, wanted)
-    return new
-
-
-def _group(old: Sequence[tuple[int, range]], sizes: list[int]) -> list[range]:
-    """Dimensions of equal product, merged or split."""
-    partial = [i for i, (size, positions) in enumerate(old) if positions != range(size)]
-    if not partial:
-        return [range(size) for size in sizes]
-    inner = math.prod(size for size, _ in old[partial[0] + 1 :])
-    outer = math.prod(size for size, _ in old[: partial[0]])
-    positions = old[partial[0]][1]
-    matching = [i for i, size in enumerate(sizes) if size == old[partial[0]][0]]
-    for i in matching:
-        if len(partial) == 1 and math.prod(sizes[:i]) == outer:
-            return [positions if j == i else range(size) for j, size in enumerate(sizes)]
-    if len(partial) == 1 and outer == 1 and positions.step == 1:
-        start, stop = positions.start * inner, positions.stop * inner
-        minor = math.prod(sizes[1:])
-        if start % minor == stop % minor == 0:
-            return [range(start // minor, stop // minor), *map(range, sizes[1:])]
-    return [range(size) for size in sizes]
-
-
-def _selected(dataflow: Dataflow, frame: Frame, select: HloInstruction, depth: int) -> Real:
-    """Zeros but for one group: how a ragged or grouped operand is written densely."""
-    computation = frame.computation
-    mask, chosen, other = (computation.operand(select, i) for i in range(3))
-    if not is_zero(dataflow, frame, other) or depth > MAX_DEPTH:
-        return whole(select.shape)
-    share = group_share(dataflow, frame, select)
-    copies = _copies(dataflow, frame, chosen) if share is None else 1
-    if copies > 1 and _has_bounds(dataflow, frame, mask):
-        share = Fraction(1, copies)  # each row is in one group
-    return whole(select.shape)._replace(share=share or Fraction(1))
-
-
-def group_share(dataflow: Dataflow, frame: Frame, select: HloInstruction) -> Fraction | None:
+def group_share(computation: HloComputation, select: HloInstruction) -> Fraction | None:
     """1/n if XLA keeps one of n positions of a dimension: those that equal the group's number.
 
     The user's own masks have op_names; their products are the model's.
     """
-    mask = frame.computation.operand(select, 0)
+    mask = computation.operand(select, 0)
     if select.op_name or mask.opcode != "compare" or mask.attribute("direction") != "EQ":
         return None
-    sides = [frame.computation.operand(mask, i) for i in (0, 1)]
+    sides = [computation.operand(mask, i) for i in (0, 1)]
     for side, other in (sides, sides[::-1]):
         if side.opcode != "iota" or other.opcode not in ("iota", "broadcast"):
             continue
@@ -286,61 +165,3 @@ def group_share(dataflow: Dataflow, frame: Frame, select: HloInstruction) -> Fra
         if number not in (*other.integers("iota_dimension"), *other.integers("dimensions")):
             return Fraction(1, mask.shape.dims[number])
     return None
-
-
-def _copies(dataflow: Dataflow, frame: Frame, instruction: HloInstruction) -> int:
-    """How often a broadcast repeats its operand; 1 for anything else."""
-    _, made = _origin(dataflow, frame, instruction)
-    if made.opcode != "broadcast":
-        return 1
-    repeated = set(range(len(made.shape.dims))) - set(made.integers("dimensions"))
-    return math.prod(made.shape.dims[d] for d in repeated)
-
-
-def _origin(
-    dataflow: Dataflow, frame: Frame, instruction: HloInstruction
-) -> tuple[Frame, HloInstruction]:
-    """The instruction that makes a value, through fusions, copies and broadcasts of masks."""
-    made, source, path = dataflow.follow(frame, instruction)
-    if path:
-        raise UnknownValueError
-    return made, source
-
-
-def _has_bounds(dataflow: Dataflow, frame: Frame, mask: HloInstruction) -> bool:
-    """Whether a mask is ``start ≤ row`` and ``row < end``, the rows of one group."""
-    frame, mask = _origin(dataflow, frame, mask)
-    while mask.opcode == "broadcast":
-        frame, mask = _origin(dataflow, frame, frame.computation.operand(mask, 0))
-    if mask.opcode != "and":
-        return False
-    bounds = [_origin(dataflow, frame, frame.computation.operand(mask, i)) for i in (0, 1)]
-    return all(
-        bound.opcode == "compare"
-        and "iota"
-        in {_origin(dataflow, f, f.computation.operand(bound, i))[1].opcode for i in (0, 1)}
-        for f, bound in bounds
-    )
-
-
-def is_zero(dataflow: Dataflow, frame: Frame, instruction: HloInstruction) -> bool:
-    """Whether a value is a constant 0, broadcast or not."""
-    frame, source, path = dataflow.follow(frame, instruction)
-    while source.opcode == "broadcast" and not path:
-        operand = frame.computation.operand(source, 0)
-        frame, source, path = dataflow.follow(frame, operand)
-    text = source.operand_text.strip()
-    return (
-        source.opcode == "constant" and not path and re.fullmatch(r"-?0(\.0*)?", text) is not None
-    )
-
-
-_Move = Callable[[Dataflow, Frame, HloInstruction, HloInstruction, int], Real]
-_MOVES: dict[str, _Move] = {
-    "pad": _padded,
-    "transpose": _transposed,
-    "reverse": _reversed,
-    "slice": _sliced,
-    "reshape": _reshaped,
-    "bitcast": _reshaped,
-}

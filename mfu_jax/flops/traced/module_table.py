@@ -68,13 +68,22 @@ class ModuleTable:
         return {"rows": [asdict(row) for row in self.rows], "count": self.count.to_json()}
 
     def __str__(self) -> str:
-        header = ("path", "module", "parameters", "forward FLOPs", "backward FLOPs", "share")
-        lines = [header, *(_cells(row) for row in self.rows)]
-        text = columns(lines, "<<>")
+        text = columns([_HEADER, *map(_cells, self.rows)], "<<>")
         text.insert(1, "-" * max(map(len, text)))
-        text += [f"not counted: {item.name} × {item.times}: {item.reason}"
-                 for item in self.count.unaccounted]  # fmt: skip
-        return "\n".join(text)
+        return "\n".join([*text, *self._notes()])
+
+    def _repr_html_(self) -> str:
+        from mfu_jax.pages.fragment import fragment
+
+        rows, notes = map(_cells, self.rows), list(self._notes())
+        return fragment("FLOPs by module", _HEADER, rows, words=(1,), notes=notes)
+
+    def _notes(self) -> Iterator[str]:
+        for item in self.count.unaccounted:
+            yield f"not counted: {item.name} × {item.times}: {item.reason}"
+
+
+_HEADER = ("path", "module", "parameters", "forward FLOPs", "backward FLOPs", "share")
 
 
 def _cells(row: ModuleRow) -> tuple[str, ...]:

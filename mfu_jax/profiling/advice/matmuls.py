@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from statistics import median
+from typing import NamedTuple
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.flops.executed.instruction_shapes import MatmulShape
@@ -16,7 +18,8 @@ from mfu_jax.profiling.advice.facts import (
 from mfu_jax.profiling.measured import OpTime
 
 _TILES = {"gpu": 8, "tpu": 128}  # elements: what tensor cores load at once, lanes of an MXU
-_LARGE = 256  # keys and queries from which on scores are worth a kernel
+_LARGE = {"cpu": 512, "gpu": 256, "tpu": 256}  # keys from which on a head's scores leave caches
+_WIDEST_HEAD = 256  # elements: what attention kernels take
 _KERNEL = 0.6  # of the peak, that attention kernels usually reach
 _MASKED = "masked pairs"
 
@@ -96,44 +99,73 @@ def _text(shape: MatmulShape) -> str:
     return f"{batch}[{shape.m}, {shape.k}] @ [{shape.k}, {shape.n}]"
 
 
+class _Scores(NamedTuple):
+    """Scores of all queries and keys, for heads or groups of heads that share their keys.
+
+    Attributes:
+        heads: how many such squares.
+        long: queries of a group, or keys where the matmul is transposed.
+        short: the other side; a divisor of `long`.
+    """
+
+    heads: int
+    long: int
+    short: int
+
+
 def attention(facts: Facts) -> tuple[float, str] | None:
     """Scores of all pairs are computed and kept, masked ones included."""
-    dots = [op for op in facts.compute() if _scores(record_of(op))]
-    sizes = {_scores(record_of(op)) for op in dots}
-    if not dots or facts.program.costs.executed.attention_kernels:
+    matmuls = {id(op): op for op in facts.compute() if record_of(op).shape.matmul}
+    least = _LARGE[facts.measured.platform]
+    made = {key: found for key, op in matmuls.items() if (found := _scores(_shape(op), least))}
+    scores = set(made.values())
+    if not scores or facts.program.costs.executed.attention_kernels:
         return None
+    dots = [op for key, op in matmuls.items() if key in made or _reads(_shape(op), scores)]
     beside = [
-        op for op in facts.compute() if not record_of(op).flops and _touches(record_of(op), sizes)
+        op for op in facts.compute() if not record_of(op).flops and _touches(record_of(op), scores)
     ]
-    all_dots = dots + [
-        op for op in facts.compute() if op not in dots and _reads_scores(record_of(op), sizes)
-    ]
-    masked = _masked_share(facts, all_dots)
-    kernel = (1 - masked) * sum(map(facts.shortest, all_dots)) / _KERNEL
-    return seconds_of(all_dots) + seconds_of(beside) - kernel, (
-        f"attention runs as matmuls over all pairs, {milliseconds(seconds_of(all_dots))} of a step "
+    masked = _masked_share(facts, dots)
+    kernel = (1 - masked) * sum(map(facts.shortest, dots)) / _KERNEL
+    return seconds_of(dots) + seconds_of(beside) - kernel, (
+        f"attention runs as matmuls over all pairs, {milliseconds(seconds_of(dots))} of a step "
         f"({masked:.0%} of the pairs are masked), and its scores go through memory, "
-        f"{milliseconds(seconds_of(beside))}: {largest_names(all_dots + beside)}; an attention "
+        f"{milliseconds(seconds_of(beside))}: {largest_names(dots + beside)}; an attention "
         f"kernel, or blocks that skip masked pairs, does neither"
     )
 
 
-def _scores(record: InstructionRecord) -> tuple[int, int] | None:
-    """Queries and keys, if the matmul makes a square of scores for every head."""
-    shape = record.shape.matmul
-    if shape is None or shape.batch == 1 or shape.m != shape.n or shape.m < _LARGE:
+def _scores(shape: MatmulShape, least: int) -> _Scores | None:
+    """What the matmul computes, if that is scores: of a head, or of heads with the same keys."""
+    short, long = sorted((shape.m, shape.n))
+    if shape.batch == 1 or short < least or shape.k >= short or long % short:
         return None
-    return (shape.m, shape.n) if shape.k < shape.m else None
+    if long > short and shape.k > _WIDEST_HEAD:  # a layer of experts looks like that
+        return None
+    return _Scores(shape.batch, long, short)
 
 
-def _reads_scores(record: InstructionRecord, sizes: set[tuple[int, int] | None]) -> bool:
-    shape = record.shape.matmul
-    return shape is not None and shape.batch > 1 and (shape.k, shape.k) in sizes
+def _reads(shape: MatmulShape, scores: set[_Scores]) -> bool:
+    """Whether a matmul sums over the queries or the keys of scores, as values and gradients do."""
+    width = min(shape.m, shape.n)
+    return any(
+        shape.batch == found.heads
+        and shape.k in (found.long, found.short)
+        and (width <= _WIDEST_HEAD or found.long == found.short)
+        for found in scores
+    )
 
 
-def _touches(record: InstructionRecord, sizes: set[tuple[int, int] | None]) -> bool:
+def _touches(record: InstructionRecord, scores: set[_Scores]) -> bool:
+    """Whether an op reads or writes an array of scores."""
     arrays = (*record.shape.results, *record.shape.operand_arrays)
-    return any(len(array.dims) > 2 and array.dims[-2:] in sizes for array in arrays)
+    return any(_is_of(array.dims, found) for array in arrays for found in scores)
+
+
+def _is_of(dims: tuple[int, ...], scores: _Scores) -> bool:
+    sides = {scores.long, scores.short}
+    is_whole = math.prod(dims) == scores.heads * scores.long * scores.short
+    return len(dims) > 2 and is_whole and set(dims[-2:]) <= sides
 
 
 def _masked_share(facts: Facts, dots: list[OpTime]) -> float:

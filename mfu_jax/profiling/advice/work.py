@@ -6,6 +6,7 @@ import re
 
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
+from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.profiling.advice.facts import (
     Facts,
     largest_names,
@@ -15,6 +16,7 @@ from mfu_jax.profiling.advice.facts import (
 )
 from mfu_jax.profiling.advice.host import idle_time
 from mfu_jax.profiling.host_work import HostWork
+from mfu_jax.profiling.join import Work
 
 _EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test)(_|$)")
 _OFTEN = 0.5  # runs in a step: fewer may be a schedule that the trace happens to show
@@ -29,9 +31,8 @@ def evaluation(facts: Facts) -> tuple[float, str] | None:
         for program, runs in facts.measured.executions.items()
         if _EVALUATES.search(program.module) and program not in facts.measured.versions
     }
-    inside = facts.ops(lambda record: record.phase == "evaluation")
-    seconds = seconds_of(inside)
-    seen = [f"{milliseconds(seconds)} of evaluation within the step's program"] if inside else []
+    seconds = _evaluation_within(facts)
+    seen = [f"{milliseconds(seconds)} of evaluation within the step's program"] if seconds else []
     often = max(sum(programs.values()), facts.host(HostWork.EVALUATION).times)
     if often >= _OFTEN:
         ops = [op for op in facts.measured.ops if op.op.name.program in programs]
@@ -44,6 +45,25 @@ def evaluation(facts: Facts) -> tuple[float, str] | None:
             f"{milliseconds(idle)} besides"
         )
     return (seconds, f"{'; '.join(seen)}; evaluate every N-th step") if seen else None
+
+
+def _evaluation_within(facts: Facts) -> float:
+    """Seconds of a step in evaluation by the step's own program.
+
+    Only matmuls tell it from the forward pass. What else the two passes do in the same modules is
+    divided between them as their matmuls are.
+    """
+    inside = facts.ops(lambda record: record.phase == "evaluation")
+    modules = {_module(record_of(op)) for op in inside}
+    forward = facts.ops(lambda r: r.phase == "forward" and _module(r) in modules)
+    beside = [op for op in forward if not record_of(op).flops and op.op.work is Work.COMPUTE]
+    own, others = (sum(op.runs * record_of(op).flops for op in ops) for ops in (inside, forward))
+    return seconds_of(inside) + (seconds_of(beside) * own / (own + others) if own else 0.0)
+
+
+def _module(record: InstructionRecord) -> str:
+    """The outermost module of the model that an op belongs to."""
+    return record.scope.partition("/")[0]
 
 
 def callback(facts: Facts) -> tuple[float, str] | None:

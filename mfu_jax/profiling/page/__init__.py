@@ -1,5 +1,6 @@
-"""A profile as one HTML page that needs nothing else: no network, no server."""
+"""Profiles as HTML pages that need nothing else: no network, no server."""
 
 from mfu_jax.profiling.page.document import page
+from mfu_jax.profiling.page.two_profiles import page_of_two
 
-__all__ = ["page"]
+__all__ = ["page", "page_of_two"]

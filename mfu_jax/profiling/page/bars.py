@@ -31,6 +31,16 @@ def waterfall_bars(bars: Sequence[Bar], title: str) -> Markup:
     """
     rows = [_row("peak", "peak", 0.0, 100.0, None, "")]
     rows += _rows(bars)
+    return bar_chart(rows, title)
+
+
+def bar_chart(rows: Sequence[Markup], title: str) -> Markup:
+    """Rows of `bar_row`.
+
+    Args:
+        rows: from top to bottom.
+        title: for screen readers.
+    """
     return tag("div", *rows, class_="waterfall", role="table", aria_label=title)
 
 
@@ -38,26 +48,44 @@ def _rows(bars: Sequence[Bar]) -> Iterator[Markup]:
     done = 0.0
     for bar in bars:
         most = ", ".join(f"{short(s)} {seconds_text(t)}" for s, t in bar.scopes.items())
-        yield _row(bar.name, _kind(bar.name), done, bar.mfu_points, bar.seconds, most)
+        yield _row(bar.name, kind_of(bar.name), done, bar.mfu_points, bar.seconds, most)
         done += bar.mfu_points
 
 
-def _kind(name: str) -> str:
+def kind_of(name: str) -> str:
+    """The class of a bar in the style sheet."""
     return next((kind for start, kind in _KINDS if name.startswith(start)), "other")
 
 
 def _row(
     name: str, kind: str, start: float, points: float, seconds: float | None, most: str
 ) -> Markup:
-    left, right = sorted((max(0.0, min(100.0, start)), max(0.0, min(100.0, start + points))))
-    style = f"left:{number(left)}%;width:{number(right - left)}%"
     time = "" if seconds is None else seconds_text(seconds)
+    cells = [
+        tag("span", time, class_="n", role="cell", data_seconds=seconds),
+        tag("span", f"{points:.2f}", class_="n", role="cell", data_points=points),
+    ]
+    return bar_row(name, [(kind, start, start + points)], cells, most)
+
+
+def bar_row(
+    name: str, parts: Sequence[tuple[str, float, float]], cells: Sequence[Markup], most: str = ""
+) -> Markup:
+    """A row: its name, a track for each of its parts, its numbers.
+
+    Args:
+        name: of the row.
+        parts: class of the style sheet, and the two ends, of 100.
+        cells: the numbers.
+        most: a remark below.
+    """
+    tracks = [tag("span", _part(*part), class_="track", aria_hidden="true") for part in parts]
+    track = tracks[0] if len(tracks) == 1 else tag("span", *tracks, class_="tracks")
     return tag(
         "div",
         tag("span", name, class_="name", role="cell"),
-        tag("span", tag("i", class_=kind, style=style), class_="track", aria_hidden="true"),
-        tag("span", time, class_="n", role="cell", data_seconds=seconds),
-        tag("span", f"{points:.2f}", class_="n", role="cell", data_points=points),
+        track,
+        *cells,
         tag("small", most, role="cell", class_="most") if most else None,
         class_="bar",
         role="row",
@@ -65,7 +93,11 @@ def _row(
     )
 
 
+def _part(kind: str, start: float, end: float) -> Markup:
+    left, right = sorted((max(0.0, min(100.0, start)), max(0.0, min(100.0, end))))
+    return tag("i", class_=kind, style=f"left:{number(left)}%;width:{number(right - left)}%")
+
+
 def legend() -> Markup:
     """What the columns are."""
-    note = "Seconds of a step, and points of MFU: percent of the step. They sum to the step."
-    return quiet(note)
+    return quiet("Seconds of a step, and points of MFU: percent of the step. They sum to the step.")

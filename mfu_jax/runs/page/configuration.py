@@ -13,6 +13,8 @@ from mfu_jax.pages.tables import Column, Word, table, wide
 from mfu_jax.runs.run_data import RunData
 
 _MOST_METRICS = 150
+_MOST_NOTES = 60
+_LONGEST = 2000  # characters of a setting
 _FIELDS = ("step", "kind", "unix_seconds", "notes", "flags")
 
 
@@ -30,7 +32,9 @@ def configuration(runs: Sequence[RunData], names: Sequence[str]) -> Iterator[Mar
     """
     facts = [run.setup.facts for run in runs]
     keys = list(dict.fromkeys(key for found in facts for key in found))
-    settings = [_Setting(key, tuple(f.get(key, "not logged") for f in facts)) for key in keys]
+    settings = [
+        _Setting(key, tuple(f.get(key, "not logged")[:_LONGEST] for f in facts)) for key in keys
+    ]
     if not settings:
         return
     if len(runs) > 1:
@@ -48,6 +52,20 @@ def _table(settings: Sequence[_Setting], names: Sequence[str], by: str) -> Marku
 
 def _column(place: int, name: str) -> Word[_Setting]:
     return Word(name or "value", lambda setting: setting.texts[place])
+
+
+def record_notes(run: RunData, name: str) -> Iterator[Markup]:
+    """What the records say in words, the latest first: slow hosts, alarms, recompilations.
+
+    Args:
+        run: whose records.
+        name: of the run, if there are several.
+    """
+    found = [(f"step {step}", words) for step, words in run.metrics.notes.items() if words]
+    if found:
+        columns: list[Word[tuple[str, str]]] = [Word("note", lambda row: row[1])]
+        body = table("step", found[::-1], lambda row: row[0], columns, most=_MOST_NOTES)
+        yield section(f"What the records say{name}", wide(body))
 
 
 def last_record(run: RunData, name: str) -> Iterator[Markup]:

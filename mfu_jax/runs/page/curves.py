@@ -24,13 +24,19 @@ class _Metric(NamedTuple):
     measured_only: bool = True
 
 
+def _tick(seconds: float) -> str:
+    """A time on an axis: round, so without the zeros of its decimals."""
+    number, unit = seconds_text(seconds).split()
+    return f"{float(number):g} {unit}"
+
+
 _METRICS = (
     _Metric("perf/mfu", "MFU", percent, has_zero=True),
     _Metric("perf/hfu", "HFU", percent, has_zero=True),
-    _Metric(TIME, "step time", seconds_text),
-    _Metric("perf/per_device_tokens_per_sec", "tokens/s/device", lambda v: f"{v:,.4g}"),
+    _Metric(TIME, "step time", _tick),
+    _Metric("perf/per_device_tokens_per_sec", "tokens/s/device", lambda v: f"{v:,.6g}"),
     _Metric("learning/loss", "loss", loss_text, measured_only=False),
-    _Metric("goodput/data_wait_seconds", "wait for data", seconds_text, has_zero=True),
+    _Metric("goodput/data_wait_seconds", "wait for data", _tick, has_zero=True),
     _Metric("memory/peak_bytes_in_use", "peak memory", lambda v: f"{v / 2**30:.4g} GiB"),
 )
 
@@ -102,31 +108,27 @@ def _over_time(metric: _Metric, run: RunData) -> Markup | None:
     if not all(map(math.isfinite, times)):
         return None
     start = min([*times, *(attempt.start for attempt in run.time.attempts)])
-    hours = [(time - start) / 3600 for time in times]
-    points = broken(thinned(hours, values))
+    unit, size = _unit(max(times) - start)
+    points = broken(thinned([(time - start) / size for time in times], values))
     marks = [
-        ((attempt.start - start) / 3600, f"process {attempt.pid} started: {_when(attempt.start)}")
+        ((attempt.start - start) / size, f"process {attempt.pid} started: {_when(attempt.start)}")
         for attempt in run.time.attempts[1:]
     ]
-    unit, scale = _unit(max(hours))
     return curves(
         metric.title,
         [Curve(name=short(run.metrics.path), points=points)],
         x_title=f"{unit} since {_when(start)}",
-        x_text=lambda x: f"{x * scale:.4g}",
+        x_text=lambda x: f"{x:.4g}",
         y_text=metric.text,
         marks=marks,
         has_zero=metric.has_zero,
     )
 
 
-def _unit(hours: float) -> tuple[str, float]:
-    """The unit of a span, and how many of it an hour has."""
-    if hours > 72:
-        return "days", 1 / 24
-    if hours > 2:
-        return "hours", 1.0
-    return ("minutes", 60.0) if hours > 0.1 else ("seconds", 3600.0)
+def _unit(seconds: float) -> tuple[str, float]:
+    """The unit of a span, and its seconds."""
+    units = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
+    return next((unit for unit in units if seconds > 3 * unit[1]), ("seconds", 1.0))
 
 
 def _when(seconds: float) -> str:

@@ -11,27 +11,34 @@ from mfu_jax.pages.markup import Markup, tag
 from mfu_jax.pages.tables import Column, Word, table, wide
 from mfu_jax.runs.comparison import CONFIDENCE
 from mfu_jax.runs.page import curves
-from mfu_jax.runs.page.configuration import configuration, last_record
+from mfu_jax.runs.page.configuration import configuration, last_record, record_notes
 from mfu_jax.runs.page.ledgers import flops, time_ledger
+from mfu_jax.runs.page.planned import planned
 from mfu_jax.runs.page.step_times import step_times
+from mfu_jax.runs.planned import PlanComparison
 from mfu_jax.runs.run_comparison import Row, RunComparison, change_text, interval
 from mfu_jax.runs.run_data import RunData
 from mfu_jax.runs.time_table import span
 
 _STYLE = """
-.bar { grid-template-columns: minmax(0, 130px) 1fr 100px 70px }
+@media (min-width: 641px) { .bar { grid-template-columns: minmax(0, 130px) 1fr 100px 70px } }
 .ledger tbody th { font-weight: 400 }
 .rows tbody th { max-width: 420px }
 td.word { white-space: normal; min-width: 140px; overflow-wrap: anywhere }
 """
 
 
-def page(runs: Sequence[RunData], comparisons: Sequence[RunComparison] = ()) -> str:
+def page(
+    runs: Sequence[RunData],
+    comparisons: Sequence[RunComparison] = (),
+    plan: PlanComparison | None = None,
+) -> str:
     """The whole page, as one text.
 
     Args:
         runs: one or more; curves of all are drawn together.
         comparisons: of the first run with each other one.
+        plan: of the first run, beside it.
     """
     names = run_names([run.metrics.path for run in runs])
     body: list[Markup] = [tag("h1", " · ".join(short(name) for name in names[:4]))]
@@ -42,11 +49,14 @@ def page(runs: Sequence[RunData], comparisons: Sequence[RunComparison] = ()) -> 
         _comparison(found, names[0], name)
         for found, name in zip(comparisons, names[1:], strict=False)
     ]
+    if plan is not None:
+        body.append(planned(plan))
     for run, name in zip(runs, names, strict=True):
         body += time_ledger(run, _of(name, runs))
     body += curves.sections(runs)
     for run, name in zip(runs, names, strict=True):
-        body += [*step_times(run, _of(name, runs)), *flops(run, _of(name, runs))]
+        body += [*step_times(run, _of(name, runs)), *record_notes(run, _of(name, runs))]
+        body += flops(run, _of(name, runs))
     body += configuration(runs, [short(name) for name in names])
     for run, name in zip(runs, names, strict=True):
         body += last_record(run, _of(name, runs))
@@ -108,12 +118,15 @@ def _about(run: RunData) -> str:
     """Where the numbers come from, and what they are relative to."""
     values = run.setup.values
     peak = run.answer["peak"] or values.get("peak of one device") or "peak not logged"
+    tflops = run.answer["reported_tflops"]
+    model = f"model {readable(tflops)} TFLOP per step and device" if tflops else "model not logged"
+    if run.setup.convention:
+        model += f", convention {run.setup.convention}"
     parts = [
         run.metrics.path,
         str(values.get("devices", "devices not logged")),
         str(peak),
-        f"model {readable(run.answer['reported_tflops'])} TFLOP per step and device"
-        + (f", convention {run.setup.convention}" if run.setup.convention else ""),
+        model,
     ]
     if run.options.price is not None:
         parts.append(

@@ -192,3 +192,19 @@ def test_a_counter_that_overflows_is_run_not_proved() -> None:
     )
     text = text.replace("constant(7)", "constant(0)").replace("direction=LT", "direction=GE")
     assert executed_flops(text).total == 3 * 2 * 4**3  # 0, 50, 100, −106
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_branches_of_equal_most_but_not_of_equal_least_flops_are_flagged(swapped: bool) -> None:
+    """One branch runs a matmul; the other one may, which depends on data as well."""
+
+    def matmul(x: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ x)
+
+    def run(x: jax.Array, n: jax.Array) -> jax.Array:
+        branches = [matmul, lambda x: lax.cond(n > 5, matmul, jnp.sin, x)]
+        return lax.cond(n > 3, *branches[:: -1 if swapped else 1], x)
+
+    count = executed_flops(compiled(run))
+    assert count.total == ONE
+    assert any(f"0 to {ONE:,}" in flag.text for flag in count.flags)

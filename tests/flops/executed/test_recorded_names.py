@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from mfu_jax.dumps import ProgramDump
+from mfu_jax.flops.executed.counting import ExecutedCount
+from mfu_jax.flops.executed.image_pieces import BLOCKS, EDGES
 from mfu_jax.flops.ledger import REMOVED, THREE_REAL, compare_flops
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.instrumentation.counts import count_program, traced_model
@@ -16,11 +19,19 @@ from tests.support.audit_programs import AUDIT
 from tests.support.program_models import MODELS
 from tests.support.program_names import (
     BATCH,
+    IMAGE,
+    IN,
+    OUT,
     PRESSED_LAYERS,
     PRESSED_ROWS,
     PRESSED_WIDTH,
+    SHARDED_BATCH,
+    SHARDS,
+    TALL,
+    TAPS,
     WIDTH,
     complex_products,
+    convolution_of_lines,
 )
 from tests.support.recorded import count, text_of
 
@@ -98,3 +109,62 @@ def test_complex_products_are_four_real_ones_or_three_and_the_ledger_says_so() -
         assert labels.get(THREE_REAL, 0) == -ledger.removed == -2 * (4 - products) * real
         assert REMOVED not in labels
         assert ledger.residual == 0
+
+
+def _model_of_lines(batch: int) -> int:
+    """Both ends of a line read one tap less; forward and both gradients multiply the same pairs."""
+    return 3 * batch * (2 * IN * OUT) * (TAPS * IMAGE - (TAPS - 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "positions", "label"),
+    [
+        # Eight blocks of 13 cover a line of 96: each output reads all three taps.
+        ("v5e_image_in_blocks", 1, 8 * 13, BLOCKS),
+        # The edges that the first and the last device receive are zeros, as any other edge to them.
+        ("v5e_image_sharded", SHARDED_BATCH, IMAGE // SHARDS, EDGES),
+    ],
+)
+def test_convolutions_on_pieces_of_images_have_a_line(
+    name: str, batch: int, positions: int, label: str
+) -> None:
+    devices = SHARDS if label == EDGES else 1
+    shapes = [
+        jax.ShapeDtypeStruct(dims, jnp.float32) for dims in ((TAPS, IN, OUT), (batch, IMAGE, IN))
+    ]
+    model = count_model_flops(convolution_of_lines, *shapes)
+    assert model.total == _model_of_lines(batch)
+    executed = count(name)
+    assert executed.total == 3 * batch * (2 * IN * OUT) * TAPS * positions
+    share = {key: Fraction(n, devices) for key, n in model.by_operation.items()}
+    ledger = compare_flops(
+        model=Fraction(model.total, devices), executed=executed, is_whole=True, operations=share
+    )
+    lines = {line.label: line.flops for line in ledger.lines}
+    assert lines[label] == executed.total - model.total // devices > 0
+    assert ledger.residual == 0
+
+
+def test_a_surplus_that_pieces_of_images_do_not_explain_stays_a_residual() -> None:
+    operations = {"forward conv_general_dilated": 100, "forward dot_general": 50}
+    executed = ExecutedCount(
+        forward=180,
+        by_operation={"forward conv_general_dilated": 120, "forward dot_general": 60},
+        in_pieces={BLOCKS: {"forward conv_general_dilated": 70}},
+    )
+    ledger = compare_flops(model=150, executed=executed, is_whole=True, operations=operations)
+    assert {line.label: line.flops for line in ledger.lines}[BLOCKS] == 20
+    assert ledger.residual == 10
+
+
+@pytest.mark.parametrize("chip", ["v5e", "h100"])
+def test_a_thin_svd_counts_by_the_textbook_on_every_chip(chip: str) -> None:
+    """A TPU iterates until it converges; cuSOLVER makes all columns of U, which a slice drops."""
+    m, n = TALL
+    thin, full = 14 * m * n**2 + 8 * n**3, 4 * m**2 * n + 8 * m * n**2 + 9 * n**3
+    executed = count(f"{chip}_svd")
+    assert executed.unaccounted == ()
+    assert executed.padding == (full - thin if chip == "h100" else 0)
+    assert executed.total == thin + executed.padding
+    assert executed.kernels == {"svd": executed.total}
+    assert compare_flops(model=thin, executed=executed).residual == 0

@@ -96,18 +96,22 @@ def test_logits_in_float32(tmp_path: Path) -> None:
     first(profile, "logits in float32", sum(passing.values()) - sum(halved.values()))
 
 
-def test_attention_as_dense_matmuls(tmp_path: Path) -> None:
+@pytest.mark.parametrize("group", [1, 4])
+def test_attention_as_dense_matmuls(group: int, tmp_path: Path) -> None:
+    """Each head has keys of its own, or four share them: their queries are one long side."""
     heads, length, width = 64, 4096, 128
-    scores = f"bf16[{heads},{length},{length}]"
-    values = f"bf16[{heads},{length},{width}]"
+    keys = f"bf16[{heads // group},{length},{width}]"
+    scores = f"bf16[{heads // group},{group * length},{length}]"
+    values = f"bf16[{heads // group},{group * length},{width}]"
     batched = "lhs_batch_dims={0}, rhs_batch_dims={0}"
     lines = [
         *HEALTHY,
         f"  %q = {values} constant({{...}})",
-        f"  %qk = {scores} dot(%q, %q), {batched}, lhs_contracting_dims={{2}}, "
+        f"  %k = {keys} constant({{...}})",
+        f"  %qk = {scores} dot(%q, %k), {batched}, lhs_contracting_dims={{2}}, "
         'rhs_contracting_dims={2}, metadata={op_name="jit(step)/jvp(attention)/dot_general"}',
         f"  %masked = {scores} negate(%qk)",
-        f"  %av = {values} dot(%masked, %q), {batched}, lhs_contracting_dims={{2}}, "
+        f"  %av = {values} dot(%masked, %k), {batched}, lhs_contracting_dims={{2}}, "
         'rhs_contracting_dims={1}, metadata={op_name="jit(step)/jvp(attention)/dot_general"}',
     ]
     one = 2 * heads * length * length * width
@@ -120,6 +124,23 @@ def test_attention_as_dense_matmuls(tmp_path: Path) -> None:
     profile = written_profile(tmp_path, lines, seconds, model=model)
     flash = one / (0.55 * 989.4e12)  # both matmuls, half of the pairs; FlashAttention-2 and 3
     first(profile, "attention without a kernel", 2 * bound + memory - flash)
+
+
+def test_experts_are_no_attention(tmp_path: Path) -> None:
+    """Their activations are as large as scores, but as wide as the model in between."""
+    experts, rows, width, hidden = 8, 8192, 1024, 4096
+    batched = "lhs_batch_dims={0}, rhs_batch_dims={0}, lhs_contracting_dims={2}"
+    metadata = 'metadata={op_name="jit(step)/jvp(moe)/dot_general"}'
+    lines = [
+        f"  %x = bf16[{experts},{rows},{width}] constant({{...}})",
+        f"  %w = bf16[{experts},{width},{hidden}] constant({{...}})",
+        f"  %up = bf16[{experts},{rows},{hidden}] dot(%x, %w), {batched}, "
+        f"rhs_contracting_dims={{1}}, {metadata}",
+        f"  %down = bf16[{experts},{rows},{width}] dot(%up, %w), {batched}, "
+        f"rhs_contracting_dims={{2}}, {metadata}",
+    ]
+    one = dot_seconds(experts * rows, width, hidden, 0.5)
+    assert not written_profile(tmp_path, lines, {"up": one, "down": one}).advice
 
 
 def test_a_batch_of_one_row(tmp_path: Path) -> None:
@@ -167,6 +188,42 @@ def test_a_callback_in_the_step(tmp_path: Path) -> None:
     call = '  %ask = bf16[8] custom-call(%p), custom_call_target="xla_ffi_python_gpu_callback"'
     profile = written_profile(tmp_path, [*HEALTHY, call], {**HEALTHY_SECONDS, "ask": MATMUL})
     first(profile, "host callback in the step", MATMUL)
+
+
+def test_an_evaluation_within_the_step(tmp_path: Path) -> None:
+    """A forward pass that no gradient uses, before one that is differentiated.
+
+    Both passes have a matmul and an elementwise op of the same size.
+    """
+    weight, batch = f"bf16[{K},{K}]", f"bf16[{M},{K}]"
+    lines = [
+        f"  %w = {weight} constant({{...}})",
+        f"  %held.out = {batch} constant({{...}})",
+        f"  %batch = {batch} constant({{...}})",
+        matmul("check", "held.out", "w", batch, 0, "jit(step)/mlp"),
+        f'  %check.act = {batch} tanh(%check), metadata={{op_name="jit(step)/mlp/tanh"}}',
+        matmul("up", "batch", "w", batch, 0, "jit(step)/jvp(mlp)"),
+        f'  %up.act = {batch} tanh(%up), metadata={{op_name="jit(step)/jvp(mlp)/tanh"}}',
+        matmul("grad", "batch", "up.act", weight, 0, "jit(step)/transpose(jvp(mlp))", rows=True),
+        f"  %updated = {weight} subtract(%w, %grad)",
+        f"  %results = ({batch}, {weight}) tuple(%check.act, %updated)",
+    ]
+    one = dot_seconds(M, K, K, 0.7)
+    act = one / 2
+    seconds = {"check": one, "check.act": act, "up": one, "up.act": act, "grad": one}
+    profile = written_profile(tmp_path, lines, seconds)
+    phases = {op.op.name.name: op.op.record.phase for op in profile.measured.ops if op.op.record}
+    assert (phases["check"], phases["up"], phases["grad"]) == ("evaluation", "forward", "backward")
+    first(profile, "eval in the loop", one + act)
+
+
+def matmul(
+    name: str, left: str, right: str, result: str, contracted: int, scope: str, rows: bool = False
+) -> str:
+    """Of two values of the program, over the columns of the left one, or over its rows."""
+    dims = f"lhs_contracting_dims={{{0 if rows else 1}}}, rhs_contracting_dims={{{contracted}}}"
+    metadata = f'metadata={{op_name="{scope}/dot_general"}}'
+    return f"  %{name} = {result} dot(%{left}, %{right}), {dims}, {metadata}"
 
 
 STEP = 3 * MATMUL  # two matmuls, and as long without anything

@@ -87,7 +87,9 @@ def _symmetric_eigenvectors(call: KernelCall) -> int:
 @register_kernel(*_targets("geev", "cusolver_geev_ffi"))
 def _eigenvectors(call: KernelCall) -> int:
     batch, n, _ = _matrix(call)
-    wanted = re.search(r"compute_(?:left|right) = 86", call.instruction.tail)  # LAPACK's 'V'
+    wanted = re.search(
+        r"compute_(?:left|right) = 86", call.instruction.attribute_text
+    )  # LAPACK's 'V'
     return batch * textbook.eigenvectors(n, values_only=wanted is None)
 
 

@@ -38,7 +38,7 @@ def _mosaic_gpu(call: KernelCall) -> KernelCost | UnknownCost:
 
 
 def _body(call: KernelCall) -> KernelBody:
-    module = mlir_string(call.instruction.tail, "module")
+    module = mlir_string(call.instruction.attribute_text, "module")
     if module is None:
         raise UnknownBodyError("a Mosaic GPU kernel without its module")
     return kernel_body(module)

@@ -84,7 +84,9 @@ class KernelCall:
         >>> kernel_name("jit(f)/jvp(a)/flash_fwd/pallas_call", "flash_fwd.3")
         'flash_fwd'
         """
-        if self.target == TRITON and (match := _TRITON_NAME.search(self.instruction.tail)):
+        if self.target == TRITON and (
+            match := _TRITON_NAME.search(self.instruction.attribute_text)
+        ):
             return match[1]
         return kernel_name(self.instruction.op_name, self.instruction.name)
 

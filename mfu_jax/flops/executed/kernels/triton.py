@@ -41,7 +41,7 @@ def _jax_triton(call: KernelCall) -> KernelCost | UnknownCost:
 
 def _body_in_message(call: KernelCall) -> KernelBody:
     """The body that jax-triton stores: ``kernel_call {kernel {… ttir = 5} grid = 2, 3, 4} = 1``."""
-    tail = call.instruction.tail
+    tail = call.instruction.attribute_text
     packed = mlir_string(tail, "opaque") or opaque_string(tail) or b""
     try:
         whole = dict(fields(zlib.decompress(packed)))
@@ -96,7 +96,7 @@ def _bytes(value: int | bytes) -> bytes:
 
 
 def _body(call: KernelCall) -> KernelBody:
-    tail = call.instruction.tail
+    tail = call.instruction.attribute_text
     ir = mlir_string(tail, "ir")
     x, y, z = (mlir_integer(tail, f"grid_{axis}") for axis in "xyz")
     if ir is None or x is None or y is None or z is None:

@@ -1,0 +1,33 @@
+"""What HLO instructions cost by their opcode alone."""
+
+from __future__ import annotations
+
+import functools
+
+from mfu_jax.flops.executed.elementwise import ELEMENTWISE, HAS_RULE
+
+# Instructions that neither compute nor move anything: most of a program.
+_FREE = frozenset("parameter constant get-tuple-element tuple bitcast".split())
+_FREE_IN_FUSIONS = _FREE | frozenset("broadcast copy transpose reshape slice pad iota".split())
+# Every other opcode without a rule: none multiplies matrices.
+NO_MATMUL = _FREE_IN_FUSIONS | frozenset(
+    "abs acos acosh add add-dependency after-all and asin asinh atan2 atanh "
+    "batch-norm-grad batch-norm-inference batch-norm-training bitcast-convert cbrt ceil clamp "
+    "compare complex concatenate convert cosh cosine count-leading-zeros divide domain "
+    "dynamic-reshape dynamic-slice dynamic-update-slice erf exponential exponential-minus-one "
+    "floor gather get-dimension-size imag infeed is-finite log log-plus-one logistic map maximum "
+    "minimum multiply negate not opt-barrier optimization-barrier or outfeed partition-id popcnt "
+    "power real recv reduce reduce-precision reduce-window remainder replica-id reverse rng "
+    "rng-bit-generator rng-get-and-update-state round-nearest-afz round-nearest-even rsqrt scatter "
+    "select select-and-scatter send set-dimension-size shift-left shift-right-arithmetic "
+    "shift-right-logical sign sine sinh sort sqrt stochastic-convert subtract tan tanh topk "
+    "xor".split()
+)
+# Those whose cost in a fusion is one FLOP an element, or none.
+ONLY_ELEMENTWISE = ELEMENTWISE | NO_MATMUL - HAS_RULE
+
+
+@functools.lru_cache(maxsize=1024)
+def is_free(opcode: str) -> bool:
+    """Whether an instruction costs nothing: that of asynchronous work is where it starts."""
+    return opcode in _FREE or opcode.endswith(("-done", "-update"))

@@ -1,0 +1,90 @@
+"""Parser of XLA's HLO text: one pass, linear in its length."""
+
+from __future__ import annotations
+
+import re
+
+from mfu_jax.flops.executed.hlo import (
+    INDEXED,
+    HloComputation,
+    HloInstruction,
+    HloModule,
+    HloParseError,
+    Place,
+)
+from mfu_jax.flops.executed.hlo_shapes import is_balanced
+
+# A tuple's shape ends where ` opcode(` begins: nothing within a shape looks like that. Operands
+# without brackets and strings end at the first parenthesis.
+_INSTRUCTION = re.compile(
+    r"\s*(ROOT )?%?([^\s=%]+) = (\(.*?\)|[^\s(]\S*) ([a-z][\w\-]*)\((?:([^()\"]*)\))?(.*)$",
+    re.DOTALL,
+)
+_INSTRUCTION_START = re.compile(r"\s*(?:ROOT )?%?[^\s=%\"{}(),]+ = \S")
+_COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(]+) (?:\(.*\) -> .* )?\{\s*$", re.DOTALL)
+
+
+def parse_hlo(text: str) -> HloModule:
+    """Parses the text of ``compiled.as_text()``.
+
+    Args:
+        text: one HLO module.
+
+    Raises:
+        HloParseError: a line cannot be parsed; the error shows it.
+    """
+    name = header = entry = ""
+    computations: dict[str, HloComputation] = {}
+    indexed: dict[str, list[Place]] = {}
+    computation: HloComputation | None = None
+    last: HloInstruction | None = None
+    unread: list[str] = []  # the tail of `last`, where its first line does not say all
+    match_instruction = _INSTRUCTION.match
+    for number, line in enumerate(text.split("\n"), 1):
+        if computation is not None:
+            match = match_instruction(line)
+            if match:
+                if unread and last:
+                    last.read(unread)
+                    unread = []
+                root, instruction, shape, opcode, operands, rest = match.groups()
+                if instruction in computation.instructions:
+                    raise HloParseError("a second instruction of this name", line, number)
+                if operands is None:  # brackets in them, or more lines
+                    unread, operands, rest = [rest], "", ""
+                last = HloInstruction(instruction, shape, opcode, operands, rest, number)
+                computation.instructions[instruction] = last
+                if opcode in INDEXED:
+                    indexed.setdefault(opcode, []).append((computation, last))
+                if root:
+                    computation.roots.append(last)
+            elif line.startswith("}") and _is_whole(unread):
+                if unread and last:
+                    last.read(unread)
+                    unread = []
+                computation = last = None
+            elif line.strip():
+                if last is None or _INSTRUCTION_START.match(line):
+                    raise HloParseError("not an instruction", line, number)
+                unread = unread or [f"{last.operand_text}){last.attribute_text}"]
+                unread.append(line)
+        elif line.endswith("{") and (match := _COMPUTATION.match(line)):
+            computation = HloComputation(match[2], number)
+            computations[match[2]] = computation
+            if match[1]:
+                entry = match[2]
+        elif line.startswith("HloModule "):
+            header = line
+            name = line[len("HloModule ") :].partition(",")[0].strip()
+    if computation is not None:
+        raise HloParseError(f"computation %{computation.name} has no end", number=number)
+    if not computations:
+        raise HloParseError("no computation in it", text[:200], 1)
+    if not entry:
+        raise HloParseError("no ENTRY computation", text[:200], 1)
+    return HloModule(name, header, computations, indexed, entry)
+
+
+def _is_whole(tail: list[str]) -> bool:
+    """Whether the brackets of an instruction are closed: some attributes span several lines."""
+    return not tail or is_balanced("(" + "\n".join(tail))

@@ -1,0 +1,197 @@
+"""What a plan predicted of a step beside what the run measured, also by cause.
+
+A plan's causes are instructions' (``matmul``, ``all-gather on ici``); a profile's are the bars of
+its waterfall, which the run's own metrics have after its profiled steps. Both are put into groups.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from mfu_jax.errors import UserError
+from mfu_jax.formatting import columns, percent, seconds_text
+from mfu_jax.runs.run_data import RunData
+from mfu_jax.user_files import read_text
+
+_EXPECTED = "what mfu-jax plan … --json prints; usually another file; pass that"
+_MOST_BYTES = 2**24
+_BAR = "profile/waterfall/"
+_MATMULS = "matmuls and kernels"
+_VECTOR = "memory-bound and vector work"
+_COPIES = "copies"
+_IDLE = "idle"
+_CAUSES = {"matmul": _MATMULS, "kernel": _MATMULS, "copy": _COPIES, "host": _COPIES}
+_BARS = (
+    ("idle", _IDLE),
+    ("exposed copies", _COPIES),
+    ("memory-bound", _VECTOR),
+    ("loops and calls", "loops and calls"),
+    ("ops without", "ops without an instruction"),
+)
+_COMMUNICATION = "exposed communication: "
+
+
+class PlannedRow(NamedTuple):
+    """One number of the plan and of the run.
+
+    Attributes:
+        name: what it is.
+        predicted: by the plan; None if it does not say.
+        measured: in the run; None if it does not say.
+        unit: ``seconds``, ``fraction`` or ``bytes``.
+    """
+
+    name: str
+    predicted: float | None
+    measured: float | None
+    unit: str
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured / predicted."""
+        if self.predicted and self.measured is not None:
+            return self.measured / self.predicted
+        return None
+
+    def text(self, value: float | None) -> str:
+        """A value for people."""
+        if value is None:
+            return "n/a"
+        if self.unit == "bytes":
+            return f"{value / 2**30:,.2f} GiB"
+        return percent(value) if self.unit == "fraction" else seconds_text(value)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row as text."""
+        ratio = "" if self.ratio is None else f"{self.ratio:.3g}"
+        return self.name, self.text(self.predicted), self.text(self.measured), ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanComparison:
+    """A plan beside a run.
+
+    Attributes:
+        path: the plan's file.
+        target: the chips that it is for.
+        rows: step time, MFU, HFU and memory.
+        causes: seconds of a step by cause; the measured ones are those of the run's profile.
+        notes: what is not known.
+    """
+
+    path: str
+    target: str
+    rows: tuple[PlannedRow, ...]
+    causes: tuple[PlannedRow, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            "file": self.path,
+            "target": self.target,
+            "rows": [_json(row) for row in self.rows],
+            "time_by_cause": [_json(row) for row in self.causes],
+            "notes": list(self.notes),
+        }
+
+    def render(self) -> str:
+        """The tables for a terminal."""
+        head = ("plan and run", "predicted", "measured", "measured / predicted")
+        causes = [(f"  {row.cells[0]}", *row.cells[1:]) for row in self.causes]
+        lines = columns([head, *(row.cells for row in self.rows), *causes], "<>>>")
+        return "\n".join([f"plan for {self.target}: {self.path}", *lines, *_notes(self.notes)])
+
+
+def _json(row: PlannedRow) -> dict[str, Any]:
+    return {**row._asdict(), "ratio": row.ratio}
+
+
+def _notes(notes: tuple[str, ...]) -> list[str]:
+    return [f"note: {note}" for note in notes]
+
+
+def read_plan(path: str) -> Mapping[str, Any]:
+    """A plan as ``mfu-jax plan … --json`` prints it.
+
+    Raises:
+        UserError: the file holds no plan.
+    """
+    text = read_text(path, _EXPECTED, _MOST_BYTES)
+    try:
+        plan = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path!r} is no JSON ({error}); expected {_EXPECTED}") from None
+    known = isinstance(plan, dict) and isinstance(plan.get("time_by_cause"), dict)
+    if not known or not isinstance(plan.get("step_time_seconds"), int | float):
+        raise UserError(
+            f"{path!r} has no step_time_seconds and time_by_cause; expected {_EXPECTED}"
+        )
+    return dict(plan)
+
+
+def compare_with_plan(plan: Mapping[str, Any], path: str, run: RunData) -> PlanComparison:
+    """Puts a plan beside a run.
+
+    Args:
+        plan: as `read_plan` returns it.
+        path: of its file.
+        run: that ran the planned step.
+    """
+    summary, profile = run.summary, run.metrics.profile
+    peak = max(run.columns.measured("memory/peak_bytes_in_use")[1], default=None)
+    step = _number(plan, "step_time_seconds")
+    rows = (
+        PlannedRow("step time", step, summary.median_seconds, "seconds"),
+        PlannedRow("MFU", _number(plan, "mfu"), summary.mfu, "fraction"),
+        PlannedRow("HFU", _number(plan, "hfu"), summary.hfu, "fraction"),
+        PlannedRow("peak memory", _number(plan, "memory_peak_bytes"), peak, "bytes"),
+    )
+    notes = [] if profile else ["the run has no profile (profile_steps=): no measured causes"]
+    if profile and (traced := profile.get("profile/step_time_seconds")):
+        notes.append(f"measured causes are of profiled steps of {seconds_text(traced)}")
+    causes = tuple(_causes(dict(_predicted(plan["time_by_cause"])), dict(_measured(profile))))
+    return PlanComparison(
+        path=path, target=str(plan.get("target", "")), rows=rows, causes=causes, notes=tuple(notes)
+    )
+
+
+def _number(plan: Mapping[str, Any], key: str) -> float | None:
+    value = plan.get(key)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _causes(predicted: dict[str, float], measured: dict[str, float]) -> Iterator[PlannedRow]:
+    """All groups, the longest first; one that a profile does not show took no time."""
+    names = {**predicted, **measured}
+    for name in sorted(names, key=lambda name: -max(predicted.get(name, 0), measured.get(name, 0))):
+        found = measured.get(name, 0.0) if measured else None
+        yield PlannedRow(name, predicted.get(name, 0.0), found, "seconds")
+
+
+def _predicted(causes: Mapping[str, Any]) -> Mapping[str, float]:
+    found: dict[str, float] = {}
+    for cause, seconds in causes.items():
+        kind, on, _ = cause.partition(" on ")
+        group = kind if on else _CAUSES.get(cause, _VECTOR)
+        found[group] = found.get(group, 0.0) + float(seconds)
+    return found
+
+
+def _measured(profile: Mapping[str, float]) -> Mapping[str, float]:
+    found: dict[str, float] = {}
+    for name, seconds in profile.items():
+        if name.startswith(_BAR):
+            group = _group(name.removeprefix(_BAR))
+            found[group] = found.get(group, 0.0) + seconds
+    return found
+
+
+def _group(bar: str) -> str:
+    if bar.startswith(_COMMUNICATION):
+        return bar.removeprefix(_COMMUNICATION).partition(" over ")[0]
+    return next((group for start, group in _BARS if bar.startswith(start)), _MATMULS)

@@ -1,0 +1,184 @@
+"""Compares per-op times and FLOPs with xprof's own tables of the same trace.
+
+    python -m scripts.compare_with_xprof TRACE --xprof /path/to/venv/bin/python
+
+TRACE is a folder with a trace of CPU devices. xprof has no tables for them (its tables read the
+planes of accelerators only), so each thread's thunks of the first device become a stream of a GPU's
+plane, with the same names, times and programs; both tools then read that file. The venv has
+`pip install xprof`. The exit code is 1 if an op's time differs by more than 1%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.profiler import ProfileData
+
+from mfu_jax.formatting import columns
+from mfu_jax.profiling.folders import trace_files
+from mfu_jax.profiling.join import Join, Work
+from mfu_jax.profiling.programs import ProgramLibrary
+from mfu_jax.profiling.timeline.platforms import read_devices
+from mfu_jax.profiling.trace.xspace import Trace
+from tests.support.xspace import Plane, space
+
+_WITHIN = 0.01
+_PICOSECONDS = 1e12
+_KEPT = ("hlo_op", "hlo_module", "program_id", "run_id")
+_GPU = "NVIDIA H100 80GB HBM3"
+_CHILD = """
+import json, sys
+from xprof.convert import raw_to_tool_data
+found = {}
+for tool in ("hlo_stats", "roofline_model", "op_profile"):
+    data, _ = raw_to_tool_data.xspace_to_tool_data([sys.argv[1]], tool, {"use_saved_result": False})
+    found[tool] = json.loads(data) if data else None
+print(json.dumps(found))
+"""
+
+
+Table = Mapping[str, "Row"]
+
+
+class Row(NamedTuple):
+    """An op in a table.
+
+    Attributes:
+        runs: how often it ran.
+        seconds: in all of its runs, what ran within it included.
+        flops: of one run; 0 if the table has none.
+        is_control: a loop or a call.
+    """
+
+    runs: float
+    seconds: float
+    flops: float
+    is_control: bool = False
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--xprof", required=True, help="Python of a venv that has xprof")
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as name:
+        file = relabelled(trace_files(arguments.trace)[0], Path(name))
+        ours = our_table(file)
+        process = subprocess.run(
+            [arguments.xprof, "-c", _CHILD, str(file)], stdout=subprocess.PIPE, check=True
+        )
+    theirs = json.loads(process.stdout.splitlines()[-1])
+    tables = {
+        "hlo_stats": dict(_of_rows(theirs["hlo_stats"], "hlo_op_name")),
+        "roofline_model": dict(_of_rows(theirs["roofline_model"][0], "operation")),
+        "op_profile": dict(_of_tree(theirs["op_profile"]["byProgram"])),
+    }
+    lines, is_right = _report(ours, tables)
+    print("\n".join(lines))
+    return 0 if is_right else 1
+
+
+def relabelled(file: Path, folder: Path) -> Path:
+    """A trace whose first CPU device is a GPU; returns its file."""
+    plane = Plane("/device:GPU:0", gpu_device_name=_GPU)
+    (host,) = [p for p in ProfileData.from_file(str(file)).planes if p.name == "/host:CPU"]
+    streams = [events for line in host.lines if (events := list(_thunks(line)))]
+    for number, events in enumerate(streams, 1):
+        plane.line(f"Stream #{number}(Compute)", events, timestamp_ns=0)
+    out = folder / "plugins" / "profile" / "2026_01_01_00_00_00" / "relabelled.xplane.pb"
+    out.parent.mkdir(parents=True)
+    programs = [part for part in _planes(file.read_bytes()) if b"/host:metadata" in part[:64]]
+    out.write_bytes(space(plane) + b"".join(programs))
+    return out
+
+
+def _thunks(line: Any) -> Iterator[tuple[Any, ...]]:
+    for event in line.events:
+        stats = dict(event.stats)
+        if "hlo_op" in stats and not stats.get("device_ordinal"):
+            kept = {key: stats[key] for key in _KEPT if key in stats}
+            yield event.name, round(event.start_ns * 1000), round(event.duration_ns * 1000), kept
+
+
+def _planes(content: bytes) -> Iterator[bytes]:
+    """The encoded planes of a file, each with its tag and length."""
+    at = 0
+    while at < len(content):
+        begin, size, shift, more = at, 0, 0, True
+        at += 1
+        while more:
+            byte = content[at]
+            size |= (byte & 127) << shift
+            at, shift, more = at + 1, shift + 7, byte > 127
+        at += size
+        yield content[begin:at]
+
+
+def our_table(file: Path) -> dict[str, Row]:
+    """All events of the trace by op, with the FLOPs of its instruction."""
+    trace = Trace(file)
+    ((timeline, _),) = read_devices([trace])
+    joined = Join(ProgramLibrary([trace], [], timeline.names)).ops(timeline.names)
+    lengths = (timeline.ends - timeline.starts) / _PICOSECONDS
+    seconds = np.bincount(timeline.ops, lengths, len(joined)).tolist()
+    runs = np.bincount(timeline.ops, minlength=len(joined)).tolist()
+    return {
+        op.name.name: Row(
+            often, total, op.record.flops if op.record else 0, op.work is Work.CONTROL
+        )
+        for op, often, total in zip(joined, runs, seconds, strict=True)
+    }
+
+
+def _of_rows(table: Any, name: str) -> Iterator[tuple[str, Row]]:
+    ids = [column["id"] for column in table["cols"]]
+    for row in table["rows"]:
+        cells = dict(zip(ids, (cell["v"] for cell in row["c"]), strict=True))
+        if cells.get("step", "Total") == "Total" and cells[name] != "Program":
+            flops = cells["model_flop_rate"] * 1e9 * cells["avg_time"] / 1e6
+            yield cells[name], Row(cells["occurrences"], cells["total_time"] / 1e6, flops)
+
+
+def _of_tree(node: Any) -> Iterator[tuple[str, Row]]:
+    if "xla" in node and node["metrics"]["occurrences"]:
+        numbers = node["metrics"]
+        runs = numbers["occurrences"]
+        seconds = numbers["rawTime"] / _PICOSECONDS
+        yield node["name"], Row(runs, seconds, numbers["rawFlops"] / runs)
+    for child in node["children"]:
+        yield from _of_tree(child)
+
+
+def _report(ours: Table, tables: Mapping[str, Table]) -> tuple[list[str], bool]:
+    """A line for each table, and one for each matmul whose FLOPs differ."""
+    head = ("table", "ops", "of ours", "time off, most", "matmuls", "FLOPs off by over 1%")
+    rows, notes = [head], []
+    is_right = True
+    for name, theirs in tables.items():
+        shared = [op for op in ours if op in theirs and not ours[op].is_control]
+        off = max(abs(theirs[op].seconds / ours[op].seconds - 1) for op in shared)
+        matmuls = [op for op in shared if ours[op].flops]
+        wrong = [op for op in matmuls if abs(theirs[op].flops / ours[op].flops - 1) > _WITHIN]
+        covered = sum(ours[op].seconds for op in shared)
+        leaves = sum(row.seconds for row in ours.values() if not row.is_control)
+        share = f"{covered / leaves:.2%}"
+        is_right &= off <= _WITHIN
+        rows.append(
+            (name, str(len(theirs)), share, f"{off:.4%}", str(len(matmuls)), str(len(wrong)))
+        )
+        notes += [
+            f"{name}: {op}: {theirs[op].flops:,.0f} FLOPs, ours {ours[op].flops:,}" for op in wrong
+        ]
+    return [*columns(rows, "<>>>>>"), "", *notes], is_right
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

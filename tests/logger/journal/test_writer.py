@@ -1,0 +1,231 @@
+"""What a logger's journal says of a process, read back by the reader of runs."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mfu_jax
+from mfu_jax.logger.journal.file import JournalFile
+from mfu_jax.logger.journal.lines import MOST_STEPS
+from mfu_jax.logger.journal.writer import Journal
+from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.sinks import JsonlSink
+from mfu_jax.runs.goodput import read_run
+from mfu_jax.runs.journals import read_journals
+from tests.support.paths import ROOT
+
+NAME = "metrics.jsonl.journal.0.jsonl"
+
+
+def lines(folder: Path, name: str = NAME) -> list[dict[str, Any]]:
+    """Every line of a journal; each is whole."""
+    text = (folder / name).read_text()
+    assert text.endswith("\n")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def events(folder: Path) -> list[str]:
+    return [line["e"] for line in lines(folder)]
+
+
+def logger_in(folder: Path, **options: Any) -> MetricLogger:
+    return MetricLogger(sinks=[JsonlSink(folder / "metrics.jsonl")], **options)
+
+
+def test_a_loops_steps_pauses_and_end_are_in_the_journal(tmp_path: Path) -> None:
+    begin = time.time()
+    with logger_in(
+        tmp_path, model_flops_per_device=10**9, peak_flops_per_sec=1e12, warmup_steps=1
+    ) as logger:
+        for step in range(6):
+            logger.record(step, {"loss": 1.0}, step_time_seconds=0.25)
+            if step == 3:
+                with logger.pause("eval"):
+                    time.sleep(0.02)
+    end = time.time()
+    start, *others = lines(tmp_path)
+    assert (start["e"], start["version"], start["pid"]) == ("start", 1, os.getpid())
+    assert start["began_m"] <= start["m"]
+    steps = [line for line in others if line["e"] == "steps"]
+    assert [(s["first"], len(s["us"]), s.get("kind")) for s in steps] == [
+        (0, 1, "warmup"),
+        (1, 5, None),
+    ]
+    assert steps[1]["us"] == [250_000] * 5
+    assert steps[1]["optimal_s"] == pytest.approx(0.001)
+    (pause,) = [line for line in others if line["e"] == "span"]
+    assert (pause["name"], pause["us"] >= 20_000) == ("eval", True)
+    (stop,) = [line for line in others if line["e"] == "stop"]
+    assert stop["how"] == "clean"
+    assert all(begin <= line["t"] <= end for line in lines(tmp_path))
+    assert read_run(tmp_path).steps == 6
+
+
+def test_a_loop_that_raises_says_so(tmp_path: Path) -> None:
+    logger = logger_in(tmp_path)
+    logger.record(0, {})
+    with pytest.raises(KeyError), logger:
+        raise KeyError("loss")
+    assert read_run(tmp_path).attempts[0].how == "exception: KeyError"
+
+
+def test_an_instrumented_step_keeps_a_journal_too(tmp_path: Path) -> None:
+    step = mfu_jax.instrument(
+        lambda x: x + 1, metrics_file=str(tmp_path / "metrics.jsonl"), peak_tflops_per_device=1.0
+    )
+    for x in range(4):
+        step(float(x))
+    step.close()
+    run = read_run(tmp_path)
+    assert (run.steps, run.attempts[0].how) == (4, "clean")
+    assert run.time["compile"] > 0
+
+
+def test_no_metrics_file_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with MetricLogger(sinks=[]) as logger:
+        logger.record(0, {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_long_runs_make_few_lines(tmp_path: Path) -> None:
+    with logger_in(tmp_path, warmup_steps=0) as logger:
+        for step in range(3 * MOST_STEPS):
+            logger.record(step, {}, step_time_seconds=1.0)
+    assert events(tmp_path).count("steps") == 3
+    assert read_run(tmp_path).steps == 3 * MOST_STEPS
+
+
+_LOOP = """
+import sys, time
+from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.sinks import JsonlSink
+logger = MetricLogger(sinks=[JsonlSink(sys.argv[1])], warmup_steps=0)
+for step in range(10**6):
+    time.sleep(0.01)
+    logger.record(step, {})
+    if step == 30:
+        print("thirty", flush=True)
+"""
+
+
+def test_a_sigkill_takes_the_last_write_period_only(tmp_path: Path) -> None:
+    """The truth: the process' start and its kill, by this test's clock."""
+    begin = time.time()
+    process = subprocess.Popen(
+        [sys.executable, "-c", _LOOP, str(tmp_path / "metrics.jsonl")],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+        end = time.time()
+        process.wait()
+    run = read_run(tmp_path, now=end + 3600)
+    (attempt,) = run.attempts
+    assert attempt.how == "killed"
+    assert attempt.start == pytest.approx(begin, abs=0.2)
+    assert attempt.end == pytest.approx(end, abs=0.2)
+    assert attempt.last_step is not None
+    assert attempt.last_step >= 10  # 0.2 s before step 30, on a slow machine, too
+
+
+def _hold(path: str, is_open: Any, may_end: Any) -> None:
+    file = JournalFile(Path(path))
+    file.write(b'{"of": "the first"}\n', b"")
+    is_open.set()
+    may_end.wait(60)
+
+
+def test_an_overlapping_process_writes_beside_a_living_one(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    is_open, may_end = context.Event(), context.Event()
+    path = tmp_path / NAME
+    holder = context.Process(target=_hold, args=(str(path), is_open, may_end))
+    holder.start()
+    assert is_open.wait(60)
+    file = JournalFile(path)
+    file.write(b'{"of": "the second"}\n', b"")
+    assert file.path == tmp_path / "metrics.jsonl.journal.0.2.jsonl"
+    file.close()
+    may_end.set()
+    holder.join()
+    again = JournalFile(path)
+    again.write(b'{"of": "the third"}\n', b"")
+    again.close()
+    assert path.read_text() == '{"of": "the first"}\n{"of": "the third"}\n'
+
+
+def test_open_lines_are_written_over_and_settled_ones_stay(tmp_path: Path) -> None:
+    file = JournalFile(tmp_path / NAME)
+    file.write(b"", b"open 1\n")
+    file.write(b"settled\n", b"open 2\n")
+    file.write(b"", b"open 2, longer\n")
+    assert file.path.read_text() == "settled\nopen 2, longer\n"
+    file.close()
+    file.path.write_text("torn li")
+    after = JournalFile(tmp_path / NAME)
+    after.write(b"next\n", b"")
+    after.close()
+    assert file.path.read_text() == "torn li\nnext\n"
+
+
+def test_a_journal_that_was_deleted_is_written_again(tmp_path: Path) -> None:
+    file = JournalFile(tmp_path / "run" / NAME)
+    file.write(b"one\n", b"open\n")
+    file.path.unlink()
+    file.path.parent.rmdir()
+    file.find_again()
+    file.write(b"two\n", b"")
+    file.close()
+    assert file.path.read_text() == "one\ntwo\n"
+
+
+def test_a_file_that_cannot_be_written_is_one_warning_and_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mfu_jax.logger.journal.writer._LOOK_SECONDS", 0.01)
+    (tmp_path / "file").touch()
+    journal = Journal(tmp_path / "file" / "metrics.jsonl")
+    deadline = time.monotonic() + 30
+    while not caplog.messages and time.monotonic() < deadline:
+        time.sleep(0.005)
+    journal.stop("clean")
+    journal.close()
+    (warning,) = caplog.messages
+    assert "cannot be written" in warning
+
+
+@pytest.mark.filterwarnings("ignore:os.fork")  # JAX's, which the child does not use
+def test_a_fork_writes_nothing_to_its_parents_journal(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl")
+    pid = os.fork()
+    if not pid:
+        journal.close()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    journal.close()
+    assert events(tmp_path).count("stop") == 1
+
+
+def test_an_object_stores_journal_goes_on_after_a_restart(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    for _ in range(2):
+        journal = Journal("memory://journals/metrics.jsonl")
+        journal.stop("SIGTERM")
+        journal.close()
+    from mfu_jax.storage.addresses import Address
+
+    lives, notes = read_journals(Address("memory://journals/metrics.jsonl"))
+    assert ([life.how for life in lives], notes) == (["SIGTERM", "SIGTERM"], [])

@@ -1,0 +1,73 @@
+"""Curves keep the extremes of what they thin out."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from mfu_jax.pages.charts import Bin, Curve, Point, broken, curves, histogram, thinned, ticks
+from tests.support import html_pages
+
+
+def test_a_spike_among_a_million_values_is_kept() -> None:
+    values = [1.0] * 100_000
+    values[54_321] = 9.0
+    points = thinned(range(100_000), values)
+    assert len(points) == 360
+    assert max(point.high for point in points) == 9.0
+    assert sum(point.values for point in points) == 100_000
+    (spike,) = (point for point in points if point.high > 1)
+    assert math.isclose(spike.mean, 1 + 8 / spike.values)
+
+
+def test_values_that_are_not_finite_are_left_out() -> None:
+    points = thinned([0, 1, 2], [1.0, math.nan, math.inf])
+    assert points == [Point(0.0, 1.0, 1.0, 1.0, 1)]
+    assert thinned([], []) == []
+
+
+def test_a_curve_breaks_where_nothing_ran() -> None:
+    xs = [0.0, 1.0, 2.0, 3.0, 50.0, 51.0, 52.0]
+    points = [Point(x, 1.0, 1.0, 1.0, 1) for x in xs]
+    pieces = broken(points)
+    assert pieces.index(None) == 4
+    assert [p.x for p in pieces if p is not None] == xs
+    curve = Curve(name="a", points=pieces)
+    text = curves("y", [curve], x_title="x", x_text=str, y_text=str)
+    assert text.count("<polyline") == 2
+
+
+def test_one_far_value_does_not_flatten_the_curve() -> None:
+    values = [1.0 + 0.1 * (n % 2) for n in range(300)]
+    values[150] = 1e6
+    curve = Curve(name="a", points=thinned(range(300), values))
+    text = curves("y", [curve], x_title="x", x_text=str, y_text=lambda y: f"y={y:g}")
+    assert "y=1.1<" in text
+    assert "y=1e+06" not in text
+    (line,) = re.findall(r'<polyline points="(.*?)"', text)
+    heights = {pair.split(",")[1] for pair in line.split()}
+    assert len(heights) == 3  # both of its values, and the edge
+
+
+def test_a_constant_has_a_chart() -> None:
+    curve = Curve(name="a", points=thinned(range(5), [0.0] * 5))
+    html_pages.elements(curves("y", [curve], x_title="x", x_text=str, y_text=str))
+    assert ticks(3.0, 3.0) == [3.0]
+
+
+def test_a_histogram_has_a_bar_for_each_bin() -> None:
+    bins = [Bin(low=float(n), high=n + 1.0, count=10**n) for n in range(4)]
+    text = histogram("steps", bins, x_title="s", x_text=str)
+    assert html_pages.values(text, "data-count") == [1, 10, 100, 1000]
+
+
+def test_marks_too_close_to_tell_apart_are_one_line_that_says_so() -> None:
+    curve = Curve(name="a", points=thinned(range(1000), [1.0] * 1000))
+    marks = [(0.01 * n, f"restart {n}") for n in range(1000)] + [(900.0, "the last")]
+    text = curves("y", [curve], x_title="x", x_text=str, y_text=str, marks=marks)
+    titles = [e.text for e in html_pages.elements(text) if e.tag == "title"]
+    # 1,000 steps are 634 pixels wide, so ten steps are 6.3 pixels: three lines or four.
+    assert len(titles) in (4, 5)
+    assert titles[-1] == "the last"
+    hidden = sum(int(t.split("and ")[1].split()[0]) for t in titles if "and" in t)
+    assert hidden + len(titles) == 1001

@@ -1,0 +1,72 @@
+"""Measured runs as the reference trainer's keys: meshes by hand, and what is not followed."""
+
+import pytest
+
+from mfu_jax.planning.measured_runs import read_run
+from mfu_jax.trainer.planned_run import reference_keys
+from mfu_jax.trainer.planned_step import TrainerStep
+
+RUN = {"model_name": "llama3.1-8b", "per_device_batch_size": 1, "max_target_length": 8192}
+
+
+@pytest.mark.parametrize(
+    ("chips", "given", "mesh"),
+    [
+        ({"device_type": "v6e-8"}, {"ici_fsdp_parallelism": -1}, (1, 8, 1, 1)),
+        ({"device_type": "v6e-8"}, {}, (1, 8, 1, 1)),
+        (
+            {"device_type": "v6e-256", "num_slices": 2},
+            {"ici_fsdp_parallelism": 256},
+            (2, 256, 1, 1),
+        ),
+        (
+            {"device_type": "v6e-256", "num_slices": 2},
+            {"ici_fsdp_parallelism": 256, "dcn_fsdp_parallelism": 2},
+            (1, 512, 1, 1),
+        ),
+        (
+            {"device_type": "v6e-256"},
+            {"ici_fsdp_parallelism": 16, "ici_tensor_parallelism": 4, "ici_expert_parallelism": 4},
+            (1, 16, 4, 4),
+        ),
+    ],
+)
+def test_axes_of_both_networks_multiply(chips, given, mesh):
+    keys, notes = reference_keys(read_run({**RUN, "hardware": "v6e", **chips, "mesh": given}))
+    assert tuple(int(keys[axis]) for axis in ("data", "fsdp", "expert", "tensor")) == mesh
+    assert len(notes) == 1
+
+
+def test_what_the_trainer_has_is_followed_and_the_rest_is_named():
+    run = {
+        **RUN,
+        "hardware": "tpu7x",
+        "topology": "4x8x8",
+        "per_device_batch_size": 0.125,
+        "mesh": {"ici_fsdp_parallelism": -1, "ici_context_parallelism": 8},
+        "remat_policy": "custom",
+        "remat_tensors": {"context": "device", "mlpwo": "offload"},
+        "splash": {"sa_block_q": 1024, "use_tokamax_splash": True},
+        "optimizer": {"opt_type": "adamw"},
+        "attention": "flash",
+        "other_flags": {"base_num_decoder_layers": 2, "use_iota_embed": True},
+        "quantization": "fp8",
+    }
+    read = read_run(run)
+    keys, notes = reference_keys(read)
+    assert notes[1:] == (
+        "not followed by the reference model: use_tokamax_splash=true, quantization=fp8, "
+        "context_parallelism=8 (as tensor)",
+    )
+    expected = {
+        "fsdp": "64",
+        "tensor": "8",
+        "context": "device",
+        "mlpwo": "offload",
+        "sa_block_q": "1024",
+        "num_decoder_layers": "2",
+        "attention": "auto",
+        "dtype": "bfloat16",
+    }
+    assert {key: keys[key] for key in expected} == expected
+    assert TrainerStep(read.target).invalid(keys) == ""

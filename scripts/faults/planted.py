@@ -138,12 +138,12 @@ def _in_loss(change: Callable[[Any, Any], Any]) -> Callable[[], Any]:
     """
 
     def plant() -> Any:
-        loss_of = trainer_step._summed_loss
+        objective = trainer_step.objective
 
-        def summed_loss(params: Any, graph: Any, batch: Any) -> Any:
-            return change(lambda batch: loss_of(params, graph, batch), batch)
+        def changed(params: Any, graph: Any, batch: Any, config: Any) -> Any:
+            return change(lambda batch: objective(params, graph, batch, config), batch)
 
-        return mock.patch.object(trainer_step, "_summed_loss", summed_loss)
+        return mock.patch.object(trainer_step, "objective", changed)
 
     return plant
 

@@ -6,7 +6,8 @@ three-line example or the ledger's text.
 - ``docs/api.md``, from the docstrings
 - ``docs/ledger.svg``, from `COMMAND`
 - every block between ``<!-- include NAME -->`` and ``<!-- end -->``: the three-line example, whose
-  source is the first Python block of ``docs/integration.md``, and the output of `COMMAND`
+  source is the first Python block of ``docs/integration.md``, the output of `COMMAND`, and the runs
+  that predictions were compared with
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import contextlib
 import io
 import json
 import re
+import statistics
 from pathlib import Path
 
 from mfu_jax import cli
+from mfu_jax.planning.compared_runs import compared_by, compared_runs
 from scripts.api_page import make_api_page
 from scripts.ledger_picture import draw
 
@@ -40,7 +43,11 @@ _BLOCK = re.compile(r"(<!-- include ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL
 
 def pages() -> dict[Path, str]:
     """Every page with a generated part: path → expected text."""
-    blocks = {"three-lines": three_lines(), "ledger": ledger_block()}
+    blocks = {
+        "three-lines": three_lines(),
+        "ledger": ledger_block(),
+        "compared-runs": compared_runs_block(),
+    }
     made = {DOCS / "api.md": make_api_page(), DOCS / "ledger.svg": ledger_picture()}
     for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
         text = path.read_text(encoding="utf-8")
@@ -62,6 +69,25 @@ def ledger_block() -> str:
     lines = [line if len(line) <= _LINE else f"{line[: _LINE - 1].rstrip()}…" for line in _ledger()]
     command = " ".join(["$ mfu-jax", *COMMAND[:3], "\\\n     ", *COMMAND[3:]])
     return "\n".join(["```", command, *lines, "```", ""])
+
+
+def compared_runs_block() -> str:
+    """Every measured run beside its prediction, the worst ones too."""
+    rows = [
+        "| run | step of | measured | bound | predicted | error | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for run in compared_runs():
+        seconds = (run.measured_seconds, run.bound_seconds, run.predicted_seconds)
+        times = " | ".join(f"{value:.4g} s" for value in seconds)
+        note = "; ".join(filter(None, ["fitted" if run.fitted else "", run.note]))
+        rows.append(f"| {run.run} | {run.step} | {times} | {run.error:+.1%} | {note} |")
+    judged = [abs(run.error) for run in compared_runs() if not run.fitted]
+    median = statistics.median(judged)
+    end = (
+        f"Of the {len(judged)} runs that nothing was fitted to: median error {median:.1%}, largest "
+    )
+    return "\n".join([*rows, "", f"{end}{max(judged):.1%}. Compiled by {compared_by()}.", ""])
 
 
 def ledger_picture() -> str:

@@ -3,6 +3,11 @@
 Names do not say: a layer may be called ``optimizer``, and a forward pass after the update looks
 like any other. What a value is computed from, and what is computed from it, do. `traced` and
 `executed` each describe a program as a list of `Value`s; this is what the words mean.
+
+It is shared on purpose: two definitions of an evaluation could differ where neither count is wrong.
+A mistake in it moves FLOPs between phases of both counts alike, never in or out of their totals;
+the expected phases of the audit's programs are therefore written by hand. What finds the operands,
+inputs and gradients of a program, where a count can be wrong, is written twice.
 """
 
 from __future__ import annotations

@@ -256,6 +256,16 @@ def _refusal(log: str) -> TooLarge | None:
     return None
 
 
+def _kept(log: str) -> str:
+    """Where the compiler's whole log is, for a message; empty if it cannot be written."""
+    with contextlib.suppress(OSError):
+        handle, path = tempfile.mkstemp(prefix="mfu-jax-plan-", suffix=".log")
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(log)
+        return f"; the whole log: {path}"
+    return ""
+
+
 def _allowed(limits: Limits) -> str:
     gib = limits.memory_bytes / _UNITS["G"]
     return f"compile_gib={gib:g}" if gib else "all that this machine had"
@@ -296,4 +306,4 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
             "larger compile_gib=…, or plan fewer layers"
         )
     how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
-    raise UserError(f"compiling for {chip} {how}: {last}")
+    raise UserError(f"compiling for {chip} {how}: {last}{_kept(log)}")

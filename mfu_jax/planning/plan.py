@@ -9,6 +9,7 @@ from typing import Any
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
 from mfu_jax.formatting import percent, seconds_text
+from mfu_jax.planning import compared_runs
 from mfu_jax.planning.bound import bounds
 from mfu_jax.planning.changes import Change, Room, changes
 from mfu_jax.planning.compiling import TooLarge
@@ -19,6 +20,8 @@ from mfu_jax.planning.schedule import Timeline, timeline
 from mfu_jax.planning.targets import Target
 
 _DAY = 86400.0
+_COMPILERS_LIMIT = 1.01  # of the nominal memory: 95.74 of 95 GiB on v5p, as libtpu prints it
+_JAXS_SHARE = 0.75  # of a GPU's memory (JAX's docs, "GPU memory allocation")
 _LARGE_OUTPUT = 0.1  # of the peak: a state that is not donated, not a few metrics
 _UNITS = ("matmul", "vector", "kernel", "copy", "host")  # what is no transfer between devices
 
@@ -56,7 +59,7 @@ class Plan:
         convention: of `model_flops`.
         step_time_bound_seconds: no run of this program is faster.
         step_time_seconds: the prediction.
-        step_time_range: where nine of ten measured runs would lie.
+        step_time_range: where nine of ten measured runs would lie; None if too few were compared.
         mfu: predicted.
         mfu_ceiling: MFU at the bound.
         hfu: predicted.
@@ -172,6 +175,7 @@ def make_plan(
     *,
     work: Work | None = None,
     efficiencies: Efficiencies | None = None,
+    residuals: tuple[float, float] | None = None,
 ) -> Plan:
     """Plans a compiled program.
 
@@ -180,6 +184,8 @@ def make_plan(
         target: the chips.
         work: what its step is for; without it there is no MFU.
         efficiencies: of the chip; by default those of the house.
+        residuals: measured / predicted time, between which nine of ten runs lie; by default those
+            of compared_runs.yml.
 
     Raises:
         HloParseError: the program's text is not optimised HLO.
@@ -194,11 +200,12 @@ def make_plan(
     line = timeline(costs, durations)
     resources = bounds(costs, target, program.memory)
     bound = max(resources.values(), default=0.0)
+    seconds = max(bound, line.seconds)
     memory, kinds = program.memory or {}, memory_of(program)
     return Plan(
         target=str(target),
         chips=target.chips,
-        fits=True,
+        fits=_fits(memory, target),
         memory_peak_bytes=memory.get("peak_memory_in_bytes"),
         memory_limit_bytes=target.chip.memory_bytes,
         memory=kinds.kinds,
@@ -206,15 +213,45 @@ def make_plan(
         resident_bytes=memory.get("argument_size_in_bytes", 0),
         executed_flops=costs.executed.total,
         step_time_bound_seconds=bound,
-        step_time_seconds=max(bound, line.seconds),
+        step_time_seconds=seconds,
+        step_time_range=_range(
+            seconds, bound, residuals or compared_runs.residuals(target.platform)
+        ),
         time_by_cause=dict(sorted(line.by_cause.items(), key=lambda pair: -pair[1])),
         bound_by_resource=resources,
         collectives=_collectives(line),
         layer=largest_layer(costs, durations),
         changes=changes(costs, durations, line, _room(memory, target)),
-        notes=_notes(costs, memory),
-        **_rates(costs, target, work, bound, max(bound, line.seconds)),
+        notes=(*_notes(costs, memory), *_gpu_memory(memory, target)),
+        **_rates(costs, target, work, bound, seconds),
     )
+
+
+def _fits(memory: Mapping[str, int], target: Target) -> bool:
+    """TPU compilers refuse what does not fit; GPU compilers, and dumps of other chips, do not."""
+    peak, limit = memory.get("peak_memory_in_bytes", 0), target.chip.memory_bytes
+    return not limit or peak <= limit * (1 if target.platform == "cuda" else _COMPILERS_LIMIT)
+
+
+def _gpu_memory(memory: Mapping[str, int], target: Target) -> tuple[str, ...]:
+    """What JAX has to be told to use so much of a GPU's memory."""
+    share = memory.get("peak_memory_in_bytes", 0) / (target.chip.memory_bytes or 1)
+    if target.platform != "cuda" or not _JAXS_SHARE < share <= 1:
+        return ()
+    return (
+        f"the step needs {percent(share)} of the memory, and JAX takes {percent(_JAXS_SHARE)}: set "
+        "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    )
+
+
+def _range(
+    seconds: float, bound: float, residuals: tuple[float, float] | None
+) -> tuple[float, float] | None:
+    """No run is faster than the bound, whatever others were."""
+    if residuals is None:
+        return None
+    low, high = residuals
+    return max(bound, seconds * low), seconds * high
 
 
 def _rates(
@@ -261,7 +298,7 @@ def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:
     new = memory.get("output_size_in_bytes", 0) - memory.get("alias_size_in_bytes", 0)
     if new > _LARGE_OUTPUT * max(memory.get("peak_memory_in_bytes", 0), 1):
         notes.append(
-            f"the step returns {new / 2**30:.2f} GiB beside its arguments; usually a state that is "
-            "not donated: jax.jit(step, donate_argnums=0)"
+            f"the step returns {new / 2**20:,.3g} MiB beside its arguments; usually a state that "
+            "is not donated: jax.jit(step, donate_argnums=0)"
         )
     return tuple(notes)

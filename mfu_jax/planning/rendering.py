@@ -60,13 +60,21 @@ def _times(plan: Plan) -> list[str]:
     hidden = [row for row in plan.collectives if row["seconds"] > row["exposed_seconds"]]
     return [
         f"bound        {plan.step_time_bound_seconds:.4g} s by {limit[0]}{ceiling}",
-        f"predicted    {plan.step_time_seconds:.4g} s{mfu}, HFU {percent(plan.hfu)}{rate}",
+        f"predicted    {plan.step_time_seconds:.4g} s{_range(plan)}{mfu}, "
+        f"HFU {percent(plan.hfu)}{rate}",
         *columns(rows, "<>>"),
         *(
             f"  hidden: {row['kind']}, {row['seconds'] - row['exposed_seconds']:.4g} s"
             for row in hidden
         ),
     ]
+
+
+def _range(plan: Plan) -> str:
+    if plan.step_time_range is None:
+        return ""
+    low, high = plan.step_time_range
+    return f" ({low:.4g} to {high:.4g})"
 
 
 def _layer(plan: Plan) -> list[str]:

@@ -131,4 +131,4 @@ def _files() -> Iterator[Path]:
     for name in _SOURCES:
         spec = importlib.util.find_spec(name)
         for folder in (spec.submodule_search_locations if spec else None) or ():
-            yield from sorted(Path(folder).glob("*.py"))
+            yield from sorted(Path(folder).rglob("*.py"))

@@ -93,6 +93,7 @@ class Config(ModelKeys, RematKeys, KernelKeys):
     gpu_period_seconds: float
     profile_steps: str
     profile_dir: str
+    dump_program: str
     log_period: int
     warmup_steps: int
     convention: Literal["maxtext", "exact", "dense"]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import jax
 import pytest
 
-from mfu_jax.flops.ledger import missing_operations
+from mfu_jax.flops.executed.counting import executed_flops
+from mfu_jax.flops.ledger import compare_flops, missing_operations
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.instrumentation.counts import count_program, traced_model
+from tests.support.audit import ROWS
 from tests.support.audit_algebra import ALGEBRA
 from tests.support.audit_programs import AUDIT as PROGRAMS
 from tests.support.audit_programs import CHUNKS, FORWARD, ONE
@@ -72,3 +74,19 @@ def test_an_evaluation_is_a_part_of_the_executed_flops_with_a_row_of_its_own() -
     ledger = count_program(step.lower(*audit.arguments).compile(), model).ledger
     assert [(line.label, line.flops) for line in ledger.of_which] == [("evaluation", FORWARD)]
     assert "of which evaluation" in str(ledger)
+
+
+def test_given_group_sizes_explain_a_ragged_product_with_rows_of_no_group() -> None:
+    audit = AUDIT["ragged_training"]
+    sizes = (5, 0, 7, 8)  # of 32 rows
+    model = count_model_flops(audit.function, *audit.arguments, group_sizes=sizes)
+    assert (model.forward, model.backward) == (
+        audit.forward * sum(sizes) // ROWS,
+        audit.backward * sum(sizes) // ROWS,
+    )
+    compiled = jax.jit(audit.function).lower(*audit.arguments).compile()
+    executed = executed_flops(compiled, group_sizes=sizes)
+    ledger = compare_flops(model=model.total, executed=executed, is_whole=True)
+    assert ledger.executed == audit.forward + audit.backward + audit.expansion
+    assert executed.expansion == ledger.executed - model.total
+    assert ledger.residual == ledger.removed == 0

@@ -1,6 +1,7 @@
 """Compiling in a child process: what it returns, and what each kind of failure says."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,12 @@ from tests.support.paths import DATA
 
 TARGET = parse_target(topology="v6e-8")
 GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def logs_of_failures(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
 
 
 def _request(flags=(), **config):
@@ -79,6 +86,15 @@ def test_unknown_flags_and_keys_are_left_out_and_said():
 def test_failures_are_one_line(config, word):
     with pytest.raises(UserError, match=word):
         compile_program(_request(**config))
+
+
+def test_the_whole_log_of_a_failure_is_kept(logs_of_failures):
+    message = "F0101 tpu.cc:1 Check failed: cores > 0\nwhat went wrong"
+    with pytest.raises(UserError, match="what went wrong; the whole log: ") as failure:
+        compile_program(_request(message=message))
+    path = Path(str(failure.value).rpartition(": ")[2])
+    assert path.parent == logs_of_failures
+    assert message in path.read_text()
 
 
 def test_a_compiler_that_takes_too_long_is_ended():

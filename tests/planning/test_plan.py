@@ -6,9 +6,11 @@ import re
 import pytest
 
 from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.planning.compared_runs import residuals
 from mfu_jax.planning.compiling import TooLarge
 from mfu_jax.planning.plan import Work, make_plan, refused
 from mfu_jax.planning.targets import parse_target
+from tests.support.fake_compiler import TEXT
 from tests.support.paths import RECORDED
 
 TARGET = parse_target(topology="v5p:8x8x8")
@@ -65,6 +67,34 @@ def test_rates_follow_from_the_time(plan):
 def test_all_collectives_are_exposed_where_the_program_has_no_asynchronous_ones(plan):
     for row in plan.collectives:
         assert row["exposed_seconds"] == pytest.approx(row["seconds"])
+
+
+@pytest.mark.parametrize(("low", "expected"), [(0.9, 0.9), (0.1, None)])
+def test_the_range_is_that_of_other_runs_and_above_the_bound(text, plan, low, expected):
+    ranged = make_plan(ProgramDump(text=text), TARGET, residuals=(low, 1.2))
+    seconds, bound = ranged.step_time_seconds, ranged.step_time_bound_seconds
+    assert ranged.step_time_range == (expected * seconds if expected else bound, 1.2 * seconds)
+    assert f"({ranged.step_time_range[0]:.4g} to" in str(ranged)
+    low, high = residuals("tpu")
+    assert plan.step_time_range == (low * plan.step_time_seconds, high * plan.step_time_seconds)
+
+
+@pytest.mark.parametrize(
+    ("chips", "gib", "fits", "note"),
+    [
+        ({"hardware": "h100", "devices": 8}, 50, True, False),
+        ({"hardware": "h100", "devices": 8}, 79, True, True),
+        ({"hardware": "h100", "devices": 8}, 81, False, False),
+        ({"topology": "v5p:2x2x2"}, 95.7, True, False),  # libtpu's limit is 95.74
+        ({"topology": "v5p:2x2x2"}, 97, False, False),  # a dump of other chips
+    ],
+)
+def test_what_compilers_do_not_refuse(chips, gib, fits, note):
+    """GPU compilers compile what does not fit; by default, JAX takes three quarters of a GPU."""
+    memory = {"peak_memory_in_bytes": int(gib * 2**30)}
+    found = make_plan(ProgramDump(text=TEXT, memory=memory), parse_target(**chips))
+    assert found.fits == fits
+    assert any("XLA_PYTHON_CLIENT_MEM_FRACTION" in line for line in found.notes) == note
 
 
 def test_a_refused_program_does_not_fit():

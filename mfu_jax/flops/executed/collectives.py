@@ -78,10 +78,20 @@ def _is_scattered(computation: HloComputation, instruction: HloInstruction) -> b
     return bool(users) and all(user.opcode == "dynamic-slice" for user in users)
 
 
+def groups_text(instruction: HloInstruction) -> str:
+    """The attribute that says which devices exchange data; empty if there is none.
+
+    ``mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}`` has a comma and is two attributes.
+    """
+    text = instruction.attributes.get("replica_groups", "")
+    order = instruction.attributes.get("device_ids", "")
+    return f"{text}, device_ids={order}" if order else text
+
+
 def _group_size(module: HloModule, instruction: HloInstruction) -> int:
     if "source_target_pairs" in instruction.attributes:
         return 2
-    text = instruction.attributes.get("replica_groups", "")
+    text = groups_text(instruction)
     if match := re.match(r"\[(\d+),(\d+)\]<=", text):
         return int(match[2])
     if match := re.match(r"\{\{([\d,]*)\}", text):
@@ -90,6 +100,7 @@ def _group_size(module: HloModule, instruction: HloInstruction) -> int:
         "mesh["
     ):  # mesh['a'=4,'b'=8] {'a'}: axes with sizes, then those of the group
         sizes, _, chosen = text.partition("]")
+        chosen = chosen.rpartition("{")[2]
         axes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", sizes)}
         return math.prod(axes.get(name, 1) for name in re.findall(r"'(\w+)'", chosen))
     if text == "{}":

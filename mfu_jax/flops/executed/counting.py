@@ -201,7 +201,7 @@ class ProgramCounter:
         self.module = module
         self.reader = reader
         self.costs: dict[str, ComputationCost] = {}
-        self.waste = WasteFinder(reader.dataflow)
+        self.waste = WasteFinder(reader.dataflow, reader.lengths)
         self.pieces = ImagePieces(module)
         self.host: set[str] = set()  # computations that the host runs
         self.order = self._bottom_up_order()

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mfu_jax.flops.executed.collectives import Collective
+from mfu_jax.flops.executed.collectives import Collective, groups_text
 from mfu_jax.flops.executed.costs import CostReader, InstructionCost, KernelFlops
 from mfu_jax.flops.executed.counting import ExecutedCount, HasText, ProgramCounter, counter_of
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
@@ -318,8 +318,8 @@ class _RecordReader:
             pairs = _PAIR.findall(instruction.attributes.get("source_target_pairs", ""))
             if pairs:
                 return tuple((int(a), int(b)) for a, b in pairs)
-            text = instruction.attributes.get("replica_groups", "")
-            return tuple(map(tuple, replica_groups(text, devices) or ()))
+            groups = replica_groups(groups_text(instruction), devices)
+            return tuple(map(tuple, groups or ()))
         return ()
 
 

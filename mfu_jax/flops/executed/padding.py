@@ -19,6 +19,7 @@ from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.matmuls import parse_window, result_shape
 from mfu_jax.flops.executed.partly_zero import Real, slice_ranges, whole
 from mfu_jax.flops.executed.zeros import Zeros, group_share, is_written_by_user
+from mfu_jax.flops.lengths import Lengths
 
 _MOST_PAIRS = 4_000_000  # of output and kernel positions that are looked at one by one
 _LABELS = re.compile(r"([\w?]+)_([\w?]+)->([\w?]+)$")
@@ -55,9 +56,9 @@ class WasteFinder:
             and looking for it at every matmul takes time.
     """
 
-    def __init__(self, dataflow: Dataflow) -> None:
+    def __init__(self, dataflow: Dataflow, lengths: Lengths) -> None:
         self.dataflow = dataflow
-        self.zeros = Zeros(dataflow)
+        self.zeros = Zeros(dataflow, lengths)
         self.opcodes: set[str] = set()
         indexed = dataflow.module.indexed
         for opcode in _MAKE_ZEROS:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from mfu_jax.flops.executed.collectives import groups_text
 from mfu_jax.flops.executed.dataflow import MAX_DEPTH
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
 
@@ -27,7 +28,10 @@ _DIFFERENT = frozenset({"partition-id", "replica-id", "rng", "infeed", "recv", "
 _SAME_VALUE = frozenset({"copy", "optimization-barrier", "opt-barrier", "bitcast"})
 _TILES = re.compile(r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))")
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
-_MESH = re.compile(r"mesh\[((?:'\w+'=\d+,?)+)\] \{((?:'\w+',?)*)\}$")
+_MESH = re.compile(
+    r"mesh\[((?:'\w+'=\d+,?)+)\]"
+    r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{((?:'\w+',?)*)\}$"
+)
 _MOST_LOOP_PASSES = 8
 
 
@@ -77,7 +81,7 @@ def _iota(dims: str, source: str, order: str | None) -> np.ndarray:
     """Device numbers in an array of `dims`, in the order that HLO's iota form gives."""
     shape = _numbers(source)
     ids = np.arange(math.prod(shape)).reshape(shape)
-    return ids.transpose(_numbers(order) if order else None).reshape(_numbers(dims))
+    return (ids.transpose(_numbers(order)) if order else ids).reshape(_numbers(dims))
 
 
 def _numbers(text: str) -> list[int]:
@@ -112,8 +116,9 @@ def replica_groups(text: str, devices: int) -> list[list[int]] | None:
         groups = [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", text)]
     elif match := _MESH.match(text):
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
-        ids = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
-        chosen = [list(sizes).index(name) for name in re.findall(r"'(\w+)'", match[2])]
+        shape = ",".join(map(str, sizes.values()))
+        ids = _iota(shape, match[2] or shape, match[3])
+        chosen = [list(sizes).index(name) for name in re.findall(r"'(\w+)'", match[4])]
         others = [axis for axis in range(ids.ndim) if axis not in chosen]
         width = math.prod(ids.shape[axis] for axis in chosen)
         groups = ids.transpose(others + chosen).reshape(-1, width).tolist()
@@ -222,7 +227,7 @@ class _Walk:
         return self._with(result, self._whole(operands[0]))
 
     def _received(self, instruction: HloInstruction, kind: str, held: Groups) -> Groups:
-        call = kind, instruction.attributes.get("replica_groups", ""), held
+        call = kind, groups_text(instruction), held
         if call not in self.received:
             self.received[call] = self.one(self._exchanged(*call))
         return self.received[call]

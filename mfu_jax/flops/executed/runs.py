@@ -88,16 +88,16 @@ class RunCounter:
 
         Most and least of them, where it is not known which branch runs.
         """
-        if not self.resolved[name]:
-            return
+        fixed = self.plans[name].fixed
         for totals, chosen in ((self.totals, max), (self.least, min)):
-            fixed = sum([totals[callee] for callee in self.plans[name].fixed])
+            always = self.flops[name]
+            if fixed and self.resolved[name]:
+                always += sum([totals[callee] for callee in fixed])
             for node, calls in self.resolved[name].items():
-                called = [
-                    (chosen if call.is_choice else sum)(totals[c] * n for c, n in call.callees)
-                    for call in calls
-                ]
-                totals[node] = self.flops[name] + fixed + sum(called)
+                totals[node] = always
+                for call in calls:
+                    called = [totals[callee] * times for callee, times in call.callees]
+                    totals[node] += chosen(called) if call.is_choice else sum(called)
 
     # Runs, from callers to callees
 

@@ -12,6 +12,7 @@ from fractions import Fraction
 from mfu_jax.flops.executed.dataflow import MAX_DEPTH, Dataflow, Frame, UnknownValueError
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
 from mfu_jax.flops.executed.partly_zero import MOVES, Real, whole
+from mfu_jax.flops.lengths import Lengths
 
 # Primitives whose pads and slices the user wrote; the gradient of a pad is one with less than 0.
 _USERS = frozenset({"concatenate", "dynamic_slice", "pad", "slice", "split"})
@@ -30,8 +31,9 @@ def is_written_by_user(instruction: HloInstruction) -> bool:
 class Zeros:
     """What a program's values are known to be zero at."""
 
-    def __init__(self, dataflow: Dataflow) -> None:
+    def __init__(self, dataflow: Dataflow, lengths: Lengths) -> None:
         self.dataflow = dataflow
+        self.lengths = lengths
         self._known: dict[tuple[int, str], Real] = {}  # by frame and instruction
 
     def real_elements(self, frame: Frame, instruction: HloInstruction) -> Real:
@@ -104,8 +106,8 @@ class Zeros:
             return whole(select.shape)
         share = group_share(computation, select)
         copies = self._copies(frame, chosen) if share is None else 1
-        if copies > 1 and self._has_bounds(frame, mask):
-            share = Fraction(1, copies)  # each row is in one group
+        if copies > 1 and (rows := self._rows(frame, mask)):
+            share = self._share_in_groups(rows, copies)
         return whole(select.shape)._replace(share=share or Fraction(1))
 
     def _copies(self, frame: Frame, instruction: HloInstruction) -> int:
@@ -123,21 +125,32 @@ class Zeros:
             raise UnknownValueError
         return made, source
 
-    def _has_bounds(self, frame: Frame, mask: HloInstruction) -> bool:
-        """Whether a mask is ``start ≤ row`` and ``row < end``, the rows of one group."""
+    def _share_in_groups(self, rows: int, groups: int) -> Fraction:
+        """Each row is in one group; in none, where the sizes that the user gave leave some out."""
+        sizes = self.lengths.group_sizes
+        if len(sizes) != groups or sum(sizes) > rows:
+            return Fraction(1, groups)
+        return Fraction(sum(sizes), rows * groups)
+
+    def _rows(self, frame: Frame, mask: HloInstruction) -> int:
+        """The rows of a mask that is ``start ≤ row`` and ``row < end``, one group's; else 0."""
         frame, mask = self._origin(frame, mask)
         while mask.opcode == "broadcast":
             frame, mask = self._origin(frame, frame.computation.operand(mask, 0))
         if mask.opcode != "and":
-            return False
-        bounds = [self._origin(frame, frame.computation.operand(mask, i)) for i in (0, 1)]
-        return all(
-            bound.opcode == "compare"
-            and any(
-                self._origin(f, f.computation.operand(bound, i))[1].opcode == "iota" for i in (0, 1)
-            )
-            for f, bound in bounds
-        )
+            return 0
+        rows = []
+        for operand in (frame.computation.operand(mask, i) for i in (0, 1)):
+            made, bound = self._origin(frame, operand)
+            if bound.opcode != "compare":
+                return 0
+            sides = [self._origin(made, made.computation.operand(bound, i))[1] for i in (0, 1)]
+            numbers = [side for side in sides if side.opcode == "iota"]
+            if not numbers:
+                return 0
+            (dimension,) = numbers[0].integers("iota_dimension")
+            rows.append(numbers[0].shape.dims[dimension])
+        return rows[0] if rows[0] == rows[1] else 0
 
     def is_zero(self, frame: Frame, instruction: HloInstruction) -> bool:
         """Whether a value is a constant 0, broadcast or not."""

@@ -109,9 +109,18 @@ def count_model_flops(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Trac
     >>> count.forward, count.backward, count.total == 2 * (2 * 2 * 8 * 4)
     (128, 128, True)
     """
-    ours = [name for name in _LENGTHS if name in kwargs and not tracing.takes(fn, args, name)]
-    lengths = Lengths.of(**{name: kwargs.pop(name) for name in ours})
+    lengths = take_lengths(fn, args, kwargs)
     return count_with_scopes(fn, args, kwargs, lengths)[0]
+
+
+def take_lengths(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lengths:
+    """The lengths among a call's keywords, from which they go, unless `fn` takes them itself.
+
+    Raises:
+        mfu_jax.errors.UserError: they are no whole numbers.
+    """
+    ours = [name for name in _LENGTHS if name in kwargs and not tracing.takes(fn, args, name)]
+    return Lengths.of(**{name: kwargs.pop(name) for name in ours})
 
 
 def count_with_scopes(

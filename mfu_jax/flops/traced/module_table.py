@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.traced.counting import TracedCount, count_with_scopes
+from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
+from mfu_jax.flops.traced.counting import TracedCount, count_with_scopes, take_lengths
 from mfu_jax.formatting import columns
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ def tabulate(model: Any, *args: Any, **kwargs: Any) -> ModuleTable:
         model: a Flax NNX or Linen module; or any function (a loss, a step), whose named scopes
             become the rows, with its own phases.
         *args: the model's arguments; `jax.ShapeDtypeStruct`s are enough.
-        **kwargs: the same, by name.
+        **kwargs: the same, by name; ``group_sizes`` and ``sequence_lengths`` as
+            `count_model_flops` takes them.
 
     Returns:
         A `ModuleTable`; ``print`` it. Its FLOPs are those of one forward and backward pass for all
@@ -115,16 +117,17 @@ def tabulate(model: Any, *args: Any, **kwargs: Any) -> ModuleTable:
     >>> [(row.path, row.parameters, row.forward, row.backward) for row in table.rows]
     [('', 36, 128, 128), ('layers/0', 36, 128, 128)]
     """
+    lengths = take_lengths(model, args, kwargs) if callable(model) else NO_LENGTHS
     if _is_module_of("flax.nnx", model):
-        return _tabulate_nnx(model, args, kwargs)
+        return _tabulate_nnx(model, args, kwargs, lengths)
     if _is_module_of("flax.linen", model):
-        return _tabulate_linen(model, args, kwargs)
+        return _tabulate_linen(model, args, kwargs, lengths)
     if not callable(model):
         raise UserError(
             f"tabulate got {type(model).__name__!r}; expected a Flax module or a function; "
             "pass the model first and then its arguments: tabulate(model, batch)"
         )
-    count, flops = count_with_scopes(model, args, kwargs)
+    count, flops = count_with_scopes(model, args, kwargs, lengths)
     by_path = {
         (phase, tuple(part for part in scope.split("/") if part)): amount
         for (phase, scope), amount in flops.items()
@@ -146,7 +149,7 @@ class _Module:
 
 
 def _tabulate_nnx(
-    model: nnx.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    model: nnx.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], lengths: Lengths
 ) -> ModuleTable:
     from flax import nnx
 
@@ -170,7 +173,9 @@ def _tabulate_nnx(
 
     classes = {type(module) for _, module in _modules_of(model)}
     with _methods_in_scopes(classes):
-        count, by_path = _count_modules(loss, (parameters, rest, args, kwargs), list(modules))
+        count, by_path = _count_modules(
+            loss, (parameters, rest, args, kwargs), list(modules), lengths
+        )
     return _table(modules, by_path, count)
 
 
@@ -191,7 +196,7 @@ def _containers() -> tuple[type, ...]:
 
 
 def _tabulate_linen(
-    model: linen.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    model: linen.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], lengths: Lengths
 ) -> ModuleTable:
     from flax import linen
 
@@ -226,17 +231,20 @@ def _tabulate_linen(
         ) from error
     parameters = rest.pop("params", {})
     with linen.intercept_methods(enter):
-        count, by_path = _count_modules(loss, (parameters, rest, arrays), kinds)
+        count, by_path = _count_modules(loss, (parameters, rest, arrays), kinds, lengths)
     modules = {path: _Module(kind, _size(_at(parameters, path))) for path, kind in kinds.items()}
     return _table(modules, by_path, count)
 
 
 def _count_modules(
-    loss: Callable[..., Any], arguments: tuple[Any, ...], paths: Iterable[ModulePath]
+    loss: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    paths: Iterable[ModulePath],
+    lengths: Lengths,
 ) -> tuple[TracedCount, dict[tuple[str, ModulePath], int]]:
     """Counts a loss and its gradient by (phase, path); `paths` may grow while it is traced."""
     loss.__name__ = "model"  # errors name what the user passed
-    count, flops = count_with_scopes(jax.value_and_grad(loss), arguments, {})
+    count, flops = count_with_scopes(jax.value_and_grad(loss), arguments, {}, lengths)
     numbered = list(paths)
     by_path: Counter[tuple[str, ModulePath]] = Counter()
     for (phase, scope), amount in flops.items():

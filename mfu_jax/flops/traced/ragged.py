@@ -1,4 +1,4 @@
-"""Pallas kernels whose work depends on lengths that are data: grouped matmuls, paged attention.
+"""Work that depends on lengths which are data: grouped matmuls, paged attention.
 
 The user may give the lengths. Without them a grouped matmul counts every row once, as its author's
 `cost_estimate` does, and paged attention counts as if every sequence filled its pages.
@@ -16,6 +16,7 @@ import numpy as np
 from mfu_jax.flops.lengths import Lengths
 from mfu_jax.flops.traced.known_values import ConstantTable
 
+RAGGED_DOTS = frozenset({"ragged_dot_general", "ragged_dot"})
 _PAGED = re.compile(r"paged_(flash_)?attention")
 
 
@@ -35,6 +36,21 @@ def share_of_rows(eqn: Any, lengths: Lengths) -> tuple[Fraction, str]:
     if len(sizes) != groups or sum(sizes) > rows:
         return Fraction(1), (
             f"group_sizes= has {len(sizes)} sizes of {sum(sizes)} rows; the kernel has {groups} "
+            f"groups of {rows} rows at most: every row was counted"
+        )
+    return Fraction(sum(sizes), rows), ""
+
+
+def share_of_ragged_dot(eqn: Any, lengths: Lengths) -> tuple[Fraction, str]:
+    """The share of a `ragged_dot`'s rows that are in a group, and what is wrong with the sizes."""
+    (ragged, *_) = eqn.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions
+    sizes, groups = lengths.group_sizes, eqn.invars[2].aval.shape[-1]
+    rows = eqn.invars[0].aval.shape[ragged]
+    if not sizes:
+        return Fraction(1), ""
+    if len(sizes) != groups or sum(sizes) > rows:
+        return Fraction(1), (
+            f"group_sizes= has {len(sizes)} sizes of {sum(sizes)} rows; this product has {groups} "
             f"groups of {rows} rows at most: every row was counted"
         )
     return Fraction(sum(sizes), rows), ""

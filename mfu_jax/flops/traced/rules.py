@@ -65,7 +65,8 @@ def scaled_matmul(eqn: Any) -> int:
 def ragged_dot(eqn: Any) -> int:
     """Each row is multiplied by one group's matrix only, so the groups' dimension costs nothing.
 
-    Rows in no group (padding at the end) are counted: their number depends on data.
+    Rows in no group (padding at the end) are counted, because their number depends on data; the
+    walk leaves them out where the user gave the groups' sizes.
     """
     lhs, rhs = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape
     numbers = eqn.params["ragged_dot_dimension_numbers"]

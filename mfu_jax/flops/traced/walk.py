@@ -45,6 +45,7 @@ from mfu_jax.flops.traced.pallas import (
     sequence_sizes,
 )
 from mfu_jax.flops.traced.primitive_kinds import FREE, is_call
+from mfu_jax.flops.traced.ragged import RAGGED_DOTS, share_of_ragged_dot
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.flops.traced.value_graph import value_graph
@@ -167,8 +168,13 @@ class Walker:
         return result._replace(pattern=pattern)
 
     def _matmul(self, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
-        flops = {operand_dtype(eqn): RULES[eqn.primitive.name](eqn)}
-        return self.add_work(eqn, flops, flows, stack, tally)
+        flops = RULES[eqn.primitive.name](eqn)
+        if eqn.primitive.name in RAGGED_DOTS:
+            share, wrong = share_of_ragged_dot(eqn, self.lengths)
+            flops = int(flops * share)
+            if wrong:
+                tally.unaccounted[_unaccounted(eqn, stack, wrong)] += 1
+        return self.add_work(eqn, {operand_dtype(eqn): flops}, flows, stack, tally)
 
     def add_work(
         self,

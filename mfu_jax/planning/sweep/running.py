@@ -141,7 +141,7 @@ def run(
         flags=" ".join(sweep.flags(best)) if best else "",
         compiles=runner.compiles,
         resumed=resumed,
-        notes=tuple(runner.notes),
+        notes=(*runner.notes, *_faster(rows, winner)),
     )
 
 
@@ -297,6 +297,15 @@ def _with_pareto(rows: Sequence[Row]) -> list[Row]:
         )
 
     return [replace(row, pareto=row in candidates and not beaten(row)) for row in rows]
+
+
+def _faster(rows: Sequence[Row], winner: Row | None) -> list[str]:
+    """A point that may be faster than the winner, but was not compiled."""
+    first = fastest_first([row for row in rows if row.fits and row.source == "estimated"])[:1]
+    if not first or winner is None or _speed(first[0]) <= _speed(winner):
+        return []
+    named = " ".join(f"{key}={text}" for key, text in first[0].values.items())
+    return [f"{named} may be faster, by its estimate; it was not compiled"]
 
 
 def fastest_first(rows: Sequence[Row]) -> list[Row]:

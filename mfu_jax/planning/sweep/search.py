@@ -16,8 +16,11 @@ from mfu_jax.planning.sweep.outcomes import Estimate, Outcome, estimate
 from mfu_jax.planning.sweep.space import Point
 
 REMAT = "remat_policy"
-# Each recomputes what the one before it does, and more.
-_THRIFT = ("none", "minimal", "full")
+# Each keeps a part of what the one before it keeps, and recomputes the rest.
+_THRIFT = (
+    *("none", "minimal_with_context", "minimal", "save_dot_except_mlpwi", "save_dot_except_mlp"),
+    *("save_qkv_proj", "full"),
+)
 _SURE = 1.03  # a line through two compiled peaks is this good: see docs/plan.md
 _UNSURE = 1.5  # one compiled peak: its fixed part is not known
 
@@ -102,7 +105,11 @@ class Search:
         if any(o.fits and _needs_more(other, point) for other, o in self.outcomes.items()):
             return True
         found = self.estimate(point)
-        return None if found is None else found.peak_bytes <= self.limit_bytes
+        if found is None or found.peak_bytes <= self.limit_bytes:
+            return None if found is None else True
+        fitting = sum(outcome.fits for outcome in self._known(point.group))
+        is_far = found.peak_bytes > _UNSURE * self.limit_bytes
+        return False if fitting > 1 or is_far else None
 
     def _known(self, group: tuple[tuple[str, str], ...]) -> list[Outcome]:
         return [self.outcomes[p] for p in self._groups[group] if p in self.outcomes]

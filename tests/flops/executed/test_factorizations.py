@@ -69,3 +69,40 @@ def test_complex_products_are_four_real_ones() -> None:
     flops = 8 * 8 * 16 * 4
     assert count_model_flops(jnp.matmul, a, b).total == flops
     assert executed_flops(jax.jit(jnp.matmul).lower(a, b).compile()).total == flops
+
+
+_EIGH = """HloModule step
+region {
+  s = (f32[300,300], pred[]) parameter(0)
+  m = f32[300,300] get-tuple-element(s), index=0
+  d = f32[300,300] dot(m, m), lhs_contracting_dims={1}, rhs_contracting_dims={0}, metadata={op_name="jit(f)/jit(eigh)/jit(_eigh_work)/while/body/dot_general"}
+  c = f32[] constant(1)
+  e = f32[1,1] slice(d), slice={[0:1], [0:1]}
+  z = f32[1,1] broadcast(c), dimensions={}
+  lt = pred[1,1] compare(e, z), direction=LT
+  p = pred[] reshape(lt)
+  ROOT t = (f32[300,300], pred[]) tuple(d, p)
+}
+more {
+  s = (f32[300,300], pred[]) parameter(0)
+  ROOT p = pred[] get-tuple-element(s), index=1
+}
+ENTRY main {
+  a = f32[300,300] parameter(0)
+  p = pred[] parameter(1)
+  t = (f32[300,300], pred[]) tuple(a, p)
+  ROOT w = (f32[300,300], pred[]) while(t), body=region, condition=more, metadata={op_name="jit(f)/jit(eigh)/jit(_eigh_work)/while"}
+}
+"""  # noqa: E501
+
+
+def test_an_eigh_that_iterates_counts_by_the_textbook_once() -> None:
+    """As TPU programs have it: how often the loop runs depends on data."""
+    executed = executed_flops(_EIGH)
+    assert (executed.total, executed.unaccounted) == (9 * 300**3, ())
+    assert executed.kernels == {"eigh": executed.total}
+    (flag,) = executed.flags
+    assert "iterates until it converges" in flag.text
+    mine = executed_flops(_EIGH.replace("jit(_eigh_work)", "jit(my_work)"))
+    assert mine.total == 2 * 300**3
+    assert len(mine.unaccounted) == 1

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mfu_jax.flops.executed.counting import executed_flops
+from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.instrumentation.counts import count_program, traced_model
 
 P = PartitionSpec
@@ -99,6 +100,11 @@ def all_reduce(groups: str) -> str:
         (all_reduce("{{0,2},{1,3}}"), "{devices=[1,4]<=[4]}", 2),
         (all_reduce("[2,2]<=[2,2]T(1,0)"), "{devices=[1,4]<=[4]}", 2),
         (all_reduce("mesh['a'=2,'b'=2] {'b'}"), "{devices=[1,4]<=[4]}", 2),
+        (
+            all_reduce("mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}"),
+            "{devices=[2,1,2]<=[4] last_tile_dim_replicate}",
+            3,  # 'b' is the outer axis of the ids: {0,2} and {1,3}, which hold both rows
+        ),
         (all_reduce("{something new}"), "{devices=[1,4]<=[4]}", 0),
         # Rows over one axis, their sum over the other one: still two kinds of rows.
         (
@@ -152,3 +158,19 @@ def test_a_loop_whose_state_becomes_different_on_each_device_repeats_nothing() -
     executed = executed_flops(step.lower(jnp.ones((4, 4)), jnp.ones((4, 4))).compile())
     assert executed.total == 3 * 2 * 4 * 4 * 4
     assert executed.repeated == {}
+
+
+@pytest.mark.parametrize(
+    ("axis", "groups"),
+    [
+        ("a", ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ("b", ((0, 4), (1, 5), (2, 6), (3, 7))),
+    ],
+)
+def test_groups_of_a_mesh_whose_ids_are_in_another_order(axis, groups):
+    """[2,4]T(1,0) are the ids 0 4, 1 5, 2 6, 3 7: 'a' counts rows, 'b' columns."""
+    reduce = all_reduce(f"mesh['a'=4,'c'=1,'b'=2], device_ids=([2,4]T(1,0)) {{'{axis}'}}")
+    text = program(reduce, x="{replicated}").replace("num_partitions=4", "num_partitions=8")
+    record = instruction_costs(text).records["a"]
+    assert record.device_groups == groups
+    assert record.collective.group_size == len(groups[0])

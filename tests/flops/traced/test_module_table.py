@@ -175,3 +175,23 @@ def test_wrong_arguments_are_user_errors():
         mfu_jax.tabulate(linen.Dense(3), "text")
     with pytest.raises(UserError, match="expected a Flax module or a function"):
         mfu_jax.tabulate({"a": 1})
+
+
+class Experts(nnx.Module):
+    def __init__(self):
+        self.weights = nnx.Param(jnp.zeros((3, D, 4 * D)))
+
+    def __call__(self, x, sizes):
+        return jax.lax.ragged_dot(x, self.weights[...], sizes)
+
+
+def test_given_group_sizes_leave_out_the_rows_of_no_group():
+    rows, one_row = 12, 2 * D * 4 * D
+    x, sizes = jax.ShapeDtypeStruct((rows, D), jnp.float32), jnp.zeros(3, jnp.int32)
+    every = mfu_jax.tabulate(Experts(), x, sizes).count
+    given = mfu_jax.tabulate(Experts(), x, sizes, group_sizes=(4, 0, 3)).count
+    assert (every.forward, given.forward) == (rows * one_row, (4 + 3) * one_row)
+    assert given.backward == (4 + 3) * one_row  # the weights' gradient
+    wrong = mfu_jax.tabulate(Experts(), x, sizes, group_sizes=(4, 3)).count
+    assert wrong.total == every.total
+    assert any("group_sizes= has 2 sizes" in item.reason for item in wrong.unaccounted)

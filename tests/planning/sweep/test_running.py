@@ -133,6 +133,8 @@ def test_the_most_compiles_are_a_limit():
     result = run(_sweep(compiler, most_compiles=2))
     assert len(compiler.points) == 2
     assert "2 of 24 points compiled" in result.notes[0]
+    assert result.winner.source == "compiled"
+    assert "may be faster" in result.notes[1]
 
 
 def test_invalid_points_are_not_compiled():

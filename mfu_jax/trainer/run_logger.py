@@ -156,7 +156,7 @@ def _setup(
         flops_by_dtype=flops.executed.by_dtype,
         parameters=f"{parameter_count(state):,}",
     )
-    arguments = " ".join(f"{k}={_as_argument(v)}" for k, v in dataclasses.asdict(config).items())
+    arguments = " ".join(f"{k}={as_argument(v)}" for k, v in dataclasses.asdict(config).items())
     texts = {"config": textwrap.fill(arguments, 100), "ledger": flops.ledger.render()}
     return {"run": str(config.run_directory)} | table, texts
 
@@ -169,8 +169,12 @@ def _shares(model: counts.ModelCount) -> str:
     return f"{model.convention}: weights {weights:.6g}, attention {attention:.6g}"
 
 
-def _as_argument(value: object) -> str:
-    """A value as the command line takes it, so that a logged config can be rerun."""
+def as_argument(value: object) -> str:
+    """A value as the command line takes it, so that a logged config can be rerun.
+
+    >>> as_argument(("silu", "linear")), as_argument((0, 4, 128)), as_argument(True)
+    ('[silu,linear]', '[0,4,128]', 'true')
+    """
     if isinstance(value, tuple):
-        return f"[{','.join(value)}]"
+        return f"[{','.join(map(str, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

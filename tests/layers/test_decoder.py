@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from mfu_jax.layers.decoder import Decoder
+from mfu_jax.layers.decoder import Decoder, with_moved_biases
 from mfu_jax.layers.embeddings import apply_rope
 from mfu_jax.layers.linears import Dense, Mlp
 from mfu_jax.layers.normalizations import LayerNorm, RMSNorm
+from mfu_jax.layers.stack import segments_of
 
 from mfu_jax.trainer import pyconfig
 from tests.support.floats import assert_close_as_float32
@@ -135,3 +136,37 @@ def test_projections_and_mlp_are_their_formulas() -> None:
     x = x.reshape(1, 5, 6)
     hidden = np.maximum(x @ mlp.wi_0.kernel[...], 0) * (x @ mlp.wi_1.kernel[...])
     assert_close_as_float32(mlp(x), hidden @ mlp.wo.kernel[...], terms=8)
+
+
+@pytest.mark.parametrize(
+    ("layers", "segments"),
+    [
+        ("aaaa", [("a", 4)]),
+        ("dddmmmmm", [("d", 3), ("m", 5)]),
+        ("llg" * 4 + "ll", [("llg", 4), ("l", 2)]),
+    ],
+)
+def test_repeated_patterns_are_found(layers: Any, segments: list[tuple[str, int]]) -> None:
+    found = [("".join(map(str, s.pattern)), s.repeats) for s in segments_of(layers)]
+    assert found == segments
+
+
+def test_a_routers_bias_follows_its_load_and_nothing_else_moves() -> None:
+    experts = {"num_experts": 4, "moe_mlp_dim": 8, "routed_bias": True}
+    latent = {"attention_type": "mla", "kv_lora_rank": 8, "v_head_dim": 4}
+    sizes = {"num_decoder_layers": 3, "first_num_dense_layers": 1}
+    model = decoder(decoder_block="deepseek", **experts, **latent, **sizes)
+    before = nnx.state(model, nnx.Param)
+    # A dense layer, then two with experts, which are scanned.
+    load = jnp.array([[0.0, 4.0, 2.0, 2.0], [2.0, 2.0, 2.0, 2.0]])
+    loads = model.loads([[{}], [{"expert_load": load}]])
+    after = with_moved_biases(before, before, loads, 0.5)
+    changed = {
+        "/".join(map(str, path)): (new.get_value() - old.get_value()).tolist()
+        for (path, new), (_, old) in zip(
+            nnx.to_flat_state(after), nnx.to_flat_state(before), strict=True
+        )
+        if (new.get_value() != old.get_value()).any()
+    }
+    bias = "layers/groups/1/0/feed_forward/router/choice_bias"
+    assert changed == {bias: [[0.5, -0.5, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]}

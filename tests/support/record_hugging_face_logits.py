@@ -8,12 +8,11 @@ tokens, and logits in float32. Weights are those of `named_weight`.
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from pathlib import Path
 
 import numpy as np
-import torch
-import transformers
 
 from tests.support.hugging_face_weights import named_weight
 
@@ -119,6 +118,9 @@ FAMILIES = {
 
 def logits_of(family: str) -> tuple[dict[str, tuple[int, ...]], np.ndarray, np.ndarray]:
     """Shapes of the weights, tokens [1, 24] and logits [1, 24, 64]."""
+    import torch
+    import transformers
+
     name, own = FAMILIES[family]
     suffix = "TextConfig" if name in ("Gemma3", "Llama4") else "Config"
     model_class = "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM"
@@ -147,7 +149,7 @@ def main() -> None:
         arrays[f"{family}/tokens"] = tokens.astype(np.int32)
         arrays[f"{family}/logits"] = logits.astype(np.float32)
         print(family, float(np.abs(logits).max()))
-    arrays["transformers"] = np.array(transformers.__version__)
+    arrays["transformers"] = np.array(importlib.metadata.version("transformers"))
     np.savez_compressed(OUT, **arrays)
 
 

@@ -37,6 +37,7 @@ MARK_SECONDS = 0.05
 
 _LOOK_SECONDS = 1.0  # how often it looks whether its file is still there, or can be written again
 _CLOSE_SECONDS = 2.0
+_PATIENT_LOOKS = 20
 # Kept while the file cannot be written.
 _MOST_BYTES = 2**22
 _MOST_EVENTS = 10_000
@@ -75,6 +76,7 @@ class Journal:
         self._is_over = self._is_stopped = False
         self._until_exit = until_exit
         self._failed_at: float | None = None
+        self._has_steps = False
         self._unwritten = b""
         self._waiting: list[threading.Event] = []
         self._wake = Alarm()
@@ -94,6 +96,7 @@ class Journal:
 
     def steps(self, steps: Sequence[tuple[TimedStep, StepRecord | None]]) -> None:
         """Completed steps with their records, in order."""
+        self._has_steps = True
         self._put(self._scribe.steps, [self._mark(*step) for step in steps])
 
     def begin(self, name: str, at: Reading, last: TimedStep | None = None) -> None:
@@ -231,12 +234,15 @@ class Journal:
 
     def _open(self, path: Path) -> JournalFile | None:
         """The file, once it can be written; None: not before the end."""
+        is_told = False
         for attempt in itertools.count():
             try:
                 return JournalFile(path)
             except OSError as error:
-                if attempt == 1:  # a run that cannot write at all has said so by now, and ended
+                # A run that cannot write at all says so itself when it has imported JAX, and ends.
+                if not is_told and (self._has_steps or attempt >= _PATIENT_LOOKS):
                     self._warn(path, error)
+                    is_told = True
             if self._is_over:
                 return None
             self._wake.wait(_LOOK_SECONDS)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Self
 
+from mfu_jax.boundary import Boundary, guarded
+
 
 class GcPauses:
     """Adds up the time of all collections while it is watching, on whichever thread they run.
@@ -15,6 +17,7 @@ class GcPauses:
 
     Args:
         monotonic: clock in seconds.
+        boundary: where failures are reported.
 
     Attributes:
         seconds: the sum so far.
@@ -26,8 +29,11 @@ class GcPauses:
     True
     """
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, monotonic: Callable[[], float] = time.monotonic, boundary: Boundary | None = None
+    ) -> None:
         self.seconds = 0.0
+        self._boundary = boundary or Boundary()
         self._monotonic = monotonic
         self._began: float | None = None
 
@@ -41,6 +47,7 @@ class GcPauses:
         if self._on_collection in gc.callbacks:
             gc.callbacks.remove(self._on_collection)
 
+    @guarded("pauses of the garbage collector are not known")
     def _on_collection(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
             self._began = self._monotonic()

@@ -63,6 +63,8 @@ def fields(data: bytes | memoryview, start: int, end: int) -> Iterator[Field]:
         try:
             tag, at = read_varint(data, at)
             kind = tag & 7
+            if tag < 8:
+                raise WireError("a field of number 0")
             begin, value = at, 0
             if kind == _VARINT:
                 value, at = read_varint(data, at)

@@ -5,13 +5,21 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from typing import Self
 
 from mfu_jax.boundary import Boundary, guarded
 
+_OF_PROCESS: list[GcPauses] = []  # one, once it is asked for; a cache would be cleared by tests
+
+
+def of_process() -> GcPauses:
+    """One for all loggers: the collector stops the whole process, and its callbacks stay."""
+    if not _OF_PROCESS:
+        _OF_PROCESS.append(GcPauses())
+    return _OF_PROCESS[0]
+
 
 class GcPauses:
-    """Adds up the time of all collections while it is watching, on whichever thread they run.
+    """Adds up the time of all collections from now on, on whichever thread they run.
 
     A callback of the collector costs under a microsecond for a collection.
 
@@ -22,9 +30,8 @@ class GcPauses:
     Attributes:
         seconds: the sum so far.
 
-    >>> pauses = GcPauses().watch()
+    >>> pauses = GcPauses()
     >>> found = gc.collect()
-    >>> pauses.close()
     >>> pauses.seconds > 0
     True
     """
@@ -36,16 +43,7 @@ class GcPauses:
         self._boundary = boundary or Boundary()
         self._monotonic = monotonic
         self._began: float | None = None
-
-    def watch(self) -> Self:
-        """Begins to watch; call `close` at the end."""
         gc.callbacks.append(self._on_collection)
-        return self
-
-    def close(self) -> None:
-        """Ends it."""
-        if self._on_collection in gc.callbacks:
-            gc.callbacks.remove(self._on_collection)
 
     @guarded("pauses of the garbage collector are not known")
     def _on_collection(self, phase: str, info: dict[str, int]) -> None:

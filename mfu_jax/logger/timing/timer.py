@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from mfu_jax.boundary import Boundary
 from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.timing.compile_events import CompileEvent
-from mfu_jax.logger.timing.gc_pauses import GcPauses
+from mfu_jax.logger.timing.gc_pauses import GcPauses, of_process
 from mfu_jax.logger.timing.readiness import block_until_ready, is_ready
 
 # Slewing clocks drift by at most 500 ppm (NTP); anything more is a jump, not the step's time.
@@ -178,7 +178,7 @@ class StepTimer:
         monotonic: monotonic clock in seconds, trusted when the two disagree.
         watcher: watches the device while the training thread does something else.
         suspended: how long the machine has been suspended so far; read only after a clock jump.
-        gc_pauses: the garbage collector's time so far; closed with the timer.
+        gc_pauses: the garbage collector's time so far.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class StepTimer:
         self._compile_events: list[CompileEvent] = []
         self._started = self._mark = self._wait_began = self.read()
         self.waited_seconds = 0.0
-        self._gc = gc_pauses or GcPauses().watch()
+        self._gc = gc_pauses or of_process()
         self._gc_seconds = self._gc.seconds
         self._left_at: float | None = None  # the end of the last `dispatched`, unless paused since
         self._called_at: float | None = None
@@ -360,7 +360,6 @@ class StepTimer:
 
     def close(self) -> None:
         """Ends the watcher's thread."""
-        self._gc.close()
         self._watcher.close()
 
     def _watch(self, step: TimedStep) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
 from mfu_jax.planning.durations import Durations
+from mfu_jax.planning.schedule import by_computation, walk
 
 UNITS = "units"  # the lane of what the device itself computes, or waits for
 WAITS = "waits"
@@ -62,7 +63,7 @@ def largest_layer(costs: ProgramCosts, durations: Durations) -> Layer | None:
     """The layer to draw; None if the program takes no time."""
     walked = [
         (records[0], list(_spans(records, durations)))
-        for records in _by_computation(costs)
+        for records in by_computation(costs)
         if records[0].runs
     ]
     ends = [max((span.end for span in spans), default=0.0) for _, spans in walked]
@@ -81,36 +82,12 @@ def largest_layer(costs: ProgramCosts, durations: Durations) -> Layer | None:
     )
 
 
-def _by_computation(costs: ProgramCosts) -> Iterable[list[InstructionRecord]]:
-    found: dict[str, list[InstructionRecord]] = defaultdict(list)
-    for record in costs.records.values():
-        found[record.computation].append(record)
-    return found.values()
-
-
 def _spans(records: Iterable[InstructionRecord], durations: Durations) -> Iterator[Span]:
-    """The walk of `schedule`, span by span."""
-    now = 0.0
-    free: dict[str, float] = defaultdict(float)
-    ends: dict[str, float] = {}
-    for record in records:
-        waits = record.opcode.endswith(("-done", "-update"))
-        for part in () if waits else durations.of(record):
-            start = max(now, *(free[lane] for lane in part.lanes)) if part.lanes else now
-            end = start + part.seconds
-            for lane in part.lanes or (UNITS,):
-                yield Span(lane=lane, cause=part.cause, start=start, end=end)
-                free[lane] = end
-            ends[record.name] = end
-            if not (part.lanes and record.is_start):
-                if part.lanes:
-                    yield Span(lane=UNITS, cause=WAITS, start=now, end=end)
-                now = end
-        if record.started_by and not record.opcode.endswith("-update"):
-            end = ends.pop(record.started_by, now)
-            if end > now:
-                yield Span(lane=UNITS, cause=WAITS, start=now, end=end)
-                now = end
+    """The walk of the schedule, lane by lane."""
+    for work in walk(records, durations):
+        cause = WAITS if work.is_wait else work.cause
+        for lane in work.lanes or (UNITS,):
+            yield Span(lane=lane, cause=cause, start=work.start, end=work.end)
 
 
 def _drawable(spans: Sequence[Span], seconds: float) -> Iterator[Span]:

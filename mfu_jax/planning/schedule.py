@@ -8,20 +8,35 @@ waits for its link, and the done for the transfer.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
-from mfu_jax.planning.durations import Duration, Durations
+from mfu_jax.planning.durations import Durations
 
 
-class Transfer(NamedTuple):
-    """A transfer under way: when it ends, and how long it takes alone."""
+class Work(NamedTuple):
+    """A stretch of time on some lanes, or on the device's units.
 
-    ends: float
-    seconds: float
+    Attributes:
+        lanes: as `links.lanes` names them; empty: the units.
+        cause: what they do; of a wait, the transfer.
+        start: seconds from the computation's start.
+        end: the same.
+        is_wait: whether the units wait for a transfer.
+    """
+
+    lanes: tuple[str, ...]
     cause: str
+    start: float
+    end: float
+    is_wait: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasts."""
+        return self.end - self.start
 
 
 @dataclass(kw_only=True)
@@ -59,63 +74,55 @@ def timeline(costs: ProgramCosts, durations: Durations) -> Timeline:
     computations of runs × that. Transfers do not reach from one computation into another.
     """
     total = Timeline()
-    for records in _by_computation(costs.records.values()):
+    for records in by_computation(costs):
         runs = records[0].runs
         if runs:
-            total.add(_walk(records, durations), runs)
+            total.add(_summed(records, durations), runs)
     return total
 
 
-def _by_computation(records: Iterable[InstructionRecord]) -> Iterable[list[InstructionRecord]]:
+def by_computation(costs: ProgramCosts) -> Iterable[list[InstructionRecord]]:
+    """The instructions of each computation, in its order."""
     found: dict[str, list[InstructionRecord]] = defaultdict(list)
-    for record in records:
+    for record in costs.records.values():
         found[record.computation].append(record)
     return found.values()
 
 
-def _walk(records: Iterable[InstructionRecord], durations: Durations) -> Timeline:
-    line = Timeline()
-    under_way: dict[str, Transfer] = {}
+def walk(records: Iterable[InstructionRecord], durations: Durations) -> Iterator[Work]:
+    """What the units and the lanes do while a computation runs once, by the start of each."""
+    now = 0.0
+    under_way: dict[str, tuple[float, str]] = {}  # a start → when its transfer ends, and its cause
     free: dict[str, float] = defaultdict(float)  # when each lane is free again
     for record in records:
-        for work in () if _only_waits(record) else durations.of(record):
-            if work.lanes and record.is_start:
-                _start(line, under_way, free, record.name, work)
-            else:
-                _run(line, free, work)
+        only_waits = record.opcode.endswith(("-done", "-update"))
+        for part in () if only_waits else durations.of(record):
+            start = max([now, *(free[lane] for lane in part.lanes)])
+            end = start + part.seconds
+            yield Work(part.lanes, part.cause, start, end)
+            free.update(dict.fromkeys(part.lanes, end))
+            if part.lanes and record.is_start:
+                under_way[record.name] = end, part.cause
+                continue
+            if part.lanes:
+                yield Work((), part.cause, now, end, is_wait=True)
+            now = end
         if record.started_by and not record.opcode.endswith("-update"):
-            _finish(line, under_way, record.started_by)
-    for name in list(under_way):
-        _finish(line, under_way, name)
+            end, cause = under_way.pop(record.started_by, (now, ""))
+            if end > now:
+                yield Work((), cause, now, end, is_wait=True)
+                now = end
+    for end, cause in under_way.values():
+        if end > now:
+            yield Work((), cause, now, end, is_wait=True)
+            now = end
+
+
+def _summed(records: Iterable[InstructionRecord], durations: Durations) -> Timeline:
+    line = Timeline()
+    for work in walk(records, durations):
+        if work.lanes:
+            line.transfers[work.cause] += work.seconds
+        else:
+            line.spend(work.cause, work.seconds)
     return line
-
-
-def _only_waits(record: InstructionRecord) -> bool:
-    return record.opcode.endswith(("-done", "-update"))
-
-
-def _start(
-    line: Timeline,
-    under_way: dict[str, Transfer],
-    free: dict[str, float],
-    name: str,
-    work: Duration,
-) -> None:
-    ends = max(line.seconds, *(free[lane] for lane in work.lanes)) + work.seconds
-    free.update(dict.fromkeys(work.lanes, ends))
-    line.transfers[work.cause] += work.seconds
-    under_way[name] = Transfer(ends, work.seconds, work.cause)
-
-
-def _run(line: Timeline, free: Mapping[str, float], work: Duration) -> None:
-    if work.lanes:
-        line.transfers[work.cause] += work.seconds
-        idle_at = max(free.get(lane, 0.0) for lane in work.lanes)
-        line.spend(work.cause, max(0.0, idle_at - line.seconds))
-    line.spend(work.cause, work.seconds)
-
-
-def _finish(line: Timeline, under_way: dict[str, Transfer], name: str) -> None:
-    transfer = under_way.pop(name, None)
-    if transfer and transfer.ends > line.seconds:
-        line.spend(transfer.cause, transfer.ends - line.seconds)

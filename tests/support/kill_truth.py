@@ -1,0 +1,131 @@
+"""Where the wall clock of a killed job went, by the job's own marks and the killer's log alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.runs.run_time import CATEGORIES
+
+
+class Marks:
+    """The job's own log: ``unix seconds, event, number`` in one write each."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def mark(self, event: str, number: int = -1) -> None:
+        os.write(self._file, f"{time.time():.6f} {event} {number}\n".encode())
+
+    def listen_to_jax(self) -> None:
+        """Marks every stage of every compilation of this thread, with its µs."""
+        import jax
+
+        thread = threading.get_ident()
+
+        def note(name: str, seconds: float, **details: Any) -> None:
+            if "/jax/core/compile/" in name and threading.get_ident() == thread:
+                self.mark("compiled", round(1e6 * seconds))
+
+        jax.monitoring.register_event_duration_secs_listener(note)
+
+    @contextlib.contextmanager
+    def span(self, name: str, number: int = -1) -> Iterator[None]:
+        self.mark(f"+{name}", number)
+        yield
+        self.mark(f"-{name}", number)
+
+
+@dataclass
+class Seen:
+    """One process, as the killer and its own marks have it; unix seconds.
+
+    Attributes:
+        start: before it was forked.
+        killed: when it got SIGKILL; None: it ended by itself.
+        end: when it was gone.
+        marks: time, event, number.
+    """
+
+    start: float
+    killed: float | None = None
+    end: float = 0.0
+    marks: list[tuple[float, str, int]] = field(default_factory=list)
+
+    @property
+    def steps(self) -> list[tuple[int, float]]:
+        """Number and seconds of every completed step."""
+        begins = {number: at for at, event, number in self.marks if event == "+step"}
+        return [(n, at - begins[n]) for at, event, n in self.marks if event == "-step"]
+
+
+def truth_of(attempts: list[Seen]) -> dict[str, float]:
+    """Seconds by category of one process of the job, from marks and the killer's log alone."""
+    spent = dict.fromkeys(CATEGORIES, 0.0)
+    redone = float("inf")
+    first_of_next: dict[int, float] = {}
+    for index in range(len(attempts) - 1, -1, -1):
+        first_of_next[index] = redone
+        if attempts[index].steps:
+            redone = min(redone, attempts[index].steps[0][0])
+    kept = [
+        seconds
+        for index, seen in enumerate(attempts)
+        for number, seconds in seen.steps[1:]
+        if number < first_of_next[index]
+    ]
+    median = sorted(kept)[len(kept) // 2] if kept else 0.0
+    for index, seen in enumerate(attempts):
+        if index:
+            spent["down"] += seen.start - attempts[index - 1].end
+        _divide(seen, first_of_next[index], median, spent)
+    return spent
+
+
+def _divide(seen: Seen, redone: float, median: float, spent: dict[str, float]) -> None:
+    """Adds one process. What its loop does between two marks is a part of its steps."""
+    now, inside, steps, is_step_lost = seen.start, "", 0, False
+    compiled = _union([(at - us / 1e6, at) for at, event, us in seen.marks if event == "compiled"])
+    marks = [mark for mark in seen.marks if mark[1] not in ("compiled", "exit")]
+    last = max((at for at, event, _ in marks if event == "-step"), default=seen.end)
+    for at, event, number in [*marks, (seen.end, "end", -1)]:
+        begin, now = now, at
+        seconds = at - begin
+        if inside in ("", "step"):
+            over = sum(max(0.0, min(at, b) - max(begin, a)) for a, b in compiled)
+            spent["compile"] += over
+            seconds -= over
+        if (event == "end" and inside in ("", "step")) or (inside == "" and begin >= last):
+            done = "idle" if seen.killed is None else "lost_steps"
+            spent[done if steps else "startup"] += seconds
+        elif inside == "":
+            gap = "lost_steps" if is_step_lost else "train"
+            spent[gap if steps else "startup"] += seconds
+        elif inside != "step":
+            spent[inside] += seconds
+        elif is_step_lost:
+            spent["lost_steps"] += seconds
+        else:
+            spent["train"] += min(seconds, median)
+            spent["slow_steps" if steps else "startup"] += max(0.0, seconds - median)
+        if event == "+step":
+            is_step_lost = number >= redone
+        steps += event == "-step"
+        inside = event[1:] if event[0] == "+" else ""
+
+
+def _union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same time in spans that do not overlap."""
+    joined: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((begin, end))
+    return joined

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -10,12 +11,12 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from .attention_ops import (
-    CAUSAL,
     CHUNKS,
     SINKS,
     SOFT_CAP,
     VALUE_DIM,
     WINDOW,
+    AttentionInputs,
     AttentionOp,
     Pattern,
     SplashBlocks,
@@ -25,27 +26,18 @@ from .sharding import BATCH_AXES
 
 
 @register_attention("cudnn_flash", supports=(WINDOW, CHUNKS))
-def cudnn_flash(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: jax.Array,
-    *,
-    pattern: Pattern = CAUSAL,
-    sinks: jax.Array | None = None,
-    picked: jax.Array | None = None,
-) -> jax.Array:
+def cudnn_flash(x: AttentionInputs) -> jax.Array:
     """cuDNN's fused attention on NVIDIA (bfloat16 or float16)."""
-    segments = _in_chunks(segment_ids, pattern)
+    segments = _in_chunks(x.segment_ids, x.pattern)
     same_segment = (segments[:, :, None] == segments[:, None, :])[:, None]
-    window = (pattern.window - 1, 0) if pattern.window else None
+    window = (x.pattern.window - 1, 0) if x.pattern.window else None
     return jax.nn.dot_product_attention(
-        q,
-        k,
-        v,
+        x.q,
+        x.k,
+        x.v,
         mask=same_segment,
         is_causal=True,
-        scale=pattern.scale,
+        scale=x.pattern.scale,
         local_window_size=window,
         implementation="cudnn",
     )
@@ -64,55 +56,34 @@ def _over_shards(op: AttentionOp) -> AttentionOp:
     """Runs a kernel that XLA cannot partition on the batch rows and heads of each device."""
 
     @functools.wraps(op)
-    def run(
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        segment_ids: jax.Array,
-        *,
-        pattern: Pattern = CAUSAL,
-        sinks: jax.Array | None = None,
-        picked: jax.Array | None = None,
-    ) -> jax.Array:
+    def run(x: AttentionInputs) -> jax.Array:
         if jax.sharding.get_abstract_mesh().empty:
-            return op(q, k, v, segment_ids, pattern=pattern, sinks=sinks)
+            return op(x)
         heads = PartitionSpec(BATCH_AXES, None, "tensor", None)
-        specs = [heads, heads, heads, PartitionSpec(BATCH_AXES, None)]
-        arrays = [q, k, v, segment_ids]
-        if sinks is not None:
-            specs.append(PartitionSpec("tensor"))
-            arrays.append(sinks)
+        specs = {"q": heads, "k": heads, "v": heads, "segment_ids": PartitionSpec(BATCH_AXES, None)}
+        if x.sinks is not None:
+            specs["sinks"] = PartitionSpec("tensor")
 
-        def local(*arrays: jax.Array) -> jax.Array:
-            q, k, v, segments, *rest = arrays
-            return op(q, k, v, segments, pattern=pattern, sinks=rest[0] if rest else None)
+        def local(arrays: dict[str, jax.Array]) -> jax.Array:
+            return op(dataclasses.replace(x, **arrays))  # type: ignore[arg-type]
 
-        return jax.shard_map(local, in_specs=tuple(specs), out_specs=heads, check_vma=False)(
-            *arrays
-        )
+        over_shards = jax.shard_map(local, in_specs=(specs,), out_specs=heads, check_vma=False)
+        return over_shards({name: getattr(x, name) for name in specs})
 
     return run
 
 
 @register_attention("flash", supports=(CHUNKS,))
 @_over_shards
-def flash(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: jax.Array,
-    *,
-    pattern: Pattern = CAUSAL,
-    sinks: jax.Array | None = None,
-    picked: jax.Array | None = None,
-) -> jax.Array:
+def flash(x: AttentionInputs) -> jax.Array:
     """JAX's Pallas flash attention for TPU. Without grouped heads: keys and values are repeated."""
     from jax.experimental.pallas.ops.tpu import flash_attention as kernel
 
-    group = q.shape[2] // k.shape[2]
-    scale = pattern.scale_of(q.shape[-1])
-    q, k, v = (x.swapaxes(1, 2) for x in (q, jnp.repeat(k, group, 2), jnp.repeat(v, group, 2)))
-    segment_ids = _in_chunks(segment_ids, pattern)
+    group = x.q.shape[2] // x.k.shape[2]
+    scale = x.pattern.scale_of(x.q.shape[-1])
+    repeated = (x.q, jnp.repeat(x.k, group, 2), jnp.repeat(x.v, group, 2))
+    q, k, v = (array.swapaxes(1, 2) for array in repeated)
+    segment_ids = _in_chunks(x.segment_ids, x.pattern)
     segments = kernel.SegmentIds(segment_ids, segment_ids)
     out = kernel.flash_attention(q, k, v, segment_ids=segments, causal=True, sm_scale=scale)
     return out.swapaxes(1, 2)
@@ -120,20 +91,12 @@ def flash(
 
 @register_attention("splash", supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, VALUE_DIM))
 @_over_shards
-def splash(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: jax.Array,
-    *,
-    pattern: Pattern = CAUSAL,
-    sinks: jax.Array | None = None,
-    picked: jax.Array | None = None,
-) -> jax.Array:
+def splash(x: AttentionInputs) -> jax.Array:
     """JAX's Pallas splash attention for TPU: skips blocks that are masked entirely."""
     from jax.experimental.pallas.ops.tpu import splash_attention as kernel
 
-    _, S, N, h = q.shape
+    pattern = x.pattern
+    _, S, N, h = x.q.shape
     shape = (S, S)
     mask: Any = kernel.CausalMask(shape)
     if pattern.window:
@@ -147,12 +110,12 @@ def splash(
         block_sizes=_block_sizes(pattern.blocks, S),
         attn_logits_soft_cap=pattern.soft_cap or None,
     )
-    q, k, v = (x.swapaxes(1, 2) for x in (q * pattern.scale_of(h), k, v))
-    segments = kernel.SegmentIds(segment_ids, segment_ids)
-    if sinks is None:
+    q, k, v = (array.swapaxes(1, 2) for array in (x.q * pattern.scale_of(h), x.k, x.v))
+    segments = kernel.SegmentIds(x.segment_ids, x.segment_ids)
+    if x.sinks is None:
         return jax.vmap(attend)(q, k, v, segments).swapaxes(1, 2)
     with_sinks = jax.vmap(attend, in_axes=(0, 0, 0, 0, None))
-    return with_sinks(q, k, v, segments, sinks.astype(jnp.float32)).swapaxes(1, 2)
+    return with_sinks(q, k, v, segments, x.sinks.astype(jnp.float32)).swapaxes(1, 2)
 
 
 def _block_sizes(blocks: SplashBlocks, length: int) -> Any:

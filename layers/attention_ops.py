@@ -1,16 +1,11 @@
-"""Causal attention over packed documents, by several implementations with one signature.
-
-Each takes queries [B, S, N, h], keys [B, S, K, h] and values [B, S, K, v] (N a multiple of K) and
-segment ids [B, S] (tokens see each other only within a segment), a `Pattern`, a sink logit for each
-query head [N], and the keys that an indexer picked [B, S, S]; it returns [B, S, N, v].
-"""
+"""Causal attention over packed documents, by several implementations with one signature."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import KW_ONLY, dataclass
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -91,21 +86,38 @@ class Pattern:
 CAUSAL = Pattern()
 
 
-class AttentionOp(Protocol):
-    """The signature of an implementation."""
+@dataclass(frozen=True)
+class AttentionInputs:
+    """What an implementation is given.
 
-    def __call__(
-        self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        segment_ids: jax.Array,
-        *,
-        pattern: Pattern = CAUSAL,
-        sinks: jax.Array | None = None,
-        picked: jax.Array | None = None,
-    ) -> jax.Array: ...
+    Attributes:
+        q: queries [B, S, N, h].
+        k: keys [B, S, K, h]; N is a multiple of K.
+        v: values [B, S, K, v].
+        segment_ids: [B, S]; tokens see each other only within a segment.
+        pattern: which keys a query sees, and how scores are scaled.
+        sinks: a sink logit for each query head, [N].
+        picked: the keys that an indexer picked, [B, S, S] of booleans.
+    """
 
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    segment_ids: jax.Array
+    _: KW_ONLY
+    pattern: Pattern = CAUSAL
+    sinks: jax.Array | None = None
+    picked: jax.Array | None = None
+
+    @property
+    def mask(self) -> jax.Array:
+        """Which keys a query sees, [B, S, S]."""
+        mask = self.pattern.mask(self.segment_ids)
+        return mask if self.picked is None else mask & self.picked
+
+
+AttentionOp: TypeAlias = Callable[[AttentionInputs], jax.Array]
+"""An implementation: the result is [B, S, N, v]."""
 
 ATTENTION_OPS: dict[str, AttentionOp] = {}
 _SUPPORTED: dict[str, frozenset[str]] = {}
@@ -202,38 +214,14 @@ def _softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
 
 
 @register_attention("dot_product", supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM))
-def dot_product(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: jax.Array,
-    *,
-    pattern: Pattern = CAUSAL,
-    sinks: jax.Array | None = None,
-    picked: jax.Array | None = None,
-) -> jax.Array:
+def dot_product(x: AttentionInputs) -> jax.Array:
     """Written out: every pair of positions is computed, then masked."""
-    mask = pattern.mask(segment_ids)
-    if picked is not None:
-        mask &= picked
-    return masked_attention(q, k, v, mask, pattern=pattern, sinks=sinks)
+    return masked_attention(x.q, x.k, x.v, x.mask, pattern=x.pattern, sinks=x.sinks)
 
 
 @register_attention("jax", supports=(WINDOW, CHUNKS, PICKED))
-def jax_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: jax.Array,
-    *,
-    pattern: Pattern = CAUSAL,
-    sinks: jax.Array | None = None,
-    picked: jax.Array | None = None,
-) -> jax.Array:
+def jax_attention(x: AttentionInputs) -> jax.Array:
     """`jax.nn.dot_product_attention`, compiled by XLA."""
-    mask = pattern.mask(segment_ids)
-    if picked is not None:
-        mask &= picked
     return jax.nn.dot_product_attention(
-        q, k, v, mask=mask[:, None], scale=pattern.scale, implementation="xla"
+        x.q, x.k, x.v, mask=x.mask[:, None], scale=x.pattern.scale, implementation="xla"
     )

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from .attention_ops import ATTENTION_OPS, CAUSAL, SINKS, Pattern
+from .attention_ops import ATTENTION_OPS, CAUSAL, SINKS, AttentionInputs, Pattern
 from .building import Builder, Inputs
 from .embeddings import apply_rope
 from .normalizations import scaled_to_one
@@ -120,14 +120,9 @@ class Attention(nnx.Module):
         if spec.keeps:
             inputs.kept[spec.keeps] = (k, v)
         with jax.named_scope("attention_op"):
-            context = ATTENTION_OPS[self.attention](
-                q,
-                k,
-                v,
-                inputs.segment_ids,
-                pattern=spec.pattern,
-                sinks=self.sinks[...] if spec.sinks else None,
-            )
+            sinks = self.sinks[...] if spec.sinks else None
+            of = AttentionInputs(q, k, v, inputs.segment_ids, pattern=spec.pattern, sinks=sinks)
+            context = ATTENTION_OPS[self.attention](of)
         context = checkpoint_name(context, "context")
         if gate is not None:
             context = context * jax.nn.sigmoid(gate)

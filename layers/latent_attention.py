@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from .attention_ops import ATTENTION_OPS, CAUSAL, PICKED, VALUE_DIM, Pattern
+from .attention_ops import ATTENTION_OPS, CAUSAL, PICKED, VALUE_DIM, AttentionInputs, Pattern
 from .building import Builder, Inputs
 from .embeddings import apply_rope
 
@@ -102,9 +102,8 @@ class LatentAttention(nnx.Module):
             with jax.named_scope("indexer"):
                 picked = self.indexer(x, latent, inputs)
         with jax.named_scope("attention_op"):
-            context = ATTENTION_OPS[self.attention](
-                q, k, v, inputs.segment_ids, pattern=spec.pattern, picked=picked
-            )
+            of = AttentionInputs(q, k, v, inputs.segment_ids, pattern=spec.pattern, picked=picked)
+            context = ATTENTION_OPS[self.attention](of)
         context = checkpoint_name(context, "context")
         with jax.named_scope("out"):
             return checkpoint_name(self.out(context), "out_proj")

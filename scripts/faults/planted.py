@@ -17,7 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
-from mfu_jax.layers.attention_ops import ATTENTION_OPS, dot_product, masked_attention
+from mfu_jax.layers.attention_ops import (
+    ATTENTION_OPS,
+    AttentionInputs,
+    dot_product,
+    masked_attention,
+)
 
 from mfu_jax.trainer import loop as trainer
 from mfu_jax.trainer import step as trainer_step
@@ -195,17 +200,14 @@ def _evaluates_within() -> Any:
     return mock.patch.object(trainer_step, "make_train_step", make_train_step)
 
 
-def _in_blocks(
-    q: Array, k: Array, v: Array, segment_ids: Array, *, pattern: Any, sinks: Any = None
-) -> Array:
+def _in_blocks(x: AttentionInputs) -> Array:
     """Causal attention that leaves out the keys after each block of queries."""
-    mask, size = pattern.mask(segment_ids), 128
+    mask, size = x.mask, 128
     parts = []
-    for start in range(0, q.shape[1], size):
+    for start in range(0, x.q.shape[1], size):
         end = start + size
-        seen = mask[:, start:end, :end]
-        block = q[:, start:end], k[:, :end], v[:, :end], seen
-        parts.append(masked_attention(*block, pattern=pattern, sinks=sinks))
+        block = x.q[:, start:end], x.k[:, :end], x.v[:, :end], mask[:, start:end, :end]
+        parts.append(masked_attention(*block, pattern=x.pattern, sinks=x.sinks))
     return jnp.concatenate(parts, axis=1)
 
 

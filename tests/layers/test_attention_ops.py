@@ -2,12 +2,19 @@
 
 import functools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from mfu_jax.layers import attention_kernels  # noqa: F401, they register themselves
-from mfu_jax.layers.attention_ops import ATTENTION_OPS, Pattern, choose_attention
+from mfu_jax.layers.attention_ops import (
+    ATTENTION_OPS,
+    AttentionInputs,
+    Pattern,
+    choose_attention,
+)
 
 from tests.support.floats import assert_close_as_float32
 
@@ -49,11 +56,15 @@ def inputs(S: int, N: int, K: int, h: int) -> tuple[np.ndarray, ...]:
     return q, k, v, segments
 
 
+def attention_inputs(arrays: Sequence[np.ndarray], **options: Any) -> AttentionInputs:
+    return AttentionInputs(*map(jnp.asarray, arrays), **options)
+
+
 @pytest.mark.parametrize("op", ["dot_product", "jax"])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)], ids=["MHA", "GQA", "MQA"])
 def test_xla_implementations_are_attention(op: str, heads: tuple[int, int]) -> None:
     arrays = inputs(24, *heads, 8)
-    got = ATTENTION_OPS[op](*map(jnp.asarray, arrays))
+    got = ATTENTION_OPS[op](attention_inputs(arrays))
     assert_close_as_float32(got, written_out(*arrays), terms=24)
 
 
@@ -71,14 +82,14 @@ def test_windows_chunks_caps_and_sinks(need: str) -> None:
     options, pattern = PATTERNS[need]
     arrays = inputs(24, 4, 2, 8)
     sinks = jnp.asarray(options["sinks"]) if "sinks" in options else None
-    got = ATTENTION_OPS["dot_product"](*map(jnp.asarray, arrays), pattern=pattern, sinks=sinks)
+    got = ATTENTION_OPS["dot_product"](attention_inputs(arrays, pattern=pattern, sinks=sinks))
     assert_close_as_float32(got, written_out(*arrays, **options), terms=24)
 
 
 def test_values_may_be_narrower_than_keys() -> None:
     q, k, v, segments = inputs(12, 4, 2, 8)
     v = v[..., :3]
-    got = ATTENTION_OPS["dot_product"](*map(jnp.asarray, (q, k, v, segments)))
+    got = ATTENTION_OPS["dot_product"](attention_inputs((q, k, v, segments)))
     assert_close_as_float32(got, written_out(q, k, v, segments), terms=12)
 
 
@@ -88,7 +99,7 @@ def test_flash_is_attention_when_interpreted() -> None:
 
     arrays = inputs(128, 2, 1, 128)
     with pltpu.force_tpu_interpret_mode():
-        got = ATTENTION_OPS["flash"](*map(jnp.asarray, arrays))
+        got = ATTENTION_OPS["flash"](attention_inputs(arrays))
     assert_close_as_float32(got, written_out(*arrays), terms=128)
 
 
@@ -104,7 +115,7 @@ def test_splash_is_attention_when_interpreted(
     options, pattern = PATTERNS.get(need or "", ({}, Pattern()))
     arrays = inputs(128, 4, 2, 128)
     sinks = jnp.asarray(options["sinks"]) if "sinks" in options else None
-    got = ATTENTION_OPS["splash"](*map(jnp.asarray, arrays), pattern=pattern, sinks=sinks)
+    got = ATTENTION_OPS["splash"](attention_inputs(arrays, pattern=pattern, sinks=sinks))
     assert_close_as_float32(got, written_out(*arrays, **options), terms=128)
 
 

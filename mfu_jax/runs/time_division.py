@@ -99,9 +99,13 @@ class Division:
 
     def _add_block(self, block: Block, *, is_first: bool) -> None:
         """Adds a block: steps that nothing lies over together, the others one by one."""
-        counted = self.placed.counted(block)
-        ends = block.ends(self.placed.at(block.end_m))
-        index = 0
+        counted, end = self.placed.counted(block), self.placed.at(block.end_m)
+        if not is_first and counted in (0, len(block.us)) and end <= self._clear_until():
+            first_gap = block.gap_us[0] if block.gap_us else 0
+            if end - block.spent_us + first_gap >= self._now:
+                self._add_many(block, 0, len(block.us), end, is_counted=counted > 0)
+                return
+        ends, index = block.ends(end), 0
         while index < len(ends):
             limit = self._clear_until()
             stop = index if is_first and index == 0 else bisect.bisect_right(ends, limit, index)

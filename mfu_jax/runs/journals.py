@@ -52,6 +52,11 @@ class Block:
         """From the end of the step before to the end of the last one."""
         return sum(self.us) + sum(self.gap_us)
 
+    @property
+    def wait_fraction(self) -> float:
+        """Part of that time in which the device waited for data."""
+        return sum(self.data_us) / self.spent_us if self.spent_us else 0.0
+
     def ends(self, end: int) -> list[int]:
         """When each step ended; the last one at `end`, in µs of any clock."""
         between = map(operator.add, self.us, self.gap_us) if self.gap_us else self.us
@@ -77,7 +82,7 @@ class Life:
         began: start of the process.
         mark_seconds: how often it said that it lives.
         alive: its last sign of life.
-        wait_seconds: how long it had waited for data then, since its last step.
+        wait_seconds: how long it had waited for data then, since its last known step.
         how: why it stopped; empty: it did not say.
         blocks: its steps.
         spans: name, begin and end (None: open) of its pauses.

@@ -186,7 +186,10 @@ class Division:
             done = self._now + placed.done_after * self.median_us
             self._until(min(done, placed.end), "train")
         if placed.how in ("killed", "running") or placed.how.startswith("exception"):
-            self._until(self._now + round(1e6 * life.wait_seconds), "data_wait")
+            # The last moments, of which there is no sign, are taken to be like the steps before.
+            unseen = max(0, placed.end - placed.at(life.alive))
+            waited = 1e6 * life.wait_seconds + unseen * life.blocks[-1].wait_fraction
+            self._until(self._now + round(waited), "data_wait")
             self._until(placed.end, "other" if placed.how == "running" else "lost_steps")
         self._until(placed.end, "idle")
 

@@ -230,4 +230,5 @@ def _render(data: RunData) -> str:
             lines.append(
                 f"    {name:<10} {readable(row['tflops'])} TFLOP, MFU {percent(row['mfu'])}"
             )
-    return "\n".join([*lines, *filter(None, [time_table.render(data.time)])])
+    hosts = data.hosts.render() if data.hosts else ""
+    return "\n".join([*lines, *filter(None, [time_table.render(data.time), hosts])])

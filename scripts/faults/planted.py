@@ -231,8 +231,8 @@ FAULTS: Mapping[str, Fault] = {
         # Wide and short: else a CPU, which gets fresh memory from the system in every step, takes
         # longer to keep what narrow layers compute than to compute it again.
         keys=(
-            *("max_target_length=64", "per_device_batch_size=2", "emb_dim=1024", "mlp_dim=4096"),
-            "num_decoder_layers=2",
+            *("max_target_length=64", "per_device_batch_size=2", "vocab_size=1024"),
+            *("emb_dim=512", "mlp_dim=2048", "num_decoder_layers=4"),
         ),
         faulty_keys=("remat_policy=full",),
         healthy_keys=("remat_policy=none",),

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from mfu_jax.errors import UserError
 from mfu_jax.profiling.host_work import HostSums, HostTime, HostWork
-from mfu_jax.profiling.join import Join, JoinedOp
+from mfu_jax.profiling.join import Join, JoinedOp, Work
 from mfu_jax.profiling.late_calls import LateCalls
 from mfu_jax.profiling.timeline.devices import Executions, OpName, Program, Timeline
 from mfu_jax.profiling.timeline.host import HostThread
@@ -30,6 +31,7 @@ _NO_STEPS = (
     "the trace has ops but no executions of programs that take time; expected whole steps; usually "
     "the trace was cut short, or another tool wrote it; trace again with mfu_jax.profile"
 )
+_LAST = len(Work)  # has the time in which nothing else is active
 _CALL, _BETWEEN = "in the step's call", "between calls"
 
 
@@ -214,10 +216,11 @@ class _Sums:
         joined = join.ops(timeline.names)
         scale = 1 / (_PICOSECONDS * window.steps)
         parents = parents_of(timeline.lanes, timeline.starts, timeline.ends)
+        classes = np.array([op.work for op in joined])[timeline.ops]
         division = divide(
             timeline.starts,
             timeline.ends,
-            np.array([op.work for op in joined])[timeline.ops],
+            np.where(_beside(timeline), _LAST, classes),
             parents,
             window.begin,
             window.end,
@@ -246,6 +249,7 @@ class _Sums:
         count = len(timeline.names)
         own = _self_times(timeline, parents, window)
         is_inside = (timeline.starts >= window.begin) & (timeline.starts < window.end)
+        is_inside &= ~_beside(timeline)
         columns = (
             np.bincount(timeline.ops, division.shares, count) * scale,
             np.bincount(timeline.ops, own, count) * scale,
@@ -302,6 +306,11 @@ class _Sums:
             idle_within={p: seconds / count for p, seconds in self.idle_within.items()},
             devices=tuple(self.devices),
         )
+
+
+def _beside(timeline: Timeline) -> npt.NDArray[np.bool_]:
+    """Whether each event is of a lane beside the others."""
+    return np.isin(timeline.lanes, list(timeline.beside))
 
 
 def _self_times(timeline: Timeline, parents: Integers, window: Window) -> Floats:

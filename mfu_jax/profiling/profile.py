@@ -167,8 +167,10 @@ def read_profile(
     measured = measure(devices, join)
     main = library.find(measured.main)
     if main is None:
+        module = measured.main.module
+        unknown = f"the program {module!r} that ran in it" if module else "the program of its ops"
         raise UserError(
-            f"{str(path)!r}: the program {measured.main.module!r} that ran in it is not known; "
+            f"{str(path)!r}: {unknown} is not known; "
             f"expected its HLO in the trace, or a dump beside it{_and(library.notes)}; usually the "
             f"profiler was told to leave it out; trace again with mfu_jax.profile"
         )

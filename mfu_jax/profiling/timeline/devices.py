@@ -71,6 +71,8 @@ class Timeline:
         starts: picoseconds.
         ends: the same.
         executions: of programs.
+        beside: lanes that show what is under way beside the others; their events take no time from
+            those.
     """
 
     device: str
@@ -82,6 +84,7 @@ class Timeline:
     starts: Integers
     ends: Integers
     executions: Executions
+    beside: frozenset[int] = frozenset()
 
 
 Lane = tuple[Integers, Integers, Integers]

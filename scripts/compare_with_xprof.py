@@ -26,6 +26,7 @@ from mfu_jax.formatting import columns
 from mfu_jax.profiling.folders import trace_files
 from mfu_jax.profiling.join import Join, Work
 from mfu_jax.profiling.programs import ProgramLibrary
+from mfu_jax.profiling.timeline.devices import Program
 from mfu_jax.profiling.timeline.platforms import read_devices
 from mfu_jax.profiling.trace.xspace import Trace
 from tests.support.xspace import Plane, space
@@ -129,6 +130,10 @@ def our_table(file: Path) -> dict[str, Row]:
     trace = Trace(file)
     timelines = [timeline for timeline, _ in read_devices([trace])]
     rows: dict[str, Row] = {}
+    programs: dict[str, set[Program]] = {}
+    for timeline in timelines:
+        for name in timeline.names:
+            programs.setdefault(name.name, set()).add(name.program)
     for timeline in timelines:
         joined = Join(ProgramLibrary([trace], [], timeline.names)).ops(timeline.names)
         counted = ~np.isin(timeline.lanes, list(timeline.beside))
@@ -144,7 +149,8 @@ def our_table(file: Path) -> dict[str, Row]:
                 op.record.flops if op.record else 0,
                 op.work is Work.CONTROL,
             )
-    return rows
+    # xprof's tables name an op without its program: names of several programs are left out.
+    return {name: row for name, row in rows.items() if len(programs[name]) == 1}
 
 
 def _of_rows(table: Any, name: str) -> Iterator[tuple[str, Row]]:

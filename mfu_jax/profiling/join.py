@@ -34,7 +34,7 @@ _NCCL_KINDS = {
     "Broadcast": "collective-broadcast",
     "AllToAll": "all-to-all",
 }
-_COPY = re.compile(r"Mem(cpy|set)", re.IGNORECASE)
+_COPY = re.compile(r"Mem(cpy|set)|^Copy\w+To\w+$|rocclr_(copy|fill)Buffer", re.IGNORECASE)
 
 
 class JoinedOp(NamedTuple):

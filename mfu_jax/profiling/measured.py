@@ -273,17 +273,30 @@ class _Sums:
         self, executions: Executions, window: Window, division: Division, scale: float
     ) -> None:
         is_inside = (executions.starts >= window.begin) & (executions.starts < window.end)
-        for program, counted in zip(executions.programs, is_inside.tolist(), strict=True):
-            self.executions[program] += counted / window.steps
+        inside = zip(executions.programs, is_inside.tolist(), strict=True)
+        for program, number in Counter(program for program, counted in inside if counted).items():
+            self.executions[program] += number / window.steps
         ends = np.minimum(executions.ends, np.append(executions.starts[1:], executions.ends[-1:]))
         idle = division.idle_within(executions.starts, ends) * scale
         for program, seconds in zip(executions.programs, idle.tolist(), strict=True):
             self.idle_within[program] += seconds
 
+    def _runs(self, name: OpName, events: float) -> float:
+        """Runs of an instruction: a library's call may be several kernels, each with its name."""
+        record = self.joined[name].record
+        if record is None or not record.runs or name.program not in self.executions:
+            return events
+        return min(events, record.runs * self.executions[name.program])
+
     def mean(self, timeline: Timeline, main: Program, versions: frozenset[Program]) -> Measured:
         count = len(self.devices)
         times = [
-            OpTime(op=self.joined[name], seconds=a / count, self_seconds=b / count, runs=c / count)
+            OpTime(
+                op=self.joined[name],
+                seconds=a / count,
+                self_seconds=b / count,
+                runs=self._runs(name, c) / count,
+            )
             for name, (a, b, c) in self.ops.items()
             if a or c
         ]

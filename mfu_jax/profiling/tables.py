@@ -47,7 +47,7 @@ class Row:
 
 KEYS: dict[str, Callable[[OpTime], str]] = {
     "scope": scope_of,
-    "op": lambda op: op.op.name.name,
+    "op": lambda op: op.op.record.name if op.op.record else op.op.name.name,
     "phase": lambda op: op.op.record.phase if op.op.record else "unknown",
     "dtype": lambda op: _dtype(op),
     "kernel": lambda op: kernel_of(op),

@@ -65,6 +65,7 @@ class Timeline:
         device: such as ``TPU:0``, with its host where there are several.
         platform: ``cpu``, ``gpu`` or ``tpu``.
         kind: as JAX names the device; empty if the trace does not say.
+        about: then, what else it says of the device.
         names: table of ops.
         ops: of each event, the index in `names`.
         lanes: of each event, its thread, stream or line; events of one lane are nested.
@@ -85,6 +86,7 @@ class Timeline:
     ends: Integers
     executions: Executions
     beside: frozenset[int] = frozenset()
+    about: str = ""
 
 
 Lane = tuple[Integers, Integers, Integers]

@@ -66,5 +66,7 @@ def test_bytes_of_a_copy_are_not_the_bandwidth_of_its_start(profile: Profile) ->
     adds = rows["broadcast_add_fusion"]
     assert adds.hbm_bytes == 2 * ARRAY
     assert adds.bandwidth_share == pytest.approx(2 * ARRAY / 1638e9 / 7976.456e-6, rel=1e-3)
-    assert rows["copy-start.1"].bandwidth_share == 0
+    to_device, to_host = rows["copy-start"], rows["copy-start.1"]
+    assert to_device.hbm_bytes == to_host.hbm_bytes == ARRAY  # the other side is the host's memory
+    assert to_device.bandwidth_share == to_host.bandwidth_share == 0
     assert {rows[name].bound_by for name in ("copy-done", "copy-start.1")} == {"copies"}

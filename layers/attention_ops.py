@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass
@@ -9,6 +10,8 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+
+from .sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size, constrain
 
 # What a model may need of an implementation beyond causal attention over segments.
 WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM = (
@@ -172,6 +175,16 @@ def _lacking(name: str, needs: Collection[str]) -> list[str]:
     return sorted(set(needs) - _SUPPORTED[name])
 
 
+def with_gathered_keys(x: AttentionInputs) -> AttentionInputs:
+    """The same where sequences are split over devices: each keeps its queries and has all keys."""
+    if axis_size(SEQUENCE_AXIS) == 1:
+        return x
+    # Keys and values are made split, then gathered: else XLA makes all of them on every device.
+    q, k, v = (constrain(y, BATCH_AXES, SEQUENCE_AXIS, "tensor", None) for y in (x.q, x.k, x.v))
+    k, v = (constrain(y, BATCH_AXES, None, "tensor", None) for y in (k, v))
+    return dataclasses.replace(x, q=q, k=k, v=v)
+
+
 def masked_attention(
     q: jax.Array,
     k: jax.Array,
@@ -216,12 +229,14 @@ def _softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
 @register_attention("dot_product", supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM))
 def dot_product(x: AttentionInputs) -> jax.Array:
     """Written out: every pair of positions is computed, then masked."""
+    x = with_gathered_keys(x)
     return masked_attention(x.q, x.k, x.v, x.mask, pattern=x.pattern, sinks=x.sinks)
 
 
 @register_attention("jax", supports=(WINDOW, CHUNKS, PICKED))
 def jax_attention(x: AttentionInputs) -> jax.Array:
     """`jax.nn.dot_product_attention`, compiled by XLA."""
+    x = with_gathered_keys(x)
     return jax.nn.dot_product_attention(
         x.q, x.k, x.v, mask=x.mask[:, None], scale=x.pattern.scale, implementation="xla"
     )

@@ -13,7 +13,7 @@ from .building import Builder, Inputs, Spec
 from .engram import EngramSpec
 from .hyper_connections import HyperConnection
 from .per_layer_inputs import PerLayerInput
-from .sharding import BATCH_AXES, constrain
+from .sharding import BATCH_AXES, SEQUENCE_AXIS, constrain
 
 PRE_NORMS = ("pre_mixer", "pre_mlp")
 POST_NORMS = ("post_mixer", "post_mlp")
@@ -89,7 +89,7 @@ class Block(nnx.Module):
             x = self.per_layer_input(x, inputs)
         if spec.scaled:
             x = x * self.scale[...].astype(x.dtype)
-        return constrain(x, BATCH_AXES, *(None,) * (x.ndim - 1))
+        return constrain(x, BATCH_AXES, SEQUENCE_AXIS, *(None,) * (x.ndim - 2))
 
     def _around(
         self, part: str, scope: str, x: jax.Array, run: Callable[[jax.Array], jax.Array]

@@ -18,7 +18,7 @@ from .multi_token_prediction import MultiTokenPrediction
 from .per_layer_inputs import PerLayerEmbedding
 from .remat import remat
 from .routers import moved_bias
-from .sharding import BATCH_AXES, constrain
+from .sharding import BATCH_AXES, SEQUENCE_AXIS, constrain
 from .stack import Stack
 
 
@@ -138,7 +138,7 @@ class Decoder(nnx.Module):
         if self.spec.learned_positions:
             with jax.named_scope("position_embedder"):
                 x = x + self.position_embedder(inputs.positions)
-        return constrain(x, BATCH_AXES, None, None)
+        return constrain(x, BATCH_AXES, SEQUENCE_AXIS, None)
 
     def _joined(self, x: jax.Array) -> jax.Array:
         """[batch, sequence, (streams,) emb_dim] → one stream."""
@@ -152,7 +152,7 @@ class Decoder(nnx.Module):
     def _logits(self, x: jax.Array) -> jax.Array:
         with jax.named_scope("logits_dense"):
             logits = self.token_embedder.attend(x) if self.tied else self.logits_dense(x)
-        logits = constrain(logits, BATCH_AXES, None, "tensor").astype(jnp.float32)
+        logits = constrain(logits, BATCH_AXES, SEQUENCE_AXIS, "tensor").astype(jnp.float32)
         cap = self.spec.logits_soft_cap
         return cap * jnp.tanh(logits / cap) if cap else logits
 

@@ -10,9 +10,12 @@ from jax.sharding import PartitionSpec
 
 BATCH_AXES = ("data", "fsdp", "expert")
 
-# fsdp and expert split the embedding dimension of every weight, tensor the other one.
+# The sequence of tokens, and with it the work of every layer.
+SEQUENCE_AXIS = "context"
+
+# fsdp, context and expert split the embedding dimension of every weight, tensor the other one.
 MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
-    "embed": ("fsdp", "expert"),
+    "embed": ("fsdp", "context", "expert"),
     "vocab": "tensor",
     "q_heads": "tensor",
     "kv_heads": "tensor",
@@ -37,8 +40,15 @@ def partition_spec(logical_axes: tuple[str, ...], rank: int) -> PartitionSpec:
     stacked = [None] * (rank - len(logical_axes))
     axes = [MESH_AXIS[name] for name in logical_axes]
     if "experts" in logical_axes:  # an axis splits one dimension only
-        axes = ["fsdp" if name == "embed" else MESH_AXIS[name] for name in logical_axes]
+        axes = [
+            ("fsdp", "context") if name == "embed" else MESH_AXIS[name] for name in logical_axes
+        ]
     return PartitionSpec(*stacked, *axes)
+
+
+def axis_size(name: str) -> int:
+    """Devices along an axis of the mesh; 1 without such an axis."""
+    return dict(jax.sharding.get_abstract_mesh().shape).get(name, 1)
 
 
 def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:

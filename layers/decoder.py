@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from . import attention_kernels as attention_kernels  # registers them
+from . import ring_attention as ring_attention
 from .building import Builder, Inputs
 from .embeddings import Embed
 from .families import model_spec

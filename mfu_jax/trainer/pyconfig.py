@@ -42,7 +42,8 @@ class Config(ModelKeys, RematKeys, KernelKeys):
     scale: Literal["full", "tiny"]
     override_model_config: bool
 
-    attention: Literal["auto", "dot_product", "jax", "cudnn_flash", "flash", "splash"]
+    attention: Literal["auto", "dot_product", "jax", "cudnn_flash", "flash", "splash", "ring"]
+    context_parallel_strategy: Literal["all_gather", "ring"]
     scan_layers: bool
     dtype: DType
     weight_dtype: DType

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,9 @@ from .sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size
 class _Keys(NamedTuple):
     """One device's part of keys [B, S, K, h], values [B, S, K, v] and their segments [B, S]."""
 
-    k: jax.Array
-    v: jax.Array
-    segment_ids: jax.Array
+    k: Any
+    v: Any
+    segment_ids: Any
 
 
 class _Sums(NamedTuple):

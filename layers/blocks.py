@@ -49,6 +49,12 @@ class LayerSpec:
     scaled: bool = False
 
     @property
+    def stands_alone(self) -> bool:
+        """Whether it reads nothing of other layers, and leaves nothing for them."""
+        shares = getattr(self.mixer, "keeps", "") or getattr(self.mixer, "borrows", "")
+        return not (shares or self.per_layer_width)
+
+    @property
     def needs(self) -> frozenset[str]:
         """What it needs of the attention implementation."""
         return self.mixer.needs

@@ -10,6 +10,9 @@ from jax.sharding import PartitionSpec
 
 BATCH_AXES = ("data", "fsdp", "expert")
 
+# The stages of a pipeline. Outside of it, in embedding and head, they split the batch further.
+STAGE_AXIS = "pipeline"
+EDGE_BATCH_AXES = (*BATCH_AXES, STAGE_AXIS)
 # The sequence of tokens, and with it the work of every layer.
 SEQUENCE_AXIS = "context"
 
@@ -35,9 +38,18 @@ MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
 }
 
 
+_STAGED = 3
+
+
 def partition_spec(logical_axes: tuple[str, ...], rank: int) -> PartitionSpec:
-    """The spec of a weight; dimensions stacked in front (scanned layers) are not split."""
-    stacked = [None] * (rank - len(logical_axes))
+    """The spec of a weight.
+
+    Dimensions stacked in front are those of scanned layers, which are not split, or of a pipeline:
+    passes, stages, layers of a stage.
+    """
+    stacked: list[str | None] = [None] * (rank - len(logical_axes))
+    if len(stacked) == _STAGED:
+        stacked[1] = STAGE_AXIS
     axes = [MESH_AXIS[name] for name in logical_axes]
     if "experts" in logical_axes:  # an axis splits one dimension only
         axes = [

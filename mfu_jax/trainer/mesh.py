@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mfu_jax.errors import UserError
 from mfu_jax.jax_internals import split_torus
-from mfu_jax.layers.sharding import BATCH_AXES, SEQUENCE_AXIS, partition_spec
+from mfu_jax.layers.sharding import EDGE_BATCH_AXES, SEQUENCE_AXIS, partition_spec
 from mfu_jax.trainer.mesh_axes import (
     AXES,
     MeshShape,
@@ -141,7 +141,7 @@ def micro_batch_size(config: Config, device_count: int) -> int:
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Batches are [accumulation, batch, sequence]; sequences are split over `context` only."""
-    return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, SEQUENCE_AXIS))
+    return NamedSharding(mesh, PartitionSpec(None, EDGE_BATCH_AXES, SEQUENCE_AXIS))
 
 
 def rows_per_process(config: Config, mesh: Mesh) -> int:

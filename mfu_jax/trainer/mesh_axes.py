@@ -44,6 +44,7 @@ class Axis(NamedTuple):
 
 AXES = (
     Axis("data", "data", ("data",), splits_batch=True),
+    Axis("pipeline", "pipeline", ("pipeline",), splits_batch=True),
     Axis("fsdp", "fsdp", ("fsdp", "fsdp_transpose"), splits_batch=True),
     Axis("context", "context_parallelism", ("context", "sequence"), ("sequence",)),
     Axis("expert", "expert", ("expert",), splits_batch=True),
@@ -184,6 +185,19 @@ def check_batch(config: Any, shape: MeshShape, devices: int) -> None:
             f"the batch of {float(batch):g} sequences (per_device_batch_size="
             f"{config.per_device_batch_size:g} × {devices} devices) is not divisible by the mesh's "
             f"{names} = {shape.batch_shards}"
+        )
+    _check_microbatches(config, shape, batch)
+
+
+def _check_microbatches(config: Any, shape: MeshShape, batch: Fraction) -> None:
+    stages, wanted = shape.sizes["pipeline"], config.num_pipeline_microbatches
+    count = stages if wanted == _REST else wanted
+    parts = shape.batch_shards // stages
+    if stages > 1 and (count < stages or batch % (parts * count)):
+        raise UserError(
+            f"num_pipeline_microbatches={count} with pipeline={stages}: expected {stages} or more, "
+            f"and a divisor of {batch // parts}, the sequences that a pipeline gets (the batch of "
+            f"{batch} over data × fsdp × expert = {parts})"
         )
 
 

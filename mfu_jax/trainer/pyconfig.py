@@ -68,15 +68,19 @@ class Config(ModelKeys, RematKeys, KernelKeys):
     eval_steps: int
 
     data: int
+    pipeline: int
     fsdp: int
     context_parallelism: int
     expert: int
     tensor: int
     dcn_data_parallelism: int
+    dcn_pipeline_parallelism: int
     dcn_fsdp_parallelism: int
     dcn_context_parallelism: int
     dcn_expert_parallelism: int
     dcn_tensor_parallelism: int
+    num_layers_per_pipeline_stage: int
+    num_pipeline_microbatches: int
     distributed: bool
     coordinator_address: str
     num_processes: int

@@ -15,6 +15,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.layers.attention_ops import SPLIT, choose_attention
 from mfu_jax.layers.decoder import Decoder
 from mfu_jax.layers.families import model_spec
+from mfu_jax.layers.pipeline import schedule_of
 from mfu_jax.trainer.mesh import state_shardings
 from mfu_jax.trainer.pyconfig import Config
 
@@ -58,17 +59,20 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
     """The config with `attention=auto` replaced by the fastest kernel on the mesh's devices.
 
     Raises:
-        UserError: the attention kernel does not support this platform or dtype.
+        UserError: the attention kernel does not support this platform or dtype, or the layers
+            cannot be split as the mesh wants.
     """
     platform = mesh.devices.flat[0].platform
+    spec = model_spec(config)
     is_split = dict(mesh.shape)["context"] > 1
     try:
         attention = choose_attention(
             _ring(config) if is_split else config.attention,
             platform=platform,
             dtype=config.dtype,
-            needs=model_spec(config).needs | ({SPLIT} if is_split else set()),
+            needs=spec.needs | ({SPLIT} if is_split else set()),
         )
+        schedule_of(config, spec.layers)
     except ValueError as error:
         raise UserError(str(error)) from None
     return dataclasses.replace(config, attention=attention)

@@ -22,6 +22,7 @@ REMAT_NAMES = tuple(
 _POSITIVE = (
     "vocab_size num_decoder_layers emb_dim num_query_heads num_kv_heads head_dim mlp_dim "
     "rope_max_timescale max_target_length per_device_batch_size gradient_accumulation_steps "
+    "num_layers_per_pipeline_stage "
     "eval_steps num_processes checkpoint_period checkpoints_to_keep log_period learning_rate "
     "normalization_layer_epsilon sa_block_q sa_block_kv sa_block_kv_compute "
     "sa_block_q_dkv sa_block_kv_dkv sa_block_kv_dkv_compute sa_block_q_dq sa_block_kv_dq"
@@ -173,6 +174,10 @@ def _check_run(config: Config) -> None:
     for key in axis_keys():
         if (size := getattr(config, key)) < 1 and size != -1:
             raise UserError(f"{key}={size}: expected 1 or more, or -1 for all remaining devices")
+    if (count := config.num_pipeline_microbatches) < 1 and count != -1:
+        raise UserError(
+            f"num_pipeline_microbatches={count}: expected 1 or more, or -1 for as many as stages"
+        )
     _check_run_name(config.run_name)
     for key in ("base_output_directory", "metrics_file", "tensorboard_dir", "profile_dir"):
         check_path(getattr(config, key), key)

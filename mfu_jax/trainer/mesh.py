@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -123,18 +124,13 @@ def micro_batch_size(config: Config, device_count: int) -> int:
     """Sequences in one micro-batch of the whole job of `device_count` devices.
 
     Raises:
-        UserError: `per_device_batch_size` × devices is not a whole number, or not divisible by
-            the processes.
+        UserError: `per_device_batch_size` × devices is not a whole number.
     """
     size = sequences(config, device_count)
     if size.denominator != 1 or size < 1:
         raise UserError(
             f"per_device_batch_size={config.per_device_batch_size:g} on {device_count} "
             f"devices gives {float(size):g} sequences; expected a whole number"
-        )
-    if size % jax.process_count():
-        raise UserError(
-            f"the batch of {size} sequences is not divisible by the {jax.process_count()} processes"
         )
     return int(size)
 
@@ -144,9 +140,46 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(None, EDGE_BATCH_AXES, SEQUENCE_AXIS))
 
 
+class Share(NamedTuple):
+    """The part of every batch that a process feeds: number `place` of `shares`.
+
+    Processes whose devices hold the same sequences, or parts of them, feed the same share.
+    """
+
+    place: int
+    shares: int
+
+
+@functools.cache
+def own_share(mesh: Mesh) -> Share:
+    """This process's share.
+
+    Raises:
+        UserError: the processes' devices hold overlapping, but different sequences.
+    """
+    sharding = batch_sharding(mesh)
+    rows = mesh.size
+    of_process: dict[int, set[int]] = {}
+    for device, (_, part, _) in sharding.devices_indices_map((1, rows, rows)).items():
+        of_process.setdefault(_process(device), set()).update(range(*part.indices(rows)))
+    shares = sorted({tuple(sorted(held)) for held in of_process.values()})
+    if sum(map(len, shares)) != rows or len(set(map(len, shares))) > 1:
+        raise UserError(
+            f"the mesh {dict(mesh.shape)} gives the {len(of_process)} processes overlapping parts "
+            "of a batch; choose sizes of context_parallelism, tensor and pipeline that divide, or "
+            "are divided by, the devices of a process"
+        )
+    return Share(shares.index(tuple(sorted(of_process[jax.process_index()]))), len(shares))
+
+
+def _process(device: Any) -> int:
+    number: int = device.process_index
+    return number
+
+
 def rows_per_process(config: Config, mesh: Mesh) -> int:
     """Sequences of one micro-batch that each process feeds."""
-    return micro_batch_size(config, mesh.size) // jax.process_count()
+    return micro_batch_size(config, mesh.size) // own_share(mesh).shares
 
 
 def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
@@ -154,9 +187,14 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
     sharding = batch_sharding(mesh)
     if jax.process_count() == 1:
         return jax.device_put(dict(batch), sharding)
-    return {
-        key: jax.make_array_from_process_local_data(sharding, value) for key, value in batch.items()
-    }
+    count = own_share(mesh).shares
+
+    def put(rows: np.ndarray) -> jax.Array:
+        accumulation, own, length = rows.shape
+        shape = (accumulation, own * count, length)
+        return jax.make_array_from_process_local_data(sharding, rows, shape)
+
+    return {key: put(rows) for key, rows in batch.items()}
 
 
 def state_shardings(mesh: Mesh, abstract_state: Any) -> Any:

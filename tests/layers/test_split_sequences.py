@@ -1,5 +1,6 @@
 """Attention over sequences that are split over devices, against attention written out in numpy."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -76,6 +77,17 @@ def test_splash_attends_from_each_part(need: str | None, monkeypatch: pytest.Mon
     arrays = inputs(256, 4, 2, 128)
     got = attended("splash", attention_inputs(arrays, pattern=pattern))
     assert_close_as_float32(got, written_out(*arrays, **options), terms=256)
+
+
+def test_splash_over_parts_is_one_kernel_with_all_keys_on_a_tpu() -> None:
+    x = attention_inputs(inputs(256, 4, 2, 128))
+    with jax.set_mesh(mesh(1, 4, 2)):
+        traced = jax.jit(lambda q: ATTENTION_OPS["splash"](dataclasses.replace(x, q=q))).trace(x.q)
+        text = traced.lower(lowering_platforms=("tpu",)).as_text()
+    call = next(line for line in text.splitlines() if "tpu_custom_call" in line)
+    # A device has 64 of 256 queries and 2 of 4 heads; keys are those of the whole sequence.
+    assert "tensor<2x2x64x128xf32>" in call
+    assert "tensor<2x1x256x128xf32>" in call
 
 
 def test_what_a_split_sequence_cannot_have_is_said() -> None:

@@ -48,6 +48,14 @@ def test_sizes_within_and_between_two_slices(
     assert shape.sizes == {a: within.get(a, 1) * between.get(a, 1) for a in PRODUCT}
 
 
+def check(words: list[str], *, slices: int) -> None:
+    """As trainer and plan do on eight devices."""
+    of_words = config(*words)
+    shape = mesh_shape(of_words, 8, slices)
+    check_shape(of_words, shape)
+    check_batch(of_words, shape, 8)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -70,9 +78,6 @@ def test_sizes_within_and_between_two_slices(
 )
 def test_a_mesh_that_does_not_fit_is_one_line(words: list[str], message: str) -> None:
     with pytest.raises(UserError) as error:
-        of_words = config(*words)
-        shape = mesh_shape(of_words, 8, slices=2 if any("dcn" in word for word in words) else 1)
-        check_shape(of_words, shape)
-        check_batch(of_words, shape, 8)
+        check(words, slices=2 if any("dcn" in word for word in words) else 1)
     assert message in str(error.value)
     assert "\n" not in str(error.value)

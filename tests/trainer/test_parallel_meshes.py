@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.trainer import mesh, pyconfig, state, step
+from mfu_jax.trainer.run_logger import count_step
 from tests.support.floats import assert_close_as_float32
 
 ROWS, LENGTH, LAYERS, STEPS = 16, 32, 4, 10
@@ -56,8 +57,8 @@ def batch() -> dict[str, np.ndarray]:
     }
 
 
-def trained(c: pyconfig.Config, devices: int) -> tuple[list[float], ExecutedCount]:
-    """The losses, and the count of the program that gave them."""
+def trained(c: pyconfig.Config, devices: int) -> tuple[list[float], StepFlops]:
+    """The losses, and the counts of the program that gave them."""
     grid = mesh.make_mesh(c, jax.devices()[:devices])
     lowered = step.lower_train_step(c, grid, state.abstract_state(c, grid))
     compiled = lowered.compile(compiler_options=FAST)
@@ -66,13 +67,13 @@ def trained(c: pyconfig.Config, devices: int) -> tuple[list[float], ExecutedCoun
     for _ in range(STEPS):
         train_state, metrics = compiled(train_state, mesh.put_batch(batch(), grid))
         losses.append(float(metrics["loss"]))
-    return losses, executed_flops(compiled)
+    return losses, count_step(c, compiled)
 
 
 @functools.cache
 def one_device(kind: str) -> tuple[list[float], int]:
-    losses, count = trained(config(per_device_batch_size=ROWS, **KINDS[kind]), 1)
-    return losses, count.total
+    losses, flops = trained(config(per_device_batch_size=ROWS, **KINDS[kind]), 1)
+    return losses, flops.executed.total
 
 
 KINDS = {"dense": DENSE, "experts": MOE}
@@ -103,7 +104,10 @@ def bubble(stages: int, microbatches: int) -> int:
     ],
 )
 def test_a_mesh_trains_as_one_device(kind: str, axes: dict[str, int], more: int) -> None:
-    losses, count = trained(config(per_device_batch_size=ROWS / 8, **axes, **KINDS[kind]), 8)
-    expected, flops = one_device(kind)
+    losses, flops = trained(config(per_device_batch_size=ROWS / 8, **axes, **KINDS[kind]), 8)
+    expected, of_one = one_device(kind)
     assert_close_as_float32(losses, expected, terms=STEPS * TOKENS)
-    assert count.total * 8 == flops + more
+    assert flops.executed.total * 8 == of_one + more
+    named = {line.label: line.flops * 8 for line in flops.ledger.lines}
+    assert named.get("pipeline bubble", 0) == more
+    assert flops.ledger.residual == 0

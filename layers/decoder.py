@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ from .hyper_connections import HyperHead
 from .linears import Dense
 from .multi_token_prediction import MultiTokenPrediction
 from .per_layer_inputs import PerLayerEmbedding
+from .quantization import quantization
 from .remat import remat
 from .routers import moved_bias
 from .sharding import BATCH_AXES, constrain
@@ -71,7 +73,8 @@ class Decoder(nnx.Module):
             )
         keys = jax.random.split(rngs.params(), len(spec.layers))
         policy = remat(config)
-        self.layers = Stack(spec.layers, keys, build, scan=config.scan_layers, remat=policy)
+        of_layers = dataclasses.replace(build, quantization=quantization(config))
+        self.layers = Stack(spec.layers, keys, of_layers, scan=config.scan_layers, remat=policy)
         if spec.hyper_head:
             self.hyper_head = HyperHead(spec.streams, build)
         self.decoder_norm = build.norm()

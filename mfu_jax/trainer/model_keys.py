@@ -174,3 +174,13 @@ class KernelKeys:
     sa_block_q_dq: int
     sa_block_kv_dq: int
     sa_use_fused_bwd_kernel: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizationKeys:
+    """Matmuls in eight bits."""
+
+    quantization: Literal["", "int8", "fp8", "fp8_e5m2", "fp8_full", "nanoo_fp8"]
+    weight_quantization_calibration_method: str
+    act_quantization_calibration_method: str
+    bwd_quantization_calibration_method: str

@@ -15,6 +15,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.layers.attention_ops import choose_attention
 from mfu_jax.layers.decoder import Decoder
 from mfu_jax.layers.families import model_spec
+from mfu_jax.parts import QUANTIZE, load_part
 from mfu_jax.trainer.mesh import state_shardings
 from mfu_jax.trainer.pyconfig import Config
 
@@ -74,7 +75,13 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
 
 
 def make_model(config: Config, seed: int | jax.Array) -> Decoder:
-    """The model with its initial weights."""
+    """The model with its initial weights.
+
+    Raises:
+        UserError: the config quantises, and qwix is missing.
+    """
+    if config.quantization:
+        load_part("qwix", f"quantization={config.quantization}", install=QUANTIZE)
     return Decoder(config, attention=config.attention, rngs=nnx.Rngs(params=seed))
 
 

@@ -43,6 +43,7 @@ def validate(config: Config) -> None:
     _check_model(config)
     _check_experts(config)
     _check_remat(config)
+    _check_quantization(config)
     _check_run(config)
 
 
@@ -156,6 +157,34 @@ def _check_remat(config: Config) -> None:
             f"'names' and none with the others; for example remat_policy=names "
             f"remat_save_names=[context]"
         )
+
+
+_RANGES = tuple(f"{of}_quantization_calibration_method" for of in ("weight", "act", "bwd"))
+
+
+def _check_quantization(config: Config) -> None:
+    for key in _RANGES:
+        given = getattr(config, key)
+        if given != "absmax" and not config.quantization:
+            raise UserError(
+                f"{key}={given} has no effect without quantization; set, for example, "
+                "quantization=fp8_full"
+            )
+        if given != "absmax" and not _is_fixed_range(given):
+            raise UserError(
+                f"{key}={given}: expected absmax, or fixed,LOW,HIGH with LOW below 0 below HIGH, "
+                "for example fixed,-224,224"
+            )
+
+
+def _is_fixed_range(text: str) -> bool:
+    """Whether it is ``fixed,LOW,HIGH`` with 0 in between."""
+    method, *bounds = text.split(",")
+    try:
+        low, high = map(float, bounds)
+    except ValueError:
+        return False
+    return method == "fixed" and -float("inf") < low < 0 < high < float("inf")
 
 
 def _check_run_name(name: str) -> None:

@@ -47,6 +47,16 @@ class ModelKeys:
     trainable_position_size: int
     rope_max_timescale: int
     local_rope_max_timescale: int
+    rope_type: Literal["default", "llama3.1", "yarn"]
+    rope_linear_scaling_factor: float
+    rope_use_scale: bool
+    rope_factor: float
+    original_max_position_embeddings: int
+    beta_fast: float
+    beta_slow: float
+    mscale: float
+    rope_truncate: bool
+    rope_attention_scaling: bool
     partial_rotary_factor: float
     normalization_layer_epsilon: float
     logits_via_embedding: bool

@@ -20,14 +20,16 @@ REMAT_NAMES = tuple(
 
 _POSITIVE = (
     "vocab_size num_decoder_layers emb_dim num_query_heads num_kv_heads head_dim mlp_dim "
-    "rope_max_timescale max_target_length per_device_batch_size gradient_accumulation_steps "
+    "rope_max_timescale rope_linear_scaling_factor beta_fast beta_slow "
+    "max_target_length per_device_batch_size gradient_accumulation_steps "
     "eval_steps num_processes checkpoint_period checkpoints_to_keep log_period learning_rate "
     "normalization_layer_epsilon fsdp expert tensor sa_block_q sa_block_kv sa_block_kv_compute "
     "sa_block_q_dkv sa_block_kv_dkv sa_block_kv_dkv_compute sa_block_q_dq sa_block_kv_dq"
 ).split()
 _NOT_NEGATIVE = (
     "steps seed eval_interval gradient_clipping_threshold adam_weight_decay warmup_steps "
-    "peak_tflops_per_device process_id trainable_position_size heartbeat_timeout_seconds"
+    "peak_tflops_per_device process_id trainable_position_size heartbeat_timeout_seconds "
+    "rope_factor original_max_position_embeddings mscale"
 ).split()
 _FRACTIONS = (
     "eval_fraction warmup_steps_fraction cosine_learning_rate_final_fraction adam_b1 adam_b2"

@@ -100,7 +100,7 @@ class MetricsRun:
         )
 
     def segments(self, *, warmup_steps: int) -> Iterator[tuple[str, Segment]]:
-        """As `with_kinds`, many steps at once.
+        """Steps, and whether they are measured ``step``, ``warmup`` or ``compile`` ones.
 
         Args:
             warmup_steps: as `summary` takes it.
@@ -121,18 +121,6 @@ class MetricsRun:
                 kind = segment.kind or ("warmup" if early else "step")
                 yield kind, segment.part(begin, end)
                 begin = end
-
-    def with_kinds(self, *, warmup_steps: int) -> Iterator[tuple[str, LoggedStep]]:
-        """Each step, and whether it is a measured ``step``, a ``warmup`` or a ``compile`` one.
-
-        Args:
-            warmup_steps: as `summary` takes it.
-        """
-        since_start, last = 0, -1
-        for step in self.steps:
-            since_start = 0 if step.number < last else since_start
-            yield step.kind or ("warmup" if since_start < warmup_steps else "step"), step
-            since_start, last = since_start + 1, step.number
 
     def with_scalars(self, change: Change) -> MetricsRun:
         """The same run with `change` applied to the scalars of every step."""

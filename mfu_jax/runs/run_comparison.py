@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,6 +12,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.formatting import columns, percent, readable, seconds_text
 from mfu_jax.runs.comparison import CONFIDENCE, Difference, compare_with_repeats
 from mfu_jax.runs.metrics_files import MetricsRun
+from mfu_jax.runs.metrics_lines import TIME
 
 # Repeats of one run differ by as much, whatever their intervals say: other machines, other clocks.
 SMALLEST = 0.01
@@ -17,7 +20,8 @@ _SAME = 1e-3  # relative: logs round tokens per second
 
 Result = Literal["faster", "slower", "same", "unknown"]
 
-Read = Callable[[Mapping[str, float]], float | None]
+Columns = Mapping[str, Sequence[float]]
+Read = Callable[[Columns], Sequence[float] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +31,7 @@ class Metric:
     Attributes:
         name: its key in JSON.
         title: its name for people.
-        read: its value in a step's scalars; None: unknown there.
+        read: its value in each step, from the columns of their scalars; None: unknown there.
         text: a value for people.
         less_is_better: as for times.
     """
@@ -40,26 +44,26 @@ class Metric:
 
 
 def _scalar(name: str) -> Read:
-    return lambda scalars: scalars.get(name)
+    return lambda columns: columns.get(name)
 
 
 def _rate(amount: str) -> Read:
-    def read(scalars: Mapping[str, float]) -> float | None:
-        seconds = scalars["perf/step_time_seconds"]
-        return scalars[amount] / seconds if amount in scalars and seconds else None
+    def read(columns: Columns) -> Sequence[float] | None:
+        amounts = columns.get(amount)
+        return None if amounts is None else list(map(operator.truediv, amounts, columns[TIME]))
 
     return read
 
 
-def _with_waits(scalars: Mapping[str, float]) -> float | None:
-    wait = scalars.get("goodput/data_wait_seconds")
-    return None if wait is None else scalars["perf/step_time_seconds"] + wait
+def _with_waits(columns: Columns) -> Sequence[float] | None:
+    waits = columns.get("goodput/data_wait_seconds")
+    return None if waits is None else list(map(operator.add, columns[TIME], waits))
 
 
 STEP_TIME = Metric(
     name="step_time_seconds",
     title="step time",
-    read=_scalar("perf/step_time_seconds"),
+    read=_scalar(TIME),
     text=seconds_text,
     less_is_better=True,
 )
@@ -280,11 +284,11 @@ def compare_with_runs(
 def _columns_of(run: MetricsRun, warmup_steps: int) -> dict[str, list[float]]:
     """The values of the measured steps, by metric."""
     found: dict[str, list[float]] = {metric.name: [] for metric in METRICS}
-    for kind, step in run.with_kinds(warmup_steps=warmup_steps):
-        if kind == "step" and step.scalars["perf/step_time_seconds"] > 0:
+    for kind, segment in run.segments(warmup_steps=warmup_steps):
+        if kind == "step":
+            columns = _timed(segment.columns)
             for metric in METRICS:
-                if (value := metric.read(step.scalars)) is not None:
-                    found[metric.name].append(value)
+                found[metric.name] += metric.read(columns) or ()
     if not found[STEP_TIME.name]:
         raise UserError(
             f"{run.path!r} holds {len(run.steps)} steps, none of them with a measured time; "
@@ -292,6 +296,14 @@ def _columns_of(run: MetricsRun, warmup_steps: int) -> dict[str, list[float]]:
             f"warmup_steps=0, or a longer run"
         )
     return found
+
+
+def _timed(columns: Columns) -> Columns:
+    """The columns without steps of 0 s, which a log's rounding leaves."""
+    is_timed = [seconds > 0 for seconds in columns[TIME]]
+    if all(is_timed):
+        return columns
+    return {name: list(itertools.compress(v, is_timed)) for name, v in columns.items()}
 
 
 def _is_comparable(*values: Sequence[float]) -> bool:
@@ -331,8 +343,13 @@ def _amounts(baselines: Sequence[MetricsRun], b: MetricsRun, name: str) -> tuple
 
 def _of_a_step(run: MetricsRun, amount: str) -> float:
     """An amount of the longest step, in which a log's rounding matters least; 0 if unknown."""
-    longest = max(run.steps, key=lambda step: step.scalars["perf/step_time_seconds"])
-    return longest.scalars.get(amount, 0.0)
+    longest, found = -1.0, 0.0
+    for segment in run.steps.segments():
+        seconds = segment.columns[TIME]
+        if (most := max(seconds)) > longest:
+            amounts = segment.columns.get(amount)
+            longest, found = most, amounts[seconds.index(most)] if amounts else 0.0
+    return found
 
 
 def _differ(a: float, b: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from .linears import Dense
 from .multi_token_prediction import MultiTokenPrediction
 from .per_layer_inputs import PerLayerEmbedding
 from .pipeline import Pipeline, schedule_of
+from .quantization import quantization
 from .remat import remat
 from .routers import moved_bias
 from .sharding import EDGE_BATCH_AXES, SEQUENCE_AXIS, constrain
@@ -73,12 +75,14 @@ class Decoder(nnx.Module):
             )
         keys = jax.random.split(rngs.params(), len(spec.layers))
         policy = remat(config)
+        of_layers = dataclasses.replace(build, quantization=quantization(config))
         schedule = schedule_of(config, spec.layers)
         self.layers: Stack | Pipeline
         if schedule is None:
-            self.layers = Stack(spec.layers, keys, build, scan=config.scan_layers, remat=policy)
+            scan = config.scan_layers
+            self.layers = Stack(spec.layers, keys, of_layers, scan=scan, remat=policy)
         else:
-            self.layers = Pipeline(spec.layers, keys, build, schedule=schedule, remat=policy)
+            self.layers = Pipeline(spec.layers, keys, of_layers, schedule=schedule, remat=policy)
         if spec.hyper_head:
             self.hyper_head = HyperHead(spec.streams, build)
         self.decoder_norm = build.norm()

@@ -56,12 +56,14 @@ def settings_of(config: Config, start_step: int = 0) -> Settings:
 
 
 def find_step_peaks(config: Config) -> StepPeaks:
-    """The peaks of one device, first in the working dtype: given, from the table, or measured.
+    """The peaks of one device for the model's matmuls: given, from the table, or measured.
 
     Raises:
         UserError: the chip is not in the table and no peak is given.
     """
-    return assembly.peaks_of(settings_of(config), jax.local_devices()[0], {config.dtype: 1})
+    model = counts.analytic_model(config, convention=config.convention)
+    device = jax.local_devices()[0]
+    return assembly.peaks_of(settings_of(config), device, model.flops_by_dtype)
 
 
 def make_run_sinks(config: Config, settings: Settings) -> list[Sink]:

@@ -16,6 +16,7 @@ from mfu_jax.layers.attention_ops import SPLIT, choose_attention
 from mfu_jax.layers.decoder import Decoder
 from mfu_jax.layers.families import model_spec
 from mfu_jax.layers.pipeline import schedule_of
+from mfu_jax.parts import QUANTIZE, load_part
 from mfu_jax.trainer.mesh import state_shardings
 from mfu_jax.trainer.pyconfig import Config
 
@@ -91,7 +92,13 @@ def _ring(config: Config) -> str:
 
 
 def make_model(config: Config, seed: int | jax.Array) -> Decoder:
-    """The model with its initial weights."""
+    """The model with its initial weights.
+
+    Raises:
+        UserError: the config quantises, and qwix is missing.
+    """
+    if config.quantization:
+        load_part("qwix", f"quantization={config.quantization}", install=QUANTIZE)
     return Decoder(config, attention=config.attention, rngs=nnx.Rngs(params=seed))
 
 

@@ -10,7 +10,7 @@ included; ``…_us`` and ``us`` are whole microseconds.
 ``span``    name, t, m at its start, us; without us it is open; step and step_us of a step before
 ``restored`` step: the next one, after a checkpoint was read
 ``compile`` spans: [m, us] of each
-``alive``   the process lived; wait_us: the wait for data since the last step's end
+``alive``   the process lived; wait_us: the wait for data since the last step in the journal ended
 ``stop``    how: clean, a signal's name, or ``exception: …``
 """
 

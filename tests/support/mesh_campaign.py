@@ -68,7 +68,6 @@ MESHES: dict[str, dict[str, Any]] = {
     "pipeline-context-expert": {**_PIPELINE, "context_parallelism": 2, "expert": 2},
 }
 SAMPLE = (
-    ("dense", "context"),
     ("dense", "pipeline-fsdp-tensor"),
     ("experts", "pipeline-context-expert"),
 )

@@ -25,5 +25,4 @@ def test_a_mesh_trains_as_one_device(kind: str, axes: str) -> None:
     assert flops.executed.total * 8 == of_one.executed.total + sum(more.values())
     bubble = sum(line.flops for line in flops.ledger.lines if line.label == "pipeline bubble")
     assert bubble > 0 or "pipeline" not in axes
-    if kind == "dense":  # the residual of experts in a pipeline: docs/parallelism.md
-        assert flops.ledger.residual == 0
+    assert flops.ledger.residual == of_one.ledger.residual == 0

@@ -50,6 +50,14 @@ def start(
     )
 
 
+def send_after(process: subprocess.Popen[str], step: int, signum: int) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(f"completed step: {step},"):
+            process.send_signal(signum)
+            return
+
+
 def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
     process = start(folder, *arguments)
     out, err = process.communicate(timeout=HANG_SECONDS)

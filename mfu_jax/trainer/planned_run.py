@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 import typing
 from collections.abc import Iterator, Mapping
 
+from mfu_jax.parts import QUANTIZE
 from mfu_jax.planning.measured_runs import MeasuredRun
 from mfu_jax.planning.targets import Target
 from mfu_jax.trainer.pyconfig import Config
@@ -30,7 +32,12 @@ _AXES = {
 _OTHER_AXES = {"fsdp": ("pipeline",), "tensor": ("context", "sequence", "tensor_sequence")}
 _MESH_KEY = "_parallelism"
 # Keys that do not change the program.
-_SILENT = ("dataset_type", "allow_split_physical_axes", "use_iota_embed")
+_SILENT = (
+    "dataset_type",
+    "allow_split_physical_axes",
+    "use_iota_embed",
+    "use_qwix_quantization",  # all quantisation here is qwix's
+)
 _SAME = {"opt_type": "adamw"}
 
 
@@ -48,7 +55,9 @@ def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
         own, value = name.removeprefix("base_"), _ATTENTION.get(value, value)
         if name.endswith(_MESH_KEY) or name in _SILENT or _SAME.get(name) == value:
             continue
-        if own in fields and _takes(kinds[own], value):
+        if "quantization" in own and importlib.util.find_spec("qwix") is None:
+            lost.append(f"{name}={value} (it needs pip install {QUANTIZE})")
+        elif own in fields and _takes(kinds[own], value):
             keys[own] = value
         else:
             lost.append(f"{name}={value}")

@@ -15,6 +15,7 @@ from .embeddings import Embed
 from .families import model_spec
 from .hyper_connections import HyperHead
 from .linears import Dense
+from .lora import lora, trains_only_above_the_embedding
 from .multi_token_prediction import MultiTokenPrediction
 from .per_layer_inputs import PerLayerEmbedding
 from .quantization import quantization
@@ -57,6 +58,7 @@ class Decoder(nnx.Module):
             epsilon=config.normalization_layer_epsilon,
             attention=attention,
             rngs=rngs,
+            lora=lora(config),
         )
         self.spec = spec
         self.token_embedder = Embed(
@@ -74,7 +76,14 @@ class Decoder(nnx.Module):
         keys = jax.random.split(rngs.params(), len(spec.layers))
         policy = remat(config)
         of_layers = dataclasses.replace(build, quantization=quantization(config))
-        self.layers = Stack(spec.layers, keys, of_layers, scan=config.scan_layers, remat=policy)
+        self.layers = Stack(
+            spec.layers,
+            keys,
+            of_layers,
+            scan=config.scan_layers,
+            remat=policy,
+            first_alone=trains_only_above_the_embedding(config),
+        )
         if spec.hyper_head:
             self.hyper_head = HyperHead(spec.streams, build)
         self.decoder_norm = build.norm()

@@ -31,9 +31,17 @@ class Parts(NamedTuple):
     loads: dict[str, jax.Array]
 
 
-def objective(params: Any, graph: Any, batch: Batch, config: Config) -> tuple[jax.Array, Parts]:
-    """The sum that a step minimises, and its parts; batch: [batch, sequence]."""
-    model = nnx.merge(graph, params)
+def objective(
+    trained: Any, frozen: Any, graph: Any, batch: Batch, config: Config
+) -> tuple[jax.Array, Parts]:
+    """The sum that a step minimises, and its parts.
+
+    Args:
+        trained, frozen: the model's weights, of `trained_and_frozen`.
+        graph: the model without them.
+        batch: [batch, sequence].
+    """
+    model = nnx.merge(graph, trained, frozen)
     outputs = model.outputs(batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"])
     with jax.named_scope("loss"):
         weights = batch["targets_weight"].astype(jnp.float32)

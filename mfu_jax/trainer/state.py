@@ -18,6 +18,7 @@ from mfu_jax.layers.families import model_spec
 from mfu_jax.parts import QUANTIZE, load_part
 from mfu_jax.trainer.mesh import state_shardings
 from mfu_jax.trainer.pyconfig import Config
+from mfu_jax.trainer.trainable import trained_and_frozen
 
 
 @jax.tree_util.register_dataclass
@@ -108,10 +109,11 @@ def create_state(config: Config, mesh: Mesh) -> TrainState:
 
 
 def parameter_count(state: TrainState) -> int:
-    """The number of trained weights."""
+    """The number of weights, trained or not."""
     return sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
 
 def _initial_state(config: Config) -> TrainState:
     params = nnx.state(make_model(config, config.seed), nnx.Param)
-    return TrainState(jnp.zeros((), jnp.int32), params, make_optimizer(config).init(params))
+    trained, _ = trained_and_frozen(config, params)
+    return TrainState(jnp.zeros((), jnp.int32), params, make_optimizer(config).init(trained))

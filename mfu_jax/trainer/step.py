@@ -21,6 +21,7 @@ from mfu_jax.trainer.state import (
     make_optimizer,
     model_graph,
 )
+from mfu_jax.trainer.trainable import all_are_trained, joined, trained_and_frozen
 
 Metrics = dict[str, jax.Array]
 
@@ -37,7 +38,8 @@ def make_train_step(config: Config) -> Callable[[TrainState, Batch], tuple[Train
 
     def gradient(params: Any, micro_batch: Batch) -> tuple[Parts, Any]:
         differentiate = jax.value_and_grad(objective, has_aux=True)
-        (_, parts), grads = differentiate(params, graph, micro_batch, config)
+        trained, frozen = trained_and_frozen(config, params)
+        (_, parts), grads = differentiate(trained, frozen, graph, micro_batch, config)
         return parts, grads
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -50,11 +52,11 @@ def make_train_step(config: Config) -> Callable[[TrainState, Batch], tuple[Train
         with jax.named_scope("optimizer"):
             tokens = jnp.maximum(parts.weights, 1)
             grads = jax.tree.map(lambda g: g / tokens.astype(g.dtype), grads)
-            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-            params = optax.apply_updates(state.params, updates)
-            params = with_moved_biases(
-                params, state.params, parts.loads, config.routed_bias_update_rate
-            )
+            trained, frozen = trained_and_frozen(config, state.params)
+            updates, opt_state = optimizer.update(grads, state.opt_state, trained)
+            params = joined(optax.apply_updates(trained, updates), frozen)
+            loads = parts.loads if all_are_trained(config) else {}
+            params = with_moved_biases(params, state.params, loads, config.routed_bias_update_rate)
             metrics = {
                 "loss": parts.loss / tokens,
                 "grad_norm": optax.tree.norm(grads),
@@ -88,7 +90,7 @@ def make_eval_step(config: Config) -> Callable[[TrainState, Batch], tuple[jax.Ar
 
     def eval_step(state: TrainState, batch: Batch) -> tuple[jax.Array, jax.Array]:
         micro_batch = {key: value[0] for key, value in batch.items()}
-        _, parts = objective(state.params, graph, micro_batch, config)
+        _, parts = objective(*trained_and_frozen(config, state.params), graph, micro_batch, config)
         return parts.loss, parts.weights
 
     return eval_step

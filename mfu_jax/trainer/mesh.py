@@ -106,7 +106,7 @@ def _check_divisible(config: Config) -> None:
 
 
 def micro_batch_size(config: Config, device_count: int) -> int:
-    """Sequences in one micro-batch of the whole job of `device_count` devices.
+    """Sequences in one micro-batch of the whole job of `device_count` devices; of DPO, two a pair.
 
     Raises:
         UserError: `per_device_batch_size` × devices is not a whole number, or not divisible by
@@ -122,7 +122,7 @@ def micro_batch_size(config: Config, device_count: int) -> int:
         raise UserError(
             f"the batch of {size} sequences is not divisible by the {jax.process_count()} processes"
         )
-    return int(size)
+    return int(size) * (1 + config.use_dpo)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

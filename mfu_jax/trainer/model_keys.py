@@ -204,3 +204,6 @@ class FinetuningKeys:
     lora_rank: int
     lora_alpha: float
     lora_targets: tuple[str, ...]
+    use_dpo: bool
+    dpo_beta: float
+    dpo_label_smoothing: float

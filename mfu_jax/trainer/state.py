@@ -24,11 +24,16 @@ from mfu_jax.trainer.trainable import trained_and_frozen
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """What a step takes and returns; checkpoints hold all of it."""
+    """What a step takes and returns; checkpoints hold all of it.
+
+    Attributes:
+        reference: the weights that DPO compares with, as they were at first; else nothing.
+    """
 
     step: jax.Array
     params: Any
     opt_state: Any
+    reference: Any = ()
 
 
 def learning_rate_schedule(config: Config) -> optax.Schedule:
@@ -116,4 +121,6 @@ def parameter_count(state: TrainState) -> int:
 def _initial_state(config: Config) -> TrainState:
     params = nnx.state(make_model(config, config.seed), nnx.Param)
     trained, _ = trained_and_frozen(config, params)
-    return TrainState(jnp.zeros((), jnp.int32), params, make_optimizer(config).init(trained))
+    reference = jax.tree.map(jnp.copy, params) if config.use_dpo else ()
+    moments = make_optimizer(config).init(trained)
+    return TrainState(jnp.zeros((), jnp.int32), params, moments, reference)

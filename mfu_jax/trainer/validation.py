@@ -27,12 +27,13 @@ _POSITIVE = (
     "sa_block_q_dkv sa_block_kv_dkv sa_block_kv_dkv_compute sa_block_q_dq sa_block_kv_dq"
 ).split()
 _NOT_NEGATIVE = (
-    "steps seed eval_interval gradient_clipping_threshold adam_weight_decay warmup_steps "
+    "steps seed dpo_beta eval_interval gradient_clipping_threshold adam_weight_decay warmup_steps "
     "peak_tflops_per_device process_id trainable_position_size heartbeat_timeout_seconds "
     "rope_factor original_max_position_embeddings mscale lora_rank lora_alpha"
 ).split()
 _FRACTIONS = (
-    "eval_fraction warmup_steps_fraction cosine_learning_rate_final_fraction adam_b1 adam_b2"
+    "eval_fraction warmup_steps_fraction cosine_learning_rate_final_fraction adam_b1 adam_b2 "
+    "dpo_label_smoothing"
 ).split()
 
 
@@ -196,6 +197,11 @@ _BOTTOM, _TOP = {"tokens", "embedding"}, {"logits", "head"}
 
 
 def _check_trained(config: Config) -> None:
+    if config.use_dpo and (config.mtp_num_layers or config.num_experts > 1):
+        raise UserError(
+            "use_dpo=true with mtp_num_layers or num_experts: DPO has none of their losses here; "
+            "expected a dense model without multi-token prediction"
+        )
     if config.lora_rank and config.frozen:
         raise UserError("lora_rank freezes all but the adapters; leave frozen out")
     for name in config.lora_targets if config.lora_rank else ():

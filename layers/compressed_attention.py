@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from .attention_ops import Pattern, masked_attention
+from .attention_ops import WHOLE, Pattern, masked_attention
 from .building import Builder, Inputs
 from .latent_attention import IndexerSpec, indexer_scores, top_keys
 from .normalizations import scaled_to_one
@@ -40,7 +40,7 @@ class CompressedAttentionSpec:
     rope_dim: int
     indexer: IndexerSpec | None = None
     scope: str = "self_attention"
-    needs: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset({WHOLE})
 
     def make(self, build: Builder) -> CompressedAttention:
         """The layer's weights."""

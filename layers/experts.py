@@ -16,7 +16,7 @@ from .feed_forwards import MlpSpec
 from .linears import ACTIVATIONS
 from .quantization import quantized_dot, quantized_ragged_dot
 from .routers import RouterSpec, Routing
-from .sharding import BATCH_AXES, constrain
+from .sharding import BATCH_AXES, SEQUENCE_AXIS, constrain
 
 # How `shard_map` takes the experts' weights: split over experts and hidden width, else gathered.
 _WEIGHT_SPECS = {
@@ -116,7 +116,7 @@ class Experts(nnx.Module):
         weights = {name: getattr(self, name)[...].astype(self.dtype) for name in names}
         if jax.sharding.get_abstract_mesh().empty:
             return self._sorted_rows(x, routing, weights, first=0)
-        rows = PartitionSpec(BATCH_AXES, None, None)
+        rows = PartitionSpec(BATCH_AXES, SEQUENCE_AXIS, None)
         specs = {name: _WEIGHT_SPECS[name] for name in names}
 
         def local(
@@ -205,7 +205,7 @@ class Experts(nnx.Module):
         batch = jnp.arange(B)[:, None]
         filled = jnp.zeros((B, E * capacity + 1, D), x.dtype).at[batch, slot].set(rows)
         slots = filled[:, :-1].reshape(B, E, capacity, D)
-        slots = constrain(slots, ("data", "fsdp"), "expert", None, None)
+        slots = constrain(slots, ("data", "fsdp"), "expert", SEQUENCE_AXIS, None)
 
         def multiply(slots: jax.Array, kernel: nnx.Param, bias: str) -> jax.Array:
             product = self._of_each(slots, kernel[...].astype(self.dtype))

@@ -259,6 +259,7 @@ def count_program(
     kernel_flops: Mapping[str, int] | None = None,
     trip_counts: Mapping[str, int] | None = None,
     lengths: Lengths = NO_LENGTHS,
+    overheads: Mapping[str, int] | None = None,
 ) -> StepFlops:
     """Counts a compiled step and explains the count, from the model's FLOPs on.
 
@@ -268,6 +269,7 @@ def count_program(
         kernel_flops: see `executed_flops`, like the next one.
         trip_counts: iterations of loops that depend on data.
         lengths: of groups and sequences that are data.
+        overheads: see `compare_flops`.
     """
     executed = executed_flops(
         compiled,
@@ -287,6 +289,7 @@ def count_program(
         operations=model.operations,
         unaccounted=model.unaccounted,
         complex_products=model.complex_products,
+        overheads=overheads,
     )
     return StepFlops(model=model, executed=executed, xla_reported=reported, ledger=ledger)
 

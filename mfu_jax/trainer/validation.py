@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.storage.addresses import check_path
+from mfu_jax.trainer.mesh_axes import axis_keys
 from mfu_jax.trainer.model_keys import RematKeys
 from mfu_jax.values import shown
 
@@ -22,8 +23,9 @@ _POSITIVE = (
     "vocab_size num_decoder_layers emb_dim num_query_heads num_kv_heads head_dim mlp_dim "
     "rope_max_timescale rope_linear_scaling_factor beta_fast beta_slow "
     "max_target_length per_device_batch_size gradient_accumulation_steps "
+    "num_layers_per_pipeline_stage "
     "eval_steps num_processes checkpoint_period checkpoints_to_keep log_period learning_rate "
-    "normalization_layer_epsilon fsdp expert tensor sa_block_q sa_block_kv sa_block_kv_compute "
+    "normalization_layer_epsilon sa_block_q sa_block_kv sa_block_kv_compute "
     "sa_block_q_dkv sa_block_kv_dkv sa_block_kv_dkv_compute sa_block_q_dq sa_block_kv_dq"
 ).split()
 _NOT_NEGATIVE = (
@@ -234,8 +236,13 @@ def _check_run_name(name: str) -> None:
 
 
 def _check_run(config: Config) -> None:
-    if config.data < 1 and config.data != -1:
-        raise UserError(f"data={config.data}: expected 1 or more, or -1 for all remaining devices")
+    for key in axis_keys():
+        if (size := getattr(config, key)) < 1 and size != -1:
+            raise UserError(f"{key}={size}: expected 1 or more, or -1 for all remaining devices")
+    if (count := config.num_pipeline_microbatches) < 1 and count != -1:
+        raise UserError(
+            f"num_pipeline_microbatches={count}: expected 1 or more, or -1 for as many as stages"
+        )
     _check_run_name(config.run_name)
     for key in ("base_output_directory", "metrics_file", "tensorboard_dir", "profile_dir"):
         check_path(getattr(config, key), key)

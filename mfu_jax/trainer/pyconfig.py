@@ -19,7 +19,13 @@ from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.trainer.mesh_axes import own_names
-from mfu_jax.trainer.model_keys import KernelKeys, ModelKeys, QuantizationKeys, RematKeys
+from mfu_jax.trainer.model_keys import (
+    FinetuningKeys,
+    KernelKeys,
+    ModelKeys,
+    QuantizationKeys,
+    RematKeys,
+)
 from mfu_jax.trainer.scaling import scaled_down
 from mfu_jax.trainer.validation import validate
 from mfu_jax.values import field_types, shown, typed
@@ -32,7 +38,7 @@ DType = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ModelKeys, RematKeys, KernelKeys, QuantizationKeys):
+class Config(ModelKeys, RematKeys, KernelKeys, QuantizationKeys, FinetuningKeys):
     """One training run. ``configs/base.yml`` explains each key and gives its default."""
 
     run_name: str

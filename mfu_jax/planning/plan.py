@@ -201,7 +201,7 @@ def make_plan(
     resources = bounds(costs, target, program.memory)
     bound = max(resources.values(), default=0.0)
     seconds = max(bound, line.seconds)
-    memory, kinds = program.memory or {}, memory_of(program)
+    memory, kinds = _on_the_device(program.memory or {}), memory_of(program)
     return Plan(
         target=str(target),
         chips=target.chips,
@@ -225,6 +225,18 @@ def make_plan(
         notes=(*_notes(costs, memory), *_gpu_memory(memory, target)),
         **_rates(costs, target, work, bound, seconds),
     )
+
+
+def _on_the_device(memory: Mapping[str, int]) -> Mapping[str, int]:
+    """With a peak of HBM: the compiler's counts what is offloaded to the host as well.
+
+    What is in HBM is no more than the arguments, the new results and the temporaries.
+    """
+    if not memory.get("host_temp_size_in_bytes"):
+        return memory
+    sizes = ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes")
+    most = sum(memory.get(key, 0) for key in sizes) - memory.get("alias_size_in_bytes", 0)
+    return {**memory, "peak_memory_in_bytes": min(memory.get("peak_memory_in_bytes", most), most)}
 
 
 def _fits(memory: Mapping[str, int], target: Target) -> bool:

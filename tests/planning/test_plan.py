@@ -53,6 +53,29 @@ def test_xlas_cycles_are_counted_once_for_each_trip(plan, text):
     assert scheduled == pytest.approx(cycles / 1.75e9, rel=0.02)
 
 
+def test_without_cycles_the_schedule_gives_nearly_the_same_time(text, plan):
+    """A program without machine code: XLA's cycles taken out, all else the same."""
+    scheduled = re.sub(r'"estimated_cycles":"\d+"', '"estimated_cycles":""', text)
+    found = make_plan(ProgramDump(text=scheduled), TARGET)
+    assert found.step_time_seconds == pytest.approx(plan.step_time_seconds, rel=0.05)
+    assert found.time_by_cause["matmul"] >= EXECUTED / 459e12 - plan.time_by_cause["kernel"]
+    assert found.time_by_cause["kernel"] == pytest.approx(plan.time_by_cause["kernel"])
+
+
+def test_the_peak_is_that_of_hbm_where_activations_are_offloaded():
+    """10 of arguments and 13 of temporaries, of which 22 are on the host: libtpu prints 32."""
+    memory = {
+        "peak_memory_in_bytes": 32 * 2**30,
+        "argument_size_in_bytes": 10 * 2**30,
+        "output_size_in_bytes": 10 * 2**30,
+        "alias_size_in_bytes": 10 * 2**30,
+        "temp_size_in_bytes": 13 * 2**30,
+        "host_temp_size_in_bytes": 22 * 2**30,
+    }
+    found = make_plan(ProgramDump(text=TEXT, memory=memory), parse_target(topology="v6e-8"))
+    assert (found.fits, found.memory_peak_bytes) == (True, 23 * 2**30)
+
+
 def test_the_parts_of_the_prediction_sum_to_it(plan):
     assert sum(plan.time_by_cause.values()) == pytest.approx(plan.step_time_seconds)
     assert plan.step_time_seconds >= plan.step_time_bound_seconds

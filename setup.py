@@ -65,6 +65,8 @@ setup(
     ],
     extras_require={
         "train": TRAIN,
+        # quantization=int8 and fp8 of the reference trainer
+        "quantize": ["qwix>=0.1.8"],
         "tpu": ["jax[tpu]>=0.8"],
         "cuda": ["jax[cuda13]>=0.8"],
         # mfu-jax plan: the compilers of chips that are not here; jax pins libtpu.

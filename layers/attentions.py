@@ -13,8 +13,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from .attention_ops import ATTENTION_OPS, CAUSAL, SINKS, AttentionInputs, Pattern
 from .building import Builder, Inputs
-from .embeddings import apply_rope
 from .normalizations import scaled_to_one
+from .rope import Rope, apply_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class AttentionSpec:
     Attributes:
         heads, kv_heads: query heads, and key/value heads, which divide them.
         pattern: which keys a query sees.
-        rope: longest wavelength of rotary positions, over 2π; None: no positions.
+        rope: rotary positions; None: no positions.
         rotary_dim: values of a head that are rotated; 0: all.
         bias: of queries, keys and values; `output_bias` of the output projection.
         qk_norm: norms on queries and keys: ``head`` (over each head), ``all_heads`` (over all
@@ -44,7 +44,7 @@ class AttentionSpec:
     kv_heads: int
     head_dim: int
     pattern: Pattern = CAUSAL
-    rope: float | None = None
+    rope: Rope | None = None
     rotary_dim: int = 0
     bias: bool = False
     output_bias: bool = False
@@ -154,7 +154,7 @@ class Attention(nnx.Module):
         spec = self.spec
         if spec.rope is not None:
             with jax.named_scope("rope"):
-                x = apply_rope(x, positions, max_timescale=spec.rope, rotary_dim=spec.rotary_dim)
+                x = apply_rope(x, positions, spec.rope, rotary_dim=spec.rotary_dim)
         return scaled_to_one(x, self.epsilon) if spec.qk_norm == "weightless" else x
 
 

@@ -13,6 +13,7 @@ from flax import nnx
 
 from .linears import Dense
 from .normalizations import NORMS
+from .quantization import Quantization
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class Builder:
         epsilon: of the norms.
         attention: name of the attention implementation.
         rngs: for the initial weights.
+        quantization: of the matmuls with weights; None: they run in `dtype`.
     """
 
     emb_dim: int
@@ -35,6 +37,7 @@ class Builder:
     epsilon: float
     attention: str
     rngs: nnx.Rngs
+    quantization: Quantization | None = None
 
     def of_layer(self, key: jax.Array) -> Builder:
         """The same for a layer that starts from `key`."""
@@ -54,7 +57,14 @@ class Builder:
         bias: bool = False,
     ) -> Dense:
         """A projection; `logical_axes` names every dimension of its kernel."""
-        return Dense(in_shape, out_shape, logical_axes=logical_axes, use_bias=bias, **self.dtypes)
+        return Dense(
+            in_shape,
+            out_shape,
+            logical_axes=logical_axes,
+            use_bias=bias,
+            quantization=self.quantization,
+            **self.dtypes,
+        )
 
     def norm(self, features: int | None = None, kind: str | None = None) -> Any:
         """A norm over `features`, by default over the residual stream."""

@@ -68,10 +68,13 @@ def main(argv: Sequence[str]) -> int:
         return _export(arguments)
     names, file = _names(arguments)
     options = _options(arguments)
-    if not file and len(names) == 1 and (found := answer_without_steps(names[0])):
+    try:
+        runs = [read_run_data(name, options) for name in names]
+    except UserError:
+        if file or len(names) > 1 or (found := answer_without_steps(names[0])) is None:
+            raise
         print(json_text(found[0]) if "--json" in arguments.flags else time_table.render(found[1]))
         return 0
-    runs = [read_run_data(name, options) for name in names]
     compared = [_compared(runs[0], run) for run in runs[1:]]
     plan = _plan(arguments, runs[0])
     if file:

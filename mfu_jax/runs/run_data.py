@@ -117,16 +117,15 @@ class Columns:
         """The columns of a run."""
         values: dict[str, array.array[float]] = {}
         is_measured = bytearray()
-        for i, (kind, step) in enumerate(run.with_kinds(warmup_steps=warmup_steps)):
-            is_measured.append(kind == "step")
-            for name, value in step.scalars.items():
-                column = values.get(name)
-                if column is None:
-                    column = values[name] = array.array("d", [math.nan]) * i
-                column.append(value)
-            for column in values.values():
-                if len(column) == i:
-                    column.append(math.nan)
+        for kind, segment in run.segments(warmup_steps=warmup_steps):
+            before, count = len(is_measured), len(segment.numbers)
+            is_measured += (b"\1" if kind == "step" else b"\0") * count
+            for name, column in segment.columns.items():
+                if name not in values:
+                    values[name] = array.array("d", [math.nan]) * before
+                values[name].extend(column)
+            for name in values.keys() - segment.columns.keys():
+                values[name].extend(array.array("d", [math.nan]) * count)
         return cls(numbers=run.steps.numbers, is_measured=is_measured, values=values)
 
     def measured(self, name: str) -> tuple[list[int], list[float]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from mfu_jax.flops.analytic.inputs import as_model_config
 from mfu_jax.planning.measured_runs import DEFAULT_MODEL, MeasuredRun
 from mfu_jax.planning.targets import Target
+from mfu_jax.trainer.mesh_axes import AXES
 from mfu_jax.trainer.model_keys import RematKeys
 from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.values import typed
@@ -22,15 +23,6 @@ _ATTENTION = {
     "cudnn_flash_te": "cudnn_flash",
     "cudnn_flash_jax": "cudnn_flash",
 }
-# MaxText's axes of the mesh by ours. Those below the line are other ways to split a step: the
-# devices are used, but their transfers differ.
-_AXES = {
-    "data": ("data",),
-    "fsdp": ("fsdp", "fsdp_transpose"),
-    "expert": ("expert",),
-    "tensor": ("tensor", "tensor_transpose"),
-}
-_OTHER_AXES = {"fsdp": ("pipeline",), "tensor": ("context", "sequence", "tensor_sequence")}
 _MESH_KEY = "_parallelism"
 # Keys that do not change the program.
 _SILENT = (
@@ -123,17 +115,17 @@ def _mesh(keys: Mapping[str, str], target: Target) -> tuple[dict[str, str], list
     slices = _slices(keys, target)
     within = _sizes(keys, "ici", "fsdp", target.devices // slices)
     between = _sizes(keys, "dcn", "data", slices)
-    mesh = {}
-    for axis, names in _AXES.items():
-        all_names = (*names, *_OTHER_AXES.get(axis, ()))
-        mesh[axis] = math.prod(within.get(n, 1) * between.get(n, 1) for n in all_names)
+    sizes = {name: within.get(name, 1) * between.get(name, 1) for name in {**within, **between}}
+    mesh = {axis.key: math.prod(sizes.get(n, 1) for n in axis.maxtext) for axis in AXES}
     others = [
-        f"{name}{_MESH_KEY}={within.get(name, 1) * between.get(name, 1)} (as {axis})"
-        for axis, names in _OTHER_AXES.items()
-        for name in names
-        if within.get(name, 1) * between.get(name, 1) > 1
+        f"{name}{_MESH_KEY}={sizes[name]} (as {axis.name})"
+        for axis in AXES
+        for name in axis.stand_ins
+        if sizes.get(name, 1) > 1
     ]
-    return {axis: str(size) for axis, size in mesh.items()}, others
+    known = {name for axis in AXES for name in axis.maxtext}
+    others += [f"{name}{_MESH_KEY}={s}" for name, s in sizes.items() if name not in known and s > 1]
+    return {key: str(size) for key, size in mesh.items()}, others
 
 
 def _slices(keys: Mapping[str, str], target: Target) -> int:

@@ -11,12 +11,14 @@ from typing import Any
 
 import jax
 
-from mfu_jax.flops.analytic.totals import calculate_tokens_per_device
+from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, flops_breakdown
 from mfu_jax.hardware.step_peaks import StepPeaks
 from mfu_jax.instrumentation import assembly, counts
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.device_trace import StepProfile
 from mfu_jax.instrumentation.dumping import dump_paths, dump_step
+from mfu_jax.layers.families import model_spec
+from mfu_jax.layers.pipeline import Schedule, schedule_of
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.metric_logger import MetricLogger
@@ -54,12 +56,14 @@ def settings_of(config: Config, start_step: int = 0) -> Settings:
 
 
 def find_step_peaks(config: Config) -> StepPeaks:
-    """The peaks of one device, first in the working dtype: given, from the table, or measured.
+    """The peaks of one device for the model's matmuls: given, from the table, or measured.
 
     Raises:
         UserError: the chip is not in the table and no peak is given.
     """
-    return assembly.peaks_of(settings_of(config), jax.local_devices()[0], {config.dtype: 1})
+    model = counts.analytic_model(config, convention=config.convention)
+    device = jax.local_devices()[0]
+    return assembly.peaks_of(settings_of(config), device, model.flops_by_dtype)
 
 
 def make_run_sinks(config: Config, settings: Settings) -> list[Sink]:
@@ -107,7 +111,25 @@ def run_journal(
 def count_step(config: Config, train_step: jax.stages.Compiled) -> StepFlops:
     """Counts the compiled step and explains the count, from the model's FLOPs on."""
     model = counts.analytic_model(config, convention=config.convention)
-    return counts.count_program(train_step, model)
+    return counts.count_program(train_step, model, overheads=_bubble(config))
+
+
+def _bubble(config: Config) -> dict[str, int]:
+    """What a device's stage does on zeros: the layers' forward and backward pass in as many turns.
+
+    Of a stage's turns, ``microbatches × repeats`` are the model's.
+    """
+    schedule = _schedule(config)
+    if schedule is None:
+        return {}
+    rows = flops_breakdown(config, "dense")
+    layers = sum(row.training_flops for row in rows if row.component != "logits")
+    of_model = schedule.turns - schedule.stages + 1
+    return {"pipeline bubble": round(layers * (schedule.stages - 1) / of_model)}
+
+
+def _schedule(config: Config) -> Schedule | None:
+    return schedule_of(config, model_spec(config).layers)
 
 
 def step_profile(
@@ -158,7 +180,13 @@ def _setup(
     )
     arguments = " ".join(f"{k}={as_argument(v)}" for k, v in dataclasses.asdict(config).items())
     texts = {"config": textwrap.fill(arguments, 100), "ledger": flops.ledger.render()}
-    return {"run": str(config.run_directory)} | table, texts
+    run = {"run": str(config.run_directory)}
+    if schedule := _schedule(config):
+        run["pipeline"] = (
+            f"{schedule.stages} stages × {schedule.repeats} passes, {schedule.microbatches} "
+            f"microbatches: bubble {float(schedule.bubble):.2%} of {schedule.turns} turns"
+        )
+    return run | table, texts
 
 
 def _shares(model: counts.ModelCount) -> str:

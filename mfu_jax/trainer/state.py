@@ -12,9 +12,11 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mfu_jax.errors import UserError
-from mfu_jax.layers.attention_ops import choose_attention
+from mfu_jax.layers.attention_ops import SPLIT, choose_attention
 from mfu_jax.layers.decoder import Decoder
 from mfu_jax.layers.families import model_spec
+from mfu_jax.layers.pipeline import schedule_of
+from mfu_jax.parts import QUANTIZE, load_part
 from mfu_jax.trainer.mesh import state_shardings
 from mfu_jax.trainer.pyconfig import Config
 
@@ -58,23 +60,45 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
     """The config with `attention=auto` replaced by the fastest kernel on the mesh's devices.
 
     Raises:
-        UserError: the attention kernel does not support this platform or dtype.
+        UserError: the attention kernel does not support this platform or dtype, or the layers
+            cannot be split as the mesh wants.
     """
     platform = mesh.devices.flat[0].platform
+    spec = model_spec(config)
+    is_split = dict(mesh.shape)["context"] > 1
     try:
         attention = choose_attention(
-            config.attention,
+            _ring(config) if is_split else config.attention,
             platform=platform,
             dtype=config.dtype,
-            needs=model_spec(config).needs,
+            needs=spec.needs | ({SPLIT} if is_split else set()),
         )
+        schedule_of(config, spec.layers)
     except ValueError as error:
         raise UserError(str(error)) from None
     return dataclasses.replace(config, attention=attention)
 
 
+def _ring(config: Config) -> str:
+    """The name of the attention over split sequences that the config wants."""
+    if config.context_parallel_strategy != "ring":
+        return config.attention
+    if config.attention not in ("auto", "ring"):
+        raise ValueError(
+            f"context_parallel_strategy=ring with attention={config.attention}: the ring has an "
+            "attention of its own; leave attention at auto, or take all_gather"
+        )
+    return "ring"
+
+
 def make_model(config: Config, seed: int | jax.Array) -> Decoder:
-    """The model with its initial weights."""
+    """The model with its initial weights.
+
+    Raises:
+        UserError: the config quantises, and qwix is missing.
+    """
+    if config.quantization:
+        load_part("qwix", f"quantization={config.quantization}", install=QUANTIZE)
     return Decoder(config, attention=config.attention, rngs=nnx.Rngs(params=seed))
 
 

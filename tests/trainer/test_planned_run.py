@@ -37,6 +37,15 @@ def test_axes_of_both_networks_multiply(chips, given, mesh):
     assert len(notes) == 1
 
 
+def test_axes_that_another_stands_for_are_named():
+    mesh = {"ici_sequence_parallelism": 2, "ici_pipeline_parallelism": 4}
+    keys, notes = reference_keys(
+        read_run({**RUN, "hardware": "v6e", "device_type": "v6e-8", "mesh": mesh})
+    )
+    assert keys["context_parallelism"] == "2"
+    assert "sequence_parallelism=2 (as context)" in notes[1]
+
+
 def test_what_the_trainer_has_is_followed_and_the_rest_is_named():
     run = {
         **RUN,
@@ -55,12 +64,12 @@ def test_what_the_trainer_has_is_followed_and_the_rest_is_named():
     read = read_run(run)
     keys, notes = reference_keys(read)
     assert notes[1:] == (
-        "not followed by the reference model: use_tokamax_splash=true, quantization=fp8, "
-        "context_parallelism=8 (as tensor)",
+        "not followed by the reference model: use_tokamax_splash=true, quantization=fp8",
     )
     expected = {
         "fsdp": "64",
-        "tensor": "8",
+        "context_parallelism": "8",
+        "tensor": "1",
         "context": "device",
         "mlpwo": "offload",
         "sa_block_q": "1024",

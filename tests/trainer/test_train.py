@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -349,13 +350,8 @@ def test_bad_input_of_a_process_is_one_line_and_exit_code_2(case: str, tmp_path:
 
 @pytest.mark.slow
 def test_two_processes_give_the_losses_of_one(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
     keys = ("steps=4", "eval_interval=2", "enable_checkpointing=true", "checkpoint_period=2")
-    job = (*keys, "per_device_batch_size=2", f"coordinator_address=localhost:{port}")
-    job = (*job, "host_log_period=1")
-    processes = [start(tmp_path, *job, "num_processes=2", f"process_id={i}") for i in range(2)]
+    processes = start_job(tmp_path, 2, *keys, "per_device_batch_size=2", "host_log_period=1")
     outputs = [process.communicate(timeout=HANG_SECONDS) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs[0][1]
     # The first process alone writes.
@@ -372,3 +368,61 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path) -> None:
         assert two["perf/per_device_tflops"] * 2 == pytest.approx(one["perf/per_device_tflops"])
     two, one = (records(tmp_path, name)[-1]["eval/avg_loss"] for name in ("default", "one"))
     assert_close_as_float32(two, one, terms=tokens)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])
+
+
+def start_job(folder: Path, count: int, *keys: str) -> list[subprocess.Popen[str]]:
+    job = (*keys, f"coordinator_address=localhost:{free_port()}", f"num_processes={count}")
+    return [start(folder, *job, f"process_id={i}") for i in range(count)]
+
+
+def by_step(folder: Path, name: str = "default") -> dict[int, float]:
+    return {record["step"]: record["learning/loss"] for record in records(folder, name)}
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_job_and_its_checkpoint_is_read_by_one_and_by_four(
+    tmp_path: Path,
+) -> None:
+    """Two processes, whose device each has half of the weights and all sequences; one is killed."""
+    keys = ("steps=12", "enable_checkpointing=true", "checkpoint_period=2", "num_kv_heads=2")
+    both = start_job(tmp_path / "two", 2, *keys, "tensor=2", "per_device_batch_size=2")
+    assert both[0].stdout is not None
+    for line in both[0].stdout:
+        if "completed step: 5" in line:
+            both[1].kill()
+    _, err = both[0].communicate(timeout=HANG_SECONDS)
+    both[1].communicate(timeout=HANG_SECONDS)
+    assert both[0].returncode == 75, err
+    assert "process 1 of 2 died" in err
+    assert "run the same command again to resume" in err
+
+    saved = tmp_path / "two" / "default"
+    restored = max(int(folder.name) for folder in (saved / "checkpoints").glob("[0-9]*"))
+    assert restored in (4, 6, 8, 10)
+    for count in (1, 4):
+        shutil.copytree(saved / "checkpoints", tmp_path / f"by_{count}/default/checkpoints")
+    alone = ("steps=12", "num_kv_heads=2", "per_device_batch_size=4", "run_name=straight")
+    code, _, err = run(tmp_path, *alone)
+    assert code == 0, err
+    four = start_job(
+        *(tmp_path / "by_4", 4, *keys, "per_device_batch_size=1"),
+        *("fsdp=2", "context_parallelism=2"),
+    )
+    code, _, err = run(tmp_path / "by_1", *keys, "per_device_batch_size=4")
+    assert code == 0, err
+    ended = [process.communicate(timeout=HANG_SECONDS)[1] for process in four]
+    assert [process.returncode for process in four] == [0] * 4, ended[0]
+
+    straight = by_step(tmp_path, "straight")
+    for folder in ("two", "by_1", "by_4"):
+        got = by_step(tmp_path / folder)
+        first = 0 if folder == "two" else restored
+        assert next(iter(got)) == first
+        expected = {step: straight[step] for step in got}
+        assert_close_as_float32(got, expected, terms=12 * 4 * 32)

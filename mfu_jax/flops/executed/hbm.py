@@ -29,7 +29,8 @@ def hbm_bytes(module: HloModule, computation: HloComputation, instruction: HloIn
     if not operands:
         return result.hbm_bytes
     if opcode.endswith("-start") and len(result.elements) > 1:
-        result = result.elements[1]
+        # (destination, source, …) of a copy; (operands, result, …) of anything else.
+        result = result.elements[0 if opcode == "copy-start" else 1]
     if opcode in _SLICES:
         return _in_hbm(operands[0], result) + result.hbm_bytes + _bytes(operands[1:])
     if opcode == "dynamic-update-slice" and len(operands) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 import typing
 from collections.abc import Iterator, Mapping
@@ -52,7 +53,9 @@ def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
     lost: list[str] = []
     for name, value in _program_keys(run):
         own, value = name.removeprefix("base_"), _ATTENTION.get(value, value)
-        if own in fields and _takes(kinds[own], value):
+        if "quantization" in own and not importlib.util.find_spec("qwix"):
+            lost.append(f"{name}={value} (needs pip install 'mfu_jax[quantize]')")
+        elif own in fields and _takes(kinds[own], value):
             keys[own] = value
         else:
             lost.append(f"{name}={value}")

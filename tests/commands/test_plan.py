@@ -123,12 +123,12 @@ def test_a_run_from_stdin(capsys, fake_compiler, monkeypatch):
 
 def test_a_run_without_maxtext_is_planned_by_the_reference_model(capsys, fake_compiler, tmp_path):
     file = tmp_path / "run.json"
-    file.write_text(json.dumps({**RUN, "quantization": "int8"}), encoding="utf-8")
+    file.write_text(json.dumps({**RUN, "splash": {"sa_q_layout": "SEQ_MINOR"}}), encoding="utf-8")
     code, shown = _plan(capsys, "--run", str(file), "--json")
     assert code == 0
     assert json.loads(shown.out)["notes"] == [
         "MaxText is not installed: the reference model's step is planned in its place",
-        "not followed by the reference model: quantization=int8",
+        "not followed by the reference model: sa_q_layout=SEQ_MINOR",
     ]
 
 

@@ -1,5 +1,8 @@
 """Measured runs as the reference trainer's keys: meshes by hand, and what is not followed."""
 
+import sys
+import types
+
 import pytest
 
 from mfu_jax.planning.measured_runs import read_run
@@ -46,7 +49,20 @@ def test_axes_that_another_stands_for_are_named():
     assert "sequence_parallelism=2 (as context)" in notes[1]
 
 
-def test_what_the_trainer_has_is_followed_and_the_rest_is_named():
+@pytest.fixture
+def qwix(monkeypatch):
+    monkeypatch.setitem(sys.modules, "qwix", types.SimpleNamespace(__spec__=object()))
+
+
+def test_without_qwix_a_quantised_run_is_planned_in_its_dtype(monkeypatch):
+    monkeypatch.setitem(sys.modules, "qwix", None)
+    run = {**RUN, "hardware": "v6e", "device_type": "v6e-8", "quantization": "int8"}
+    keys, notes = reference_keys(read_run(run))
+    assert "quantization" not in keys
+    assert "quantization=int8 (needs pip install 'mfu_jax[quantize]')" in notes[1]
+
+
+def test_what_the_trainer_has_is_followed_and_the_rest_is_named(qwix):
     run = {
         **RUN,
         "hardware": "tpu7x",
@@ -63,9 +79,7 @@ def test_what_the_trainer_has_is_followed_and_the_rest_is_named():
     }
     read = read_run(run)
     keys, notes = reference_keys(read)
-    assert notes[1:] == (
-        "not followed by the reference model: use_tokamax_splash=true, quantization=fp8",
-    )
+    assert notes[1:] == ("not followed by the reference model: use_tokamax_splash=true",)
     expected = {
         "fsdp": "64",
         "context_parallelism": "8",
@@ -76,6 +90,7 @@ def test_what_the_trainer_has_is_followed_and_the_rest_is_named():
         "num_decoder_layers": "2",
         "attention": "auto",
         "dtype": "bfloat16",
+        "quantization": "fp8",
     }
     assert {key: keys[key] for key in expected} == expected
     assert TrainerStep(read.target).invalid(keys) == ""

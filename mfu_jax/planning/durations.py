@@ -62,6 +62,11 @@ class Efficiencies:
     cycles: float = 1.0
 
 
+# The range of a GPU's times, of which too few runs were compared. Chosen by hand, not fitted.
+SLOW = Efficiencies(kernel=0.35, matmul=0.45, hbm=0.7, link=0.6)
+FAST = Efficiencies(kernel=0.65, matmul=0.75, hbm=0.95, link=1.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Durations:
     """Durations of a program's instructions on some chips."""

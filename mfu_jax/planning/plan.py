@@ -13,7 +13,7 @@ from mfu_jax.planning import compared_runs
 from mfu_jax.planning.bound import bounds
 from mfu_jax.planning.changes import Change, Room, changes
 from mfu_jax.planning.compiling import TooLarge
-from mfu_jax.planning.durations import Durations, Efficiencies
+from mfu_jax.planning.durations import FAST, SLOW, Durations, Efficiencies
 from mfu_jax.planning.layer_timeline import Layer, largest_layer
 from mfu_jax.planning.memory import memory_of
 from mfu_jax.planning.schedule import Timeline, timeline
@@ -59,7 +59,8 @@ class Plan:
         convention: of `model_flops`.
         step_time_bound_seconds: no run of this program is faster.
         step_time_seconds: the prediction.
-        step_time_range: where nine of ten measured runs would lie; None if too few were compared.
+        step_time_range: where nine of ten measured runs would lie; of GPUs, of which too few were
+            compared, the times at higher and lower shares of their peaks.
         mfu: predicted.
         mfu_ceiling: MFU at the bound.
         hfu: predicted.
@@ -216,7 +217,8 @@ def make_plan(
         step_time_seconds=seconds,
         step_time_range=_range(
             seconds, bound, residuals or compared_runs.residuals(target.platform)
-        ),
+        )
+        or _range_of_shares(costs, target, bound),
         time_by_cause=dict(sorted(line.by_cause.items(), key=lambda pair: -pair[1])),
         bound_by_resource=resources,
         collectives=_collectives(line),
@@ -264,6 +266,19 @@ def _range(
         return None
     low, high = residuals
     return max(bound, seconds * low), seconds * high
+
+
+def _range_of_shares(
+    costs: ProgramCosts, target: Target, bound: float
+) -> tuple[float, float] | None:
+    """Times with higher and with lower shares of a GPU's peaks; TPU programs have cycles."""
+    if target.platform != "cuda":
+        return None
+    low, high = (
+        timeline(costs, Durations(target=target, efficiencies=shares)).seconds
+        for shares in (FAST, SLOW)
+    )
+    return max(bound, low), max(bound, high)
 
 
 def _rates(

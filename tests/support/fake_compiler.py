@@ -49,8 +49,8 @@ def main(asked: str, out: str) -> None:
 def _dump(folder: Path) -> None:
     """What XLA writes before machine code, of the step and of a small program of the host."""
     folder.mkdir()
-    for name, text in (("m0.jit_step.cl_1", TEXT), ("m1.jit_init.cpu", TEXT * 2)):
-        start = f"{folder}/{name}.after_optimizations"
+    for name, text in (("m0.jit_step.cl_1.", TEXT), ("m1.jit_init.cpu_", TEXT * 2)):
+        start = f"{folder}/{name}after_optimizations"
         Path(f"{start}.txt").write_text(text)
         Path(f"{start}-buffer-assignment.txt").write_text("allocation 0: size 1536, parameter 0:\n")
         Path(f"{start}_after_buffer_assignment.txt").write_text(text)

@@ -150,7 +150,7 @@ def compile_program(
 
 def _why_no_code(code: int | None, log: str, limits: Limits) -> str:
     if code is None or code == -signal.SIGKILL:
-        why = f"machine code took over {limits.code_seconds:g} s (code_seconds=…)"
+        why = f"no machine code within code_seconds={limits.code_seconds:g}"
     else:
         why = f"the compiler failed at the machine code: {_last_line(log)}"
     return (

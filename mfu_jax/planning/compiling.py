@@ -179,14 +179,14 @@ def compile_known_flags(
             found = compile_program(request, limits=limits, progress=progress)
             return found._replace(notes=(*notes, *found.notes))
         except UnknownOptionError as error:
-            flags = tuple(f for f in request.flags if error.option not in f)
+            flags = tuple(f for f in request.flags if not error.sets(f))
             words = request.config.get("arguments", ())
             config = {**request.config, "arguments": [w for w in words if not error.sets(w)]}
             smaller = dataclasses.replace(request, flags=flags, config=config)
             if smaller == request:
                 raise
             request = smaller
-            notes.append(f"left out, unknown to what is installed: {error.option}")
+            notes.append(f"left out, unknown to what is installed: {', '.join(error.options)}")
 
 
 class NoCompilerError(UserError):
@@ -194,19 +194,19 @@ class NoCompilerError(UserError):
 
 
 class UnknownOptionError(UserError):
-    """The compiler, or the trainer, does not know an option.
+    """The compiler, or the trainer, does not know some options.
 
     Attributes:
-        option: its name.
+        options: their names.
     """
 
-    def __init__(self, message: str, option: str) -> None:
+    def __init__(self, message: str, *options: str) -> None:
         super().__init__(message)
-        self.option = option
+        self.options = options
 
     def sets(self, word: str) -> bool:
-        """Whether a ``key=value`` sets it."""
-        return word.partition("=")[0] == self.option
+        """Whether a ``key=value``, or a flag, sets one."""
+        return word.partition("=")[0].lstrip("-") in self.options
 
 
 def request_json(request: Request) -> dict[str, Any]:
@@ -331,9 +331,9 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
             "large program on few cores; pass compile_seconds=… or plan fewer layers"
         )
     last = _last_line(log)
-    if flag := _UNKNOWN_FLAG.search(log):
-        message = f"the compiler for {chip} does not know the flag --{flag[1]}"
-        raise UnknownOptionError(message, flag[1])
+    if flags := _UNKNOWN_FLAG.findall(log):
+        message = f"the compiler for {chip} does not know the flags {', '.join(flags)}"
+        raise UnknownOptionError(message, *dict.fromkeys(flags))
     if flag := _REFUSED_FLAG.search(log):
         message = f"the compiler for {chip} refuses the flag --{flag[1]}"
         raise UnknownOptionError(message, flag[1])

@@ -57,13 +57,17 @@ def test_a_program_that_does_not_fit_is_figures(message, used, limit):
     assert (refusal.used_bytes, refusal.limit_bytes) == (int(used * GIB), int(limit * GIB))
 
 
-def test_unknown_flags_and_keys_are_left_out_and_said():
+def test_unknown_flags_and_keys_are_left_out_and_said(tmp_path):
+    log = tmp_path / "log"
     request = _request(
-        ("--xla_old=true", "--xla_new=true"), arguments=["old_key=3", "model_name=llama2-7b"]
+        ("--xla_old=true", "--xla_new=true", "--xla_older=1", "--xla_old_and_known=1"),
+        arguments=["old_key=3", "model_name=llama2-7b"],
+        log=str(log),
     )
     program, notes, _ = compile_known_flags(request)
     assert program.as_text() == TEXT
-    assert [note.rpartition(": ")[2] for note in notes] == ["xla_old", "old_key"]
+    assert [note.rpartition(": ")[2] for note in notes] == ["xla_old, xla_older", "old_key"]
+    assert len(log.read_text().splitlines()) == 3  # compiles: all flags at once, then the key
 
 
 @pytest.mark.parametrize(
@@ -122,7 +126,10 @@ def test_a_gpus_description_has_the_fields_of_the_recorded_one():
 
 @pytest.mark.parametrize(
     ("then", "why"),
-    [({"seconds": 60}, "no machine code within code_seconds=0.2"), ({"crash": True}, "failed at the machine")],
+    [
+        ({"seconds": 60}, "no machine code within code_seconds=0.2"),
+        ({"crash": True}, "failed at the machine"),
+    ],
 )
 def test_without_machine_code_there_is_the_schedule_and_its_memory(then, why):
     words = []

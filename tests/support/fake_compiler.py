@@ -27,8 +27,8 @@ def main(asked: str, out: str) -> None:
         with open(log, "a") as file:
             file.write(f"{' '.join(config.get('arguments', ()))}\n")
     print("compiling", flush=True)
-    if "--xla_old" in flags:
-        sys.exit("ERROR: Unknown command line flag 'xla_old'")
+    if old := [flag for flag in ("xla_old", "xla_older") if f"--{flag}=" in flags]:
+        sys.exit("\n".join(f"ERROR: Unknown command line flag '{flag}'" for flag in old))
     if any(word.startswith("old_key=") for word in config.get("arguments", ())):
         sys.exit("ValueError: 'old_key' not in 'emb_dim', 'mlp_dim'")
     bytes(config.get("bytes", 0))

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 from mfu_jax.flops.executed.instruction_costs import ProgramCosts
 from mfu_jax.planning import links
-from mfu_jax.planning.durations import host_lane
 from mfu_jax.planning.targets import Target
 
 
@@ -39,7 +38,8 @@ def bounds(
     host = chip.interconnect.get("host_gbps_per_device")
     for record in costs.records.values():
         if host and record.host_bytes:
-            busy["host"][host_lane(record)] += record.runs * record.host_bytes / (host * 1e9)
+            lane = "up" if record.to_host else "down"  # both directions at once
+            busy["host"][lane] += record.runs * record.host_bytes / (host * 1e9)
         if record.collective and record.runs:
             group = record.device_groups[0] if record.device_groups else ()
             link = links.route(target, group, record.collective.group_size).link

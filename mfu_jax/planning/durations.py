@@ -94,7 +94,7 @@ class Durations:
         if record.host_bytes:
             rate = self.target.chip.interconnect.get("host_gbps_per_device", 16) * 1e9
             yield Duration(
-                "host", record.host_bytes / rate / self.efficiencies.host, (host_lane(record),)
+                "host", record.host_bytes / rate / self.efficiencies.host, (_host_lane(record),)
             )
         elif record.opcode.endswith("-start"):
             yield Duration("copy", self._hbm_seconds(record), ("hbm",))
@@ -142,7 +142,7 @@ def _has_cycles(record: InstructionRecord) -> bool:
     return record.estimated_cycles is not None and not is_bare
 
 
-def host_lane(record: InstructionRecord) -> str:
+def _host_lane(record: InstructionRecord) -> str:
     """Both directions of the bus to the host go at once."""
     return "host up" if record.to_host else "host down"
 

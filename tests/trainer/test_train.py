@@ -57,6 +57,14 @@ def start(
     )
 
 
+def send_after(process: subprocess.Popen[str], step: int, signum: int) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(f"completed step: {step},"):
+            process.send_signal(signum)
+            return
+
+
 def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
     process = start(folder, *arguments)
     out, err = process.communicate(timeout=HANG_SECONDS)
@@ -154,11 +162,7 @@ def test_a_killed_run_resumes_bitwise_with_every_step_once(
 ) -> None:
     keys = ("steps=40", "enable_checkpointing=true", "checkpoint_period=8")
     process = start(tmp_path, *keys)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("completed step: 19"):
-            process.send_signal(signal.SIGKILL)
-            break
+    send_after(process, 19, signal.SIGKILL)
     process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == -signal.SIGKILL
     survived = records(tmp_path)  # every line parses: none is torn in the middle
@@ -186,11 +190,7 @@ def test_sigterm_saves_and_the_next_run_goes_on_bitwise(
         "checkpoint_period=1000",
     )
     process = start(tmp_path, *keys)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("completed step: 5,"):
-            process.send_signal(signal.SIGTERM)
-            break
+    send_after(process, 5, signal.SIGTERM)
     out, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 143, err
     done = len(records(tmp_path))
@@ -209,11 +209,7 @@ def test_other_signals_save_as_well(signum: signal.Signals, tmp_path: Path) -> N
     process = start(
         tmp_path, "steps=100000", "enable_checkpointing=true", "checkpoint_period=99999"
     )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("completed step: 5,"):
-            process.send_signal(signum)
-            break
+    send_after(process, 5, signum)
     out, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 128 + signum, err
     assert "summary:" in out
@@ -235,11 +231,7 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line_and_the_earlier_one_res
 ) -> None:
     keys = ("steps=40", "enable_checkpointing=true", "checkpoint_period=8")
     process = start(tmp_path, *keys)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("completed step: 9,"):
-            process.send_signal(signal.SIGTERM)
-            break
+    send_after(process, 9, signal.SIGTERM)
     process.communicate(timeout=HANG_SECONDS)
     saved = len(records(tmp_path))
 

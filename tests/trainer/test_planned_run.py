@@ -1,6 +1,7 @@
 """Measured runs as the reference trainer's keys: meshes by hand, and what is not followed."""
 
 import sys
+import types
 
 import pytest
 
@@ -48,7 +49,20 @@ def test_axes_that_another_stands_for_are_named():
     assert "sequence_parallelism=2 (as context)" in notes[1]
 
 
-def test_what_the_trainer_has_is_followed_and_the_rest_is_named():
+@pytest.fixture
+def qwix(monkeypatch):
+    monkeypatch.setitem(sys.modules, "qwix", types.SimpleNamespace(__spec__=object()))
+
+
+def test_without_qwix_a_quantised_run_is_planned_in_its_dtype(monkeypatch):
+    monkeypatch.setitem(sys.modules, "qwix", None)
+    run = {**RUN, "hardware": "v6e", "device_type": "v6e-8", "quantization": "int8"}
+    keys, notes = reference_keys(read_run(run))
+    assert "quantization" not in keys
+    assert "quantization=int8 (needs pip install 'mfu_jax[quantize]')" in notes[1]
+
+
+def test_what_the_trainer_has_is_followed_and_the_rest_is_named(qwix):
     run = {
         **RUN,
         "hardware": "tpu7x",

@@ -152,7 +152,7 @@ def test_what_does_not_fit_has_figures_and_exit_code_1(capsys, monkeypatch):
         (("topology=v6e-8", "price=-1"), "price=-1"),
         (("--run", "-", "emb_dim=3"), "emb_dim"),
         (("topology=v6e-8", "fsdp=3"), "does not fill the 8 devices"),
-        (("topology=v6e-8", "data=1", "fsdp=1", "tensor=8", "per_device_batch_size=0.3"), "2.4"),
+        (("topology=v6e-8", "data=2", "fsdp=1", "tensor=4", "per_device_batch_size=0.3"), "2.4"),
         (("topology=v6e-8", "a.html"), "expected a page once, after --html"),
         (("topology=v6e-8", "compile_gib=x"), "compile_gib='x'"),
     ],

@@ -54,14 +54,6 @@ def qwix(monkeypatch):
     monkeypatch.setitem(sys.modules, "qwix", types.SimpleNamespace(__spec__=object()))
 
 
-def test_without_qwix_a_quantised_run_is_planned_in_its_dtype(monkeypatch):
-    monkeypatch.setitem(sys.modules, "qwix", None)
-    run = {**RUN, "hardware": "v6e", "device_type": "v6e-8", "quantization": "int8"}
-    keys, notes = reference_keys(read_run(run))
-    assert "quantization" not in keys
-    assert "quantization=int8 (needs pip install 'mfu_jax[quantize]')" in notes[1]
-
-
 def test_what_the_trainer_has_is_followed_and_the_rest_is_named(qwix):
     run = {
         **RUN,

@@ -10,7 +10,7 @@ from mfu_jax.flops.ledger import compare_flops, missing_operations
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.instrumentation.counts import count_program, traced_model
 from tests.support.audit import ROWS
-from tests.support.audit_algebra import ALGEBRA
+from tests.support.audit_algebra import ALGEBRA, spectral_norm
 from tests.support.audit_programs import AUDIT as PROGRAMS
 from tests.support.audit_programs import CHUNKS, FORWARD, ONE
 
@@ -74,6 +74,19 @@ def test_an_evaluation_is_a_part_of_the_executed_flops_with_a_row_of_its_own() -
     ledger = count_program(step.lower(*audit.arguments).compile(), model).ledger
     assert [(line.label, line.flops) for line in ledger.of_which] == [("evaluation", FORWARD)]
     assert "of which evaluation" in str(ledger)
+
+
+def test_a_gradient_that_only_the_update_names_is_backward_work() -> None:
+    of = jax.ShapeDtypeStruct
+    width, hidden, rows = 128, 256, 16
+    shapes = [of(dims, "float32") for dims in ((width, hidden), (1, hidden), (rows, width))]
+    executed = executed_flops(jax.jit(spectral_norm).lower(*shapes).compile())
+    vector, matmul = 2 * width * hidden, 2 * rows * width * hidden
+    # Forward u·wᵀ, v·w (twice in the code, once in the program) and v·w·u; each product of w has a
+    # gradient by w, and all but the first one by v; so have both sides of the last product.
+    assert executed.forward == matmul + 2 * vector + 2 * hidden
+    assert executed.backward - executed.duplicated == matmul + 5 * vector + 4 * hidden
+    assert executed.optimizer == 0
 
 
 def test_given_group_sizes_explain_a_ragged_product_with_rows_of_no_group() -> None:

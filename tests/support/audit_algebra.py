@@ -37,6 +37,24 @@ def muon_of_a_transposed_gradient(w, x):
     return w - 0.1 * ((g @ g.T).T @ g).T, value
 
 
+def spectral_norm(w, u, x):
+    """Weights over their largest singular value, by one step of power iteration, differentiated.
+
+    CPU programs give some of its gradients no name; the update is their nearest user.
+    """
+
+    def normalised(v):
+        return v / jnp.sqrt((v**2).sum(-1, keepdims=True) + 1e-12)
+
+    def loss(w):
+        v = normalised(u @ w.T)
+        after = normalised(v @ w)
+        return jnp.mean((x @ (w / (v @ w @ after.T)[0, 0])) ** 2), after
+
+    (value, after), g = jax.value_and_grad(loss, has_aux=True)(w)
+    return w - 0.1 * g, after, value
+
+
 def gradient_with_respect_to_inputs_twice(w, x):
     """A Hessian of one row x: D tangents forward, D cotangents backward."""
     return jax.hessian(lambda row: jnp.sum(jnp.tanh(jnp.tanh(row @ w) @ w)))(x[0])

@@ -7,14 +7,14 @@ rematerialised ones use rematerialised results, and only backward ones use backw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
-from mfu_jax.flops.scopes import read_scope
+from mfu_jax.flops.scopes import FlopPhase, read_scope
 
 _MAX_VISITS = 256
-_USER_ORDER = ("forward", "rematerialized", "backward")
-_OPERAND_ORDER = ("backward", "rematerialized", "forward")
+_USER_ORDER: Sequence[FlopPhase] = ("forward", "rematerialized", "backward")
+_OPERAND_ORDER: Sequence[FlopPhase] = ("backward", "rematerialized", "forward")
 
 _Place = tuple[HloComputation, HloInstruction]
 _Neighbours = Callable[[HloModule, HloComputation, HloInstruction], Iterator[_Place]]
@@ -23,18 +23,42 @@ _Neighbours = Callable[[HloModule, HloComputation, HloInstruction], Iterator[_Pl
 def inferred_op_name(
     module: HloModule, computation: HloComputation, instruction: HloInstruction
 ) -> str:
-    """The op_name of the nearest users that have one, or of the nearest operands."""
-    for neighbours, order in ((_users, _USER_ORDER), (_operands, _OPERAND_ORDER)):
-        places = list(neighbours(module, computation, instruction))
-        by_phase: dict[str, str] = {}
-        for name in _nearest_names(module, places, neighbours):
-            by_phase.setdefault(read_scope(name).phase, name)
-            if order[0] in by_phase:
-                break
-        for phase in order:
-            if phase in by_phase:
-                return by_phase[phase]
-    return ""
+    """The op_name of the nearest users that have one, or of the nearest operands.
+
+    A user that is not differentiated may be an update. What it uses is a gradient if one operand
+    is a cotangent, and the other an activation, or the backward pass uses it as well.
+    """
+    users, operands = (list(of(module, computation, instruction)) for of in (_users, _operands))
+    by_phase = _by_phase(module, users, _users)
+    name = _first(by_phase, _USER_ORDER)
+    if name and not _is_differentiated(name):
+        makers = [next(_nearest_names(module, [place], _operands), "") for place in operands]
+        cotangents = [maker for maker in makers if read_scope(maker).phase == "backward"]
+        activations = [m for m in makers if m not in cotangents and _is_differentiated(m)]
+        if cotangents and (activations or "backward" in by_phase):
+            return cotangents[0]
+    return name or _first(_by_phase(module, operands, _operands), _OPERAND_ORDER)
+
+
+def _by_phase(
+    module: HloModule, places: list[_Place], neighbours: _Neighbours
+) -> dict[FlopPhase, str]:
+    """The nearest op_name of each phase; none further than a differentiated forward one."""
+    names: dict[FlopPhase, str] = {}
+    for name in _nearest_names(module, places, neighbours):
+        phase = read_scope(name).phase
+        names.setdefault(phase, name)
+        if neighbours is _users and phase == "forward" and _is_differentiated(name):
+            break
+    return names
+
+
+def _first(by_phase: Mapping[FlopPhase, str], order: Sequence[FlopPhase]) -> str:
+    return next((by_phase[phase] for phase in order if phase in by_phase), "")
+
+
+def _is_differentiated(op_name: str) -> bool:
+    return "jvp(" in op_name
 
 
 def unfolded_op_name(

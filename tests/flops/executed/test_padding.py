@@ -5,6 +5,10 @@ from __future__ import annotations
 import textwrap
 
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.flops.executed.dataflow import Dataflow
+from mfu_jax.flops.executed.padding import WasteFinder
+from mfu_jax.flops.executed.parsing import parse_hlo
+from mfu_jax.flops.lengths import NO_LENGTHS
 
 M, N, K = 8, 960, 100
 
@@ -86,3 +90,16 @@ def test_masks_that_the_user_wrote_are_the_models() -> None:
         executed = count(body, "(x: f32[8,4], w: f32[3]) -> f32[8,3]")
         assert executed.total == 2 * M * 4 * 3
         assert executed.expansion == (2 * M * (4 - 1) * 3 if is_expansion else 0)
+
+
+def test_padded_indices_of_a_gather_are_no_sign_of_waste() -> None:
+    pad = "pad(%i, %zero), padding=0_3, metadata={op_name="
+    signs = {}
+    for name in ("jit(f)/gather", "jit(f)/dot_general"):
+        module = parse_hlo(
+            "HloModule m\nENTRY %main (i: s32[5]) -> s32[8] {\n"
+            "  %i = s32[5] parameter(0)\n  %zero = s32[] constant(0)\n"
+            f'  ROOT %p = s32[8] {pad}"{name}"}}\n}}\n'
+        )
+        signs[name] = WasteFinder(Dataflow(module), NO_LENGTHS).opcodes
+    assert signs == {"jit(f)/gather": set(), "jit(f)/dot_general": {"pad"}}

@@ -83,11 +83,12 @@ class Attention(nnx.Module):
             (spec.heads, spec.head_dim * (1 + spec.output_gate)),
             (spec.kv_heads, spec.head_dim),
         )
-        self.query = build.dense(width, q_shape, ("embed", *q_axes), bias=spec.bias)
+        axes = ("embed", *q_axes), ("embed", *kv_axes)
+        self.query = build.dense(width, q_shape, axes[0], bias=spec.bias, name="q_proj")
         if not spec.borrows:
-            self.key = build.dense(width, kv_shape, ("embed", *kv_axes), bias=spec.bias)
+            self.key = build.dense(width, kv_shape, axes[1], bias=spec.bias, name="k_proj")
             if not spec.shared_kv:
-                self.value = build.dense(width, kv_shape, ("embed", *kv_axes), bias=spec.bias)
+                self.value = build.dense(width, kv_shape, axes[1], bias=spec.bias, name="v_proj")
         if spec.qk_norm in ("head", "all_heads"):
             of_head = spec.qk_norm == "head"
             self.query_norm = build.norm(spec.head_dim * (1 if of_head else spec.heads))
@@ -100,6 +101,7 @@ class Attention(nnx.Module):
             (spec.output_width or build.emb_dim,),
             (*q_axes, "embed"),
             bias=spec.output_bias,
+            name="o_proj",
         )
         self.spec = spec
         self.attention = build.attention

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from .linears import Dense
+from .lora import Lora
 from .normalizations import NORMS
 from .quantization import Quantization
 
@@ -28,6 +29,7 @@ class Builder:
         attention: name of the attention implementation.
         rngs: for the initial weights.
         quantization: of the matmuls with weights; None: they run in `dtype`.
+        lora: adapters beside projections; None: there are none.
     """
 
     emb_dim: int
@@ -38,6 +40,7 @@ class Builder:
     attention: str
     rngs: nnx.Rngs
     quantization: Quantization | None = None
+    lora: Lora | None = None
 
     def of_layer(self, key: jax.Array) -> Builder:
         """The same for a layer that starts from `key`."""
@@ -55,14 +58,21 @@ class Builder:
         logical_axes: tuple[str, ...],
         *,
         bias: bool = False,
+        name: str = "",
     ) -> Dense:
-        """A projection; `logical_axes` names every dimension of its kernel."""
+        """A projection.
+
+        Args:
+            logical_axes: a name for every dimension of its kernel.
+            name: as the analytic count has it, if it may have an adapter.
+        """
         return Dense(
             in_shape,
             out_shape,
             logical_axes=logical_axes,
             use_bias=bias,
             quantization=self.quantization,
+            lora=self.lora if self.lora and name in self.lora.targets else None,
             **self.dtypes,
         )
 

@@ -16,6 +16,7 @@ from .embeddings import Embed
 from .families import model_spec
 from .hyper_connections import HyperHead
 from .linears import Dense
+from .lora import lora, trains_only_above_the_embedding
 from .multi_token_prediction import MultiTokenPrediction
 from .per_layer_inputs import PerLayerEmbedding
 from .pipeline import Pipeline, schedule_of
@@ -59,6 +60,7 @@ class Decoder(nnx.Module):
             epsilon=config.normalization_layer_epsilon,
             attention=attention,
             rngs=rngs,
+            lora=lora(config),
         )
         self.spec = spec
         self.token_embedder = Embed(
@@ -79,8 +81,14 @@ class Decoder(nnx.Module):
         schedule = schedule_of(config, spec.layers)
         self.layers: Stack | Pipeline
         if schedule is None:
-            scan = config.scan_layers
-            self.layers = Stack(spec.layers, keys, of_layers, scan=scan, remat=policy)
+            self.layers = Stack(
+                spec.layers,
+                keys,
+                of_layers,
+                scan=config.scan_layers,
+                remat=policy,
+                first_alone=trains_only_above_the_embedding(config),
+            )
         else:
             self.layers = Pipeline(spec.layers, keys, of_layers, schedule=schedule, remat=policy)
         if spec.hyper_head:

@@ -71,15 +71,16 @@ class LatentAttention(nnx.Module):
         q_width, q_axis = D, "embed"
         if spec.q_lora_rank:
             q_width, q_axis = spec.q_lora_rank, "q_lora"
-            self.query_a = build.dense((D,), (q_width,), ("embed", "q_lora"))
+            self.query_a = build.dense((D,), (q_width,), ("embed", "q_lora"), name="q_a")
             self.query_norm = build.norm(q_width)
-        self.query_b = build.dense((q_width,), (N, qk_dim), (q_axis, *heads))
+        first = "q_b" if spec.q_lora_rank else "q_proj"
+        self.query_b = build.dense((q_width,), (N, qk_dim), (q_axis, *heads), name=first)
         joined = spec.kv_lora_rank + spec.rope_dim
-        self.kv_a = build.dense((D,), (joined,), ("embed", "kv_lora"))
+        self.kv_a = build.dense((D,), (joined,), ("embed", "kv_lora"), name="kv_a")
         self.kv_norm = build.norm(spec.kv_lora_rank)
         kv_shape = (N, spec.nope_dim + spec.v_dim)
-        self.kv_b = build.dense((spec.kv_lora_rank,), kv_shape, ("kv_lora", *heads))
-        self.out = build.dense((N, spec.v_dim), (D,), (*heads, "embed"))
+        self.kv_b = build.dense((spec.kv_lora_rank,), kv_shape, ("kv_lora", *heads), name="kv_b")
+        self.out = build.dense((N, spec.v_dim), (D,), (*heads, "embed"), name="o_proj")
         if spec.indexer is not None:
             self.indexer = Indexer(spec.indexer, q_width, spec.rope_dim, spec.rope, build)
         self.spec = spec

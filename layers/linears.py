@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from .lora import Adapter, Lora
 from .quantization import Quantization, quantized_dot
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Dense(nnx.Module):
     """``x @ kernel (+ bias)``, contracting the last `len(in_shape)` dimensions of `x`.
 
     The kernel is [*in_shape, *out_shape]; it is stored in `weight_dtype` and multiplied in `dtype`,
-    or as `quantization` says.
+    or as `quantization` says. With `lora`, an adapter stands beside it.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Dense(nnx.Module):
         weight_dtype: jnp.dtype,
         rngs: nnx.Rngs,
         quantization: Quantization | None = None,
+        lora: Lora | None = None,
     ) -> None:
         # Scaled by fan-in, so that every layer's output keeps its input's variance.
         scale = 1 / math.sqrt(math.prod(in_shape))
@@ -54,6 +56,17 @@ class Dense(nnx.Module):
             bias_axes = logical_axes[len(in_shape) :]
             self.bias = nnx.Param(jnp.zeros(tuple(out_shape), weight_dtype), logical_axes=bias_axes)
         self.use_bias = use_bias
+        if lora is not None:
+            self.adapter = Adapter(
+                lora,
+                in_shape,
+                out_shape,
+                logical_axes=logical_axes,
+                dtype=dtype,
+                weight_dtype=weight_dtype,
+                rngs=rngs,
+            )
+        self.is_adapted = lora is not None
         self.in_rank = len(in_shape)
         self.dtype = dtype
         self.quantization = quantization
@@ -67,6 +80,8 @@ class Dense(nnx.Module):
             contracted = tuple(range(x.ndim - self.in_rank, x.ndim))
             kernel_axes = tuple(range(self.in_rank))
             y = jax.lax.dot_general(x, kernel, ((contracted, kernel_axes), ((), ())))
+        if self.is_adapted:
+            y = y + self.adapter(x)
         return y + self.bias[...].astype(self.dtype) if self.use_bias else y
 
 
@@ -78,10 +93,12 @@ class Mlp(nnx.Module):
     ) -> None:
         width, inwards = build.emb_dim, ("embed", "mlp")
         self.activations = tuple(activations)
-        self.wi_0 = build.dense((width,), (hidden,), inwards, bias=use_bias)
+        first = "wi_0" if len(self.activations) > 1 else "wi"
+        self.wi_0 = build.dense((width,), (hidden,), inwards, bias=use_bias, name=first)
         if len(self.activations) > 1:
-            self.wi_1 = build.dense((width,), (hidden,), inwards, bias=use_bias)
-        self.wo = build.dense((hidden,), (width,), ("mlp", "embed"), bias=use_bias)
+            self.wi_1 = build.dense((width,), (hidden,), inwards, bias=use_bias, name="wi_1")
+        outwards = ("mlp", "embed")
+        self.wo = build.dense((hidden,), (width,), outwards, bias=use_bias, name="wo")
 
     def __call__(self, x: jax.Array, inputs: Any = None) -> jax.Array:
         """[batch, sequence, emb_dim] → the same."""

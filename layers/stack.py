@@ -25,13 +25,17 @@ class Segment(NamedTuple):
     first: int
 
 
-def segments_of(layers: Sequence[LayerSpec]) -> tuple[Segment, ...]:
+def segments_of(layers: Sequence[LayerSpec], first_alone: bool = False) -> tuple[Segment, ...]:
     """Cuts layers into runs of repeated patterns, the longest first.
+
+    Args:
+        first_alone: whether the first layer is a run of its own.
 
     >>> [(s.pattern, s.repeats) for s in segments_of("abbabbc")]
     [(('a', 'b', 'b'), 2), (('c',), 1)]
     """
-    found, first = [], 0
+    found = [Segment((layers[0],), 1, 0)] if first_alone else []
+    first = len(found)
     while first < len(layers):
         period, repeats = _longest_run(layers[first:])
         found.append(Segment(tuple(layers[first : first + period]), repeats, first))
@@ -64,6 +68,8 @@ class Stack(nnx.Module):
         keys: one for each layer, so that scanned and unrolled layers start from the same weights.
         scan: whether repeated patterns are scanned.
         remat: wraps the function of a block; takes ``prevent_cse``.
+        first_alone: whether the first layer is not scanned with the others: its input needs no
+            gradient, and a scan would compute one.
     """
 
     def __init__(
@@ -74,8 +80,9 @@ class Stack(nnx.Module):
         *,
         scan: bool,
         remat: Remat,
+        first_alone: bool = False,
     ) -> None:
-        self.segments = segments_of(layers) if scan else _single(layers)
+        self.segments = segments_of(layers, first_alone) if scan else _single(layers)
         self.remat = remat
         self.groups = nnx.List(
             [nnx.List(blocks_of(segment, keys, build)) for segment in self.segments]

@@ -157,8 +157,8 @@ _QUANTIZED = {
     "int8": "int8",
     **dict.fromkeys(("fp8", "fp8_e5m2", "fp8_full", "fp8_gpu", "fp8_nanoo", "nanoo_fp8"), "fp8"),
 }
-# Weights of layers that these recipes leave alone: convolutions, and matrices of several heads.
-_NOT_QUANTIZED = ("conv", "o_a")
+# Weights of layers that these recipes leave alone: convolutions, matrices of groups, adapters.
+_NOT_QUANTIZED = ("conv", "o_a", "lora_a", "lora_b")
 
 
 def _config_dtypes(config: Any, rows: Sequence[FlopsRow]) -> Mapping[str, int]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from mfu_jax.errors import UserError
 from mfu_jax.parts import TRAIN, load_part
+from mfu_jax.trainer.preferences import preference_pair
 from mfu_jax.trainer.pyconfig import Config
 
 BATCH_KEYS = (
@@ -90,7 +91,8 @@ def make_iterator(
         UserError: the data is missing or too small for one batch.
     """
     rows = _rows(config, split)
-    batch_rows = rows_per_process * accumulation
+    sequences = rows_per_process * accumulation
+    batch_rows = sequences // 2 if config.use_dpo else sequences
     if len(rows) < batch_rows * shares:
         raise UserError(
             f"the {split} split has {len(rows)} sequences of {config.max_target_length} tokens, "
@@ -102,7 +104,8 @@ def make_iterator(
     if split == "train":
         dataset = dataset.seed(config.seed).shuffle()
     dataset = dataset[share::shares].repeat()
-    dataset = dataset.map(split_row).batch(batch_rows, drop_remainder=True)
+    cut = preference_pair if config.use_dpo else split_row
+    dataset = dataset.map(cut).batch(batch_rows, drop_remainder=True)
 
     def shape(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {k: v.reshape(accumulation, rows_per_process, -1) for k, v in batch.items()}

@@ -121,7 +121,7 @@ def _grid(shape: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:
 
 
 def micro_batch_size(config: Config, device_count: int) -> int:
-    """Sequences in one micro-batch of the whole job of `device_count` devices.
+    """Sequences in one micro-batch of the whole job of `device_count` devices; of DPO, two a pair.
 
     Raises:
         UserError: `per_device_batch_size` × devices is not a whole number.
@@ -132,7 +132,7 @@ def micro_batch_size(config: Config, device_count: int) -> int:
             f"per_device_batch_size={config.per_device_batch_size:g} on {device_count} "
             f"devices gives {float(size):g} sequences; expected a whole number"
         )
-    return int(size)
+    return int(size) * (1 + config.use_dpo)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -194,3 +194,16 @@ class QuantizationKeys:
     weight_quantization_calibration_method: str
     act_quantization_calibration_method: str
     bwd_quantization_calibration_method: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuningKeys:
+    """Which weights are trained."""
+
+    frozen: tuple[str, ...]
+    lora_rank: int
+    lora_alpha: float
+    lora_targets: tuple[str, ...]
+    use_dpo: bool
+    dpo_beta: float
+    dpo_label_smoothing: float

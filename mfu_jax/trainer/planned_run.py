@@ -9,6 +9,7 @@ import typing
 from collections.abc import Iterator, Mapping
 
 from mfu_jax.flops.analytic.inputs import as_model_config
+from mfu_jax.parts import QUANTIZE
 from mfu_jax.planning.measured_runs import DEFAULT_MODEL, MeasuredRun
 from mfu_jax.planning.targets import Target
 from mfu_jax.trainer.mesh_axes import AXES
@@ -33,6 +34,7 @@ _SILENT = (
     *("skip_first_n_steps_for_profiler", "profile_periodically_period", "hardware", "run_name"),
     *("base_output_directory", "gcs_metrics", "save_config_to_gcs", "monitor_goodput"),
     *("enable_goodput_recording", "base_config", "learning_rate", "log_period"),
+    "use_qwix_quantization",  # all quantisation here is qwix's
 )
 _SAME = {"opt_type": "adamw", "num_vocab_tiling": "1", "matmul_precision": "default"}
 _SCALE = "global_parameter_scale"
@@ -53,8 +55,8 @@ def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
     lost: list[str] = []
     for name, value in _program_keys(run):
         own, value = name.removeprefix("base_"), _ATTENTION.get(value, value)
-        if "quantization" in own and not importlib.util.find_spec("qwix"):
-            lost.append(f"{name}={value} (needs pip install 'mfu_jax[quantize]')")
+        if "quantization" in own and importlib.util.find_spec("qwix") is None:
+            lost.append(f"{name}={value} (it needs pip install {QUANTIZE})")
         elif own in fields and _takes(kinds[own], value):
             keys[own] = value
         else:

@@ -104,7 +104,9 @@ class TrainerStep:
         """FLOPs, and the least bytes of weights and optimizer state on a device."""
         config = load(self.words(values))
         width = {"float32": 4, "bfloat16": 2, "float16": 2}[config.weight_dtype]
-        state = _STATE * width * count_parameters(config).total // weight_shards(config)
+        copies = 1 if config.lora_rank or config.frozen else _STATE
+        copies += config.use_dpo  # the reference
+        state = copies * width * count_parameters(config).total // weight_shards(config)
         return Analytic(
             executed_flops=executed_flops_of(config, config.remat_policy), state_bytes=state
         )

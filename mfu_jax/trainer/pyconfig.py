@@ -19,18 +19,26 @@ from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.trainer.mesh_axes import own_names
-from mfu_jax.trainer.model_keys import KernelKeys, ModelKeys, QuantizationKeys, RematKeys
+from mfu_jax.trainer.model_keys import (
+    FinetuningKeys,
+    KernelKeys,
+    ModelKeys,
+    QuantizationKeys,
+    RematKeys,
+)
 from mfu_jax.trainer.scaling import scaled_down
 from mfu_jax.trainer.validation import validate
 from mfu_jax.values import field_types, shown, typed
 from mfu_jax.yaml_files import CONFIG_FOLDER, model_file, read_mapping
 
 _log = logging.getLogger("mfu_jax")
+# What to add to the refusal of a value.
+_NOTES = {"context": " (a tensor of remat_policy=custom); context_parallelism splits sequences"}
 DType = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ModelKeys, RematKeys, KernelKeys, QuantizationKeys):
+class Config(ModelKeys, RematKeys, KernelKeys, QuantizationKeys, FinetuningKeys):
     """One training run. ``configs/base.yml`` explains each key and gives its default."""
 
     run_name: str
@@ -206,7 +214,9 @@ def from_mapping(
         _refuse_contradictions(remaining, where, model_name, model)
         _refuse_contradictions(overrides, "command line", model_name, model)
     merged = {**base, **(defaults or {}), **model, **given}
-    return Config(**{key: typed(key, value, kinds[key]) for key, value in merged.items()})
+    return Config(
+        **{k: typed(k, value, kinds[k], note=_NOTES.get(k, "")) for k, value in merged.items()}
+    )
 
 
 def _own_values(

@@ -19,16 +19,22 @@ from mfu_jax.layers.pipeline import schedule_of
 from mfu_jax.parts import QUANTIZE, load_part
 from mfu_jax.trainer.mesh import state_shardings
 from mfu_jax.trainer.pyconfig import Config
+from mfu_jax.trainer.trainable import trained_and_frozen
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """What a step takes and returns; checkpoints hold all of it."""
+    """What a step takes and returns; checkpoints hold all of it.
+
+    Attributes:
+        reference: the weights that DPO compares with, as they were at first; else nothing.
+    """
 
     step: jax.Array
     params: Any
     opt_state: Any
+    reference: Any = ()
 
 
 def learning_rate_schedule(config: Config) -> optax.Schedule:
@@ -125,10 +131,13 @@ def create_state(config: Config, mesh: Mesh) -> TrainState:
 
 
 def parameter_count(state: TrainState) -> int:
-    """The number of trained weights."""
+    """The number of weights, trained or not."""
     return sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
 
 def _initial_state(config: Config) -> TrainState:
     params = nnx.state(make_model(config, config.seed), nnx.Param)
-    return TrainState(jnp.zeros((), jnp.int32), params, make_optimizer(config).init(params))
+    trained, _ = trained_and_frozen(config, params)
+    reference = jax.tree.map(jnp.copy, params) if config.use_dpo else ()
+    moments = make_optimizer(config).init(trained)
+    return TrainState(jnp.zeros((), jnp.int32), params, moments, reference)

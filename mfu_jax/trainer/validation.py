@@ -29,12 +29,13 @@ _POSITIVE = (
     "sa_block_q_dkv sa_block_kv_dkv sa_block_kv_dkv_compute sa_block_q_dq sa_block_kv_dq"
 ).split()
 _NOT_NEGATIVE = (
-    "steps seed eval_interval gradient_clipping_threshold adam_weight_decay warmup_steps "
+    "steps seed dpo_beta eval_interval gradient_clipping_threshold adam_weight_decay warmup_steps "
     "peak_tflops_per_device process_id trainable_position_size heartbeat_timeout_seconds "
-    "rope_factor original_max_position_embeddings mscale"
+    "rope_factor original_max_position_embeddings mscale lora_rank lora_alpha"
 ).split()
 _FRACTIONS = (
-    "eval_fraction warmup_steps_fraction cosine_learning_rate_final_fraction adam_b1 adam_b2"
+    "eval_fraction warmup_steps_fraction cosine_learning_rate_final_fraction adam_b1 adam_b2 "
+    "dpo_label_smoothing"
 ).split()
 
 
@@ -48,6 +49,7 @@ def validate(config: Config) -> None:
     _check_experts(config)
     _check_remat(config)
     _check_quantization(config)
+    _check_trained(config)
     _check_run(config)
 
 
@@ -189,6 +191,38 @@ def _is_fixed_range(text: str) -> bool:
     except ValueError:
         return False
     return method == "fixed" and -float("inf") < low < 0 < high < float("inf")
+
+
+_ADAPTABLE = "q_proj k_proj v_proj o_proj q_a q_b kv_a kv_b wi wi_0 wi_1 wo".split()
+_OF_EXPERTS = ("wi", "wi_0", "wi_1", "wo")
+_BOTTOM, _TOP = {"tokens", "embedding"}, {"logits", "head"}
+
+
+def _check_trained(config: Config) -> None:
+    if config.use_dpo and (config.mtp_num_layers or config.num_experts > 1):
+        raise UserError(
+            "use_dpo=true with mtp_num_layers or num_experts: DPO has none of their losses here; "
+            "expected a dense model without multi-token prediction"
+        )
+    if config.lora_rank and config.frozen:
+        raise UserError("lora_rank freezes all but the adapters; leave frozen out")
+    for name in config.lora_targets if config.lora_rank else ():
+        if name not in _ADAPTABLE:
+            raise UserError(
+                f"lora_targets names {name!r}{nearest(name, _ADAPTABLE)}; expected some of "
+                f"{', '.join(_ADAPTABLE)}"
+            )
+        if config.num_experts > 1 and name in _OF_EXPERTS:
+            raise UserError(
+                f"lora_targets names {name!r} of a model with experts, which get no adapters in "
+                "the reference model; name projections of the attention"
+            )
+    frozen = set(config.frozen)
+    if config.logits_via_embedding and bool(frozen & _BOTTOM) != bool(frozen & _TOP):
+        raise UserError(
+            f"frozen={list(config.frozen)} names one end of a tied embedding; name tokens and "
+            "logits, or neither"
+        )
 
 
 def _check_run_name(name: str) -> None:

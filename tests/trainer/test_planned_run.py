@@ -54,14 +54,6 @@ def qwix(monkeypatch):
     monkeypatch.setitem(sys.modules, "qwix", types.SimpleNamespace(__spec__=object()))
 
 
-def test_without_qwix_a_quantised_run_is_planned_in_its_dtype(monkeypatch):
-    monkeypatch.setitem(sys.modules, "qwix", None)
-    run = {**RUN, "hardware": "v6e", "device_type": "v6e-8", "quantization": "int8"}
-    keys, notes = reference_keys(read_run(run))
-    assert "quantization" not in keys
-    assert "quantization=int8 (needs pip install 'mfu_jax[quantize]')" in notes[1]
-
-
 def test_what_the_trainer_has_is_followed_and_the_rest_is_named(qwix):
     run = {
         **RUN,
@@ -74,8 +66,13 @@ def test_what_the_trainer_has_is_followed_and_the_rest_is_named(qwix):
         "splash": {"sa_block_q": 1024, "use_tokamax_splash": True},
         "optimizer": {"opt_type": "adamw"},
         "attention": "flash",
-        "other_flags": {"base_num_decoder_layers": 2, "use_iota_embed": True},
-        "quantization": "fp8",
+        "other_flags": {
+            "base_num_decoder_layers": 2,
+            "use_iota_embed": True,
+            "use_qwix_quantization": True,
+            "act_quantization_calibration_method": "fixed,-224,224",
+        },
+        "quantization": "fp8_full",
     }
     read = read_run(run)
     keys, notes = reference_keys(read)
@@ -90,7 +87,17 @@ def test_what_the_trainer_has_is_followed_and_the_rest_is_named(qwix):
         "num_decoder_layers": "2",
         "attention": "auto",
         "dtype": "bfloat16",
-        "quantization": "fp8",
+        "quantization": "fp8_full",
+        "act_quantization_calibration_method": "fixed,-224,224",
     }
     assert {key: keys[key] for key in expected} == expected
     assert TrainerStep(read.target).invalid(keys) == ""
+
+
+def test_without_qwix_quantisation_is_not_followed_and_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "qwix", None)
+    keys, notes = reference_keys(
+        read_run({**RUN, "hardware": "v6e", "device_type": "v6e-8", "quantization": "int8"})
+    )
+    assert "quantization" not in keys
+    assert "quantization=int8 (it needs pip install 'mfu-jax[quantize]')" in notes[1]

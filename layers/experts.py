@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from .building import Builder, Inputs
 from .feed_forwards import MlpSpec
+from .grouped_matmuls import grouped_dot, runs_on_tpus
 from .linears import ACTIVATIONS
 from .quantization import quantized_dot, quantized_ragged_dot
 from .routers import RouterSpec, Routing
@@ -78,6 +79,7 @@ class Experts(nnx.Module):
             self.shared = spec.shared.make(build)
             if spec.shared_gate:
                 self.shared_gate = build.dense((D,), (1,), ("embed", "norm"))
+        self.on_tpu = runs_on_tpus(build.attention)
         self.spec = spec
         self.dtype = build.dtype
         self.quantization = build.quantization
@@ -169,7 +171,7 @@ class Experts(nnx.Module):
 
         def multiply(rows: jax.Array, name: str) -> jax.Array:
             if self.quantization is None:
-                product = jax.lax.ragged_dot(rows, weights[name], sizes)
+                product = grouped_dot(rows, weights[name], sizes, on_tpu=self.on_tpu)
             else:
                 product = quantized_ragged_dot(rows, weights[name], sizes, self.quantization)
             if not self.spec.bias:

@@ -166,7 +166,11 @@ class _Entry:
     def read(self) -> Compiled:
         held = self._held()
         refusal = held["refusal"]
-        program = load(self.dump) if refusal is None else TooLarge(**refusal)
+        if refusal is None:
+            program: ProgramDump | TooLarge = load(self.dump)
+        else:
+            scheduled = load(self.dump) if self.dump.exists() else None
+            program = TooLarge(**refusal, program=scheduled)
         notes = (*held["left_out"], f"compiled earlier: {self.path.with_suffix('')}")
         return Compiled(program, notes, held.get("waited_for_code") is None)
 
@@ -177,11 +181,16 @@ class _Entry:
         """The JSON last: an entry exists when it is complete."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         program, left_out, has_code = found
-        refused = isinstance(program, TooLarge)
-        if isinstance(program, ProgramDump):
-            write(program, self.dump)
+        refusal: dict[str, Any] | None = None
+        scheduled: ProgramDump | TooLarge | None = program
+        if isinstance(program, TooLarge):
+            refusal = dataclasses.asdict(dataclasses.replace(program, program=None))
+            del refusal["program"]
+            scheduled = program.program
+        if isinstance(scheduled, ProgramDump):
+            write(scheduled, self.dump)
         held = {
-            "refusal": dataclasses.asdict(program) if refused else None,
+            "refusal": refusal,
             "left_out": list(left_out),
             "waited_for_code": None if has_code else limits.code_seconds,
         }

@@ -78,11 +78,13 @@ class TooLarge:
         used_bytes: what it needs at its peak.
         limit_bytes: what the device has for it.
         message: the compiler's words.
+        program: as it was scheduled; None if the compiler did not come so far.
     """
 
     used_bytes: int
     limit_bytes: int
     message: str
+    program: ProgramDump | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +144,7 @@ def compile_program(
         if code == 0 and out.exists():
             return Compiled(load(out))
         if refusal := _refusal(log):
-            return Compiled(refusal)
+            return Compiled(dataclasses.replace(refusal, program=read_scheduled(dumps)))
         if scheduled := read_scheduled(dumps):
             return Compiled(scheduled, (_why_no_code(code, log, limits),), has_code=False)
         return _raise(request, code, log, limits)

@@ -98,7 +98,7 @@ class Durations:
             )
         elif record.opcode.endswith("-start"):
             yield Duration("copy", self._hbm_seconds(record), ("hbm",))
-        elif record.kernels:
+        elif record.kernels or self._is_kernel(record):
             yield Duration("kernel", self._matmul_seconds(record, self.efficiencies.kernel))
         elif (clock := self.target.chip.clock_ghz) and _has_cycles(record):
             seconds = (record.estimated_cycles or 0) / clock / 1e9 / self.efficiencies.cycles
@@ -107,6 +107,15 @@ class Durations:
             yield Duration("matmul" if record.flops else _vector_cause(record), seconds)
         else:
             yield self._roofline(record)
+
+    def _is_kernel(self, record: InstructionRecord) -> bool:
+        """Whether it is a TPU's kernel of XLA's own, such as that of ``ragged_dot``: no cycles."""
+        return bool(
+            self.target.platform == "tpu"
+            and record.opcode == "custom-call"
+            and record.flops
+            and record.estimated_cycles is None
+        )
 
     def _roofline(self, record: InstructionRecord) -> Duration:
         shares, memory = self.efficiencies, self._hbm_seconds(record)

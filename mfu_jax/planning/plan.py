@@ -157,16 +157,25 @@ class Plan:
 
 
 def refused(target: Target, refusal: TooLarge, work: Work | None = None) -> Plan:
-    """The plan of a program that the compiler refused."""
-    return Plan(
-        target=str(target),
-        chips=target.chips,
+    """The plan of a program that the compiler refused: with its times, if it was scheduled."""
+    if refusal.program is not None:
+        plan = make_plan(refusal.program, target, work=work).with_notes(
+            "times are those of the program as it was scheduled, had it fitted"
+        )
+    else:
+        plan = Plan(
+            target=str(target),
+            chips=target.chips,
+            fits=False,
+            model_flops=work.model_flops if work else None,
+            convention=work.convention if work else "",
+        )
+    return replace(
+        plan,
         fits=False,
         memory_peak_bytes=refusal.used_bytes,
         memory_limit_bytes=refusal.limit_bytes,
-        model_flops=work.model_flops if work else None,
-        convention=work.convention if work else "",
-        notes=(f"the compiler: {refusal.message}",),
+        notes=(*plan.notes, f"the compiler: {refusal.message}"),
     )
 
 

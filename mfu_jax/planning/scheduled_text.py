@@ -31,11 +31,14 @@ def is_scheduled(folder: Path) -> bool:
 
 
 def read_scheduled(folder: Path) -> ProgramDump | None:
-    """The largest program whose schedule is complete; None if there is none."""
-    last = _largest(folder, _LAST)
+    """The largest program whose schedule is complete, refused or not; None if there is none.
+
+    For a folder into which the compiler no longer writes.
+    """
+    last = _largest(folder, _BUFFERS)
     if last is None:
         return None
-    name = last.name.removesuffix(_LAST)
+    name = last.name.removesuffix(_BUFFERS)
     text = (folder / f"{name}{_SCHEDULED}").read_text(encoding="utf-8")
     buffers = (folder / f"{name}{_BUFFERS}").read_text(encoding="utf-8")
     return ProgramDump(text=text, memory=memory_of_buffers(buffers))

@@ -55,12 +55,12 @@ def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
     lost: list[str] = []
     for name, value in _program_keys(run):
         own, value = name.removeprefix("base_"), _ATTENTION.get(value, value)
-        if "quantization" in own and importlib.util.find_spec("qwix") is None:
-            lost.append(f"{name}={value} (it needs pip install {QUANTIZE})")
-        elif own in fields and _takes(kinds[own], value):
-            keys[own] = value
-        else:
+        if own not in fields or not _takes(kinds[own], value):
             lost.append(f"{name}={value}")
+        elif "quantization" in own and importlib.util.find_spec("qwix") is None:
+            lost.append(f"{name}={value} (it needs pip install {QUANTIZE})")
+        else:
+            keys[own] = value
     mesh, others = _mesh(run.keys, run.target)
     notes = ["MaxText is not installed: the reference model's step is planned in its place"]
     lost += others

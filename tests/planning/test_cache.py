@@ -121,3 +121,12 @@ def test_a_program_without_machine_code_is_compiled_again_for_more_time_only(tmp
     assert again.notes[-1].startswith("compiled earlier")
     assert compile_cached(request, folder=tmp_path, limits=long).has_code
     assert compile_cached(request, folder=tmp_path, limits=short).has_code
+
+
+def test_a_refused_program_is_found_again_with_its_schedule(tmp_path):
+    config = {"scheduled": True, "message": REFUSAL}
+    request = Request(module="tests.support.fake_compiler", target=TARGET, config=config)
+    first = compile_cached(request, folder=tmp_path).program
+    again = compile_cached(request, folder=tmp_path).program
+    assert first == again
+    assert again.program.as_text() == first.program.as_text() == TEXT

@@ -147,3 +147,9 @@ def test_without_machine_code_there_is_the_schedule_and_its_memory(then, why):
 def test_the_schedule_of_a_program_that_gets_machine_code_is_not_taken():
     program, notes, has_code = compile_program(_request(scheduled=True))
     assert (program.memory, notes, has_code) == (None, (), True)
+
+
+def test_a_refused_program_that_was_scheduled_is_kept():
+    refusal = compile_program(_request(scheduled=True, message="34.5G exceeds 31.25G")).program
+    assert isinstance(refusal, TooLarge)
+    assert refusal.program.as_text() == TEXT

@@ -1,5 +1,6 @@
 """A plan of the recorded Llama-3-70B step on 512 v5p: sums that an independent reading gives."""
 
+import dataclasses
 import lzma
 import re
 
@@ -133,3 +134,8 @@ def test_a_refused_program_does_not_fit():
     assert not plan.fits
     assert (plan.memory_peak_bytes, plan.memory_limit_bytes) == (38 * 2**30, 31 * 2**30)
     assert plan.step_time_seconds is None
+    scheduled = dataclasses.replace(refusal, program=ProgramDump(text=TEXT))
+    plan = refused(TARGET, scheduled)
+    assert (plan.fits, plan.memory_peak_bytes) == (False, 38 * 2**30)
+    assert plan.step_time_seconds == make_plan(scheduled.program, TARGET).step_time_seconds
+    assert "had it fitted" in plan.notes[-2]

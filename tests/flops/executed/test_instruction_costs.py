@@ -240,3 +240,15 @@ def test_of_a_stack_in_another_tiling_only_the_slice_is_read():
 def test_an_update_in_the_hosts_memory_sends_the_update_as_printed_with_its_computation():
     start = instruction_costs(STACKED).records["start"]
     assert (start.host_bytes, start.to_host) == (4 * 128 * 2, True)
+
+
+@pytest.mark.parametrize("target", ["SliceId", "ZeroCrop"])
+def test_what_programs_over_several_slices_ask_costs_no_flops(target):
+    text = f"""HloModule jit_f
+ENTRY %main (x: u32[]) -> u32[] {{
+  %x = u32[] parameter(0)
+  ROOT %c = u32[] custom-call(%x), custom_call_target="{target}"
+}}
+"""
+    executed = instruction_costs(text).executed
+    assert (executed.total, executed.unaccounted) == (0, ())

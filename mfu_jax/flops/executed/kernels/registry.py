@@ -161,6 +161,7 @@ _FREE = re.compile(
     r"|__cub\$\w+|__gpu\$TopK|ResizeNearest\w*|NopCustomCall|BarrierStart|BarrierDone"
     r"|xla_ffi_(partitioned_)?python_\w+callback|xla_python_\w+callback|SetBound|GetBound"
     r"|AsyncCollective(Start|Done)|PrepareAsyncCall(Start|Done)|cu_threefry2x32(_ffi)?|X64\w+|CreateBuffer|Pin|Unpin"
+    r"|SliceId|ZeroCrop"  # of programs over several TPU slices
 )
 
 

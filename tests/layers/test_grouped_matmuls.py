@@ -1,0 +1,51 @@
+"""Products by group against a loop over the groups; the TPU's kernel runs interpreted."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from mfu_jax.layers.grouped_matmuls import grouped_dot, runs_on_tpus
+
+ROWS, IN, OUT = 256, 8, 16
+SIZES = (100, 0, 60)  # 96 rows belong to no group
+RANDOM = np.random.default_rng(0)
+X, K, DY = (
+    RANDOM.normal(size=shape).astype(np.float32)
+    for shape in ((ROWS, IN), (len(SIZES), IN, OUT), (ROWS, OUT))
+)
+
+
+@pytest.mark.parametrize("on_tpu", [False, True])
+def test_product_and_gradients_are_those_of_a_loop_over_the_groups(on_tpu: bool) -> None:
+    def multiply(rows: jax.Array, kernels: jax.Array) -> jax.Array:
+        return grouped_dot(rows, kernels, jnp.array(SIZES), on_tpu=on_tpu, interpret=True)
+
+    y, backward = jax.vjp(multiply, jnp.asarray(X), jnp.asarray(K))
+    drows, dkernels = backward(jnp.asarray(DY))
+    want_y, want_rows = np.zeros((ROWS, OUT)), np.zeros((ROWS, IN))
+    first = 0
+    for group, size in enumerate(SIZES):
+        its = slice(first, first + size)
+        want_y[its] = X[its] @ K[group]
+        want_rows[its] = DY[its] @ K[group].T
+        np.testing.assert_allclose(dkernels[group], X[its].T @ DY[its], atol=1e-4)
+        first += size
+    np.testing.assert_allclose(y, want_y, atol=1e-4)
+    np.testing.assert_allclose(drows, want_rows, atol=1e-4)
+
+
+@pytest.mark.parametrize(("rows", "kernels"), [(256, 1), (100, 0)])
+def test_a_tpu_program_has_the_kernel_where_it_can_split_the_rows(rows: int, kernels: int) -> None:
+    def loss(k: jax.Array) -> jax.Array:
+        return grouped_dot(jnp.ones((rows, 128)), k, jnp.array([rows]), on_tpu=True).sum()
+
+    traced = jax.jit(jax.grad(loss)).trace(jnp.ones((1, 128, 128)))
+    text = traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert text.count("@tpu_custom_call") == kernels
+
+
+def test_attention_tells_the_platform() -> None:
+    assert runs_on_tpus("splash")
+    assert not runs_on_tpus("dot_product")

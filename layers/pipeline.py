@@ -187,7 +187,7 @@ class _Work:
         entering = jax.lax.dynamic_index_in_dim(streams, microbatch[0], keepdims=True)
         is_first = number.reshape(-1, *(1,) * (flowing.ndim - 1)) == 0
         x = _over_stages(jnp.where(is_first, entering, flowing))
-        rows = jax.tree.map(lambda of_all: of_all[microbatch], self.rows)
+        rows = jax.tree.map(lambda of_all: _over_stages(of_all[microbatch]), self.rows)
         x, notes = self.stages(_of_repeat(weights, repeat), x, rows)
         x = _over_stages(x)
         streams = _with_result(streams, x[-1], turn - plan.stages + 1)

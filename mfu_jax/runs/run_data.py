@@ -14,6 +14,7 @@ from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.logger.summary import Summary
 from mfu_jax.runs.goodput import of_metrics, read_journaled, read_run
+from mfu_jax.runs.hosts import Hosts, read_hosts
 from mfu_jax.runs.journals import metrics_file_of
 from mfu_jax.runs.metrics_files import WARMUP_STEPS, MetricsRun, read_metrics
 from mfu_jax.runs.run_time import CATEGORIES, Part, RunTime
@@ -55,6 +56,7 @@ class RunData:
         time: where its wall clock went.
         summary: of its measured steps.
         setup: what it said of itself.
+        hosts: its processes at their last exchange; None: one process, or not known.
         counted: the FLOPs of the model that the options name.
         answer: what ``mfu-jax report --json`` says of it.
         options: how it was read.
@@ -64,6 +66,7 @@ class RunData:
     time: RunTime
     summary: Summary
     setup: Setup
+    hosts: Hosts | None
     counted: ModelCount
     answer: Mapping[str, Any]
     options: Options
@@ -189,14 +192,15 @@ def read_run_data(run: str, options: Options) -> RunData:
         )
     time = time.with_utilization(summary.mfu, summary.hfu)
     answer = _answer(metrics, summary, options.peak, reported, model.conventions)
-    setup = read_setup(metrics.path)
+    setup, hosts = read_setup(metrics.path), read_hosts(metrics.path)
     return RunData(
         metrics=metrics,
         time=time,
         summary=summary,
         setup=setup,
+        hosts=hosts,
         counted=model,
-        answer=answer | _time(time, summary),
+        answer=answer | _time(time, summary) | {"hosts": hosts.answer if hosts else None},
         options=options,
     )
 

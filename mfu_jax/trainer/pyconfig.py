@@ -32,6 +32,8 @@ from mfu_jax.values import field_types, shown, typed
 from mfu_jax.yaml_files import CONFIG_FOLDER, model_file, read_mapping
 
 _log = logging.getLogger("mfu_jax")
+# What to add to the refusal of a value.
+_NOTES = {"context": " (a tensor of remat_policy=custom); context_parallelism splits sequences"}
 DType = Literal["float32", "bfloat16", "float16"]
 
 
@@ -212,7 +214,9 @@ def from_mapping(
         _refuse_contradictions(remaining, where, model_name, model)
         _refuse_contradictions(overrides, "command line", model_name, model)
     merged = {**base, **(defaults or {}), **model, **given}
-    return Config(**{key: typed(key, value, kinds[key]) for key, value in merged.items()})
+    return Config(
+        **{k: typed(k, value, kinds[k], note=_NOTES.get(k, "")) for k, value in merged.items()}
+    )
 
 
 def _own_values(

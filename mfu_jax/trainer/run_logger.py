@@ -11,14 +11,12 @@ from typing import Any
 
 import jax
 
-from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, flops_breakdown
+from mfu_jax.flops.analytic.totals import calculate_tokens_per_device
 from mfu_jax.hardware.step_peaks import StepPeaks
 from mfu_jax.instrumentation import assembly, counts
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.device_trace import StepProfile
 from mfu_jax.instrumentation.dumping import dump_paths, dump_step
-from mfu_jax.layers.families import model_spec
-from mfu_jax.layers.pipeline import Schedule, schedule_of
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.metric_logger import MetricLogger
@@ -28,6 +26,7 @@ from mfu_jax.settings import Settings
 from mfu_jax.storage.addresses import Address
 from mfu_jax.storage.files import local_path
 from mfu_jax.storage.locks import FileLock
+from mfu_jax.trainer.overheads import known_overheads, pipeline_schedule
 from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.trainer.state import TrainState, parameter_count
 from mfu_jax.trainer.stopping import StopRequest
@@ -111,25 +110,7 @@ def run_journal(
 def count_step(config: Config, train_step: jax.stages.Compiled) -> StepFlops:
     """Counts the compiled step and explains the count, from the model's FLOPs on."""
     model = counts.analytic_model(config, convention=config.convention)
-    return counts.count_program(train_step, model, overheads=_bubble(config))
-
-
-def _bubble(config: Config) -> dict[str, int]:
-    """What a device's stage does on zeros: the layers' forward and backward pass in as many turns.
-
-    Of a stage's turns, ``microbatches × repeats`` are the model's.
-    """
-    schedule = _schedule(config)
-    if schedule is None:
-        return {}
-    rows = flops_breakdown(config, "dense")
-    layers = sum(row.training_flops for row in rows if row.component != "logits")
-    of_model = schedule.turns - schedule.stages + 1
-    return {"pipeline bubble": round(layers * (schedule.stages - 1) / of_model)}
-
-
-def _schedule(config: Config) -> Schedule | None:
-    return schedule_of(config, model_spec(config).layers)
+    return counts.count_program(train_step, model, overheads=known_overheads(config))
 
 
 def step_profile(
@@ -181,7 +162,7 @@ def _setup(
     arguments = " ".join(f"{k}={as_argument(v)}" for k, v in dataclasses.asdict(config).items())
     texts = {"config": textwrap.fill(arguments, 100), "ledger": flops.ledger.render()}
     run = {"run": str(config.run_directory)}
-    if schedule := _schedule(config):
+    if schedule := pipeline_schedule(config):
         run["pipeline"] = (
             f"{schedule.stages} stages × {schedule.repeats} passes, {schedule.microbatches} "
             f"microbatches: bubble {float(schedule.bubble):.2%} of {schedule.turns} turns"

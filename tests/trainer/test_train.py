@@ -1,15 +1,10 @@
 """The trainer as its user runs it: a process, its exit code, and the files that it leaves."""
 
 import json
-import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,66 +12,17 @@ from mfu_jax import cli
 from mfu_jax.logger.non_finite import NON_FINITE_EXIT_CODE
 from mfu_jax.profiling.profile import read_profile
 from mfu_jax.trainer.checkpoint import CHECKPOINT_EXIT_CODE
-from tests.support.floats import assert_close_as_float32
 from tests.support.paths import ROOT
+from tests.support.trainer_process import (
+    TINY,
+    losses,
+    one_device,
+    records,
+    run,
+    send_after,
+    start,
+)
 from tests.support.work import HANG_SECONDS
-
-TINY = [
-    "configs/base.yml",
-    "num_decoder_layers=1",
-    "emb_dim=32",
-    "mlp_dim=64",
-    "num_query_heads=2",
-    "num_kv_heads=1",
-    "head_dim=16",
-    "max_target_length=32",
-    "per_device_batch_size=4",
-    "peak_tflops_per_device=5",
-    "tensorboard_dir=",
-]
-
-
-def one_device() -> dict[str, str]:
-    """The environment of a trainer on one CPU device, whose machine code is not optimised."""
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
-    return {**os.environ, "XLA_FLAGS": flags, "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
-
-
-def start(
-    folder: Path, *arguments: str, wrapper: Sequence[str] = (), **options: Any
-) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mfu_jax.train", *TINY, f"base_output_directory={folder}"]
-    return subprocess.Popen(
-        [*wrapper, *command, *arguments],
-        cwd=ROOT,
-        env=one_device(),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **options,
-    )
-
-
-def send_after(process: subprocess.Popen[str], step: int, signum: int) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith(f"completed step: {step},"):
-            process.send_signal(signum)
-            return
-
-
-def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    process = start(folder, *arguments)
-    out, err = process.communicate(timeout=HANG_SECONDS)
-    return process.returncode, out, err
-
-
-def records(folder: Path, name: str = "default") -> list[dict[str, Any]]:
-    return [json.loads(x) for x in (folder / name / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(folder: Path, name: str = "default") -> list[float]:
-    return [record["learning/loss"] for record in records(folder, name)]
 
 
 @pytest.fixture(scope="module")
@@ -338,83 +284,3 @@ def test_bad_input_of_a_process_is_one_line_and_exit_code_2(case: str, tmp_path:
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert done.stdout == ""
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_losses_of_one(tmp_path: Path) -> None:
-    keys = ("steps=4", "eval_interval=2", "enable_checkpointing=true", "checkpoint_period=2")
-    processes = start_job(tmp_path, 2, *keys, "per_device_batch_size=2", "host_log_period=1")
-    outputs = [process.communicate(timeout=HANG_SECONDS) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs[0][1]
-    # The first process alone writes.
-    assert "completed step: 3" in outputs[0][0]
-    assert "step" not in outputs[1][0]
-    hosts = json.loads((tmp_path / "default" / "metrics.jsonl.hosts.json").read_text())
-    assert [host["process"] for host in hosts["hosts"]] == [0, 1]
-    assert hosts["missing"] == []
-    code, _, err = run(tmp_path, *keys[:2], "per_device_batch_size=4", "run_name=one")
-    assert code == 0, err
-    tokens = 4 * 32
-    assert_close_as_float32(losses(tmp_path), losses(tmp_path, "one"), terms=tokens)
-    for two, one in zip(records(tmp_path), records(tmp_path, "one"), strict=True):
-        assert two["perf/per_device_tflops"] * 2 == pytest.approx(one["perf/per_device_tflops"])
-    two, one = (records(tmp_path, name)[-1]["eval/avg_loss"] for name in ("default", "one"))
-    assert_close_as_float32(two, one, terms=tokens)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return int(probe.getsockname()[1])
-
-
-def start_job(folder: Path, count: int, *keys: str) -> list[subprocess.Popen[str]]:
-    job = (*keys, f"coordinator_address=localhost:{free_port()}", f"num_processes={count}")
-    return [start(folder, *job, f"process_id={i}") for i in range(count)]
-
-
-def by_step(folder: Path, name: str = "default") -> dict[int, float]:
-    return {record["step"]: record["learning/loss"] for record in records(folder, name)}
-
-
-@pytest.mark.slow
-def test_a_killed_process_ends_the_job_and_its_checkpoint_is_read_by_one_and_by_four(
-    tmp_path: Path,
-) -> None:
-    """Two processes, whose device each has half of the weights and all sequences; one is killed."""
-    keys = ("steps=12", "enable_checkpointing=true", "checkpoint_period=2", "num_kv_heads=2")
-    both = start_job(tmp_path / "two", 2, *keys, "tensor=2", "per_device_batch_size=2")
-    assert both[0].stdout is not None
-    for line in both[0].stdout:
-        if "completed step: 5" in line:
-            both[1].kill()
-    _, err = both[0].communicate(timeout=HANG_SECONDS)
-    both[1].communicate(timeout=HANG_SECONDS)
-    assert both[0].returncode == 75, err
-    assert "process 1 of 2 died" in err
-    assert "run the same command again to resume" in err
-
-    saved = tmp_path / "two" / "default"
-    restored = max(int(folder.name) for folder in (saved / "checkpoints").glob("[0-9]*"))
-    assert restored in (4, 6, 8, 10)
-    for count in (1, 4):
-        shutil.copytree(saved / "checkpoints", tmp_path / f"by_{count}/default/checkpoints")
-    alone = ("steps=12", "num_kv_heads=2", "per_device_batch_size=4", "run_name=straight")
-    code, _, err = run(tmp_path, *alone)
-    assert code == 0, err
-    four = start_job(
-        *(tmp_path / "by_4", 4, *keys, "per_device_batch_size=1"),
-        *("fsdp=2", "context_parallelism=2"),
-    )
-    code, _, err = run(tmp_path / "by_1", *keys, "per_device_batch_size=4")
-    assert code == 0, err
-    ended = [process.communicate(timeout=HANG_SECONDS)[1] for process in four]
-    assert [process.returncode for process in four] == [0] * 4, ended[0]
-
-    straight = by_step(tmp_path, "straight")
-    for folder in ("two", "by_1", "by_4"):
-        got = by_step(tmp_path / folder)
-        first = 0 if folder == "two" else restored
-        assert next(iter(got)) == first
-        expected = {step: straight[step] for step in got}
-        assert_close_as_float32(got, expected, terms=12 * 4 * 32)

@@ -97,9 +97,9 @@ def test_utilisation_is_over_the_peak_of_each_dtype() -> None:
     assert peaks.optimal_seconds(model.per_device, model.flops_by_dtype) == pytest.approx(seconds)
 
 
-def losses(c: Config, steps: int) -> list[float]:
+def losses(c: Config, steps: int, devices: int = 1) -> list[float]:
     """Of a batch that is learned by heart."""
-    grid = mesh.make_mesh(c, jax.devices()[:1])
+    grid = mesh.make_mesh(c, jax.devices()[:devices])
     run = step.compile_train_step(c, grid, state.abstract_state(c, grid))
     now, tokens = (
         state.create_state(c, grid),
@@ -116,7 +116,7 @@ def losses(c: Config, steps: int) -> list[float]:
     }
     found = []
     for _ in range(steps):
-        now, metrics = run(now, batch)
+        now, metrics = run(now, jax.device_put(batch, mesh.batch_sharding(grid)))
         found.append(float(metrics["loss"]))
     return found
 
@@ -130,6 +130,15 @@ def test_a_quantised_model_learns_as_the_plain_one(recipe: str) -> None:
     fallen = plain[0] - plain[-1]
     assert fallen > 0.5
     assert narrow[0] - narrow[-1] > 0.8 * fallen
+
+
+@pytest.mark.parametrize("recipe", ["int8", "fp8_full"])
+def test_scales_are_those_of_whole_rows_and_columns_on_a_mesh(recipe: str) -> None:
+    pytest.importorskip("qwix")
+    alone = losses(config(quantization=recipe), 2)
+    axes = {"data": 1, "fsdp": 2, "tensor": 2, "per_device_batch_size": B / 4}
+    split = losses(config(quantization=recipe, **axes), 2, devices=4)
+    assert split == pytest.approx(alone, rel=1e-3)
 
 
 def test_without_qwix_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,8 @@ setup(
     ],
     extras_require={
         "train": TRAIN,
+        # quantization=int8 and fp8 of the reference trainer
+        "quantize": ["qwix>=0.1.8"],
         "tpu": ["jax[tpu]>=0.8"],
         "cuda": ["jax[cuda13]>=0.8"],
         # mfu-jax plan: the compilers of chips that are not here; jax pins libtpu.
@@ -86,6 +88,7 @@ setup(
             "import-linter>=2.5",
             "matplotlib>=3.8",
             "mypy>=1.15",
+            "qwix>=0.1.8",
             "ruff>=0.11",
             "tensorboard>=2.19",
             "types-PyYAML",

@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .attention_ops import (
     CHUNKS,
     SINKS,
     SOFT_CAP,
+    SPLIT,
     VALUE_DIM,
     WINDOW,
     AttentionInputs,
@@ -22,7 +23,7 @@ from .attention_ops import (
     SplashBlocks,
     register_attention,
 )
-from .sharding import BATCH_AXES
+from .sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size
 
 
 @register_attention("cudnn_flash", supports=(WINDOW, CHUNKS))
@@ -89,52 +90,104 @@ def flash(x: AttentionInputs) -> jax.Array:
     return out.swapaxes(1, 2)
 
 
-@register_attention("splash", supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, VALUE_DIM))
-@_over_shards
+@register_attention("splash", supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, VALUE_DIM, SPLIT))
 def splash(x: AttentionInputs) -> jax.Array:
     """JAX's Pallas splash attention for TPU: skips blocks that are masked entirely."""
+    if axis_size(SEQUENCE_AXIS) > 1:
+        return _splash_of_parts(x)
+    return _splash_of_rows(x)
+
+
+@_over_shards
+def _splash_of_rows(x: AttentionInputs) -> jax.Array:
+    _, S, N, _ = x.q.shape
+    return _splashed(_splash_kernel(x.pattern, S, N), x, x.segment_ids)
+
+
+def _splash_of_parts(x: AttentionInputs) -> jax.Array:
+    """Each device has the queries of its part of a sequence, and gathers all keys and values."""
+    _, S, N, _ = x.q.shape
+    shards = {"head_shards": axis_size("tensor"), "q_seq_shards": axis_size(SEQUENCE_AXIS)}
+    attend = _splash_kernel(x.pattern, S, N, **shards)
+    mesh = jax.sharding.get_abstract_mesh()
+    queries = PartitionSpec(BATCH_AXES, SEQUENCE_AXIS, "tensor", None)
+    whole = PartitionSpec(BATCH_AXES, None, "tensor", None)
+    specs: dict[str, Any] = {
+        "q": queries,
+        "k": whole,
+        "v": whole,
+        "segment_ids": PartitionSpec(BATCH_AXES, SEQUENCE_AXIS),
+    }
+    if x.sinks is not None:
+        specs["sinks"] = PartitionSpec("tensor")
+
+    def local(attend: Any, arrays: dict[str, jax.Array], of_keys: jax.Array) -> jax.Array:
+        return _splashed(attend, dataclasses.replace(x, **arrays), of_keys)  # type: ignore[arg-type]
+
+    over_shards = jax.shard_map(
+        local,
+        in_specs=(
+            attend.manual_sharding_spec(
+                NamedSharding(mesh, PartitionSpec("tensor", SEQUENCE_AXIS))
+            ),
+            specs,
+            PartitionSpec(BATCH_AXES, None),
+        ),
+        out_specs=queries,
+        check_vma=False,
+    )
+    return over_shards(attend, {name: getattr(x, name) for name in specs}, x.segment_ids)
+
+
+def _splash_kernel(
+    pattern: Pattern, S: int, N: int, *, head_shards: int = 1, q_seq_shards: int = 1
+) -> Any:
+    """The kernel for rows of `S` tokens and `N` heads, both over all shards."""
     from jax.experimental.pallas.ops.tpu import splash_attention as kernel
 
-    pattern = x.pattern
-    _, S, N, h = x.q.shape
     shape = (S, S)
     mask: Any = kernel.CausalMask(shape)
     if pattern.window:
         mask = kernel.LocalMask(shape, (pattern.window - 1, 0), 0)
     if pattern.chunk:
         mask = kernel.splash_attention_mask.ChunkedCausalMask(shape, pattern.chunk)
-    attend = kernel.make_splash_mha(
+    return kernel.make_splash_mha(
         kernel.MultiHeadMask([mask] * N),
-        head_shards=1,
-        q_seq_shards=1,
-        block_sizes=_block_sizes(pattern.blocks, S),
+        head_shards=head_shards,
+        q_seq_shards=q_seq_shards,
+        block_sizes=_block_sizes(pattern.blocks, S // q_seq_shards, S),
         attn_logits_soft_cap=pattern.soft_cap or None,
     )
-    q, k, v = (array.swapaxes(1, 2) for array in (x.q * pattern.scale_of(h), x.k, x.v))
-    segments = kernel.SegmentIds(x.segment_ids, x.segment_ids)
+
+
+def _splashed(attend: Any, x: AttentionInputs, of_keys: jax.Array) -> jax.Array:
+    """Runs the kernel; `of_keys`: segments of the keys, which may be more than the queries."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as kernel
+
+    scale = x.pattern.scale_of(x.q.shape[-1])
+    q, k, v = (array.swapaxes(1, 2) for array in (x.q * scale, x.k, x.v))
+    segments = kernel.SegmentIds(x.segment_ids, of_keys)
     if x.sinks is None:
         return jax.vmap(attend)(q, k, v, segments).swapaxes(1, 2)
     with_sinks = jax.vmap(attend, in_axes=(0, 0, 0, 0, None))
     return with_sinks(q, k, v, segments, x.sinks.astype(jnp.float32)).swapaxes(1, 2)
 
 
-def _block_sizes(blocks: SplashBlocks, length: int) -> Any:
+def _block_sizes(blocks: SplashBlocks, queries: int, keys: int) -> Any:
+    """Blocks no larger than the queries and keys of a row on one device."""
     from jax.experimental.pallas.ops.tpu import splash_attention as kernel
 
-    def most(size: int) -> int:
-        return min(size, length)
-
     of_queries: dict[str, Any] = {
-        "block_q_dq": most(blocks.q_dq),
-        "block_kv_dq": most(blocks.kv_dq),
+        "block_q_dq": min(blocks.q_dq, queries),
+        "block_kv_dq": min(blocks.kv_dq, keys),
     }
     return kernel.BlockSizes(
-        block_q=most(blocks.q),
-        block_kv=most(blocks.kv),
-        block_kv_compute=most(blocks.kv_compute),
-        block_q_dkv=most(blocks.q_dkv),
-        block_kv_dkv=most(blocks.kv_dkv),
-        block_kv_dkv_compute=most(blocks.kv_dkv_compute),
+        block_q=min(blocks.q, queries),
+        block_kv=min(blocks.kv, keys),
+        block_kv_compute=min(blocks.kv_compute, keys),
+        block_q_dkv=min(blocks.q_dkv, queries),
+        block_kv_dkv=min(blocks.kv_dkv, keys),
+        block_kv_dkv_compute=min(blocks.kv_dkv_compute, keys),
         use_fused_bwd_kernel=blocks.fused,
         **({} if blocks.fused else of_queries),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass
@@ -10,14 +11,18 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
+from .sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size, constrain
+
 # What a model may need of an implementation beyond causal attention over segments.
-WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM = (
+WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM, SPLIT, WHOLE = (
     "sliding windows",
     "chunks",
     "a soft cap of the scores",
     "attention sinks",
     "keys picked by an indexer",
     "values narrower than keys",
+    "sequences split over devices",
+    "whole sequences on a device",
 )
 
 
@@ -74,13 +79,17 @@ class Pattern:
     def mask(self, segment_ids: jax.Array) -> jax.Array:
         """[B, S] → [B, S, S]: which keys a query sees."""
         place = jnp.arange(segment_ids.shape[1])
-        distance = place[:, None] - place
+        return self.seen(place, place) & (segment_ids[:, :, None] == segment_ids[:, None, :])
+
+    def seen(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
+        """Places [S] and [T] in a row → [S, T]: which keys a query sees if all are one document."""
+        distance = queries[:, None] - keys
         seen = distance >= 0
         if self.window:
             seen &= distance < self.window
         if self.chunk:
-            seen &= (place[:, None] // self.chunk) == (place // self.chunk)
-        return seen & (segment_ids[:, :, None] == segment_ids[:, None, :])
+            seen &= (queries[:, None] // self.chunk) == (keys // self.chunk)
+        return seen
 
 
 CAUSAL = Pattern()
@@ -144,6 +153,12 @@ def choose_attention(name: str, *, platform: str, dtype: str, needs: Collection[
     Raises:
         ValueError: `name` is a kernel of another platform, or lacks the dtype or what is needed.
     """
+    if {SPLIT, WHOLE} <= set(needs):
+        raise ValueError(
+            "a layer of this model needs whole sequences (delta net, Mamba-2, compressed "
+            "attention); leave context_parallelism at 1 and use fsdp or tensor"
+        )
+    needs = set(needs) - {WHOLE}
     platform = "gpu" if platform == "cuda" else platform
     if name == "auto":
         fastest = _FASTEST.get(platform, "dot_product")
@@ -170,6 +185,16 @@ def choose_attention(name: str, *, platform: str, dtype: str, needs: Collection[
 
 def _lacking(name: str, needs: Collection[str]) -> list[str]:
     return sorted(set(needs) - _SUPPORTED[name])
+
+
+def with_gathered_keys(x: AttentionInputs) -> AttentionInputs:
+    """The same where sequences are split over devices: each keeps its queries and has all keys."""
+    if axis_size(SEQUENCE_AXIS) == 1:
+        return x
+    # Keys and values are made split, then gathered: else XLA makes all of them on every device.
+    q, k, v = (constrain(y, BATCH_AXES, SEQUENCE_AXIS, "tensor", None) for y in (x.q, x.k, x.v))
+    k, v = (constrain(y, BATCH_AXES, None, "tensor", None) for y in (k, v))
+    return dataclasses.replace(x, q=q, k=k, v=v)
 
 
 def masked_attention(
@@ -213,15 +238,19 @@ def _softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
     return weights / (weights.sum(-1, keepdims=True) + jnp.exp(sink - largest))
 
 
-@register_attention("dot_product", supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM))
+@register_attention(
+    "dot_product", supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM, SPLIT)
+)
 def dot_product(x: AttentionInputs) -> jax.Array:
     """Written out: every pair of positions is computed, then masked."""
+    x = with_gathered_keys(x)
     return masked_attention(x.q, x.k, x.v, x.mask, pattern=x.pattern, sinks=x.sinks)
 
 
-@register_attention("jax", supports=(WINDOW, CHUNKS, PICKED))
+@register_attention("jax", supports=(WINDOW, CHUNKS, PICKED, SPLIT))
 def jax_attention(x: AttentionInputs) -> jax.Array:
     """`jax.nn.dot_product_attention`, compiled by XLA."""
+    x = with_gathered_keys(x)
     return jax.nn.dot_product_attention(
         x.q, x.k, x.v, mask=x.mask[:, None], scale=x.pattern.scale, implementation="xla"
     )

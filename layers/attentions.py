@@ -13,8 +13,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from .attention_ops import ATTENTION_OPS, CAUSAL, SINKS, AttentionInputs, Pattern
 from .building import Builder, Inputs
-from .embeddings import apply_rope
 from .normalizations import scaled_to_one
+from .rope import Rope, apply_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class AttentionSpec:
     Attributes:
         heads, kv_heads: query heads, and key/value heads, which divide them.
         pattern: which keys a query sees.
-        rope: longest wavelength of rotary positions, over 2π; None: no positions.
+        rope: rotary positions; None: no positions.
         rotary_dim: values of a head that are rotated; 0: all.
         bias: of queries, keys and values; `output_bias` of the output projection.
         qk_norm: norms on queries and keys: ``head`` (over each head), ``all_heads`` (over all
@@ -44,7 +44,7 @@ class AttentionSpec:
     kv_heads: int
     head_dim: int
     pattern: Pattern = CAUSAL
-    rope: float | None = None
+    rope: Rope | None = None
     rotary_dim: int = 0
     bias: bool = False
     output_bias: bool = False
@@ -83,11 +83,12 @@ class Attention(nnx.Module):
             (spec.heads, spec.head_dim * (1 + spec.output_gate)),
             (spec.kv_heads, spec.head_dim),
         )
-        self.query = build.dense(width, q_shape, ("embed", *q_axes), bias=spec.bias)
+        axes = ("embed", *q_axes), ("embed", *kv_axes)
+        self.query = build.dense(width, q_shape, axes[0], bias=spec.bias, name="q_proj")
         if not spec.borrows:
-            self.key = build.dense(width, kv_shape, ("embed", *kv_axes), bias=spec.bias)
+            self.key = build.dense(width, kv_shape, axes[1], bias=spec.bias, name="k_proj")
             if not spec.shared_kv:
-                self.value = build.dense(width, kv_shape, ("embed", *kv_axes), bias=spec.bias)
+                self.value = build.dense(width, kv_shape, axes[1], bias=spec.bias, name="v_proj")
         if spec.qk_norm in ("head", "all_heads"):
             of_head = spec.qk_norm == "head"
             self.query_norm = build.norm(spec.head_dim * (1 if of_head else spec.heads))
@@ -100,6 +101,7 @@ class Attention(nnx.Module):
             (spec.output_width or build.emb_dim,),
             (*q_axes, "embed"),
             bias=spec.output_bias,
+            name="o_proj",
         )
         self.spec = spec
         self.attention = build.attention
@@ -154,7 +156,7 @@ class Attention(nnx.Module):
         spec = self.spec
         if spec.rope is not None:
             with jax.named_scope("rope"):
-                x = apply_rope(x, positions, max_timescale=spec.rope, rotary_dim=spec.rotary_dim)
+                x = apply_rope(x, positions, spec.rope, rotary_dim=spec.rotary_dim)
         return scaled_to_one(x, self.epsilon) if spec.qk_norm == "weightless" else x
 
 

@@ -13,7 +13,7 @@ from .building import Builder, Inputs, Spec
 from .engram import EngramSpec
 from .hyper_connections import HyperConnection
 from .per_layer_inputs import PerLayerInput
-from .sharding import BATCH_AXES, constrain
+from .sharding import BATCH_AXES, SEQUENCE_AXIS, constrain
 
 PRE_NORMS = ("pre_mixer", "pre_mlp")
 POST_NORMS = ("post_mixer", "post_mlp")
@@ -47,6 +47,12 @@ class LayerSpec:
     engram: EngramSpec | None = None
     per_layer_width: int = 0
     scaled: bool = False
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether it reads nothing of other layers, and leaves nothing for them."""
+        shares = getattr(self.mixer, "keeps", "") or getattr(self.mixer, "borrows", "")
+        return not (shares or self.per_layer_width)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -89,7 +95,7 @@ class Block(nnx.Module):
             x = self.per_layer_input(x, inputs)
         if spec.scaled:
             x = x * self.scale[...].astype(x.dtype)
-        return constrain(x, BATCH_AXES, *(None,) * (x.ndim - 1))
+        return constrain(x, BATCH_AXES, SEQUENCE_AXIS, *(None,) * (x.ndim - 2))
 
     def _around(
         self, part: str, scope: str, x: jax.Array, run: Callable[[jax.Array], jax.Array]

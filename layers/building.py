@@ -12,7 +12,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from .linears import Dense
+from .lora import Lora
 from .normalizations import NORMS
+from .quantization import Quantization
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,8 @@ class Builder:
         epsilon: of the norms.
         attention: name of the attention implementation.
         rngs: for the initial weights.
+        quantization: of the matmuls with weights; None: they run in `dtype`.
+        lora: adapters beside projections; None: there are none.
     """
 
     emb_dim: int
@@ -35,6 +39,8 @@ class Builder:
     epsilon: float
     attention: str
     rngs: nnx.Rngs
+    quantization: Quantization | None = None
+    lora: Lora | None = None
 
     def of_layer(self, key: jax.Array) -> Builder:
         """The same for a layer that starts from `key`."""
@@ -52,9 +58,23 @@ class Builder:
         logical_axes: tuple[str, ...],
         *,
         bias: bool = False,
+        name: str = "",
     ) -> Dense:
-        """A projection; `logical_axes` names every dimension of its kernel."""
-        return Dense(in_shape, out_shape, logical_axes=logical_axes, use_bias=bias, **self.dtypes)
+        """A projection.
+
+        Args:
+            logical_axes: a name for every dimension of its kernel.
+            name: as the analytic count has it, if it may have an adapter.
+        """
+        return Dense(
+            in_shape,
+            out_shape,
+            logical_axes=logical_axes,
+            use_bias=bias,
+            quantization=self.quantization,
+            lora=self.lora if self.lora and name in self.lora.targets else None,
+            **self.dtypes,
+        )
 
     def norm(self, features: int | None = None, kind: str | None = None) -> Any:
         """A norm over `features`, by default over the residual stream."""

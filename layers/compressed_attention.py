@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from .attention_ops import Pattern, masked_attention
+from .attention_ops import WHOLE, Pattern, masked_attention
 from .building import Builder, Inputs
-from .embeddings import apply_rope
 from .latent_attention import IndexerSpec, indexer_scores, top_keys
 from .normalizations import scaled_to_one
+from .rope import Rope, apply_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +36,11 @@ class CompressedAttentionSpec:
     out_rank: int
     window: int
     ratio: int
-    rope: float
+    rope: Rope
     rope_dim: int
     indexer: IndexerSpec | None = None
     scope: str = "self_attention"
-    needs: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset({WHOLE})
 
     def make(self, build: Builder) -> CompressedAttention:
         """The layer's weights."""
@@ -112,7 +112,7 @@ class CompressedAttention(nnx.Module):
 def rotated(x: jax.Array, positions: jax.Array, spec: CompressedAttentionSpec) -> jax.Array:
     """[batch, sequence, heads, head_dim] with the first `rope_dim` values of each head rotated."""
     dim = min(spec.rope_dim, x.shape[-1])
-    return apply_rope(x, positions, max_timescale=spec.rope, rotary_dim=dim)
+    return apply_rope(x, positions, spec.rope, rotary_dim=dim)
 
 
 def closed_windows(segment_ids: jax.Array, ratio: int) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -9,16 +10,20 @@ import jax.numpy as jnp
 from flax import nnx
 
 from . import attention_kernels as attention_kernels  # registers them
+from . import ring_attention as ring_attention
 from .building import Builder, Inputs
 from .embeddings import Embed
 from .families import model_spec
 from .hyper_connections import HyperHead
 from .linears import Dense
+from .lora import lora, trains_only_above_the_embedding
 from .multi_token_prediction import MultiTokenPrediction
 from .per_layer_inputs import PerLayerEmbedding
+from .pipeline import Pipeline, schedule_of
+from .quantization import quantization
 from .remat import remat
 from .routers import moved_bias
-from .sharding import BATCH_AXES, constrain
+from .sharding import EDGE_BATCH_AXES, SEQUENCE_AXIS, constrain
 from .stack import Stack
 
 
@@ -55,6 +60,7 @@ class Decoder(nnx.Module):
             epsilon=config.normalization_layer_epsilon,
             attention=attention,
             rngs=rngs,
+            lora=lora(config),
         )
         self.spec = spec
         self.token_embedder = Embed(
@@ -71,7 +77,20 @@ class Decoder(nnx.Module):
             )
         keys = jax.random.split(rngs.params(), len(spec.layers))
         policy = remat(config)
-        self.layers = Stack(spec.layers, keys, build, scan=config.scan_layers, remat=policy)
+        of_layers = dataclasses.replace(build, quantization=quantization(config))
+        schedule = schedule_of(config, spec.layers)
+        self.layers: Stack | Pipeline
+        if schedule is None:
+            self.layers = Stack(
+                spec.layers,
+                keys,
+                of_layers,
+                scan=config.scan_layers,
+                remat=policy,
+                first_alone=trains_only_above_the_embedding(config),
+            )
+        else:
+            self.layers = Pipeline(spec.layers, keys, of_layers, schedule=schedule, remat=policy)
         if spec.hyper_head:
             self.hyper_head = HyperHead(spec.streams, build)
         self.decoder_norm = build.norm()
@@ -104,7 +123,7 @@ class Decoder(nnx.Module):
             if self.spec.streams:
                 x = jnp.repeat(x[:, :, None], self.spec.streams, axis=2)
             x, notes = self.layers(x, inputs, per_layer)
-            hidden = self._joined(x)
+            hidden = constrain(self._joined(x), EDGE_BATCH_AXES, SEQUENCE_AXIS, None)
             further = []
             ahead = hidden
             for number, module in enumerate(self.further, start=1):
@@ -138,7 +157,7 @@ class Decoder(nnx.Module):
         if self.spec.learned_positions:
             with jax.named_scope("position_embedder"):
                 x = x + self.position_embedder(inputs.positions)
-        return constrain(x, BATCH_AXES, None, None)
+        return constrain(x, EDGE_BATCH_AXES, SEQUENCE_AXIS, None)
 
     def _joined(self, x: jax.Array) -> jax.Array:
         """[batch, sequence, (streams,) emb_dim] → one stream."""
@@ -152,7 +171,7 @@ class Decoder(nnx.Module):
     def _logits(self, x: jax.Array) -> jax.Array:
         with jax.named_scope("logits_dense"):
             logits = self.token_embedder.attend(x) if self.tied else self.logits_dense(x)
-        logits = constrain(logits, BATCH_AXES, None, "tensor").astype(jnp.float32)
+        logits = constrain(logits, EDGE_BATCH_AXES, SEQUENCE_AXIS, "tensor").astype(jnp.float32)
         cap = self.spec.logits_soft_cap
         return cap * jnp.tanh(logits / cap) if cap else logits
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from .attention_ops import WHOLE
 from .building import Builder, Inputs
 from .convolutions import short_convolution
 
@@ -30,7 +31,7 @@ class DeltaNetSpec:
     kernel: int
     chunk: int = 64
     scope: str = "delta_net"
-    needs: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset({WHOLE})
 
     def make(self, build: Builder) -> DeltaNet:
         """The layer's weights."""

@@ -14,8 +14,9 @@ from jax.sharding import PartitionSpec
 from .building import Builder, Inputs
 from .feed_forwards import MlpSpec
 from .linears import ACTIVATIONS
+from .quantization import quantized_dot, quantized_ragged_dot
 from .routers import RouterSpec, Routing
-from .sharding import BATCH_AXES, constrain
+from .sharding import BATCH_AXES, SEQUENCE_AXIS, constrain
 
 # How `shard_map` takes the experts' weights: split over experts and hidden width, else gathered.
 _WEIGHT_SPECS = {
@@ -79,6 +80,7 @@ class Experts(nnx.Module):
                 self.shared_gate = build.dense((D,), (1,), ("embed", "norm"))
         self.spec = spec
         self.dtype = build.dtype
+        self.quantization = build.quantization
 
     def __call__(self, x: jax.Array, inputs: Inputs) -> jax.Array:
         """[batch, sequence, width] → the same."""
@@ -114,7 +116,7 @@ class Experts(nnx.Module):
         weights = {name: getattr(self, name)[...].astype(self.dtype) for name in names}
         if jax.sharding.get_abstract_mesh().empty:
             return self._sorted_rows(x, routing, weights, first=0)
-        rows = PartitionSpec(BATCH_AXES, None, None)
+        rows = PartitionSpec(BATCH_AXES, SEQUENCE_AXIS, None)
         specs = {name: _WEIGHT_SPECS[name] for name in names}
 
         def local(
@@ -166,7 +168,10 @@ class Experts(nnx.Module):
         sorted_experts = expert_of[order]
 
         def multiply(rows: jax.Array, name: str) -> jax.Array:
-            product = jax.lax.ragged_dot(rows, weights[name], sizes)
+            if self.quantization is None:
+                product = jax.lax.ragged_dot(rows, weights[name], sizes)
+            else:
+                product = quantized_ragged_dot(rows, weights[name], sizes, self.quantization)
             if not self.spec.bias:
                 return product
             return product + weights[f"{name}_bias"][jnp.minimum(sorted_experts, E - 1)]
@@ -200,10 +205,10 @@ class Experts(nnx.Module):
         batch = jnp.arange(B)[:, None]
         filled = jnp.zeros((B, E * capacity + 1, D), x.dtype).at[batch, slot].set(rows)
         slots = filled[:, :-1].reshape(B, E, capacity, D)
-        slots = constrain(slots, ("data", "fsdp"), "expert", None, None)
+        slots = constrain(slots, ("data", "fsdp"), "expert", SEQUENCE_AXIS, None)
 
         def multiply(slots: jax.Array, kernel: nnx.Param, bias: str) -> jax.Array:
-            product = jnp.einsum("becd,edf->becf", slots, kernel[...].astype(self.dtype))
+            product = self._of_each(slots, kernel[...].astype(self.dtype))
             return product + self._bias(bias)[:, None] if self.spec.bias else product
 
         with jax.named_scope("wi_0"):
@@ -218,6 +223,15 @@ class Experts(nnx.Module):
         if not self.spec.weigh_inputs:
             back = back * weights
         return back.reshape(B, S, k, D).sum(axis=2)
+
+    def _of_each(self, slots: jax.Array, kernels: jax.Array) -> jax.Array:
+        """[batch, experts, slots, inputs] · [experts, inputs, outputs], expert by expert."""
+        if self.quantization is None:
+            return jnp.einsum("becd,edf->becf", slots, kernels)
+        recipe = self.quantization
+        of_one = jax.vmap(lambda x, kernel: quantized_dot(x, kernel, 1, recipe), (1, 0), 1)
+        products: jax.Array = of_one(slots, kernels)
+        return products
 
     def _bias(self, name: str) -> jax.Array:
         bias: jax.Array = getattr(self, name)[...]

@@ -20,4 +20,4 @@ class MlpSpec:
 
     def make(self, build: Builder) -> Mlp:
         """The MLP's weights."""
-        return Mlp(build.emb_dim, self.hidden, self.activations, use_bias=self.bias, **build.dtypes)
+        return Mlp(build, self.hidden, self.activations, use_bias=self.bias)

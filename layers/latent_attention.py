@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from .attention_ops import ATTENTION_OPS, CAUSAL, PICKED, VALUE_DIM, AttentionInputs, Pattern
 from .building import Builder, Inputs
-from .embeddings import apply_rope
+from .rope import Rope, apply_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class LatentAttentionSpec:
     nope_dim: int
     rope_dim: int
     v_dim: int
-    rope: float
+    rope: Rope
     indexer: IndexerSpec | None = None
     pattern: Pattern = CAUSAL
     scope: str = "self_attention"
@@ -71,15 +71,16 @@ class LatentAttention(nnx.Module):
         q_width, q_axis = D, "embed"
         if spec.q_lora_rank:
             q_width, q_axis = spec.q_lora_rank, "q_lora"
-            self.query_a = build.dense((D,), (q_width,), ("embed", "q_lora"))
+            self.query_a = build.dense((D,), (q_width,), ("embed", "q_lora"), name="q_a")
             self.query_norm = build.norm(q_width)
-        self.query_b = build.dense((q_width,), (N, qk_dim), (q_axis, *heads))
+        first = "q_b" if spec.q_lora_rank else "q_proj"
+        self.query_b = build.dense((q_width,), (N, qk_dim), (q_axis, *heads), name=first)
         joined = spec.kv_lora_rank + spec.rope_dim
-        self.kv_a = build.dense((D,), (joined,), ("embed", "kv_lora"))
+        self.kv_a = build.dense((D,), (joined,), ("embed", "kv_lora"), name="kv_a")
         self.kv_norm = build.norm(spec.kv_lora_rank)
         kv_shape = (N, spec.nope_dim + spec.v_dim)
-        self.kv_b = build.dense((spec.kv_lora_rank,), kv_shape, ("kv_lora", *heads))
-        self.out = build.dense((N, spec.v_dim), (D,), (*heads, "embed"))
+        self.kv_b = build.dense((spec.kv_lora_rank,), kv_shape, ("kv_lora", *heads), name="kv_b")
+        self.out = build.dense((N, spec.v_dim), (D,), (*heads, "embed"), name="o_proj")
         if spec.indexer is not None:
             self.indexer = Indexer(spec.indexer, q_width, spec.rope_dim, spec.rope, build)
         self.spec = spec
@@ -123,14 +124,14 @@ class LatentAttention(nnx.Module):
 
     def _rotated(self, x: jax.Array, inputs: Inputs) -> jax.Array:
         with jax.named_scope("rope"):
-            return apply_rope(x, inputs.positions, max_timescale=self.spec.rope)
+            return apply_rope(x, inputs.positions, self.spec.rope)
 
 
 class Indexer(nnx.Module):
     """Scores every key for every query with a few narrow heads, and picks the best."""
 
     def __init__(
-        self, spec: IndexerSpec, q_width: int, rope_dim: int, rope: float, build: Builder
+        self, spec: IndexerSpec, q_width: int, rope_dim: int, rope: Rope, build: Builder
     ) -> None:
         shape = (spec.heads, spec.head_dim)
         self.query = build.dense((q_width,), shape, ("q_lora", "indexer_heads", "head_dim"))
@@ -149,7 +150,7 @@ class Indexer(nnx.Module):
         x, latent = jax.lax.stop_gradient(x), jax.lax.stop_gradient(latent)
         k = self.key_norm(self.key(x))[:, :, None]
         q, k = (
-            apply_rope(y, inputs.positions, max_timescale=self.rope, rotary_dim=self.rope_dim)
+            apply_rope(y, inputs.positions, self.rope, rotary_dim=self.rope_dim)
             for y in (self.query(latent), k)
         )
         seen = CAUSAL.mask(inputs.segment_ids)

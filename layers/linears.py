@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+
+from .lora import Adapter, Lora
+from .quantization import Quantization, quantized_dot
+
+if TYPE_CHECKING:
+    from .building import Builder
 
 ACTIVATIONS = {
     "silu": jax.nn.silu,
@@ -23,7 +29,8 @@ ACTIVATIONS = {
 class Dense(nnx.Module):
     """``x @ kernel (+ bias)``, contracting the last `len(in_shape)` dimensions of `x`.
 
-    The kernel is [*in_shape, *out_shape]; it is stored in `weight_dtype` and multiplied in `dtype`.
+    The kernel is [*in_shape, *out_shape]; it is stored in `weight_dtype` and multiplied in `dtype`,
+    or as `quantization` says. With `lora`, an adapter stands beside it.
     """
 
     def __init__(
@@ -36,6 +43,8 @@ class Dense(nnx.Module):
         dtype: jnp.dtype,
         weight_dtype: jnp.dtype,
         rngs: nnx.Rngs,
+        quantization: Quantization | None = None,
+        lora: Lora | None = None,
     ) -> None:
         # Scaled by fan-in, so that every layer's output keeps its input's variance.
         scale = 1 / math.sqrt(math.prod(in_shape))
@@ -47,15 +56,32 @@ class Dense(nnx.Module):
             bias_axes = logical_axes[len(in_shape) :]
             self.bias = nnx.Param(jnp.zeros(tuple(out_shape), weight_dtype), logical_axes=bias_axes)
         self.use_bias = use_bias
+        if lora is not None:
+            self.adapter = Adapter(
+                lora,
+                in_shape,
+                out_shape,
+                logical_axes=logical_axes,
+                dtype=dtype,
+                weight_dtype=weight_dtype,
+                rngs=rngs,
+            )
+        self.is_adapted = lora is not None
         self.in_rank = len(in_shape)
         self.dtype = dtype
+        self.quantization = quantization
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[batch, sequence, *in_shape] → [batch, sequence, *out_shape]."""
-        contracted = tuple(range(x.ndim - self.in_rank, x.ndim))
-        kernel_axes = tuple(range(self.in_rank))
         kernel = self.kernel[...].astype(self.dtype)
-        y = jax.lax.dot_general(x, kernel, ((contracted, kernel_axes), ((), ())))
+        if self.quantization is not None:
+            y = quantized_dot(x, kernel, self.in_rank, self.quantization)
+        else:
+            contracted = tuple(range(x.ndim - self.in_rank, x.ndim))
+            kernel_axes = tuple(range(self.in_rank))
+            y = jax.lax.dot_general(x, kernel, ((contracted, kernel_axes), ((), ())))
+        if self.is_adapted:
+            y = y + self.adapter(x)
         return y + self.bias[...].astype(self.dtype) if self.use_bias else y
 
 
@@ -63,28 +89,16 @@ class Mlp(nnx.Module):
     """Plain, ``wo(act(wi(x)))``, or gated, ``wo(act(wi_0(x)) · wi_1(x))`` (arXiv 2002.05202)."""
 
     def __init__(
-        self,
-        emb_dim: int,
-        mlp_dim: int,
-        activations: Sequence[str],
-        *,
-        use_bias: bool,
-        dtype: jnp.dtype,
-        weight_dtype: jnp.dtype,
-        rngs: nnx.Rngs,
+        self, build: Builder, hidden: int, activations: Sequence[str], *, use_bias: bool
     ) -> None:
-        options: dict[str, Any] = {
-            "use_bias": use_bias,
-            "dtype": dtype,
-            "weight_dtype": weight_dtype,
-            "rngs": rngs,
-        }
-        inwards = ("embed", "mlp")
+        width, inwards = build.emb_dim, ("embed", "mlp")
         self.activations = tuple(activations)
-        self.wi_0 = Dense((emb_dim,), (mlp_dim,), logical_axes=inwards, **options)
+        first = "wi_0" if len(self.activations) > 1 else "wi"
+        self.wi_0 = build.dense((width,), (hidden,), inwards, bias=use_bias, name=first)
         if len(self.activations) > 1:
-            self.wi_1 = Dense((emb_dim,), (mlp_dim,), logical_axes=inwards, **options)
-        self.wo = Dense((mlp_dim,), (emb_dim,), logical_axes=("mlp", "embed"), **options)
+            self.wi_1 = build.dense((width,), (hidden,), inwards, bias=use_bias, name="wi_1")
+        outwards = ("mlp", "embed")
+        self.wo = build.dense((hidden,), (width,), outwards, bias=use_bias, name="wo")
 
     def __call__(self, x: jax.Array, inputs: Any = None) -> jax.Array:
         """[batch, sequence, emb_dim] → the same."""

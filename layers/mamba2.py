@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from .attention_ops import WHOLE
 from .building import Builder, Inputs
 from .convolutions import short_convolution
 from .delta_net import in_chunks, reach_of_state
@@ -32,7 +33,7 @@ class Mamba2Spec:
     kernel: int
     chunk: int = 64
     scope: str = "mamba2"
-    needs: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset({WHOLE})
 
     def make(self, build: Builder) -> Mamba2:
         """The layer's weights."""

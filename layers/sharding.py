@@ -10,9 +10,15 @@ from jax.sharding import PartitionSpec
 
 BATCH_AXES = ("data", "fsdp", "expert")
 
-# fsdp and expert split the embedding dimension of every weight, tensor the other one.
+# The stages of a pipeline. Outside of it, in embedding and head, they split the batch further.
+STAGE_AXIS = "pipeline"
+EDGE_BATCH_AXES = (*BATCH_AXES, STAGE_AXIS)
+# The sequence of tokens, and with it the work of every layer.
+SEQUENCE_AXIS = "context"
+
+# fsdp, context and expert split the embedding dimension of every weight, tensor the other one.
 MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
-    "embed": ("fsdp", "expert"),
+    "embed": ("fsdp", "context", "expert"),
     "vocab": "tensor",
     "q_heads": "tensor",
     "kv_heads": "tensor",
@@ -32,13 +38,29 @@ MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
 }
 
 
+_STAGED = 3
+
+
 def partition_spec(logical_axes: tuple[str, ...], rank: int) -> PartitionSpec:
-    """The spec of a weight; dimensions stacked in front (scanned layers) are not split."""
-    stacked = [None] * (rank - len(logical_axes))
+    """The spec of a weight.
+
+    Dimensions stacked in front are those of scanned layers, which are not split, or of a pipeline:
+    passes, stages, layers of a stage.
+    """
+    stacked: list[str | None] = [None] * (rank - len(logical_axes))
+    if len(stacked) == _STAGED:
+        stacked[1] = STAGE_AXIS
     axes = [MESH_AXIS[name] for name in logical_axes]
     if "experts" in logical_axes:  # an axis splits one dimension only
-        axes = ["fsdp" if name == "embed" else MESH_AXIS[name] for name in logical_axes]
+        axes = [
+            ("fsdp", "context") if name == "embed" else MESH_AXIS[name] for name in logical_axes
+        ]
     return PartitionSpec(*stacked, *axes)
+
+
+def axis_size(name: str) -> int:
+    """Devices along an axis of the mesh; 1 without such an axis."""
+    return dict(jax.sharding.get_abstract_mesh().shape).get(name, 1)
 
 
 def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:

@@ -25,13 +25,17 @@ class Segment(NamedTuple):
     first: int
 
 
-def segments_of(layers: Sequence[LayerSpec]) -> tuple[Segment, ...]:
+def segments_of(layers: Sequence[LayerSpec], first_alone: bool = False) -> tuple[Segment, ...]:
     """Cuts layers into runs of repeated patterns, the longest first.
+
+    Args:
+        first_alone: whether the first layer is a run of its own.
 
     >>> [(s.pattern, s.repeats) for s in segments_of("abbabbc")]
     [(('a', 'b', 'b'), 2), (('c',), 1)]
     """
-    found, first = [], 0
+    found = [Segment((layers[0],), 1, 0)] if first_alone else []
+    first = len(found)
     while first < len(layers):
         period, repeats = _longest_run(layers[first:])
         found.append(Segment(tuple(layers[first : first + period]), repeats, first))
@@ -51,6 +55,8 @@ def _longest_run(layers: Sequence[LayerSpec]) -> tuple[int, int]:
     return best
 
 
+# What layers say of themselves, by segment and place.
+Notes = list[list[dict[str, jax.Array]]]
 Remat = Callable[..., Callable[..., Any]]
 
 
@@ -62,6 +68,8 @@ class Stack(nnx.Module):
         keys: one for each layer, so that scanned and unrolled layers start from the same weights.
         scan: whether repeated patterns are scanned.
         remat: wraps the function of a block; takes ``prevent_cse``.
+        first_alone: whether the first layer is not scanned with the others: its input needs no
+            gradient, and a scan would compute one.
     """
 
     def __init__(
@@ -72,24 +80,17 @@ class Stack(nnx.Module):
         *,
         scan: bool,
         remat: Remat,
+        first_alone: bool = False,
     ) -> None:
-        self.segments = segments_of(layers) if scan else _single(layers)
+        self.segments = segments_of(layers, first_alone) if scan else _single(layers)
         self.remat = remat
         self.groups = nnx.List(
-            [
-                nnx.List(
-                    [
-                        _blocks(spec, _keys(keys, segment, place), build)
-                        for place, spec in enumerate(segment.pattern)
-                    ]
-                )
-                for segment in self.segments
-            ]
+            [nnx.List(blocks_of(segment, keys, build)) for segment in self.segments]
         )
 
     def __call__(
         self, x: jax.Array, inputs: Inputs, per_layer: jax.Array | None = None
-    ) -> tuple[jax.Array, list[list[dict[str, jax.Array]]]]:
+    ) -> tuple[jax.Array, Notes]:
         """Runs all layers.
 
         Args:
@@ -132,28 +133,39 @@ class Stack(nnx.Module):
         self, segment: Segment, blocks: Any, x: jax.Array, inputs: Inputs, own: jax.Array | None
     ) -> tuple[jax.Array, dict[str, Any], list[dict[str, jax.Array]]]:
         split = [nnx.split(block) for block in blocks]
-        # Inside a scan, XLA cannot merge the recomputation with the forward pass anyway.
-        runs = [self.remat(run_block(graphdef), prevent_cse=False) for graphdef, _ in split]
-        names = _names(segment)
+        run = run_pattern(segment, [graphdef for graphdef, _ in split], self.remat)
 
         def body(x: jax.Array, step: Any) -> tuple[jax.Array, Any]:
-            weights, own = step
-            notes = []
-            made: dict[str, Any] = {}
-            for place, run in enumerate(runs):
-                here = dataclasses.replace(
-                    inputs,
-                    kept={**inputs.kept, **made},
-                    per_layer=None if own is None else own[place],
-                )
-                with jax.named_scope(names[place]):
-                    x, kept, noted = run(x, weights[place], here)
-                made |= kept
-                notes.append(noted)
-            return x, (made, notes)
+            return run(x, *step, inputs)
 
         x, (made, notes) = jax.lax.scan(body, x, ([weights for _, weights in split], own))
         return x, jax.tree.map(lambda stacked: stacked[-1], made), notes
+
+
+def run_pattern(segment: Segment, graphdefs: Sequence[Any], remat: Remat) -> Callable[..., Any]:
+    """One repeat of a pattern as a function, inside a scan, of (x, weights of its places, their
+    own inputs, `Inputs`); returns x, and what the blocks keep and note.
+    """
+    # Inside a scan, XLA cannot merge the recomputation with the forward pass anyway.
+    blocks = [remat(run_block(graphdef), prevent_cse=False) for graphdef in graphdefs]
+    names = _names(segment)
+
+    def run(x: jax.Array, weights: Any, own: jax.Array | None, inputs: Inputs) -> Any:
+        notes = []
+        made: dict[str, Any] = {}
+        for place, block in enumerate(blocks):
+            here = dataclasses.replace(
+                inputs,
+                kept={**inputs.kept, **made},
+                per_layer=None if own is None else own[place],
+            )
+            with jax.named_scope(names[place]):
+                x, kept, noted = block(x, weights[place], here)
+            made |= kept
+            notes.append(noted)
+        return x, (made, notes)
+
+    return run
 
 
 def run_block(graphdef: Any) -> Callable[..., Any]:
@@ -195,6 +207,14 @@ def _inputs_of(segment: Segment, per_layer: jax.Array | None) -> jax.Array | Non
     return own.reshape(segment.repeats, period, *own.shape[1:])
 
 
+def blocks_of(segment: Segment, keys: jax.Array, build: Builder) -> list[nnx.Module]:
+    """A segment's blocks, place by place; `keys`: of all layers."""
+    return [
+        _blocks(spec, _keys(keys, segment, place), build)
+        for place, spec in enumerate(segment.pattern)
+    ]
+
+
 def _blocks(spec: LayerSpec, keys: jax.Array, build: Builder) -> nnx.Module:
     """One block for a single key; for several, one whose weights have a leading dimension."""
 
@@ -209,7 +229,7 @@ def _blocks(spec: LayerSpec, keys: jax.Array, build: Builder) -> nnx.Module:
     return made
 
 
-def total(notes: list[list[dict[str, jax.Array]]], name: str) -> jax.Array:
+def total(notes: Notes, name: str) -> jax.Array:
     """The sum of a note over all layers; 0 if none has it."""
     values = [note[name].sum() for places in notes for note in places if name in note]
     return sum(values, jnp.zeros((), jnp.float32))

@@ -8,6 +8,7 @@ from typing import Any
 from mfu_jax.errors import UserError
 
 TRAIN = "'mfu-jax[train]'"
+QUANTIZE = "'mfu-jax[quantize]'"
 
 
 def load_part(module: str, user: str, *, install: str) -> Any:

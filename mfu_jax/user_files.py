@@ -16,7 +16,8 @@ from typing import BinaryIO
 
 from mfu_jax.errors import UserError
 
-_LONGEST_LINE = 2**24  # characters; a file with a longer line is no text
+_LONGEST_LINE = 2**24  # bytes; a file with a longer line is no text
+_BLOCK_BYTES = 2**20
 
 
 @contextlib.contextmanager
@@ -78,20 +79,28 @@ def read_text(path: str | Path, expected: str, most_bytes: int) -> str:
         raise unreadable(path, reason, expected) from None
 
 
-def text_lines(file: BinaryIO, path: str | Path, expected: str) -> Iterator[str]:
-    """The lines of an open file one by one; bytes that are not UTF-8 are replaced.
+def line_blocks(file: BinaryIO, path: str | Path, expected: str) -> Iterator[bytes]:
+    """An open file in blocks of whole lines; the last one may lack its end.
 
     Raises:
         UserError: a line is too long for a text.
     """
-    text = io.TextIOWrapper(file, encoding="utf-8", errors="replace")
-    try:
-        while line := text.readline(_LONGEST_LINE):
-            if len(line) == _LONGEST_LINE:
-                raise unreadable(path, f"a line of over {_LONGEST_LINE:,} characters", expected)
-            yield line
-    finally:
-        text.detach()  # the caller closes the file
+    rest = b""
+    while piece := file.read(_BLOCK_BYTES):
+        whole = rest + piece
+        end = whole.rfind(b"\n") + 1
+        rest = whole[end:]
+        if len(rest) >= _LONGEST_LINE:
+            raise unreadable(path, f"a line of over {_LONGEST_LINE:,} bytes", expected)
+        if end:
+            yield whole[:end]
+    if rest:
+        yield rest
+
+
+def text_lines(block: bytes) -> Iterator[str]:
+    """The lines of a block as text; bytes that are not UTF-8 are replaced."""
+    yield from io.StringIO(block.decode("utf-8", "replace"), newline=None)
 
 
 def too_large(path: str | Path, size: int, most_bytes: float, expected: str) -> UserError:

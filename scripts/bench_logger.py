@@ -251,8 +251,8 @@ def demo_blocks(block: int) -> Iterator[tuple[float, float]]:
         split="train",
         rows_per_process=rows_per_process(config, mesh),
         accumulation=1,
-        process_index=0,
-        process_count=1,
+        share=0,
+        shares=1,
     )
 
     def plain() -> None:

@@ -2,9 +2,9 @@
 
     python -m scripts.compare_with_xprof TRACE --xprof /path/to/venv/bin/python
 
-TRACE is a folder with a trace of CPU devices. xprof has no tables for them (its tables read the
-planes of accelerators only), so each thread's thunks of the first device become a stream of a GPU's
-plane, with the same names, times and programs; both tools then read that file. The venv has
+TRACE is a folder. xprof has no tables of CPU devices (its tables read the planes of accelerators
+only), so each thread's thunks of the first one become a stream of a GPU's plane, with the same
+names, times and programs; both tools then read that file. The venv has
 `pip install xprof`. The exit code is 1 if an op's time differs by more than 1%.
 """
 
@@ -26,6 +26,7 @@ from mfu_jax.formatting import columns
 from mfu_jax.profiling.folders import trace_files
 from mfu_jax.profiling.join import Join, Work
 from mfu_jax.profiling.programs import ProgramLibrary
+from mfu_jax.profiling.timeline.devices import Program
 from mfu_jax.profiling.timeline.platforms import read_devices
 from mfu_jax.profiling.trace.xspace import Trace
 from tests.support.xspace import Plane, space
@@ -70,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--xprof", required=True, help="Python of a venv that has xprof")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as name:
-        file = relabelled(trace_files(arguments.trace)[0], Path(name))
+        file = with_accelerators(trace_files(arguments.trace)[0], Path(name))
         ours = our_table(file)
         process = subprocess.run(
             [arguments.xprof, "-c", _CHILD, str(file)], stdout=subprocess.PIPE, check=True
@@ -86,10 +87,12 @@ def main(argv: Sequence[str]) -> int:
     return 0 if is_right else 1
 
 
-def relabelled(file: Path, folder: Path) -> Path:
-    """A trace whose first CPU device is a GPU; returns its file."""
-    plane = Plane("/device:GPU:0", gpu_device_name=_GPU)
-    (host,) = [p for p in ProfileData.from_file(str(file)).planes if p.name == "/host:CPU"]
+def with_accelerators(file: Path, folder: Path) -> Path:
+    """The trace; if it has CPU devices only, one whose first CPU device is a GPU."""
+    planes = {plane.name: plane for plane in ProfileData.from_file(str(file)).planes}
+    if any(name.startswith("/device:") for name in planes):
+        return file
+    plane, host = Plane("/device:GPU:0", gpu_device_name=_GPU), planes["/host:CPU"]
     streams = [events for line in host.lines if (events := list(_thunks(line)))]
     for number, events in enumerate(streams, 1):
         plane.line(f"Stream #{number}(Compute)", events, timestamp_ns=0)
@@ -123,19 +126,31 @@ def _planes(content: bytes) -> Iterator[bytes]:
 
 
 def our_table(file: Path) -> dict[str, Row]:
-    """All events of the trace by op, with the FLOPs of its instruction."""
+    """All events of the trace by op, with the FLOPs of its instruction; of all devices."""
     trace = Trace(file)
-    ((timeline, _),) = read_devices([trace])
-    joined = Join(ProgramLibrary([trace], [], timeline.names)).ops(timeline.names)
-    lengths = (timeline.ends - timeline.starts) / _PICOSECONDS
-    seconds = np.bincount(timeline.ops, lengths, len(joined)).tolist()
-    runs = np.bincount(timeline.ops, minlength=len(joined)).tolist()
-    return {
-        op.name.name: Row(
-            often, total, op.record.flops if op.record else 0, op.work is Work.CONTROL
-        )
-        for op, often, total in zip(joined, runs, seconds, strict=True)
-    }
+    timelines = [timeline for timeline, _ in read_devices([trace])]
+    rows: dict[str, Row] = {}
+    programs: dict[str, set[Program]] = {}
+    for timeline in timelines:
+        for name in timeline.names:
+            programs.setdefault(name.name, set()).add(name.program)
+    for timeline in timelines:
+        joined = Join(ProgramLibrary([trace], [], timeline.names)).ops(timeline.names)
+        counted = ~np.isin(timeline.lanes, list(timeline.beside))
+        ops = timeline.ops[counted]
+        lengths = (timeline.ends - timeline.starts)[counted] / _PICOSECONDS
+        seconds = np.bincount(ops, lengths, len(joined)).tolist()
+        runs = np.bincount(ops, minlength=len(joined)).tolist()
+        for op, often, total in zip(joined, runs, seconds, strict=True):
+            before = rows.get(op.name.name, Row(0, 0.0, 0))
+            rows[op.name.name] = Row(
+                before.runs + often,
+                before.seconds + total,
+                op.record.flops if op.record else 0,
+                op.work is Work.CONTROL,
+            )
+    # xprof's tables name an op without its program: names of several programs are left out.
+    return {name: row for name, row in rows.items() if len(programs[name]) == 1}
 
 
 def _of_rows(table: Any, name: str) -> Iterator[tuple[str, Row]]:

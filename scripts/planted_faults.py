@@ -1,12 +1,13 @@
 """Plants one fault after the other in the reference trainer, and asks `mfu-jax profile`.
 
-    python -m scripts.planted_faults [--only sync,data] [--pairs 7] [--steps 8]
+    python -m scripts.planted_faults [--only sync,data] [--pairs 7] [--steps 8] [--traces 3]
 
 For each fault it prints the first advice with its expected gain, and what removing the fault really
 brings: the median difference of step times between a run with the fault and one without, which take
-turns of a few steps in one process, without a trace. The exit code is 1 if a fault is not named
-first, or its gain is off by more than 20%, or if a healthy run gets advice. It takes about eight
-minutes, and wants a machine with two cores and nothing else to do.
+turns of a few steps in one process, without a trace; first the one, then the other begins. The exit
+code is 1 if a fault is not named first, or its gain is off by more than 20%, or if a healthy run
+gets advice. It wants a machine with two cores and nothing else to do; each line says how long it
+took.
 
 The faults that CPUs do not feel (float32, odd vocabulary, an elementwise chain, float32 logits) are
 in tests/profiling/advice. Matmuls run on one thread each, so that virtual devices share no core.
@@ -21,6 +22,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -29,7 +31,7 @@ from typing import Any
 from mfu_jax.formatting import columns
 
 _WITHIN = 0.2
-_HEAD = ("fault", "step", "advice", "gain", "measured", "off", "others")
+_HEAD = ("fault", "step", "advice", "gain", "measured", "off", "took", "others")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,28 +39,32 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--only", default="", help="names of faults, joined by commas")
     parser.add_argument("--pairs", type=int, default=7, help="turns of each run")
     parser.add_argument("--steps", type=int, default=8, help="of each turn")
+    parser.add_argument("--traces", type=int, default=3, help="of each run with a fault")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.child:
-        print(json.dumps(_measured(arguments.child, arguments.pairs, arguments.steps)))
+        print(json.dumps(_measured(arguments.child, arguments)))
         return 0
     from scripts.faults.planted import FAULTS
 
     chosen = arguments.only.split(",") if arguments.only else list(FAULTS)
     rows, is_right = [_HEAD], True
     for name in chosen:
-        row, right = _row(name, FAULTS[name], _in_child(name, FAULTS[name].devices, arguments))
+        began = time.monotonic()
+        measured = _in_child(name, FAULTS[name].devices, arguments)
+        row, right = _row(name, FAULTS[name], measured, time.monotonic() - began)
         rows.append(row)
         is_right &= right
         print("  ".join(row), file=sys.stderr, flush=True)
-    print("\n".join(columns(rows, "<><>>><")))
+    print("\n".join(columns(rows, "<><>>>><")))
     return 0 if is_right else 1
 
 
 def _in_child(name: str, devices: int, arguments: argparse.Namespace) -> Any:
     """What `_measured` returns, from a process of its own with so many devices."""
     flags = f"--xla_force_host_platform_device_count={devices} --xla_cpu_multi_thread_eigen=false"
-    options = ["--pairs", str(arguments.pairs), "--steps", str(arguments.steps)]
+    counts = {name: getattr(arguments, name) for name in ("pairs", "steps", "traces")}
+    options = [word for name, count in counts.items() for word in (f"--{name}", str(count))]
     process = subprocess.run(
         [sys.executable, "-m", "scripts.planted_faults", "--child", name, *options],
         env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
@@ -69,8 +75,8 @@ def _in_child(name: str, devices: int, arguments: argparse.Namespace) -> Any:
     return json.loads(process.stdout.splitlines()[-1])
 
 
-def _measured(name: str, pairs: int, steps: int) -> dict[str, Any]:
-    """Step times with the fault and without, turn by turn, and what a trace beside each says."""
+def _measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Step times with the fault and without, turn by turn, and what traces between them say."""
     from mfu_jax.profiling.profile import read_profile
     from scripts.faults.planted import FAULTS
 
@@ -81,25 +87,32 @@ def _measured(name: str, pairs: int, steps: int) -> dict[str, Any]:
         contextlib.redirect_stdout(nowhere),
     ):
         faulty, healthy = FAULTS[name].pair(Path(folder))
-        for _ in range(pairs):
-            times.append((faulty.step_seconds(steps), healthy.step_seconds(steps)))
-            advice = read_profile(faulty.trace(steps), peak_tflops_per_device=0.1).advice
-            found.append({one.cause: one.gain_seconds for one in advice})
+        steps = arguments.steps
+        for turn in range(arguments.pairs):
+            if turn % 2:  # what slows the machine down for a while slows either as often
+                fast = healthy.step_seconds(steps)
+                times.append((faulty.step_seconds(steps), fast))
+            else:
+                times.append((faulty.step_seconds(steps), healthy.step_seconds(steps)))
+            if turn < arguments.traces:
+                advice = read_profile(faulty.trace(steps), peak_tflops_per_device=0.1).advice
+                found.append({one.cause: one.gain_seconds for one in advice})
         faulty.close()
         healthy.close()
     return {"times": times, "advice": found}
 
 
-def _row(name: str, fault: Any, measured: Any) -> tuple[tuple[str, ...], bool]:
+def _row(name: str, fault: Any, measured: Any, seconds: float) -> tuple[tuple[str, ...], bool]:
     step = median(slow for slow, _ in measured["times"])
     brought = median(slow - fast * fault.share for slow, fast in measured["times"])
     advice = _usual(measured["advice"])
     (first, gain), *others = [*advice, ("none", 0.0)][: max(1, len(advice))]
+    took = f"{seconds:.0f} s"
     rest = ", ".join(f"{cause} {_ms(seconds)}" for cause, seconds in others)
     if not fault.cause:
-        return (name, _ms(step), first, "", "", "", rest), not advice
+        return (name, _ms(step), first, "", "", "", took, rest), not advice
     off = gain / brought - 1 if brought else 0.0
-    row = (name, _ms(step), first, _ms(gain), _ms(brought), f"{off:+.0%}", rest)
+    row = (name, _ms(step), first, _ms(gain), _ms(brought), f"{off:+.0%}", took, rest)
     return row, first == fault.cause and abs(off) <= _WITHIN
 
 

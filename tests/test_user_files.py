@@ -10,7 +10,7 @@ import pytest
 
 from mfu_jax import user_files
 from mfu_jax.errors import UserError
-from mfu_jax.user_files import opened, read_bytes, read_text, text_lines
+from mfu_jax.user_files import line_blocks, opened, read_bytes, read_text, text_lines
 
 
 def make_fifo(folder: Path) -> Path:
@@ -64,15 +64,22 @@ def test_bytes_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
         read_text(tmp_path / "a", "a test", 10)
 
 
-def test_lines_are_read_one_by_one_and_bytes_replaced() -> None:
-    file = io.BytesIO("a\r\nß\n\nlast".encode() + b"\xff")
-    assert list(text_lines(file, "a", "a test")) == ["a\n", "ß\n", "\n", "last�"]
+def test_blocks_end_with_a_line_and_bytes_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_files, "_BLOCK_BYTES", 4)
+    content = "a\r\nß\n\nlast".encode() + b"\xff"
+    file = io.BytesIO(content)
+    blocks = list(line_blocks(file, "a", "a test"))
+    assert b"".join(blocks) == content
+    assert all(block.endswith(b"\n") for block in blocks[:-1])
+    lines = [line for block in blocks for line in text_lines(block)]
+    assert lines == ["a\n", "ß\n", "\n", "last\ufffd"]
     assert not file.closed
 
 
 def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_files, "_LONGEST_LINE", 100)
-    lines = text_lines(io.BytesIO(b"short\n" + bytes(10**6)), "a", "a test")
-    assert next(lines) == "short\n"
-    with pytest.raises(UserError, match="a line of over 100 characters"):
-        next(lines)
+    monkeypatch.setattr(user_files, "_BLOCK_BYTES", 50)
+    blocks = line_blocks(io.BytesIO(b"short\n" + bytes(10**6)), "a", "a test")
+    assert next(blocks) == b"short\n"
+    with pytest.raises(UserError, match="a line of over 100 bytes"):
+        next(blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..attention_ops import Pattern
@@ -9,6 +10,7 @@ from ..blocks import LayerSpec
 from ..building import Spec
 from ..engram import EngramSpec, table_sizes
 from ..latent_attention import LatentAttentionSpec
+from ..rope import yarn_scale
 from ..routers import RouterSpec
 from . import parts
 from .registry import ModelSpec, family
@@ -64,10 +66,18 @@ def latent_attention(config: Any) -> LatentAttentionSpec:
         nope_dim=config.qk_nope_head_dim,
         rope_dim=config.qk_rope_head_dim,
         v_dim=config.v_head_dim,
-        rope=float(config.rope_max_timescale),
+        rope=parts.rope(config),
         indexer=parts.indexer(config) if config.use_indexer else None,
-        pattern=Pattern(blocks=parts.splash_blocks(config)),
+        pattern=Pattern(scale=_scores_scale(config), blocks=parts.splash_blocks(config)),
     )
+
+
+def _scores_scale(config: Any) -> float | None:
+    """YaRN's temperature on the scores (deepseek-ai/DeepSeek-V3, modeling_deepseek.py)."""
+    if config.rope_type != "yarn" or config.rope_attention_scaling:
+        return None
+    sharper = yarn_scale(parts.rope(config).factor, config.mscale) ** 2
+    return sharper / math.sqrt(config.qk_nope_head_dim + config.qk_rope_head_dim)
 
 
 def _engrams(config: Any) -> dict[int, EngramSpec]:

@@ -44,7 +44,7 @@ def _attention(config: Any, ratio: int) -> CompressedAttentionSpec:
         out_rank=config.o_lora_rank,
         window=config.sliding_window_size,
         ratio=ratio,
-        rope=float(config.rope_max_timescale),
+        rope=parts.rope(config),
         rope_dim=config.qk_rope_head_dim or config.head_dim,
         indexer=parts.indexer(config) if ratio == _INDEXED_RATIO else None,
     )

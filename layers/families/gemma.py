@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from ..blocks import POST_NORMS, PRE_NORMS, LayerSpec
+from ..rope import Rope
 from . import parts
 from .dense import local_global
 from .registry import ModelSpec, family
@@ -49,8 +50,9 @@ def gemma3(config: Any) -> ModelSpec:
     """Five local layers, then a global one; norms before and after, and on queries and keys."""
     whole = parts.attention(config, qk_norm="head")
     nearby = parts.window(config, whole)
-    if config.local_rope_max_timescale:
-        nearby = nearby.replace(rope=float(config.local_rope_max_timescale))
+    # Stretched are the global layers only.
+    base = config.local_rope_max_timescale or config.rope_max_timescale
+    nearby = nearby.replace(rope=Rope(timescale=base))
     kinds = {"global": whole, "local": nearby}
     layers = tuple(
         LayerSpec(mixer=kinds[kind], feed_forward=parts.mlp(config), norms=PRE_NORMS + POST_NORMS)

@@ -8,6 +8,7 @@ from typing import Any
 from ..attentions import AttentionSpec
 from ..blocks import POST_NORMS, PRE_NORMS, LayerSpec
 from ..experts import ExpertsBesideMlpSpec
+from ..rope import Rope
 from . import parts
 from .dense import local_global
 from .registry import ModelSpec, family
@@ -28,7 +29,7 @@ def _kinds(config: Any) -> dict[str, AttentionSpec]:
     )
     near = parts.window(config, local)
     if config.local_rope_max_timescale:
-        near = near.replace(rope=float(config.local_rope_max_timescale))
+        near = near.replace(rope=Rope(timescale=config.local_rope_max_timescale))
     return {"global": whole, "local": near}
 
 

@@ -11,6 +11,7 @@ from ..blocks import LayerSpec
 from ..experts import ExpertsSpec
 from ..feed_forwards import MlpSpec
 from ..latent_attention import IndexerSpec
+from ..rope import Rope, Yarn
 from ..routers import RouterSpec
 from .registry import ModelSpec
 
@@ -41,6 +42,31 @@ def uses_rope(config: Any) -> bool:
     return config.decoder_block not in _GPT_BLOCKS
 
 
+# Type of RoPE → its factor and pretrained length where the config gives none (MaxText).
+_STRETCHED = {"llama3.1": (8.0, 8192), "yarn": (40.0, 4096)}
+
+
+def rope(config: Any) -> Rope:
+    """The config's rotary positions."""
+    plain = Rope(timescale=config.rope_max_timescale, factor=config.rope_linear_scaling_factor)
+    is_stretched = config.rope_type == "yarn" or config.rope_use_scale
+    if config.rope_type == "default" or not is_stretched:
+        return plain
+    factor, pretrained = _STRETCHED[config.rope_type]
+    yarn = Yarn(
+        fast=config.beta_fast,
+        slow=config.beta_slow,
+        truncate=config.rope_truncate,
+        scales_output=config.rope_attention_scaling,
+    )
+    return Rope(
+        timescale=config.rope_max_timescale,
+        factor=config.rope_factor or factor,
+        pretrained=config.original_max_position_embeddings or pretrained,
+        kind=yarn if config.rope_type == "yarn" else config.rope_type,
+    )
+
+
 def attention(config: Any, **changes: Any) -> AttentionSpec:
     """Multi-head attention as the config describes it, every key before a query seen."""
     bias = config.attention_bias or config.use_bias
@@ -49,7 +75,7 @@ def attention(config: Any, **changes: Any) -> AttentionSpec:
         "kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
         "pattern": pattern(config),
-        "rope": float(config.rope_max_timescale) if uses_rope(config) else None,
+        "rope": rope(config) if uses_rope(config) else None,
         "rotary_dim": round(config.head_dim * config.partial_rotary_factor),
         "bias": bias,
         "output_bias": bias,

@@ -91,13 +91,14 @@ def compiled_config(
     arguments: Sequence[str], devices: Sequence[jax.Device] | None = None
 ) -> tuple[Config, jax.stages.Compiled]:
     """The config, and the reference model's train step compiled for it; as `ledger_of_config`."""
-    from mfu_jax.trainer.mesh import make_mesh
+    from mfu_jax.trainer.mesh import make_mesh, with_mesh_sizes
     from mfu_jax.trainer.pyconfig import load
     from mfu_jax.trainer.state import abstract_state, resolve_attention
     from mfu_jax.trainer.step import compile_train_step
 
     config = load(arguments)
     _refuse_absurd(config)
+    config = with_mesh_sizes(config, devices)
     mesh = make_mesh(config, devices)
     config = resolve_attention(config, mesh)
     return config, compile_train_step(config, mesh, abstract_state(config, mesh))

@@ -18,6 +18,8 @@ others estimated, and the fastest one that fits is printed as flags.
   hardware=NAME        a GPU's name, with devices=N
   xla_flags=FLAGS      for the compiler, as the run has them: they change the schedule
   compile_seconds=N    most time that the compiler may take (default 1800)
+  code_seconds=N       most time for a TPU's machine code, which adds XLA's cycles to the schedule
+                       (default 120; of a sweep 0: all points alike)
   compile_gib=N        most host memory that the compiler may take (default: no limit)
   cache=FOLDER         of compiled programs (default ~/.cache/mfu_jax/plans; empty: none)
   tokens=N             tokens to train on: prints the days that takes
@@ -56,12 +58,12 @@ _MOST_BYTES = 2**20
 _PAGES = (".html", ".htm")
 _OWN = (
     *("topology", "slices", "hardware", "devices", "xla_flags", "compile_seconds", "compile_gib"),
-    *("html", "cache", "maxtext_python"),
+    *("code_seconds", "html", "cache", "maxtext_python"),
 )
 _OWN_OF_RUN = ("tokens", "price")
 _OWN_OF_DUMP = ("model", "tokens_per_step")
 _OWN_OF_SWEEP = ("budget", "compiles", "state")
-_NUMBERS = (*_OWN_OF_RUN, *_OWN_OF_DUMP, "compile_seconds", "compile_gib")
+_NUMBERS = (*_OWN_OF_RUN, *_OWN_OF_DUMP, "compile_seconds", "compile_gib", "code_seconds")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -134,7 +136,8 @@ def _of_dump(arguments: Arguments, target: Target) -> Plan:
 
 
 def _of_run(arguments: Arguments) -> Plan:
-    own = ("maxtext_python", "compile_seconds", "compile_gib", "cache", "html", *_OWN_OF_RUN)
+    limits = ("compile_seconds", "compile_gib", "code_seconds")
+    own = ("maxtext_python", *limits, "cache", "html", *_OWN_OF_RUN)
     for key in arguments.values:
         check_key(key, own)
     name = arguments.one_name("file with a run, or -")
@@ -202,7 +205,8 @@ def _compiled(
     if work is None:
         work, unknown = _work(source, keys)
     most = _number(values, "compile_seconds") or Limits.seconds
-    program, notes = cache.compile_cached(
+    code = 0.0 if "--sweep" in arguments.flags else Limits.code_seconds
+    program, notes, _ = cache.compile_cached(
         Request(
             module=source.module,
             target=target,
@@ -215,6 +219,7 @@ def _compiled(
         limits=Limits(
             seconds=most if seconds is None else min(most, seconds),
             memory_bytes=round(_number(values, "compile_gib") * 2**30),
+            code_seconds=_number(values, "code_seconds") if "code_seconds" in values else code,
         ),
         progress=_progress,
     )

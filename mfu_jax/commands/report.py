@@ -6,7 +6,7 @@ usage: mfu-jax report RUN [RUN …] [key=value …] [--json | --html[=FILE]]
 RUN             the run's folder; or its metrics.jsonl, MaxText's metrics_file, or a log with lines
                 'completed step: 7, seconds: 0.123, TFLOP/s/device: …' (MaxText's, or ours);
                 - reads standard input: zcat log.gz | mfu-jax report -
-                Also JSON lines of levanter's json_logger and of torchtitan.
+                Also JSON lines of levanter's json_logger and of torchtitan, and its console.
                 Of several runs, each is compared with the first.
 hardware=h100   the peak that MFU is relative to, in dtype=bf16; or peak_tflops_per_device=989
 warmup_steps=3  steps excluded after each start, if the file does not mark them
@@ -68,10 +68,13 @@ def main(argv: Sequence[str]) -> int:
         return _export(arguments)
     names, file = _names(arguments)
     options = _options(arguments)
-    if not file and len(names) == 1 and (found := answer_without_steps(names[0])):
+    try:
+        runs = [read_run_data(name, options) for name in names]
+    except UserError:
+        if file or len(names) > 1 or (found := answer_without_steps(names[0])) is None:
+            raise
         print(json_text(found[0]) if "--json" in arguments.flags else time_table.render(found[1]))
         return 0
-    runs = [read_run_data(name, options) for name in names]
     compared = [_compared(runs[0], run) for run in runs[1:]]
     plan = _plan(arguments, runs[0])
     if file:
@@ -227,4 +230,5 @@ def _render(data: RunData) -> str:
             lines.append(
                 f"    {name:<10} {readable(row['tflops'])} TFLOP, MFU {percent(row['mfu'])}"
             )
-    return "\n".join([*lines, *filter(None, [time_table.render(data.time)])])
+    hosts = data.hosts.render() if data.hosts else ""
+    return "\n".join([*lines, *filter(None, [time_table.render(data.time), hosts])])

@@ -123,6 +123,19 @@ KERNELS = (
         mask_type="mask_type",
         window="sliding_window_length",
     ),
+    AttentionKernel(  # TransformerEngine: cuDNN's on NVIDIA, CK's on AMD
+        primitives=("te_fused_attn_forward_ffi_wrapper",),
+        targets=("te_fused_attn_forward_ffi",),
+        products=("S", "O"),
+        sequence_dim=None,
+    ),
+    AttentionKernel(
+        primitives=("te_fused_attn_backward_ffi_wrapper",),
+        targets=("te_fused_attn_backward_ffi",),
+        products=("S", "dP", "dV", "dQ", "dK"),
+        recomputed=("S",),
+        sequence_dim=None,
+    ),
 )
 
 BY_PRIMITIVE = {primitive: kernel for kernel in KERNELS for primitive in kernel.primitives}

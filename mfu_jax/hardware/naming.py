@@ -14,16 +14,17 @@ def find(device_kind: str, compute_capability: str | None = None) -> tuple[Chip,
     """The rows that `device_kind` may mean: one, none, or several if it is ambiguous.
 
     Whole names are compared, because 'NVIDIA A100' begins with 'NVIDIA A10' and 'TPU v5 lite' with
-    'TPU v5'. Drivers before 470 leave out 'NVIDIA '. If a ROCm driver says only 'AMD Radeon
-    Graphics', the device's `compute_capability` ('gfx942') narrows the choice.
+    'TPU v5'. Case is ignored: traces say 'TPU v5 Lite'. Drivers before 470 leave out 'NVIDIA '. If
+    a ROCm driver says only 'AMD Radeon Graphics', the device's `compute_capability` ('gfx942')
+    narrows the choice.
     """
     if device_kind == "AMD Radeon Graphics":
         archs = (
             {compute_capability} if compute_capability else {c.compute_capability for c in table()}
         )
         return tuple(c for c in table() if c.compute_capability in archs - {None})
-    kinds = {device_kind, f"NVIDIA {device_kind}"}
-    exact = tuple(c for c in table() if not kinds.isdisjoint(c.device_kinds))
+    kinds = {device_kind.lower(), f"nvidia {device_kind}".lower()}
+    exact = tuple(c for c in table() if not kinds.isdisjoint(map(str.lower, c.device_kinds)))
     if exact or " MIG " in device_kind:
         return exact
     return tuple(c for c in table() if c.pattern and re.fullmatch(c.pattern, device_kind))

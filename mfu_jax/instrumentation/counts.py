@@ -6,13 +6,14 @@ Used by the reference trainer, `instrument`, and `MetricLogger.from_flags` alike
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal
 
 import jax
 
 from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic.conventions import FlopsRow
 from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, flops_breakdown
 from mfu_jax.flops.exact import integral
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
@@ -146,15 +147,41 @@ def analytic_model(config: Any, *, convention: str = "maxtext") -> ModelCount:
         tokens_per_device=float(tokens),
         dense=integral(sum(row.training_flops for row in flops_breakdown(config, "dense"))),
         attention=integral(attention),
-        flops_by_dtype=_config_dtype(config),
+        flops_by_dtype=_config_dtypes(config, rows),
         how=f"analytic: {tokens} tokens per device",
     )
 
 
-def _config_dtype(config: Any) -> Mapping[str, int]:
-    """The dtype of a config's matmuls, if it states one."""
-    dtype = config.get("dtype") if isinstance(config, Mapping) else getattr(config, "dtype", None)
-    return {dtype: 1} if isinstance(dtype, str) and dtype else {}
+# MaxText's recipes of quantised training → the dtype of their matmuls.
+_QUANTIZED = {
+    "int8": "int8",
+    **dict.fromkeys(("fp8", "fp8_e5m2", "fp8_full", "fp8_gpu", "fp8_nanoo", "nanoo_fp8"), "fp8"),
+}
+# Weights of layers that these recipes leave alone: convolutions, matrices of groups, adapters.
+_NOT_QUANTIZED = ("conv", "o_a", "lora_a", "lora_b")
+
+
+def _config_dtypes(config: Any, rows: Sequence[FlopsRow]) -> Mapping[str, int]:
+    """FLOPs of a config's matmuls by dtype, if it states one.
+
+    Quantised training narrows the matmuls with weights of the decoder's layers.
+    """
+    dtype = _text(config, "dtype")
+    narrow = _QUANTIZED.get(_text(config, "quantization"), "")
+    if not dtype or not narrow:
+        return {dtype: 1} if dtype else {}
+    found = dict.fromkeys((narrow, dtype), 0)
+    for row in rows:
+        last = row.component.rpartition("/")[2]
+        is_narrow = row.kind == "weight" and "layers" in row.layer and last not in _NOT_QUANTIZED
+        found[narrow if is_narrow else dtype] += round(row.training_flops)
+    return found
+
+
+def _text(config: Any, key: str) -> str:
+    """A word of a config, or nothing."""
+    found = config.get(key) if isinstance(config, Mapping) else getattr(config, key, None)
+    return found if isinstance(found, str) else ""
 
 
 def given_model(flops_per_device: Exact) -> ModelCount:
@@ -232,6 +259,7 @@ def count_program(
     kernel_flops: Mapping[str, int] | None = None,
     trip_counts: Mapping[str, int] | None = None,
     lengths: Lengths = NO_LENGTHS,
+    overheads: Mapping[str, int] | None = None,
 ) -> StepFlops:
     """Counts a compiled step and explains the count, from the model's FLOPs on.
 
@@ -241,6 +269,7 @@ def count_program(
         kernel_flops: see `executed_flops`, like the next one.
         trip_counts: iterations of loops that depend on data.
         lengths: of groups and sequences that are data.
+        overheads: see `compare_flops`.
     """
     executed = executed_flops(
         compiled,
@@ -260,6 +289,7 @@ def count_program(
         operations=model.operations,
         unaccounted=model.unaccounted,
         complex_products=model.complex_products,
+        overheads=overheads,
     )
     return StepFlops(model=model, executed=executed, xla_reported=reported, ledger=ledger)
 

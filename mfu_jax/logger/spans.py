@@ -40,6 +40,7 @@ class LoopSpans:
             next record takes them.
         active: whether a span is open; a span inside another is part of the outer one.
         paused: the name of the pause that is open, if one is.
+        waits_for: the name of the wait that is open, if one is.
     """
 
     def __init__(
@@ -51,11 +52,12 @@ class LoopSpans:
         journal: Journal | NoJournal,
     ) -> None:
         self.journal = journal
-        journal.waited_seconds = functools.partial(timer.pending_seconds, "data_wait")
+        journal.waited_seconds = self.waited_seconds
         self.held: TimedStep | None = None
         self.late: dict[str, Any] = {}
         self.active = False
         self.paused = ""
+        self.waits_for = ""
         self._calls: dict[str, list[Any]] = {}
         self._calls_after = -1
         self._paused_by = 0
@@ -63,6 +65,12 @@ class LoopSpans:
         self._pipeline = pipeline
         self._watchdog = watchdog
         self._boundary = boundary
+
+    def waited_seconds(self) -> float:
+        """How long the device has waited for data so far; any thread may ask."""
+        is_open = self.waits_for == "data"
+        open_seconds = self._timer.open_wait_seconds() if is_open else 0.0
+        return self._timer.total_seconds("data_wait") + open_seconds
 
     def release(self) -> None:
         """Passes the held step on."""
@@ -215,6 +223,7 @@ class Pause:
         spans.journal.end(end)
         if spans.held is not None:
             spans.held.spans = _sum(spans.held.spans, self._timer.take_spans())
+            spans.held.waited_seconds = self._timer.total_seconds("data_wait")
 
 
 class Wait:
@@ -256,12 +265,13 @@ class Wait:
             self._outermost = spans.active = True
             self._watchdog.wait(self._name)
             self._idle_since = self._timer.begin_wait()
+            spans.waits_for = self._name
 
     @guarded("the wait for {0._name} is not known", passes=MEANT_FOR_THE_LOOP)
     def __exit__(self, *error: object) -> None:
         spans = self._spans
         if self._outermost:
-            spans.active = False
+            spans.active, spans.waits_for = False, ""
             self._watchdog.wait("")
             finished = self._timer.end_wait(f"{self._name}_wait", self._idle_since)
             if finished is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import dataclasses
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -200,6 +201,17 @@ class StepStatistics:
             if (value := scalars.get(name)) is not None:
                 sums[0] += value * seconds
                 sums[1] += seconds
+
+    def add_many(self, columns: Mapping[str, Sequence[float]]) -> None:
+        """Adds steps, all with the same ``perf/`` scalars: metric name → its value in each step."""
+        seconds = columns["perf/step_time_seconds"]
+        self._seconds.extend(seconds)
+        self._tokens = sum(columns["perf/per_device_tokens"], self._tokens)
+        self._tflops = sum(columns.get("perf/per_device_tflops", (math.nan,)), self._tflops)
+        for name, sums in self._optimal.items():
+            if (values := columns.get(name)) is not None:
+                sums[0] = sum(map(operator.mul, values, seconds), sums[0])
+                sums[1] = sum(seconds, sums[1])
 
     def fields(self) -> dict[str, Any]:
         """The fields of `Summary` that follow from the measured steps."""

@@ -37,6 +37,7 @@ def plan(
     tokens_per_step: float = 0.0,
     compile_seconds: float = Limits.seconds,
     compile_gib: float = 0.0,
+    code_seconds: float = Limits.code_seconds,
     cache_folder: str | Path | None = "",
 ) -> Plan:
     """Whether a step fits on chips that are not here, how long it takes there, what limits it.
@@ -56,6 +57,7 @@ def plan(
         tokens_per_step: of the whole job, for the rate of tokens.
         compile_seconds: most time that the compiler may take.
         compile_gib: most host memory that it may take; 0: no limit.
+        code_seconds: most time for a TPU's machine code, which adds XLA's cycles to the schedule.
         cache_folder: of compiled programs; empty: the user's own; None: none.
 
     Returns:
@@ -69,7 +71,7 @@ def plan(
     """
     target = parse_target(topology=topology, hardware=hardware, devices=devices, slices=slices)
     text, axes, abstract, notes = _lowered(step, args, target)
-    program, compiled_notes = cache.compile_cached(
+    program, compiled_notes, _ = cache.compile_cached(
         Request(
             module="mfu_jax.planning.lowered_step",
             target=target,
@@ -77,7 +79,11 @@ def plan(
             flags=tuple(xla_flags),
         ),
         folder=cache.default_folder() if cache_folder == "" else _folder(cache_folder),
-        limits=Limits(seconds=compile_seconds, memory_bytes=round(compile_gib * 2**30)),
+        limits=Limits(
+            seconds=compile_seconds,
+            memory_bytes=round(compile_gib * 2**30),
+            code_seconds=code_seconds,
+        ),
     )
     work, work_notes = _work(step, abstract, target, tokens_per_step)
     return _plan(program, target, work).with_notes(*notes, *compiled_notes, *work_notes)

@@ -25,7 +25,7 @@ def bounds(
         memory: ``memory_analysis()`` of the program: what it must read and write of HBM once.
 
     Returns:
-        ``matmul``, ``hbm``, and each link by name: of its busiest lane.
+        ``matmul``, ``hbm``, ``host``, and each link by name: of its busiest lane.
     """
     chip = target.chip
     found: dict[str, float] = defaultdict(float)
@@ -35,7 +35,11 @@ def bounds(
     if memory:
         once = memory.get("argument_size_in_bytes", 0) + memory.get("output_size_in_bytes", 0)
         found["hbm"] = once / chip.memory_bandwidth_bytes_per_sec
+    host = chip.interconnect.get("host_gbps_per_device")
     for record in costs.records.values():
+        if host and record.host_bytes:
+            lane = "up" if record.to_host else "down"  # both directions at once
+            busy["host"][lane] += record.runs * record.host_bytes / (host * 1e9)
         if record.collective and record.runs:
             group = record.device_groups[0] if record.device_groups else ()
             link = links.route(target, group, record.collective.group_size).link

@@ -23,6 +23,7 @@ from mfu_jax.dumps.files import load, write
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning.compiling import (
+    Compiled,
     Limits,
     Request,
     TooLarge,
@@ -45,8 +46,6 @@ print(json.dumps(found))
 """
 _VERSIONS_SECONDS = 60.0
 _ENVIRONMENT = ("JAX_", "XLA_", "LIBTPU_")
-
-Compiled = tuple[ProgramDump | TooLarge, tuple[str, ...]]
 
 
 def default_folder() -> Path:
@@ -79,19 +78,21 @@ def compile_cached(
     """
     if folder is None:
         return compile_known_flags(request, limits=limits, progress=progress)
+    limits = limits or Limits()
     entry = _Entry(folder, key_of(request))
     damage: tuple[str, ...] = ()
     if entry.exists():
         try:
-            return entry.read()
+            if entry.suffices(limits):
+                return entry.read()
         except (UserError, ValueError, KeyError, TypeError, OSError) as error:
             damage = (f"{entry.path} was damaged ({first_line(error)}): compiled again",)
-    program, notes = compile_known_flags(request, limits=limits, progress=progress)
+    found = compile_known_flags(request, limits=limits, progress=progress)
     try:
-        entry.write(program, notes)
+        entry.write(found, limits)
     except (UserError, OSError) as error:
         damage = (*damage, f"not kept in the cache: {first_line(error)}")
-    return program, (*notes, *damage)
+    return found._replace(notes=(*found.notes, *damage))
 
 
 def key_of(request: Request) -> str:
@@ -157,20 +158,31 @@ class _Entry:
     def exists(self) -> bool:
         return self.path.exists()
 
+    def suffices(self, limits: Limits) -> bool:
+        """Whether a compile with these limits would give no more: machine code may be missing."""
+        waited = self._held().get("waited_for_code")
+        return waited is None or limits.code_seconds <= float(waited)
+
     def read(self) -> Compiled:
-        held: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+        held = self._held()
         refusal = held["refusal"]
         program = load(self.dump) if refusal is None else TooLarge(**refusal)
-        return program, (*held["left_out"], f"compiled earlier: {self.path.with_suffix('')}")
+        notes = (*held["left_out"], f"compiled earlier: {self.path.with_suffix('')}")
+        return Compiled(program, notes, held.get("waited_for_code") is None)
 
-    def write(self, program: ProgramDump | TooLarge, left_out: tuple[str, ...]) -> None:
+    def _held(self) -> dict[str, Any]:
+        return dict(json.loads(self.path.read_text(encoding="utf-8")))
+
+    def write(self, found: Compiled, limits: Limits) -> None:
         """The JSON last: an entry exists when it is complete."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        program, left_out, has_code = found
         refused = isinstance(program, TooLarge)
         if isinstance(program, ProgramDump):
             write(program, self.dump)
         held = {
             "refusal": dataclasses.asdict(program) if refused else None,
             "left_out": list(left_out),
+            "waited_for_code": None if has_code else limits.code_seconds,
         }
         replace_file(self.path, [json.dumps(held).encode()])

@@ -15,13 +15,14 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mfu_jax.dumps.files import load
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError
 from mfu_jax.planning.child_process import MEMORY
 from mfu_jax.planning.gpu_targets import target_config
+from mfu_jax.planning.scheduled_text import dump_flags, is_scheduled, read_scheduled
 from mfu_jax.planning.targets import Target
 
 # libtpu looks for attached TPUs and their metadata server unless it is told not to.
@@ -44,6 +45,7 @@ _UNKNOWN_FLAG = re.compile(r"Unknown command line flag '([^']+)'")
 _REFUSED_FLAG = re.compile(r"FAILED_PRECONDITION: .*Please disable it with (\w+)=false")
 _UNKNOWN_KEY = re.compile(r"ValueError: '(\w+)' not in '")
 _STAGES = ("tracing", "compiling", "writing")  # what a child says on its way
+_POLL_SECONDS = 0.5
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -90,10 +92,26 @@ class Limits:
     Attributes:
         seconds: of wall clock.
         memory_bytes: of host memory; 0: no limit.
+        code_seconds: of wall clock for machine code, once a TPU program is scheduled.
     """
 
     seconds: float = 1800.0
     memory_bytes: int = 0
+    code_seconds: float = 120.0
+
+
+class Compiled(NamedTuple):
+    """What a compile gave.
+
+    Attributes:
+        program: or the compiler's figures if it does not fit.
+        notes: what was left out.
+        has_code: False for a program that is scheduled only.
+    """
+
+    program: ProgramDump | TooLarge
+    notes: tuple[str, ...] = ()
+    has_code: bool = True
 
 
 def compile_program(
@@ -101,30 +119,44 @@ def compile_program(
     *,
     limits: Limits | None = None,
     progress: Callable[[str], None] = lambda word: None,
-) -> ProgramDump | TooLarge:
+) -> Compiled:
     """Compiles for chips that are not here.
+
+    A TPU program whose machine code takes too long, or fails, is given back as it was scheduled.
 
     Args:
         request: the program and the chips.
         limits: of the child process.
         progress: called with a word for each stage.
 
-    Returns:
-        The program, or the compiler's figures if it does not fit.
-
     Raises:
         UserError: the compiler is not installed, failed, crashed, or ran out of time or memory.
     """
     limits = limits or Limits()
     with tempfile.TemporaryDirectory(prefix="mfu-jax-plan-") as folder:
-        out = Path(folder, "program.mfu")
+        out, dumps = Path(folder, "program.mfu"), Path(folder, "xla")
         asked = Path(folder, "request.json")
         asked.write_text(json.dumps(request_json(request)), encoding="utf-8")
         command = [request.python, "-m", request.module, str(asked), str(out)]
-        code, log = _run(command, _environment(request, limits), limits, progress)
+        code, log = _run(command, _environment(request, limits, dumps), limits, dumps, progress)
         if code == 0 and out.exists():
-            return load(out)
-        return _refusal(log) or _raise(request, code, log, limits)
+            return Compiled(load(out))
+        if refusal := _refusal(log):
+            return Compiled(refusal)
+        if scheduled := read_scheduled(dumps):
+            return Compiled(scheduled, (_why_no_code(code, log, limits),), has_code=False)
+        return _raise(request, code, log, limits)
+
+
+def _why_no_code(code: int | None, log: str, limits: Limits) -> str:
+    if code is None or code == -signal.SIGKILL:
+        why = f"no machine code within code_seconds={limits.code_seconds:g}"
+    else:
+        why = f"the compiler failed at the machine code: {_last_line(log)}"
+    return (
+        f"{why}: schedule and memory are the compiler's, but without XLA's cycles; instructions "
+        "take the shares of the chip's peaks that they take in other programs"
+    )
 
 
 def compile_known_flags(
@@ -132,11 +164,11 @@ def compile_known_flags(
     *,
     limits: Limits | None = None,
     progress: Callable[[str], None] = lambda word: None,
-) -> tuple[ProgramDump | TooLarge, tuple[str, ...]]:
+) -> Compiled:
     """Compiles without the flags, and MaxText's keys, that the installed version does not know.
 
     Returns:
-        As `compile_program`, and what was left out, as notes.
+        As `compile_program`; what was left out is among the notes.
 
     Raises:
         UserError: as `compile_program`.
@@ -144,16 +176,17 @@ def compile_known_flags(
     notes: list[str] = []
     while True:
         try:
-            return compile_program(request, limits=limits, progress=progress), tuple(notes)
+            found = compile_program(request, limits=limits, progress=progress)
+            return found._replace(notes=(*notes, *found.notes))
         except UnknownOptionError as error:
-            flags = tuple(f for f in request.flags if error.option not in f)
+            flags = tuple(f for f in request.flags if not error.sets(f))
             words = request.config.get("arguments", ())
             config = {**request.config, "arguments": [w for w in words if not error.sets(w)]}
             smaller = dataclasses.replace(request, flags=flags, config=config)
             if smaller == request:
                 raise
             request = smaller
-            notes.append(f"left out, unknown to what is installed: {error.option}")
+            notes.append(f"left out, unknown to what is installed: {', '.join(error.options)}")
 
 
 class NoCompilerError(UserError):
@@ -161,19 +194,19 @@ class NoCompilerError(UserError):
 
 
 class UnknownOptionError(UserError):
-    """The compiler, or the trainer, does not know an option.
+    """The compiler, or the trainer, does not know some options.
 
     Attributes:
-        option: its name.
+        options: their names.
     """
 
-    def __init__(self, message: str, option: str) -> None:
+    def __init__(self, message: str, *options: str) -> None:
         super().__init__(message)
-        self.option = option
+        self.options = options
 
     def sets(self, word: str) -> bool:
-        """Whether a ``key=value`` sets it."""
-        return word.partition("=")[0] == self.option
+        """Whether a ``key=value``, or a flag, sets one."""
+        return word.partition("=")[0].lstrip("-") in self.options
 
 
 def request_json(request: Request) -> dict[str, Any]:
@@ -188,14 +221,15 @@ def request_json(request: Request) -> dict[str, Any]:
     }
 
 
-def _environment(request: Request, limits: Limits) -> dict[str, str]:
+def _environment(request: Request, limits: Limits, dumps: Path) -> dict[str, str]:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
     environment[MEMORY] = str(limits.memory_bytes)
     if request.python != sys.executable:
         environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     flags = " ".join(request.flags)
     if request.target.platform == "tpu":
-        return {**environment, **_TPU_ENVIRONMENT, "LIBTPU_INIT_ARGS": flags}
+        own = f"{os.environ.get('XLA_FLAGS', '')} {dump_flags(dumps)}"
+        return {**environment, **_TPU_ENVIRONMENT, "LIBTPU_INIT_ARGS": flags, "XLA_FLAGS": own}
     return {**environment, "XLA_FLAGS": flags}
 
 
@@ -203,11 +237,12 @@ def _run(
     command: list[str],
     environment: Mapping[str, str],
     limits: Limits,
+    dumps: Path,
     progress: Callable[[str], None],
 ) -> tuple[int | None, str]:
     """Exit code (None: out of time) and log of the child."""
 
-    expired = threading.Event()
+    expired, ended = threading.Event(), threading.Event()
     with (
         tempfile.TemporaryFile("w+b") as log,
         subprocess.Popen(
@@ -224,8 +259,18 @@ def _run(
             expired.set()
             _kill(child)
 
+        def wait_for_code() -> None:
+            while not is_scheduled(dumps):
+                if ended.wait(_POLL_SECONDS):
+                    return
+            progress("machine code")
+            if not ended.wait(limits.code_seconds):
+                end()
+
         timer = threading.Timer(limits.seconds, end)
         timer.start()
+        watch = threading.Thread(target=wait_for_code, daemon=True)
+        watch.start()
         try:
             for line in child.stdout or ():
                 if line.strip() in _STAGES:
@@ -233,7 +278,9 @@ def _run(
             code = child.wait()
         finally:
             timer.cancel()
+            ended.set()
             _kill(child)
+            watch.join()
         log.seek(0)
         text = log.read().decode("utf-8", "replace")
     return (None if expired.is_set() else code), text
@@ -266,6 +313,11 @@ def _kept(log: str) -> str:
     return ""
 
 
+def _last_line(log: str) -> str:
+    lines = [line for line in log.splitlines() if line.strip()]
+    return lines[-1] if lines else "no message"
+
+
 def _allowed(limits: Limits) -> str:
     gib = limits.memory_bytes / _UNITS["G"]
     return f"compile_gib={gib:g}" if gib else "all that this machine had"
@@ -278,11 +330,10 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
             f"compiling for {chip} took over {limits.seconds:.0f} s; expected less; usually a "
             "large program on few cores; pass compile_seconds=… or plan fewer layers"
         )
-    lines = [line for line in log.splitlines() if line.strip()]
-    last = lines[-1] if lines else "no message"
-    if flag := _UNKNOWN_FLAG.search(log):
-        message = f"the compiler for {chip} does not know the flag --{flag[1]}"
-        raise UnknownOptionError(message, flag[1])
+    last = _last_line(log)
+    if flags := _UNKNOWN_FLAG.findall(log):
+        message = f"the compiler for {chip} does not know the flags {', '.join(flags)}"
+        raise UnknownOptionError(message, *dict.fromkeys(flags))
     if flag := _REFUSED_FLAG.search(log):
         message = f"the compiler for {chip} refuses the flag --{flag[1]}"
         raise UnknownOptionError(message, flag[1])

@@ -38,20 +38,33 @@ class Efficiencies:
     Attributes:
         kernel: matmuls of custom kernels, of the matrix units' peak. Not fitted: attention with
             128 wide heads fills half of a 256 wide matrix unit.
-        matmul: other matmuls, where the program has no cycles. Fitted to the one GPU run of
-            compared_runs.yml (H100).
+        matmul: other matmuls of GPUs. Fitted to the one GPU run of compared_runs.yml (H100).
+        tpu_matmul: those of a TPU program without cycles: what XLA's cycles come to in programs
+            that have them (0.82 to 0.90 over two of v6e, one of v5p, one of TPU7x). No measured
+            time is in it, nor in the next two.
+        tpu_fusion: of the memory's bandwidth, other fusions, the same (0.38 to 0.48).
+        tpu_copy: of the memory's bandwidth, copies, the same (0.13 to 0.24).
         hbm: of the memory's bandwidth; not fitted.
         link: of a link's bandwidth; not fitted.
-        host: of the bandwidth between HBM and the host's memory.
+        host: of the bandwidth between HBM and the host's memory: 28.4 GB/s to a v6e, 29.4 from it,
+            in openxla/xprof's trace of four (tests/data).
         cycles: time at the nominal clock / time of XLA's estimated cycles.
     """
 
     kernel: float = 0.5
     matmul: float = 0.6
+    tpu_matmul: float = 0.86
+    tpu_fusion: float = 0.42
+    tpu_copy: float = 0.2
     hbm: float = 0.85
     link: float = 0.9
-    host: float = 1.0
+    host: float = 0.9
     cycles: float = 1.0
+
+
+# The range of a GPU's times, of which too few runs were compared. Chosen by hand, not fitted.
+SLOW = Efficiencies(kernel=0.35, matmul=0.45, hbm=0.7, link=0.6)
+FAST = Efficiencies(kernel=0.65, matmul=0.75, hbm=0.95, link=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +109,15 @@ class Durations:
             yield self._roofline(record)
 
     def _roofline(self, record: InstructionRecord) -> Duration:
-        memory = self._hbm_seconds(record)
-        matmul = self._matmul_seconds(record, self.efficiencies.matmul)
-        if matmul > memory:
-            return Duration("matmul", matmul)
-        return Duration("matmul" if record.flops else _vector_cause(record), memory)
+        shares, memory = self.efficiencies, self._hbm_seconds(record)
+        on_tpu = self.target.platform == "tpu"
+        matmul = self._matmul_seconds(record, shares.tpu_matmul if on_tpu else shares.matmul)
+        if record.flops:
+            return Duration("matmul", max(matmul, memory))
+        if on_tpu:
+            own = {"fusion": shares.tpu_fusion, "copy": shares.tpu_copy}
+            memory *= shares.hbm / own.get(record.opcode, shares.hbm)
+        return Duration(_vector_cause(record), memory)
 
     def _matmul_seconds(self, record: InstructionRecord, efficiency: float) -> float:
         chip = self.target.chip

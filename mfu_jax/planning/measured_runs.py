@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.planning.targets import Target, parse_target
+from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS
+from mfu_jax.planning.targets import Target, generation_of, parse_target
+from mfu_jax.values import typed
 
 _GROUPS = ("mesh", "remat_tensors", "splash", "optimizer", "other_flags")
 _SINGLE = ("remat_policy", "attention", "dtype", "quantization", "scan_layers")
@@ -25,7 +27,20 @@ FIXED = {
     "steps": "3",
     "log_config": "false",
 }
-_TPUS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
+# The model that MaxText's base.yml describes, which its recipes call "default".
+DEFAULT_MODEL: Mapping[str, Any] = {
+    "decoder_block": "llama2",
+    "base_emb_dim": 2048,
+    "base_num_query_heads": 16,
+    "base_num_kv_heads": 16,
+    "base_mlp_dim": 7168,
+    "base_num_decoder_layers": 16,
+    "head_dim": 128,
+    "vocab_size": 32000,
+    "mlp_activations": ["silu", "linear"],
+    "logits_via_embedding": False,
+}
+_TWO_CORES = ("v4", "v5p", "tpu7x")  # a chip; slices are named after cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,37 +73,61 @@ def read_run(run: Mapping[str, Any]) -> MeasuredRun:
     missing = [key for key in _REQUIRED if run.get(key) is None]
     if missing:
         raise UserError(f"the run lacks {', '.join(missing)}; expected {', '.join(_REQUIRED)}")
-    keys: dict[str, str] = {}
+    values: dict[str, Any] = {}
     for group in _GROUPS:
-        values = run.get(group) or {}
-        if not isinstance(values, Mapping):
-            raise UserError(f"{group} of the run is {values!r}; expected a JSON object")
-        keys |= {str(key): _text(value) for key, value in values.items()}
-    keys |= {key: _text(run[key]) for key in (*_REQUIRED[:3], *_SINGLE) if run.get(key) is not None}
+        given = run.get(group) or {}
+        if not isinstance(given, Mapping):
+            raise UserError(f"{group} of the run is {given!r}; expected a JSON object")
+        values |= {str(key): value for key, value in given.items()}
+    values |= {key: run[key] for key in (*_REQUIRED[:3], *_SINGLE) if run.get(key)}
+    values |= {"scan_layers": False} if run.get("scan_layers") is False else {}
     return MeasuredRun(
         target=_target(run),
-        keys=keys,
-        model={key: run[key] for key in _REQUIRED[:3]},
-        flags=tuple(map(str, run.get("xla_flags") or ())),
+        keys={key: _text(value) for key, value in values.items()},
+        model=_model(values),
+        flags=_flags(run.get("xla_flags") or ()),
         notes=_not_followed(run),
     )
 
 
+def _model(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What of the keys the model's FLOPs depend on, without slots that experts leave empty."""
+    known = {"model_name", "global_parameter_scale", *MAXTEXT_FIELDS} - {"capacity_factor"}
+    sizes = {key: value for key, value in values.items() if key.removeprefix("base_") in known}
+    if sizes["model_name"] != "default":
+        return sizes
+    return {**DEFAULT_MODEL, **{key: sizes[key] for key in sizes if key != "model_name"}}
+
+
+def _flags(flags: Any) -> tuple[str, ...]:
+    """A list of flags, or all of them in one text."""
+    return tuple(flags.split()) if isinstance(flags, str) else tuple(map(str, flags))
+
+
 def _target(run: Mapping[str, Any]) -> Target:
-    hardware, slices = str(run["hardware"]).lower(), int(run.get("num_slices") or 1)
-    if hardware not in _TPUS:
-        devices = run.get("jax_devices") or run.get("chips")
-        return parse_target(hardware=hardware, devices=None if devices is None else int(devices))
-    shape, name = run.get("topology"), run.get("device_type")
-    if shape:
-        return parse_target(topology=f"{hardware}:{shape}", slices=slices)
-    if name:
-        return parse_target(topology=str(name), slices=slices)
-    if not run.get("chips"):
+    hardware, slices = str(run["hardware"]), _whole(run, "num_slices") or 1
+    generation = generation_of(hardware)
+    if not generation:
+        devices = _whole(run, "jax_devices") or _whole(run, "chips")
+        return parse_target(hardware=hardware.lower(), devices=devices)
+    for name in (run.get("topology"), run.get("device_type")):
+        if name:  # 4x4x8, or the name of a slice
+            is_shape = str(name)[0].isdigit() and not any(
+                map(str.isalpha, str(name).replace("x", ""))
+            )
+            return parse_target(
+                topology=f"{generation}:{name}" if is_shape else str(name), slices=slices
+            )
+    chips = _whole(run, "chips")
+    if not chips:
         raise UserError("the run has neither topology, device_type nor chips; expected one of them")
-    chips = int(run["chips"]) // slices
-    cores = 2 if hardware in ("v4", "v5p", "tpu7x") else 1
-    return parse_target(topology=f"{hardware}-{chips * cores}", slices=slices)
+    cores = 2 if generation in _TWO_CORES else 1
+    return parse_target(topology=f"{generation}-{chips // slices * cores}", slices=slices)
+
+
+def _whole(run: Mapping[str, Any], key: str) -> int | None:
+    value = run.get(key)
+    return None if value is None else typed(key, str(value), int)
 
 
 def _text(value: Any) -> str:

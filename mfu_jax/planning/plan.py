@@ -13,7 +13,7 @@ from mfu_jax.planning import compared_runs
 from mfu_jax.planning.bound import bounds
 from mfu_jax.planning.changes import Change, Room, changes
 from mfu_jax.planning.compiling import TooLarge
-from mfu_jax.planning.durations import Durations, Efficiencies
+from mfu_jax.planning.durations import FAST, SLOW, Durations, Efficiencies
 from mfu_jax.planning.layer_timeline import Layer, largest_layer
 from mfu_jax.planning.memory import memory_of
 from mfu_jax.planning.schedule import Timeline, timeline
@@ -59,7 +59,8 @@ class Plan:
         convention: of `model_flops`.
         step_time_bound_seconds: no run of this program is faster.
         step_time_seconds: the prediction.
-        step_time_range: where nine of ten measured runs would lie; None if too few were compared.
+        step_time_range: where nine of ten measured runs would lie; of GPUs, of which too few were
+            compared, the times at higher and lower shares of their peaks.
         mfu: predicted.
         mfu_ceiling: MFU at the bound.
         hfu: predicted.
@@ -201,7 +202,7 @@ def make_plan(
     resources = bounds(costs, target, program.memory)
     bound = max(resources.values(), default=0.0)
     seconds = max(bound, line.seconds)
-    memory, kinds = program.memory or {}, memory_of(program)
+    memory, kinds = _on_the_device(program.memory or {}), memory_of(program)
     return Plan(
         target=str(target),
         chips=target.chips,
@@ -216,7 +217,8 @@ def make_plan(
         step_time_seconds=seconds,
         step_time_range=_range(
             seconds, bound, residuals or compared_runs.residuals(target.platform)
-        ),
+        )
+        or _range_of_shares(costs, target, bound),
         time_by_cause=dict(sorted(line.by_cause.items(), key=lambda pair: -pair[1])),
         bound_by_resource=resources,
         collectives=_collectives(line),
@@ -225,6 +227,18 @@ def make_plan(
         notes=(*_notes(costs, memory), *_gpu_memory(memory, target)),
         **_rates(costs, target, work, bound, seconds),
     )
+
+
+def _on_the_device(memory: Mapping[str, int]) -> Mapping[str, int]:
+    """With a peak of HBM: the compiler's counts what is offloaded to the host as well.
+
+    What is in HBM is no more than the arguments, the new results and the temporaries.
+    """
+    if not memory.get("host_temp_size_in_bytes"):
+        return memory
+    sizes = ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes")
+    most = sum(memory.get(key, 0) for key in sizes) - memory.get("alias_size_in_bytes", 0)
+    return {**memory, "peak_memory_in_bytes": min(memory.get("peak_memory_in_bytes", most), most)}
 
 
 def _fits(memory: Mapping[str, int], target: Target) -> bool:
@@ -252,6 +266,19 @@ def _range(
         return None
     low, high = residuals
     return max(bound, seconds * low), seconds * high
+
+
+def _range_of_shares(
+    costs: ProgramCosts, target: Target, bound: float
+) -> tuple[float, float] | None:
+    """Times with higher and with lower shares of a GPU's peaks; TPU programs have cycles."""
+    if target.platform != "cuda":
+        return None
+    low, high = (
+        timeline(costs, Durations(target=target, efficiencies=shares)).seconds
+        for shares in (FAST, SLOW)
+    )
+    return max(bound, low), max(bound, high)
 
 
 def _rates(

@@ -73,13 +73,37 @@ def parse_target(
         raise UserError(f"slices={slices}; expected 1 or more")
     if topology:
         return _tpus(topology, slices)
+    if generation_of(hardware):
+        raise UserError(
+            f"hardware={hardware!r} is a TPU; pass topology={generation_of(hardware)}:SHAPE, or "
+            "the name of a slice, such as v6e-8"
+        )
     if not hardware:
         raise UserError("no chips to plan for; pass topology=v5p:8x8x8, or hardware=h100 devices=8")
     return _gpus(named(hardware), 8 if devices is None else devices)
 
 
+def generation_of(name: str) -> str:
+    """libtpu's name of a TPU generation (v6e, trillium, TPU v6e); empty if it is none."""
+    words = re.findall(r"[a-z0-9]+", name.lower().removeprefix("tpu "))
+    word = "".join(words)
+    if word in _GENERATIONS:
+        return word
+    by_alias = {alias: chip.name for chip in table() for alias in chip.aliases}
+    names = {chip_name: own for own, (chip_name, _) in reversed(_GENERATIONS.items())}
+    return names.get(by_alias.get(word, ""), "")
+
+
 def _tpus(topology: str, slices: int) -> Target:
-    name, separator, size = re.sub(r"^(\w+)-", r"\1:-", topology.strip().lower()).partition(":")
+    text = topology.strip().lower()
+    if many := re.match(r"(\d+) ?x ?(?=[a-z])", text):  # 2xv6e-256
+        if slices not in (1, int(many[1])) or not int(many[1]):
+            raise UserError(f"topology={topology!r} with slices={slices}; expected the same number")
+        slices, text = int(many[1]), text[many.end() :]
+    name, separator, size = re.sub(r"^(\w+)-(?!\d+x)", r"\1:-", text).partition(":")
+    if not separator:
+        name, separator, size = text.partition("-")  # tpu7x-4x4x8
+    name = generation_of(name) or name
     if name not in _GENERATIONS or not separator:
         raise UserError(
             f"topology={topology!r}{nearest(name, _GENERATIONS)}; expected a TPU generation "

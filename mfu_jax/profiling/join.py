@@ -34,7 +34,7 @@ _NCCL_KINDS = {
     "Broadcast": "collective-broadcast",
     "AllToAll": "all-to-all",
 }
-_COPY = re.compile(r"Mem(cpy|set)", re.IGNORECASE)
+_COPY = re.compile(r"Mem(cpy|set)|^Copy\w+To\w+$|rocclr_(copy|fill)Buffer", re.IGNORECASE)
 
 
 class JoinedOp(NamedTuple):
@@ -47,7 +47,7 @@ class JoinedOp(NamedTuple):
         work: what it does.
         kind: the collective's kind; else the opcode; for ops without an instruction, what its name
             says it is.
-        start: of the collective that `record` starts or completes.
+        start: the instruction that started the collective or copy; itself where `record` starts it.
     """
 
     name: OpName
@@ -106,7 +106,7 @@ def _joined(name: OpName, record: InstructionRecord, source: KnownProgram) -> Jo
     collective = start.collective if start else None
     if collective is not None and start is not None and not (record.flops or start.flops):
         return JoinedOp(name, record, source, Work.COMMUNICATION, collective.kind, start)
-    return JoinedOp(name, record, source, _work(record), record.opcode)
+    return JoinedOp(name, record, source, _work(record), record.opcode, start)
 
 
 def _work(record: InstructionRecord) -> Work:

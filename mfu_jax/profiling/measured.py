@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from mfu_jax.errors import UserError
 from mfu_jax.profiling.host_work import HostSums, HostTime, HostWork
-from mfu_jax.profiling.join import Join, JoinedOp
+from mfu_jax.profiling.join import Join, JoinedOp, Work
 from mfu_jax.profiling.late_calls import LateCalls
 from mfu_jax.profiling.timeline.devices import Executions, OpName, Program, Timeline
 from mfu_jax.profiling.timeline.host import HostThread
@@ -30,6 +31,7 @@ _NO_STEPS = (
     "the trace has ops but no executions of programs that take time; expected whole steps; usually "
     "the trace was cut short, or another tool wrote it; trace again with mfu_jax.profile"
 )
+_LAST = len(Work)  # has the time in which nothing else is active
 _CALL, _BETWEEN = "in the step's call", "between calls"
 
 
@@ -214,10 +216,11 @@ class _Sums:
         joined = join.ops(timeline.names)
         scale = 1 / (_PICOSECONDS * window.steps)
         parents = parents_of(timeline.lanes, timeline.starts, timeline.ends)
+        classes = np.array([op.work for op in joined])[timeline.ops]
         division = divide(
             timeline.starts,
             timeline.ends,
-            np.array([op.work for op in joined])[timeline.ops],
+            np.where(_beside(timeline), _LAST, classes),
             parents,
             window.begin,
             window.end,
@@ -246,6 +249,7 @@ class _Sums:
         count = len(timeline.names)
         own = _self_times(timeline, parents, window)
         is_inside = (timeline.starts >= window.begin) & (timeline.starts < window.end)
+        is_inside &= ~_beside(timeline)
         columns = (
             np.bincount(timeline.ops, division.shares, count) * scale,
             np.bincount(timeline.ops, own, count) * scale,
@@ -269,17 +273,30 @@ class _Sums:
         self, executions: Executions, window: Window, division: Division, scale: float
     ) -> None:
         is_inside = (executions.starts >= window.begin) & (executions.starts < window.end)
-        for program, counted in zip(executions.programs, is_inside.tolist(), strict=True):
-            self.executions[program] += counted / window.steps
+        inside = zip(executions.programs, is_inside.tolist(), strict=True)
+        for program, number in Counter(program for program, counted in inside if counted).items():
+            self.executions[program] += number / window.steps
         ends = np.minimum(executions.ends, np.append(executions.starts[1:], executions.ends[-1:]))
         idle = division.idle_within(executions.starts, ends) * scale
         for program, seconds in zip(executions.programs, idle.tolist(), strict=True):
             self.idle_within[program] += seconds
 
+    def _runs(self, name: OpName, events: float) -> float:
+        """Runs of an instruction: a library's call may be several kernels, each with its name."""
+        record = self.joined[name].record
+        if record is None or not record.runs or name.program not in self.executions:
+            return events
+        return min(events, record.runs * self.executions[name.program])
+
     def mean(self, timeline: Timeline, main: Program, versions: frozenset[Program]) -> Measured:
         count = len(self.devices)
         times = [
-            OpTime(op=self.joined[name], seconds=a / count, self_seconds=b / count, runs=c / count)
+            OpTime(
+                op=self.joined[name],
+                seconds=a / count,
+                self_seconds=b / count,
+                runs=self._runs(name, c) / count,
+            )
             for name, (a, b, c) in self.ops.items()
             if a or c
         ]
@@ -302,6 +319,11 @@ class _Sums:
             idle_within={p: seconds / count for p, seconds in self.idle_within.items()},
             devices=tuple(self.devices),
         )
+
+
+def _beside(timeline: Timeline) -> npt.NDArray[np.bool_]:
+    """Whether each event is of a lane beside the others."""
+    return np.isin(timeline.lanes, list(timeline.beside))
 
 
 def _self_times(timeline: Timeline, parents: Integers, window: Window) -> Floats:

@@ -167,15 +167,24 @@ def read_profile(
     measured = measure(devices, join)
     main = library.find(measured.main)
     if main is None:
+        module = measured.main.module
+        unknown = f"the program {module!r} that ran in it" if module else "the program of its ops"
         raise UserError(
-            f"{str(path)!r}: the program {measured.main.module!r} that ran in it is not known; "
+            f"{str(path)!r}: {unknown} is not known; "
             f"expected its HLO in the trace, or a dump beside it{_and(library.notes)}; usually the "
             f"profiler was told to leave it out; trace again with mfu_jax.profile"
         )
     if model_flops is not None:
         main = main.with_model(model_flops)
+    kind = main.device_kind or measured.kind
+    if not (kind or hardware or peak_tflops_per_device):
+        about = next((timeline.about for timeline, _ in devices if timeline.about), "nothing")
+        raise UserError(
+            f"{str(path)!r}: the trace does not name its device; expected hardware=NAME or "
+            f"peak_tflops=N beside it; what it says is: {about}; mfu-jax hardware --list has names"
+        )
     peaks = find_peaks(
-        main.device_kind or measured.kind,
+        kind,
         main.costs.executed.by_dtype,
         devices_per_host=len(devices) // len(traces),
         peak_tflops_per_device=peak_tflops_per_device,
@@ -225,8 +234,9 @@ def _notes(
         )
     if main.ledger.residual:
         notes += [note for note in main.ledger.notes if "not counted" not in note]
-    reasons = {reason for r in main.costs.records.values() if r.runs for reason in r.unaccounted}
-    notes += [f"not counted: {reason}" for reason in sorted(reasons)]
+    records = [record for record in main.costs.records.values() if record.runs]
+    reasons = {(r.shape.target or r.opcode, reason) for r in records for reason in r.unaccounted}
+    notes += [f"{what} is not counted: {reason}" for what, reason in sorted(reasons)]
     if measured.steps < 2:
         notes.append("one step only: idle time after it is not seen; trace three or more")
     return notes

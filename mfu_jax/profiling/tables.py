@@ -26,9 +26,11 @@ class Row:
         mfu: shortest time of their matmuls in the model's phases over `seconds`.
         hfu: the same with all their matmuls.
         hbm_bytes: that they read from and wrote to memory.
-        bandwidth_share: of the memory's peak; None if that is unknown.
-        bound_by: ``matmuls``, ``memory`` or ``communication``; ``neither`` where both are far from
-            their peaks; ``unknown`` without the memory's peak.
+        bandwidth_share: of the memory's peak, without what asynchronous ops move; None if the peak
+            is unknown.
+        bound_by: ``matmuls``, ``memory``, ``communication`` or ``copies`` (waits for asynchronous
+            ones); ``neither`` where all are far from their peaks; ``unknown`` without the memory's
+            peak.
     """
 
     name: str
@@ -45,7 +47,7 @@ class Row:
 
 KEYS: dict[str, Callable[[OpTime], str]] = {
     "scope": scope_of,
-    "op": lambda op: op.op.name.name,
+    "op": lambda op: op.op.record.name if op.op.record else op.op.name.name,
     "phase": lambda op: op.op.record.phase if op.op.record else "unknown",
     "dtype": lambda op: _dtype(op),
     "kernel": lambda op: kernel_of(op),
@@ -77,7 +79,7 @@ def _row(name: str, ops: list[OpTime], step_seconds: float, peaks: Peaks) -> Row
     least = sum(shortest(op, peaks) for op in ops)
     model = sum(shortest(op, peaks) * _model_share(op) for op in ops)
     hbm_bytes = sum(_times(op.op.record.hbm_bytes, op.runs) for op in ops if op.op.record)
-    moving = hbm_bytes / peaks.bytes_per_second if peaks.bytes_per_second else None
+    moving = _moving(ops) / peaks.bytes_per_second if peaks.bytes_per_second else None
     return Row(
         name=name,
         seconds=seconds,
@@ -90,6 +92,12 @@ def _row(name: str, ops: list[OpTime], step_seconds: float, peaks: Peaks) -> Row
         bandwidth_share=None if moving is None or not seconds else moving / seconds,
         bound_by=_bound(ops, seconds, least, moving),
     )
+
+
+def _moving(ops: list[OpTime]) -> int:
+    """Bytes that ops move in their own time: asynchronous ones move theirs beside others."""
+    records = [(op.op.record, op.runs) for op in ops]
+    return sum(_times(r.hbm_bytes, runs) for r, runs in records if r and not r.is_async)
 
 
 def _times(number: int, runs: float) -> int:
@@ -106,9 +114,9 @@ def _model_share(op: OpTime) -> float:
 
 
 def _bound(ops: list[OpTime], seconds: float, least: float, moving: float | None) -> str:
-    waiting = sum(op.seconds for op in ops if op.op.work is Work.COMMUNICATION)
-    if 2 * waiting > seconds:
-        return "communication"
+    for work, name in ((Work.COMMUNICATION, "communication"), (Work.TRANSFER, "copies")):
+        if 2 * sum(op.seconds for op in ops if op.op.work is work) > seconds:
+            return name
     if moving is None:
         return "matmuls" if 2 * least > seconds else "unknown"
     if max(least, moving) < _NEITHER * seconds:

@@ -106,7 +106,7 @@ def _merge_short_kinds(bars: dict[str, dict[str, float]]) -> None:
 
 _COMMUNICATION = "exposed communication: "
 _VECTOR = "memory-bound and vector work"
-_TRANSFER = "exposed copies to and from memory"
+_TRANSFER = "exposed copies to and from "
 _CONTROL = "loops and calls beside their bodies"
 _NOT_JOINED = "ops without an instruction: "
 _ORDER = (_COMMUNICATION, _NOT_JOINED, _CONTROL, _TRANSFER, _VECTOR)
@@ -122,7 +122,9 @@ def _bar_of(op: OpTime) -> str:
         return f"{_COMMUNICATION}{communication_of(op)}"
     if joined.record is None:
         return f"{_NOT_JOINED}{joined.kind}"
-    return {Work.TRANSFER: _TRANSFER, Work.CONTROL: _CONTROL}.get(joined.work, _VECTOR)
+    if joined.work is Work.TRANSFER:
+        return f"{_TRANSFER}{'the host' if joined.start and joined.start.host_bytes else 'memory'}"
+    return _CONTROL if joined.work is Work.CONTROL else _VECTOR
 
 
 def communication_of(op: OpTime) -> str:

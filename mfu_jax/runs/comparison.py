@@ -4,7 +4,8 @@ A run is cut into windows of equal length. The median of a window ignores its ou
 mean of all medians is the run's time, and their scatter its uncertainty, wider where neighbours are
 alike: step times that drift say less than independent ones. Logarithms make it a difference of
 ratios. Welch's t interval with Yuen's trimmed means; the autocorrelation of first order shrinks the
-number of windows, as in batch means.
+number of windows, as in batch means. Of several runs A, the scatter between them is known, too:
+B is compared with what another one of them would be.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Difference:
     """The change of a positive quantity from run A to run B.
 
     Attributes:
-        a: median of run A, of all its values.
+        a: median of run A, of all its values; of several runs, the median of theirs.
         b: median of run B.
         change: B / A − 1, of the windows' medians.
         low: lower end of the change's interval; None if there are too few values for one.
@@ -90,11 +91,28 @@ def compare(
     >>> difference.is_real, round(difference.change, 3)
     (True, 0.02)
     """
-    of_a, of_b = _estimate(a), _estimate(b)
+    return compare_with_repeats([a], b, confidence=confidence)
+
+
+def compare_with_repeats(
+    runs: Sequence[Sequence[float]], b: Sequence[float], *, confidence: float = CONFIDENCE
+) -> Difference:
+    """The change from repeats of one run to B.
+
+    Args:
+        runs: each as `compare` takes A; of two or more, their scatter widens the interval.
+        b: as `compare` takes it.
+        confidence: of the interval.
+
+    >>> runs = [[x, 1.01 * x, 0.99 * x] * 40 for x in (1.0, 1.03, 0.97, 1.02)]
+    >>> compare_with_repeats(runs, [1.02, 1.03, 1.01] * 40).is_real
+    False
+    """
+    of_a, of_b = _repeated([_estimate(run) for run in runs]), _estimate(b)
     change = of_b.mean - of_a.mean
     margin = _margin(of_a, of_b, confidence)
     return Difference(
-        a=statistics.median(a),
+        a=statistics.median(map(statistics.median, runs)),
         b=statistics.median(b),
         change=math.expm1(change),
         low=None if margin is None else math.expm1(change - margin),
@@ -135,6 +153,26 @@ def _estimate(values: Sequence[float]) -> _Estimate:
     stretch = _stretch(winsorized, center, squares)
     variance = squares / (len(kept) * (len(kept) - 1)) * stretch
     return _Estimate(mean, variance, max(len(kept) / stretch - 1, 1.0), count)
+
+
+def _repeated(runs: Sequence[_Estimate]) -> _Estimate:
+    """The mean of repeats; the variance is that of its difference from one more repeat.
+
+    Each mean scatters by its run's own variance, and by what differs between repeats. The latter
+    counts once more for the other run, whose own variance comes on top.
+    """
+    count = len(runs)
+    if count == 1:
+        return runs[0]
+    means = [run.mean for run in runs]
+    windows = sum(run.windows for run in runs)
+    own = math.fsum(run.variance for run in runs) / count
+    scatter = statistics.variance(means)
+    if math.isnan(own) or scatter > own:
+        variance, degrees = scatter / count + (scatter - own), count - 1.0
+    else:
+        variance, degrees = own / count, math.fsum(run.degrees for run in runs)
+    return _Estimate(math.fsum(means) / count, variance, degrees, windows)
 
 
 def _stretch(medians: Sequence[float], center: float, squares: float) -> float:

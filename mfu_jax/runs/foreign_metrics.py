@@ -1,4 +1,4 @@
-"""Metrics of other trainers as our steps: levanter's and torchtitan's JSON lines.
+"""Metrics of other trainers as our steps: levanter's and torchtitan's JSON lines, and a console.
 
 levanter (tracker/json_logger.py) writes ``{"tracker": …, "event": "log", "step": 7, "metrics": …}``
 with its logger's prefix, several for each step. Times are of a step without the wait
@@ -6,7 +6,8 @@ for data; rates are of all devices, whose number follows from its summary of the
 
 torchtitan's metrics (components/metrics.py) are per device, a record for each `log_freq` steps. Its
 structured logs (observability/structured_logger) have spans in milliseconds; read are only the
-step's own and that of fetching a batch, of the first rank in the file.
+step's own and that of fetching a batch, of the first rank in the file. Its console is read by
+`torchtitan_console`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from mfu_jax.runs.torchtitan_console import Console
 
 _TIME = "perf/step_time_seconds"
 _MARKS = re.compile(
@@ -53,6 +56,7 @@ class ForeignLines:
 
     def __init__(self) -> None:
         self.devices = 0
+        self._console = Console()
         self._rank: Any = None
         self._form = ""
         self._step: Any = None
@@ -70,6 +74,8 @@ class ForeignLines:
         Raises:
             ValueError: it looks like one of theirs, but is broken; `TypeError` and `KeyError` too.
         """
+        if (console := self._console.take(line)) is not None:
+            return [("torchtitan", *console)]
         if not _MARKS.search(line):
             return None
         record = json.loads(line[line.index("{") :])

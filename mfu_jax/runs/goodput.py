@@ -7,12 +7,12 @@ import itertools
 import math
 import os
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.journal.lines import journal_name
 from mfu_jax.runs.journals import Life, metrics_file_of, read_journals
+from mfu_jax.runs.median import lower_median
 from mfu_jax.runs.metrics_files import MetricsRun, read_metrics
 from mfu_jax.runs.run_time import CATEGORIES, Attempt, Part, RunTime, goodput_of, product
 from mfu_jax.runs.time_division import (
@@ -165,7 +165,8 @@ class _Process:
                     at_peak = getattr(block, name)
                     if counted and at_peak is not None:
                         best[name] += counted * at_peak
-                        spent[name] += sum(block.us[:counted]) / 1e6
+                        us = block.us if counted == len(block.us) else block.us[:counted]
+                        spent[name] += sum(us) / 1e6
         mfu, hfu = (best[name] / spent[name] if spent[name] > 0 else None for name in best)
         return mfu, hfu
 
@@ -244,17 +245,12 @@ def _counted(placed: Placed) -> int:
 
 def _median(placed: Sequence[Placed]) -> int:
     """Median µs of the steps that counted, without compiled and first ones; 0 without any."""
-    counts: Counter[int] = Counter()
+    parts = []
     for attempt in placed:
         for index, block in enumerate(attempt.life.blocks):
             if block.kind != "compile":
-                counts.update(block.us[0 if index else 1 : attempt.counted(block)])
-    middle = (counts.total() + 1) // 2
-    for us in sorted(counts):
-        middle -= counts[us]
-        if middle <= 0:
-            return us
-    return 0
+                parts.append(block.us[0 if index else 1 : attempt.counted(block)])
+    return lower_median(parts)
 
 
 def _attempt(placed: Placed, times: Times) -> Attempt:

@@ -47,11 +47,21 @@ class Block:
     optimal_seconds: float | None = None
     executed_seconds: float | None = None
 
+    @property
+    def spent_us(self) -> int:
+        """From the end of the step before to the end of the last one."""
+        return sum(self.us) + sum(self.gap_us)
+
+    @property
+    def wait_fraction(self) -> float:
+        """Part of that time in which the device waited for data."""
+        return sum(self.data_us) / self.spent_us if self.spent_us else 0.0
+
     def ends(self, end: int) -> list[int]:
         """When each step ended; the last one at `end`, in µs of any clock."""
-        between = map(operator.add, self.us, self.gap_us) if self.gap_us else iter(self.us)
-        passed = list(itertools.accumulate(between))
-        return [end - passed[-1] + moment for moment in passed]
+        between = map(operator.add, self.us, self.gap_us) if self.gap_us else self.us
+        ends = itertools.accumulate(between, initial=end - self.spent_us)
+        return list(itertools.islice(ends, 1, None))
 
     @property
     def last(self) -> int:
@@ -72,7 +82,7 @@ class Life:
         began: start of the process.
         mark_seconds: how often it said that it lives.
         alive: its last sign of life.
-        wait_seconds: how long it had waited for data then, since its last step.
+        wait_seconds: how long it had waited for data then, since its last known step.
         how: why it stopped; empty: it did not say.
         blocks: its steps.
         spans: name, begin and end (None: open) of its pauses.
@@ -240,7 +250,12 @@ class _Reader:
 def _whole(values: Any) -> list[int]:
     """The list itself, if it holds whole numbers from 0 on."""
     found = list(values)
-    if found and (set(map(type, found)) != {int} or min(found) < 0):
+    if not found:
+        return found
+    least = min(found)
+    # True is 1 to Python; the sum is of whole numbers if all of them are.
+    is_whole = type(sum(found)) is int and (least > 1 or set(map(type, found)) == {int})
+    if least < 0 or not is_whole:
         raise ValueError(found)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,6 @@ from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.totals import calculate_tokens_per_device
 from mfu_jax.runs.metrics_files import MetricsRun
-from mfu_jax.runs.step_table import LoggedStep
 
 _LOGGED = ("step_time_seconds", "per_device_tflops_per_sec")  # three decimals in a log
 _SMALLEST = 1e-9
@@ -18,11 +18,17 @@ _SMALLEST = 1e-9
 def tflops_of_a_step(run: MetricsRun) -> float:
     """From the file; for a log, time × rate of the step in which rounding matters least."""
 
-    def rounded(step: LoggedStep) -> float:
-        seconds, rate = (step.scalars.get(f"perf/{name}", 0.0) for name in _LOGGED)
-        return 1 / max(seconds, _SMALLEST) + 1 / max(rate, _SMALLEST)
-
-    return min(run.steps, key=rounded).scalars["perf/per_device_tflops"]
+    best = math.inf, 0.0
+    for segment in run.steps.segments():
+        missing = [0.0] * len(segment.numbers)
+        seconds, rates = (segment.columns.get(f"perf/{name}", missing) for name in _LOGGED)
+        rounded = [
+            1 / max(time, _SMALLEST) + 1 / max(rate, _SMALLEST)
+            for time, rate in zip(seconds, rates, strict=True)
+        ]
+        if (least := min(rounded)) < best[0]:
+            best = least, segment.columns["perf/per_device_tflops"][rounded.index(least)]
+    return best[1]
 
 
 def check_tokens(run: MetricsRun, config: Any, model: str) -> None:

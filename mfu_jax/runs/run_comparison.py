@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from mfu_jax.errors import UserError
 from mfu_jax.formatting import columns, percent, readable, seconds_text
-from mfu_jax.runs.comparison import CONFIDENCE, Difference, compare
+from mfu_jax.runs.comparison import CONFIDENCE, Difference, compare_with_repeats
 from mfu_jax.runs.metrics_files import MetricsRun
 
 # Repeats of one run differ by as much, whatever their intervals say: other machines, other clocks.
@@ -241,15 +241,40 @@ def compare_runs(a: MetricsRun, b: MetricsRun, *, warmup_steps: int) -> RunCompa
     Raises:
         UserError: a run has no measured step.
     """
-    of_a, of_b = (_columns_of(run, warmup_steps) for run in (a, b))
-    rows = tuple(
-        Row(metric=metric, difference=compare(of_a[metric.name], of_b[metric.name]))
-        for metric in METRICS
-        if _is_comparable(of_a[metric.name], of_b[metric.name])
+    return compare_with_runs([a], b, warmup_steps=warmup_steps)
+
+
+def compare_with_runs(
+    baselines: Sequence[MetricsRun], b: MetricsRun, *, warmup_steps: int
+) -> RunComparison:
+    """Compares the measured steps of a run with those of repeats of another.
+
+    Args:
+        baselines: one or more; of several, their scatter tells what repeats differ by.
+        b: the run.
+        warmup_steps: as `MetricsRun.summary` takes it.
+
+    Raises:
+        UserError: a run has no measured step.
+    """
+    columns, of_b = (
+        [_columns_of(run, warmup_steps) for run in baselines],
+        _columns_of(b, warmup_steps),
     )
-    decisive, notes = _decisive(a, b, rows)
-    steps = len(of_a[STEP_TIME.name]), len(of_b[STEP_TIME.name])
-    return RunComparison(a=a.path, b=b.path, steps=steps, rows=rows, decisive=decisive, notes=notes)
+    rows = tuple(
+        Row(metric=metric, difference=compare_with_repeats(values, of_b[metric.name]))
+        for metric in METRICS
+        if _is_comparable(*(values := [c[metric.name] for c in columns]), of_b[metric.name])
+    )
+    decisive, notes = _decisive(baselines, b, rows)
+    return RunComparison(
+        a=", ".join(run.path for run in baselines),
+        b=b.path,
+        steps=(sum(len(c[STEP_TIME.name]) for c in columns), len(of_b[STEP_TIME.name])),
+        rows=rows,
+        decisive=decisive,
+        notes=notes,
+    )
 
 
 def _columns_of(run: MetricsRun, warmup_steps: int) -> dict[str, list[float]]:
@@ -273,11 +298,13 @@ def _is_comparable(*values: Sequence[float]) -> bool:
     return all(column and min(column) > 0 for column in values)
 
 
-def _decisive(a: MetricsRun, b: MetricsRun, rows: Sequence[Row]) -> tuple[Row, tuple[str, ...]]:
+def _decisive(
+    baselines: Sequence[MetricsRun], b: MetricsRun, rows: Sequence[Row]
+) -> tuple[Row, tuple[str, ...]]:
     """The step time, or tokens per second where the runs' steps differ in tokens; and notes."""
     by_metric = {row.metric.name: row for row in rows}
     (tokens_a, tokens_b), (tflops_a, tflops_b) = (
-        (_of_a_step(a, name), _of_a_step(b, name))
+        _amounts(baselines, b, name)
         for name in ("perf/per_device_tokens", "perf/per_device_tflops")
     )
     notes = []
@@ -294,6 +321,12 @@ def _decisive(a: MetricsRun, b: MetricsRun, rows: Sequence[Row]) -> tuple[Row, t
             f"{readable(tflops_b)}: another model or convention"
         )
     return by_metric[decisive.name], tuple(notes)
+
+
+def _amounts(baselines: Sequence[MetricsRun], b: MetricsRun, name: str) -> tuple[float, float]:
+    """An amount of a step of the baseline that differs from B the most, and of B."""
+    of_b = _of_a_step(b, name)
+    return max((_of_a_step(a, name) for a in baselines), key=lambda of_a: abs(of_a - of_b)), of_b
 
 
 def _of_a_step(run: MetricsRun, amount: str) -> float:

@@ -14,6 +14,7 @@ from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.logger.summary import Summary
 from mfu_jax.runs.goodput import of_metrics, read_journaled, read_run
+from mfu_jax.runs.hosts import Hosts, read_hosts
 from mfu_jax.runs.journals import metrics_file_of
 from mfu_jax.runs.metrics_files import WARMUP_STEPS, MetricsRun, read_metrics
 from mfu_jax.runs.run_time import CATEGORIES, Part, RunTime
@@ -55,6 +56,7 @@ class RunData:
         time: where its wall clock went.
         summary: of its measured steps.
         setup: what it said of itself.
+        hosts: its processes at their last exchange; None: one process, or not known.
         counted: the FLOPs of the model that the options name.
         answer: what ``mfu-jax report --json`` says of it.
         options: how it was read.
@@ -64,6 +66,7 @@ class RunData:
     time: RunTime
     summary: Summary
     setup: Setup
+    hosts: Hosts | None
     counted: ModelCount
     answer: Mapping[str, Any]
     options: Options
@@ -117,16 +120,15 @@ class Columns:
         """The columns of a run."""
         values: dict[str, array.array[float]] = {}
         is_measured = bytearray()
-        for i, (kind, step) in enumerate(run.with_kinds(warmup_steps=warmup_steps)):
-            is_measured.append(kind == "step")
-            for name, value in step.scalars.items():
-                column = values.get(name)
-                if column is None:
-                    column = values[name] = array.array("d", [math.nan]) * i
-                column.append(value)
-            for column in values.values():
-                if len(column) == i:
-                    column.append(math.nan)
+        for kind, segment in run.segments(warmup_steps=warmup_steps):
+            before, count = len(is_measured), len(segment.numbers)
+            is_measured += (b"\1" if kind == "step" else b"\0") * count
+            for name, column in segment.columns.items():
+                if name not in values:
+                    values[name] = array.array("d", [math.nan]) * before
+                values[name].extend(column)
+            for name in values.keys() - segment.columns.keys():
+                values[name].extend(array.array("d", [math.nan]) * count)
         return cls(numbers=run.steps.numbers, is_measured=is_measured, values=values)
 
     def measured(self, name: str) -> tuple[list[int], list[float]]:
@@ -190,14 +192,15 @@ def read_run_data(run: str, options: Options) -> RunData:
         )
     time = time.with_utilization(summary.mfu, summary.hfu)
     answer = _answer(metrics, summary, options.peak, reported, model.conventions)
-    setup = read_setup(metrics.path)
+    setup, hosts = read_setup(metrics.path), read_hosts(metrics.path)
     return RunData(
         metrics=metrics,
         time=time,
         summary=summary,
         setup=setup,
+        hosts=hosts,
         counted=model,
-        answer=answer | _time(time, summary),
+        answer=answer | _time(time, summary) | {"hosts": hosts.answer if hosts else None},
         options=options,
     )
 

@@ -1,4 +1,4 @@
-"""What a logger writes beside a metrics file: its set-up, and the totals of the run."""
+"""What a logger writes beside a metrics file: its set-up, its hosts, the totals of the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mfu_jax.storage.addresses import Address, open_object, path_of
 from mfu_jax.user_files import opened
 
 
-def read_beside(metrics_file: str, name: Literal["setup", "summary"]) -> dict[str, Any]:
+def read_beside(metrics_file: str, name: Literal["setup", "summary", "hosts"]) -> dict[str, Any]:
     """The object in ``<metrics_file>.<name>.json``; empty if there is none that can be read.
 
     Args:

@@ -6,7 +6,7 @@ import array
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 Change = Callable[[Mapping[str, float]], Mapping[str, float]]
 
@@ -24,6 +24,26 @@ class LoggedStep:
     number: int
     kind: str | None
     scalars: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """Steps that follow one another, of one kind and with the same scalars.
+
+    Attributes:
+        kind: as `LoggedStep` has it.
+        numbers: of the steps.
+        columns: metric name → its value in each step.
+    """
+
+    kind: str | None
+    numbers: array.array[int]
+    columns: Mapping[str, array.array[float]]
+
+    def part(self, begin: int, end: int) -> Segment:
+        """Some of the steps."""
+        columns = {name: column[begin:end] for name, column in self.columns.items()}
+        return Segment(kind=self.kind, numbers=self.numbers[begin:end], columns=columns)
 
 
 class StepTable:
@@ -45,6 +65,50 @@ class StepTable:
         self._values.extend(step.scalars.values())
         self._ends.append(len(self._values))
 
+    def extend(
+        self,
+        kind: str | None,
+        names: Sequence[str],
+        numbers: array.array[int],
+        values: array.array[float],
+    ) -> None:
+        """Adds steps of one kind and with the same scalars.
+
+        Args:
+            kind: as `LoggedStep` has it.
+            names: of the scalars.
+            numbers: of the steps.
+            values: of each step's scalars, one step after the other.
+        """
+        shape = self._known.setdefault((kind, tuple(names)), len(self._known))
+        self._shapes.extend(array.array("L", [shape]) * len(numbers))
+        self._numbers.extend(numbers)
+        end, width = len(self._values), len(names)
+        self._values.extend(values)
+        self._ends.extend([end + width * i for i in range(1, len(numbers) + 1)])
+
+    def segments(self) -> Iterator[Segment]:
+        """The steps in order, as many together as have one kind and the same scalars."""
+        if self._changes:
+            table = StepTable()
+            for step in self:
+                table.append(step)
+            yield from table.segments()
+            return
+        shapes, begin = list(self._known), 0
+        for shape, group in itertools.groupby(self._shapes):
+            kind, names = shapes[shape]
+            end = begin + sum(1 for _ in group)
+            values, width = self._values[self._ends[begin] : self._ends[end]], len(names)
+            columns = {name: values[place::width] for place, name in enumerate(names)}
+            yield Segment(kind=kind, numbers=self._numbers[begin:end], columns=columns)
+            begin = end
+
+    @property
+    def tells_kinds(self) -> bool:
+        """Whether every step has a kind."""
+        return all(kind is not None for kind, _ in self._known)
+
     def changed(self, change: Change) -> StepTable:
         """The same steps, with `change` applied to the scalars of each."""
         table = copy.copy(self)
@@ -55,6 +119,11 @@ class StepTable:
     def numbers(self) -> array.array[int]:
         """The steps' numbers."""
         return self._numbers
+
+    @property
+    def last_number(self) -> int:
+        """Number of the last step; -1: there is none."""
+        return self._numbers[-1] if self._numbers else -1
 
     def __len__(self) -> int:
         return len(self._numbers)

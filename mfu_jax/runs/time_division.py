@@ -99,9 +99,13 @@ class Division:
 
     def _add_block(self, block: Block, *, is_first: bool) -> None:
         """Adds a block: steps that nothing lies over together, the others one by one."""
-        counted = self.placed.counted(block)
-        ends = block.ends(self.placed.at(block.end_m))
-        index = 0
+        counted, end = self.placed.counted(block), self.placed.at(block.end_m)
+        if not is_first and counted in (0, len(block.us)) and end <= self._clear_until():
+            first_gap = block.gap_us[0] if block.gap_us else 0
+            if end - block.spent_us + first_gap >= self._now:
+                self._add_many(block, 0, len(block.us), end, is_counted=counted > 0)
+                return
+        ends, index = block.ends(end), 0
         while index < len(ends):
             limit = self._clear_until()
             stop = index if is_first and index == 0 else bisect.bisect_right(ends, limit, index)
@@ -182,7 +186,10 @@ class Division:
             done = self._now + placed.done_after * self.median_us
             self._until(min(done, placed.end), "train")
         if placed.how in ("killed", "running") or placed.how.startswith("exception"):
-            self._until(self._now + round(1e6 * life.wait_seconds), "data_wait")
+            # The last moments, of which there is no sign, are taken to be like the steps before.
+            unseen = max(0, placed.end - placed.at(life.alive))
+            waited = 1e6 * life.wait_seconds + unseen * life.blocks[-1].wait_fraction
+            self._until(self._now + round(waited), "data_wait")
             self._until(placed.end, "other" if placed.how == "running" else "lost_steps")
         self._until(placed.end, "idle")
 

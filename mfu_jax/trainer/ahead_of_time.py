@@ -36,11 +36,11 @@ def main(argv: list[str]) -> None:
 def lower(arguments: Sequence[str], devices: list[Any]) -> Any:
     """The trainer's step for a config, lowered for the devices."""
     from mfu_jax.trainer import pyconfig
-    from mfu_jax.trainer.mesh import make_mesh
+    from mfu_jax.trainer.mesh import make_mesh, with_mesh_sizes
     from mfu_jax.trainer.state import abstract_state, resolve_attention
     from mfu_jax.trainer.step import lower_train_step
 
-    config = pyconfig.load(arguments)
+    config = with_mesh_sizes(pyconfig.load(arguments), devices)
     mesh = make_mesh(config, devices)
     config = resolve_attention(config, mesh)
     return lower_train_step(config, mesh, abstract_state(config, mesh))

@@ -16,6 +16,7 @@ import numpy as np
 
 from mfu_jax.errors import UserError
 from mfu_jax.parts import TRAIN, load_part
+from mfu_jax.trainer.preferences import preference_pair
 from mfu_jax.trainer.pyconfig import Config
 
 BATCH_KEYS = (
@@ -76,32 +77,35 @@ def make_iterator(
     split: str,
     rows_per_process: int,
     accumulation: int,
-    process_index: int = 0,
-    process_count: int = 1,
+    share: int = 0,
+    shares: int = 1,
 ) -> CheckpointableIterator:
     """Endless batches of this process, each a dict of int32 [accumulation, rows, sequence].
 
     Args:
         split: "train", reshuffled in every epoch, or "eval", always in the same order.
         rows_per_process: sequences of one micro-batch that this process feeds.
+        share, shares: this process feeds every `shares`-th sequence, from number `share` on.
 
     Raises:
         UserError: the data is missing or too small for one batch.
     """
     rows = _rows(config, split)
-    batch_rows = rows_per_process * accumulation
-    if len(rows) < batch_rows * process_count:
+    sequences = rows_per_process * accumulation
+    batch_rows = sequences // 2 if config.use_dpo else sequences
+    if len(rows) < batch_rows * shares:
         raise UserError(
             f"the {split} split has {len(rows)} sequences of {config.max_target_length} tokens, "
-            f"but a batch takes {batch_rows * process_count}; add data, or make the batch or the "
+            f"but a batch takes {batch_rows * shares}; add data, or make the batch or the "
             f"sequences smaller"
         )
     grain = load_part("grain", "the trainer", install=TRAIN)
     dataset = grain.MapDataset.source(rows)
     if split == "train":
         dataset = dataset.seed(config.seed).shuffle()
-    dataset = dataset[process_index::process_count].repeat()
-    dataset = dataset.map(split_row).batch(batch_rows, drop_remainder=True)
+    dataset = dataset[share::shares].repeat()
+    cut = preference_pair if config.use_dpo else split_row
+    dataset = dataset.map(cut).batch(batch_rows, drop_remainder=True)
 
     def shape(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {k: v.reshape(accumulation, rows_per_process, -1) for k, v in batch.items()}

@@ -17,7 +17,7 @@ from mfu_jax.trainer.checkpoint import CHECKPOINT_EXIT_CODE, Checkpointer, Check
 from mfu_jax.trainer.data import make_iterator
 from mfu_jax.trainer.job import Job
 from mfu_jax.trainer.memory import check_memory
-from mfu_jax.trainer.mesh import make_mesh, put_batch, rows_per_process
+from mfu_jax.trainer.mesh import make_mesh, own_share, put_batch, rows_per_process, with_mesh_sizes
 from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.trainer.run_logger import (
     count_step,
@@ -48,6 +48,7 @@ def train(
         NonFiniteLossError: the loss became NaN or infinite.
         CheckpointError: the last checkpoint, or with ``on_checkpoint_error=stop`` any, is missing.
     """
+    config = with_mesh_sizes(config)
     mesh = make_mesh(config)
     check_memory(config, jax.local_devices())
     config = resolve_attention(config, mesh)
@@ -103,13 +104,14 @@ def train(
 
 
 def _data(config: Config, mesh: jax.sharding.Mesh, split: str, accumulation: int) -> Any:
+    share = own_share(mesh)
     return make_iterator(
         config,
         split=split,
         rows_per_process=rows_per_process(config, mesh),
         accumulation=accumulation,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        share=share.place,
+        shares=share.shares,
     )
 
 

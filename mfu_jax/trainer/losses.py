@@ -10,30 +10,46 @@ from flax import nnx
 
 from mfu_jax.layers.decoder import Outputs
 from mfu_jax.layers.stack import total
+from mfu_jax.trainer.preferences import preference_loss
 from mfu_jax.trainer.pyconfig import Config
 
 Batch = dict[str, jax.Array]
 
 
 class Parts(NamedTuple):
-    """Sums over the target tokens of one micro-batch; those of several add up.
+    """Sums over the target tokens of one micro-batch, with DPO over its pairs; they add up.
 
     Attributes:
         loss: cross-entropy.
         weights: the number of target tokens.
         further: losses that are added to it, by their metric's name, each times `weights`.
         loads: tokens of each expert, by the place of its router (see `Decoder.loads`).
+        shown: further metrics, which are not minimised, each times `weights`.
     """
 
     loss: jax.Array
     weights: jax.Array
     further: dict[str, jax.Array]
     loads: dict[str, jax.Array]
+    shown: dict[str, jax.Array]
 
 
-def objective(params: Any, graph: Any, batch: Batch, config: Config) -> tuple[jax.Array, Parts]:
-    """The sum that a step minimises, and its parts; batch: [batch, sequence]."""
-    model = nnx.merge(graph, params)
+def objective(
+    trained: Any, frozen: Any, reference: Any, graph: Any, batch: Batch, config: Config
+) -> tuple[jax.Array, Parts]:
+    """The sum that a step minimises, and its parts.
+
+    Args:
+        trained, frozen: the model's weights, of `trained_and_frozen`.
+        reference: those of DPO's reference model; nothing without DPO.
+        graph: the model without them.
+        batch: [batch, sequence].
+    """
+    model = nnx.merge(graph, trained, frozen)
+    if config.use_dpo:
+        losses, shown = preference_loss(model, nnx.merge(graph, reference), batch, config)
+        pairs = jnp.asarray(losses.size, jnp.float32)
+        return losses.sum(), Parts(losses.sum(), pairs, {}, {}, shown)
     outputs = model.outputs(batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"])
     with jax.named_scope("loss"):
         weights = batch["targets_weight"].astype(jnp.float32)
@@ -44,7 +60,7 @@ def objective(params: Any, graph: Any, batch: Batch, config: Config) -> tuple[ja
         if outputs.further:
             ahead = config.mtp_loss_scaling_factor * _loss_ahead(outputs.further, batch)
             further["mtp_loss"] = ahead * count
-        parts = Parts(loss, count, further, model.loads(outputs.notes))
+        parts = Parts(loss, count, further, model.loads(outputs.notes), {})
         return sum(further.values(), loss), parts
 
 

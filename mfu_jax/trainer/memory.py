@@ -11,6 +11,7 @@ import jax
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.parameters import count_parameters
+from mfu_jax.trainer.mesh_axes import weight_shards
 from mfu_jax.trainer.pyconfig import Config
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -42,7 +43,7 @@ def state_bytes_per_device(config: Config) -> int:
     """Bytes of weights, optimizer state and gradients on one device, if all are split evenly."""
     copies = 1 + _MOMENTS + _keeps_gradients(config)
     total = count_parameters(config).total * copies * _BYTES[config.weight_dtype]
-    return total // (config.fsdp * config.expert * config.tensor)
+    return total // weight_shards(config)
 
 
 def _keeps_gradients(config: Config) -> bool:

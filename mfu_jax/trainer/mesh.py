@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,57 +16,96 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mfu_jax.errors import UserError
 from mfu_jax.jax_internals import split_torus
-from mfu_jax.layers.sharding import BATCH_AXES, partition_spec
+from mfu_jax.layers.sharding import EDGE_BATCH_AXES, SEQUENCE_AXIS, partition_spec
+from mfu_jax.trainer.mesh_axes import (
+    AXES,
+    MeshShape,
+    check_batch,
+    check_shape,
+    mesh_shape,
+    sequences,
+)
 from mfu_jax.trainer.pyconfig import Config
 
 _log = logging.getLogger("mfu_jax")
-_AXES = ("data", "fsdp", "expert", "tensor")
+_AXES = tuple(axis.name for axis in AXES)
+
+
+def with_mesh_sizes(config: Config, devices: Sequence[jax.Device] | None = None) -> Config:
+    """The config with a number for every axis of -1.
+
+    Raises:
+        UserError: the axes do not cover the devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes: dict[str, Any] = dict(_shape(config, devices).keys)
+    return dataclasses.replace(config, **sizes)
 
 
 def make_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh (data, fsdp, expert, tensor) over all devices of the job, or over the given ones.
+    """The mesh of all `AXES` over all devices of the job, or over the given ones.
 
     Raises:
-        UserError: the axes do not fill the devices, or a dimension is not divisible by its axis.
+        UserError: the axes do not cover the devices, or a dimension is not divisible by its axis.
     """
     devices = list(jax.devices() if devices is None else devices)
-    count = len(devices)
-    inner = config.fsdp * config.expert * config.tensor
-    data = config.data if config.data != -1 else count // inner
-    if data * inner != count:
-        raise UserError(
-            f"the mesh data={config.data} fsdp={config.fsdp} expert={config.expert} "
-            f"tensor={config.tensor} does not fill the {count} devices; their product has to be "
-            f"{count} (data=-1 takes the rest)"
-        )
-    _check_divisible(config)
-    batch_shards = data * config.fsdp * config.expert
-    batch = micro_batch_size(config, count)
-    if batch % batch_shards:
-        raise UserError(
-            f"the batch of {batch} sequences (per_device_batch_size="
-            f"{config.per_device_batch_size:g} × {count} devices) is not divisible by the mesh's "
-            f"data × fsdp × expert = {batch_shards}"
-        )
-    grid = _over_slices((data, config.fsdp, config.expert, config.tensor), devices)
-    return Mesh(grid, _AXES, axis_types=(AxisType.Auto,) * len(_AXES))
+    shape = _shape(config, devices)
+    check_shape(config, shape)
+    micro_batch_size(config, len(devices))
+    check_batch(config, shape, len(devices))
+    return Mesh(_laid_out(shape, devices), _AXES, axis_types=(AxisType.Auto,) * len(_AXES))
 
 
-def _over_slices(shape: tuple[int, ...], devices: Sequence[jax.Device]) -> np.ndarray:
-    """The devices as an array of `shape`: slices of TPUs, if there are several, lie one after
+def _shape(config: Config, devices: Sequence[jax.Device]) -> MeshShape:
+    has_between = any(getattr(config, axis.between) > 1 for axis in AXES)
+    return mesh_shape(config, len(devices), len(_slices(devices, or_processes=has_between)))
+
+
+def _slices(devices: Sequence[jax.Device], *, or_processes: bool) -> list[list[jax.Device]]:
+    """The devices of each slice; `or_processes`: of each process, where there is one slice."""
+    slices = _grouped(devices, "slice_index")
+    return _grouped(devices, "process_index") if or_processes and len(slices) == 1 else slices
+
+
+def _grouped(devices: Sequence[jax.Device], attribute: str) -> list[list[jax.Device]]:
+    groups: dict[int, list[jax.Device]] = {}
+    for device in devices:
+        groups.setdefault(getattr(device, attribute, 0), []).append(device)
+    return list(groups.values())
+
+
+def _laid_out(shape: MeshShape, devices: Sequence[jax.Device]) -> np.ndarray:
+    """The devices as an array of the mesh's sizes.
+
+    Slices lie along the axes that have a size between them; if the config names none, one after
     another along the first axis that they divide, because the network between them is slowest.
     """
-    slices: dict[int, list[jax.Device]] = {}
-    for device in devices:
-        slices.setdefault(getattr(device, "slice_index", 0), []).append(device)
-    axis = next((i for i, size in enumerate(shape) if size % len(slices) == 0), None)
+    has_between = math.prod(shape.between) > 1
+    slices = _slices(devices, or_processes=has_between)
+    if not has_between:
+        shape = _over_slices(shape, len(slices))
+    parts = np.stack([_grid(shape.within, part) for part in slices])
+    return _joined(parts.reshape(*shape.between, *shape.within), shape)
+
+
+def _joined(parts: np.ndarray, shape: MeshShape) -> np.ndarray:
+    """[*between, *within] → [between × within of each axis]."""
+    rank = len(shape.within)
+    order = [place for axis in range(rank) for place in (axis, rank + axis)]
+    return parts.transpose(order).reshape(tuple(shape.sizes.values()))
+
+
+def _over_slices(shape: MeshShape, slices: int) -> MeshShape:
+    """The same sizes with one axis over the slices."""
+    axis = next((i for i, size in enumerate(shape.within) if size % slices == 0), None)
     if axis is None:
         raise UserError(
-            f"the mesh {_sizes(shape)} cannot be laid over {len(slices)} slices; expected an axis "
-            f"that is divisible by {len(slices)}, such as data={len(slices)}"
+            f"the mesh {shape} cannot be laid over {slices} slices; expected an axis "
+            f"that is divisible by {slices}, such as data={slices}"
         )
-    within = [size // len(slices) if i == axis else size for i, size in enumerate(shape)]
-    return np.concatenate([_grid(within, part) for part in slices.values()], axis)
+    within, between = list(shape.within), list(shape.between)
+    within[axis], between[axis] = within[axis] // slices, slices
+    return MeshShape(within=tuple(within), between=tuple(between))
 
 
 def _grid(shape: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:
@@ -75,64 +115,71 @@ def _grid(shape: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:
         _log.warning(
             "the mesh %s splits axes of the TPU's torus: some collectives take longer paths than "
             "with sizes that are products of whole axes",
-            _sizes(shape),
+            " ".join(f"{axis}={size}" for axis, size in zip(_AXES, shape, strict=True)),
         )
         return np.asarray(split_torus(shape, devices))
 
 
-def _sizes(shape: Sequence[int]) -> str:
-    return " ".join(f"{axis}={size}" for axis, size in zip(_AXES, shape, strict=True))
-
-
-def _check_divisible(config: Config) -> None:
-    """Raises a `UserError` if an axis does not divide a size that it splits."""
-    heads: tuple[str, ...] = ("num_query_heads",)
-    if config.attention_type != "mla":
-        heads += ("num_kv_heads",)
-    width = "moe_mlp_dim" if config.num_experts > 1 else "mlp_dim"
-    split = {
-        ("tensor",): (*heads, width, "vocab_size"),
-        ("fsdp", "expert"): ("emb_dim",),
-        ("expert",): ("num_experts",) if config.expert > 1 else (),
-    }
-    for axes, keys in split.items():
-        parts = math.prod(getattr(config, axis) for axis in axes)
-        for key in keys:
-            if getattr(config, key) % parts:
-                raise UserError(
-                    f"{key}={getattr(config, key)} is not divisible by {' × '.join(axes)}={parts}, "
-                    f"over which it is split"
-                )
-
-
 def micro_batch_size(config: Config, device_count: int) -> int:
-    """Sequences in one micro-batch of the whole job of `device_count` devices.
+    """Sequences in one micro-batch of the whole job of `device_count` devices; of DPO, two a pair.
 
     Raises:
-        UserError: `per_device_batch_size` × devices is not a whole number, or not divisible by
-            the processes.
+        UserError: `per_device_batch_size` × devices is not a whole number.
     """
-    size = Fraction(config.per_device_batch_size).limit_denominator(1 << 20) * device_count
+    size = sequences(config, device_count)
     if size.denominator != 1 or size < 1:
         raise UserError(
             f"per_device_batch_size={config.per_device_batch_size:g} on {device_count} "
             f"devices gives {float(size):g} sequences; expected a whole number"
         )
-    if size % jax.process_count():
-        raise UserError(
-            f"the batch of {size} sequences is not divisible by the {jax.process_count()} processes"
-        )
-    return int(size)
+    return int(size) * (1 + config.use_dpo)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Batches are [accumulation, batch, sequence]; the batch dimension is split."""
-    return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, None))
+    """Batches are [accumulation, batch, sequence]; sequences are split over `context` only."""
+    return NamedSharding(mesh, PartitionSpec(None, EDGE_BATCH_AXES, SEQUENCE_AXIS))
+
+
+class Share(NamedTuple):
+    """The part of every batch that a process feeds: number `place` of `shares`.
+
+    Processes whose devices hold the same sequences, or parts of them, feed the same share.
+    """
+
+    place: int
+    shares: int
+
+
+@functools.cache
+def own_share(mesh: Mesh) -> Share:
+    """This process's share.
+
+    Raises:
+        UserError: the processes' devices hold overlapping, but different sequences.
+    """
+    sharding = batch_sharding(mesh)
+    rows = mesh.size
+    of_process: dict[int, set[int]] = {}
+    for device, (_, part, _) in sharding.devices_indices_map((1, rows, rows)).items():
+        of_process.setdefault(_process(device), set()).update(range(*part.indices(rows)))
+    shares = sorted({tuple(sorted(held)) for held in of_process.values()})
+    if sum(map(len, shares)) != rows or len(set(map(len, shares))) > 1:
+        raise UserError(
+            f"the mesh {dict(mesh.shape)} gives the {len(of_process)} processes overlapping parts "
+            "of a batch; choose sizes of context_parallelism, tensor and pipeline that divide, or "
+            "are divided by, the devices of a process"
+        )
+    return Share(shares.index(tuple(sorted(of_process[jax.process_index()]))), len(shares))
+
+
+def _process(device: Any) -> int:
+    number: int = device.process_index
+    return number
 
 
 def rows_per_process(config: Config, mesh: Mesh) -> int:
     """Sequences of one micro-batch that each process feeds."""
-    return micro_batch_size(config, mesh.size) // jax.process_count()
+    return micro_batch_size(config, mesh.size) // own_share(mesh).shares
 
 
 def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
@@ -140,9 +187,14 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
     sharding = batch_sharding(mesh)
     if jax.process_count() == 1:
         return jax.device_put(dict(batch), sharding)
-    return {
-        key: jax.make_array_from_process_local_data(sharding, value) for key, value in batch.items()
-    }
+    count = own_share(mesh).shares
+
+    def put(rows: np.ndarray) -> jax.Array:
+        accumulation, own, length = rows.shape
+        shape = (accumulation, own * count, length)
+        return jax.make_array_from_process_local_data(sharding, rows, shape)
+
+    return {key: put(rows) for key, rows in batch.items()}
 
 
 def state_shardings(mesh: Mesh, abstract_state: Any) -> Any:

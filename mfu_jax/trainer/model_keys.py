@@ -47,6 +47,16 @@ class ModelKeys:
     trainable_position_size: int
     rope_max_timescale: int
     local_rope_max_timescale: int
+    rope_type: Literal["default", "llama3.1", "yarn"]
+    rope_linear_scaling_factor: float
+    rope_use_scale: bool
+    rope_factor: float
+    original_max_position_embeddings: int
+    beta_fast: float
+    beta_slow: float
+    mscale: float
+    rope_truncate: bool
+    rope_attention_scaling: bool
     partial_rotary_factor: float
     normalization_layer_epsilon: float
     logits_via_embedding: bool
@@ -174,3 +184,26 @@ class KernelKeys:
     sa_block_q_dq: int
     sa_block_kv_dq: int
     sa_use_fused_bwd_kernel: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizationKeys:
+    """Matmuls in eight bits."""
+
+    quantization: Literal["", "int8", "fp8", "fp8_e5m2", "fp8_full", "nanoo_fp8"]
+    weight_quantization_calibration_method: str
+    act_quantization_calibration_method: str
+    bwd_quantization_calibration_method: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuningKeys:
+    """Which weights are trained."""
+
+    frozen: tuple[str, ...]
+    lora_rank: int
+    lora_alpha: float
+    lora_targets: tuple[str, ...]
+    use_dpo: bool
+    dpo_beta: float
+    dpo_label_smoothing: float

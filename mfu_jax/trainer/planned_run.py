@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 import typing
 from collections.abc import Iterator, Mapping
 
-from mfu_jax.planning.measured_runs import MeasuredRun
+from mfu_jax.flops.analytic.inputs import as_model_config
+from mfu_jax.parts import QUANTIZE
+from mfu_jax.planning.measured_runs import DEFAULT_MODEL, MeasuredRun
 from mfu_jax.planning.targets import Target
+from mfu_jax.trainer.mesh_axes import AXES
+from mfu_jax.trainer.model_keys import RematKeys
 from mfu_jax.trainer.pyconfig import Config
+from mfu_jax.values import typed
 
 # MaxText's defaults where ours differ.
 _DEFAULTS = {"dtype": "bfloat16", "remat_policy": "full", "decoder_layer_input": "device"}
@@ -19,19 +25,19 @@ _ATTENTION = {
     "cudnn_flash_te": "cudnn_flash",
     "cudnn_flash_jax": "cudnn_flash",
 }
-# MaxText's axes of the mesh by ours. Those below the line are other ways to split a step: the
-# devices are used, but their transfers differ.
-_AXES = {
-    "data": ("data",),
-    "fsdp": ("fsdp", "fsdp_transpose"),
-    "expert": ("expert",),
-    "tensor": ("tensor", "tensor_transpose"),
-}
-_OTHER_AXES = {"fsdp": ("pipeline",), "tensor": ("context", "sequence", "tensor_sequence")}
 _MESH_KEY = "_parallelism"
 # Keys that do not change the program.
-_SILENT = ("dataset_type", "allow_split_physical_axes", "use_iota_embed")
-_SAME = {"opt_type": "adamw"}
+_SILENT = (
+    *("dataset_type", "dataset_path", "allow_split_physical_axes", "use_iota_embed", "steps"),
+    *("enable_checkpointing", "async_checkpointing", "tokenizer_path", "tokenizer_type"),
+    *("skip_jax_distributed_system", "reuse_example_batch", "profiler", "profiler_steps"),
+    *("skip_first_n_steps_for_profiler", "profile_periodically_period", "hardware", "run_name"),
+    *("base_output_directory", "gcs_metrics", "save_config_to_gcs", "monitor_goodput"),
+    *("enable_goodput_recording", "base_config", "learning_rate", "log_period"),
+    "use_qwix_quantization",  # all quantisation here is qwix's
+)
+_SAME = {"opt_type": "adamw", "num_vocab_tiling": "1", "matmul_precision": "default"}
+_SCALE = "global_parameter_scale"
 
 
 def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -39,16 +45,19 @@ def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
 
     Args:
         run: with MaxText's keys.
+
+    Raises:
+        UserError: a size of the mesh or of the model is no number.
     """
     fields = {field.name for field in dataclasses.fields(Config)}
     kinds = typing.get_type_hints(Config)
-    keys = {"override_model_config": "true", **_DEFAULTS}
+    keys = {"override_model_config": "true", **_DEFAULTS, **_sizes_of(run)}
     lost: list[str] = []
-    for name, value in run.keys.items():
+    for name, value in _program_keys(run):
         own, value = name.removeprefix("base_"), _ATTENTION.get(value, value)
-        if name.endswith(_MESH_KEY) or name in _SILENT or _SAME.get(name) == value:
-            continue
-        if own in fields and _takes(kinds[own], value):
+        if "quantization" in own and importlib.util.find_spec("qwix") is None:
+            lost.append(f"{name}={value} (it needs pip install {QUANTIZE})")
+        elif own in fields and _takes(kinds[own], value):
             keys[own] = value
         else:
             lost.append(f"{name}={value}")
@@ -60,6 +69,46 @@ def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
     return {**keys, **mesh}, tuple(notes)
 
 
+def _program_keys(run: MeasuredRun) -> Iterator[tuple[str, str]]:
+    """Those of the run that change the program, and are not said otherwise."""
+    scaled = _SCALE in run.keys or run.keys["model_name"] == "default"
+    tensors = {field.name for field in dataclasses.fields(RematKeys)} - {"remat_policy"}
+    keeps = run.keys.get("remat_policy") == "custom"
+    for name, value in run.keys.items():
+        if name.endswith(_MESH_KEY) or name in _SILENT or _SAME.get(name) == value or not value:
+            continue
+        if scaled and (name.startswith("base_") or name in (_SCALE, "model_name")):
+            continue
+        if name in tensors and not keeps:  # MaxText reads them with this policy only
+            continue
+        yield name, value
+
+
+def _sizes_of(run: MeasuredRun) -> dict[str, str]:
+    """Sizes of MaxText's default model, or of one that it scales."""
+    if run.keys["model_name"] != "default" and _SCALE not in run.keys:
+        return {}
+    config = as_model_config(run.model)
+    heads, mlp = config.attention, config.feed_forward
+    sizes = {
+        "num_decoder_layers": str(config.num_decoder_layers),
+        "emb_dim": str(config.emb_dim),
+        "num_query_heads": str(heads.num_query_heads),
+        "num_kv_heads": str(heads.num_kv_heads),
+        "mlp_dim": str(mlp.mlp_dim),
+    }
+    if run.keys["model_name"] != "default":
+        return {**sizes, "model_name": run.keys["model_name"]}
+    activations = ",".join(DEFAULT_MODEL["mlp_activations"])
+    return {
+        **sizes,
+        "vocab_size": str(config.vocab_size),
+        "head_dim": str(heads.head_dim),
+        "mlp_activations": f"[{activations}]",
+        "logits_via_embedding": "false",
+    }
+
+
 def _takes(kind: object, value: str) -> bool:
     """Whether a key of a few words has this one; others are checked when they are read."""
     words = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
@@ -68,26 +117,42 @@ def _takes(kind: object, value: str) -> bool:
 
 def _mesh(keys: Mapping[str, str], target: Target) -> tuple[dict[str, str], list[str]]:
     """Sizes of our axes, and MaxText's axes that they only stand for."""
-    within = _sizes(keys, "ici", "fsdp", target.devices // target.slices)
-    between = _sizes(keys, "dcn", "data", target.slices)
-    mesh = {}
-    for axis, names in _AXES.items():
-        all_names = (*names, *_OTHER_AXES.get(axis, ()))
-        mesh[axis] = math.prod(within.get(n, 1) * between.get(n, 1) for n in all_names)
+    slices = _slices(keys, target)
+    within = _sizes(keys, "ici", "fsdp", target.devices // slices)
+    between = _sizes(keys, "dcn", "data", slices)
+    sizes = {name: within.get(name, 1) * between.get(name, 1) for name in {**within, **between}}
+    mesh = {axis.key: math.prod(sizes.get(n, 1) for n in axis.maxtext) for axis in AXES}
     others = [
-        f"{name}{_MESH_KEY}={within.get(name, 1) * between.get(name, 1)} (as {axis})"
-        for axis, names in _OTHER_AXES.items()
-        for name in names
-        if within.get(name, 1) * between.get(name, 1) > 1
+        f"{name}{_MESH_KEY}={sizes[name]} (as {axis.name})"
+        for axis in AXES
+        for name in axis.stand_ins
+        if sizes.get(name, 1) > 1
     ]
-    return {axis: str(size) for axis, size in mesh.items()}, others
+    known = {name for axis in AXES for name in axis.maxtext}
+    others += [f"{name}{_MESH_KEY}={s}" for name, s in sizes.items() if name not in known and s > 1]
+    return {key: str(size) for key, size in mesh.items()}, others
+
+
+def _slices(keys: Mapping[str, str], target: Target) -> int:
+    """What MaxText's dcn axes multiply to: slices of TPUs, hosts of GPUs.
+
+    One if the ici axes of a run on GPUs fill all of them.
+    """
+    if target.platform == "tpu":
+        return target.slices
+    within = math.prod(size for _, size in _given(keys, "ici") if size > 0)
+    return 1 if within > target.shape[-1] else target.shape[0]
 
 
 def _sizes(keys: Mapping[str, str], network: str, rest: str, devices: int) -> dict[str, int]:
-    """MaxText's sizes of the axes over one network; an axis of -1 takes what the others leave."""
+    """MaxText's sizes of the axes over one network; an axis of -1 takes what the others leave.
+
+    The default of -1 of the rest's axis is that of MaxText's base.yml.
+    """
     sizes = dict(_given(keys, network))
-    sizes.setdefault(rest, -1)
     known = math.prod(size for size in sizes.values() if size > 0)
+    if not any(size < 1 for size in sizes.values()):
+        sizes.setdefault(rest, -1)
     for name, size in sizes.items():
         if size < 1:
             sizes[name], known = max(1, devices // known), devices
@@ -97,4 +162,5 @@ def _sizes(keys: Mapping[str, str], network: str, rest: str, devices: int) -> di
 def _given(keys: Mapping[str, str], network: str) -> Iterator[tuple[str, int]]:
     for key, value in keys.items():
         if key.startswith(f"{network}_") and key.endswith(_MESH_KEY):
-            yield key.removeprefix(f"{network}_").removesuffix(_MESH_KEY), int(value)
+            name = key.removeprefix(f"{network}_").removesuffix(_MESH_KEY)
+            yield name, typed(key, value, int)

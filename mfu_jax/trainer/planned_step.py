@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.util
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from mfu_jax.errors import UserError
@@ -19,16 +19,17 @@ from mfu_jax.planning.plan import Work
 from mfu_jax.planning.step_sources import executed_flops_of
 from mfu_jax.planning.sweep.search import Analytic
 from mfu_jax.planning.targets import Target
+from mfu_jax.trainer.mesh_axes import (
+    axis_keys,
+    check_batch,
+    check_shape,
+    mesh_shape,
+    own_names,
+    weight_shards,
+)
 from mfu_jax.trainer.pyconfig import Config, load
+from mfu_jax.values import typed
 
-# MaxText's names of the mesh's axes.
-_AXES = {
-    "ici_data_parallelism": "data",
-    "ici_fsdp_parallelism": "fsdp",
-    "ici_expert_parallelism": "expert",
-    "ici_tensor_parallelism": "tensor",
-}
-_MESH = tuple(_AXES.values())
 _SOURCES = ("mfu_jax.layers", "mfu_jax.trainer")
 _STATE = 3  # AdamW: weights and two moments
 
@@ -50,13 +51,18 @@ class TrainerStep:
 
     def words(self, values: Mapping[str, str]) -> list[str]:
         """The trainer's arguments; without a mesh, weights are split over all devices."""
-        keys = {_AXES.get(key, key): value for key, value in values.items()}
-        if not any(key in keys for key in _MESH):
+        keys = own_names(values, "command line")
+        if not any(key in keys for key in axis_keys()):
             keys |= {"data": "1", "fsdp": "-1"}
-        if keys.get("fsdp") == "-1":
-            inner = math.prod(_number(keys.get(axis)) for axis in _MESH if axis != "fsdp")
-            keys |= {"fsdp": str(max(1, self.target.devices // inner))}
+        with contextlib.suppress(UserError):  # `invalid` says it
+            keys |= self._sizes(keys)
         return [*self.files, *(f"{key}={value}" for key, value in keys.items())]
+
+    def _sizes(self, keys: Mapping[str, Any]) -> dict[str, str]:
+        """The given axes of -1 as numbers."""
+        given = {key: typed(key, keys.get(key, 1), int) for key in axis_keys()}
+        shape = mesh_shape(SimpleNamespace(**given), self.target.devices, self.target.slices)
+        return {key: str(size) for key, size in shape.keys.items() if str(keys.get(key)) == "-1"}
 
     def run_words(self, values: Mapping[str, str]) -> list[str]:
         """The same words: the trainer runs what was planned."""
@@ -82,42 +88,28 @@ class TrainerStep:
             config = load(self.words(values))
         except UserError as error:
             return str(error)
-        return _wrong_mesh(config, self.target.devices)
+        return self._wrong_mesh(config)
+
+    def _wrong_mesh(self, config: Config) -> str:
+        """As the trainer would say it, before a minute of tracing."""
+        try:
+            shape = mesh_shape(config, self.target.devices, self.target.slices)
+            check_shape(config, shape)
+            check_batch(config, shape, self.target.devices)
+        except UserError as error:
+            return str(error)
+        return ""
 
     def analytic(self, values: Mapping[str, str]) -> Analytic:
         """FLOPs, and the least bytes of weights and optimizer state on a device."""
         config = load(self.words(values))
         width = {"float32": 4, "bfloat16": 2, "float16": 2}[config.weight_dtype]
-        shards = config.fsdp * config.expert * config.tensor
-        state = _STATE * width * count_parameters(config).total // shards
+        copies = 1 if config.lora_rank or config.frozen else _STATE
+        copies += config.use_dpo  # the reference
+        state = copies * width * count_parameters(config).total // weight_shards(config)
         return Analytic(
             executed_flops=executed_flops_of(config, config.remat_policy), state_bytes=state
         )
-
-
-def _wrong_mesh(config: Config, devices: int) -> str:
-    """As the trainer would say it, before a minute of tracing."""
-    inner = config.fsdp * config.expert * config.tensor
-    data = config.data if config.data != -1 else max(1, devices // inner)
-    if data * inner != devices:
-        return (
-            f"the mesh data={config.data} fsdp={config.fsdp} expert={config.expert} "
-            f"tensor={config.tensor} does not fill the {devices} devices; their product has to be "
-            f"{devices} (data=-1 takes the rest)"
-        )
-    batch = Fraction(config.per_device_batch_size).limit_denominator(1 << 20) * devices
-    rows = data * config.fsdp * config.expert
-    if batch % rows:
-        return (
-            f"the batch of {float(batch):g} sequences (per_device_batch_size="
-            f"{config.per_device_batch_size:g} × {devices} devices) is not divisible by the mesh's "
-            f"data × fsdp × expert = {rows}"
-        )
-    return ""
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text and text.isdecimal() and int(text) else 1
 
 
 def _digest() -> str:

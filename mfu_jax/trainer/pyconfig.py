@@ -18,18 +18,27 @@ from typing import Any, Literal
 from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.storage.addresses import Address, path_of
-from mfu_jax.trainer.model_keys import KernelKeys, ModelKeys, RematKeys
+from mfu_jax.trainer.mesh_axes import own_names
+from mfu_jax.trainer.model_keys import (
+    FinetuningKeys,
+    KernelKeys,
+    ModelKeys,
+    QuantizationKeys,
+    RematKeys,
+)
 from mfu_jax.trainer.scaling import scaled_down
 from mfu_jax.trainer.validation import validate
 from mfu_jax.values import field_types, shown, typed
 from mfu_jax.yaml_files import CONFIG_FOLDER, model_file, read_mapping
 
 _log = logging.getLogger("mfu_jax")
+# What to add to the refusal of a value.
+_NOTES = {"context": " (a tensor of remat_policy=custom); context_parallelism splits sequences"}
 DType = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ModelKeys, RematKeys, KernelKeys):
+class Config(ModelKeys, RematKeys, KernelKeys, QuantizationKeys, FinetuningKeys):
     """One training run. ``configs/base.yml`` explains each key and gives its default."""
 
     run_name: str
@@ -41,7 +50,8 @@ class Config(ModelKeys, RematKeys, KernelKeys):
     scale: Literal["full", "tiny"]
     override_model_config: bool
 
-    attention: Literal["auto", "dot_product", "jax", "cudnn_flash", "flash", "splash"]
+    attention: Literal["auto", "dot_product", "jax", "cudnn_flash", "flash", "splash", "ring"]
+    context_parallel_strategy: Literal["all_gather", "ring"]
     scan_layers: bool
     dtype: DType
     weight_dtype: DType
@@ -66,9 +76,19 @@ class Config(ModelKeys, RematKeys, KernelKeys):
     eval_steps: int
 
     data: int
+    pipeline: int
     fsdp: int
+    context_parallelism: int
     expert: int
     tensor: int
+    dcn_data_parallelism: int
+    dcn_pipeline_parallelism: int
+    dcn_fsdp_parallelism: int
+    dcn_context_parallelism: int
+    dcn_expert_parallelism: int
+    dcn_tensor_parallelism: int
+    num_layers_per_pipeline_stage: int
+    num_pipeline_microbatches: int
     distributed: bool
     coordinator_address: str
     num_processes: int
@@ -171,7 +191,7 @@ def from_mapping(
         UserError: a key is unknown, a value is wrong, or a size contradicts the named model.
     """
     base = base_defaults()
-    values, overrides = _own_names(values, where), _own_names(overrides or {}, "command line")
+    values, overrides = own_names(values, where), own_names(overrides or {}, "command line")
     for source, name in ((values, where), (overrides, "command line")):
         for key in source:
             if key not in base:
@@ -194,7 +214,9 @@ def from_mapping(
         _refuse_contradictions(remaining, where, model_name, model)
         _refuse_contradictions(overrides, "command line", model_name, model)
     merged = {**base, **(defaults or {}), **model, **given}
-    return Config(**{key: typed(key, value, kinds[key]) for key, value in merged.items()})
+    return Config(
+        **{k: typed(k, value, kinds[k], note=_NOTES.get(k, "")) for k, value in merged.items()}
+    )
 
 
 def _own_values(
@@ -232,25 +254,6 @@ def _shown(value: Any) -> str:
 def base_defaults() -> Mapping[str, Any]:
     """The keys and defaults of ``configs/base.yml``."""
     return read_mapping(CONFIG_FOLDER / "base.yml")
-
-
-def _own_names(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """`values` with MaxText's names of the mesh's axes as ours.
-
-    >>> _own_names({"ici_fsdp_parallelism": 8, "steps": 3}, "config")
-    {'fsdp': 8, 'steps': 3}
-    """
-    named: dict[str, Any] = {}
-    for key, value in values.items():
-        axis = key.removeprefix("ici_").removesuffix("_parallelism")
-        own = axis if key == f"ici_{axis}_parallelism" and axis in _AXES else key
-        if own in named:
-            raise UserError(f"{where}: {own} is given twice, as {own} and as {key}; give one")
-        named[own] = value
-    return named
-
-
-_AXES = ("data", "fsdp", "expert", "tensor")
 
 
 def _scale(values: Mapping[str, Any], overrides: Mapping[str, Any], base: Mapping[str, Any]) -> str:

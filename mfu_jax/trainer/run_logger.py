@@ -26,6 +26,7 @@ from mfu_jax.settings import Settings
 from mfu_jax.storage.addresses import Address
 from mfu_jax.storage.files import local_path
 from mfu_jax.storage.locks import FileLock
+from mfu_jax.trainer.overheads import known_overheads, pipeline_schedule
 from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.trainer.state import TrainState, parameter_count
 from mfu_jax.trainer.stopping import StopRequest
@@ -54,12 +55,14 @@ def settings_of(config: Config, start_step: int = 0) -> Settings:
 
 
 def find_step_peaks(config: Config) -> StepPeaks:
-    """The peaks of one device, first in the working dtype: given, from the table, or measured.
+    """The peaks of one device for the model's matmuls: given, from the table, or measured.
 
     Raises:
         UserError: the chip is not in the table and no peak is given.
     """
-    return assembly.peaks_of(settings_of(config), jax.local_devices()[0], {config.dtype: 1})
+    model = counts.analytic_model(config, convention=config.convention)
+    device = jax.local_devices()[0]
+    return assembly.peaks_of(settings_of(config), device, model.flops_by_dtype)
 
 
 def make_run_sinks(config: Config, settings: Settings) -> list[Sink]:
@@ -107,7 +110,7 @@ def run_journal(
 def count_step(config: Config, train_step: jax.stages.Compiled) -> StepFlops:
     """Counts the compiled step and explains the count, from the model's FLOPs on."""
     model = counts.analytic_model(config, convention=config.convention)
-    return counts.count_program(train_step, model)
+    return counts.count_program(train_step, model, overheads=known_overheads(config))
 
 
 def step_profile(
@@ -158,7 +161,13 @@ def _setup(
     )
     arguments = " ".join(f"{k}={as_argument(v)}" for k, v in dataclasses.asdict(config).items())
     texts = {"config": textwrap.fill(arguments, 100), "ledger": flops.ledger.render()}
-    return {"run": str(config.run_directory)} | table, texts
+    run = {"run": str(config.run_directory)}
+    if schedule := pipeline_schedule(config):
+        run["pipeline"] = (
+            f"{schedule.stages} stages × {schedule.repeats} passes, {schedule.microbatches} "
+            f"microbatches: bubble {float(schedule.bubble):.2%} of {schedule.turns} turns"
+        )
+    return run | table, texts
 
 
 def _shares(model: counts.ModelCount) -> str:

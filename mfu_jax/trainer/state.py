@@ -12,21 +12,29 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mfu_jax.errors import UserError
-from mfu_jax.layers.attention_ops import choose_attention
+from mfu_jax.layers.attention_ops import SPLIT, choose_attention
 from mfu_jax.layers.decoder import Decoder
 from mfu_jax.layers.families import model_spec
+from mfu_jax.layers.pipeline import schedule_of
+from mfu_jax.parts import QUANTIZE, load_part
 from mfu_jax.trainer.mesh import state_shardings
 from mfu_jax.trainer.pyconfig import Config
+from mfu_jax.trainer.trainable import trained_and_frozen
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """What a step takes and returns; checkpoints hold all of it."""
+    """What a step takes and returns; checkpoints hold all of it.
+
+    Attributes:
+        reference: the weights that DPO compares with, as they were at first; else nothing.
+    """
 
     step: jax.Array
     params: Any
     opt_state: Any
+    reference: Any = ()
 
 
 def learning_rate_schedule(config: Config) -> optax.Schedule:
@@ -58,23 +66,45 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
     """The config with `attention=auto` replaced by the fastest kernel on the mesh's devices.
 
     Raises:
-        UserError: the attention kernel does not support this platform or dtype.
+        UserError: the attention kernel does not support this platform or dtype, or the layers
+            cannot be split as the mesh wants.
     """
     platform = mesh.devices.flat[0].platform
+    spec = model_spec(config)
+    is_split = dict(mesh.shape)["context"] > 1
     try:
         attention = choose_attention(
-            config.attention,
+            _ring(config) if is_split else config.attention,
             platform=platform,
             dtype=config.dtype,
-            needs=model_spec(config).needs,
+            needs=spec.needs | ({SPLIT} if is_split else set()),
         )
+        schedule_of(config, spec.layers)
     except ValueError as error:
         raise UserError(str(error)) from None
     return dataclasses.replace(config, attention=attention)
 
 
+def _ring(config: Config) -> str:
+    """The name of the attention over split sequences that the config wants."""
+    if config.context_parallel_strategy != "ring":
+        return config.attention
+    if config.attention not in ("auto", "ring"):
+        raise ValueError(
+            f"context_parallel_strategy=ring with attention={config.attention}: the ring has an "
+            "attention of its own; leave attention at auto, or take all_gather"
+        )
+    return "ring"
+
+
 def make_model(config: Config, seed: int | jax.Array) -> Decoder:
-    """The model with its initial weights."""
+    """The model with its initial weights.
+
+    Raises:
+        UserError: the config quantises, and qwix is missing.
+    """
+    if config.quantization:
+        load_part("qwix", f"quantization={config.quantization}", install=QUANTIZE)
     return Decoder(config, attention=config.attention, rngs=nnx.Rngs(params=seed))
 
 
@@ -101,10 +131,13 @@ def create_state(config: Config, mesh: Mesh) -> TrainState:
 
 
 def parameter_count(state: TrainState) -> int:
-    """The number of trained weights."""
+    """The number of weights, trained or not."""
     return sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
 
 def _initial_state(config: Config) -> TrainState:
     params = nnx.state(make_model(config, config.seed), nnx.Param)
-    return TrainState(jnp.zeros((), jnp.int32), params, make_optimizer(config).init(params))
+    trained, _ = trained_and_frozen(config, params)
+    reference = jax.tree.map(jnp.copy, params) if config.use_dpo else ()
+    moments = make_optimizer(config).init(trained)
+    return TrainState(jnp.zeros((), jnp.int32), params, moments, reference)

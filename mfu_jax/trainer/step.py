@@ -21,6 +21,7 @@ from mfu_jax.trainer.state import (
     make_optimizer,
     model_graph,
 )
+from mfu_jax.trainer.trainable import all_are_trained, joined, trained_and_frozen
 
 Metrics = dict[str, jax.Array]
 
@@ -35,34 +36,37 @@ def make_train_step(config: Config) -> Callable[[TrainState, Batch], tuple[Train
     optimizer = make_optimizer(config)
     schedule = learning_rate_schedule(config)
 
-    def gradient(params: Any, micro_batch: Batch) -> tuple[Parts, Any]:
+    def gradient(state: TrainState, micro_batch: Batch) -> tuple[Parts, Any]:
         differentiate = jax.value_and_grad(objective, has_aux=True)
-        (_, parts), grads = differentiate(params, graph, micro_batch, config)
+        trained, frozen = trained_and_frozen(config, state.params)
+        (_, parts), grads = differentiate(
+            trained, frozen, state.reference, graph, micro_batch, config
+        )
         return parts, grads
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         first = {key: value[0] for key, value in batch.items()}
         if config.gradient_accumulation_steps == 1:
-            parts, grads = gradient(state.params, first)
+            parts, grads = gradient(state, first)
         else:
-            parts, grads = _accumulated(lambda micro: gradient(state.params, micro), batch, first)
+            parts, grads = _accumulated(lambda micro: gradient(state, micro), batch, first)
 
         with jax.named_scope("optimizer"):
             tokens = jnp.maximum(parts.weights, 1)
             grads = jax.tree.map(lambda g: g / tokens.astype(g.dtype), grads)
-            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-            params = optax.apply_updates(state.params, updates)
-            params = with_moved_biases(
-                params, state.params, parts.loads, config.routed_bias_update_rate
-            )
+            trained, frozen = trained_and_frozen(config, state.params)
+            updates, opt_state = optimizer.update(grads, state.opt_state, trained)
+            params = joined(optax.apply_updates(trained, updates), frozen)
+            loads = parts.loads if all_are_trained(config) else {}
+            params = with_moved_biases(params, state.params, loads, config.routed_bias_update_rate)
             metrics = {
                 "loss": parts.loss / tokens,
                 "grad_norm": optax.tree.norm(grads),
                 "current_learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
                 "total_weights": parts.weights,
-                **{name: value / tokens for name, value in parts.further.items()},
+                **{k: v / tokens for k, v in (parts.further | parts.shown).items()},
             }
-        return TrainState(state.step + 1, params, opt_state), metrics
+        return TrainState(state.step + 1, params, opt_state, state.reference), metrics
 
     return train_step
 
@@ -88,7 +92,8 @@ def make_eval_step(config: Config) -> Callable[[TrainState, Batch], tuple[jax.Ar
 
     def eval_step(state: TrainState, batch: Batch) -> tuple[jax.Array, jax.Array]:
         micro_batch = {key: value[0] for key, value in batch.items()}
-        _, parts = objective(state.params, graph, micro_batch, config)
+        weights = (*trained_and_frozen(config, state.params), state.reference)
+        _, parts = objective(*weights, graph, micro_batch, config)
         return parts.loss, parts.weights
 
     return eval_step

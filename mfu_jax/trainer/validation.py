@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.storage.addresses import check_path
+from mfu_jax.trainer.mesh_axes import axis_keys
 from mfu_jax.trainer.model_keys import RematKeys
 from mfu_jax.values import shown
 
@@ -20,17 +21,21 @@ REMAT_NAMES = tuple(
 
 _POSITIVE = (
     "vocab_size num_decoder_layers emb_dim num_query_heads num_kv_heads head_dim mlp_dim "
-    "rope_max_timescale max_target_length per_device_batch_size gradient_accumulation_steps "
+    "rope_max_timescale rope_linear_scaling_factor beta_fast beta_slow "
+    "max_target_length per_device_batch_size gradient_accumulation_steps "
+    "num_layers_per_pipeline_stage "
     "eval_steps num_processes checkpoint_period checkpoints_to_keep log_period learning_rate "
-    "normalization_layer_epsilon fsdp expert tensor sa_block_q sa_block_kv sa_block_kv_compute "
+    "normalization_layer_epsilon sa_block_q sa_block_kv sa_block_kv_compute "
     "sa_block_q_dkv sa_block_kv_dkv sa_block_kv_dkv_compute sa_block_q_dq sa_block_kv_dq"
 ).split()
 _NOT_NEGATIVE = (
-    "steps seed eval_interval gradient_clipping_threshold adam_weight_decay warmup_steps "
-    "peak_tflops_per_device process_id trainable_position_size heartbeat_timeout_seconds"
+    "steps seed dpo_beta eval_interval gradient_clipping_threshold adam_weight_decay warmup_steps "
+    "peak_tflops_per_device process_id trainable_position_size heartbeat_timeout_seconds "
+    "rope_factor original_max_position_embeddings mscale lora_rank lora_alpha"
 ).split()
 _FRACTIONS = (
-    "eval_fraction warmup_steps_fraction cosine_learning_rate_final_fraction adam_b1 adam_b2"
+    "eval_fraction warmup_steps_fraction cosine_learning_rate_final_fraction adam_b1 adam_b2 "
+    "dpo_label_smoothing"
 ).split()
 
 
@@ -43,6 +48,8 @@ def validate(config: Config) -> None:
     _check_model(config)
     _check_experts(config)
     _check_remat(config)
+    _check_quantization(config)
+    _check_trained(config)
     _check_run(config)
 
 
@@ -158,6 +165,66 @@ def _check_remat(config: Config) -> None:
         )
 
 
+_RANGES = tuple(f"{of}_quantization_calibration_method" for of in ("weight", "act", "bwd"))
+
+
+def _check_quantization(config: Config) -> None:
+    for key in _RANGES:
+        given = getattr(config, key)
+        if given != "absmax" and not config.quantization:
+            raise UserError(
+                f"{key}={given} has no effect without quantization; set, for example, "
+                "quantization=fp8_full"
+            )
+        if given != "absmax" and not _is_fixed_range(given):
+            raise UserError(
+                f"{key}={given}: expected absmax, or fixed,LOW,HIGH with LOW below 0 below HIGH, "
+                "for example fixed,-224,224"
+            )
+
+
+def _is_fixed_range(text: str) -> bool:
+    """Whether it is ``fixed,LOW,HIGH`` with 0 in between."""
+    method, *bounds = text.split(",")
+    try:
+        low, high = map(float, bounds)
+    except ValueError:
+        return False
+    return method == "fixed" and -float("inf") < low < 0 < high < float("inf")
+
+
+_ADAPTABLE = "q_proj k_proj v_proj o_proj q_a q_b kv_a kv_b wi wi_0 wi_1 wo".split()
+_OF_EXPERTS = ("wi", "wi_0", "wi_1", "wo")
+_BOTTOM, _TOP = {"tokens", "embedding"}, {"logits", "head"}
+
+
+def _check_trained(config: Config) -> None:
+    if config.use_dpo and (config.mtp_num_layers or config.num_experts > 1):
+        raise UserError(
+            "use_dpo=true with mtp_num_layers or num_experts: DPO has none of their losses here; "
+            "expected a dense model without multi-token prediction"
+        )
+    if config.lora_rank and config.frozen:
+        raise UserError("lora_rank freezes all but the adapters; leave frozen out")
+    for name in config.lora_targets if config.lora_rank else ():
+        if name not in _ADAPTABLE:
+            raise UserError(
+                f"lora_targets names {name!r}{nearest(name, _ADAPTABLE)}; expected some of "
+                f"{', '.join(_ADAPTABLE)}"
+            )
+        if config.num_experts > 1 and name in _OF_EXPERTS:
+            raise UserError(
+                f"lora_targets names {name!r} of a model with experts, which get no adapters in "
+                "the reference model; name projections of the attention"
+            )
+    frozen = set(config.frozen)
+    if config.logits_via_embedding and bool(frozen & _BOTTOM) != bool(frozen & _TOP):
+        raise UserError(
+            f"frozen={list(config.frozen)} names one end of a tied embedding; name tokens and "
+            "logits, or neither"
+        )
+
+
 def _check_run_name(name: str) -> None:
     if name in ("", ".", "..") or "/" in name or not name.isprintable():
         raise UserError(
@@ -169,8 +236,13 @@ def _check_run_name(name: str) -> None:
 
 
 def _check_run(config: Config) -> None:
-    if config.data < 1 and config.data != -1:
-        raise UserError(f"data={config.data}: expected 1 or more, or -1 for all remaining devices")
+    for key in axis_keys():
+        if (size := getattr(config, key)) < 1 and size != -1:
+            raise UserError(f"{key}={size}: expected 1 or more, or -1 for all remaining devices")
+    if (count := config.num_pipeline_microbatches) < 1 and count != -1:
+        raise UserError(
+            f"num_pipeline_microbatches={count}: expected 1 or more, or -1 for as many as stages"
+        )
     _check_run_name(config.run_name)
     for key in ("base_output_directory", "metrics_file", "tensorboard_dir", "profile_dir"):
         check_path(getattr(config, key), key)

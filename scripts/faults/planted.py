@@ -31,7 +31,7 @@ from scripts.faults.turns import TurnedTrainer
 Array = jax.Array
 
 _KEYS = ("dataset_type=synthetic", "max_target_length=256", "per_device_batch_size=4")
-_LOG_SECONDS = 0.03  # that a loop takes for itself: hidden, unless it waits for the device
+_LOG_SECONDS = 0.1  # that a loop takes for itself: hidden, unless it waits for the device
 _DATA_SECONDS = 0.2
 _CALLBACK_SECONDS = 0.05
 _COMPILE_EVERY = 4  # steps
@@ -218,13 +218,22 @@ def _with_attention(op: Any) -> Callable[[], Any]:
 FAULTS: Mapping[str, Fault] = {
     "none": Fault(cause=""),
     "data": Fault(cause="slow data", options={"data": _Slow}),
-    "sync": Fault(
-        cause="sync in the loop", options={"record": _reads_loss}, healthy={"record": _logs}
+    "sync": Fault(  # a step long enough to hide the loop's own work
+        cause="sync in the loop",
+        keys=("per_device_batch_size=8",),
+        options={"record": _reads_loss},
+        healthy={"record": _logs},
     ),
     "host": Fault(cause="host-bound loop", options={"record": _busy}),
     "recompile": Fault(cause="recompiles", options={"plant": _recompiles}),
     "remat": Fault(
         cause="remat heavier than memory needs",
+        # Wide and short: else a CPU, which gets fresh memory from the system in every step, takes
+        # longer to keep what narrow layers compute than to compute it again.
+        keys=(
+            *("max_target_length=64", "per_device_batch_size=2", "vocab_size=1024"),
+            *("emb_dim=512", "mlp_dim=2048", "num_decoder_layers=4"),
+        ),
         faulty_keys=("remat_policy=full",),
         healthy_keys=("remat_policy=none",),
     ),

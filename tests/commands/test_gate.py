@@ -137,3 +137,32 @@ def test_wrong_input_is_exit_code_2(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_what_several_baselines_differ_by_is_no_regression(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(3)
+    factors = {"a": 1.0, "b": 1.03, "c": 0.98, "d": 1.01, "e": 0.99, "run": 1.03, "slow": 1.25}
+    names = {}
+    for name, mean in factors.items():
+        times = step_times(KINDS["independent"], 100, rng, mean=mean)
+        names[name] = str(write_run(tmp_path / name / "metrics.jsonl", times))
+    all_of_them = [word for name in "abcde" for word in ("--baseline", names[name])]
+    assert answer(capsys, names["run"], "--baseline", names["a"])[0] == 1
+    code, found = answer(capsys, names["run"], *all_of_them)
+    assert code == 0
+    assert found["comparison"]["a"] == ", ".join(names[name] for name in "abcde")
+    assert [found["comparison"][f"steps_{run}"] for run in "ab"] == [5 * 100, 100]
+    assert answer(capsys, names["slow"], *all_of_them)[0] == 1
+
+
+def test_a_baseline_with_other_tokens_decides_by_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Twice the tokens in twice the time, in one of two baselines."""
+    a, run = (write_run(tmp_path / f"{name}.jsonl", [1.0] * 50) for name in ("a", "run"))
+    b = write_run(tmp_path / "b.jsonl", [2.0] * 50, tokens=2048.0)
+    code, found = answer(capsys, str(run), "--baseline", str(a), "--baseline", str(b))
+    assert code == 0
+    assert found["comparison"]["decided_by"] == "tokens_per_sec_per_device"

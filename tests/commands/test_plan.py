@@ -10,7 +10,7 @@ import pytest
 from mfu_jax.cli import main
 from mfu_jax.dumps.files import write
 from mfu_jax.dumps.program import ProgramDump
-from mfu_jax.planning.compiling import TooLarge
+from mfu_jax.planning.compiling import Compiled, TooLarge
 from mfu_jax.planning.step_sources import MaxTextStep
 from mfu_jax.trainer.planned_step import TrainerStep
 from tests.support.fake_compiler import TEXT
@@ -123,19 +123,19 @@ def test_a_run_from_stdin(capsys, fake_compiler, monkeypatch):
 
 def test_a_run_without_maxtext_is_planned_by_the_reference_model(capsys, fake_compiler, tmp_path):
     file = tmp_path / "run.json"
-    file.write_text(json.dumps({**RUN, "quantization": "int8"}), encoding="utf-8")
+    file.write_text(json.dumps({**RUN, "quantization": "te_mxfp8"}), encoding="utf-8")
     code, shown = _plan(capsys, "--run", str(file), "--json")
     assert code == 0
     assert json.loads(shown.out)["notes"] == [
         "MaxText is not installed: the reference model's step is planned in its place",
-        "not followed by the reference model: quantization=int8",
+        "not followed by the reference model: quantization=te_mxfp8",
     ]
 
 
 def test_what_does_not_fit_has_figures_and_exit_code_1(capsys, monkeypatch):
     refusal = TooLarge(used_bytes=2**35, limit_bytes=2**34, message="too large")
     compiled = "mfu_jax.planning.cache.compile_known_flags"
-    monkeypatch.setattr(compiled, lambda *_, **__: (refusal, ()))
+    monkeypatch.setattr(compiled, lambda *_, **__: Compiled(refusal))
     code, shown = _plan(capsys, "topology=v6e-8")
     assert code == 1
     assert "does NOT fit: 32.00 GiB of 16.00 GiB" in shown.out
@@ -152,7 +152,7 @@ def test_what_does_not_fit_has_figures_and_exit_code_1(capsys, monkeypatch):
         (("topology=v6e-8", "price=-1"), "price=-1"),
         (("--run", "-", "emb_dim=3"), "emb_dim"),
         (("topology=v6e-8", "fsdp=3"), "does not fill the 8 devices"),
-        (("topology=v6e-8", "data=1", "fsdp=1", "tensor=8", "per_device_batch_size=0.3"), "2.4"),
+        (("topology=v6e-8", "data=2", "fsdp=1", "tensor=4", "per_device_batch_size=0.3"), "2.4"),
         (("topology=v6e-8", "a.html"), "expected a page once, after --html"),
         (("topology=v6e-8", "compile_gib=x"), "compile_gib='x'"),
     ],

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from mfu_jax.layers.building import Builder
 from mfu_jax.layers.decoder import Decoder, with_moved_biases
-from mfu_jax.layers.embeddings import apply_rope
 from mfu_jax.layers.linears import Dense, Mlp
 from mfu_jax.layers.normalizations import LayerNorm, RMSNorm
+from mfu_jax.layers.rope import Rope, apply_rope
 from mfu_jax.layers.stack import segments_of
 
 from mfu_jax.trainer import pyconfig
@@ -98,14 +99,14 @@ def test_rope_depends_on_distance_alone() -> None:
     q, k = (jnp.asarray(rng.normal(size=(1, 1, 1, 8)), jnp.float32) for _ in range(2))
 
     def score(i: int, j: int) -> float:
-        at = [apply_rope(x, jnp.array([[p]]), max_timescale=100.0) for x, p in ((q, i), (k, j))]
+        at = [apply_rope(x, jnp.array([[p]]), Rope(timescale=100.0)) for x, p in ((q, i), (k, j))]
         return float((at[0] * at[1]).sum())
 
     assert_close_as_float32(score(7, 3), score(14, 10), terms=8)
     assert abs(score(7, 3) - score(7, 5)) > 1e-3
     # By hand (arXiv 2104.09864, equation 34): pair 0 turns by the position in radians.
     x = jnp.zeros((1, 1, 1, 4)).at[..., 0].set(1.0)
-    turned = apply_rope(x, jnp.array([[2]]), max_timescale=10000.0)[0, 0, 0]
+    turned = apply_rope(x, jnp.array([[2]]), Rope(timescale=10000.0))[0, 0, 0]
     assert_close_as_float32(turned, np.array([np.cos(2), 0, np.sin(2), 0]), terms=1)
 
 
@@ -132,7 +133,16 @@ def test_projections_and_mlp_are_their_formulas() -> None:
     x = np.random.default_rng(0).normal(size=(1, 5, 2, 3)).astype(np.float32)
     want = np.einsum("bsnh,nhd->bsd", x, dense.kernel[...])
     assert_close_as_float32(dense(x), want, terms=6)
-    mlp = Mlp(6, 8, ("relu", "linear"), use_bias=False, dtype=f32, weight_dtype=f32, rngs=rngs)
+    build = Builder(
+        emb_dim=6,
+        dtype=f32,
+        weight_dtype=f32,
+        normalization="rmsnorm",
+        epsilon=0.0,
+        attention="dot_product",
+        rngs=rngs,
+    )
+    mlp = Mlp(build, 8, ("relu", "linear"), use_bias=False)
     x = x.reshape(1, 5, 6)
     hidden = np.maximum(x @ mlp.wi_0.kernel[...], 0) * (x @ mlp.wi_1.kernel[...])
     assert_close_as_float32(mlp(x), hidden @ mlp.wo.kernel[...], terms=8)

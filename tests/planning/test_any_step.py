@@ -15,6 +15,7 @@ from mfu_jax.dumps.recording import record
 from mfu_jax.errors import UserError
 from mfu_jax.jax_internals import compile_lowered
 from mfu_jax.planning import any_step
+from mfu_jax.planning.compiling import Compiled
 
 LAYERS, BATCH, WIDTH, DEVICES = 3, 16, 32, 8
 MATMUL = 2 * BATCH * WIDTH * WIDTH * LAYERS
@@ -60,7 +61,7 @@ def requests(monkeypatch):
             axis_types=(AxisType.Auto,) * len(axes),
             devices=jax.devices()[:size],
         )
-        return record(compile_lowered(request.config["text"], mesh)), ("a note",)
+        return Compiled(record(compile_lowered(request.config["text"], mesh)), ("a note",))
 
     monkeypatch.setattr(any_step.cache, "compile_cached", compile_here)
     return seen

@@ -35,7 +35,7 @@ def _request(flags=(), **config):
 
 def test_the_childs_dump_and_its_progress():
     words = []
-    assert compile_program(_request(), progress=words.append).as_text() == TEXT
+    assert compile_program(_request(), progress=words.append).program.as_text() == TEXT
     assert words == ["compiling"]
 
 
@@ -52,18 +52,22 @@ def test_the_childs_dump_and_its_progress():
     ],
 )
 def test_a_program_that_does_not_fit_is_figures(message, used, limit):
-    refusal = compile_program(_request(message=message))
+    refusal = compile_program(_request(message=message)).program
     assert isinstance(refusal, TooLarge)
     assert (refusal.used_bytes, refusal.limit_bytes) == (int(used * GIB), int(limit * GIB))
 
 
-def test_unknown_flags_and_keys_are_left_out_and_said():
+def test_unknown_flags_and_keys_are_left_out_and_said(tmp_path):
+    log = tmp_path / "log"
     request = _request(
-        ("--xla_old=true", "--xla_new=true"), arguments=["old_key=3", "model_name=llama2-7b"]
+        ("--xla_old=true", "--xla_new=true", "--xla_older=1", "--xla_old_and_known=1"),
+        arguments=["old_key=3", "model_name=llama2-7b"],
+        log=str(log),
     )
-    program, notes = compile_known_flags(request)
+    program, notes, _ = compile_known_flags(request)
     assert program.as_text() == TEXT
-    assert [note.rpartition(": ")[2] for note in notes] == ["xla_old", "old_key"]
+    assert [note.rpartition(": ")[2] for note in notes] == ["xla_old, xla_older", "old_key"]
+    assert len(log.read_text().splitlines()) == 3  # compiles: all flags at once, then the key
 
 
 @pytest.mark.parametrize(
@@ -106,7 +110,7 @@ def test_a_compiler_keeps_to_its_memory():
     limits = Limits(memory_bytes=2**30)
     with pytest.raises(UserError, match=r"out of host memory \(compile_gib=1\)"):
         compile_program(_request(bytes=2**31), limits=limits)
-    assert compile_program(_request(bytes=2**31)).as_text() == TEXT
+    assert compile_program(_request(bytes=2**31)).program.as_text() == TEXT
 
 
 def test_a_gpus_description_has_the_fields_of_the_recorded_one():
@@ -118,3 +122,28 @@ def test_a_gpus_description_has_the_fields_of_the_recorded_one():
     assert {key: ours.get(key) for key in xlas if key != "minor"} == {
         key: value for key, value in xlas.items() if key != "minor"
     }
+
+
+@pytest.mark.parametrize(
+    ("then", "why"),
+    [
+        ({"seconds": 60}, "no machine code within code_seconds=0.2"),
+        ({"crash": True}, "failed at the machine"),
+    ],
+)
+def test_without_machine_code_there_is_the_schedule_and_its_memory(then, why):
+    words = []
+    limits = Limits(code_seconds=0.2)
+    request = _request(scheduled=True, **then)
+    program, notes, has_code = compile_program(request, limits=limits, progress=words.append)
+    assert not has_code
+    assert program.as_text() == TEXT
+    assert program.memory["peak_memory_in_bytes"] == 3 * 512
+    assert len(notes) == 1
+    assert why in notes[0]
+    assert words[:2] == ["compiling", "machine code"] or then.get("crash")
+
+
+def test_the_schedule_of_a_program_that_gets_machine_code_is_not_taken():
+    program, notes, has_code = compile_program(_request(scheduled=True))
+    assert (program.memory, notes, has_code) == (None, (), True)

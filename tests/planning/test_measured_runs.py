@@ -46,6 +46,8 @@ def test_keys_mesh_remat_and_flags_are_passed_on():
         ({"hardware": "tpu7x", "topology": "4x4x8"}, "tpu7x:4x4x8", 256),
         ({"hardware": "v5p", "device_type": "v5p-256"}, "v5p:4x4x8", 128),
         ({"hardware": "v5p", "chips": 4}, "v5p:2x2x1", 4),
+        ({"hardware": "TPU v6e", "topology": "16x16"}, "v6e:16x16", 256),
+        ({"hardware": "trillium", "device_type": "2xv6e-256"}, "v6e:16x16", 512),
         ({"hardware": "h100", "chips": 16}, "1x2x8", 16),
     ],
 )
@@ -63,8 +65,16 @@ def test_chips_by_topology_name_or_number(chips, topology, devices):
         ({**RUN, "mesh": [1]}, "mesh of the run"),
         ({**RUN, "device_type": None}, "neither topology, device_type nor chips"),
         ({**RUN, "device_type": "v6e-7"}, "power of 2"),
+        ({**RUN, "num_slices": "two"}, "num_slices='two': expected a whole number"),
     ],
 )
 def test_wrong_runs_are_one_line(run, word):
     with pytest.raises(UserError, match=word):
         read_run(run)
+
+
+def test_overridden_sizes_count_and_flags_may_be_one_text():
+    flags = "--xla_a=1 --xla_b=2"
+    run = read_run({**RUN, "other_flags": {"base_num_decoder_layers": 2}, "xla_flags": flags})
+    assert run.model["base_num_decoder_layers"] == 2
+    assert run.flags == ("--xla_a=1", "--xla_b=2")

@@ -53,6 +53,29 @@ def test_xlas_cycles_are_counted_once_for_each_trip(plan, text):
     assert scheduled == pytest.approx(cycles / 1.75e9, rel=0.02)
 
 
+def test_without_cycles_the_schedule_gives_nearly_the_same_time(text, plan):
+    """A program without machine code: XLA's cycles taken out, all else the same."""
+    scheduled = re.sub(r'"estimated_cycles":"\d+"', '"estimated_cycles":""', text)
+    found = make_plan(ProgramDump(text=scheduled), TARGET)
+    assert found.step_time_seconds == pytest.approx(plan.step_time_seconds, rel=0.05)
+    assert found.time_by_cause["matmul"] >= EXECUTED / 459e12 - plan.time_by_cause["kernel"]
+    assert found.time_by_cause["kernel"] == pytest.approx(plan.time_by_cause["kernel"])
+
+
+def test_the_peak_is_that_of_hbm_where_activations_are_offloaded():
+    """10 of arguments and 13 of temporaries, of which 22 are on the host: libtpu prints 32."""
+    memory = {
+        "peak_memory_in_bytes": 32 * 2**30,
+        "argument_size_in_bytes": 10 * 2**30,
+        "output_size_in_bytes": 10 * 2**30,
+        "alias_size_in_bytes": 10 * 2**30,
+        "temp_size_in_bytes": 13 * 2**30,
+        "host_temp_size_in_bytes": 22 * 2**30,
+    }
+    found = make_plan(ProgramDump(text=TEXT, memory=memory), parse_target(topology="v6e-8"))
+    assert (found.fits, found.memory_peak_bytes) == (True, 23 * 2**30)
+
+
 def test_the_parts_of_the_prediction_sum_to_it(plan):
     assert sum(plan.time_by_cause.values()) == pytest.approx(plan.step_time_seconds)
     assert plan.step_time_seconds >= plan.step_time_bound_seconds
@@ -77,6 +100,13 @@ def test_the_range_is_that_of_other_runs_and_above_the_bound(text, plan, low, ex
     assert f"({ranged.step_time_range[0]:.4g} to" in str(ranged)
     low, high = residuals("tpu")
     assert plan.step_time_range == (low * plan.step_time_seconds, high * plan.step_time_seconds)
+
+
+def test_the_range_of_gpus_is_the_time_at_other_shares_of_the_peaks():
+    """Three arrays of 8 × 8 numbers are bound by HBM: 0.95 and 0.7 of its bandwidth, for 0.85."""
+    found = make_plan(ProgramDump(text=TEXT), parse_target(hardware="h100", devices=1))
+    seconds = found.step_time_seconds
+    assert found.step_time_range == pytest.approx((seconds * 0.85 / 0.95, seconds * 0.85 / 0.7))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,10 @@ from mfu_jax.planning.targets import parse_target
         ("V4:2x2x4", "v4:2x2x4", 16, 16),
         ("tpu7x:4x4x4", "tpu7x:4x4x4", 64, 128),
         ("tpu7x-128", "tpu7x:4x4x4", 64, 128),
+        ("tpu7x-4x4x8", "tpu7x:4x4x8", 128, 256),
+        ("ironwood:4x4x4", "tpu7x:4x4x4", 64, 128),
+        ("trillium-8", "v6e:2x4", 8, 8),
+        ("2xv6e-256", "v6e:16x16", 512, 512),
     ],
 )
 def test_slices_by_shape_and_by_name(topology, jax_name, chips, devices):
@@ -50,6 +54,8 @@ def test_gpus_by_host(hardware, devices, topology):
         ({"topology": "v6e-0"}, "power of 2 of chips"),
         ({"topology": "v5p:9999x9999x9999"}, "over 65,536 chips"),
         ({"topology": "v6e-8", "slices": 0}, "slices=0"),
+        ({"topology": "2xv6e-256", "slices": 3}, "expected the same number"),
+        ({"hardware": "trillium", "devices": 8}, "topology=v6e:SHAPE"),
         ({"hardware": "h100", "devices": 12}, "multiple of it"),
         ({"hardware": "h100", "devices": 0}, "expected 1 to"),
         ({"hardware": "t4", "devices": 8}, "no interconnect"),

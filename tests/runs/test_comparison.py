@@ -8,7 +8,8 @@ import statistics
 
 import pytest
 
-from mfu_jax.runs.comparison import compare, window_medians
+from mfu_jax.runs.comparison import compare, compare_with_repeats, window_medians
+from mfu_jax.runs.run_comparison import result
 from tests.support.comparison_campaign import campaign
 from tests.support.run_noise import KINDS, step_times
 
@@ -86,3 +87,40 @@ def test_two_or_three_steps_have_no_interval_and_equal_ones_an_interval_of_zero(
     assert even.half_width == 0
     assert even.change == pytest.approx(0.02)
     assert not compare([1.0] * 30, [1.0] * 30).is_real
+
+
+def test_repeats_that_differ_are_no_regression_and_a_large_one_is_found() -> None:
+    """Repeats scatter by 2%: of one baseline, most verdicts are wrong; of six, next to none."""
+    rng = random.Random(0)
+
+    def repeat(factor: float = 1.0) -> list[float]:
+        mean = factor * (1 + rng.gauss(0, 0.02))
+        return step_times(KINDS["independent"], 60, rng, mean=mean)
+
+    alarms = {1: 0, 6: 0}
+    detected, trials = 0, 60
+    for _ in range(trials):
+        runs, again = [repeat() for _ in range(6)], repeat()
+        for count in alarms:
+            alarms[count] += result(compare_with_repeats(runs[:count], again).inverse) != "same"
+        detected += result(compare_with_repeats(runs, repeat(1.2)).inverse) == "slower"
+    assert alarms[1] > trials / 3
+    assert alarms[6] <= 0.05 * trials
+    assert detected >= 0.95 * trials
+
+
+def test_one_baseline_given_alone_is_the_comparison_of_two() -> None:
+    rng = random.Random(1)
+    a, b = (step_times(KINDS["heavy"], 200, rng) for _ in range(2))
+    assert compare_with_repeats([a], b) == compare(a, b)
+
+
+def test_repeats_that_are_alike_narrow_the_interval() -> None:
+    """Four runs of the same mean say as much as one of four times the length."""
+    rng = random.Random(2)
+    a, b = (step_times(KINDS["independent"], 400, rng) for _ in range(2))
+    one, four = compare(a, b), compare_with_repeats([a] * 4, b)
+    assert one.half_width is not None
+    assert four.half_width is not None
+    assert four.half_width < one.half_width
+    assert four.windows == (4 * 64, 64)

@@ -124,3 +124,47 @@ def test_a_damaged_record_costs_itself(damaged: str, tmp_path: Path) -> None:
     run = read(tmp_path / "log.txt", [*sound[:1], damaged.rstrip("\n") + "\n", *sound[1:]])
     assert list(run.steps.numbers) == [0, 2, 3]
     assert run.unreadable == 1
+
+
+def titan(step: int, second: float, rank: int | None = 0, color: bool = False) -> str:
+    """A line as torchtitan's console has it; torchrun puts the rank before it."""
+    red, blue, reset = ("\x1b[31m", "\x1b[34m", "\x1b[39m") if color else ("", "", "")
+    prefix = "" if rank is None else f"[rank{rank}]:"
+    return (
+        f"{prefix}[titan] 2026-01-02 03:04:{second:06.3f}".replace(".", ",")
+        + f" - root - INFO - {red}step: {step:2}  loss: {12.0 - step / 10:8.5f}  grad_norm:  2.5000"
+        f"  memory: 87.87GiB(62.89%)  {blue}tps: 3,000  tflops: 1,150.50  mfu: 40.25%{reset}\n"
+    )
+
+
+@pytest.mark.parametrize("color", [False, True])
+def test_torchtitans_console_has_times_between_its_lines(color: bool, tmp_path: Path) -> None:
+    other = "[rank0]:[titan] 2026-01-02 03:04:09,000 - root - INFO - Synchronizing timeouts\n"
+    validate = titan(10, 12.0, 0, color).replace("step: ", "validate step: ")
+    lines = [other, titan(1, 5.0, 0, color), titan(1, 5.001, 1, color)]
+    lines += [titan(10, 9.5, 0, color), titan(10, 9.5, 1, color), validate]
+    lines += [titan(20, 19.5, 0, color)]
+    run = read(tmp_path / "log.txt", lines)
+    assert (run.form, run.unreadable, run.other_records) == ("torchtitan", 0, 1)
+    assert [(s.number, s.scalars["perf/step_time_seconds"]) for s in run.steps] == [
+        (10, pytest.approx(4.5 / 9)),
+        (20, pytest.approx(10.0 / 10)),
+    ]
+    (_, last) = run.steps
+    assert last.scalars["learning/loss"] == 10.0
+    assert last.scalars["perf/mfu"] == pytest.approx(0.4025)
+    assert last.scalars["perf/per_device_tflops_per_sec"] == 1150.5
+    assert last.scalars["perf/per_device_tokens"] == pytest.approx(3000.0)
+
+
+def test_a_restart_in_torchtitans_console_has_no_time(tmp_path: Path) -> None:
+    lines = [titan(1, 5.0, None), titan(2, 6.0, None), titan(1, 30.0, None), titan(2, 32.0, None)]
+    run = read(tmp_path / "log.txt", lines)
+    assert [s.scalars["perf/step_time_seconds"] for s in run.steps if s.number == 2][:1] == [1.0]
+    assert (run.other_records, run.repeated) == (2, 1)
+
+
+def test_a_broken_line_of_torchtitans_console_costs_itself(tmp_path: Path) -> None:
+    broken = titan(2, 6.0).replace("3,000", "3.0.0")
+    run = read(tmp_path / "log.txt", [titan(1, 5.0), broken, titan(3, 7.0)])
+    assert (run.unreadable, [s.number for s in run.steps]) == (1, [3])

@@ -91,6 +91,19 @@ def test_every_second_of_a_killed_and_resumed_run(tmp_path: Path) -> None:
     assert sum(first.time.values()) == pytest.approx(25.025)
 
 
+def test_the_moments_before_a_kill_are_divided_like_the_steps_before(tmp_path: Path) -> None:
+    """Half of each 2 s is a wait; 1.2 s of waits were told since the last step, at 14.6."""
+    journal = WrittenJournal(tmp_path)
+    journal.start(0.0, 0.0, mark_us=200_000)
+    waits = [0, *[S] * 5]
+    journal.steps(12.0, 0, [S] * 6, gap_us=waits, data_us=waits)
+    journal.alive(14.6, waited=1.2)
+    run = read_run(tmp_path, now=LATER)
+    share = 5 / 11
+    assert run.time["data_wait"] == pytest.approx(5 + 1.2 + 0.1 * share)
+    assert run.time["lost_steps"] == pytest.approx(14.7 - 12 - 1.2 - 0.1 * share)
+
+
 def test_a_jump_of_the_wall_clock_between_two_starts_changes_nothing(tmp_path: Path) -> None:
     journal = WrittenJournal(tmp_path)
     first_attempt(journal)

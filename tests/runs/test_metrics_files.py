@@ -3,46 +3,51 @@
 from __future__ import annotations
 
 import json
+import random
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mfu_jax.runs import metrics_files, metrics_lines
 from mfu_jax.runs.metrics_files import read_metrics
+from mfu_jax.runs.metrics_lines import read_line
+from mfu_jax.runs.record_templates import Templates
 from mfu_jax.runs.step_table import LoggedStep, StepTable
 
 
 def line(**values: Any) -> str:
-    return json.dumps({"step": 3, "kind": "step", "perf/step_time_seconds": 1.0, **values}) + "\n"
+    record = {"step": 3, "kind": "step", "perf/step_time_seconds": 1.0, **values}
+    return json.dumps({n: v for n, v in record.items() if (n, v) != ("kind", None)}) + "\n"
 
 
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        line(step=float("inf")),
-        line(step=-1),
-        line(step=1.5),
-        line(step=True),
-        line(step=2**63),
-        line(step=[1]),
-        line().replace("3", "9" * 5000, 1),
-        line(kind=[1]),
-        line(kind={}),
-        line(**{"perf/step_time_seconds": 1e308}),
-        line(**{"perf/step_time_seconds": 1e-320}),
-        line(**{"perf/step_time_seconds": -1}),
-        line(**{"perf/step_time_seconds": float("nan")}),
-        line(**{"perf/step_time_seconds": "soon"}),
-        line(**{"perf/per_device_tflops": float("inf")}),
-        line(**{"perf/per_device_tokens": -1}),
-        line(**{"perf/mfu": 10**400}),
-        line(**{"learning/loss": 10**400}),
-        line(a="[") + "{" + '"step":' + "[" * 5000 + "\n",
-        f"completed step: {'9' * 5000}, seconds: 1\n",
-        "completed step: 3, seconds: 1e308, loss: 1.0\n",
-    ],
-)
+DAMAGED = [
+    line(step=float("inf")),
+    line(step=-1),
+    line(step=1.5),
+    line(step=True),
+    line(step=2**63),
+    line(step=[1]),
+    line().replace("3", "9" * 5000, 1),
+    line(kind=[1]),
+    line(kind={}),
+    line(**{"perf/step_time_seconds": 1e308}),
+    line(**{"perf/step_time_seconds": 1e-320}),
+    line(**{"perf/step_time_seconds": -1}),
+    line(**{"perf/step_time_seconds": float("nan")}),
+    line(**{"perf/step_time_seconds": "soon"}),
+    line(**{"perf/per_device_tflops": float("inf")}),
+    line(**{"perf/per_device_tokens": -1}),
+    line(**{"perf/mfu": 10**400}),
+    line(**{"learning/loss": 10**400}),
+    line(a="[") + "{" + '"step":' + "[" * 5000 + "\n",
+    f"completed step: {'9' * 5000}, seconds: 1\n",
+    "completed step: 3, seconds: 1e308, loss: 1.0\n",
+]
+
+
+@pytest.mark.parametrize("damaged", DAMAGED)
 def test_a_damaged_record_is_one_unreadable_line(damaged: str, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     sound = [line(step=n, **{"perf/per_device_tflops": 2.0}) for n in (1, 2)]
@@ -52,6 +57,91 @@ def test_a_damaged_record_is_one_unreadable_line(damaged: str, tmp_path: Path) -
     assert [step.number for step in run.steps if step.number != 3] == [1, 2]
     summary = run.summary(warmup_steps=0)
     assert (summary.mean_seconds, summary.p99_seconds) == (1.0, 1.0)
+
+
+AMOUNTS = {"perf/per_device_tflops": 2.0, "perf/per_device_tokens": 8}
+
+
+@pytest.mark.parametrize("damaged", DAMAGED)
+def test_a_damaged_record_among_records_of_one_shape(damaged: str, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    if damaged.startswith('{"step"') and '"kind": "step"' in damaged:
+        more = json.dumps({name: n for name, n in AMOUNTS.items() if name not in damaged})
+        damaged = damaged.replace('"perf/step', more[1:-1] + ', "perf/step', 1)
+    sound = [line(step=n, **AMOUNTS) for n in range(10, 18)]
+    path.write_text("".join([*sound[:4], damaged, *sound[4:]]))
+    run = read_metrics(path)
+    assert [step.number for step in run.steps if step.number != 3] == list(range(10, 18))
+    assert run.unreadable == 1
+    assert run.summary(warmup_steps=0).tokens_per_sec_per_device == 8.0
+
+
+def records(chance: random.Random) -> list[str]:
+    """Lines of every kind that a metrics file may hold, in a random order."""
+    found = []
+    for n in range(300):
+        values = {"perf/mfu": chance.random(), "perf/executed_tflops": -1.5e-7, **AMOUNTS}
+        if chance.random() < 0.2:
+            values["eval/avg_loss"] = chance.choice(["NaN", 2.5])
+        if chance.random() < 0.2:
+            values["learning/loss"] = chance.choice(["NaN", "Infinity", 1e300, 3, 10**400])
+        if chance.random() < 0.1:
+            values["profile/mfu"] = 0.25
+        if chance.random() < 0.1:
+            values["notes"] = ["slow"]
+        kind = chance.choice(["step"] * 8 + ["compile", "warmup"])
+        text = line(step=n - chance.choice([0] * 9 + [1, 3]), kind=kind, **values)
+        found.append(chance.choice([text] * 30 + [text[:40], text[:-1] + "\r\n", "\n", "note\n"]))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_records_read_together_are_those_that_json_reads(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(records(random.Random(seed))))
+    together = read_metrics(path)
+    monkeypatch.setattr(Templates, "_MOST_LEARNED", 0)
+    alone = read_metrics(path)
+    assert repr(list(together.steps)) == repr(list(alone.steps))  # NaN is not NaN
+    counts = ("form", "repeated", "unreadable", "other_records", "notes", "last_record", "profile")
+    for name in counts:
+        assert getattr(together, name) == getattr(alone, name), name
+    assert together.restarts == alone.restarts > 0
+    for steps in (0, 5):
+        found = [repr(run.summary(warmup_steps=steps)) for run in (together, alone)]
+        assert found[0] == found[1]
+
+
+def test_records_of_one_shape_are_parsed_as_json_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, parsed = tmp_path / "metrics.jsonl", []
+    path.write_text("".join(line(step=n, **AMOUNTS) for n in range(1000)))
+    monkeypatch.setattr(
+        metrics_lines, "read_line", lambda text: (parsed.append(text), read_line(text))[1]
+    )
+    monkeypatch.setattr(metrics_files, "read_line", metrics_lines.read_line)
+    assert len(read_metrics(path).steps) == 1000
+    assert len(parsed) == 1
+
+
+def test_kinds_of_steps_that_their_file_does_not_mark(tmp_path: Path) -> None:
+    """MaxText's records: the first two steps after each start are warm-up."""
+    path = tmp_path / "metrics.jsonl"
+    numbers = [0, 1, 2, 3, 2, 3, 4, 5]
+    path.write_text("".join(line(step=float(n), kind=None, **AMOUNTS) for n in numbers))
+    run = read_metrics(path)
+    kinds = [kind for kind, _ in run.with_kinds(warmup_steps=2)]
+    assert kinds == ["warmup", "warmup", "step", "step"] * 2
+    found = [(kind, list(segment.numbers)) for kind, segment in run.segments(warmup_steps=2)]
+    assert found == [
+        ("warmup", [0, 1]),
+        ("step", [2, 3]),
+        ("warmup", [2, 3]),
+        ("step", [4, 5]),
+    ]
 
 
 def test_a_loss_that_is_not_finite_is_kept(tmp_path: Path) -> None:

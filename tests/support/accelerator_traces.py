@@ -58,7 +58,13 @@ TEXT = (
     .replace("GATHER", "replica_groups={{0,1},{2,3}}, dimensions={0}")
 )
 
-OPS = (("fusion.3", 0, 8), ("gather-done.1", 8, 18), ("fusion.1", 18, 48), ("fusion.2", 48, 78))
+OPS = (
+    ("gather-start.1", 0, 0),
+    ("fusion.3", 0, 8),
+    ("gather-done.1", 8, 18),
+    ("fusion.1", 18, 48),
+    ("fusion.2", 48, 78),
+)
 
 
 def write_program(folder: Path, kind: str) -> None:
@@ -100,7 +106,7 @@ def tpu(number: int = 0, *, late: int = 0) -> Plane:
         ],
     )
     gather = "%gather-start.1 = (bf16[]) all-gather-start(%s)"
-    plane.line("Async XLA Ops", [(gather, start + 2 * US, 16 * US, {}) for start in starts])
+    plane.line("Async XLA Ops", [(gather, start, 18 * US, {}) for start in starts])
     return plane
 
 

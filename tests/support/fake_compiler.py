@@ -27,11 +27,13 @@ def main(asked: str, out: str) -> None:
         with open(log, "a") as file:
             file.write(f"{' '.join(config.get('arguments', ()))}\n")
     print("compiling", flush=True)
-    if "--xla_old" in flags:
-        sys.exit("ERROR: Unknown command line flag 'xla_old'")
+    if old := [flag for flag in ("xla_old", "xla_older") if f"--{flag}=" in flags]:
+        sys.exit("\n".join(f"ERROR: Unknown command line flag '{flag}'" for flag in old))
     if any(word.startswith("old_key=") for word in config.get("arguments", ())):
         sys.exit("ValueError: 'old_key' not in 'emb_dim', 'mlp_dim'")
     bytes(config.get("bytes", 0))
+    if config.get("scheduled"):
+        _dump(Path(os.environ["XLA_FLAGS"].partition("--xla_dump_to=")[2].split()[0]))
     if config.get("crash"):
         os.kill(os.getpid(), signal.SIGSEGV)
     time.sleep(config.get("seconds", float(os.environ.get("FAKE_COMPILER_SECONDS", 0))))
@@ -42,6 +44,16 @@ def main(asked: str, out: str) -> None:
     if message := config.get("message"):
         sys.exit(message)
     write(ProgramDump(text=TEXT), out)
+
+
+def _dump(folder: Path) -> None:
+    """What XLA writes before machine code, of the step and of a small program of the host."""
+    folder.mkdir()
+    for name, text in (("m0.jit_step.cl_1.", TEXT), ("m1.jit_init.cpu_", TEXT * 2)):
+        start = f"{folder}/{name}after_optimizations"
+        Path(f"{start}.txt").write_text(text)
+        Path(f"{start}-buffer-assignment.txt").write_text("allocation 0: size 1536, parameter 0:\n")
+        Path(f"{start}_after_buffer_assignment.txt").write_text(text)
 
 
 def _swept(policy: str, batch: int) -> ProgramDump:

@@ -4,7 +4,8 @@
 
 The truth is in marks that the job writes itself, beside all loggers, and in the killer's own log of
 starts, kills and ends. Kinds: ``loop``, a loop around a `MetricLogger`; ``pair``, two processes of
-such a loop, killed together; ``trainer``, the reference trainer.
+such a loop, killed together; ``trainer``, the reference trainer; ``trainers``, a job of two of its
+processes, killed together.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import importlib
 import os
 import random
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -42,13 +44,14 @@ class Campaign:
 
     Args:
         folder: of everything that it writes.
-        kind: ``loop``, ``pair`` or ``trainer``.
+        kind: ``loop``, ``pair``, ``trainer`` or ``trainers``.
         steps: of the whole job.
     """
 
     def __init__(self, folder: Path, kind: str, steps: int) -> None:
         self.folder, self.kind, self.steps = folder, kind, steps
-        self.count = 2 if kind == "pair" else 1
+        self.count = 2 if kind in ("pair", "trainers") else 1
+        self.address = ""
         self.seen: list[list[Seen]] = [[] for _ in range(self.count)]
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -60,16 +63,19 @@ class Campaign:
     def start(self) -> list[Child]:
         """Starts or resumes all processes of the job."""
         children = []
+        with socket.create_server(("localhost", 0)) as server:
+            self.address = f"localhost:{server.getsockname()[1]}"
         for process in range(self.count):
             name = self.folder / f"marks{process}.{len(self.seen[process])}"
-            job = _trainer if self.kind == "trainer" else _loop
+            job = _trainer if self.kind in ("trainer", "trainers") else _loop
             before = time.time()
             children.append(
                 fork(
                     lambda job=job, name=name, process=process: job(self, process, name),
                     self.folder / f"out{process}",
                     {"JAX_COMPILATION_CACHE_DIR": str(self.folder / "cache")}
-                    | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"},
+                    | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+                    | {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"},
                 )
             )
             # A machine under load may take its time over a fork.
@@ -186,6 +192,9 @@ def _trainer(campaign: Campaign, process: int, marks_file: Path) -> int:
     marks = Marks(marks_file)
     keys = [*MODEL, f"steps={campaign.steps}", f"checkpoint_period={CHECKPOINT_EVERY}"]
     keys += [f"eval_interval={EVAL_EVERY}", f"base_output_directory={campaign.folder}"]
+    if campaign.count > 1:
+        keys += [f"coordinator_address={campaign.address}", f"num_processes={campaign.count}"]
+        keys += [f"process_id={process}"]
     config = load(["configs/base.yml", *keys, "tensorboard_dir="])
     journal = start_journal(config)
     loop: Any = importlib.import_module("mfu_jax.trainer.loop")

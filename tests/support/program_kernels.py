@@ -37,8 +37,14 @@ def _flash(causal: bool) -> Callable[..., Any]:
     return _gradients(attend)
 
 
-def _splash(*, window: int = 0, fused: bool = False, mqa: bool = False) -> Callable[..., Any]:
-    """Splash attention in blocks of 256, causal or over a window of the last keys."""
+def _splash(
+    *, window: int | None = None, fused: bool = False, mqa: bool = False
+) -> Callable[..., Any]:
+    """Splash attention in blocks of 256, causal or over a window of the last keys.
+
+    With a window of 0, as with chunks of one block, each row of blocks has one: XLA writes the
+    table of blocks as a broadcast.
+    """
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         from jax.experimental.pallas.ops.tpu.splash_attention import (
@@ -47,7 +53,7 @@ def _splash(*, window: int = 0, fused: bool = False, mqa: bool = False) -> Calla
         from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
         mask = masks.CausalMask((LENGTH, LENGTH))
-        if window:
+        if window is not None:
             mask = masks.LocalMask((LENGTH, LENGTH), (window, 0), 0)
         forward = ("block_q", "block_kv", "block_kv_compute")
         backward = ("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")
@@ -124,6 +130,7 @@ KERNELS: dict[str, dict[str, Kernel]] = {
         "flash_full": (_flash(False), _TPU_QKV, None),
         "splash_causal": (_splash(), _TPU_QKV, None),
         "splash_window": (_splash(window=WINDOW), _TPU_QKV, None),
+        "splash_diagonal": (_splash(window=0), _TPU_QKV, None),
         "splash_fused": (_splash(fused=True), _TPU_QKV, None),
         "splash_mqa": (_splash(mqa=True), (_TPU_QKV[0], _ONE_HEAD, _ONE_HEAD), None),
         "convolution": (_convolution, _IMAGES, None),

@@ -104,8 +104,8 @@ def test_processes_share_out_the_rows() -> None:
                 split="eval",
                 rows_per_process=2,
                 accumulation=1,
-                process_index=i,
-                process_count=2,
+                share=i,
+                shares=2,
             )
         )
         for i in range(2)

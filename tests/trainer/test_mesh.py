@@ -4,6 +4,7 @@ import itertools
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mfu_jax.trainer import pyconfig
@@ -38,14 +39,18 @@ def test_a_mesh_that_splits_an_axis_of_the_torus_is_laid_with_a_warning(
     ]
     with caplog.at_level(logging.WARNING):
         mesh = make_mesh(config, devices)
-    assert dict(mesh.shape) == {"data": data, "fsdp": fsdp, "expert": 1, "tensor": tensor}
+    assert {axis: size for axis, size in mesh.shape.items() if size > 1} == {
+        axis: size
+        for axis, size in {"data": data, "fsdp": fsdp, "tensor": tensor}.items()
+        if size > 1
+    }
     assert {device.id for device in mesh.devices.flat} == set(range(512))
     assert sum("splits axes" in record.message for record in caplog.records) == splits
 
 
-@pytest.mark.parametrize(("data", "fsdp", "axis"), [(2, 64, 0), (1, 128, 1)])
+@pytest.mark.parametrize(("data", "fsdp", "axis"), [(2, 64, "data"), (1, 128, "fsdp")])
 def test_slices_lie_one_after_another_along_the_first_axis_that_they_divide(
-    data: int, fsdp: int, axis: int
+    data: int, fsdp: int, axis: str
 ) -> None:
     devices = []
     for number, (piece, *coords) in enumerate(itertools.product(range(2), *[range(4)] * 3)):
@@ -56,7 +61,28 @@ def test_slices_lie_one_after_another_along_the_first_axis_that_they_divide(
     config = pyconfig.load(
         [f"data={data}", f"fsdp={fsdp}", "emb_dim=128", "per_device_batch_size=1"]
     )
-    grid: Any = make_mesh(config, devices).devices
-    first, second = grid.take(range(grid.shape[axis] // 2), axis).flat, grid.flat[64:]
+    mesh = make_mesh(config, devices)
+    grid: Any = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0)
+    first, second = grid[: len(grid) // 2].flat, grid[len(grid) // 2 :].flat
     assert {device.slice_index for device in first} == {0}
     assert {device.slice_index for device in second} == {1}
+
+
+def test_slices_lie_along_the_axes_that_have_a_size_between_them() -> None:
+    """MaxText's dcn_fsdp_parallelism=2: each half of fsdp in one slice, tensor within."""
+    devices = []
+    for number, (piece, *coords) in enumerate(itertools.product(range(2), *[range(4)] * 3)):
+        x, y, z = reversed(coords)
+        device = TorusDevice(number, (x, y, z))
+        device.slice_index = piece
+        devices.append(device)
+    config = pyconfig.load(
+        [
+            *("data=1", "ici_fsdp_parallelism=16", "ici_tensor_parallelism=4", "num_kv_heads=4"),
+            *("dcn_fsdp_parallelism=2", "emb_dim=128", "per_device_batch_size=1"),
+        ]
+    )
+    mesh = make_mesh(config, devices)  # type: ignore[arg-type]
+    assert (mesh.shape["fsdp"], mesh.shape["tensor"]) == (32, 4)
+    rows: Any = np.squeeze(mesh.devices)
+    assert [{device.slice_index for device in row} for row in rows] == [{0}] * 16 + [{1}] * 16

@@ -1,5 +1,8 @@
 """Measured runs as the reference trainer's keys: meshes by hand, and what is not followed."""
 
+import sys
+import types
+
 import pytest
 
 from mfu_jax.planning.measured_runs import read_run
@@ -37,7 +40,21 @@ def test_axes_of_both_networks_multiply(chips, given, mesh):
     assert len(notes) == 1
 
 
-def test_what_the_trainer_has_is_followed_and_the_rest_is_named():
+def test_axes_that_another_stands_for_are_named():
+    mesh = {"ici_sequence_parallelism": 2, "ici_pipeline_parallelism": 4}
+    keys, notes = reference_keys(
+        read_run({**RUN, "hardware": "v6e", "device_type": "v6e-8", "mesh": mesh})
+    )
+    assert keys["context_parallelism"] == "2"
+    assert "sequence_parallelism=2 (as context)" in notes[1]
+
+
+@pytest.fixture
+def qwix(monkeypatch):
+    monkeypatch.setitem(sys.modules, "qwix", types.SimpleNamespace(__spec__=object()))
+
+
+def test_what_the_trainer_has_is_followed_and_the_rest_is_named(qwix):
     run = {
         **RUN,
         "hardware": "tpu7x",
@@ -49,24 +66,38 @@ def test_what_the_trainer_has_is_followed_and_the_rest_is_named():
         "splash": {"sa_block_q": 1024, "use_tokamax_splash": True},
         "optimizer": {"opt_type": "adamw"},
         "attention": "flash",
-        "other_flags": {"base_num_decoder_layers": 2, "use_iota_embed": True},
-        "quantization": "fp8",
+        "other_flags": {
+            "base_num_decoder_layers": 2,
+            "use_iota_embed": True,
+            "use_qwix_quantization": True,
+            "act_quantization_calibration_method": "fixed,-224,224",
+        },
+        "quantization": "fp8_full",
     }
     read = read_run(run)
     keys, notes = reference_keys(read)
-    assert notes[1:] == (
-        "not followed by the reference model: use_tokamax_splash=true, quantization=fp8, "
-        "context_parallelism=8 (as tensor)",
-    )
+    assert notes[1:] == ("not followed by the reference model: use_tokamax_splash=true",)
     expected = {
         "fsdp": "64",
-        "tensor": "8",
+        "context_parallelism": "8",
+        "tensor": "1",
         "context": "device",
         "mlpwo": "offload",
         "sa_block_q": "1024",
         "num_decoder_layers": "2",
         "attention": "auto",
         "dtype": "bfloat16",
+        "quantization": "fp8_full",
+        "act_quantization_calibration_method": "fixed,-224,224",
     }
     assert {key: keys[key] for key in expected} == expected
     assert TrainerStep(read.target).invalid(keys) == ""
+
+
+def test_without_qwix_quantisation_is_not_followed_and_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "qwix", None)
+    keys, notes = reference_keys(
+        read_run({**RUN, "hardware": "v6e", "device_type": "v6e-8", "quantization": "int8"})
+    )
+    assert "quantization" not in keys
+    assert "quantization=int8 (it needs pip install 'mfu-jax[quantize]')" in notes[1]

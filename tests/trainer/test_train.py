@@ -1,14 +1,10 @@
 """The trainer as its user runs it: a process, its exit code, and the files that it leaves."""
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,58 +12,17 @@ from mfu_jax import cli
 from mfu_jax.logger.non_finite import NON_FINITE_EXIT_CODE
 from mfu_jax.profiling.profile import read_profile
 from mfu_jax.trainer.checkpoint import CHECKPOINT_EXIT_CODE
-from tests.support.floats import assert_close_as_float32
 from tests.support.paths import ROOT
+from tests.support.trainer_process import (
+    TINY,
+    losses,
+    one_device,
+    records,
+    run,
+    send_after,
+    start,
+)
 from tests.support.work import HANG_SECONDS
-
-TINY = [
-    "configs/base.yml",
-    "num_decoder_layers=1",
-    "emb_dim=32",
-    "mlp_dim=64",
-    "num_query_heads=2",
-    "num_kv_heads=1",
-    "head_dim=16",
-    "max_target_length=32",
-    "per_device_batch_size=4",
-    "peak_tflops_per_device=5",
-    "tensorboard_dir=",
-]
-
-
-def one_device() -> dict[str, str]:
-    """The environment of a trainer on one CPU device, whose machine code is not optimised."""
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
-    return {**os.environ, "XLA_FLAGS": flags, "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
-
-
-def start(
-    folder: Path, *arguments: str, wrapper: Sequence[str] = (), **options: Any
-) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mfu_jax.train", *TINY, f"base_output_directory={folder}"]
-    return subprocess.Popen(
-        [*wrapper, *command, *arguments],
-        cwd=ROOT,
-        env=one_device(),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **options,
-    )
-
-
-def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    process = start(folder, *arguments)
-    out, err = process.communicate(timeout=HANG_SECONDS)
-    return process.returncode, out, err
-
-
-def records(folder: Path, name: str = "default") -> list[dict[str, Any]]:
-    return [json.loads(x) for x in (folder / name / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(folder: Path, name: str = "default") -> list[float]:
-    return [record["learning/loss"] for record in records(folder, name)]
 
 
 @pytest.fixture(scope="module")
@@ -153,11 +108,7 @@ def test_a_killed_run_resumes_bitwise_with_every_step_once(
 ) -> None:
     keys = ("steps=40", "enable_checkpointing=true", "checkpoint_period=8")
     process = start(tmp_path, *keys)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("completed step: 19"):
-            process.send_signal(signal.SIGKILL)
-            break
+    send_after(process, 19, signal.SIGKILL)
     process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == -signal.SIGKILL
     survived = records(tmp_path)  # every line parses: none is torn in the middle
@@ -185,11 +136,7 @@ def test_sigterm_saves_and_the_next_run_goes_on_bitwise(
         "checkpoint_period=1000",
     )
     process = start(tmp_path, *keys)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("completed step: 5,"):
-            process.send_signal(signal.SIGTERM)
-            break
+    send_after(process, 5, signal.SIGTERM)
     out, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 143, err
     done = len(records(tmp_path))
@@ -208,11 +155,7 @@ def test_other_signals_save_as_well(signum: signal.Signals, tmp_path: Path) -> N
     process = start(
         tmp_path, "steps=100000", "enable_checkpointing=true", "checkpoint_period=99999"
     )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("completed step: 5,"):
-            process.send_signal(signum)
-            break
+    send_after(process, 5, signum)
     out, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 128 + signum, err
     assert "summary:" in out
@@ -234,11 +177,7 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line_and_the_earlier_one_res
 ) -> None:
     keys = ("steps=40", "enable_checkpointing=true", "checkpoint_period=8")
     process = start(tmp_path, *keys)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("completed step: 9,"):
-            process.send_signal(signal.SIGTERM)
-            break
+    send_after(process, 9, signal.SIGTERM)
     process.communicate(timeout=HANG_SECONDS)
     saved = len(records(tmp_path))
 
@@ -345,30 +284,3 @@ def test_bad_input_of_a_process_is_one_line_and_exit_code_2(case: str, tmp_path:
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert done.stdout == ""
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_losses_of_one(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    keys = ("steps=4", "eval_interval=2", "enable_checkpointing=true", "checkpoint_period=2")
-    job = (*keys, "per_device_batch_size=2", f"coordinator_address=localhost:{port}")
-    job = (*job, "host_log_period=1")
-    processes = [start(tmp_path, *job, "num_processes=2", f"process_id={i}") for i in range(2)]
-    outputs = [process.communicate(timeout=HANG_SECONDS) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs[0][1]
-    # The first process alone writes.
-    assert "completed step: 3" in outputs[0][0]
-    assert "step" not in outputs[1][0]
-    hosts = json.loads((tmp_path / "default" / "metrics.jsonl.hosts.json").read_text())
-    assert [host["process"] for host in hosts["hosts"]] == [0, 1]
-    assert hosts["missing"] == []
-    code, _, err = run(tmp_path, *keys[:2], "per_device_batch_size=4", "run_name=one")
-    assert code == 0, err
-    tokens = 4 * 32
-    assert_close_as_float32(losses(tmp_path), losses(tmp_path, "one"), terms=tokens)
-    for two, one in zip(records(tmp_path), records(tmp_path, "one"), strict=True):
-        assert two["perf/per_device_tflops"] * 2 == pytest.approx(one["perf/per_device_tflops"])
-    two, one = (records(tmp_path, name)[-1]["eval/avg_loss"] for name in ("default", "one"))
-    assert_close_as_float32(two, one, terms=tokens)

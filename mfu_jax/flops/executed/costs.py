@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mfu_jax.flops.attention_kernels import BESIDE_KERNELS, is_attention
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.executed.collectives import KINDS, Collective, is_further_link, read_collective
-from mfu_jax.flops.executed.dataflow import Dataflow, UnknownValueError
+from mfu_jax.flops.executed.dataflow import Dataflow
 from mfu_jax.flops.executed.elementwise import ELEMENTWISE, elementwise_flops
 from mfu_jax.flops.executed.expansions import Expansions, Part
 from mfu_jax.flops.executed.factorizations import FACTORIZATIONS
@@ -33,6 +33,7 @@ from mfu_jax.flops.executed.kernels import (
     UnknownCost,
     kernel_cost,
 )
+from mfu_jax.flops.executed.literals import Literals
 from mfu_jax.flops.executed.matmuls import MATMULS, hardware_passes, operand_dtype
 from mfu_jax.flops.executed.opcodes import NO_MATMUL, ONLY_ELEMENTWISE, is_free
 from mfu_jax.flops.executed.vector_matmuls import VectorMatmuls
@@ -162,9 +163,9 @@ class CostReader:
         self.kernel_flops = kernel_flops
         self.trip_counts = trip_counts
         self.constants = constants
+        self.literals = Literals(self.dataflow, constants)
         self.lengths = lengths
         self.reducers: dict[str, int] = {}
-        self.elided = False  # a constant that the last kernel needed is not in the text
 
     def computation_cost(self, computation: HloComputation, *, fused: bool) -> ComputationCost:
         """Cost of one run of a computation, without the computations that it calls.
@@ -281,18 +282,19 @@ class CostReader:
         )
 
     def _kernel(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
-        self.elided = False
+        self.literals.elided = False
         if instruction.runs_on_host and instruction.callees:
             return InstructionCost(is_call=True)
-        literal = functools.partial(self._literal, computation, instruction)
+        literal = functools.partial(self.literals.of, computation, instruction)
         call = KernelCall(computation, instruction, literal, self.lengths)
         cost = kernel_cost(call)
         if isinstance(cost, UnknownCost):
-            if self.elided:
+            elided = self.literals.elided
+            if elided:
                 cost = dataclasses.replace(cost, reason=f"it needs {ELIDED}")
             cost = self._given_cost(call, cost)
         if isinstance(cost, UnknownCost):
-            way_out = f"{'or ' * self.elided}give its cost with @register_kernel or kernel_flops="
+            way_out = f"{'or ' * elided}give its cost with @register_kernel or kernel_flops="
             reason, name = f"{cost.reason}; {way_out}", call.target or call.name
             return InstructionCost(unaccounted=unaccounted(instruction, name, reason))
         if not (cost.flops or cost.seen_by_xla):
@@ -329,28 +331,6 @@ class CostReader:
             seen_by_xla=cost.estimate or 0,
             note=note,
         )
-
-    def _literal(
-        self, computation: HloComputation, instruction: HloInstruction, index: int
-    ) -> str | None:
-        """The text of a constant operand, even if the program's text elides it."""
-        frame = self.dataflow.frame_of(computation)
-        operand = computation.operand(instruction, index)
-        try:
-            frame, source, path = self.dataflow.follow(frame, operand)
-        except UnknownValueError:
-            return None
-        if source.opcode != "constant" or path:
-            return None
-        if "..." not in source.operand_text:
-            return source.operand_text
-        full = self.constants()
-        if full is not None and frame.computation.name in full.computations:
-            written = full[frame.computation.name].instructions.get(source.name)
-            if written and "..." not in written.operand_text:
-                return written.operand_text
-        self.elided = True
-        return None
 
     def _reducer(self, name: str, depth: int = 0) -> int:
         """Elementwise FLOPs of one application of a reducer or scatter computation."""

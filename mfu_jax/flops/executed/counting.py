@@ -388,4 +388,4 @@ class ProgramCounter:
             if "/" in op_name:
                 return unfolded_op_name(self.module, self.module[name], instruction, op_name)
         inferred = inferred_op_name(self.module, self.module[name], instruction)
-        return inferred or self.runs.callers[name]
+        return inferred or self.runs.caller_op_name(name)

@@ -6,7 +6,7 @@ their operand, and arrays in faster memory (TPU memory space S(1) and others) ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule, Shape
 
@@ -15,7 +15,8 @@ _FREE = frozenset(
     "opt-barrier optimization-barrier partition-id replica-id domain add-dependency".split()
 )
 _SLICES = {"dynamic-slice", "slice", "gather"}
-_PARTIAL = {*_SLICES, "dynamic-update-slice"}
+_MAY_TOUCH_A_PART = {*_SLICES, "dynamic-update-slice", "fusion"}
+_DEEPEST = 8  # bitcasts and fusions within fusions that are followed
 
 
 def hbm_bytes(module: HloModule, computation: HloComputation, instruction: HloInstruction) -> int:
@@ -28,7 +29,8 @@ def hbm_bytes(module: HloModule, computation: HloComputation, instruction: HloIn
     if not operands:
         return result.hbm_bytes
     if opcode.endswith("-start") and len(result.elements) > 1:
-        result = result.elements[1]
+        # (destination, source, …) of a copy; (operands, result, …) of anything else.
+        result = result.elements[0 if opcode == "copy-start" else 1]
     if opcode in _SLICES:
         return _in_hbm(operands[0], result) + result.hbm_bytes + _bytes(operands[1:])
     if opcode == "dynamic-update-slice" and len(operands) > 1:
@@ -39,18 +41,17 @@ def hbm_bytes(module: HloModule, computation: HloComputation, instruction: HloIn
     if opcode == "fusion":
         names = instruction.callees
         if len(names) == 1:
-            return _fusion(module[names[0]], operands, result)
+            return _fusion(module, module[names[0]], operands, result)
     return _bytes(operands) + result.hbm_bytes
 
 
-def _fusion(fused: HloComputation, operands: list[Shape], result: Shape) -> int:
-    if _PARTIAL.isdisjoint([i.opcode for i in fused.instructions.values()]):
+def _fusion(module: HloModule, fused: HloComputation, operands: list[Shape], result: Shape) -> int:
+    if _MAY_TOUCH_A_PART.isdisjoint([i.opcode for i in fused.instructions.values()]):
         return _bytes(operands) + result.hbm_bytes
-    users = fused.users
     total = 0
     for number, shape in enumerate(operands):
         parameter = fused.parameters.get(number)
-        touched = None if parameter is None else _touched(fused, users, parameter, 0)
+        touched = None if parameter is None else _touched(module, fused, parameter, 0)
         total += shape.hbm_bytes if touched is None else min(shape.hbm_bytes, touched)
     root = fused.root
     parts = [fused[name] for name in root.operands] if root.opcode == "tuple" else [root]
@@ -62,34 +63,49 @@ def _fusion(fused: HloComputation, operands: list[Shape], result: Shape) -> int:
 
 
 def _touched(
-    fused: HloComputation,
-    users: Mapping[str, list[HloInstruction]],
-    source: HloInstruction,
-    depth: int,
+    module: HloModule, fused: HloComputation, source: HloInstruction, depth: int
 ) -> int | None:
     """Bytes that slices and in-place updates read of a fused parameter; None if all bytes."""
     total = 0
-    for user in users.get(source.name, []):
+    for user in fused.users.get(source.name, []):
         if user.opcode in _SLICES and user.operands[:1] == (source.name,):
             total += user.shape.bytes
         elif user.opcode == "dynamic-update-slice" and user.operands[:1] == (source.name,):
             continue  # updated in place: the rest is not read
-        elif user.opcode == "bitcast" and depth < 8:
-            inner = _touched(fused, users, user, depth + 1)
+        elif depth >= _DEEPEST:
+            return None
+        elif _only_renames(user):
+            inner = _touched(module, fused, user, depth + 1)
             if inner is None:
                 return None
             total += inner
+        elif user.opcode == "fusion":
+            nested = module[user.callees[0]]
+            for number, name in enumerate(user.operands):
+                if name == source.name:
+                    inner = _touched(module, nested, nested.parameters[number], depth + 1)
+                    if inner is None:
+                        return None
+                    total += inner
         else:
             return None
     return total
 
 
+def _only_renames(instruction: HloInstruction) -> bool:
+    """A bitcast, or a fusion that gives its operand back in another tiling of the same memory."""
+    aliases = instruction.attributes.get("output_to_operand_aliasing", "")
+    return instruction.opcode == "bitcast" or (
+        instruction.opcode == "fusion" and aliases.startswith("{{}: (0")
+    )
+
+
 def _written(fused: HloComputation, part: HloInstruction) -> Shape | None:
     """The update's shape, if a fusion's result is an operand that it updates in place."""
-    for _ in range(8):
+    for _ in range(_DEEPEST):
         if part.opcode == "dynamic-update-slice":
             return fused.operand(part, 1).shape
-        if part.opcode != "bitcast":
+        if not _only_renames(part):
             break
         part = fused.operand(part, 0)
     return None

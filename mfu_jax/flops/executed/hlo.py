@@ -140,9 +140,10 @@ class HloInstruction:
 
     def operand(self, index: int) -> str:
         """The name of one operand."""
-        if index >= len(self.operands):
+        operands = self._operands or self.operands
+        if index >= len(operands):
             raise self.error(f"operand {index} is missing")
-        return self.operands[index]
+        return operands[index]
 
     @property
     def attributes(self) -> Mapping[str, str]:
@@ -260,7 +261,8 @@ class HloComputation:
 
     def operand(self, instruction: HloInstruction, index: int) -> HloInstruction:
         """The instruction that makes operand `index` of `instruction`."""
-        return self[instruction.operand(index)]
+        name = instruction.operand(index)
+        return self.instructions.get(name) or self[name]
 
     def operand_shapes(self, instruction: HloInstruction) -> list[Shape]:
         """Shapes of all operands."""
@@ -350,7 +352,8 @@ class HloModule:
         callers: dict[str, Place | None] = {}
         for opcode in _CALLS:
             for place in self.indexed.get(opcode, ()):
-                for callee in set(place[1].callees):
+                callees = place[1].callees
+                for callee in callees if len(callees) == 1 else set(callees):
                     callers[callee] = None if callee in callers else place
         return callers
 

@@ -254,7 +254,7 @@ class _RecordReader:
             estimated_cycles=_estimated_cycles(instruction),
             started_by=_started_by(instruction) or self._ended_chain(inside),
             starts_chain=self._starts_chain(instruction, inside),
-            host_bytes=_host_bytes(computation, instruction),
+            host_bytes=_host_bytes(computation, instruction, inside),
             to_host=_is_to_host(instruction),
             shape=shape_of(
                 computation,
@@ -367,12 +367,12 @@ def _chain(inside: _Inside, target: str) -> str:
     return next((match[1] for match in found if match), "")
 
 
-def _host_bytes(computation: HloComputation, instruction: HloInstruction) -> int:
+def _host_bytes(computation: HloComputation, instruction: HloInstruction, inside: _Inside) -> int:
     """Bytes of a copy, or slice, whose source or destination is in the host's memory."""
     if not instruction.opcode.endswith("-start") or _HOST_MEMORY not in instruction.shape_text:
         return 0
     sizes = [shape.bytes for shape in computation.operand_shapes(instruction)]
-    if instruction.opcode == "dynamic-update-slice-start":
+    if any(i.opcode.startswith("dynamic-update-slice") for i in inside.instructions):
         return sizes[1]
     results = [shape.bytes for shape in instruction.shape.elements if shape.bytes]
     return min(max(sizes, default=0), *results[:2]) if results else 0

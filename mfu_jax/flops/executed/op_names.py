@@ -26,8 +26,11 @@ def inferred_op_name(
     """The op_name of the nearest users that have one, or of the nearest operands."""
     for neighbours, order in ((_users, _USER_ORDER), (_operands, _OPERAND_ORDER)):
         places = list(neighbours(module, computation, instruction))
-        names = _nearest_names(module, places, neighbours)
-        by_phase = {read_scope(name).phase: name for name in reversed(names)}
+        by_phase: dict[str, str] = {}
+        for name in _nearest_names(module, places, neighbours):
+            by_phase.setdefault(read_scope(name).phase, name)
+            if order[0] in by_phase:
+                break
         for phase in order:
             if phase in by_phase:
                 return by_phase[phase]
@@ -46,8 +49,8 @@ def unfolded_op_name(
     if not op_name.endswith("/transpose") or read_scope(op_name).phase != "forward":
         return op_name
     places = _operands(module, computation, instruction)
-    makers = [_nearest_names(module, [place], _operands)[:1] for place in places]
-    cotangents = [names[0] for names in makers if names and _is_cotangent(names[0])]
+    makers = [next(_nearest_names(module, [place], _operands), "") for place in places]
+    cotangents = [name for name in makers if name and _is_cotangent(name)]
     return cotangents[0] if len(cotangents) == 1 else op_name
 
 
@@ -55,20 +58,20 @@ def _is_cotangent(op_name: str) -> bool:
     return read_scope(op_name).phase == "backward" and not op_name.endswith("/dot_general")
 
 
-def _nearest_names(module: HloModule, places: list[_Place], neighbours: _Neighbours) -> list[str]:
+def _nearest_names(
+    module: HloModule, places: list[_Place], neighbours: _Neighbours
+) -> Iterator[str]:
     """The op_names of places, or of the nearest neighbours that have one."""
-    names: list[str] = []
     seen: set[int] = set()
     queue = list(places)
     for place in queue:  # grows while it is walked
         if id(place[1]) in seen or len(seen) > _MAX_VISITS:
             continue
         seen.add(id(place[1]))
-        if "/" in place[1].op_name:
-            names.append(place[1].op_name)
+        if "/" in (op_name := place[1].op_name):
+            yield op_name
         else:
             queue += neighbours(module, *place)
-    return names
 
 
 def _users(

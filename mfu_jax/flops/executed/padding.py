@@ -32,7 +32,6 @@ _ROLES = {
     "__cudnn$convBackwardFilter": (0, 2, 1),
 }
 _FULL_SVD = "cusolver_gesvd"  # computes full factors, of which JAX may want a part
-_MAKE_ZEROS = ("pad", "slice", "select")  # or cut results off
 _SAME_ELEMENTS = frozenset({"get-tuple-element", "copy", "convert", "transpose", "all-reduce"})
 
 
@@ -61,8 +60,8 @@ class WasteFinder:
         self.zeros = Zeros(dataflow, lengths)
         self.opcodes: set[str] = set()
         indexed = dataflow.module.indexed
-        for opcode in _MAKE_ZEROS:
-            if any(_is_xlas_own(instruction) for _, instruction in indexed.get(opcode, ())):
+        for opcode, is_a_sign in _MAKE_ZEROS.items():
+            if any(is_a_sign(*place) for place in indexed.get(opcode, ())):
                 self.opcodes.add(opcode)
         if {"select", "and"} <= indexed.keys():  # rows between two bounds: a group's
             self.opcodes.add("select")
@@ -86,13 +85,15 @@ class WasteFinder:
             return Wasted()
         operands = [computation.operand(instruction, i) for i in (0, 1)]
         shapes = [*(operand.shape for operand in operands), result_shape(instruction)]
+        read = self._read(computation, instruction)
         if self.opcodes == {"slice"}:  # it only cuts results off
+            if read.is_all:
+                return Wasted()
             arrays = [whole(shape) for shape in shapes[:2]]
         else:
             frame = self.dataflow.frame_of(computation)
             arrays = [self.zeros.real_elements(frame, operand) for operand in operands]
-        arrays.append(self._read(computation, instruction))
-        return _difference(instruction, target, flops, arrays, shapes)
+        return _difference(instruction, target, flops, [*arrays, read], shapes)
 
     def _cut_factor(self, computation: HloComputation, svd: HloInstruction, flops: int) -> int:
         """FLOPs on columns of a singular factor that a slice of the primitive's drops."""
@@ -140,11 +141,22 @@ class WasteFinder:
         return group_share(owner, select)
 
 
-def _is_xlas_own(instruction: HloInstruction) -> bool:
-    """Whether it is a pad, slice or select (see `group_share`) that the user did not write."""
-    if instruction.opcode == "select":
-        return not instruction.op_name
-    return not is_written_by_user(instruction)
+def _is_xlas_own(_: HloComputation, moved: HloInstruction) -> bool:
+    """Whether it is a pad or slice that the user did not write, but not of a gather's indices."""
+    return not is_written_by_user(moved) and not _is_of_indices(moved)
+
+
+def _is_of_indices(moved: HloInstruction) -> bool:
+    is_list = len(moved.shape.dims) == 1 and moved.shape.dtype[0] in "su"
+    return is_list and moved.op_name.endswith("/gather")
+
+
+def _keeps_a_group(computation: HloComputation, select: HloInstruction) -> bool:
+    return group_share(computation, select) is not None
+
+
+# What makes zeros, or cuts results off, and which of them do.
+_MAKE_ZEROS = {"pad": _is_xlas_own, "slice": _is_xlas_own, "select": _keeps_a_group}
 
 
 def _difference(
@@ -234,12 +246,14 @@ def _only_user(
 ) -> tuple[HloComputation, HloInstruction] | None:
     """The one instruction that uses a value, inside or outside of fusions."""
     for _ in range(MAX_DEPTH):
-        users = owner.users.get(value.name, [])
-        caller = module.caller(owner.name)
-        if value is owner.root and caller is not None and caller[1].opcode == "fusion":
+        if value is owner.root:
+            caller = module.caller(owner.name)
+            if caller is None or caller[1].opcode != "fusion":
+                return None
             owner, value = caller
             continue
-        if len(users) != 1 or value is owner.root:
+        users = owner.users.get(value.name, [])
+        if len(users) != 1:
             return None
         if users[0].opcode != "fusion":
             return owner, users[0]

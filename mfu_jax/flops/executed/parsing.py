@@ -37,6 +37,7 @@ def parse_hlo(text: str) -> HloModule:
     computations: dict[str, HloComputation] = {}
     indexed: dict[str, list[Place]] = {}
     computation: HloComputation | None = None
+    instructions: dict[str, HloInstruction] = {}  # of `computation`
     last: HloInstruction | None = None
     unread: list[str] = []  # the tail of `last`, where its first line does not say all
     match_instruction = _INSTRUCTION.match
@@ -48,12 +49,12 @@ def parse_hlo(text: str) -> HloModule:
                     last.read(unread)
                     unread = []
                 root, instruction, shape, opcode, operands, rest = match.groups()
-                if instruction in computation.instructions:
+                if instruction in instructions:
                     raise HloParseError("a second instruction of this name", line, number)
                 if operands is None:  # brackets in them, or more lines
                     unread, operands, rest = [rest], "", ""
                 last = HloInstruction(instruction, shape, opcode, operands, rest, number)
-                computation.instructions[instruction] = last
+                instructions[instruction] = last
                 if opcode in INDEXED:
                     indexed.setdefault(opcode, []).append((computation, last))
                 if root:
@@ -71,6 +72,7 @@ def parse_hlo(text: str) -> HloModule:
         elif line.endswith("{") and (match := _COMPUTATION.match(line)):
             computation = HloComputation(match[2], number)
             computations[match[2]] = computation
+            instructions = computation.instructions
             if match[1]:
                 entry = match[2]
         elif line.startswith("HloModule "):

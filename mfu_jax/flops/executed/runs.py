@@ -8,6 +8,7 @@ Most computations depend on nothing, and have one environment: the empty one.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -27,7 +28,6 @@ class RunCounter:
         times: runs of each computation in one step.
         once: the same with every loop body counted once.
         untaken: upper bound of the runs in branches that are not counted.
-        callers: op_name of a computation's first caller.
         unknown_loops: loops whose trip count is not known, with the reason and their runs.
         choices: texts about branches of different cost, and how often each choice was made.
     """
@@ -50,7 +50,6 @@ class RunCounter:
         self.times: dict[str, int] = defaultdict(int)
         self.once: dict[str, int] = defaultdict(int)
         self.untaken: dict[str, int] = defaultdict(int)
-        self.callers: dict[str, str] = defaultdict(str)
         self.unknown_loops: dict[int, tuple[HloInstruction, str, int]] = {}
         self.choices: Counter[str] = Counter()
 
@@ -164,9 +163,23 @@ class RunCounter:
                     callees = (max(callees, key=totals.__getitem__),)
                 for callee in callees:
                     self.once[callee] += self.once[name]
-                    self.callers[callee] = (
-                        self.callers[callee] or call.op_name or self.callers[name]
-                    )
+
+    @functools.cached_property
+    def _callers(self) -> dict[str, list[tuple[str, HloInstruction]]]:
+        """The calls of each computation, from the entry downwards, and where they are."""
+        callers: dict[str, list[tuple[str, HloInstruction]]] = defaultdict(list)
+        for name in reversed(self.order):
+            for call in self.calls[name] if self.once[name] else ():
+                for callee in call.callees:
+                    callers[callee].append((name, call))
+        return callers
+
+    def caller_op_name(self, name: str) -> str:
+        """The op_name of a computation's first caller that has one, itself or by its own."""
+        for outer, call in self._callers[name]:
+            if op_name := call.op_name or self.caller_op_name(outer):
+                return op_name
+        return ""
 
 
 def _shown(least: int, most: int) -> str:

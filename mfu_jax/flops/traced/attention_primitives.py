@@ -22,12 +22,41 @@ def fused_attention(eqn: Any) -> FusedAttention:
     Queries are [B, T, N, H], or [B, N, T, H] in layout 1; keys and values alike.
     """
     kernel = BY_PRIMITIVE[eqn.primitive.name]
+    if "config" in eqn.params:
+        return _of_transformer_engine(eqn, kernel)
     q, _, v = (operand.aval.shape for operand in eqn.invars[:3])
     sequence, heads = (1, 2) if int(eqn.params["layout"]) == 0 else (2, 1)
     queries, keys = q[sequence], v[sequence]
     pairs = q[0] * q[heads] * queries * keys
-    widths = sum(v[3] if product in OF_VALUE_WIDTH else q[3] for product in kernel.needed)
-    return FusedAttention(2 * pairs * widths, (queries, keys), _band(eqn.params, kernel))
+    flops = 2 * pairs * _widths(kernel, q[3], v[3])
+    return FusedAttention(flops, (queries, keys), _band(eqn.params, kernel))
+
+
+def _widths(kernel: AttentionKernel, key: int, value: int) -> int:
+    return sum(value if product in OF_VALUE_WIDTH else key for product in kernel.needed)
+
+
+def _of_transformer_engine(eqn: Any, kernel: AttentionKernel) -> FusedAttention:
+    """Q is [B, T, N, H] or, with K and V, [B, T, 3, N, H]; K and V may be one [B, S, 2, K, H]."""
+    config = eqn.params["config"]
+    q, k, v = (operand.aval.shape for operand in eqn.invars[:3])
+    if "3HD" in config.qkv_layout.name:
+        k = v = q
+    elif "2HD" in config.qkv_layout.name:
+        v = k
+    queries, keys = q[1], k[1]
+    pairs = q[0] * q[-2] * queries * keys
+    flops = 2 * pairs * _widths(kernel, q[-1], v[-1])
+    return FusedAttention(flops, (queries, keys), _transformer_engine_band(config, queries, keys))
+
+
+def _transformer_engine_band(config: Any, queries: int, keys: int) -> Band:
+    mask = config.attn_mask_type.name
+    shift = queries - keys if "BOTTOM_RIGHT" in mask else 0
+    left, right = config.window_size
+    if "CAUSAL" in mask:
+        right = 0
+    return Band(shift - right if right >= 0 else None, shift + left if left >= 0 else None)
 
 
 def _band(params: Any, kernel: AttentionKernel) -> Band:

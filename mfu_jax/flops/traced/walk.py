@@ -185,9 +185,13 @@ class Walker:
         tally: Tally,
         scores: tuple[int, ...] = (),
     ) -> list[Flow]:
-        """Adds the FLOPs (by dtype) of an equation under `stack`; returns its results."""
+        """Adds the FLOPs (by dtype) of an equation under `stack`; returns its results.
+
+        `scores` are those of an attention kernel, whose operands are never parameters.
+        """
         phase, scope = read_scope(stack, drop_last=False)
         operands = flows[:2]
+        has_input = not scores and any(flow.origin == Origin.INPUT for flow in operands)
         made: frozenset[Score] = frozenset()
         if not scores and eqn.outvars:  # a kernel may write to references only
             scores, made = self.scores.of_matmul(eqn, operands, stack)
@@ -200,7 +204,7 @@ class Walker:
                 dtype=dtype,
                 primitive=eqn.primitive.name,
                 site=eqn.source_info.traceback,
-                has_input=any(flow.origin == Origin.INPUT for flow in operands),
+                has_input=has_input,
                 is_batched=is_batched(eqn),
                 scores=scores,
             )

@@ -10,7 +10,7 @@ included; ``…_us`` and ``us`` are whole microseconds.
 ``span``    name, t, m at its start, us; without us it is open; step and step_us of a step before
 ``restored`` step: the next one, after a checkpoint was read
 ``compile`` spans: [m, us] of each
-``alive``   the process lived; wait_us: the wait for data since the last step's end
+``alive``   the process lived; wait_us: the wait for data since the last step in the journal ended
 ``stop``    how: clean, a signal's name, or ``exception: …``
 """
 
@@ -23,6 +23,9 @@ from typing import Any, NamedTuple
 VERSION = 1
 # Long enough to make a line a step cheap to read, short enough to be written again and again.
 MOST_STEPS = 256
+
+_END = b"}\n"
+_as_json = json.JSONEncoder(separators=(",", ":")).encode
 
 Moment = tuple[float, float]
 """Wall time and seconds since boot."""
@@ -49,6 +52,8 @@ class StepMark(NamedTuple):
 class StepsLine:
     """Steps of one kind and cost, at equal distances, in one line.
 
+    Encoded twenty times a second while it grows, so its numbers are texts already.
+
     Args:
         step: the first.
         gap_us: time between the end of the step before it and its start.
@@ -57,41 +62,57 @@ class StepsLine:
     def __init__(self, step: StepMark, gap_us: int) -> None:
         self._first, self._last = step, step
         self._by = 0
-        self._us, self._gap_us, self._data_us = [step.us], [gap_us], [step.data_us]
+        self._columns: dict[str, list[str]] = {"us": [], "gap_us": [], "data_us": []}
+        self._filled = {"us"}  # columns with a number that is not 0
+        self._encoded = b""
+        self._append(step, gap_us)
 
     def add(self, step: StepMark, gap_us: int) -> bool:
         """Adds a step; False if it belongs to another line."""
         by = step.number - self._last.number
         fits = by == (self._by or by) and step.cost == self._first.cost
-        if not fits or len(self._us) >= MOST_STEPS:
+        if not fits or len(self._columns["us"]) >= MOST_STEPS:
             return False
         self._by, self._last = by, step
-        self._us.append(step.us)
-        self._gap_us.append(gap_us)
-        self._data_us.append(step.data_us)
+        self._append(step, gap_us)
         return True
+
+    def _append(self, step: StepMark, gap_us: int) -> None:
+        self._encoded = b""
+        for (name, texts), number in zip(
+            self._columns.items(), (step.us, gap_us, step.data_us), strict=True
+        ):
+            texts.append(str(number))
+            if number:
+                self._filled.add(name)
 
     def encode(self) -> bytes:
         """The line."""
+        if not self._encoded:
+            self._encoded = self._line()
+        return self._encoded
+
+    def _line(self) -> bytes:
         first = self._first
         values: dict[str, Any] = {"first": first.number}
         if self._by > 1:
             values["by"] = self._by
-        values["us"] = self._us
-        if any(self._gap_us):
-            values["gap_us"] = self._gap_us
-        if any(self._data_us):
-            values["data_us"] = self._data_us
         kind, optimal, executed = first.cost
         known = {"kind": kind, "optimal_s": optimal, "executed_s": executed}
         values |= {name: value for name, value in known.items() if value not in ("step", None)}
-        return line("steps", self._last.end, values)
+        columns = [
+            f',"{name}":[{",".join(texts)}]'
+            for name, texts in self._columns.items()
+            if name in self._filled
+        ]
+        head = line("steps", self._last.end, values)
+        return head[: -len(_END)] + "".join(columns).encode() + _END
 
 
 def line(event: str, at: Moment, values: Mapping[str, Any] | None = None) -> bytes:
     """One event as a line."""
     head = {"e": event, "t": round(at[0], 6), "m": round(at[1], 6)}
-    return json.dumps({**head, **(values or {})}, separators=(",", ":")).encode() + b"\n"
+    return _as_json({**head, **(values or {})}).encode() + b"\n"
 
 
 def alive_line(at: Moment, wait_seconds: float) -> bytes:

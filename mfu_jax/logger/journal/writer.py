@@ -56,7 +56,7 @@ class Journal:
         until_exit: the process lives for this run alone: it is noted until its end.
 
     Attributes:
-        waited_seconds: how long the loop has waited for data since the last step.
+        waited_seconds: how long the device has waited for data so far.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Journal:
         self._queue: deque[Callable[[], object]] = deque(maxlen=_MOST_EVENTS)
         now = self._now()
         self._scribe = Scribe(now)
+        self._noted_seconds = 0.0  # of those waits: in steps that the scribe has
         self._put(self._scribe.event, "start", now, self._start(now, index, processes))
         self._thread = (boundary or Boundary()).thread(
             "mfu_jax journal",
@@ -97,7 +98,8 @@ class Journal:
     def steps(self, steps: Sequence[tuple[TimedStep, StepRecord | None]]) -> None:
         """Completed steps with their records, in order."""
         self._has_steps = True
-        self._put(self._scribe.steps, [self._mark(*step) for step in steps])
+        waited = max((step.waited_seconds for step, _ in steps), default=0.0)
+        self._put(self._note, [self._mark(*step) for step in steps], waited)
 
     def begin(self, name: str, at: Reading, last: TimedStep | None = None) -> None:
         """A pause begins, which the step `last` has just ended for."""
@@ -248,12 +250,17 @@ class Journal:
             self._wake.wait(_LOOK_SECONDS)
         return None
 
+    def _note(self, marks: Sequence[StepMark], waited_seconds: float) -> None:
+        self._scribe.steps(marks)
+        self._noted_seconds = max(self._noted_seconds, waited_seconds)
+
     def _drain(self) -> None:
         while self._queue:
             self._queue.popleft()()
 
     def _write(self, file: JournalFile, *, looks: bool) -> None:
-        settled, open_lines = self._scribe.take(self._now(), self.waited_seconds())
+        waited = max(0.0, self.waited_seconds() - self._noted_seconds)
+        settled, open_lines = self._scribe.take(self._now(), waited)
         self._unwritten += settled
         try:
             if looks:

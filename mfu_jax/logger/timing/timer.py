@@ -87,6 +87,8 @@ class TimedStep:
         extra: scalars of the same step that came later, such as those of an eval.
         cost: the cost passed to `record`, if it differs from that of the run.
         loop: what the training thread did in its interval; None around a pause.
+        waited_seconds: how long the device had waited for data when it was dispatched, since the
+            timer was made; 0 if it did not wait since the step before.
     """
 
     seconds: float = 0.0
@@ -103,6 +105,7 @@ class TimedStep:
     watched: bool = False
     extra: Mapping[str, Any] = NOTHING
     loop: LoopTimes | None = None
+    waited_seconds: float = 0.0
 
     def __init__(
         self,
@@ -199,6 +202,7 @@ class StepTimer:
         self._last_seconds = 0.0
         self._pending: TimedStep | None = None
         self._spans: dict[str, float] = {}
+        self._totals: dict[str, float] = {}
         self._compile_events: list[CompileEvent] = []
         self._started = self._mark = self._wait_began = self.read()
         self.waited_seconds = 0.0
@@ -279,15 +283,22 @@ class StepTimer:
         # Each clock moves by its own difference, so that a jump inside the span stays in it.
         self._mark = (self._mark[0] + end[0] - start[0], self._mark[1] + seconds)
         self._spans[name] = self._spans.get(name, 0.0) + seconds
+        self._totals[name] = self._totals.get(name, 0.0) + seconds
 
     def take_spans(self) -> dict[str, float]:
         """The spans not yet given to a step; they are cleared here."""
         spans, self._spans = self._spans, {}
         return spans
 
-    def pending_seconds(self, name: str) -> float:
-        """A span not yet given to a step; any thread may ask."""
-        return self._spans.get(name, 0.0)
+    def total_seconds(self, name: str) -> float:
+        """All spans of a name so far, without one that is open."""
+        return self._totals.get(name, 0.0)
+
+    def open_wait_seconds(self) -> float:
+        """How long the device has been idle since the last wait began; any thread may ask."""
+        step, began = self._pending, self._wait_began
+        idle_since = began if step is None else step.completed
+        return 0.0 if idle_since is None else self._monotonic() - max(idle_since[1], began[1])
 
     def begin_wait(self) -> Reading | None:
         """A wait for the host begins. Returns its start if the device is already idle."""
@@ -370,6 +381,7 @@ class StepTimer:
     def _take(self, step: TimedStep) -> None:
         if self._spans:
             step.spans, self._spans = self._spans, {}
+            step.waited_seconds = self._totals.get("data_wait", 0.0)
         if self._compile_events:
             step.compile_events, self._compile_events = self._compile_events, []
             step.is_compile = any(event.stage == "compile" for event in step.compile_events)

@@ -65,12 +65,15 @@ class Timeline:
         device: such as ``TPU:0``, with its host where there are several.
         platform: ``cpu``, ``gpu`` or ``tpu``.
         kind: as JAX names the device; empty if the trace does not say.
+        about: then, what else it says of the device.
         names: table of ops.
         ops: of each event, the index in `names`.
         lanes: of each event, its thread, stream or line; events of one lane are nested.
         starts: picoseconds.
         ends: the same.
         executions: of programs.
+        beside: lanes that show what is under way beside the others; their events take no time from
+            those.
     """
 
     device: str
@@ -82,6 +85,8 @@ class Timeline:
     starts: Integers
     ends: Integers
     executions: Executions
+    beside: frozenset[int] = frozenset()
+    about: str = ""
 
 
 Lane = tuple[Integers, Integers, Integers]

@@ -6,7 +6,8 @@ launched has only its own name, which XLA made from the instruction's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -40,10 +41,24 @@ def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
         device=plane.name.removeprefix("/device:"),
         platform="gpu",
         kind=str(plane.stats.get("gpu_device_name", "")),
+        about=_about(plane.stats),
         names=table.names,
         **events._asdict(),
         executions=_executions(table.names, events),
     )
+
+
+def _about(stats: Mapping[str, Any]) -> str:
+    """``AMD, 304 cores, 192 GiB``: what older traces, and those of AMD, say instead of a name."""
+    vendor, cores, memory = (
+        stats.get(name) for name in ("device_vendor", "core_count", "memory_size")
+    )
+    parts = [
+        str(vendor) if vendor else "",
+        f"{cores} cores" if cores else "",
+        f"{int(memory) / 2**30:.0f} GiB" if memory else "",
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 def _ops(trace: Trace, plane: Plane, line: Line, table: OpTable) -> Lane:
@@ -58,7 +73,8 @@ def _ops(trace: Trace, plane: Plane, line: Line, table: OpTable) -> Lane:
 def _name(trace: Trace, plane: Plane, kernel: int, op: int, module: int, number: int) -> OpName:
     program = Program("" if module == ABSENT else trace.texts[module], number)
     if op == ABSENT:
-        return OpName(program, plane.about(kernel).name, is_kernel=True)
+        # AMD's kernels are named by their descriptors.
+        return OpName(program, plane.about(kernel).name.removesuffix(".kd"), is_kernel=True)
     # A command buffer or an async wrapper may be named with what it runs: outer, then inner.
     return OpName(program, trace.texts[op].rpartition("/")[2])
 

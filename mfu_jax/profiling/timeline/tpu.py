@@ -7,24 +7,26 @@ loop's event. The program is the one whose execution (``XLA Modules``) an op lie
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from mfu_jax.profiling.timeline.devices import (
     Events,
     Executions,
-    Lane,
     OpName,
     OpTable,
     Program,
     Timeline,
     by_start,
 )
-from mfu_jax.profiling.trace.xspace import ABSENT, Line, Metadata, Plane, Trace
+from mfu_jax.profiling.trace.wire import Integers
+from mfu_jax.profiling.trace.xspace import ABSENT, Metadata, Plane, Trace
+from mfu_jax.profiling.trace.xspace import Events as EventColumns
 
 PLANE = "/device:TPU:"
 _OPS, _ASYNC_OPS, _MODULES = "XLA Ops", "Async XLA Ops", "XLA Modules"
+_OWN_CLOCK = ("device_offset_ps", "device_duration_ps")
 _INSTRUCTION = re.compile(r"%?([^\s=]+) = ")
 _MODULE = re.compile(r"(.*)\((\d+)\)$")
 
@@ -34,9 +36,18 @@ def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
     lines = [line for line in plane.lines if line.name in (_OPS, _ASYNC_OPS) and len(line)]
     if not lines:
         return
-    executions = _executions(plane)
+    aligned = _executions(plane)
     table = OpTable()
-    events = Events.of([_ops(plane, line, executions, table) for line in lines])
+    lanes, executions = [], aligned
+    for line in lines:
+        columns = line.events(numbers=_OWN_CLOCK)
+        within = np.searchsorted(aligned.starts, columns.starts, side="right") - 1
+        starts, ends = columns.starts, columns.ends
+        if line.name == _OPS and _has_own_clock(columns):
+            starts, ends = _on_own_clock(columns)
+            executions = _by_their_ops(aligned, within, starts, ends)
+        lanes.append((_ops(plane, columns.metadata, aligned.programs, within, table), starts, ends))
+    events = Events.of(lanes)
     yield Timeline(
         device=plane.name.removeprefix("/device:"),
         platform="tpu",
@@ -44,7 +55,35 @@ def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
         names=table.names,
         **events._asdict(),
         executions=executions,
+        beside=frozenset(i for i, line in enumerate(lines) if line.name == _ASYNC_OPS),
     )
+
+
+def _has_own_clock(events: EventColumns) -> bool:
+    return all(len(column) and (column != ABSENT).all() for column in events.numbers.values())
+
+
+def _on_own_clock(events: EventColumns) -> tuple[Integers, Integers]:
+    """Starts and ends by the device's own clock, from the same origin as the events' own.
+
+    Those are fitted to the host's clock: one op may have half of its time, and the next one none.
+    """
+    offsets, durations = (events.numbers[name] for name in _OWN_CLOCK)
+    starts = offsets + int(np.median(events.starts - offsets))
+    return starts, starts + durations
+
+
+def _by_their_ops(
+    executions: Executions, within: Integers, starts: Integers, ends: Integers
+) -> Executions:
+    """Executions from their first op to their last one; those without ops stay as they are."""
+    first, last = executions.starts.copy(), executions.ends.copy()
+    inside = within >= 0
+    has_ops = np.isin(np.arange(len(first)), within)
+    first[has_ops], last[has_ops] = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+    np.minimum.at(first, within[inside], starts[inside])
+    np.maximum.at(last, within[inside], ends[inside])
+    return by_start(executions.programs, first, last)
 
 
 def _executions(plane: Plane) -> Executions:
@@ -65,19 +104,23 @@ def _program(metadata: Metadata) -> Program:
     return Program(match[1], int(match[2])) if match else Program(metadata.name)
 
 
-def _ops(plane: Plane, line: Line, executions: Executions, table: OpTable) -> Lane:
-    events = line.events()
-    within = np.searchsorted(executions.starts, events.starts, side="right") - 1
-    kinds = [*dict.fromkeys(executions.programs), Program("", ABSENT)]
+def _ops(
+    plane: Plane,
+    metadata: Integers,
+    programs: Sequence[Program],
+    within: Integers,
+    table: OpTable,
+) -> Integers:
+    """Numbers of the ops of a line's events, by the execution that each lies in; −1 is none."""
+    kinds = [*dict.fromkeys(programs), Program("", ABSENT)]
     numbers = {program: number for number, program in enumerate(kinds)}
-    of_execution = np.array([numbers[p] for p in executions.programs] + [len(kinds) - 1])
-    programs = of_execution[within]  # −1, before the first one, is the last: no program
-    pairs, inverse = np.unique(events.metadata * len(kinds) + programs, return_inverse=True)
+    of_execution = np.array([numbers[p] for p in programs] + [len(kinds) - 1])
+    pairs, inverse = np.unique(metadata * len(kinds) + of_execution[within], return_inverse=True)
     ops = [
         table.number(OpName(kinds[pair % len(kinds)], instruction(plane.about(pair // len(kinds)))))
         for pair in pairs.tolist()
     ]
-    return np.array(ops, np.int64)[inverse], events.starts, events.ends
+    return np.array(ops, np.int64)[inverse]
 
 
 def instruction(metadata: Metadata) -> str:

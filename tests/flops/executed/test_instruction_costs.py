@@ -184,3 +184,59 @@ ENTRY %main (x: bf16[64,16]) -> bf16[64,2] {
     collective = instruction_costs(fused).records["f"].collective
     assert collective is not None
     assert (collective.kind, collective.bytes, collective.group_size) == ("reduce-scatter", 2048, 8)
+
+
+STACKED = """HloModule jit_f, is_scheduled=true
+
+%retile (p: bf16[80,4,128]) -> bf16[80,4,128] {
+  %p = bf16[80,4,128]{2,1,0:T(16,128)(2,1)} parameter(0)
+  ROOT %c = bf16[80,4,128]{2,1,0:T(8,128)(2,1)} copy(%p)
+}
+
+%slice (p: bf16[80,4,128], i: s32[]) -> bf16[1,4,128] {
+  %p = bf16[80,4,128] parameter(0)
+  %i = s32[] parameter(1)
+  %z = s32[] constant(0)
+  ROOT %s = bf16[1,4,128] dynamic-slice(%p, %i, %z, %z), dynamic_slice_sizes={1,4,128}
+}
+
+%read (p: bf16[80,4,128], i: s32[]) -> bf16[1,4,128] {
+  %p = bf16[80,4,128]{2,1,0:T(16,128)(2,1)} parameter(0)
+  %i = s32[] parameter(1)
+  %t = bf16[80,4,128] fusion(%p), kind=kLoop, RENAMES, calls=%retile
+  %s = bf16[1,4,128] fusion(%t, %i), kind=kLoop, calls=%slice
+  ROOT %n = bf16[1,4,128] negate(%s)
+}
+
+%store (all: bf16[80,4,128], one: bf16[1,4,128], i: s32[]) -> bf16[80,4,128] {
+  %all = bf16[80,4,128]{2,1,0:S(5)} parameter(0)
+  %one = bf16[1,4,128] parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %u = bf16[80,4,128]{2,1,0:S(5)} dynamic-update-slice(%all, %one, %i, %i, %i)
+}
+
+ENTRY %main (x: bf16[80,4,128], all: bf16[80,4,128], i: s32[]) -> bf16[80,4,128] {
+  %x = bf16[80,4,128]{2,1,0:T(16,128)(2,1)} parameter(0)
+  %all = bf16[80,4,128]{2,1,0:S(5)} parameter(1)
+  %i = s32[] parameter(2)
+  %one = bf16[1,4,128] fusion(%x, %i), kind=kLoop, calls=%read
+  %start = STARTED async-start(%all, %one, %i), calls=%store
+  ROOT %done = bf16[80,4,128]{2,1,0:S(5)} async-done(%start)
+}
+"""
+
+
+_ALL = "bf16[80,4,128]{2,1,0:S(5)}"
+STACKED = STACKED.replace("STARTED", f"(({_ALL}, bf16[1,4,128], s32[]), {_ALL}, u32[]{{:S(2)}})")
+STACKED = STACKED.replace("RENAMES", "output_to_operand_aliasing={{}: (0, {})}")
+
+
+def test_of_a_stack_in_another_tiling_only_the_slice_is_read():
+    """4·128 values of 2 bytes, read and written, and the index."""
+    one = instruction_costs(STACKED).records["one"]
+    assert one.hbm_bytes == 2 * (4 * 128 * 2) + 4
+
+
+def test_an_update_in_the_hosts_memory_sends_the_update_as_printed_with_its_computation():
+    start = instruction_costs(STACKED).records["start"]
+    assert (start.host_bytes, start.to_host) == (4 * 128 * 2, True)

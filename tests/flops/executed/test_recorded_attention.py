@@ -17,11 +17,13 @@ PAIRS = kernels.BATCH * kernels.HEADS * kernels.LENGTH**2
 DENSE = 2 * (2 * PAIRS * kernels.HEAD_DIM)
 
 # (blocks that run, of all blocks): causal in blocks of 128: 1 + … + 8 of 64; in blocks of 256:
-# 1 + … + 4 of 16; a window of 256 keys in blocks of 256: two blocks a row, but one in the first.
+# 1 + … + 4 of 16; a window of 256 keys in blocks of 256: two blocks a row, but one in the first;
+# the diagonal: one block a row.
 BLOCKS = {
     "v5e_flash_causal": (36, 64),
     "v5e_flash_full": (64, 64),
     "v5e_splash_causal": (10, 16),
+    "v5e_splash_diagonal": (4, 16),
     "v5e_splash_fused": (10, 16),
     "v5e_splash_mqa": (10, 16),
     "v5e_splash_window": (7, 16),

@@ -168,6 +168,15 @@ def test_the_tables_of_splash_attentions_mask_are_no_weights():
     assert (count.weights, count.activations) == (2 * B * H * S * D * D, 2 * PAIRS)
 
 
+def test_a_kernels_queries_are_no_weights_where_they_are_arguments():
+    """A benchmark of attention alone: its masked pairs were the whole of it, and then removed."""
+    mask = masks.MultiHeadMask([masks.CausalMask((S, S)) for _ in range(H)])
+    kernel = splash.make_splash_mha(mask, head_shards=1, q_seq_shards=1)
+    count = count_model_flops(gradient(jax.vmap(kernel)), *[shape(B, H, S, D)] * 3)
+    beside = 2 * B * H * S * D  # the sum of o · do
+    assert (count.weights, count.activations) == (0, 6 * PAIRS + beside)
+
+
 @pytest.mark.filterwarnings("ignore:.*pallas.ops.gpu.attention is deprecated:DeprecationWarning")
 def test_flash_attention_on_gpu():
     from jax.experimental.pallas.ops.gpu import attention as gpu_attention

@@ -228,3 +228,24 @@ def test_an_object_stores_journal_goes_on_after_a_restart(tmp_path: Path) -> Non
 
     lives, notes = read_journals(Address("memory://journals/metrics.jsonl"))
     assert ([life.how for life in lives], notes) == (["SIGTERM", "SIGTERM"], [])
+
+
+def test_all_waits_since_the_last_written_step_are_told(tmp_path: Path) -> None:
+    """As a kill leaves them: steps on their way to the journal, and a wait that is open."""
+    path = tmp_path / "metrics.jsonl"
+    with MetricLogger(sinks=[JsonlSink(path)], write_period_seconds=30.0) as logger:
+        for step in range(3):
+            with logger.waiting("data"):
+                time.sleep(0.1)
+            logger.record(step, {"loss": 1.0})
+        with logger.waiting("data"):
+            time.sleep(0.3)
+            told = lines(tmp_path)[-1]["wait_us"]
+        logger.flush()
+        logger._journal.flush()
+        noted = sum(sum(line.get("data_us", [])) for line in lines(tmp_path))
+        left = lines(tmp_path)[-1]["wait_us"]
+    # The first step may have been written before; the journal is up to 0.05 s behind, or more.
+    assert 0.1 + 0.1 + 0.15 < told / 1e6 < 3 * 0.1 + 0.3 + 1.0
+    assert noted >= 2 * 100_000
+    assert left >= 300_000  # of the wait after the last step

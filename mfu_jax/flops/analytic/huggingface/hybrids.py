@@ -26,7 +26,6 @@ def mamba2(c: Fields) -> ModelConfig:
     inner = c.size("expand") * width
     if state_heads * head_dim != inner:
         c.fail("num_heads", f"expected num_heads · head_dim = expand · hidden_size = {inner}")
-    bias = c.flag("use_bias")
     return decoder(
         c,
         num_query_heads=0,
@@ -34,16 +33,24 @@ def mamba2(c: Fields) -> ModelConfig:
         norms_per_layer=1,
         layer_types=("mamba2",) * layers,
         feed_forward_types=("none",) * layers,
-        mamba_inner=inner,
-        mamba_heads=state_heads,
-        mamba_groups=c.size("n_groups"),
-        mamba_state=c.size("state_size"),
-        mamba_kernel=c.size("conv_kernel"),
-        mamba_bias=bias,
-        mamba_output_bias=bias,
-        mamba_conv_bias=c.flag("use_conv_bias", default=True),
-        mamba_norm=True,
+        **mamba2_mixer(c, state_heads, inner, state=c.size("state_size")),
     )
+
+
+def mamba2_mixer(c: Fields, state_heads: int, inner: int, *, state: int) -> dict[str, Any]:
+    """Sizes of Mamba-2 layers by the original's field names, with `inner` channels."""
+    bias = c.flag("use_bias")
+    return {
+        "mamba_inner": inner,
+        "mamba_heads": state_heads,
+        "mamba_groups": c.size("n_groups"),
+        "mamba_state": state,
+        "mamba_kernel": c.size("conv_kernel"),
+        "mamba_bias": bias,
+        "mamba_output_bias": bias,
+        "mamba_conv_bias": c.flag("use_conv_bias", default=True),
+        "mamba_norm": True,
+    }
 
 
 @model_type("bamba")

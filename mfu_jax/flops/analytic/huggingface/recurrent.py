@@ -19,7 +19,7 @@ from mfu_jax.flops.analytic.huggingface.common import (
     shared_expert,
 )
 from mfu_jax.flops.analytic.huggingface.fields import Fields
-from mfu_jax.flops.analytic.huggingface.hybrids import state_space
+from mfu_jax.flops.analytic.huggingface.hybrids import mamba2_mixer, state_space
 from mfu_jax.flops.analytic.huggingface.latent import latent
 from mfu_jax.flops.analytic.huggingface.registry import model_type
 from mfu_jax.flops.analytic.model_configs.layers import FULL, SLIDING
@@ -84,7 +84,7 @@ def nemotron_h(c: Fields) -> ModelConfig:
     renamed = {"mamba": "mamba2", "linear_attention": "mamba2", "attention": FULL}
     needs_trace(c, "moe_latent_size")
     state_heads = c.size("mamba_num_heads")
-    bias = c.flag("use_bias")
+    inner = state_heads * c.size("mamba_head_dim")
     return decoder(
         c.with_values(num_hidden_layers=len(blocks)),
         # transformers reads neither tie_word_embeddings nor attention_bias.
@@ -94,15 +94,7 @@ def nemotron_h(c: Fields) -> ModelConfig:
         norms_per_layer=1,
         layer_types=["none" if b in ("mlp", "moe") else renamed.get(b, b) for b in blocks],
         feed_forward_types=[{"mlp": "dense", "moe": "moe"}.get(b, "none") for b in blocks],
-        mamba_inner=state_heads * c.size("mamba_head_dim"),
-        mamba_heads=state_heads,
-        mamba_groups=c.size("n_groups"),
-        mamba_state=c.size("ssm_state_size"),
-        mamba_kernel=c.size("conv_kernel"),
-        mamba_bias=bias,
-        mamba_output_bias=bias,
-        mamba_conv_bias=c.flag("use_conv_bias", default=True),
-        mamba_norm=True,
+        **mamba2_mixer(c, state_heads, inner, state=c.size("ssm_state_size")),
         **shared_expert(c, "moe_shared_expert_intermediate_size"),
         **experts(c, "n_routed_experts"),
     )

@@ -15,6 +15,7 @@ from mfu_jax.flops.executed.kernels import (
     linear_algebra,
     mosaic_gpu,
     pallas_tpu,
+    transformer_engine,
     triton,
 )
 from mfu_jax.flops.executed.kernels.registry import (
@@ -38,5 +39,6 @@ __all__ = [
     "mosaic_gpu",
     "pallas_tpu",
     "register_kernel",
+    "transformer_engine",
     "triton",
 ]

@@ -37,12 +37,19 @@ def attention_pairs(queries: int, keys: int, *, causal: bool, window: int = 0) -
     return pairs
 
 
-@register_kernel(*BY_TARGET)
+@register_kernel(*(target for target in BY_TARGET if target.startswith("__cudnn$")))
 def _attention(call: KernelCall) -> KernelCost | UnknownCost:
     """2 · pairs · head width for each of the kernel's matmuls."""
     kernel = BY_TARGET[call.target]
     pairs, note = _pairs(call, kernel)
-    key, value = _head_width(call, 1), _head_width(call, 2)
+    return attention_cost(call, kernel, pairs, (_head_width(call, 1), _head_width(call, 2)), note)
+
+
+def attention_cost(
+    call: KernelCall, kernel: AttentionKernel, pairs: int, widths: tuple[int, int], note: str
+) -> KernelCost:
+    """Cost of a kernel over pairs of query and key, whose heads are so wide in K and in V."""
+    key, value = widths
 
     def flops(products: tuple[Product, ...]) -> int:
         return sum(2 * pairs * (value if p in OF_VALUE_WIDTH else key) for p in products)

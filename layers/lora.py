@@ -1,0 +1,70 @@
+"""Low-rank adapters beside frozen projections (LoRA, arXiv 2106.09685)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    """Which projections have adapters, and of which rank.
+
+    Attributes:
+        scale: of what an adapter adds.
+        targets: names of projections, as the analytic count has them: ``q_proj``, ``wi_0``, …
+    """
+
+    rank: int
+    scale: float
+    targets: frozenset[str]
+
+
+def lora(config: Any) -> Lora | None:
+    """The adapters of a config; None: it has none."""
+    if not config.lora_rank:
+        return None
+    scale = config.lora_alpha / config.lora_rank
+    return Lora(rank=config.lora_rank, scale=scale, targets=frozenset(config.lora_targets))
+
+
+def trains_only_above_the_embedding(config: Any) -> bool:
+    """Whether the first layer's input needs no gradient, unlike that of the others."""
+    return bool(config.lora_rank) or bool({"tokens", "embedding"} & set(config.frozen))
+
+
+class Adapter(nnx.Module):
+    """``scale · x · a · b``; b starts at 0, so that the model starts as it was."""
+
+    def __init__(
+        self,
+        spec: Lora,
+        in_shape: Sequence[int],
+        out_shape: Sequence[int],
+        *,
+        logical_axes: tuple[str, ...],
+        dtype: jnp.dtype,
+        weight_dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ) -> None:
+        a = jax.random.normal(rngs.params(), (*in_shape, spec.rank), weight_dtype)
+        b = jnp.zeros((spec.rank, *out_shape), weight_dtype)
+        in_axes, out_axes = logical_axes[: len(in_shape)], logical_axes[len(in_shape) :]
+        scale = 1 / math.sqrt(math.prod(in_shape))
+        self.lora_a = nnx.Param(a * scale, logical_axes=(*in_axes, "norm"))
+        self.lora_b = nnx.Param(b, logical_axes=("norm", *out_axes))
+        self.in_rank, self.scale, self.dtype = len(in_shape), spec.scale, dtype
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[batch, sequence, *in_shape] → [batch, sequence, *out_shape]."""
+        a, b = (weights[...].astype(self.dtype) for weights in (self.lora_a, self.lora_b))
+        with jax.named_scope("lora_a"):
+            low = jnp.tensordot(x, a, self.in_rank)
+        with jax.named_scope("lora_b"):
+            return jnp.tensordot(low, b, 1) * self.scale

@@ -1,0 +1,255 @@
+"""Layers in stages on different devices: a circular pipeline (arXiv 2104.04473, section 2.2).
+
+Devices along the mesh's `pipeline` axis each have every P-th chunk of the layers. A batch is cut
+into microbatches, which pass from stage to stage, `repeats` times around. Every turn, all stages
+work; in the first and the last P - 1 turns, some of them on zeros: the bubble.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from .blocks import LayerSpec
+from .building import Builder, Inputs
+from .sharding import BATCH_AXES, SEQUENCE_AXIS, STAGE_AXIS, constrain
+from .stack import Notes, Remat, Segment, blocks_of, run_pattern, segments_of
+
+# Notes that are means over tokens; others are sums.
+_MEANS = ("balance_loss",)
+
+
+class Schedule(NamedTuple):
+    """Who works on what, and when.
+
+    Attributes:
+        stages: devices along the pipeline, P.
+        repeats: times that a microbatch passes all of them.
+        chunk: repeats of the layers' pattern in one stage and pass.
+        microbatches: parts of a batch.
+    """
+
+    stages: int
+    repeats: int
+    chunk: int
+    microbatches: int
+
+    @property
+    def turns(self) -> int:
+        """How often every stage works, the bubble included."""
+        return self.microbatches * self.repeats + self.stages - 1
+
+    @property
+    def bubble(self) -> Fraction:
+        """The share of the turns in which a stage works on zeros."""
+        return Fraction(self.stages - 1, self.turns)
+
+
+def schedule_of(config: Any, layers: Sequence[LayerSpec]) -> Schedule | None:
+    """The schedule of a config; None without a pipeline.
+
+    Raises:
+        ValueError: the layers cannot be cut into equal stages.
+    """
+    stages = config.pipeline * config.dcn_pipeline_parallelism
+    if stages <= 1:
+        return None
+    segment, *others = segments_of(layers)
+    if others or config.mtp_num_layers or not all(layer.stands_alone for layer in layers):
+        raise ValueError(
+            f"pipeline={stages} needs layers that repeat one pattern and share nothing, without "
+            "multi-token prediction; this model has others: leave pipeline at 1"
+        )
+    period, own = len(segment.pattern), config.num_layers_per_pipeline_stage
+    count = period * segment.repeats
+    if own % period or count % (stages * own):
+        raise ValueError(
+            f"num_decoder_layers={count} cannot be cut into pipeline={stages} stages of "
+            f"num_layers_per_pipeline_stage={own} layers; expected a multiple of {stages} × {own}, "
+            f"and stages that are a multiple of the pattern's {period} layers"
+        )
+    wanted = config.num_pipeline_microbatches
+    return Schedule(
+        stages=stages,
+        repeats=count // (stages * own),
+        chunk=own // period,
+        microbatches=stages if wanted == -1 else wanted,
+    )
+
+
+class Pipeline(nnx.Module):
+    """The same layers as a `Stack`, in stages.
+
+    The weights of each place of the pattern are [repeats, stages, chunk, ...]: in the layers'
+    order, and split over stages.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerSpec],
+        keys: jax.Array,
+        build: Builder,
+        *,
+        schedule: Schedule,
+        remat: Remat,
+    ) -> None:
+        (segment,) = self.segments = segments_of(layers)
+        self.schedule = schedule
+        self.remat = remat
+        self.groups = nnx.List([nnx.List(_staged(segment, keys, build, schedule))])
+
+    def __call__(
+        self, x: jax.Array, inputs: Inputs, per_layer: jax.Array | None = None
+    ) -> tuple[jax.Array, Notes]:
+        """Runs all layers; `x` and the results are those of `Stack`.
+
+        The notes have the weights' leading dimensions.
+        """
+        plan = self.schedule
+        (segment,) = self.segments
+        split = [nnx.split(block) for block in self.groups[0]]
+        runs = run_pattern(segment, [graphdef for graphdef, _ in split], self.remat)
+        rows = jax.tree.map(
+            lambda of_batch: _microbatches(of_batch, plan.microbatches),
+            (inputs.tokens, inputs.positions, inputs.segment_ids),
+        )
+
+        def stage(weights: Any, x: jax.Array, rows: tuple[jax.Array, ...]) -> Any:
+            tokens, positions, segment_ids = rows
+            here = Inputs(tokens=tokens, positions=positions, segment_ids=segment_ids)
+            x, (_, notes) = jax.lax.scan(lambda x, own: runs(x, own, None, here), x, weights)
+            return x, notes
+
+        work = _Work(plan, jax.vmap(stage, spmd_axis_name=STAGE_AXIS), rows)
+        streams = _microbatches(x, plan.microbatches)
+        streams, notes = work.run(streams, [weights for _, weights in split])
+        return _joined(streams), [notes]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """All turns of a pipeline.
+
+    Attributes:
+        plan: the schedule.
+        stages: the stages' work on stacked weights, activations and rows.
+        rows: tokens, positions and segments, each [microbatches, rows, sequence].
+    """
+
+    plan: Schedule
+    stages: Callable[..., Any]
+    rows: tuple[jax.Array, ...]
+
+    def run(self, streams: jax.Array, weights: Any) -> tuple[jax.Array, list[dict[str, jax.Array]]]:
+        """Microbatches [microbatches, rows, sequence, ...] through all layers.
+
+        Args:
+            streams: before the first layer.
+            weights: trees of [repeats, stages, chunk, ...].
+        """
+        plan = self.plan
+        flowing = jnp.zeros((plan.stages, *streams.shape[1:]), streams.dtype)
+        turn = jnp.zeros((), jnp.int32)
+        shapes = jax.eval_shape(lambda: self._turn(flowing, streams, weights, turn)[2])
+        zeros = jax.tree.map(lambda note: jnp.zeros(note.shape, note.dtype), shapes)
+
+        def body(state: Any, turn: jax.Array) -> tuple[Any, None]:
+            flowing, streams, notes = state
+            flowing, streams, noted = self._turn(flowing, streams, weights, turn)
+            return (flowing, streams, jax.tree.map(jnp.add, notes, noted)), None
+
+        state = (_over_stages(flowing), streams, zeros)
+        (_, streams, notes), _ = jax.lax.scan(body, state, jnp.arange(plan.turns))
+        return streams, [
+            {name: v / plan.microbatches if name in _MEANS else v for name, v in note.items()}
+            for note in notes
+        ]
+
+    def _turn(self, flowing: jax.Array, streams: jax.Array, weights: Any, turn: jax.Array) -> Any:
+        """One turn of all stages.
+
+        Args:
+            flowing: what each stage was handed, [stages, rows, sequence, ...].
+            streams: what each microbatch is after its last pass.
+        """
+        plan = self.plan
+        number = jnp.arange(plan.stages)
+        item = turn - number  # of all passes of all microbatches, in order
+        is_real = (item >= 0) & (item < plan.microbatches * plan.repeats)
+        microbatch = item % plan.microbatches
+        repeat = jnp.clip(item // plan.microbatches, 0, plan.repeats - 1)
+        entering = jax.lax.dynamic_index_in_dim(streams, microbatch[0], keepdims=True)
+        is_first = number.reshape(-1, *(1,) * (flowing.ndim - 1)) == 0
+        x = _over_stages(jnp.where(is_first, entering, flowing))
+        rows = jax.tree.map(lambda of_all: _over_stages(of_all[microbatch]), self.rows)
+        x, notes = self.stages(_of_repeat(weights, repeat), x, rows)
+        x = _over_stages(x)
+        streams = _with_result(streams, x[-1], turn - plan.stages + 1)
+        notes = jax.tree.map(lambda note: _of_layers(note, is_real, repeat, plan.repeats), notes)
+        return jnp.roll(x, 1, axis=0), streams, notes
+
+
+def _with_result(streams: jax.Array, result: jax.Array, item: jax.Array) -> jax.Array:
+    """`streams` with the last stage's result, once it has one."""
+    place = item % streams.shape[0]
+    before = jax.lax.dynamic_index_in_dim(streams, place, keepdims=False)
+    new = jnp.where(item >= 0, result, before)
+    return jax.lax.dynamic_update_index_in_dim(streams, new, place, 0)
+
+
+def _of_repeat(weights: Any, repeat: jax.Array) -> Any:
+    """[repeats, stages, ...] → [stages, ...]: each stage's weights of the pass that it is in."""
+
+    def pick(weight: jax.Array) -> jax.Array:
+        if weight.shape[0] == 1:
+            return weight[0]
+        of_stage = jax.vmap(
+            lambda own, number: jax.lax.dynamic_index_in_dim(own, number, keepdims=False),
+            in_axes=(1, 0),
+            spmd_axis_name=STAGE_AXIS,
+        )
+        return of_stage(weight, repeat)
+
+    return jax.tree.map(pick, weights)
+
+
+def _of_layers(note: jax.Array, is_real: jax.Array, repeat: jax.Array, repeats: int) -> jax.Array:
+    """[stages, ...] → [repeats, stages, ...]: zeros in other passes, and in the bubble."""
+    is_own = is_real & (jnp.arange(repeats)[:, None] == repeat)
+    return jnp.where(is_own.reshape(*is_own.shape, *(1,) * (note.ndim - 1)), note, 0)
+
+
+def _over_stages(x: jax.Array) -> jax.Array:
+    """Activations [stages, rows, sequence, ...] on the devices of their stages."""
+    return constrain(x, STAGE_AXIS, BATCH_AXES, SEQUENCE_AXIS, *(None,) * (x.ndim - 3))
+
+
+def _microbatches(x: jax.Array, count: int) -> jax.Array:
+    """[batch, sequence, ...] → [count, rows, sequence, ...]: every device's rows in all of them."""
+    cut = x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1)
+    return constrain(cut, None, BATCH_AXES, SEQUENCE_AXIS, *(None,) * (cut.ndim - 3))
+
+
+def _joined(streams: jax.Array) -> jax.Array:
+    """The reverse of `_microbatches`."""
+    return streams.swapaxes(0, 1).reshape(-1, *streams.shape[2:])
+
+
+def _staged(
+    segment: Segment, keys: jax.Array, build: Builder, schedule: Schedule
+) -> list[nnx.Module]:
+    """The blocks of each place, their weights [repeats, stages, chunk, ...]."""
+    leading = (schedule.repeats, schedule.stages, schedule.chunk)
+
+    def stage(block: nnx.Module) -> nnx.Module:
+        graphdef, weights = nnx.split(block)
+        cut = jax.tree.map(lambda w: w.reshape(*leading, *w.shape[1:]), weights)
+        return nnx.merge(graphdef, cut)
+
+    return [stage(block) for block in blocks_of(segment, keys, build)]

@@ -1,0 +1,194 @@
+"""Matmuls with weights in eight bits: what they multiply forwards and backwards.
+
+Quantised training as MaxText does it with qwix: both operands of all three matmuls of a projection
+are scaled to the range of an 8-bit type, by row or by column, multiplied there, and scaled back.
+qwix quantises and multiplies; what is written here is which axes share a scale, and the gradient,
+which passes straight through the rounding (arXiv 1308.3432).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantization:
+    """A recipe.
+
+    Attributes:
+        operands: dtype of activations and weights, which the backward pass reads, too.
+        gradients: dtype of the gradients that arrive there.
+        activation_range, weight_range, gradient_range: how a scale is found: ``absmax``, from the
+            largest value, or ``fixed,LOW,HIGH``, which reads no values.
+    """
+
+    operands: str
+    gradients: str
+    activation_range: str = "absmax"
+    weight_range: str = "absmax"
+    gradient_range: str = "absmax"
+
+
+# MaxText's names of recipes → dtypes of operands and gradients.
+RECIPES = {
+    "int8": ("int8", "int8"),
+    "fp8": ("float8_e4m3fn", "float8_e4m3fn"),
+    "fp8_e5m2": ("float8_e5m2", "float8_e5m2"),
+    "fp8_full": ("float8_e4m3fn", "float8_e5m2"),
+    "nanoo_fp8": ("float8_e4m3fnuz", "float8_e5m2fnuz"),
+}
+
+
+def quantization(config: Any) -> Quantization | None:
+    """The recipe of a config; None: matmuls run in its dtype."""
+    if not config.quantization:
+        return None
+    operands, gradients = RECIPES[config.quantization]
+    return Quantization(
+        operands=operands,
+        gradients=gradients,
+        activation_range=config.act_quantization_calibration_method,
+        weight_range=config.weight_quantization_calibration_method,
+        gradient_range=config.bwd_quantization_calibration_method,
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def quantized_dot(x: jax.Array, kernel: jax.Array, in_rank: int, recipe: Quantization) -> jax.Array:
+    """``x · kernel`` over the last `in_rank` dimensions of x.
+
+    Args:
+        x: [*lead, *inputs]; each place in `lead` has a scale.
+        kernel: [*inputs, *outputs]; each output has a scale.
+
+    Returns:
+        [*lead, *outputs].
+    """
+    return _dot_forward(x, kernel, in_rank, recipe)[0]
+
+
+def _dot_forward(
+    x: jax.Array, kernel: jax.Array, in_rank: int, recipe: Quantization
+) -> tuple[jax.Array, Any]:
+    lead = x.ndim - in_rank
+    narrow_x = _narrow(x, recipe.operands, range(lead), recipe.activation_range)
+    outputs = range(in_rank, kernel.ndim)
+    narrow_kernel = _narrow(kernel, recipe.operands, outputs, recipe.weight_range)
+    inputs = (tuple(range(lead, x.ndim)), tuple(range(in_rank)))
+    y = _dot(narrow_x, narrow_kernel, inputs).astype(x.dtype)
+    inside = (_inside(x, recipe.activation_range), _inside(kernel, recipe.weight_range))
+    return y, (narrow_x, narrow_kernel, inside)
+
+
+def _dot_backward(
+    in_rank: int, recipe: Quantization, residuals: Any, dy: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Scales of what is summed over go to the gradient first: the sum is of eight-bit products."""
+    narrow_x, narrow_kernel, (x_inside, kernel_inside) = residuals
+    lead, outputs = narrow_x.qvalue.ndim - in_rank, narrow_kernel.qvalue.ndim - in_rank
+    of_kernel = narrow_kernel.scale.reshape(narrow_kernel.scale.shape[in_rank:])
+    dy_wide = _narrow(dy * of_kernel, recipe.gradients, range(lead), recipe.gradient_range)
+    contracted = tuple(range(lead, dy.ndim)), tuple(range(in_rank, in_rank + outputs))
+    dx = _dot(dy_wide, narrow_kernel.qvalue, contracted)
+    of_x = narrow_x.scale.reshape(narrow_x.scale.shape[:lead] + (1,) * outputs)
+    dy_tall = _narrow(dy * of_x, recipe.gradients, range(lead, dy.ndim), recipe.gradient_range)
+    leading = tuple(range(lead))
+    dkernel = _dot(narrow_x.qvalue, dy_tall, (leading, leading))
+    return (
+        _where(x_inside, dx).astype(narrow_x.scale.dtype),
+        _where(kernel_inside, dkernel).astype(narrow_kernel.scale.dtype),
+    )
+
+
+quantized_dot.defvjp(_dot_forward, _dot_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def quantized_ragged_dot(
+    rows: jax.Array, kernels: jax.Array, sizes: jax.Array, recipe: Quantization
+) -> jax.Array:
+    """`jax.lax.ragged_dot`: each group of rows times its kernel.
+
+    Args:
+        rows: [rows, inputs]; each row has a scale.
+        kernels: [groups, inputs, outputs]; each output has a scale, which groups share.
+        sizes: rows of each group, [groups].
+
+    Returns:
+        [rows, outputs].
+    """
+    return _ragged_forward(rows, kernels, sizes, recipe)[0]
+
+
+def _ragged_forward(
+    rows: jax.Array, kernels: jax.Array, sizes: jax.Array, recipe: Quantization
+) -> tuple[jax.Array, Any]:
+    narrow_rows = _narrow(rows, recipe.operands, (0,), recipe.activation_range)
+    narrow_kernels = _narrow(kernels, recipe.operands, (2,), recipe.weight_range)
+    y = _qwix().ragged_dot(narrow_rows, narrow_kernels, sizes).astype(rows.dtype)
+    inside = (_inside(rows, recipe.activation_range), _inside(kernels, recipe.weight_range))
+    return y, (narrow_rows, narrow_kernels, sizes, inside)
+
+
+def _ragged_backward(
+    recipe: Quantization, residuals: Any, dy: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
+    narrow_rows, narrow_kernels, sizes, (rows_inside, kernels_inside) = residuals
+    of_kernels = narrow_kernels.scale.reshape(1, -1)
+    dy_wide = _narrow(dy * of_kernels, recipe.gradients, (0,), recipe.gradient_range)
+    drows = _qwix().ragged_dot(dy_wide, narrow_kernels.qvalue.swapaxes(1, 2), sizes)
+    dy_tall = _narrow(dy * narrow_rows.scale, recipe.gradients, (1,), recipe.gradient_range)
+    dkernels = _qwix().ragged_dot_general(narrow_rows.qvalue, dy_tall, sizes, _BY_GROUP)
+    return (
+        _where(rows_inside, drows).astype(narrow_rows.scale.dtype),
+        _where(kernels_inside, dkernels).astype(narrow_kernels.scale.dtype),
+        None,
+    )
+
+
+quantized_ragged_dot.defvjp(_ragged_forward, _ragged_backward)
+
+# [rows, inputs] · [rows, outputs] → [groups, inputs, outputs]
+_BY_GROUP = jax.lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((0,), (0,)), ((), ())),
+    lhs_ragged_dimensions=[0],
+    rhs_group_dimensions=[],
+)
+
+
+def _narrow(x: jax.Array, dtype: str, scaled: Sequence[int], calibration: str) -> Any:
+    """x in `dtype`, with a scale for each index of the dimensions `scaled`."""
+    return _qwix().quantize(
+        x, jnp.dtype(dtype), channelwise_axes=tuple(scaled), calibration_method=calibration
+    )
+
+
+def _dot(x: Any, y: Any, contracted: tuple[tuple[int, ...], tuple[int, ...]]) -> jax.Array:
+    product: jax.Array = _qwix().dot_general(x, y, (contracted, ((), ())))
+    return product
+
+
+def _inside(x: jax.Array, calibration: str) -> jax.Array | None:
+    """Where a fixed range did not clip; None: a range that comes from the values clips none."""
+    method, *bounds = calibration.split(",")
+    if method != "fixed":
+        return None
+    low, high = map(float, bounds)
+    return (x >= low) & (x <= high)
+
+
+def _where(inside: jax.Array | None, gradient: jax.Array) -> jax.Array:
+    return gradient if inside is None else jnp.where(inside, gradient, 0)
+
+
+def _qwix() -> Any:
+    """An optional part of the install, and slow to import."""
+    import qwix
+
+    return qwix

@@ -1,0 +1,77 @@
+"""The values of operands that are constants, as HLO text: tables by which kernels skip blocks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from mfu_jax.flops.executed.dataflow import Dataflow, Frame, UnknownValueError
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
+
+_LARGEST = 1 << 20  # elements of a table that XLA computes instead of storing it
+
+
+class Literals:
+    """Finds the values of constant operands.
+
+    Args:
+        dataflow: of the program.
+        full_module: returns the same program with its large constants written out, or None.
+
+    Attributes:
+        elided: whether a constant was needed that is not in the text; the caller resets it.
+    """
+
+    def __init__(self, dataflow: Dataflow, full_module: Callable[[], HloModule | None]) -> None:
+        self.dataflow = dataflow
+        self.full_module = full_module
+        self.elided = False
+
+    def of(
+        self, computation: HloComputation, instruction: HloInstruction, index: int
+    ) -> str | None:
+        """The text of a constant operand's value, even if the program's text elides it.
+
+        XLA writes a table whose elements are all the same as a broadcast, and one of positions as
+        an iota.
+        """
+        frame, operand = (
+            self.dataflow.frame_of(computation),
+            computation.operand(instruction, index),
+        )
+        try:
+            frame, source, path = self.dataflow.follow(frame, operand)
+            if path or source.opcode != "broadcast":
+                return None if path else self._text(frame, source)
+            frame, element, path = self.dataflow.follow(frame, frame.computation.operand(source, 0))
+        except UnknownValueError:
+            return None
+        times = source.shape.size
+        if path or element.shape.size != 1 or times > _LARGEST:
+            return None
+        text = self._text(frame, element)
+        return text and ", ".join([text] * times)
+
+    def _text(self, frame: Frame, source: HloInstruction) -> str | None:
+        is_iota = source.opcode == "iota" and source.shape.size <= _LARGEST
+        return _positions(source) if is_iota else self._constant(frame, source)
+
+    def _constant(self, frame: Frame, source: HloInstruction) -> str | None:
+        if source.opcode != "constant":
+            return None
+        if "..." not in source.operand_text:
+            return source.operand_text
+        full = self.full_module()
+        if full is not None and frame.computation.name in full.computations:
+            written = full[frame.computation.name].instructions.get(source.name)
+            if written and "..." not in written.operand_text:
+                return written.operand_text
+        self.elided = True
+        return None
+
+
+def _positions(iota: HloInstruction) -> str:
+    """The elements of an ``iota``, in row-major order."""
+    (dimension,) = iota.integers("iota_dimension")
+    places = itertools.product(*(range(size) for size in iota.shape.dims))
+    return ", ".join(str(place[dimension]) for place in places)

@@ -1,0 +1,69 @@
+"""A TPU program as its compiler has scheduled it, from XLA's dumps, before it has machine code.
+
+Generating the machine code takes nine tenths of a compile, often more, and changes no instruction:
+it adds XLA's estimates of cycles. Schedule, buffers and the verdict on memory are there before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from mfu_jax.dumps.program import ProgramDump
+
+_SCHEDULED = ".after_optimizations.txt"
+_BUFFERS = ".after_optimizations-buffer-assignment.txt"
+_LAST = ".after_optimizations_after_buffer_assignment.txt"  # that XLA writes before machine code
+_ALLOCATION = re.compile(r"^allocation \d+: size (\d+)(.*)$", re.MULTILINE)
+_COLOR = re.compile(r", color (\d+)")
+_HBM, _HOST = "0", "5"  # XLA's memory spaces
+
+
+def dump_flags(folder: Path) -> str:
+    """Flags of XLA that write what this module reads."""
+    return f"--xla_dump_to={folder} --xla_dump_hlo_as_text --xla_dump_large_constants=true"
+
+
+def is_scheduled(folder: Path) -> bool:
+    """Whether the compiler has come to the machine code of a program."""
+    return _largest(folder, _LAST) is not None
+
+
+def read_scheduled(folder: Path) -> ProgramDump | None:
+    """The largest program whose schedule is complete; None if there is none."""
+    last = _largest(folder, _LAST)
+    if last is None:
+        return None
+    name = last.name.removesuffix(_LAST)
+    text = (folder / f"{name}{_SCHEDULED}").read_text(encoding="utf-8")
+    buffers = (folder / f"{name}{_BUFFERS}").read_text(encoding="utf-8")
+    return ProgramDump(text=text, memory=memory_of_buffers(buffers))
+
+
+def memory_of_buffers(text: str) -> dict[str, int]:
+    """The fields of ``memory_analysis()`` that XLA's assignment of buffers tells.
+
+    Args:
+        text: a line an allocation: its size, what it is, and its memory space unless that is HBM.
+    """
+    sizes: dict[str, int] = defaultdict(int)
+    for size, words in _ALLOCATION.findall(text):
+        found = _COLOR.search(words)
+        color = found[1] if found else _HBM
+        if color == _HOST and "preallocated-temp" in words:
+            sizes["host_temp_size_in_bytes"] += int(size)
+        if color != _HBM:
+            continue
+        is_argument, is_output = ", parameter " in words, "maybe-live-out" in words
+        sizes["peak_memory_in_bytes"] += int(size)
+        sizes["argument_size_in_bytes"] += int(size) * is_argument
+        sizes["output_size_in_bytes"] += int(size) * is_output
+        sizes["alias_size_in_bytes"] += int(size) * (is_argument and is_output)
+        sizes["temp_size_in_bytes"] += int(size) * ("preallocated-temp" in words)
+    return dict(sizes)
+
+
+def _largest(folder: Path, suffix: str) -> Path | None:
+    """Of the largest program for TPUs; those for the host are named ``….cpu_after_…``."""
+    return max(folder.glob(f"*{suffix}"), key=lambda path: path.stat().st_size, default=None)

@@ -1,0 +1,61 @@
+"""The hosts of a run: who is slow at what, and who is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mfu_jax.formatting import seconds_text
+from mfu_jax.pages.document import notes, quiet, section
+from mfu_jax.pages.markup import Markup
+from mfu_jax.pages.tables import Column, Word, table, wide
+from mfu_jax.runs.hosts import Host
+from mfu_jax.runs.run_data import RunData
+
+_TIMES = {
+    "step time": "step_time",
+    "waits for device": "slack",
+    "waits for data": "data",
+    "Python": "python",
+    "call": "dispatch",
+    "garbage collector": "gc",
+    "own work": "cpu",
+    "no core": "starved",
+    "stopped": "stopped",
+}
+
+
+def hosts(run: RunData, name: str) -> Iterator[Markup]:
+    """The section; nothing for a run of one process.
+
+    Args:
+        run: whose hosts.
+        name: of the run, if there are several.
+    """
+    found = run.hosts
+    if found is None:
+        return
+    columns: list[Column[Host] | Word[Host]] = [
+        Word("host", lambda host: host.name),
+        Word("state", _state),
+        Column("last step", lambda host: host.step if host.step >= 0 else None, _step),
+        Column("late", lambda host: host.late, lambda host: seconds_text(host.late)),
+        *(_column(title, field) for title, field in _TIMES.items()),
+    ]
+    rows = table("process", found.hosts, lambda host: str(host.process), columns)
+    text = f"{found.summary}. Seconds are means of a step, over the last window."
+    yield section(f"Hosts{name}", quiet(text), notes(found.findings), wide(rows))
+
+
+def _column(title: str, field: str) -> Column[Host]:
+    def text(host: Host) -> str:
+        return "n/a" if field not in host.times else seconds_text(host.times[field])
+
+    return Column(title, lambda host: host.times.get(field), text)
+
+
+def _step(host: Host) -> str:
+    return f"{host.step:,}" if host.step >= 0 else "n/a"
+
+
+def _state(host: Host) -> str:
+    return "slow" if host.slow else "missing" if host.is_missing else ""

@@ -1,0 +1,94 @@
+"""Which weights a step trains: all, those that `frozen` leaves, or adapters only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flax import nnx
+
+from mfu_jax.errors import UserError, nearest
+from mfu_jax.trainer.pyconfig import Config
+
+# Modules of the reference model → the analytic count's names of their weights.
+_PROJECTIONS = {
+    "query": "q_proj",
+    "key": "k_proj",
+    "value": "v_proj",
+    "out": "o_proj",
+    "query_a": "q_a",
+    "query_b": "q_b",
+}
+_OUTSIDE = {
+    "token_embedder": frozenset({"embedding", "tokens"}),
+    "position_embedder": frozenset({"embedding", "positions"}),
+    "logits_dense": frozenset({"head", "logits"}),
+}
+_ADAPTERS = ("lora_a", "lora_b")
+
+
+def trained_and_frozen(config: Config, params: Any) -> tuple[Any, Any]:
+    """Divides a model's weights into those that are trained, and the others.
+
+    Raises:
+        UserError: `frozen` names nothing in this model.
+    """
+    flat = dict(nnx.to_flat_state(params))
+    is_trained = _chosen(config, list(flat))
+    parts: tuple[dict[Any, Any], dict[Any, Any]] = ({}, {})
+    for path, variable in flat.items():
+        parts[not is_trained[path]][path] = variable
+    trained, frozen = (nnx.from_flat_state(part) for part in parts)
+    return trained, frozen
+
+
+def joined(trained: Any, frozen: Any) -> Any:
+    """Both parts of `trained_and_frozen` as one."""
+    return nnx.merge_state(trained, frozen)
+
+
+def all_are_trained(config: Config) -> bool:
+    """Whether a step trains every weight."""
+    return not config.lora_rank and not config.frozen
+
+
+def _chosen(config: Config, paths: Sequence[Any]) -> dict[Any, bool]:
+    """Path of a weight → whether it is trained."""
+    if config.lora_rank:
+        return {path: path[-1] in _ADAPTERS for path in paths}
+    if not config.frozen:
+        return dict.fromkeys(paths, True)
+    words = {path: _words(path, len(config.mlp_activations) > 1) for path in paths}
+    known = sorted({word for found in words.values() for word in found})
+    for name in config.frozen:
+        if name not in known:
+            raise UserError(
+                f"frozen names {name!r}, which the reference model does not freeze here"
+                f"{nearest(name, known)}; expected {', '.join(known)}"
+            )
+    frozen = set(config.frozen)
+    return {path: bool(found) and not found & frozen for path, found in words.items()}
+
+
+def _words(path: Sequence[Any], gated: bool) -> frozenset[str]:
+    """The names of a matmul's weights; none for norms and biases.
+
+    >>> sorted(_words(("layers", "groups", 0, 0, "feed_forward", "wo", "kernel"), True))
+    ['layers', 'mlp', 'wo']
+    """
+    names = [str(name) for name in path]
+    if names[0] in _OUTSIDE:
+        return _OUTSIDE[names[0]] if names[-1] in ("kernel", "embedding") else frozenset()
+    if "mixer" in names and names[-1] == "kernel":
+        return frozenset({"layers", "attention", _PROJECTIONS.get(names[-2], names[-2])})
+    if "feed_forward" not in names:
+        return frozenset()
+    after = names[names.index("feed_forward") + 1 :]
+    if after in (["wi_0"], ["wi_1"], ["wo"]):
+        return frozenset({"layers", "moe", "experts", *after})
+    if after[-1] != "kernel":
+        return frozenset()
+    if "router" in after:
+        return frozenset({"layers", "moe", "router"})
+    name = after[-2] if gated or after[-2] == "wo" else "wi"
+    return frozenset({"layers", name} | ({"moe", "shared"} if "shared" in after else {"mlp"}))

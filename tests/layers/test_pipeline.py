@@ -1,0 +1,54 @@
+"""How layers are cut into the stages of a pipeline, and what cannot be cut."""
+
+from fractions import Fraction
+
+import pytest
+from mfu_jax.layers.families import model_spec
+from mfu_jax.layers.pipeline import Schedule, schedule_of
+
+from mfu_jax.trainer import pyconfig
+
+
+def schedule(*words: str) -> Schedule | None:
+    config = pyconfig.load(["configs/base.yml", *words])
+    return schedule_of(config, model_spec(config).layers)
+
+
+@pytest.mark.parametrize(
+    ("words", "passes", "turns", "bubble"),
+    [
+        # 8 layers: stages 4, one layer each, twice around; microbatches as many as stages.
+        (["pipeline=4"], 2, 4 * 2 + 3, Fraction(3, 11)),
+        (["pipeline=4", "num_pipeline_microbatches=16"], 2, 16 * 2 + 3, Fraction(3, 35)),
+        (["pipeline=4", "num_layers_per_pipeline_stage=2"], 1, 4 + 3, Fraction(3, 7)),
+        (["pipeline=2", "dcn_pipeline_parallelism=2"], 2, 4 * 2 + 3, Fraction(3, 11)),
+    ],
+)
+def test_turns_and_bubble(words: list[str], passes: int, turns: int, bubble: Fraction) -> None:
+    made = schedule("num_decoder_layers=8", *words)
+    assert made is not None
+    assert (made.repeats, made.turns, made.bubble) == (passes, turns, bubble)
+
+
+def test_a_pattern_of_several_layers_stays_in_one_stage() -> None:
+    made = schedule("model_name=gpt-oss-20b", "pipeline=4", "num_layers_per_pipeline_stage=2")
+    assert made == Schedule(stages=4, repeats=3, chunk=1, microbatches=4)  # 24 layers
+
+
+def test_one_stage_is_no_pipeline() -> None:
+    assert schedule("pipeline=1") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["pipeline=3"], "num_decoder_layers=4 cannot be cut into pipeline=3 stages"),
+        (["pipeline=2", "num_layers_per_pipeline_stage=4"], "expected a multiple of 2 × 4"),
+        (["pipeline=2", "model_name=gpt-oss-20b"], "the pattern's 2 layers"),
+        (["pipeline=2", "model_name=deepseek3-671b"], "repeat one pattern"),
+        (["pipeline=2", "mtp_num_layers=1"], "multi-token prediction"),
+    ],
+)
+def test_what_cannot_be_cut_is_one_line(words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        schedule(*words)

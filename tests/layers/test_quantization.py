@@ -1,0 +1,89 @@
+"""Quantised matmuls against qwix's own quantised training, and against arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from mfu_jax.layers.quantization import (
+    RECIPES,
+    Quantization,
+    quantized_dot,
+    quantized_ragged_dot,
+)
+
+pytest.importorskip("qwix")
+
+
+def recipe(name: str, spread: str = "absmax") -> Quantization:
+    operands, gradients = RECIPES[name]
+    return Quantization(
+        operands=operands, gradients=gradients, activation_range=spread, weight_range=spread
+    )
+
+
+def normal(seed: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape).astype(jnp.bfloat16)
+
+
+def assert_same(ours: tuple[Any, Any], theirs: tuple[Any, Any], dy: jax.Array) -> None:
+    """Results and gradients, bit by bit."""
+    (y, back), (want, want_back) = ours, theirs
+    for got, wanted in zip((y, *back(dy)), (want, *want_back(dy)), strict=True):
+        assert got.dtype == wanted.dtype
+        assert (got == wanted).all()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("spread", ["absmax", "fixed,-2,2"])
+def test_a_projection_is_qwixs_to_the_bit(name: str, spread: str) -> None:
+    from qwix._src.core.dot_general_qt import DotGeneralQtConfig, dot_general_qt
+
+    x, kernel, dy = normal(0, 2, 5, 3, 8), normal(1, 3, 8, 4, 6), normal(2, 2, 5, 4, 6)
+    operands, gradients = map(jnp.dtype, RECIPES[name])
+    config = DotGeneralQtConfig(
+        lhs_qtype=operands,
+        rhs_qtype=operands,
+        lhs_calibration_method=spread,
+        rhs_calibration_method=spread,
+        dlhs_grad_qtype=gradients,
+        drhs_grad_qtype=gradients,
+    )
+    numbers = (((2, 3), (0, 1)), ((), ()))
+    theirs = jax.vjp(lambda x, k: dot_general_qt(x, k, numbers, config), x, kernel)
+    ours = jax.vjp(lambda x, k: quantized_dot(x, k, 2, recipe(name, spread)), x, kernel)
+    assert_same(ours, theirs, dy)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_experts_are_qwixs_to_the_bit(name: str) -> None:
+    from qwix._src.core.ragged_dot_qt import RaggedDotQtConfig, ragged_dot_qt
+
+    rows, kernels, dy = normal(0, 10, 8), normal(1, 3, 8, 6), normal(2, 10, 6)
+    sizes = jnp.array([3, 0, 7])
+    operands, gradients = map(jnp.dtype, RECIPES[name])
+    config = RaggedDotQtConfig(
+        lhs_qtype=operands,
+        rhs_qtype=operands,
+        dlhs_grad_qtype=gradients,
+        drhs_grad_qtype=gradients,
+    )
+    theirs = jax.vjp(lambda x, k: ragged_dot_qt(x, k, sizes, config), rows, kernels)
+    ours = jax.vjp(lambda x, k: quantized_ragged_dot(x, k, sizes, recipe(name)), rows, kernels)
+    assert_same(ours, theirs, dy)
+
+
+def test_int8_rounds_to_127_steps_of_the_largest_value() -> None:
+    x, kernel = jnp.array([[127.5, 3.4]]), jnp.array([[127.5], [127.5]])
+    # Scales are 1 (the range is ±127.5), so that 127.5 → 127 and 3.4 → 3.
+    assert quantized_dot(x, kernel, 1, recipe("int8")).tolist() == [[(127 + 3) * 127.0]]
+
+
+def test_a_fixed_range_clips_and_passes_no_gradient_beyond_it() -> None:
+    of = recipe("fp8", "fixed,-2,2")
+    x, kernel = jnp.array([[1.0, 5.0]]), jnp.ones((2, 1))
+    y, back = jax.vjp(lambda x: quantized_dot(x, kernel, 1, of), x)
+    assert y.item() == pytest.approx(1 + 2)
+    assert back(jnp.ones((1, 1)))[0][0].tolist() == pytest.approx([1.0, 0.0])

@@ -1,0 +1,104 @@
+"""Attention over sequences that are split over devices, against attention written out in numpy."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType
+from mfu_jax.layers import attention_kernels, ring_attention  # noqa: F401, they register themselves
+from mfu_jax.layers.attention_ops import (
+    ATTENTION_OPS,
+    SPLIT,
+    WHOLE,
+    AttentionInputs,
+    Pattern,
+    choose_attention,
+)
+
+from tests.layers.test_attention_ops import PATTERNS, attention_inputs, inputs, written_out
+from tests.support.floats import assert_close_as_float32
+
+AXES = ("data", "fsdp", "context", "expert", "tensor")
+
+
+def mesh(data: int, context: int, tensor: int) -> Any:
+    return jax.make_mesh((data, 1, context, 1, tensor), AXES, axis_types=(AxisType.Auto,) * 5)
+
+
+def attended(op: str, x: AttentionInputs) -> jax.Array:
+    """The result of the jitted operation over 2 × 2 × 2 devices."""
+
+    def run(arrays: dict[str, Any]) -> jax.Array:
+        return ATTENTION_OPS[op](AttentionInputs(**arrays, pattern=x.pattern))
+
+    names = ("q", "k", "v", "segment_ids", "sinks")
+    with jax.set_mesh(mesh(2, 2, 2)):
+        return jax.jit(run)({name: getattr(x, name) for name in names})
+
+
+@pytest.mark.parametrize("op", ["dot_product", "ring"])
+@pytest.mark.parametrize("need", [None, *PATTERNS])
+def test_a_split_sequence_attends_as_a_whole_one(op: str, need: str | None) -> None:
+    options, pattern = PATTERNS.get(need or "", ({}, Pattern()))
+    arrays = inputs(24, 4, 2, 8)
+    sinks = jnp.asarray(options["sinks"]) if "sinks" in options else None
+    got = attended(op, attention_inputs(arrays, pattern=pattern, sinks=sinks))
+    assert_close_as_float32(got, written_out(*arrays, **options), terms=24)
+
+
+def test_the_rings_gradients_are_those_of_the_matrix() -> None:
+    arrays = inputs(32, 4, 2, 8)
+    sinks = jnp.array([0.3, -1.0, 2.0, 0.0])
+    segments = jnp.asarray(arrays[3])
+
+    def total(op: str, parameters: tuple[Any, ...]) -> jax.Array:
+        q, k, v, sinks = parameters
+        x = AttentionInputs(q, k, v, segments, pattern=Pattern(window=9, soft_cap=2), sinks=sinks)
+        return jnp.sum(jnp.sin(ATTENTION_OPS[op](x)))
+
+    parameters = (*map(jnp.asarray, arrays[:3]), sinks)
+    expected = jax.grad(functools.partial(total, "dot_product"))(parameters)
+    with jax.set_mesh(mesh(1, 8, 1)):
+        got = jax.jit(jax.grad(functools.partial(total, "ring")))(parameters)
+    assert_close_as_float32(got, expected, terms=4 * 32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("need", [None, "window"])
+def test_splash_attends_from_each_part(need: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from jax.experimental.pallas.ops.tpu import splash_attention as kernel
+
+    interpreted = functools.partial(kernel.make_splash_mha, interpret=True)
+    monkeypatch.setattr(kernel, "make_splash_mha", interpreted)
+    options, pattern = PATTERNS.get(need or "", ({}, Pattern()))
+    arrays = inputs(256, 4, 2, 128)
+    got = attended("splash", attention_inputs(arrays, pattern=pattern))
+    assert_close_as_float32(got, written_out(*arrays, **options), terms=256)
+
+
+def test_splash_over_parts_is_one_kernel_with_all_keys_on_a_tpu() -> None:
+    x = attention_inputs(inputs(256, 4, 2, 128))
+    with jax.set_mesh(mesh(1, 4, 2)):
+        traced = jax.jit(lambda q: ATTENTION_OPS["splash"](dataclasses.replace(x, q=q))).trace(x.q)
+        text = traced.lower(lowering_platforms=("tpu",)).as_text()
+    call = next(line for line in text.splitlines() if "tpu_custom_call" in line)
+    # A device has 64 of 256 queries and 2 of 4 heads; keys are those of the whole sequence.
+    assert "tensor<2x2x64x128xf32>" in call
+    assert "tensor<2x1x256x128xf32>" in call
+
+
+def test_what_a_split_sequence_cannot_have_is_said() -> None:
+    for op, platform, words in (
+        ("flash", "tpu", "sequences split over devices"),
+        ("cudnn_flash", "gpu", "sequences split over devices"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            choose_attention(op, platform=platform, dtype="bfloat16", needs={SPLIT})
+    with pytest.raises(ValueError, match="whole sequences"):
+        choose_attention("auto", platform="cpu", dtype="float32", needs={SPLIT, WHOLE})
+    for platform, op in (("gpu", "dot_product"), ("tpu", "splash")):
+        chosen = choose_attention("auto", platform=platform, dtype="bfloat16", needs={SPLIT})
+        assert chosen == op

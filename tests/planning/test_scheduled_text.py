@@ -1,0 +1,30 @@
+"""Sizes of a program from XLA's assignment of buffers, added up by hand."""
+
+from mfu_jax.planning.scheduled_text import memory_of_buffers, read_scheduled
+
+BUFFERS = """BufferAssignment:
+allocation 0: size 100, thread-local:
+ value: <2 reduce @0> (size=100,offset=0): f32[]
+allocation 1: size 4000, parameter 0, shape |bf16[4,256]| at ShapeIndex {}, maybe-live-out:
+allocation 2: size 800, parameter 1, shape |bf16[1024]| at ShapeIndex {}:
+allocation 3: size 30, maybe-live-out:
+allocation 4: size 7, constant:
+allocation 5: size 20000, preallocated-temp:
+allocation 6: size 33, color 1, preallocated-temp:
+allocation 7: size 500000, color 5, preallocated-temp:
+"""
+
+
+def test_sizes_in_hbm_and_what_is_offloaded():
+    assert memory_of_buffers(BUFFERS) == {
+        "peak_memory_in_bytes": 100 + 4000 + 800 + 30 + 7 + 20000,
+        "argument_size_in_bytes": 4800,
+        "output_size_in_bytes": 4030,
+        "alias_size_in_bytes": 4000,
+        "temp_size_in_bytes": 20000,
+        "host_temp_size_in_bytes": 500000,
+    }
+
+
+def test_no_dump_is_no_program(tmp_path):
+    assert read_scheduled(tmp_path) is None

@@ -89,7 +89,7 @@ def gradient(config: Config) -> tuple[Callable[..., Any], tuple[Any, losses.Batc
 
     def step(params: Any, batch: losses.Batch) -> Any:
         differentiate = jax.value_and_grad(losses.objective, has_aux=True)
-        return differentiate(params, graph, batch, config)
+        return differentiate(params, nnx.State({}), None, graph, batch, config)
 
     return step, (params, batch)
 

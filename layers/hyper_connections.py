@@ -51,10 +51,13 @@ def _doubly_stochastic(logits: jax.Array) -> jax.Array:
     """[..., n, n] → rows and columns that sum to 1 (Sinkhorn and Knopp)."""
     weights = jax.nn.softmax(logits, axis=-1) + _EPSILON
     weights = weights / (weights.sum(-2, keepdims=True) + _EPSILON)
-    for _ in range(_SINKHORN_ROUNDS - 1):
+
+    def rows_then_columns(_: int, weights: jax.Array) -> jax.Array:
         weights = weights / (weights.sum(-1, keepdims=True) + _EPSILON)
-        weights = weights / (weights.sum(-2, keepdims=True) + _EPSILON)
-    return weights
+        return weights / (weights.sum(-2, keepdims=True) + _EPSILON)
+
+    # Written out, the rounds of a few layers take minutes to compile.
+    return jax.lax.fori_loop(0, _SINKHORN_ROUNDS - 1, rows_then_columns, weights)
 
 
 class HyperHead(nnx.Module):

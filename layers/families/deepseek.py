@@ -9,7 +9,7 @@ from ..attention_ops import Pattern
 from ..blocks import LayerSpec
 from ..building import Spec
 from ..engram import EngramSpec, table_sizes
-from ..latent_attention import IndexerSpec, LatentAttentionSpec
+from ..latent_attention import LatentAttentionSpec
 from ..rope import yarn_scale
 from ..routers import RouterSpec
 from . import parts
@@ -19,7 +19,7 @@ from .registry import ModelSpec, family
 @family("deepseek")
 def deepseek(config: Any) -> ModelSpec:
     """With hyper-connections and n-gram memory where the config has them."""
-    streams = config.mhc_expansion_rate if config.mhc_expansion_rate > 1 else 0
+    streams = parts.streams(config)
     dense: Any = parts.mlp(config)
     sparse = dense
     if config.num_experts > 1:
@@ -59,13 +59,6 @@ def deepseek_router(config: Any) -> RouterSpec:
 
 def latent_attention(config: Any) -> LatentAttentionSpec:
     """MLA as the config describes it, sparse if it has an indexer."""
-    indexer = None
-    if config.use_indexer:
-        indexer = IndexerSpec(
-            heads=config.indexer_n_heads,
-            head_dim=config.indexer_head_dim,
-            topk=config.indexer_topk,
-        )
     return LatentAttentionSpec(
         heads=config.num_query_heads,
         q_lora_rank=config.q_lora_rank,
@@ -74,7 +67,7 @@ def latent_attention(config: Any) -> LatentAttentionSpec:
         rope_dim=config.qk_rope_head_dim,
         v_dim=config.v_head_dim,
         rope=parts.rope(config),
-        indexer=indexer,
+        indexer=parts.indexer(config) if config.use_indexer else None,
         pattern=Pattern(scale=_scores_scale(config), blocks=parts.splash_blocks(config)),
     )
 
@@ -100,7 +93,7 @@ def _engrams(config: Any) -> dict[int, EngramSpec]:
             orders=config.engram_max_ngram_size - 1,
             head_dim=config.engram_head_dim,
             kernel=config.engram_kernel_size,
-            streams=max(config.mhc_expansion_rate, 1),
+            streams=parts.streams(config) or 1,
         )
         for layer, tables in zip(config.engram_layers, sizes, strict=True)
     }

@@ -6,7 +6,6 @@ from typing import Any
 
 from ..blocks import LayerSpec
 from ..compressed_attention import CompressedAttentionSpec
-from ..latent_attention import IndexerSpec
 from . import parts
 from .registry import ModelSpec, family
 
@@ -17,7 +16,7 @@ _INDEXED_RATIO = 4
 @family("deepseek4")
 def deepseek4(config: Any) -> ModelSpec:
     """`compress_ratios` lists the kind of each layer's attention."""
-    streams = config.mhc_expansion_rate if config.mhc_expansion_rate > 1 else 0
+    streams = parts.streams(config)
     routed = parts.router(config, score="sigmoid", bias="choice" if config.routed_bias else "")
     hashed = parts.router(config, score="sigmoid", bias="", hashed=True, balance_weight=0.0)
     experts = {
@@ -36,11 +35,6 @@ def deepseek4(config: Any) -> ModelSpec:
 
 
 def _attention(config: Any, ratio: int) -> CompressedAttentionSpec:
-    indexer = IndexerSpec(
-        heads=config.indexer_n_heads,
-        head_dim=config.indexer_head_dim,
-        topk=config.indexer_topk,
-    )
     return CompressedAttentionSpec(
         heads=config.num_query_heads,
         kv_heads=config.num_kv_heads,
@@ -52,5 +46,5 @@ def _attention(config: Any, ratio: int) -> CompressedAttentionSpec:
         ratio=ratio,
         rope=parts.rope(config),
         rope_dim=config.qk_rope_head_dim or config.head_dim,
-        indexer=indexer if ratio == _INDEXED_RATIO else None,
+        indexer=parts.indexer(config) if ratio == _INDEXED_RATIO else None,
     )

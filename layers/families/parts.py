@@ -10,6 +10,7 @@ from ..attentions import AttentionSpec
 from ..blocks import LayerSpec
 from ..experts import ExpertsSpec
 from ..feed_forwards import MlpSpec
+from ..latent_attention import IndexerSpec
 from ..rope import Rope, Yarn
 from ..routers import RouterSpec
 from .registry import ModelSpec
@@ -118,6 +119,20 @@ def window(config: Any, spec: AttentionSpec) -> AttentionSpec:
     """The same attention in the config's sliding window, if it has one."""
     inside = dataclasses.replace(spec.pattern, window=config.sliding_window_size)
     return spec.replace(pattern=inside)
+
+
+def indexer(config: Any) -> IndexerSpec:
+    """What picks the keys of sparse attention."""
+    return IndexerSpec(
+        heads=config.indexer_n_heads,
+        head_dim=config.indexer_head_dim,
+        topk=config.indexer_topk,
+    )
+
+
+def streams(config: Any) -> int:
+    """Residual streams of hyper-connections; 0: a plain residual."""
+    return config.mhc_expansion_rate if config.mhc_expansion_rate > 1 else 0
 
 
 def mlp(config: Any, hidden: int | None = None) -> MlpSpec:

@@ -1,171 +1,154 @@
-"""Every bundled model, made tiny: analytic (`dense`) = traced = executed on CPU, as ints.
+"""Every kind of bundled model: analytic (`dense`) = traced = executed, as ints, and it trains.
 
-What the reference trainer builds is counted on its own train step, everything else on the JAX
-models of `architecture_models`.
+Compiled and run on this CPU; compiled for a TPU v5e and an H100 and recorded.
 """
 
 from __future__ import annotations
 
 import resource
-from pathlib import Path
 from typing import Any
 
 import jax
-import mfu_jax.configs
+import numpy as np
 import pytest
 
-from mfu_jax.flops.analytic.inputs import load_model_config
-from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.analytic.totals import model_flops_per_device
+from mfu_jax.flops.analytic.inputs import as_model_config
+from mfu_jax.flops.analytic.totals import flops_breakdown, model_flops_per_device
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
-from mfu_jax.flops.traced.counting import TracedCount, count_model_flops
+from mfu_jax.flops.ledger import REMOVED, compare_flops
+from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.trainer import mesh, pyconfig, state, step
-from tests.support import architecture_models as models
+from mfu_jax.trainer.data import split_row
+from mfu_jax.trainer.pyconfig import Config
+from tests.support import program_families, tiny_models
 from tests.support.compilation import only_counted
-from tests.support.jax_versions import FASTER_TO_COMPILE, has_nnx_list
+from tests.support.jax_versions import FASTER_TO_COMPILE, has_nnx_list, reads_recorded_kernels
+from tests.support.recorded import index, text_of
+from tests.support.tiny_models import KINDS, LENGTH, ROWS
 from tests.support.work import count_calls
 
-B, S = 2, 12
-# Every size is another one where it can be, so that no two are mistaken for each other.
-TINY = {
-    "vocab_size": 24,
-    "num_decoder_layers": 2,
-    "emb_dim": 8,
-    "head_dim": 6,
-    "mlp_dim": 10,
-    "per_device_batch_size": B,
-    "max_target_length": S,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_mlp_dim": 7,
-    "sliding_window_size": 5,
-    "chunk_attn_window_size": 4,
-    "nope_layer_interval": 2,
-    "interleave_moe_layer_step": 2,
-    "inhomogeneous_layer_cycle_interval": 2,
-    "q_lora_rank": 5,
-    "kv_lora_rank": 9,
-    "qk_nope_head_dim": 4,
-    "qk_rope_head_dim": 3,
-    "v_head_dim": 5,
-    "first_num_dense_layers": 1,
-    "indexer_n_heads": 2,
-    "indexer_head_dim": 4,
-    "indexer_topk": 3,
-    "mhc_expansion_rate": 2,
-    "engram_layers": (0,),
-    "engram_num_heads": 2,
-    "engram_head_dim": 3,
-    "engram_kernel_size": 3,
-    "engram_vocab_bases": (50, 50),
-    "o_groups": 1,
-    "o_lora_rank": 5,
-    "compress_ratios": (0, 4, 6),
-    "attention_output_dim": 6,
-    "moe_expert_input_dim": 6,
-    "gdn_num_key_heads": 2,
-    "gdn_num_value_heads": 4,
-    "gdn_key_head_dim": 4,
-    "gdn_value_head_dim": 5,
-    "gdn_conv_kernel_dim": 3,
-    "global_head_dim": 9,
-    "num_kv_shared_layers": 3,
-    "hidden_size_per_layer_input": 5,
-    "vocab_size_per_layer_input": 24,
-    "trainable_position_size": 24,
-}
-# Long enough for a whole cycle of layers, and for keys that are made of several tokens.
-LONGER = {
-    "deepseek4": {"num_decoder_layers": 3, "max_target_length": 13},
-    "gemma3": {"num_decoder_layers": 7},
-    "gemma4": {"num_decoder_layers": 7},
-    "gemma4_small": {"num_decoder_layers": 13},
-}
-MODELS = {
-    "deepseek": models.deepseek,
-    "deepseek4": models.deepseek4,
-    "envy": models.interleaved_experts,
-    "gemma2": models.gemma2,
-    "gemma4": models.gemma4,
-    "gemma4_small": models.gemma4_small,
-    "llama4": models.interleaved_experts,
-    "qwen3_custom_moe": models.qwen3_custom_moe,
-    "qwen3_next": models.qwen3_next,
-    "qwen3_5": models.qwen3_next,
-}
-TRAINED = ("llama2", "mistral", "gpt2", "gpt3")
+DUPLICATED, EXPANSION = "duplicated by XLA", "dense expansion"
+# Rows that a TPU's grouped matmul multiplies at once, with the weights of one expert.
+TILE = 128
+# Weights that no gradient reaches: the indexer's choice has none, and a router's bias for the
+# choice follows the load.
+UNTRAINED = ("indexer", "choice_bias")
 
 
-def shrunk(name: str) -> ModelConfig:
-    """The decoder of a bundled model in tiny sizes: what it has not, it does not get."""
-    config = load_model_config(name)
-    nothing = ModelConfig(vocab_size=1, num_decoder_layers=1, emb_dim=1)
-    given, absent = config.flat(), nothing.flat()
-    sizes = {k: v for k, v in TINY.items() if given[k] != absent[k]}
-    sizes |= {"num_query_heads": 4, "model_name": ""}
-    sizes |= {"per_device_batch_size": B, "max_target_length": S}
-    if config.attention.num_kv_heads:
-        all_heads = config.attention.num_kv_heads == config.attention.num_query_heads
-        sizes["num_kv_heads"] = 4 if all_heads else min(2, config.attention.num_kv_heads)
-    for name in given:  # towers, and everything else that is not a size of the decoder
-        if "_vit" in name or "audio" in name or name == "use_multimodal":
-            sizes[name] = absent[name]
-    return config.replace(**sizes | LONGER.get(config.decoder_block, {}))
+def routed(config: Config) -> int:
+    """Training FLOPs of the routed experts: three products of each row, each of equal size."""
+    rows = flops_breakdown(as_model_config(config), "dense")
+    return sum(int(row.training_flops) for row in rows if "experts/" in row.component)
 
 
-def distinct_models() -> list[str]:
-    """The first name of every shrunk config."""
-    folder = Path(mfu_jax.configs.__file__).parent / "models"
-    names: dict[ModelConfig, str] = {}
-    for path in sorted(folder.glob("*.yml")):
-        names.setdefault(shrunk(path.stem), path.stem)
-    return list(names.values())
-
-
-def trainers_step(name: str, model: ModelConfig) -> tuple[Any, tuple[Any, ...]]:
-    """The reference trainer's train step, and the shapes of its arguments."""
-    sizes = {k: model.value(k) for k in TINY if k in pyconfig.base_defaults()}
-    heads = {k: model.value(k) for k in ("num_query_heads", "num_kv_heads")}
-    options = {"dataset_type": "synthetic", "attention": "dot_product"}
-    model_keys = {"model_name": name, "override_model_config": True, **sizes, **heads}
-    config = pyconfig.from_mapping({}, overrides={**model_keys, **options})
-    grid = mesh.make_mesh(config, jax.devices()[:1])
-    arguments = state.abstract_state(config, grid), step.abstract_batch(config, grid, 1)
-    return step.make_train_step(config), arguments
-
-
-def counts(step: Any, arguments: tuple[Any, ...]) -> tuple[TracedCount, ExecutedCount]:
-    """What is traced, and what the program compiled for this CPU runs."""
-    jitted = jax.jit(step)
-    with only_counted():  # test_step has XLA's own choice
-        compiled = jitted.lower(*arguments).compile(compiler_options=FASTER_TO_COMPILE)
-    return count_model_flops(jitted, *arguments), executed_flops(compiled)
-
-
-def model_cases() -> list[Any]:
-    """The models, those of the trainer marked."""
-    trained = {name for name in distinct_models() if shrunk(name).decoder_block in TRAINED}
-    return [
-        pytest.param(name, marks=[has_nnx_list] if name in trained else [])
-        for name in distinct_models()
-    ]
+def named_lines(model: int, executed: ExecutedCount) -> dict[str, int]:
+    """The lines of the ledger beyond the model, which explain all that runs."""
+    ledger = compare_flops(model=model, executed=executed, convention="dense", is_whole=True)
+    assert ledger.residual == 0
+    assert not executed.unaccounted
+    assert not executed.flags
+    return {line.label: line.flops for line in ledger.lines[1:] if line.flops}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", model_cases())
-def test_analytic_equals_traced_equals_executed(name: str) -> None:
-    config = shrunk(name)
-    if config.decoder_block in TRAINED:
-        traced, executed = counts(*trainers_step(name, config))
-    else:
-        model = MODELS.get(config.decoder_block, models.uniform)
-        traced, executed = counts(*models.training_step(model, config))
-    analytic = model_flops_per_device(config, "dense").training
-    assert traced.total == analytic
+@has_nnx_list
+@pytest.mark.parametrize("name", tiny_models.one_for_each("tiny", *KINDS))
+def test_a_compiled_step_runs_the_flops_that_are_counted_and_trains(name: str) -> None:
+    config = tiny_models.one_period(name)
+    step, (shapes, batch) = tiny_models.gradient(config)
+    with only_counted():  # test_step has XLA's own choice
+        compiled = jax.jit(step).lower(shapes, batch).compile(FASTER_TO_COMPILE)
+    traced, executed = count_model_flops(step, shapes, batch), executed_flops(compiled)
+    model = tiny_models.analytic(config)
+    assert traced.total == model
+    assert traced.unaccounted == ()
+    lines = named_lines(model, executed)
     # Outer products are cheap: XLA writes some of them into each fusion that uses them.
-    assert executed.total - executed.duplicated == analytic
-    assert executed.duplicated <= executed.vector_matmuls
-    assert traced.unaccounted == executed.unaccounted == ()
+    assert lines.pop(DUPLICATED, 0) <= executed.vector_matmuls
+    # The CPU has no grouped matmul: all experts multiply all rows.
+    expansion = (config.num_experts - 1) * routed(config)
+    assert lines == ({EXPANSION: expansion} if expansion else {})
+    if not executed.duplicated:
+        assert executed.forward == traced.forward + expansion // 3
+        assert executed.backward == traced.backward + 2 * expansion // 3
+
+    weights = some_weights(shapes)
+    (first, parts), grads = compiled(weights, some_batch())
+    for path, grad in jax.tree.leaves_with_path(grads):
+        is_trained = not any(part in jax.tree_util.keystr(path) for part in UNTRAINED)
+        assert (0 < np.abs(grad).max() < np.inf) == is_trained, path
+    rate = 0.01 / parts.weights
+    weights = jax.tree.map(lambda w, g: np.asarray(w - rate * g), weights, grads)
+    (second, _), _ = compiled(weights, some_batch())
+    assert second < first < np.inf
+
+
+def some_weights(shapes: Any) -> Any:
+    """Random weights; the initial ones take longer to compile than the step."""
+    rng = np.random.default_rng(0)
+
+    def of(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        around = 1.0 if "scale" in jax.tree_util.keystr(path) else 0.0
+        return (around + rng.normal(size=leaf.shape) / 10).astype(leaf.dtype)
+
+    return jax.tree.map_with_path(of, shapes)
+
+
+def some_batch() -> dict[str, np.ndarray]:
+    """Random bytes, two documents in the first row."""
+    rows = np.random.default_rng(1).integers(1, 256, (ROWS, LENGTH + 1))
+    rows[0, LENGTH // 3] = 0
+    split = [split_row(row) for row in rows]
+    return {key: np.stack([row[key] for row in split]) for key in split[0]}
+
+
+def recorded(platform: str) -> list[str]:
+    """The programs that are recorded for a platform: at least the sample."""
+    found = [name for name in program_families.MODELS if f"{platform}_family_{name}" in index()]
+    assert set(program_families.SAMPLE) <= set(found)
+    return found
+
+
+def equal_streams(config: Config) -> int:
+    """What XLA leaves out where the first layer reads its streams, which are copies of one.
+
+    Of a product [n] × [n, D] for each token, one row is left.
+    """
+    streams = max(config.mhc_expansion_rate, 1)
+    return 2 * ROWS * LENGTH * (streams - 1) * config.emb_dim
+
+
+@pytest.mark.parametrize("program", recorded("h100"))
+def test_a_recorded_h100_step_runs_the_flops_that_are_counted(program: str) -> None:
+    config = program_families.config_of(program, "h100")
+    executed = executed_flops(text_of(f"h100_family_{program}"))
+    lines = named_lines(tiny_models.analytic(config), executed)
+    assert lines.pop(DUPLICATED, 0) <= executed.vector_matmuls
+    expected = {
+        EXPANSION: (config.num_experts - 1) * routed(config),
+        REMOVED: -equal_streams(config),
+    }
+    assert lines == {label: flops for label, flops in expected.items() if flops}
+
+
+@reads_recorded_kernels
+@pytest.mark.parametrize("program", recorded("v5e"))
+def test_a_recorded_v5e_step_runs_the_flops_that_are_counted(program: str) -> None:
+    config = program_families.config_of(program, "v5e")
+    experts, rows = config.num_experts, ROWS * LENGTH * config.num_experts_per_tok
+    evenly = [rows // experts] * experts if experts > 1 else []
+    executed = executed_flops(text_of(f"v5e_family_{program}"), group_sizes=evenly)
+    lines = named_lines(tiny_models.analytic(config), executed)
+    assert lines.pop(DUPLICATED, 0) <= executed.vector_matmuls
+    # A tile is multiplied for each expert that has a row in it, forward and for the rows' gradient.
+    visits = experts * max(1, rows // experts // TILE)
+    expected = {
+        # The gradient of the weights is a product for each expert, over all rows.
+        EXPANSION: (experts - 1) * routed(config) // 3,
+        "zero padding": 2 * routed(config) // 3 * (visits * TILE - rows) // rows,
+        REMOVED: -equal_streams(config),
+    }
+    assert lines == {label: flops for label, flops in expected.items() if flops}
 
 
 @has_nnx_list

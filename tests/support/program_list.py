@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tests.support import (
     program_factorizations,
+    program_families,
     program_kernel_bodies,
     program_kernels,
     program_models,
@@ -82,6 +84,16 @@ def on_one_device(function: Callable[..., Any], *arguments: Any) -> Build:
             lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), arguments
         )
         return function, shapes
+
+    return build
+
+
+def later_on_one_device(make: Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]) -> Build:
+    """The same for a function and arguments that take time to make."""
+
+    def build(devices: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        function, arguments = make()
+        return on_one_device(function, *arguments)(devices)
 
     return build
 
@@ -163,6 +175,10 @@ def _fill() -> None:
         for name, (function, arguments) in bodies.items():
             build = on_one_device(function, *arguments)
             PROGRAMS[f"{platform}_{name}"] = Program(platform=platform, build=build)
+    for platform in program_families.PLATFORMS:
+        for name in program_families.MODELS:
+            build = later_on_one_device(functools.partial(program_families.step_of, name, platform))
+            PROGRAMS[f"{platform}_family_{name}"] = Program(platform=platform, build=build)
     # Attention kernels in a scanned, rematerialised step: masks are tables that loops carry.
     for platform, attention, mesh in (
         ("v5e", "splash", ()),

@@ -1,0 +1,120 @@
+"""The bundled models at `scale=tiny`: their configs, gradients and analytic FLOPs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mfu_jax.flops.analytic.inputs import as_model_config
+from mfu_jax.flops.analytic.totals import model_flops_per_device
+from mfu_jax.trainer import losses, pyconfig, state
+from mfu_jax.trainer.data import BATCH_KEYS
+from mfu_jax.trainer.pyconfig import Config
+from mfu_jax.yaml_files import model_names
+
+ROWS, LENGTH = 2, 128
+# Decoder block → a pattern of layers once, which compiles faster than twice.
+_ONE_PERIOD: dict[str, dict[str, Any]] = {
+    "deepseek": {"num_decoder_layers": 2},
+    "deepseek4": {
+        "num_decoder_layers": 3,
+        "compress_ratios": [0, 4, 128],
+        "first_num_hash_layers": 1,
+    },
+    "envy": {"num_decoder_layers": 2},
+    "gemma2": {"num_decoder_layers": 1},
+    "gemma3": {"num_decoder_layers": 6},
+    "gemma4": {"num_decoder_layers": 6},
+    "gpt_oss": {"num_decoder_layers": 2},
+    "llama4": {"num_decoder_layers": 4},
+    "olmo3": {"num_decoder_layers": 4},
+    "qwen3_next": {"num_decoder_layers": 4},
+    "qwen3_5": {"num_decoder_layers": 4},
+}
+# What makes two models different programs, beside their sizes.
+KINDS = (
+    "decoder_block",
+    "num_experts",
+    "use_indexer",
+    "engram_layers",
+    "interleave_moe_layer_step",
+    "n_routing_groups",
+)
+
+
+@functools.cache
+def config(name: str, scale: str = "tiny") -> Config:
+    """A bundled model, to be trained on sequences that every window and chunk is shorter than."""
+    return sized(name, scale)
+
+
+def sized(name: str, scale: str = "tiny", **keys: Any) -> Config:
+    """The same with other keys."""
+    sizes = {"per_device_batch_size": ROWS, "max_target_length": LENGTH}
+    options = {"model_name": name, "scale": scale, "attention": "dot_product", **sizes}
+    return pyconfig.from_mapping({}, overrides={**options, **keys})
+
+
+@functools.cache
+def one_period(name: str, **changes: Any) -> Config:
+    """A bundled model with each of its kinds of layers once, and other keys."""
+    tiny = config(name)
+    keys = dict(_ONE_PERIOD.get(tiny.decoder_block, {}))
+    if tiny.engram_layers:
+        keys["engram_layers"] = [1]
+    if tiny.decoder_block == "deepseek" and tiny.q_lora_rank:
+        keys["q_lora_rank"] = 32
+    return sized(name, override_model_config=True, **{**keys, **changes})
+
+
+def one_for_each(scale: str, *keys: str) -> list[str]:
+    """The bundled models, one for each combination of values of `keys`; none: of all."""
+    found: dict[tuple[Any, ...], str] = {}
+    for name in model_names():
+        values = vars(config(name, scale))
+        wanted = keys or [key for key in values if key != "model_name"]
+        found.setdefault(tuple(values[key] for key in wanted), name)
+    return list(found.values())
+
+
+def gradient(config: Config) -> tuple[Callable[..., Any], tuple[Any, losses.Batch]]:
+    """The loss with its gradient as a function, and the shapes of its arguments."""
+    graph, params = nnx.split(nnx.eval_shape(lambda: state.make_model(config, 0)))
+    batch = dict.fromkeys(BATCH_KEYS, jax.ShapeDtypeStruct((ROWS, LENGTH), jnp.int32))
+
+    def step(params: Any, batch: losses.Batch) -> Any:
+        differentiate = jax.value_and_grad(losses.objective, has_aux=True)
+        return differentiate(params, nnx.State({}), None, graph, batch, config)
+
+    return step, (params, batch)
+
+
+def analytic(config: Config) -> int:
+    """Training FLOPs of a step, every attention pair counted, delta nets in chunks."""
+    counted = as_model_config(config)
+    if _delta_layers(config):
+        counted = counted.replace(scan_chunk_size=config.gdn_chunk_size)
+    return int(model_flops_per_device(counted, "dense").training) + inverses(config)
+
+
+def inverses(config: Config) -> int:
+    """FLOPs of the delta nets' triangular systems, which the analytic count does not have.
+
+    For each chunk of C tokens and head: one solve with C right-hand sides (C³), and for its
+    gradient another (C³) and a product of two matrices (2·C³).
+    """
+    chunks = ROWS * LENGTH // config.gdn_chunk_size
+    heads = _delta_layers(config) * config.gdn_num_value_heads
+    return 4 * heads * chunks * config.gdn_chunk_size**3
+
+
+def _delta_layers(config: Config) -> int:
+    if config.decoder_block not in ("qwen3_next", "qwen3_5"):
+        return 0
+    full = config.num_decoder_layers // config.inhomogeneous_layer_cycle_interval
+    return config.num_decoder_layers - full

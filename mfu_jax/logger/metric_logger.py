@@ -56,7 +56,9 @@ from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.strict_json import printable
 from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
-from mfu_jax.logger.timing.timer import StepTimer, TimedStep, Watcher
+from mfu_jax.logger.timing.timed_step import TimedStep
+from mfu_jax.logger.timing.timer import StepTimer
+from mfu_jax.logger.timing.watcher import Watcher
 from mfu_jax.logger.watchdog import Watchdog
 
 _log = logging.getLogger("mfu_jax")

@@ -28,7 +28,7 @@ from mfu_jax.logger.sink_worker import SinkWorker
 from mfu_jax.logger.sinks.base import Sink, StepRecord
 from mfu_jax.logger.strict_json import encodable, strict
 from mfu_jax.logger.summary import Summary
-from mfu_jax.logger.timing.timer import TimedStep
+from mfu_jax.logger.timing.timed_step import TimedStep
 
 _log = logging.getLogger("mfu_jax")
 

@@ -23,7 +23,7 @@ from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.step_cost import StepCost, StepRates
 from mfu_jax.logger.strict_json import printable
 from mfu_jax.logger.summary import StepStatistics, Summary
-from mfu_jax.logger.timing.timer import TimedStep
+from mfu_jax.logger.timing.timed_step import TimedStep
 
 # The rolling window, in measured steps, where every step is logged.
 DEFAULT_WINDOW = 100

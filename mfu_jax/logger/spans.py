@@ -18,7 +18,8 @@ from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
 from mfu_jax.logger.pipeline import RecordPipeline
 from mfu_jax.logger.timing.readiness import block_until_ready
-from mfu_jax.logger.timing.timer import Reading, StepTimer, TimedStep
+from mfu_jax.logger.timing.timed_step import Reading, TimedStep
+from mfu_jax.logger.timing.timer import StepTimer
 from mfu_jax.logger.watchdog import Watchdog
 
 _log = logging.getLogger("mfu_jax")

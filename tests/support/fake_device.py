@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mfu_jax.logger.timing.readiness import is_ready
-from mfu_jax.logger.timing.timer import TimedStep
+from mfu_jax.logger.timing.timed_step import TimedStep
 
 
 class FakeClock:

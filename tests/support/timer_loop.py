@@ -3,10 +3,8 @@
 import threading
 
 from mfu_jax.logger.timing.compile_events import CompileEvent
-from mfu_jax.logger.timing.timer import (
-    StepTimer,
-    TimedStep,
-)
+from mfu_jax.logger.timing.timed_step import TimedStep
+from mfu_jax.logger.timing.timer import StepTimer
 from tests.support.fake_device import FakeArray, FakeClock, FakeDevice, FakeWatcher
 
 

@@ -9,7 +9,7 @@ from mfu_jax.formatting import readable
 from mfu_jax.logger.health.finding import Health
 from mfu_jax.logger.health.window import SortedWindow
 from mfu_jax.logger.sinks.base import StepRecord
-from mfu_jax.logger.timing.timer import TimedStep
+from mfu_jax.logger.timing.timed_step import TimedStep
 
 WINDOW = 101
 _FEWEST = 20

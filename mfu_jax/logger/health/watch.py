@@ -11,7 +11,7 @@ from mfu_jax.logger.health.losses import LossSpikeWatch
 from mfu_jax.logger.health.nvidia import GpuWatch
 from mfu_jax.logger.health.outliers import OutlierWatch
 from mfu_jax.logger.sinks.base import StepRecord
-from mfu_jax.logger.timing.timer import TimedStep
+from mfu_jax.logger.timing.timed_step import TimedStep
 
 
 class HealthWatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mfu_jax.logger.timing.timer import TimedStep
+from mfu_jax.logger.timing.timed_step import TimedStep
 
 # The loop waited for the device for less than this part of the step: it came back late.
 _LATE_FRACTION = 0.02

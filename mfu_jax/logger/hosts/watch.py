@@ -33,7 +33,7 @@ from mfu_jax.logger.hosts.statistics import LoopStatistics
 from mfu_jax.logger.hosts.view import HostsView, view_of
 from mfu_jax.logger.hosts.vital_signs import VitalSigns
 from mfu_jax.logger.sinks.base import StepRecord
-from mfu_jax.logger.timing.timer import TimedStep
+from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.storage.files import replace_file
 
 _log = logging.getLogger("mfu_jax")

@@ -28,7 +28,7 @@ from mfu_jax.storage.targets import SpooledTarget
 if TYPE_CHECKING:  # a journal starts before JAX is imported
     from mfu_jax.logger.sinks.base import StepRecord
     from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
-    from mfu_jax.logger.timing.timer import Reading, TimedStep
+    from mfu_jax.logger.timing.timed_step import Reading, TimedStep
 
 _log = logging.getLogger("mfu_jax")
 

@@ -9,18 +9,14 @@ waits for data) are cut out of the interval in which they lie.
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable
 
-from mfu_jax.boundary import Boundary
-from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.timing.compile_events import CompileEvent
 from mfu_jax.logger.timing.gc_pauses import GcPauses, of_process
 from mfu_jax.logger.timing.readiness import block_until_ready, is_ready
+from mfu_jax.logger.timing.timed_step import LoopTimes, Reading, TimedStep
+from mfu_jax.logger.timing.watcher import ThreadWatcher, Watcher
 
 # Slewing clocks drift by at most 500 ppm (NTP); anything more is a jump, not the step's time.
 JUMP_SECONDS = 1e-3
@@ -31,136 +27,6 @@ SHORT_WAIT_SECONDS = 1e-3
 SHORT_WAITS = 10
 # The wall clock is corrected when the machine wakes up.
 SLEEP_TOLERANCE_SECONDS = 1.0
-
-_JOIN_SECONDS = 30.0
-
-
-Reading: TypeAlias = tuple[float, float]
-"""Both clocks at one moment, in seconds: wall, monotonic. A bare tuple, because it is made in every
-step, when the caches hold the device's data and each Python call costs microseconds.
-"""
-
-NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-class LoopTimes(NamedTuple):
-    """What the training thread did from the end of one `record` to the end of the next, in seconds.
-
-    That is the interval of the step in flight, which ends with it; or, if that one has ended in a
-    wait before, of the step just dispatched.
-
-    Attributes:
-        seconds: until it came back with the next step dispatched.
-        wait_seconds: of those, in declared waits, whether the device was busy or not.
-        call_seconds: of those, in the call of an instrumented step; 0 where that is not known.
-        slack_seconds: then, until the step before had ended: how far it runs ahead of the device.
-        gc_seconds: of all, in Python's garbage collector, on whichever thread.
-    """
-
-    seconds: float
-    wait_seconds: float
-    call_seconds: float
-    slack_seconds: float
-    gc_seconds: float
-
-
-class TimedStep:
-    """One step on its way through the timer; its metrics are still device arrays.
-
-    Made in every step, so defaults are the class's: most of them are never set.
-
-    Attributes:
-        step: its number.
-        metrics: what `record` was given.
-        seconds: measured step time.
-        ended_at: wall clock at its end, seconds since 1970.
-        ended_monotonic: the monotonic clock then.
-        spans: seconds beside it not attributed to any step, by name (``eval``, ``data_wait``, …).
-        compile_events: what was compiled to dispatch it.
-        is_compile: its time cannot be separated from that of a compilation.
-        clock_jump_seconds: how far the wall clock jumped inside its interval, else None.
-        slept_seconds: how long the machine was suspended inside its interval.
-        refused_seconds: the text of a `step_time_seconds` that is no time, else None.
-        overhead_seconds: time that the logger spent on it on the training thread.
-        completed: both clocks when its outputs became ready, if observed.
-        watched: the watcher was asked to observe it.
-        extra: scalars of the same step that came later, such as those of an eval.
-        cost: the cost passed to `record`, if it differs from that of the run.
-        loop: what the training thread did in its interval; None around a pause.
-        waited_seconds: how long the device had waited for data when it was dispatched, since the
-            timer was made; 0 if it did not wait since the step before.
-    """
-
-    seconds: float = 0.0
-    ended_at: float = 0.0
-    ended_monotonic: float = 0.0
-    spans: Mapping[str, float] = NOTHING
-    compile_events: Sequence[CompileEvent] = ()
-    is_compile: bool = False
-    clock_jump_seconds: float | None = None
-    slept_seconds: float = 0.0
-    refused_seconds: str | None = None
-    overhead_seconds: float = 0.0
-    completed: Reading | None = None
-    watched: bool = False
-    extra: Mapping[str, Any] = NOTHING
-    loop: LoopTimes | None = None
-    waited_seconds: float = 0.0
-
-    def __init__(
-        self,
-        step: int,
-        metrics: Mapping[str, Any],
-        cost: StepCost | Callable[[], StepCost] | None = None,
-    ) -> None:
-        self.step = step
-        self.metrics = metrics
-        self.cost = cost
-
-
-class Watcher(Protocol):
-    """Stamps `TimedStep.completed` when the step's outputs are ready, off the training thread."""
-
-    def watch(self, step: TimedStep) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class ThreadWatcher:
-    """A `Watcher` on one daemon thread, started when it is first needed.
-
-    Args:
-        read: reads the clocks.
-    """
-
-    def __init__(self, read: Callable[[], Reading]) -> None:
-        self._read = read
-        self._queue: queue.SimpleQueue[TimedStep | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def watch(self, step: TimedStep) -> None:
-        if self._thread is None:
-            self._thread = Boundary().thread(
-                "mfu_jax watcher", "the time of a step may contain a wait", self._run
-            )
-            self._thread.start()
-        self._queue.put(step)
-
-    def close(self) -> None:
-        if self._thread is not None:
-            self._queue.put(None)
-            # A thread still waiting for the device at interpreter exit would abort the process.
-            self._thread.join(timeout=_JOIN_SECONDS)
-            self._thread = None
-
-    def _run(self) -> None:
-        while (step := self._queue.get()) is not None:
-            try:
-                block_until_ready(step.metrics)
-            except Exception:  # the training thread hits the same error, where it can be handled
-                continue
-            step.completed = step.completed or self._read()
-            step = None  # keep no device arrays alive while the thread waits
 
 
 def suspended_seconds() -> float:

@@ -19,7 +19,7 @@ from mfu_jax.logger.hosts.statistics import LoopStatistics
 from mfu_jax.logger.hosts.watch import HostWatch, Place
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import StepRecord
-from mfu_jax.logger.timing.timer import LoopTimes, TimedStep
+from mfu_jax.logger.timing.timed_step import LoopTimes, TimedStep
 from tests.support.fake_device import FakeClock, FakeDevice, FakeWatcher
 from tests.support.paths import ROOT
 from tests.support.straggler_campaign import PROCESSES, draw, run_job

@@ -4,12 +4,9 @@ import threading
 
 import pytest
 
-from mfu_jax.logger.timing.timer import (
-    SHORT_WAITS,
-    Reading,
-    ThreadWatcher,
-    TimedStep,
-)
+from mfu_jax.logger.timing.timed_step import Reading, TimedStep
+from mfu_jax.logger.timing.timer import SHORT_WAITS
+from mfu_jax.logger.timing.watcher import ThreadWatcher
 from tests.support.fake_device import FakeArray, FakeClock
 from tests.support.timer_loop import Loop
 from tests.support.work import HANG_SECONDS

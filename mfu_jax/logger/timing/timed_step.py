@@ -1,0 +1,92 @@
+"""One step on its way from the training thread to the records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.logger.timing.compile_events import CompileEvent
+
+Reading: TypeAlias = tuple[float, float]
+"""Both clocks at one moment, in seconds: wall, monotonic. A bare tuple, because it is made in every
+step, when the caches hold the device's data and each Python call costs microseconds.
+"""
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class LoopTimes(NamedTuple):
+    """What the training thread did from the end of one `record` to the end of the next, in seconds.
+
+    That is the interval of the step in flight, which ends with it; or, if that one has ended in a
+    wait before, of the step just dispatched.
+
+    Attributes:
+        seconds: until it came back with the next step dispatched.
+        wait_seconds: of those, in declared waits, whether the device was busy or not.
+        call_seconds: of those, in the call of an instrumented step; 0 where that is not known.
+        slack_seconds: then, until the step before had ended: how far it runs ahead of the device.
+        gc_seconds: of all, in Python's garbage collector, on whichever thread.
+    """
+
+    seconds: float
+    wait_seconds: float
+    call_seconds: float
+    slack_seconds: float
+    gc_seconds: float
+
+
+class TimedStep:
+    """One step on its way through the timer; its metrics are still device arrays.
+
+    Made in every step, so defaults are the class's: most of them are never set.
+
+    Attributes:
+        step: its number.
+        metrics: what `record` was given.
+        seconds: measured step time.
+        ended_at: wall clock at its end, seconds since 1970.
+        ended_monotonic: the monotonic clock then.
+        spans: seconds beside it not attributed to any step, by name (``eval``, ``data_wait``, …).
+        compile_events: what was compiled to dispatch it.
+        is_compile: its time cannot be separated from that of a compilation.
+        clock_jump_seconds: how far the wall clock jumped inside its interval, else None.
+        slept_seconds: how long the machine was suspended inside its interval.
+        refused_seconds: the text of a `step_time_seconds` that is no time, else None.
+        overhead_seconds: time that the logger spent on it on the training thread.
+        completed: both clocks when its outputs became ready, if observed.
+        watched: the watcher was asked to observe it.
+        extra: scalars of the same step that came later, such as those of an eval.
+        cost: the cost passed to `record`, if it differs from that of the run.
+        loop: what the training thread did in its interval; None around a pause.
+        waited_seconds: how long the device had waited for data when it was dispatched, since the
+            timer was made; 0 if it did not wait since the step before.
+    """
+
+    seconds: float = 0.0
+    ended_at: float = 0.0
+    ended_monotonic: float = 0.0
+    spans: Mapping[str, float] = NOTHING
+    compile_events: Sequence[CompileEvent] = ()
+    is_compile: bool = False
+    clock_jump_seconds: float | None = None
+    slept_seconds: float = 0.0
+    refused_seconds: str | None = None
+    overhead_seconds: float = 0.0
+    completed: Reading | None = None
+    watched: bool = False
+    extra: Mapping[str, Any] = NOTHING
+    loop: LoopTimes | None = None
+    waited_seconds: float = 0.0
+
+    def __init__(
+        self,
+        step: int,
+        metrics: Mapping[str, Any],
+        cost: StepCost | Callable[[], StepCost] | None = None,
+    ) -> None:
+        self.step = step
+        self.metrics = metrics
+        self.cost = cost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -31,12 +32,12 @@ class Outputs(NamedTuple):
     """What a decoder returns for training.
 
     Attributes:
-        logits: [batch, sequence, vocab_size] in float32.
+        hidden: what the head is given, [batch, sequence, emb_dim].
         further: the logits of each multi-token-prediction module, for tokens further ahead.
         notes: of the layers, by segment and place (see `stack.Stack`), then of the modules.
     """
 
-    logits: jax.Array
+    hidden: jax.Array
     further: list[jax.Array]
     notes: list[list[dict[str, jax.Array]]]
 
@@ -109,10 +110,33 @@ class Decoder(nnx.Module):
         self, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
     ) -> jax.Array:
         """Logits in float32; all inputs are [batch, sequence] of integers."""
-        return self.outputs(tokens, positions, segment_ids).logits
+        return self.logits(self.outputs(tokens, positions, segment_ids).hidden)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """[batch, sequence, emb_dim] → [batch, sequence, vocab_size] in float32."""
+        with jax.named_scope("decoder"):
+            return self._logits(hidden, self._head)
+
+    def gathered_head(self) -> Callable[[jax.Array], jax.Array]:
+        """`logits` for use in a loop, before which its weights are gathered once."""
+        graph, weights = nnx.split(self._head)
+        with jax.named_scope("decoder"), jax.named_scope("logits_dense"):
+            gathered = jax.tree.map(self._gathered, weights)
+
+        def logits(hidden: jax.Array) -> jax.Array:
+            with jax.named_scope("decoder"):
+                return self._logits(hidden, nnx.merge(graph, gathered))
+
+        return logits
+
+    def _gathered(self, weight: jax.Array) -> jax.Array:
+        size = self.token_embedder.embedding.shape[0]
+        is_split = size in weight.shape
+        axes = ["tensor" if n == size else None for n in weight.shape]
+        return constrain(weight, *axes) if is_split else weight
 
     def outputs(self, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array) -> Outputs:
-        """Logits, and what the layers say of themselves; inputs as of `__call__`."""
+        """What the head gets, and what the layers say of themselves; inputs as of `__call__`."""
         inputs = Inputs(tokens=tokens, positions=positions, segment_ids=segment_ids)
         with jax.named_scope("decoder"):
             x = self._embedded(inputs)
@@ -130,11 +154,11 @@ class Decoder(nnx.Module):
                 with jax.named_scope(f"mtp_{number}"):
                     shifted = self._embedded(inputs.shifted(number))
                     ahead, normed, noted = module(ahead, shifted, inputs)
-                    further.append(self._logits(normed))
+                    further.append(self._logits(normed, self._head))
                     notes.append([noted])
             with jax.named_scope("decoder_norm"):
                 normed = self.decoder_norm(hidden)
-            return Outputs(self._logits(normed), further, notes)
+            return Outputs(normed, further, notes)
 
     def loads(self, notes: list[list[dict[str, jax.Array]]]) -> dict[str, jax.Array]:
         """Tokens of each expert, by the place of its block, where a router's bias follows them."""
@@ -168,9 +192,13 @@ class Decoder(nnx.Module):
         with jax.named_scope("hyper_head"):
             return self.hyper_head(x)
 
-    def _logits(self, x: jax.Array) -> jax.Array:
+    @property
+    def _head(self) -> Embed | Dense:
+        return self.token_embedder if self.tied else self.logits_dense
+
+    def _logits(self, x: jax.Array, head: Embed | Dense) -> jax.Array:
         with jax.named_scope("logits_dense"):
-            logits = self.token_embedder.attend(x) if self.tied else self.logits_dense(x)
+            logits = head.attend(x) if isinstance(head, Embed) else head(x)
         logits = constrain(logits, EDGE_BATCH_AXES, SEQUENCE_AXIS, "tensor").astype(jnp.float32)
         cap = self.spec.logits_soft_cap
         return cap * jnp.tanh(logits / cap) if cap else logits

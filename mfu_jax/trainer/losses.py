@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mfu_jax.layers.decoder import Outputs
+from mfu_jax.layers.decoder import Decoder, Outputs
+from mfu_jax.layers.sharding import SEQUENCE_AXIS, axis_size
 from mfu_jax.layers.stack import total
 from mfu_jax.trainer.preferences import preference_loss
 from mfu_jax.trainer.pyconfig import Config
@@ -51,9 +52,10 @@ def objective(
         pairs = jnp.asarray(losses.size, jnp.float32)
         return losses.sum(), Parts(losses.sum(), pairs, {}, {}, shown)
     outputs = model.outputs(batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"])
+    weights = batch["targets_weight"].astype(jnp.float32)
+    loss = _loss(model, outputs.hidden, batch["targets"], weights, config.num_vocab_tiling)
     with jax.named_scope("loss"):
-        weights = batch["targets_weight"].astype(jnp.float32)
-        loss, count = _cross_entropy(outputs.logits, batch["targets"], weights), weights.sum()
+        count = weights.sum()
         further = {}
         if _has(outputs, "balance_loss"):
             further["moe_lb_loss"] = total(outputs.notes, "balance_loss") * count
@@ -62,6 +64,40 @@ def objective(
             further["mtp_loss"] = ahead * count
         parts = Parts(loss, count, further, model.loads(outputs.notes), {})
         return sum(further.values(), loss), parts
+
+
+def _loss(
+    model: Decoder, hidden: jax.Array, targets: jax.Array, weights: jax.Array, tiles: int
+) -> jax.Array:
+    """Summed cross-entropy of hidden states [batch, sequence, emb_dim], in so many tiles.
+
+    A tile is a part of every sequence. Its logits are made for it alone, and again in the backward
+    pass, so that those of all tokens never live at once.
+    """
+    head = model.logits if tiles == 1 else model.gathered_head()
+
+    def of_tile(hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
+        logits = head(hidden)
+        with jax.named_scope("loss"):
+            return _cross_entropy(logits, targets, weights)
+
+    if tiles == 1:
+        return of_tile(hidden, targets, weights)
+    again = jax.checkpoint(of_tile)
+
+    def add(loss: jax.Array, tile: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+        return loss + again(*tile), None
+
+    in_tiles = tuple(_in_tiles(array, tiles) for array in (hidden, targets, weights))
+    return jax.lax.scan(add, jnp.zeros(()), in_tiles)[0]
+
+
+def _in_tiles(array: jax.Array, tiles: int) -> jax.Array:
+    """[batch, sequence, …] → [tiles, batch, sequence / tiles, …], each of all devices' tokens."""
+    parts = axis_size(SEQUENCE_AXIS)
+    batch, length, *rest = array.shape
+    split = array.reshape(batch, parts, tiles, length // (parts * tiles), *rest)
+    return jnp.moveaxis(split, 2, 0).reshape(tiles, batch, length // tiles, *rest)
 
 
 def _cross_entropy(logits: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:

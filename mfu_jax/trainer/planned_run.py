@@ -36,7 +36,7 @@ _SILENT = (
     *("enable_goodput_recording", "base_config", "learning_rate", "log_period"),
     "use_qwix_quantization",  # all quantisation here is qwix's
 )
-_SAME = {"opt_type": "adamw", "num_vocab_tiling": "1", "matmul_precision": "default"}
+_SAME = {"opt_type": "adamw", "matmul_precision": "default"}
 _SCALE = "global_parameter_scale"
 
 

@@ -71,6 +71,7 @@ class Config(ModelKeys, RematKeys, KernelKeys, QuantizationKeys, FinetuningKeys)
     adam_weight_decay: float
     gradient_clipping_threshold: float
     gradient_accumulation_steps: int
+    num_vocab_tiling: int
 
     eval_interval: int
     eval_steps: int

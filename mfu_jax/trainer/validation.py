@@ -22,7 +22,7 @@ REMAT_NAMES = tuple(
 _POSITIVE = (
     "vocab_size num_decoder_layers emb_dim num_query_heads num_kv_heads head_dim mlp_dim "
     "rope_max_timescale rope_linear_scaling_factor beta_fast beta_slow "
-    "max_target_length per_device_batch_size gradient_accumulation_steps "
+    "max_target_length per_device_batch_size gradient_accumulation_steps num_vocab_tiling "
     "num_layers_per_pipeline_stage "
     "eval_steps num_processes checkpoint_period checkpoints_to_keep log_period learning_rate "
     "normalization_layer_epsilon sa_block_q sa_block_kv sa_block_kv_compute "
@@ -199,6 +199,15 @@ _BOTTOM, _TOP = {"tokens", "embedding"}, {"logits", "head"}
 
 
 def _check_trained(config: Config) -> None:
+    tiles = config.num_vocab_tiling
+    if tiles > 1 and config.max_target_length % (tiles * max(1, config.context_parallelism)):
+        raise UserError(
+            f"num_vocab_tiling={tiles}: expected a number that divides the "
+            f"max_target_length={config.max_target_length} tokens of a sequence, of each device of "
+            "context_parallelism"
+        )
+    if config.use_dpo and tiles > 1:
+        raise UserError("num_vocab_tiling with use_dpo=true: DPO needs all logits; set it to 1")
     if config.use_dpo and (config.mtp_num_layers or config.num_experts > 1):
         raise UserError(
             "use_dpo=true with mtp_num_layers or num_experts: DPO has none of their losses here; "

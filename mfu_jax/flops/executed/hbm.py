@@ -79,11 +79,12 @@ def _touched(
             if inner is None:
                 return None
             total += inner
-        elif user.opcode == "fusion":
+        elif user.opcode == "fusion" and len(user.callees) == 1:
             nested = module[user.callees[0]]
             for number, name in enumerate(user.operands):
                 if name == source.name:
-                    inner = _touched(module, nested, nested.parameters[number], depth + 1)
+                    parameter = nested.parameters.get(number)
+                    inner = parameter and _touched(module, nested, parameter, depth + 1)
                     if inner is None:
                         return None
                     total += inner

@@ -84,7 +84,9 @@ def _touched(
             for number, name in enumerate(user.operands):
                 if name == source.name:
                     parameter = nested.parameters.get(number)
-                    inner = parameter and _touched(module, nested, parameter, depth + 1)
+                    if parameter is None:
+                        return None
+                    inner = _touched(module, nested, parameter, depth + 1)
                     if inner is None:
                         return None
                     total += inner

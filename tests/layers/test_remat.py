@@ -66,7 +66,7 @@ def again(**keys: Any) -> int:
     batch = dict.fromkeys(BATCH_KEYS, jax.ShapeDtypeStruct((B, S), jnp.int32))
     gradient = jax.value_and_grad(losses.objective, has_aux=True)
     return count_model_flops(
-        lambda p, b: gradient(p, graph, b, config), params, batch
+        lambda p, b: gradient(p, nnx.State({}), (), graph, b, config), params, batch
     ).rematerialized
 
 

@@ -6,13 +6,14 @@ XLA's cycles do not cover are in `Efficiencies`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.planning import links
 from mfu_jax.planning.targets import Target
+from mfu_jax.planning.uncounted_attention import half_of_all_pairs
 
 
 class Duration(NamedTuple):
@@ -100,6 +101,8 @@ class Durations:
             yield Duration("copy", self._hbm_seconds(record), ("hbm",))
         elif record.kernels or self._is_kernel(record):
             yield Duration("kernel", self._matmul_seconds(record, self.efficiencies.kernel))
+        elif guessed := half_of_all_pairs(record):
+            yield Duration("kernel", self._seconds(guessed, self.efficiencies.kernel))
         elif (clock := self.target.chip.clock_ghz) and _has_cycles(record):
             seconds = (record.estimated_cycles or 0) / clock / 1e9 / self.efficiencies.cycles
             # No matmul is faster than its peak, whatever XLA estimates.
@@ -129,10 +132,13 @@ class Durations:
         return Duration(_vector_cause(record), memory)
 
     def _matmul_seconds(self, record: InstructionRecord, efficiency: float) -> float:
+        return self._seconds(record.flops_by_dtype, efficiency)
+
+    def _seconds(self, flops_by_dtype: Mapping[str, int], efficiency: float) -> float:
         chip = self.target.chip
         return sum(
             flops / chip.peak_flops_per_sec(dtype) / efficiency
-            for dtype, flops in record.flops_by_dtype.items()
+            for dtype, flops in flops_by_dtype.items()
         )
 
     def _hbm_seconds(self, record: InstructionRecord) -> float:

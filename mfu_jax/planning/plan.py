@@ -18,6 +18,7 @@ from mfu_jax.planning.layer_timeline import Layer, largest_layer
 from mfu_jax.planning.memory import memory_of
 from mfu_jax.planning.schedule import Timeline, timeline
 from mfu_jax.planning.targets import Target
+from mfu_jax.planning.uncounted_attention import half_of_all_pairs
 
 _DAY = 86400.0
 _COMPILERS_LIMIT = 1.01  # of the nominal memory: 95.74 of 95 GiB on v5p, as libtpu prints it
@@ -331,6 +332,11 @@ def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:
         f"not counted: {item.name} {item.where}: {item.reason}"
         for item in costs.executed.unaccounted
     ]
+    if any(half_of_all_pairs(record) for record in costs.records.values() if record.runs):
+        notes.append(
+            "attention kernels that are not counted take the time of half of all pairs of query "
+            "and key; executed FLOPs and HFU lack them"
+        )
     new = memory.get("output_size_in_bytes", 0) - memory.get("alias_size_in_bytes", 0)
     if new > _LARGE_OUTPUT * max(memory.get("peak_memory_in_bytes", 0), 1):
         notes.append(

@@ -1,0 +1,41 @@
+"""Attention kernels that the executed count does not know: those whose blocks the device decides.
+
+Where a sequence is split over devices, each skips other blocks, by a table that it looks up with
+its own number. A plan takes half of all pairs of query and key: what causal masks keep on average.
+"""
+
+from __future__ import annotations
+
+import math
+
+from mfu_jax.flops.attention_kernels import OF_VALUE_WIDTH, AttentionKernel, kernels_named
+from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.flops.executed.instruction_shapes import Array
+from mfu_jax.flops.executed.kernels import kernel_name
+
+_FEWEST_DIMS = 3  # heads, positions, width
+_FUSED_RESULTS = 3  # the gradients of queries, keys and values, all of one kernel
+
+
+def half_of_all_pairs(record: InstructionRecord) -> dict[str, int]:
+    """FLOPs by dtype of a kernel whose count is unknown; empty if it is no attention kernel."""
+    rows = kernels_named(kernel_name(record.op_name, record.name)) if record.unaccounted else ()
+    arrays = [a for a in record.shape.operand_arrays if len(a.dims) >= _FEWEST_DIMS]
+    floats = [a for a in arrays if a.dtype.startswith(("bf", "f"))]
+    if not rows or len(floats) < _FEWEST_DIMS:
+        return {}
+    queries, keys, values = floats[:3]
+    pairs = math.prod(queries.dims[:-1]) * keys.dims[-2]
+    widths = {True: values.dims[-1], False: queries.dims[-1]}
+    products = _row(rows, record.shape.results).products
+    flops = sum(2 * pairs * widths[product in OF_VALUE_WIDTH] for product in products) // 2
+    return {queries.dtype: flops}
+
+
+def _row(rows: tuple[AttentionKernel, ...], results: tuple[Array, ...]) -> AttentionKernel:
+    """Of kernels with one name, the fused one has the gradients of all three."""
+    gradients = [array for array in results if len(array.dims) >= _FEWEST_DIMS]
+    fused = [row for row in rows if "dQ" in row.products] if len(rows) > 1 else []
+    if fused and len(gradients) >= _FUSED_RESULTS:
+        return fused[0]
+    return next((row for row in rows if row not in fused), rows[0])

@@ -28,6 +28,7 @@ from mfu_jax.logger.sinks.tensorboard import TensorBoardSink
 from tests.support.faults import InjectedError, Injector, name_of, reached
 
 STEPS = 4
+PARTS = 6  # of the longest test, for as many workers
 PEAK = {"peak_tflops_per_device": 0.001}
 
 
@@ -234,6 +235,14 @@ def tested() -> set[types.CodeType]:
     return set()
 
 
+def may_fail(kind: Any, folder: Path) -> list[types.CodeType]:
+    """The functions that a healthy run reaches, but the user's own."""
+    folder.mkdir()
+    found = reached(kind(CountedStep(), folder))
+    chosen = [code for code in found if not name_of(code).startswith(OF_THE_LOOP)]
+    return sorted(chosen, key=name_of)  # whichever thread came first
+
+
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a thread behind the loop is dead, close() waits for it as long as it may."""
@@ -246,15 +255,22 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sinks whose close() fails
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_any_function_may_fail(kind: Any, tmp_path: Path, tested: set[types.CodeType]) -> None:
-    (tmp_path / "healthy").mkdir()
-    found = reached(kind(CountedStep(), tmp_path / "healthy"))
-    functions = [
-        code for code in found if code not in tested and not name_of(code).startswith(OF_THE_LOOP)
-    ]
-    assert len(found) > 50
-    tested.update(functions)
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [(instrumented, part) for part in range(PARTS)] + [(kind, None) for kind in KINDS[1:]],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_any_function_may_fail(
+    kind: Any, part: int | None, tmp_path: Path, tested: set[types.CodeType]
+) -> None:
+    functions = may_fail(kind, tmp_path / "healthy")
+    assert len(functions) > 50
+    if part is not None:
+        functions = functions[part::PARTS]
+    else:
+        known = {*tested, *may_fail(instrumented, tmp_path / "known")}
+        functions = [code for code in functions if code not in known]
+        tested.update(functions)
     injector, faults = Injector(), {}
     for number, code in enumerate(functions):
         folder = tmp_path / str(number)

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from .building import Builder, Inputs
 from .feed_forwards import MlpSpec
-from .grouped_matmuls import grouped_dot, runs_on_tpus
+from .grouped_matmuls import grouped_dot, has_tiles, runs_on_tpus
 from .linears import ACTIVATIONS
 from .quantization import quantized_dot, quantized_ragged_dot
 from .routers import RouterSpec, Routing
@@ -173,7 +173,10 @@ class Experts(nnx.Module):
             if self.quantization is None:
                 product = grouped_dot(rows, weights[name], sizes, on_tpu=self.on_tpu)
             else:
-                product = quantized_ragged_dot(rows, weights[name], sizes, self.quantization)
+                recipe, fits = self.quantization, has_tiles(rows.shape[0])
+                product = quantized_ragged_dot(
+                    rows, weights[name], sizes, recipe, self.on_tpu and fits
+                )
             if not self.spec.bias:
                 return product
             return product + weights[f"{name}_bias"][jnp.minimum(sorted_experts, E - 1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 
 # Attention kernels that are chosen on TPUs only, so that these run there, too.
 _OF_TPUS = ("flash", "splash")
@@ -56,16 +57,28 @@ def _forward(
 
 
 def _backward(interpret: bool, saved: _Saved, dy: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-    from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
-
     rows, kernels, sizes = saved
     drows = jax.lax.ragged_dot(dy, kernels.swapaxes(1, 2), sizes)
-    tiling = (_tile(rows.shape[0]), _TILE, _TILE)
-    dkernels = tgmm(rows.swapaxes(0, 1), dy, sizes, kernels.dtype, tiling, interpret=interpret)
+    dkernels = gradient_of_matrices(rows, dy, sizes, kernels.dtype, interpret=interpret)
     return drows, dkernels, None
 
 
 _grouped_dot.defvjp(_forward, _backward)
+
+
+def gradient_of_matrices(
+    rows: jax.Array, dy: jax.Array, sizes: jax.Array, dtype: jnp.dtype, *, interpret: bool = False
+) -> jax.Array:
+    """Rows [rows, in] and dy [rows, out] in groups → [groups, in, out] in `dtype`; on TPUs."""
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
+
+    tiling = (_tile(rows.shape[0]), _TILE, _TILE)
+    return tgmm(rows.swapaxes(0, 1), dy, sizes, dtype, tiling, interpret=interpret)
+
+
+def has_tiles(rows: int) -> bool:
+    """Whether the kernel can split so many rows."""
+    return _tile(rows) > 0
 
 
 def _tile(rows: int) -> int:

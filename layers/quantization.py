@@ -16,6 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .grouped_matmuls import gradient_of_matrices
+
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
@@ -109,42 +111,62 @@ def _dot_backward(
 quantized_dot.defvjp(_dot_forward, _dot_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def quantized_ragged_dot(
-    rows: jax.Array, kernels: jax.Array, sizes: jax.Array, recipe: Quantization
+    rows: jax.Array,
+    kernels: jax.Array,
+    sizes: jax.Array,
+    recipe: Quantization,
+    on_tpu: bool = False,
 ) -> jax.Array:
     """`jax.lax.ragged_dot`: each group of rows times its kernel.
+
+    XLA has no kernel for 8-bit groups on TPUs, and would multiply every row with every group's
+    matrix: there, the rounded values are multiplied in bfloat16, which holds them exactly.
 
     Args:
         rows: [rows, inputs]; each row has a scale.
         kernels: [groups, inputs, outputs]; each output has a scale, which groups share.
         sizes: rows of each group, [groups].
+        recipe: dtypes and ranges.
+        on_tpu: whether the program is for TPUs.
 
     Returns:
         [rows, outputs].
     """
-    return _ragged_forward(rows, kernels, sizes, recipe)[0]
+    return _ragged_forward(rows, kernels, sizes, recipe, on_tpu)[0]
 
 
 def _ragged_forward(
-    rows: jax.Array, kernels: jax.Array, sizes: jax.Array, recipe: Quantization
+    rows: jax.Array, kernels: jax.Array, sizes: jax.Array, recipe: Quantization, on_tpu: bool
 ) -> tuple[jax.Array, Any]:
     narrow_rows = _narrow(rows, recipe.operands, (0,), recipe.activation_range)
     narrow_kernels = _narrow(kernels, recipe.operands, (2,), recipe.weight_range)
-    y = _qwix().ragged_dot(narrow_rows, narrow_kernels, sizes).astype(rows.dtype)
+    if on_tpu:
+        y = _wide_dot(narrow_rows.qvalue, narrow_kernels.qvalue, sizes)
+        y = (y * narrow_rows.scale * narrow_kernels.scale.reshape(1, -1)).astype(rows.dtype)
+    else:
+        y = _qwix().ragged_dot(narrow_rows, narrow_kernels, sizes).astype(rows.dtype)
     inside = (_inside(rows, recipe.activation_range), _inside(kernels, recipe.weight_range))
     return y, (narrow_rows, narrow_kernels, sizes, inside)
 
 
 def _ragged_backward(
-    recipe: Quantization, residuals: Any, dy: jax.Array
+    recipe: Quantization, on_tpu: bool, residuals: Any, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array, None]:
     narrow_rows, narrow_kernels, sizes, (rows_inside, kernels_inside) = residuals
     of_kernels = narrow_kernels.scale.reshape(1, -1)
     dy_wide = _narrow(dy * of_kernels, recipe.gradients, (0,), recipe.gradient_range)
-    drows = _qwix().ragged_dot(dy_wide, narrow_kernels.qvalue.swapaxes(1, 2), sizes)
     dy_tall = _narrow(dy * narrow_rows.scale, recipe.gradients, (1,), recipe.gradient_range)
-    dkernels = _qwix().ragged_dot_general(narrow_rows.qvalue, dy_tall, sizes, _BY_GROUP)
+    if on_tpu:
+        drows = _wide_dot(dy_wide.qvalue, narrow_kernels.qvalue.swapaxes(1, 2), sizes)
+        drows = drows * dy_wide.scale
+        wide_rows, wide_dy = _wide(narrow_rows.qvalue), _wide(dy_tall.qvalue)
+        dkernels = gradient_of_matrices(wide_rows, wide_dy, sizes, jnp.dtype(jnp.float32))
+        dkernels = dkernels * dy_tall.scale.reshape(1, 1, -1)
+    else:
+        drows = _qwix().ragged_dot(dy_wide, narrow_kernels.qvalue.swapaxes(1, 2), sizes)
+        dkernels = _qwix().ragged_dot_general(narrow_rows.qvalue, dy_tall, sizes, _BY_GROUP)
     return (
         _where(rows_inside, drows).astype(narrow_rows.scale.dtype),
         _where(kernels_inside, dkernels).astype(narrow_kernels.scale.dtype),
@@ -153,6 +175,17 @@ def _ragged_backward(
 
 
 quantized_ragged_dot.defvjp(_ragged_forward, _ragged_backward)
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.bfloat16)
+
+
+def _wide_dot(rows: jax.Array, kernels: jax.Array, sizes: jax.Array) -> jax.Array:
+    return jax.lax.ragged_dot(
+        _wide(rows), _wide(kernels), sizes, preferred_element_type=jnp.float32
+    )
+
 
 # [rows, inputs] · [rows, outputs] → [groups, inputs, outputs]
 _BY_GROUP = jax.lax.RaggedDotDimensionNumbers(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from mfu_jax.layers.grouped_matmuls import gradient_of_matrices
 from mfu_jax.layers.quantization import (
     RECIPES,
     Quantization,
     quantized_dot,
     quantized_ragged_dot,
 )
+
+from tests.support.floats import assert_close_as_float32
 
 pytest.importorskip("qwix")
 
@@ -73,6 +77,28 @@ def test_experts_are_qwixs_to_the_bit(name: str) -> None:
     theirs = jax.vjp(lambda x, k: ragged_dot_qt(x, k, sizes, config), rows, kernels)
     ours = jax.vjp(lambda x, k: quantized_ragged_dot(x, k, sizes, recipe(name)), rows, kernels)
     assert_same(ours, theirs, dy)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8_full"])
+def test_experts_on_tpus_multiply_the_same_rounded_values(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreted = functools.partial(gradient_of_matrices, interpret=True)
+    monkeypatch.setattr("mfu_jax.layers.quantization.gradient_of_matrices", interpreted)
+    rows, kernels, dy = normal(0, 128, 8), normal(1, 3, 8, 6), normal(2, 128, 6)
+    sizes = jnp.array([40, 0, 80])
+    results = []
+    for on_tpu in (False, True):
+        y, back = jax.vjp(
+            functools.partial(
+                quantized_ragged_dot, sizes=sizes, recipe=recipe(name), on_tpu=on_tpu
+            ),
+            rows.astype(jnp.float32),
+            kernels.astype(jnp.float32),
+        )
+        results.append((y[:120], *back(dy.astype(jnp.float32).at[120:].set(0))))
+    for got, want in zip(results[1], results[0], strict=True):
+        assert_close_as_float32(got, want, terms=128)
 
 
 def test_int8_rounds_to_127_steps_of_the_largest_value() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from mfu_jax.flops.executed.instruction_costs import ProgramCosts
 from mfu_jax.planning import links
 from mfu_jax.planning.targets import Target
+from mfu_jax.planning.uncounted_attention import executed_by_dtype
 
 
 def bounds(
@@ -30,7 +31,7 @@ def bounds(
     chip = target.chip
     found: dict[str, float] = defaultdict(float)
     busy: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for dtype, flops in costs.executed.by_dtype.items():
+    for dtype, flops in executed_by_dtype(costs).items():
         found["matmul"] += flops / chip.peak_flops_per_sec(dtype)
     if memory:
         once = memory.get("argument_size_in_bytes", 0) + memory.get("output_size_in_bytes", 0)

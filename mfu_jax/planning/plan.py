@@ -18,7 +18,7 @@ from mfu_jax.planning.layer_timeline import Layer, largest_layer
 from mfu_jax.planning.memory import memory_of
 from mfu_jax.planning.schedule import Timeline, timeline
 from mfu_jax.planning.targets import Target
-from mfu_jax.planning.uncounted_attention import half_of_all_pairs
+from mfu_jax.planning.uncounted_attention import executed_by_dtype, half_of_all_pairs
 
 _DAY = 86400.0
 _COMPILERS_LIMIT = 1.01  # of the nominal memory: 95.74 of 95 GiB on v5p, as libtpu prints it
@@ -222,7 +222,7 @@ def make_plan(
         memory=kinds.kinds,
         activations_by_scope=kinds.activations,
         resident_bytes=memory.get("argument_size_in_bytes", 0),
-        executed_flops=costs.executed.total,
+        executed_flops=executed_by_dtype(costs).total(),
         step_time_bound_seconds=bound,
         step_time_seconds=seconds,
         step_time_range=_range(
@@ -294,13 +294,11 @@ def _range_of_shares(
 def _rates(
     costs: ProgramCosts, target: Target, work: Work | None, bound: float, seconds: float
 ) -> dict[str, Any]:
-    chip = target.chip
-    optimal = sum(
-        flops / chip.peak_flops_per_sec(dtype) for dtype, flops in costs.executed.by_dtype.items()
-    )
+    chip, executed = target.chip, executed_by_dtype(costs)
+    optimal = sum(flops / chip.peak_flops_per_sec(dtype) for dtype, flops in executed.items())
     rates: dict[str, Any] = {"hfu": optimal / seconds}
-    if work and costs.executed.total:
-        share = work.model_flops / costs.executed.total  # at the program's own mix of dtypes
+    if work and executed.total():
+        share = work.model_flops / executed.total()  # at the program's own mix of dtypes
         rates |= {
             "model_flops": work.model_flops,
             "convention": work.convention,
@@ -334,8 +332,8 @@ def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:
     ]
     if any(half_of_all_pairs(record) for record in costs.records.values() if record.runs):
         notes.append(
-            "attention kernels that are not counted take the time of half of all pairs of query "
-            "and key; executed FLOPs and HFU lack them"
+            "attention kernels that are not counted are taken for half of all pairs of query and "
+            "key, as causal masks keep, in executed FLOPs and in time"
         )
     new = memory.get("output_size_in_bytes", 0) - memory.get("alias_size_in_bytes", 0)
     if new > _LARGE_OUTPUT * max(memory.get("peak_memory_in_bytes", 0), 1):

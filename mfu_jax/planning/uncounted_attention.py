@@ -7,14 +7,24 @@ its own number. A plan takes half of all pairs of query and key: what causal mas
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from mfu_jax.flops.attention_kernels import OF_VALUE_WIDTH, AttentionKernel, kernels_named
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
 from mfu_jax.flops.executed.instruction_shapes import Array
 from mfu_jax.flops.executed.kernels import kernel_name
 
 _FEWEST_DIMS = 3  # heads, positions, width
 _FUSED_RESULTS = 3  # the gradients of queries, keys and values, all of one kernel
+
+
+def executed_by_dtype(costs: ProgramCosts) -> Counter[str]:
+    """Executed FLOPs of a step, with these kernels."""
+    flops = Counter(costs.executed.by_dtype)
+    for record in costs.records.values():
+        for dtype, guessed in half_of_all_pairs(record).items():
+            flops[dtype] += guessed * record.runs
+    return flops
 
 
 def half_of_all_pairs(record: InstructionRecord) -> dict[str, int]:

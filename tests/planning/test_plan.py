@@ -100,7 +100,8 @@ def test_the_range_is_that_of_other_runs_and_above_the_bound(text, plan, low, ex
     assert ranged.step_time_range == (expected * seconds if expected else bound, 1.2 * seconds)
     assert f"({ranged.step_time_range[0]:.4g} to" in str(ranged)
     low, high = residuals("tpu")
-    assert plan.step_time_range == (low * plan.step_time_seconds, high * plan.step_time_seconds)
+    least = max(plan.step_time_bound_seconds, low * plan.step_time_seconds)
+    assert plan.step_time_range == (least, high * plan.step_time_seconds)
 
 
 def test_the_range_of_gpus_is_the_time_at_other_shares_of_the_peaks():

@@ -157,6 +157,7 @@ def _of_program(arguments: Arguments) -> Ledger:
         executed=executed,
         is_whole=model.is_whole and not executed.unaccounted,
         operations=model.operations,
+        overheads=model.overheads,
     )
 
 

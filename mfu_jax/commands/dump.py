@@ -67,12 +67,11 @@ def _of_xla(arguments: Arguments) -> ProgramDump:
 
 def _of_config(words: Sequence[str]) -> ProgramDump:
     from mfu_jax.commands.compare import compiled_config
-    from mfu_jax.instrumentation.counts import analytic_model
     from mfu_jax.instrumentation.dumping import model_flops
+    from mfu_jax.trainer.run_logger import model_of
 
     config, compiled = compiled_config(words)
-    model = model_flops(analytic_model(config, convention=config.convention))
-    return record(compiled, model=model)
+    return record(compiled, model=model_flops(model_of(config)))
 
 
 def _summary(dump: ProgramDump) -> str:

@@ -171,7 +171,11 @@ def _topology(
 
 
 def _model(
-    convention: str, is_whole: bool, operations: Mapping[str, Any] | None = None, **flops: Any
+    convention: str,
+    is_whole: bool,
+    operations: Mapping[str, Any] | None = None,
+    overheads: Mapping[str, Any] | None = None,
+    **flops: Any,
 ) -> ModelFlops:
     named = {str(key): _exact(v) for key, v in (operations or {}).items()}
     exact = {key: None if v is None else _exact(v) for key, v in flops.items()}
@@ -179,6 +183,7 @@ def _model(
         convention=str(convention),
         is_whole=is_whole is True,
         operations=named,
+        overheads=_integers(overheads or {}),
         **exact,  # type: ignore[arg-type]
     )
 

@@ -26,6 +26,7 @@ class ModelFlops:
         attention: the part of `per_device` between activations; None if unknown.
         is_whole: `per_device` was traced from the function that was compiled, without gaps.
         operations: `per_device` as in `FlopCount.by_operation`, attention dense; empty if unknown.
+        overheads: other known work of the program, by its line in the ledger.
     """
 
     per_device: int | Fraction
@@ -34,6 +35,7 @@ class ModelFlops:
     attention: int | Fraction | None = None
     is_whole: bool = False
     operations: Mapping[str, int | Fraction] = field(default_factory=dict)
+    overheads: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

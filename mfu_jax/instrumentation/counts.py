@@ -70,6 +70,7 @@ class ModelCount:
         complex_products: the part of `per_device` that is products of complex numbers.
         flops_by_dtype: FLOPs of the step's matmuls, to find the peak; any scale.
         unaccounted: work that could not be counted, in words.
+        overheads: other known work of the program, by label; see `compare_flops`.
         how: the number's derivation in words, for the log.
     """
 
@@ -84,6 +85,7 @@ class ModelCount:
     complex_products: Exact = 0
     flops_by_dtype: Mapping[str, int] = dataclasses.field(default_factory=dict)
     unaccounted: tuple[str, ...] = ()
+    overheads: Mapping[str, int] = dataclasses.field(default_factory=dict)
     how: str = ""
 
 
@@ -259,7 +261,6 @@ def count_program(
     kernel_flops: Mapping[str, int] | None = None,
     trip_counts: Mapping[str, int] | None = None,
     lengths: Lengths = NO_LENGTHS,
-    overheads: Mapping[str, int] | None = None,
 ) -> StepFlops:
     """Counts a compiled step and explains the count, from the model's FLOPs on.
 
@@ -269,7 +270,6 @@ def count_program(
         kernel_flops: see `executed_flops`, like the next one.
         trip_counts: iterations of loops that depend on data.
         lengths: of groups and sequences that are data.
-        overheads: see `compare_flops`.
     """
     executed = executed_flops(
         compiled,
@@ -289,7 +289,7 @@ def count_program(
         operations=model.operations,
         unaccounted=model.unaccounted,
         complex_products=model.complex_products,
-        overheads=overheads,
+        overheads=model.overheads,
     )
     return StepFlops(model=model, executed=executed, xla_reported=reported, ledger=ledger)
 

@@ -22,6 +22,7 @@ def model_flops(count: ModelCount) -> ModelFlops:
         dense=count.dense,
         attention=count.attention,
         operations=count.operations,
+        overheads=count.overheads,
         is_whole=count.source == "traced" and not count.unaccounted,
     )
 

@@ -163,6 +163,7 @@ class ProgramLibrary:
                 attention=model.attention,
                 is_whole=model.is_whole,
                 operations=model.operations,
+                overheads=model.overheads,
             )
         rest = compare_flops(model=0, executed=executed).residual  # what no line claims
         return compare_flops(model=rest, executed=executed, convention=OWN_CONVENTION)

@@ -109,8 +109,13 @@ def run_journal(
 
 def count_step(config: Config, train_step: jax.stages.Compiled) -> StepFlops:
     """Counts the compiled step and explains the count, from the model's FLOPs on."""
+    return counts.count_program(train_step, model_of(config))
+
+
+def model_of(config: Config) -> counts.ModelCount:
+    """The model FLOPs of a step, and what its mesh executes beyond them."""
     model = counts.analytic_model(config, convention=config.convention)
-    return counts.count_program(train_step, model, overheads=known_overheads(config))
+    return dataclasses.replace(model, overheads=known_overheads(config))
 
 
 def step_profile(

@@ -26,7 +26,8 @@ TINY = (*SMALL, "num_kv_heads=2", "vocab_size=32", "max_target_length=8", "per_d
 @pytest.fixture
 def dump(tmp_path: Path) -> str:
     path = tmp_path / "step.mfu"
-    model = ModelFlops(per_device=1000, convention="exact", dense=1010)
+    overheads = {"pipeline bubble": 14}
+    model = ModelFlops(per_device=1000, convention="exact", dense=1010, overheads=overheads)
     write(ProgramDump(text=TEXT, cost={"flops": 2048.0}, model=model), path)
     return str(path)
 
@@ -40,7 +41,8 @@ def test_compare_takes_the_numbers_of_a_dump(dump: str, capsys: pytest.CaptureFi
     ledger = printed(capsys, "compare", dump)
     assert (ledger["executed"], ledger["model"], ledger["xla_reported"]) == (1024, 1000, 2048)
     assert ledger["convention"] == "exact"
-    assert {line["label"]: line["flops"] for line in ledger["lines"]}["masked pairs"] == 10
+    lines = {line["label"]: line["flops"] for line in ledger["lines"]}
+    assert (lines["masked pairs"], lines["pipeline bubble"], ledger["residual"]) == (10, 14, 0)
 
 
 def test_numbers_that_are_given_win(dump: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,6 +45,7 @@ DUMP = ProgramDump(
         dense=2**70,
         is_whole=True,
         operations={"forward mlp/dot_general": Fraction(1, 7), "backward dot_general": 5},
+        overheads={"pipeline bubble": 7},
     ),
     kernel_flops={"flash": 5},
     trip_counts={"while.1": 3},

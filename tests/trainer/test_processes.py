@@ -51,7 +51,8 @@ def test_a_killed_process_ends_the_job_and_its_checkpoint_is_read_by_one_and_by_
     assert "run the same command again to resume" in err
 
     saved = tmp_path / "two" / "default"
-    restored = max(int(folder.name) for folder in (saved / "checkpoints").glob("[0-9]*"))
+    names = [folder.name for folder in (saved / "checkpoints").iterdir()]
+    restored = max(int(name) for name in names if name.isdecimal())  # the kill may leave a part
     assert restored in (4, 6, 8, 10)
     for count in (1, 4):
         shutil.copytree(saved / "checkpoints", tmp_path / f"by_{count}/default/checkpoints")

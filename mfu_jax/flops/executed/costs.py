@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from itertools import compress
 from typing import NamedTuple
 
 from mfu_jax.flops.attention_kernels import BESIDE_KERNELS, is_attention
@@ -18,7 +19,7 @@ from mfu_jax.flops.executed.dataflow import Dataflow
 from mfu_jax.flops.executed.elementwise import ELEMENTWISE, elementwise_flops
 from mfu_jax.flops.executed.expansions import Expansions, Part
 from mfu_jax.flops.executed.factorizations import FACTORIZATIONS
-from mfu_jax.flops.executed.hbm import hbm_bytes
+from mfu_jax.flops.executed.hbm import Traffic
 from mfu_jax.flops.executed.hlo import (
     CALLEE_KEYS,
     ELIDED,
@@ -102,6 +103,7 @@ class InstructionCost(NamedTuple):
 
 
 _NOTHING = InstructionCost()
+_ONLY_CALLS = InstructionCost(is_call=True)
 
 
 class ComputationCost(NamedTuple):
@@ -123,15 +125,18 @@ def _sum(
     """The sum of `costs`, and of `elementwise` FLOPs of instructions without a record."""
     if not costs:
         return ComputationCost((), (), (), (), (), elementwise, 0, 0)
+    matmuls, is_call, collectives, unknown, notes, flops, traffic, vector_xla = zip(
+        *costs, strict=True
+    )
     return ComputationCost(
-        matmuls=tuple([cost.matmul for cost in costs if cost.matmul]),
-        calls=tuple([i for i, cost in zip(instructions, costs, strict=True) if cost.is_call]),
-        unaccounted=tuple([cost.unaccounted for cost in costs if cost.unaccounted]),
-        collectives=tuple([cost.collective for cost in costs if cost.collective]),
-        notes=tuple([cost.note for cost in costs if cost.note]),
-        elementwise=elementwise + sum([cost.elementwise for cost in costs]),
-        hbm_bytes=sum([cost.hbm_bytes for cost in costs]),
-        vector_xla=sum([cost.vector_xla for cost in costs]),
+        matmuls=tuple(filter(None, matmuls)),
+        calls=tuple(compress(instructions, is_call)),
+        unaccounted=tuple(filter(None, unknown)),
+        collectives=tuple(filter(None, collectives)),
+        notes=tuple(filter(None, notes)),
+        elementwise=elementwise + sum(flops),
+        hbm_bytes=sum(traffic),
+        vector_xla=sum(vector_xla),
     )
 
 
@@ -157,6 +162,7 @@ class CostReader:
     ) -> None:
         self.module = module
         self.dataflow = Dataflow(module)
+        self.traffic = Traffic(module)
         self.vector_matmuls = VectorMatmuls(self.dataflow)
         self.expansions = Expansions(module)
         self.iterations = Iterations(module)
@@ -201,9 +207,11 @@ class CostReader:
         else:
             cost = _NOTHING if instruction.opcode in NO_MATMUL else _unknown(instruction)
         elementwise = elementwise_flops(computation, instruction, self._reducer)
-        traffic = 0 if fused else hbm_bytes(self.module, computation, instruction)
+        traffic = 0 if fused else self.traffic.bytes(computation, instruction)
         part = self.vector_matmuls.part(computation, instruction)
         if part is None or is_iterated:
+            if not (elementwise or traffic):
+                return cost
             return InstructionCost(*cost[:5], elementwise, traffic)
         beside = BESIDE_KERNELS in instruction.op_name
         matmul = MatmulCost(
@@ -230,7 +238,7 @@ class CostReader:
             raise instruction.error(f"{instruction.opcode} without its computation")
         iterated = self.iterations.at(instruction)
         if iterated is None:
-            return InstructionCost(is_call=True)
+            return _ONLY_CALLS
         name, flops, dtype = iterated
         note = (
             f"{name} {instruction.op_name}: iterates until it converges; counted by the textbook, "
@@ -282,9 +290,9 @@ class CostReader:
         )
 
     def _kernel(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
-        self.literals.elided = False
         if instruction.runs_on_host and instruction.callees:
-            return InstructionCost(is_call=True)
+            return _ONLY_CALLS
+        self.literals.elided = False
         literal = functools.partial(self.literals.of, computation, instruction)
         call = KernelCall(computation, instruction, literal, self.lengths)
         cost = kernel_cost(call)

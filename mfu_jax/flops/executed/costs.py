@@ -34,6 +34,7 @@ from mfu_jax.flops.executed.kernels import (
     UnknownCost,
     kernel_cost,
 )
+from mfu_jax.flops.executed.kernels.device_mean import device_mean
 from mfu_jax.flops.executed.literals import Literals
 from mfu_jax.flops.executed.matmuls import MATMULS, hardware_passes, operand_dtype
 from mfu_jax.flops.executed.opcodes import NO_MATMUL, ONLY_ELEMENTWISE, is_free
@@ -295,7 +296,7 @@ class CostReader:
         self.literals.elided = False
         literal = functools.partial(self.literals.of, computation, instruction)
         call = KernelCall(computation, instruction, literal, self.lengths)
-        cost = kernel_cost(call)
+        cost = self._cost_by_devices(call)
         if isinstance(cost, UnknownCost):
             elided = self.literals.elided
             if elided:
@@ -318,6 +319,16 @@ class CostReader:
             padding=cost.padding,
         )
         return InstructionCost(matmul, note=cost.note)
+
+    def _cost_by_devices(self, call: KernelCall) -> KernelCost | UnknownCost:
+        """The cost of a kernel; the mean of all devices' where they have different tables."""
+        self.literals.choose(0)
+        cost = kernel_cost(call)
+        differing = sorted(self.literals.by_device)
+        if not differing or isinstance(cost, UnknownCost):
+            return cost
+        devices = self.module.header_int("num_partitions")
+        return device_mean(call, differing, devices, self.literals.choose)
 
     def _given_cost(self, call: KernelCall, cost: UnknownCost) -> KernelCost | UnknownCost:
         """The cost that the caller gave as `kernel_flops`, else the kernel author's estimate."""

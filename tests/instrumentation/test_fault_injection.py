@@ -194,6 +194,8 @@ OF_THREADS = re.compile(
 )
 # Told in the record itself: "metric 'learning/loss' is left out: …".
 TOLD_BY_NOTES = ("logger.records:", "logger.scalars:", "logger.phases:")
+# Python's collector runs on any thread, one of an earlier run as well, whose lines nobody takes.
+TOLD_ELSEWHERE = ("logger.timing.gc_pauses:",)
 
 
 def fault_of(kind: Any, folder: Path, injector: Injector, code: types.CodeType) -> str:
@@ -225,7 +227,7 @@ def fault_of_lines(lines: list[str], name: str) -> str:
         return f"said twice: {of_threads}"
     if len(lines) - len(of_threads) > 1:
         return f"{len(lines)} lines: {lines}"
-    if not lines and not name.startswith(TOLD_BY_NOTES):
+    if not lines and not name.startswith((*TOLD_BY_NOTES, *TOLD_ELSEWHERE)):
         return "nothing said"
     return ""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +52,34 @@ class Seen:
         killed: when it got SIGKILL; None: it ended by itself.
         end: when it was gone.
         marks: time, event, number.
+        told: the name of the signal that it was sent while it lived; empty: none.
     """
 
     start: float
     killed: float | None = None
     end: float = 0.0
     marks: list[tuple[float, str, int]] = field(default_factory=list)
+    told: str = ""
 
     @property
     def steps(self) -> list[tuple[int, float]]:
         """Number and seconds of every completed step."""
         begins = {number: at for at, event, number in self.marks if event == "+step"}
         return [(n, at - begins[n]) for at, event, n in self.marks if event == "-step"]
+
+
+def write_log(path: Path, seen: list[list[Seen]]) -> None:
+    """Keeps what the killer saw, so that a campaign can go on."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps([[asdict(one) for one in attempts] for attempts in seen]))
+    new.replace(path)
+
+
+def read_log(path: Path) -> list[list[Seen]]:
+    """The same of each process; empty if there is no such file."""
+    if not path.exists():
+        return []
+    return [[Seen(**one) for one in attempts] for attempts in json.loads(path.read_text())]
 
 
 def truth_of(attempts: list[Seen]) -> dict[str, float]:

@@ -139,7 +139,7 @@ class Campaign:
         Raises:
             RuntimeError: it failed.
         """
-        done = max((n for seen in self.seen for one in seen for n, _ in one.steps), default=0)
+        done = max((n for seen in self.seen for one in seen for n in one.steps), default=0)
         codes = self.end(self.start(done + _STEPS_AFTER_KILLS), 0)
         if any(codes):
             raise RuntimeError(f"ended with {codes}: {self._last_words()}")

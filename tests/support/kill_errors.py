@@ -84,7 +84,7 @@ def compare(run_folder: Path, seen: list[list[Seen]]) -> Errors:
         for process, one in enumerate(found)
         if one.of_allowed > 1.0
     ]
-    done = [step for attempt in seen[0] for step, _ in attempt.steps]
+    done = [step for attempt in seen[0] for step in attempt.steps]
     if run.steps != len(set(done)):
         wrong.append(f"{run.steps} steps, truth {len(set(done))}")
     unseen = len(done) - run.steps - run.lost_steps

@@ -77,7 +77,7 @@ def run_loop(job: Job) -> int:
     )
     with logger:
         for step in range(start, job.steps):
-            with marks.span("data_wait"), logger.waiting("data"):
+            with logger.waiting("data"), marks.span("data_wait"):
                 time.sleep(0.005)
             with marks.span("step", step):
                 x, loss = jax.block_until_ready(step_of(x))
@@ -107,6 +107,8 @@ def run_trainer(job: Job) -> int:
 
     marks = Marks(job.marks)
     keys = [*MODEL, f"steps={job.steps}", f"checkpoint_period={CHECKPOINT_EVERY}"]
+    # Steps that take long beside the writing of a mark.
+    keys += ["per_device_batch_size=16", "max_target_length=64"]
     keys += [f"eval_interval={EVAL_EVERY}", f"base_output_directory={job.folder}"]
     if job.count > 1:
         keys += [f"coordinator_address={job.address}", f"num_processes={job.count}"]
@@ -165,7 +167,7 @@ def _mark_trainer(loop: Any, marks: Marks) -> None:
 
     @contextlib.contextmanager
     def marked_wait(self: Any, name: str) -> Iterator[None]:
-        with marks.span(f"{name}_wait"), waiting(self, name):
+        with waiting(self, name), marks.span(f"{name}_wait"):
             yield
 
     logger.record, logger.pause, logger.waiting = marked_record, marked_pause, marked_wait

@@ -179,8 +179,8 @@ def run_whole(folder: Path, kills: int, workers: int) -> Errors:
             job.send_signal(signal.SIGINT)
             job.wait()
     found = [read_log(folder / f"{kind}{seed}" / "killer.json") for kind, seed in WHOLE]
-    if not all(found):
-        raise RuntimeError("a job failed: see above")
+    if not all(seen and len(seen[0]) == kills + 1 for seen in found):
+        raise RuntimeError("a job did not come to its end: see above; the same command goes on")
     names = [folder / f"{kind}{seed}" / "default" for kind, seed in WHOLE]
     return Errors.of([compare(*job) for job in zip(names, found, strict=True)])
 

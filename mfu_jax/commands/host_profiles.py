@@ -11,6 +11,8 @@ from mfu_jax.runs.run_data import RunData
 from mfu_jax.storage.addresses import path_of
 
 _PLACES = (".", "profile", "tensorboard")  # in a run's folder
+# Traces of more bytes take minutes: they are read when asked for.
+_MOST_BYTES = 10**9
 
 
 def with_waits(run: RunData, profile: str | None) -> RunData:
@@ -41,15 +43,32 @@ def _with(run: RunData, waits: CollectiveWaits) -> RunData:
 
 
 def _with_own(run: RunData) -> RunData:
-    """With the profile in the run's own folder; one that cannot be read is a note."""
+    """With the profile in the run's own folder; one that is large, or damaged, is a note."""
     folder = _folder_of(run)
+    if folder is None:
+        return run
     try:
-        waits = None if folder is None else _read(folder)
+        if size := _too_large(folder):
+            return _noted(run, f"{size / 1e9:.1f} GB; --profile {folder} reads it")
+        waits = _read(folder)
     except UserError as error:
-        notes = (*run.time.notes, f"the profile is left out: {one_line(str(error))}")
-        time = dataclasses.replace(run.time, notes=notes)
-        return dataclasses.replace(run, time=time, answer={**run.answer, "notes": notes})
+        return _noted(run, one_line(str(error)))
     return run if waits is None else _with(run, waits)
+
+
+def _too_large(folder: Path) -> int:
+    """Bytes of the traces of several hosts; 0: few enough."""
+    from mfu_jax.profiling.folders import trace_files
+
+    files = trace_files(folder)
+    size = sum(file.stat().st_size for file in files)
+    return size if len(files) > 1 and size > _MOST_BYTES else 0
+
+
+def _noted(run: RunData, why: str) -> RunData:
+    notes = (*run.time.notes, f"the profile is left out: {why}")
+    time = dataclasses.replace(run.time, notes=notes)
+    return dataclasses.replace(run, time=time, answer={**run.answer, "notes": notes})
 
 
 def _folder_of(run: RunData) -> Path | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.cli import main
+from mfu_jax.commands import host_profiles
 from tests.profiling.test_host_waits import write_hosts
 from tests.support import accelerator_traces as traces
 from tests.support import html_pages
@@ -25,7 +26,7 @@ def test_the_report_names_the_host_that_the_others_wait_for(
     waits = {host["host"]: 1e6 * host["wait_seconds"] for host in found["hosts"]}
     assert waits == pytest.approx({"host0": 13, "host1": 0, "host2": 11})
     assert main(["report", str(metrics)]) == 0
-    assert "host1 comes last to collectives: it spends 1.00 µs" in capsys.readouterr().out
+    assert "host1 comes last to collectives: it spends 1.000 µs" in capsys.readouterr().out
     page = tmp_path / "page.html"
     assert main(["report", str(metrics), "--html", str(page)]) == 0
     capsys.readouterr()
@@ -55,3 +56,19 @@ def test_a_damaged_profile_costs_itself(tmp_path: Path, capsys: pytest.CaptureFi
     answer = json.loads(capsys.readouterr().out)
     assert answer["collective_waits"] is None
     assert any("the profile is left out" in note for note in answer["notes"])
+
+
+def test_a_large_profile_is_read_if_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_profiles, "_MOST_BYTES", 100)
+    metrics = write_run(tmp_path / "metrics.jsonl", [1e-4] * 30)
+    write_hosts(tmp_path / "profile", 4, 17)
+    assert main(["report", str(metrics), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["collective_waits"] is None
+    (note,) = (note for note in answer["notes"] if "the profile is left out" in note)
+    assert f"--profile {tmp_path / 'profile'} reads it" in note
+    told = ["report", str(metrics), "--json", "--profile", str(tmp_path / "profile")]
+    assert main(told) == 0
+    assert json.loads(capsys.readouterr().out)["collective_waits"]["slowest"] == "host1"

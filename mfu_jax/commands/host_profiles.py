@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from mfu_jax.errors import UserError, one_line
+from mfu_jax.profiling.folders import trace_files
 from mfu_jax.runs.collective_waits import CollectiveWait, CollectiveWaits
 from mfu_jax.runs.run_data import RunData
 from mfu_jax.storage.addresses import path_of
@@ -48,21 +49,15 @@ def _with_own(run: RunData) -> RunData:
     if folder is None:
         return run
     try:
-        if size := _too_large(folder):
+        files = trace_files(folder)
+        if len(files) < 2:
+            return run
+        if (size := sum(file.stat().st_size for file in files)) > _MOST_BYTES:
             return _noted(run, f"{size / 1e9:.1f} GB; --profile {folder} reads it")
         waits = _read(folder)
     except UserError as error:
         return _noted(run, one_line(str(error)))
     return run if waits is None else _with(run, waits)
-
-
-def _too_large(folder: Path) -> int:
-    """Bytes of the traces of several hosts; 0: few enough."""
-    from mfu_jax.profiling.folders import trace_files
-
-    files = trace_files(folder)
-    size = sum(file.stat().st_size for file in files)
-    return size if len(files) > 1 and size > _MOST_BYTES else 0
 
 
 def _noted(run: RunData, why: str) -> RunData:

@@ -89,6 +89,7 @@ def run_loop(job: Job) -> int:
                     time.sleep(EVAL_SECONDS)
             if done % CHECKPOINT_EVERY == 0 or stops:
                 with marks.span("checkpoint"), logger.pause("checkpoint"):
+                    logger.flush()  # a resume builds on these steps
                     time.sleep(SAVE_SECONDS)
                     saved.with_suffix(".new").write_text(str(done))
                     saved.with_suffix(".new").replace(saved)

@@ -1,0 +1,27 @@
+"""Kernels of dropless experts: rows in groups, each group times its own matrix, tile by tile.
+
+Such a kernel (megablox's, or XLA's own of ``ragged_dot``) goes through a list of tiles that is made
+before it runs: a tile of rows that two groups share is in it for each of them.
+"""
+
+from __future__ import annotations
+
+from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+
+_ROWS, _LIST = 2, 1  # dimensions
+
+
+def visited_share(record: InstructionRecord) -> float | None:
+    """Tiles that a grouped kernel goes through, over those that its rows fill.
+
+    None if it is no such kernel: its operands are the groups' offsets [groups + 1], the group and
+    the tile of rows of each step [tiles + groups − 1], and the rows.
+    """
+    arrays = record.shape.operand_arrays
+    lists = [a.dims[0] for a in arrays if a.dtype == "s32" and len(a.dims) == _LIST]
+    rows = next((a.dims[0] for a in arrays if len(a.dims) == _ROWS and a.dtype != "s32"), 0)
+    for offsets, groups_of, tiles_of in zip(lists, lists[1:], lists[2:], strict=False):
+        filled = groups_of - offsets + 2
+        if groups_of == tiles_of and filled > 0 and rows % filled == 0 and rows:
+            return groups_of / filled
+    return None

@@ -15,6 +15,8 @@ STAGE_AXIS = "pipeline"
 EDGE_BATCH_AXES = (*BATCH_AXES, STAGE_AXIS)
 # The sequence of tokens, and with it the work of every layer.
 SEQUENCE_AXIS = "context"
+# The width of the residual stream between the parts of a layer; each part gathers it for itself.
+WIDTH_AXIS = "tensor"
 
 # fsdp, context and expert split the embedding dimension of every weight, tensor the other one.
 MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
@@ -24,6 +26,7 @@ MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
     "kv_heads": "tensor",
     "mlp": "tensor",
     "experts": "expert",
+    "whole_experts": ("expert", "fsdp", "context"),
     "experts_routed": None,
     "q_lora": None,
     "kv_lora": None,

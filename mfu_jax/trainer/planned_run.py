@@ -37,6 +37,8 @@ _SILENT = (
     "use_qwix_quantization",  # all quantisation here is qwix's
 )
 _SAME = {"opt_type": "adamw", "matmul_precision": "default"}
+# Older names of MaxText's keys.
+_RENAMED = {"fsdp_shard_on_exp": "shard_exp_on_fsdp"}
 _SCALE = "global_parameter_scale"
 
 
@@ -54,7 +56,8 @@ def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
     keys = {"override_model_config": "true", **_DEFAULTS, **_sizes_of(run)}
     lost: list[str] = []
     for name, value in _program_keys(run):
-        own, value = name.removeprefix("base_"), _ATTENTION.get(value, value)
+        own = name.removeprefix("base_")
+        own, value = _RENAMED.get(own, own), _ATTENTION.get(value, value)
         if own not in fields or not _takes(kinds[own], value):
             lost.append(f"{name}={value}")
         elif "quantization" in own and importlib.util.find_spec("qwix") is None:
@@ -64,9 +67,17 @@ def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
     mesh, others = _mesh(run.keys, run.target)
     notes = ["MaxText is not installed: the reference model's step is planned in its place"]
     lost += others
+    if "shard_exp_on_fsdp" in keys and not _has_whole_experts(run, mesh):
+        lost.append(f"shard_exp_on_fsdp={keys.pop('shard_exp_on_fsdp')}")
     if lost:
         notes.append(f"not followed by the reference model: {', '.join(lost)}")
     return {**keys, **mesh}, tuple(notes)
+
+
+def _has_whole_experts(run: MeasuredRun, mesh: Mapping[str, str]) -> bool:
+    """Whether each device can have as many whole experts."""
+    parts = math.prod(int(mesh[axis]) for axis in ("expert", "fsdp", "context_parallelism"))
+    return as_model_config(run.model).experts.num_experts % parts == 0
 
 
 def _program_keys(run: MeasuredRun) -> Iterator[tuple[str, str]]:

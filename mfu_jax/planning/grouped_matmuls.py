@@ -6,7 +6,10 @@ before it runs: a tile of rows that two groups share is in it for each of them.
 
 from __future__ import annotations
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from collections import Counter
+from dataclasses import replace
+
+from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
 
 _ROWS, _LIST = 2, 1  # dimensions
 
@@ -25,3 +28,21 @@ def visited_share(record: InstructionRecord) -> float | None:
         if groups_of == tiles_of and filled > 0 and rows % filled == 0 and rows:
             return groups_of / filled
     return None
+
+
+def without_skipped_rows(costs: ProgramCosts, own_rows: float) -> ProgramCosts:
+    """Costs in which grouped kernels multiply those of their rows that are in a group.
+
+    Args:
+        costs: of the shapes.
+        own_rows: share of such rows, where devices gather rows of all experts and have some of
+            them: the kernel ends with its last group.
+    """
+    records, flops = dict(costs.records), Counter(costs.executed.by_dtype)
+    for name, record in costs.records.items():
+        if own_rows < 1 and visited_share(record) is not None:
+            own = {dtype: round(n * own_rows) for dtype, n in record.flops_by_dtype.items()}
+            records[name] = replace(record, flops_by_dtype=own)
+            for dtype, whole in record.flops_by_dtype.items():
+                flops[dtype] -= record.runs * (whole - own[dtype])
+    return replace(costs, records=records, executed=replace(costs.executed, by_dtype=flops))

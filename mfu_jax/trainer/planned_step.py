@@ -75,7 +75,13 @@ class TrainerStep:
             model_flops=round(model_flops_per_device(config, config.convention).training),
             tokens=float(calculate_tokens_per_device(config)),
             convention=config.convention,
+            own_rows=self.own_rows(values),
         )
+
+    def own_rows(self, values: Mapping[str, str]) -> float:
+        """Over `expert`, a device gathers its neighbours' rows, and multiplies those it has."""
+        config = load(self.words(values))
+        return 1 / (config.expert * config.dcn_expert_parallelism)
 
     def identity(self, values: Mapping[str, str]) -> Mapping[str, Any]:
         """Every key of the config, and the source of the model and the step."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.flops.executed.counting import ExecutedCount
+from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
 from mfu_jax.flops.executed.instruction_shapes import Array, InstructionShape
 from mfu_jax.planning.durations import Durations, Efficiencies
-from mfu_jax.planning.grouped_matmuls import visited_share
+from mfu_jax.planning.grouped_matmuls import visited_share, without_skipped_rows
 from mfu_jax.planning.targets import parse_target
 
 ROWS, K, N, GROUPS, TILE = 4096, 512, 1024, 8, 128
@@ -39,6 +42,24 @@ def test_a_tile_that_two_groups_share_is_multiplied_twice() -> None:
     (duration,) = durations.of(record)
     assert duration.cause == "kernel"
     assert duration.seconds == pytest.approx(FLOPS * STEPS / (ROWS // TILE) / 459e12 / 0.8)
+
+
+def test_rows_of_other_devices_experts_are_skipped() -> None:
+    record = replace(kernel(1, GROUPS + 1, STEPS, STEPS, 1), runs=3)
+    other = replace(kernel(), name="fusion.1")
+    count = ExecutedCount(by_dtype={"bf16": 3 * FLOPS + FLOPS})
+    costs = ProgramCosts(
+        name="m",
+        devices=8,
+        state=frozenset(),
+        records={record.name: record, other.name: other},
+        executed=count,
+    )
+    quarter = without_skipped_rows(costs, 1 / 4)
+    assert quarter.records[record.name].flops == FLOPS // 4
+    assert quarter.records[other.name].flops == FLOPS
+    assert quarter.executed.by_dtype == {"bf16": 3 * FLOPS // 4 + FLOPS}
+    assert without_skipped_rows(costs, 1.0) == costs
 
 
 def test_other_kernels_have_no_tiles() -> None:

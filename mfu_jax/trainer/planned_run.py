@@ -36,7 +36,7 @@ _SILENT = (
     *("enable_goodput_recording", "base_config", "learning_rate", "log_period"),
     "use_qwix_quantization",  # all quantisation here is qwix's
 )
-_SAME = {"opt_type": "adamw", "matmul_precision": "default"}
+_SAME = {"opt_type": "adamw", "matmul_precision": "default", "use_custom_sort_vjp": "true"}
 # Older names of MaxText's keys.
 _RENAMED = {"fsdp_shard_on_exp": "shard_exp_on_fsdp"}
 _SCALE = "global_parameter_scale"
@@ -86,6 +86,8 @@ def _program_keys(run: MeasuredRun) -> Iterator[tuple[str, str]]:
     tensors = {field.name for field in dataclasses.fields(RematKeys)} - {"remat_policy"}
     keeps = run.keys.get("remat_policy") == "custom"
     for name, value in run.keys.items():
+        if _is_as_experts_are(name, run.keys):
+            continue
         if name.endswith(_MESH_KEY) or name in _SILENT or _SAME.get(name) == value or not value:
             continue
         if scaled and (name.startswith("base_") or name in (_SCALE, "model_name")):
@@ -93,6 +95,15 @@ def _program_keys(run: MeasuredRun) -> Iterator[tuple[str, str]]:
         if name in tensors and not keeps:  # MaxText reads them with this policy only
             continue
         yield name, value
+
+
+def _is_as_experts_are(name: str, keys: Mapping[str, str]) -> bool:
+    """Whether a key says no more than others: MaxText's sparse experts drop nothing."""
+    is_sparse = keys.get("sparse_matmul") == "true"
+    if name == "capacity_factor":
+        return is_sparse
+    has_slots = typed("capacity_factor", keys.get("capacity_factor", "-1"), float) > 0
+    return name == "sparse_matmul" and (is_sparse or has_slots)
 
 
 def _sizes_of(run: MeasuredRun) -> dict[str, str]:

@@ -14,13 +14,14 @@ import jax.numpy as jnp
 from .sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size, constrain
 
 # What a model may need of an implementation beyond causal attention over segments.
-WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM, SPLIT, WHOLE = (
+WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, SPLIT, WHOLE = (
     "sliding windows",
     "chunks",
     "a soft cap of the scores",
     "attention sinks",
     "keys picked by an indexer",
     "values narrower than keys",
+    "images whose tokens see each other",
     "sequences split over devices",
     "whole sequences on a device",
 )
@@ -57,6 +58,7 @@ class Pattern:
         chunk: a query sees its own chunk of so many tokens; 0: no chunks.
         scale: of the scores; None: 1 / √head_dim.
         soft_cap: scores s become ``soft_cap · tanh(s / soft_cap)``; 0: they do not.
+        joins_images: tokens of an image see each other, also later ones.
         blocks: of the splash kernel.
     """
 
@@ -64,22 +66,38 @@ class Pattern:
     chunk: int = 0
     scale: float | None = None
     soft_cap: float = 0.0
+    joins_images: bool = False
     blocks: SplashBlocks = SplashBlocks()
 
     @property
     def needs(self) -> frozenset[str]:
         """What an implementation must support."""
-        wanted = {WINDOW: self.window, CHUNKS: self.chunk, SOFT_CAP: self.soft_cap}
+        wanted = {
+            WINDOW: self.window,
+            CHUNKS: self.chunk,
+            SOFT_CAP: self.soft_cap,
+            IMAGES: self.joins_images,
+        }
         return frozenset(name for name, value in wanted.items() if value)
 
     def scale_of(self, head_dim: int) -> float:
         """The factor of the scores."""
         return 1 / math.sqrt(head_dim) if self.scale is None else self.scale
 
-    def mask(self, segment_ids: jax.Array) -> jax.Array:
-        """[B, S] → [B, S, S]: which keys a query sees."""
+    def mask(self, segment_ids: jax.Array, images: jax.Array | None = None) -> jax.Array:
+        """Which keys a query sees, [B, S, S].
+
+        Args:
+            segment_ids: [B, S].
+            images: the image of each token, from 1 on; 0: text; [B, S].
+        """
         place = jnp.arange(segment_ids.shape[1])
-        return self.seen(place, place) & (segment_ids[:, :, None] == segment_ids[:, None, :])
+        seen = self.seen(place, place) & (segment_ids[:, :, None] == segment_ids[:, None, :])
+        if not self.joins_images or images is None:
+            return seen
+        later = place[:, None] < place
+        together = (images[:, :, None] == images[:, None]) & (images > 0)[:, None]
+        return seen | (later & together)
 
     def seen(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
         """Places [S] and [T] in a row → [S, T]: which keys a query sees if all are one document."""
@@ -107,6 +125,7 @@ class AttentionInputs:
         pattern: which keys a query sees, and how scores are scaled.
         sinks: a sink logit for each query head, [N].
         picked: the keys that an indexer picked, [B, S, S] of booleans.
+        images: the image of each token, from 1 on; 0: text; [B, S].
     """
 
     q: jax.Array
@@ -117,11 +136,12 @@ class AttentionInputs:
     pattern: Pattern = CAUSAL
     sinks: jax.Array | None = None
     picked: jax.Array | None = None
+    images: jax.Array | None = None
 
     @property
     def mask(self) -> jax.Array:
         """Which keys a query sees, [B, S, S]."""
-        mask = self.pattern.mask(self.segment_ids)
+        mask = self.pattern.mask(self.segment_ids, self.images)
         return mask if self.picked is None else mask & self.picked
 
 
@@ -239,7 +259,7 @@ def _softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
 
 
 @register_attention(
-    "dot_product", supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM, SPLIT)
+    "dot_product", supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, SPLIT)
 )
 def dot_product(x: AttentionInputs) -> jax.Array:
     """Written out: every pair of positions is computed, then masked."""
@@ -247,7 +267,7 @@ def dot_product(x: AttentionInputs) -> jax.Array:
     return masked_attention(x.q, x.k, x.v, x.mask, pattern=x.pattern, sinks=x.sinks)
 
 
-@register_attention("jax", supports=(WINDOW, CHUNKS, PICKED, SPLIT))
+@register_attention("jax", supports=(WINDOW, CHUNKS, PICKED, IMAGES, SPLIT))
 def jax_attention(x: AttentionInputs) -> jax.Array:
     """`jax.nn.dot_product_attention`, compiled by XLA."""
     x = with_gathered_keys(x)

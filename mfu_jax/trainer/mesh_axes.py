@@ -165,6 +165,9 @@ def check_shape(config: Any, shape: MeshShape) -> None:
         ("context",): ("max_target_length",),
         ("expert",): ("num_experts",) if sizes["expert"] > 1 else (),
     }
+    if config.images_per_sequence:
+        split["tensor",] += ("num_attention_heads_for_vit", "intermediate_size_for_vit")
+        split["fsdp", "context", "expert"] += ("hidden_size_for_vit",)
     for axes, keys in split.items():
         parts = math.prod(sizes[axis] for axis in axes)
         for key in keys:

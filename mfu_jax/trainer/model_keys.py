@@ -133,6 +133,30 @@ class ModelKeys:
     engram_vocab_bases: tuple[int, ...]
 
 
+# Blocks of models that see, of which the reference model has the tower.
+SEEING_BLOCKS = ("gemma3", "llama4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionKeys:
+    """The vision tower, and what a sequence shows it."""
+
+    images_per_sequence: int
+    tiles_per_image: int
+    freeze_vision_encoder_params: bool
+    image_size_for_vit: int
+    tile_size_for_vit: int
+    patch_size_for_vit: int
+    num_channels_for_vit: int
+    hidden_size_for_vit: int
+    intermediate_size_for_vit: int
+    num_hidden_layers_for_vit: int
+    num_attention_heads_for_vit: int
+    projector_input_dim_for_vit: int
+    projector_output_dim_for_vit: int
+    pixel_shuffle_ratio_for_vit: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class RematKeys:
     """Which tensors of a layer are kept for the backward pass, and where."""

@@ -25,6 +25,7 @@ _OUTSIDE = {
     "logits_dense": frozenset({"head", "logits"}),
 }
 _ADAPTERS = ("lora_a", "lora_b")
+_FROZEN_TOWER = "vision_encoder"
 
 
 def trained_and_frozen(config: Config, params: Any) -> tuple[Any, Any]:
@@ -48,7 +49,7 @@ def joined(trained: Any, frozen: Any) -> Any:
 
 
 def all_are_trained(config: Config) -> bool:
-    """Whether a step trains every weight."""
+    """Whether a step trains every weight of the decoder."""
     return not config.lora_rank and not config.frozen
 
 
@@ -57,7 +58,8 @@ def _chosen(config: Config, paths: Sequence[Any]) -> dict[Any, bool]:
     if config.lora_rank:
         return {path: path[-1] in _ADAPTERS for path in paths}
     if not config.frozen:
-        return dict.fromkeys(paths, True)
+        is_frozen = config.freeze_vision_encoder_params
+        return {path: not (is_frozen and path[0] == _FROZEN_TOWER) for path in paths}
     words = {path: _words(path, len(config.mlp_activations) > 1) for path in paths}
     known = sorted({word for found in words.values() for word in found})
     for name in config.frozen:

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from tests.support.hugging_face_vision import is_of_tower, load_of_tower
+
 Weights = Mapping[str, np.ndarray]
 
 # What stands after a layer's name → the module of ours.
@@ -93,6 +95,9 @@ def load_weights(model: Any, family: str, weights: Weights) -> None:
 
 def _load(model: Any, family: str, name: str, value: np.ndarray) -> int:
     """How many values of ours a weight of theirs has filled."""
+    name = name.replace("model.language_model.", "model.").replace("language_model.", "")
+    if is_of_tower(of_tower := name.removeprefix("model.")):
+        return load_of_tower(model, of_tower, value)
     stem, _, kind = name.rpartition(".")
     if name.endswith((".weight", ".bias")) and stem in _TOP:
         return _put(model, _TOP[stem], kind, value)
@@ -108,6 +113,7 @@ def _load(model: Any, family: str, name: str, value: np.ndarray) -> int:
             _put(block, f"mixer.{n}", kind, p if p.ndim == 1 else p.T)
             for n, p in zip(("query", "key", "value"), parts, strict=True)
         )
+    family = family.removesuffix("_images")
     stem = rest.removesuffix(".weight").removesuffix(".bias")
     places = {**_PLACES, **_SHARED, **(_POST_NORMS if family in _SANDWICHED else {}), **_GPT2}
     if family == "gpt2" and value.ndim == 2:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from .sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size, constrain
 
 # What a model may need of an implementation beyond causal attention over segments.
-WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, SPLIT, WHOLE = (
+WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, PROBABILITIES, SPLIT, WHOLE = (
     "sliding windows",
     "chunks",
     "a soft cap of the scores",
@@ -22,6 +22,7 @@ WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, SPLIT, WHOLE = (
     "keys picked by an indexer",
     "values narrower than keys",
     "images whose tokens see each other",
+    "probabilities for an indexer's loss",
     "sequences split over devices",
     "whole sequences on a device",
 )
@@ -229,11 +230,24 @@ def masked_attention(
     """Two einsums and a softmax in float32; every pair is computed, then masked.
 
     Args:
-        q: [B, S, N, h]; k [B, T, K, h] and v [B, T, K, v] may have another length.
+        q: [B, S, N, h].
+        k: [B, T, K, h] and v [B, T, K, v] may have another length.
         mask: [B, S, T].
         pattern: for its scale and soft cap.
         sinks: [N].
     """
+    return _weighted(v, masked_probabilities(q, k, mask, pattern=pattern, sinks=sinks), q.dtype)
+
+
+def masked_probabilities(
+    q: jax.Array,
+    k: jax.Array,
+    mask: jax.Array,
+    *,
+    pattern: Pattern = CAUSAL,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
+    """[B, K, N / K, S, T] in float32; arguments as of `masked_attention`."""
     B, S, N, h = q.shape
     K = k.shape[2]
     grouped = q.reshape(B, S, K, N // K, h) * jnp.asarray(pattern.scale_of(h), q.dtype)
@@ -242,9 +256,22 @@ def masked_attention(
     if pattern.soft_cap:
         scores = pattern.soft_cap * jnp.tanh(scores / pattern.soft_cap)
     scores = jnp.where(mask[:, None, None], scores, -1e30)
-    probabilities = _softmax(scores, sinks).astype(q.dtype)
+    return _softmax(scores, sinks)
+
+
+def _weighted(v: jax.Array, probabilities: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """[B, T, K, v] → [B, S, N, v]."""
+    B, K, G, S, _ = probabilities.shape
     with jax.named_scope("values"):
-        return jnp.einsum("bkgst,btkv->bskgv", probabilities, v).reshape(B, S, N, v.shape[-1])
+        values = jnp.einsum("bkgst,btkv->bskgv", probabilities.astype(dtype), v)
+    return values.reshape(B, S, K * G, v.shape[-1])
+
+
+def attended_with_probabilities(x: AttentionInputs) -> tuple[jax.Array, jax.Array]:
+    """The result, as of `dot_product`, and the mean of the heads' probabilities [B, S, T]."""
+    x = with_gathered_keys(x)
+    found = masked_probabilities(x.q, x.k, x.mask, pattern=x.pattern, sinks=x.sinks)
+    return _weighted(x.v, found, x.q.dtype), found.mean(axis=(1, 2))
 
 
 def _softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
@@ -259,7 +286,8 @@ def _softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
 
 
 @register_attention(
-    "dot_product", supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, SPLIT)
+    "dot_product",
+    supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, PROBABILITIES, SPLIT),
 )
 def dot_product(x: AttentionInputs) -> jax.Array:
     """Written out: every pair of positions is computed, then masked."""

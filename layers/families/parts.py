@@ -10,7 +10,7 @@ from ..attentions import AttentionSpec
 from ..blocks import LayerSpec
 from ..experts import ExpertsSpec
 from ..feed_forwards import MlpSpec
-from ..latent_attention import IndexerSpec
+from ..indexer import DENSE, SPARSE, IndexerSpec
 from ..rope import Rope, Yarn
 from ..routers import RouterSpec
 from .registry import ModelSpec
@@ -123,10 +123,12 @@ def window(config: Any, spec: AttentionSpec) -> AttentionSpec:
 
 def indexer(config: Any) -> IndexerSpec:
     """What picks the keys of sparse attention."""
+    stage = SPARSE if config.indexer_sparse_training else DENSE
     return IndexerSpec(
         heads=config.indexer_n_heads,
         head_dim=config.indexer_head_dim,
         topk=config.indexer_topk,
+        loss=stage if config.indexer_loss_scaling_factor else "",
     )
 
 

@@ -10,7 +10,7 @@ from flax import nnx
 
 from mfu_jax.layers.decoder import Decoder, Outputs
 from mfu_jax.layers.sharding import SEQUENCE_AXIS, axis_size
-from mfu_jax.layers.stack import total
+from mfu_jax.layers.stack import mean, total
 from mfu_jax.layers.vision import Images
 from mfu_jax.trainer.preferences import preference_loss
 from mfu_jax.trainer.pyconfig import Config
@@ -62,6 +62,9 @@ def objective(
         further = {}
         if _has(outputs, "balance_loss"):
             further["moe_lb_loss"] = total(outputs.notes, "balance_loss") * count
+        if _has(outputs, "indexer_loss"):
+            own = config.indexer_loss_scaling_factor * mean(outputs.notes, "indexer_loss")
+            further["indexer_loss"] = own * count
         if outputs.further:
             ahead = config.mtp_loss_scaling_factor * _loss_ahead(outputs.further, batch)
             further["mtp_loss"] = ahead * count

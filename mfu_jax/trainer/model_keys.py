@@ -91,6 +91,8 @@ class ModelKeys:
     indexer_n_heads: int
     indexer_head_dim: int
     indexer_topk: int
+    indexer_loss_scaling_factor: float
+    indexer_sparse_training: bool
     compress_ratios: tuple[int, ...]
     o_groups: int
     o_lora_rank: int

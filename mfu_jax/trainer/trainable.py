@@ -19,6 +19,7 @@ _PROJECTIONS = {
     "query_a": "q_a",
     "query_b": "q_b",
 }
+_OF_INDEXER = {"query": "q_proj", "key": "k_proj", "head_weights": "weights_proj"}
 _OUTSIDE = {
     "token_embedder": frozenset({"embedding", "tokens"}),
     "position_embedder": frozenset({"embedding", "positions"}),
@@ -81,6 +82,8 @@ def _words(path: Sequence[Any], gated: bool) -> frozenset[str]:
     names = [str(name) for name in path]
     if names[0] in _OUTSIDE:
         return _OUTSIDE[names[0]] if names[-1] in ("kernel", "embedding") else frozenset()
+    if "indexer" in names and names[-1] == "kernel":
+        return frozenset({"layers", "indexer", _OF_INDEXER.get(names[-2], names[-2])})
     if "mixer" in names and names[-1] == "kernel":
         return frozenset({"layers", "attention", _PROJECTIONS.get(names[-2], names[-2])})
     if "feed_forward" not in names:

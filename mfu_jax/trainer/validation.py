@@ -32,7 +32,7 @@ _NOT_NEGATIVE = (
     "steps seed dpo_beta eval_interval gradient_clipping_threshold adam_weight_decay warmup_steps "
     "peak_tflops_per_device process_id trainable_position_size heartbeat_timeout_seconds "
     "rope_factor original_max_position_embeddings mscale lora_rank lora_alpha "
-    "images_per_sequence tiles_per_image"
+    "images_per_sequence tiles_per_image indexer_loss_scaling_factor"
 ).split()
 _FRACTIONS = (
     "eval_fraction warmup_steps_fraction cosine_learning_rate_final_fraction adam_b1 adam_b2 "
@@ -48,6 +48,7 @@ def validate(config: Config) -> None:
     _check_ranges(config)
     _check_model(config)
     _check_images(config)
+    _check_indexer(config)
     _check_experts(config)
     _check_remat(config)
     _check_quantization(config)
@@ -122,6 +123,22 @@ def _check_model(config: Config) -> None:
     if config.head_dim % 2:
         raise UserError(
             f"head_dim={config.head_dim} is odd; RoPE rotates pairs, so it must be even"
+        )
+
+
+def _check_indexer(config: Config) -> None:
+    if not config.indexer_loss_scaling_factor:
+        return
+    wanted = f"indexer_loss_scaling_factor={config.indexer_loss_scaling_factor:g}"
+    if not config.use_indexer or config.decoder_block != "deepseek":
+        raise UserError(
+            f"{wanted}: expected use_indexer=true and decoder_block=deepseek, whose indexer's loss "
+            "the reference model has"
+        )
+    if config.max_target_length <= config.indexer_topk:
+        raise UserError(
+            f"{wanted}: sequences of max_target_length={config.max_target_length} tokens leave no "
+            f"key out; expected more than indexer_topk={config.indexer_topk}"
         )
 
 

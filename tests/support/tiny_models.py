@@ -70,6 +70,8 @@ def one_period(name: str, **changes: Any) -> Config:
         keys["engram_layers"] = [1]
     if tiny.decoder_block == "deepseek" and tiny.q_lora_rank:
         keys["q_lora_rank"] = 32
+    if tiny.decoder_block == "deepseek" and tiny.use_indexer:
+        keys |= {"indexer_loss_scaling_factor": 0.5, "indexer_sparse_training": True}
     return sized(name, override_model_config=True, **{**keys, **changes})
 
 

@@ -47,10 +47,12 @@ class ModelKeys:
     trainable_position_size: int
     rope_max_timescale: int
     local_rope_max_timescale: int
-    rope_type: Literal["default", "llama3.1", "yarn"]
+    rope_type: Literal["default", "llama3.1", "yarn", "dynamic", "longrope"]
     rope_linear_scaling_factor: float
     rope_use_scale: bool
     rope_factor: float
+    rope_short_factor: tuple[float, ...]
+    rope_long_factor: tuple[float, ...]
     original_max_position_embeddings: int
     beta_fast: float
     beta_slow: float

@@ -47,6 +47,7 @@ def validate(config: Config) -> None:
     """Raises a `UserError` that names the first key whose value does not fit."""
     _check_ranges(config)
     _check_model(config)
+    _check_rope(config)
     _check_images(config)
     _check_indexer(config)
     _check_experts(config)
@@ -124,6 +125,23 @@ def _check_model(config: Config) -> None:
         raise UserError(
             f"head_dim={config.head_dim} is odd; RoPE rotates pairs, so it must be even"
         )
+
+
+def _check_rope(config: Config) -> None:
+    if config.rope_type != "longrope":
+        return
+    if config.original_max_position_embeddings < 2:
+        raise UserError("rope_type=longrope needs original_max_position_embeddings, of pretraining")
+    is_latent = config.attention_type == "mla"
+    width = config.head_dim * config.partial_rotary_factor
+    pairs = (config.qk_rope_head_dim if is_latent else round(width)) // 2
+    for key in ("rope_short_factor", "rope_long_factor"):
+        factors = getattr(config, key)
+        if len(factors) != pairs or min(factors) <= 0:
+            raise UserError(
+                f"{key} has {len(factors)} entries; rope_type=longrope expects a positive one for "
+                f"each of the {pairs} pairs of a head that are rotated"
+            )
 
 
 def _check_indexer(config: Config) -> None:

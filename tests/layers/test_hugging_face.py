@@ -133,6 +133,40 @@ SEEING: dict[str, dict[str, Any]] = {
     },
 }
 
+FACTORS = {"rope_short_factor": [1.0, 1.1, 1.3, 2.0], "rope_long_factor": [1.0, 1.5, 4.0, 9.0]}
+# How positions are stretched → the keys of a Llama of one layer
+STRETCHED: dict[str, dict[str, Any]] = {
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "rope_attention_scaling": True,
+    },
+    "dynamic": {
+        "rope_type": "dynamic",
+        "rope_factor": 2.0,
+        "original_max_position_embeddings": 16,
+    },
+    **{
+        f"longrope_{name}": {
+            "rope_type": "longrope",
+            "rope_factor": 4.0,
+            "original_max_position_embeddings": pretrained,
+            **FACTORS,
+        }
+        for name, pretrained in {"long": 16, "short": 32}.items()
+    },
+}
+
+
+@pytest.mark.parametrize("stretch", STRETCHED)
+def test_logits_at_stretched_positions_are_those_of_transformers(stretch: str) -> None:
+    keys = {**COMMON, **FAMILIES["llama"], "num_decoder_layers": 1, **STRETCHED[stretch]}
+    got, want = both(stretch, keys)
+    assert_close_as_float32(got, want, terms=128 * 2**2)
+    plain = recorded_of("longrope_short/logits" if stretch != "longrope_short" else "yarn/logits")
+    assert np.abs(want - plain).max() > 1e-2
+
 
 @pytest.mark.parametrize("family", SEEING)
 def test_logits_with_images_are_those_of_transformers(family: str) -> None:
@@ -161,7 +195,9 @@ def both(name: str, keys: dict[str, Any], images: Images | None = None) -> tuple
     """Our logits of a recorded model, and those of transformers."""
     shapes = json.loads(str(recorded_of(f"{name}/shapes")))
     config = pyconfig.from_mapping({}, overrides=keys)
-    model = Decoder(config, attention="dot_product", rngs=nnx.Rngs(params=0))
+    model = nnx.eval_shape(
+        lambda: Decoder(config, attention="dot_product", rngs=nnx.Rngs(params=0))
+    )
     load_weights(
         model, name, {key: named_weight(key, tuple(shape)) for key, shape in shapes.items()}
     )

@@ -87,7 +87,7 @@ def load_weights(model: Any, family: str, weights: Weights) -> None:
         KeyError: there is no place for one.
         AssertionError: a size differs, or a weight of ours gets no value.
     """
-    filled = 0
+    family, filled = family.removesuffix("_images"), 0
     for name, value in weights.items():
         filled += _load(model, family, name, value)
     assert filled == sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
@@ -113,7 +113,6 @@ def _load(model: Any, family: str, name: str, value: np.ndarray) -> int:
             _put(block, f"mixer.{n}", kind, p if p.ndim == 1 else p.T)
             for n, p in zip(("query", "key", "value"), parts, strict=True)
         )
-    family = family.removesuffix("_images")
     stem = rest.removesuffix(".weight").removesuffix(".bias")
     places = {**_PLACES, **_SHARED, **(_POST_NORMS if family in _SANDWICHED else {}), **_GPT2}
     if family == "gpt2" and value.ndim == 2:

@@ -118,6 +118,20 @@ FAMILIES = {
 }
 
 
+# How positions are stretched → the rotary parameters of a Llama of one layer, and its longest
+# sequence; those of the test have 24 tokens.
+FACTORS = {"short_factor": [1.0, 1.1, 1.3, 2.0], "long_factor": [1.0, 1.5, 4.0, 9.0]}
+STRETCHED: dict[str, tuple[dict[str, Any], int]] = {
+    "yarn": ({"factor": 4.0, "original_max_position_embeddings": 16}, 64),
+    "dynamic": ({"factor": 2.0}, 16),
+    "longrope_long": ({**FACTORS, "factor": 4.0, "original_max_position_embeddings": 16}, 64),
+    "longrope_short": ({**FACTORS, "factor": 4.0, "original_max_position_embeddings": 32}, 128),
+}
+for _name, (_parameters, _longest) in STRETCHED.items():
+    _rope = {"rope_type": _name.partition("_")[0], "rope_theta": 10000.0, **_parameters}
+    _settings = {"num_hidden_layers": 1, "max_position_embeddings": _longest}
+    FAMILIES[_name] = ("Llama", _settings | {"rope_parameters": _rope})
+
 # Stands in the text for a token of an image.
 IMAGE = 63
 TOWER = {"patch_size": 4, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -145,6 +145,7 @@ SEEING_BLOCKS = ("gemma3", "llama4")
 class VisionKeys:
     """The vision tower, and what a sequence shows it."""
 
+    use_multimodal: bool
     images_per_sequence: int
     tiles_per_image: int
     freeze_vision_encoder_params: bool

@@ -178,6 +178,8 @@ _TOWERS = {
 
 def _check_images(config: Config) -> None:
     if not config.images_per_sequence:
+        if config.use_multimodal:
+            raise UserError("use_multimodal=true needs images_per_sequence, which is 0")
         return
     wanted = f"images_per_sequence={config.images_per_sequence}"
     if config.decoder_block not in _TOWERS:

@@ -40,6 +40,7 @@ MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
     "layers": None,
     "conv": None,
     "position": None,
+    "patch": None,
     "head_dim": None,
     "norm": None,
 }

@@ -156,7 +156,15 @@ def test_remat_with_memory_to_spare(tmp_path: Path) -> None:
     sizes = {f"{p}_size_in_bytes": 10**9 for p in ("argument", "output", "temp", "alias")}
     lines = [*HEALTHY, again]
     roomy = written_profile(tmp_path / "roomy", lines, seconds, memory=sizes)
-    first(roomy, "remat heavier than memory needs", MATMUL)
+    writing = 2 * M * N / BANDWIDTH  # bf16
+    first(roomy, "remat heavier than memory needs", MATMUL - writing)
+    assert roomy.advice[0].gain_seconds == pytest.approx(MATMUL - writing, rel=1e-3)
+    scope = "jit(step)/rematted_computation/mlp/tanh"
+    act = f'  %act = bf16[{M},{N}] tanh(%again), metadata={{op_name="{scope}"}}'
+    chain = written_profile(
+        tmp_path / "chain", [*lines, act], {**seconds, "act": 0.0}, memory=sizes
+    )
+    assert f"take at most {2 * M * N / 2**30:.3g}," in chain.advice[0].evidence  # the second one's
     full = sizes | {"temp_size_in_bytes": 72 * 10**9}
     assert not written_profile(tmp_path / "full", lines, seconds, memory=full).advice
     assert not written_profile(tmp_path / "unknown", lines, seconds).advice

@@ -68,14 +68,20 @@ def _module(record: InstructionRecord) -> str:
 
 
 def callback(facts: Facts) -> tuple[float, str] | None:
-    """The device waits for Python within the step, and computes nothing meanwhile."""
+    """The device waits for Python within the step, and computes nothing meanwhile.
+
+    A CPU runs a program with callbacks within its call, so that every next call is late. Without
+    them, a step takes as long as the longer of what the device and what the loop does.
+    """
     ops = [op for op in facts.measured.ops if op.op.work is Work.HOST]
     if not ops:
         return None
+    waiting, late = seconds_of(ops), facts.measured.late_calls if facts.is_cpu else 0.0
     runs = sum(op.runs for op in ops)
-    return seconds_of(ops), (
-        f"the step calls the host {runs:.3g} times, and waits {milliseconds(seconds_of(ops))}: "
-        f"{largest_names(ops)}; return the values instead, and use them after the step"
+    beside = f", and calls the next one only then: {milliseconds(late)} later" if late else ""
+    return facts.step - max(facts.step - waiting - late, late), (
+        f"host callbacks run {runs:.3g} × a step, and it waits {milliseconds(waiting)} for them"
+        f"{beside}: {largest_names(ops)}; return the values instead, and use them after the step"
     )
 
 
@@ -91,7 +97,7 @@ def remat(facts: Facts) -> tuple[float, str] | None:
     return share * (seconds_of(ops) - writing), (
         f"{milliseconds(seconds_of(ops))} of a step are recomputed, most in {largest_names(ops)}; "
         f"the program uses {_gib(used)} of {_gib(limit)} GiB, and the results that it needs again "
-        f"take at most {_gib(kept)}, which the forward pass would write in "
+        f"take at most {_gib(kept)} GiB, which the forward pass would write in "
         f"{milliseconds(writing)}; keep more of it by jax.checkpoint's policy"
     )
 

@@ -228,6 +228,10 @@ def _with_attention(op: Any) -> Callable[[], Any]:
 
 FAULTS: Mapping[str, Fault] = {
     "none": Fault(cause=""),
+    "none wide": Fault(cause="", keys=("emb_dim=512", "mlp_dim=2048", "num_decoder_layers=2")),
+    "none deep": Fault(cause="", keys=("num_decoder_layers=12", "vocab_size=1024")),
+    "none accumulated": Fault(cause="", keys=("gradient_accumulation_steps=2",)),
+    "none two devices": Fault(cause="", devices=2),
     "data": Fault(cause="slow data", options={"data": _Slow}),
     "sync": Fault(  # a step long enough to hide the loop's own work
         cause="sync in the loop",

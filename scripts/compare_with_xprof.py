@@ -23,6 +23,7 @@ import numpy as np
 from jax.profiler import ProfileData
 
 from mfu_jax import hardware
+from mfu_jax.errors import UserError
 from mfu_jax.formatting import columns
 from mfu_jax.profiling.folders import trace_files
 from mfu_jax.profiling.join import Join, JoinedOp, Work
@@ -209,8 +210,15 @@ def our_kpis(file: Path) -> Kpis:
         span_seconds=span / _PICOSECONDS,
         busy_seconds=(span - idle) / _PICOSECONDS,
         hbm_bytes=moved,
-        bytes_per_second=hardware.lookup(measured.kind).memory_bandwidth_bytes_per_sec or 0.0,
+        bytes_per_second=_bandwidth(measured.kind),
     )
+
+
+def _bandwidth(kind: str) -> float:
+    try:
+        return hardware.lookup(kind).memory_bandwidth_bytes_per_sec or 0.0
+    except UserError:  # traces of AMD's GPUs do not name the device as JAX does
+        return 0.0
 
 
 def _moves(op: JoinedOp) -> bool:

@@ -15,19 +15,12 @@ from pathlib import Path
 from scripts.faults.processes import Child, fork
 from scripts.faults.rows import Row
 from scripts.kill_processes import Pair, read_losses, run_with_kills
+from tests.support.trainer_process import SIZES
 
 STEPS = 30
 PERIOD = 6  # steps between two checkpoints
 MODEL = (
-    "num_decoder_layers=1",
-    "emb_dim=32",
-    "mlp_dim=64",
-    "num_query_heads=2",
-    "num_kv_heads=1",
-    "head_dim=16",
-    "max_target_length=32",
-    "per_device_batch_size=4",
-    "peak_tflops_per_device=5",
+    *SIZES,
     "enable_checkpointing=true",
     f"checkpoint_period={PERIOD}",
     f"steps={STEPS}",

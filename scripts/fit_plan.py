@@ -28,11 +28,11 @@ from mfu_jax.planning.targets import Target
 from mfu_jax.trainer.planned_run import reference_keys
 from mfu_jax.trainer.planned_step import TrainerStep
 
-_SHARES = [share / 100 for share in range(65, 96)]
+SHARES = [share / 100 for share in range(65, 96)]
 
 
 class Fitted(NamedTuple):
-    """A measured run, and its prediction with each of `_SHARES`."""
+    """A measured run, and its prediction with each of `SHARES`."""
 
     name: str
     measured_seconds: float
@@ -69,7 +69,7 @@ def predict(run: Mapping[str, Any], measured_seconds: float, folder: Path) -> Fi
             share: timeline(
                 costs, Durations(target=target, efficiencies=Efficiencies(tpu_matmul=share))
             ).seconds
-            for share in _SHARES
+            for share in SHARES
         },
     )
 
@@ -77,7 +77,7 @@ def predict(run: Mapping[str, Any], measured_seconds: float, folder: Path) -> Fi
 def best_share(runs: Sequence[Fitted]) -> float:
     """The share with the least mean squared logarithm of predicted / measured."""
     return min(
-        _SHARES,
+        SHARES,
         key=lambda share: sum(
             math.log(run.predicted_seconds[share] / run.measured_seconds) ** 2 for run in runs
         ),

@@ -13,13 +13,12 @@ from typing import NamedTuple
 from mfu_jax.flops.executed.collectives import Collective
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.planning import links
+from mfu_jax.planning.grouped_matmuls import visited_share
 from mfu_jax.planning.targets import Target
 from mfu_jax.planning.uncounted_attention import half_of_all_pairs, head_width
 
 # Of a call: what 2 MB on eight H100 take beyond their bytes in XLA's table (`Efficiencies.nvlink`).
 _NCCL_SECONDS = 25e-6
-
-
 HOST = "host_gbps_per_device"
 TYPICAL_HOST = 16  # GB/s, where a chip's is not known (scaling book, "How to think about TPUs")
 
@@ -45,7 +44,8 @@ class Efficiencies:
     """Shares of a peak, 0 to 1.
 
     Attributes:
-        kernel: matmuls of custom kernels, of the matrix units' peak. Not fitted.
+        kernel: matmuls of custom kernels, of the matrix units' peak. Not fitted. Those of grouped
+            rows take `tpu_matmul`.
         attention: of a TPU's attention kernels whose heads fill the matrix unit; heads of 128
             fill half of one that is 256 wide. Not fitted: the softmax keeps the vector units busy.
         matmul: other matmuls of GPUs. Fitted to the one GPU run of compared_runs.yml (H100).
@@ -123,7 +123,7 @@ class Durations:
         elif record.opcode.endswith("-start"):
             yield Duration("copy", self._hbm_seconds(record), ("hbm",))
         elif record.kernels or self._is_kernel(record):
-            yield Duration("kernel", self._matmul_seconds(record, self._kernel_share(record)))
+            yield Duration("kernel", self._kernel_seconds(record))
         elif guessed := half_of_all_pairs(record):
             yield Duration("kernel", self._seconds(guessed, self._kernel_share(record)))
         elif (clock := self.target.chip.clock_ghz) and _has_cycles(record):
@@ -133,6 +133,14 @@ class Durations:
             yield Duration("matmul" if record.flops else _vector_cause(record), seconds)
         else:
             yield self._roofline(record)
+
+    def _kernel_seconds(self, record: InstructionRecord) -> float:
+        """Kernels of grouped rows multiply whole tiles, as XLA's own matmuls do."""
+        visited = visited_share(record)
+        if visited is None:
+            return self._matmul_seconds(record, self._kernel_share(record))
+        matmul = visited * self._matmul_seconds(record, self.efficiencies.tpu_matmul)
+        return max(matmul, self._hbm_seconds(record))
 
     def _is_kernel(self, record: InstructionRecord) -> bool:
         """Whether it is a TPU's kernel of XLA's own, such as that of ``ragged_dot``: no cycles."""

@@ -309,10 +309,10 @@ def _check_trained(config: Config) -> None:
         )
     if config.use_dpo and tiles > 1:
         raise UserError("num_vocab_tiling with use_dpo=true: DPO needs all logits; set it to 1")
-    if config.use_dpo and (config.mtp_num_layers or config.num_experts > 1):
+    if config.use_dpo and config.mtp_num_layers:
         raise UserError(
-            "use_dpo=true with mtp_num_layers or num_experts: DPO has none of their losses here; "
-            "expected a dense model without multi-token prediction"
+            f"use_dpo=true with mtp_num_layers={config.mtp_num_layers}: DPO compares whole answers "
+            "and trains no further predictions; set it to 0"
         )
     if config.lora_rank and config.frozen:
         raise UserError("lora_rank freezes all but the adapters; leave frozen out")

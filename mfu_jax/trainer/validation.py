@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.storage.addresses import check_path
+from mfu_jax.trainer.image_rules import check_images
 from mfu_jax.trainer.mesh_axes import axis_keys
 from mfu_jax.trainer.model_keys import RematKeys
 from mfu_jax.values import shown
@@ -48,7 +49,7 @@ def validate(config: Config) -> None:
     _check_ranges(config)
     _check_model(config)
     _check_rope(config)
-    _check_images(config)
+    check_images(config)
     _check_indexer(config)
     _check_experts(config)
     _check_remat(config)
@@ -157,70 +158,6 @@ def _check_indexer(config: Config) -> None:
         raise UserError(
             f"{wanted}: sequences of max_target_length={config.max_target_length} tokens leave no "
             f"key out; expected more than indexer_topk={config.indexer_topk}"
-        )
-
-
-_VIT = (
-    "patch_size_for_vit num_channels_for_vit hidden_size_for_vit intermediate_size_for_vit "
-    "num_hidden_layers_for_vit num_attention_heads_for_vit"
-).split()
-# Block → the sizes of its tower beside those of every one.
-_TOWERS = {
-    "gemma3": ("image_size_for_vit",),
-    "llama4": (
-        "tile_size_for_vit",
-        "projector_input_dim_for_vit",
-        "projector_output_dim_for_vit",
-        "pixel_shuffle_ratio_for_vit",
-    ),
-}
-
-
-def _check_images(config: Config) -> None:
-    if not config.images_per_sequence:
-        if config.use_multimodal:
-            raise UserError("use_multimodal=true needs images_per_sequence, which is 0")
-        return
-    wanted = f"images_per_sequence={config.images_per_sequence}"
-    if config.decoder_block not in _TOWERS:
-        raise UserError(
-            f"{wanted}: the reference model has the towers of {' and '.join(_TOWERS)}, not that of "
-            f"decoder_block={config.decoder_block}; 0 trains the text model"
-        )
-    for key in (*_VIT, *_TOWERS[config.decoder_block]):
-        if getattr(config, key) <= 0:
-            raise UserError(f"{wanted} needs {key}, which is {getattr(config, key)}")
-    for key in ("lora_rank", "frozen", "use_dpo"):
-        if getattr(config, key):
-            raise UserError(f"{wanted} with {key}: expected one of them only")
-    if config.context_parallelism > 1:
-        raise UserError(f"{wanted} with context_parallelism: images are whole; use fsdp or tensor")
-    _check_patches(config)
-
-
-def _check_patches(config: Config) -> None:
-    """The sides and widths of a tower that have to divide each other."""
-    is_llama = config.decoder_block == "llama4"
-    key = "tile_size_for_vit" if is_llama else "image_size_for_vit"
-    columns = getattr(config, key) // config.patch_size_for_vit
-    joined = round(1 / config.pixel_shuffle_ratio_for_vit) if is_llama else 4
-    if columns < joined or columns % joined:
-        raise UserError(
-            f"{key}={getattr(config, key)} makes {columns} patches in a row; expected a multiple "
-            f"of {joined}, which become one token"
-        )
-    width, heads = config.hidden_size_for_vit, config.num_attention_heads_for_vit
-    unit = 4 * heads if is_llama else heads
-    if width % unit:
-        raise UserError(
-            f"hidden_size_for_vit={width}: expected a multiple of {unit}, for "
-            f"num_attention_heads_for_vit={heads}"
-        )
-    if is_llama and config.intermediate_size_for_vit != width * joined**2:
-        raise UserError(
-            f"intermediate_size_for_vit={config.intermediate_size_for_vit}: llama4's MLP behind "
-            f"the pixel shuffle reads {joined**2} patches of hidden_size_for_vit={width}; expected "
-            f"{width * joined**2}"
         )
 
 

@@ -17,7 +17,7 @@ from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.trainer import mesh, step
 from mfu_jax.trainer.data import make_iterator
-from mfu_jax.trainer.model_keys import SEEING_BLOCKS
+from mfu_jax.trainer.image_rules import TOWERS
 from mfu_jax.trainer.trainable import trained_and_frozen
 from tests.support.tiny_models import LENGTH, ROWS, analytic, gradient, sized
 
@@ -91,4 +91,4 @@ def test_what_cannot_be_built_is_refused(name: str, keys: dict[str, Any], said: 
 
 
 def test_the_config_knows_the_models_that_see() -> None:
-    assert known_towers() == sorted(SEEING_BLOCKS)
+    assert known_towers() == sorted(TOWERS)

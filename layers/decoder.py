@@ -24,7 +24,7 @@ from .pipeline import Pipeline, schedule_of
 from .quantization import quantization
 from .remat import remat
 from .routers import moved_bias
-from .sharding import EDGE_BATCH_AXES, SEQUENCE_AXIS, constrain
+from .sharding import EDGE_BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS, constrain
 from .stack import Stack
 from .vision import Images, ImageTokens, VisionEncoder, VisionProjector
 
@@ -164,7 +164,7 @@ class Decoder(nnx.Module):
             if self.spec.streams:
                 x = jnp.repeat(x[:, :, None], self.spec.streams, axis=2)
             x, notes = self.layers(x, inputs, per_layer)
-            hidden = constrain(self._joined(x), EDGE_BATCH_AXES, SEQUENCE_AXIS, None)
+            hidden = constrain(self._joined(x), EDGE_BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS)
             further = []
             ahead = hidden
             for number, module in enumerate(self.further, start=1):
@@ -211,7 +211,7 @@ class Decoder(nnx.Module):
         if self.spec.learned_positions:
             with jax.named_scope("position_embedder"):
                 x = x + self.position_embedder(inputs.positions)
-        return constrain(x, EDGE_BATCH_AXES, SEQUENCE_AXIS, None)
+        return constrain(x, EDGE_BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS)
 
     def _joined(self, x: jax.Array) -> jax.Array:
         """[batch, sequence, (streams,) emb_dim] → one stream."""

@@ -5,6 +5,9 @@ Weights carry the names of their dimensions (`logical_axes`); this table maps na
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+
 import jax
 from jax.sharding import PartitionSpec
 
@@ -15,8 +18,11 @@ STAGE_AXIS = "pipeline"
 EDGE_BATCH_AXES = (*BATCH_AXES, STAGE_AXIS)
 # The sequence of tokens, and with it the work of every layer.
 SEQUENCE_AXIS = "context"
+# The width of the residual stream between the parts of a layer; each part gathers it for itself.
+WIDTH_AXIS = "tensor"
 
-# fsdp, context and expert split the embedding dimension of every weight, tensor the other one.
+# fsdp, context and expert split the embedding dimension of every weight, or else the rank of a
+# latent attention; tensor the other one.
 MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
     "embed": ("fsdp", "context", "expert"),
     "vocab": "tensor",
@@ -24,9 +30,10 @@ MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
     "kv_heads": "tensor",
     "mlp": "tensor",
     "experts": "expert",
+    "whole_experts": ("expert", "fsdp", "context"),
     "experts_routed": None,
-    "q_lora": None,
-    "kv_lora": None,
+    "q_lora": ("fsdp", "context", "expert"),
+    "kv_lora": ("fsdp", "context", "expert"),
     "indexer_heads": None,
     "memory": None,
     "streams": None,
@@ -38,25 +45,36 @@ MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
     "norm": None,
 }
 
-
+_RANKS = ("q_lora", "kv_lora")
 _STAGED = 3
 
 
-def partition_spec(logical_axes: tuple[str, ...], rank: int) -> PartitionSpec:
-    """The spec of a weight.
+def partition_spec(
+    logical_axes: tuple[str, ...], shape: Sequence[int], sizes: Mapping[str, int]
+) -> PartitionSpec:
+    """The spec of a weight: a mesh axis splits the first of its dimensions that may be split.
 
     Dimensions stacked in front are those of scanned layers, which are not split, or of a pipeline:
-    passes, stages, layers of a stage.
+    passes, stages, layers of a stage. Ranks that the axes do not divide stay whole.
+
+    Args:
+        logical_axes: names of its last dimensions.
+        shape: all of them.
+        sizes: of the mesh's axes.
     """
-    stacked: list[str | None] = [None] * (rank - len(logical_axes))
+    stacked: list[str | tuple[str, ...] | None] = [None] * (len(shape) - len(logical_axes))
     if len(stacked) == _STAGED:
         stacked[1] = STAGE_AXIS
-    axes = [MESH_AXIS[name] for name in logical_axes]
-    if "experts" in logical_axes:  # an axis splits one dimension only
-        axes = [
-            ("fsdp", "context") if name == "embed" else MESH_AXIS[name] for name in logical_axes
-        ]
-    return PartitionSpec(*stacked, *axes)
+    used: set[str] = set()
+    for name, size in zip(logical_axes, shape[len(stacked) :], strict=True):
+        axes = MESH_AXIS[name]
+        if isinstance(axes, tuple):
+            axes = tuple(axis for axis in axes if axis not in used)
+            if name in _RANKS and size % math.prod(sizes[axis] for axis in axes):
+                axes = None
+        stacked.append(axes or None)
+        used.update((axes,) if isinstance(axes, str) else axes or ())
+    return PartitionSpec(*stacked)
 
 
 def axis_size(name: str) -> int:

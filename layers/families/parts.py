@@ -200,6 +200,7 @@ def experts(config: Any, routed: RouterSpec | None = None, **changes: Any) -> Ex
         "bias": config.use_bias,
         "capacity_factor": max(config.capacity_factor, 0.0),
         "shared": shared,
+        "whole": config.shard_exp_on_fsdp,
         **changes,
     }
     return ExpertsSpec(**options)

@@ -6,6 +6,7 @@ The iterator's `get_state()` and `set_state()` get and set its read position, fo
 from __future__ import annotations
 
 import functools
+import os
 import sysconfig
 import zlib
 from collections.abc import Callable, Iterator
@@ -206,19 +207,23 @@ def _read_documents(folder: Path, suffixes: tuple[str, ...]) -> dict[str, bytes]
             "leave it empty for the source of Python's standard library"
         )
     documents = {}
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder)
-        if path.suffix not in suffixes or _SKIPPED_FOLDERS & set(relative.parts):
-            continue
+    for path in sorted(_files(folder, suffixes)):
         try:
             text = path.read_bytes() if path.is_file() else b""
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}") from None
         if text and SEPARATOR not in text:
-            documents[relative.as_posix()] = text
+            documents[path.relative_to(folder).as_posix()] = text
     if not documents:
         raise UserError(
             f"dataset_path={str(folder)!r} holds no text files that end in "
             f"{' '.join(suffixes)}; pass another folder, or other dataset_suffixes=[.txt,…]"
         )
     return documents
+
+
+def _files(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
+    """Files below a folder with one of the suffixes; skipped folders are not even listed."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]
+        yield from (Path(parent, name) for name in names if Path(name).suffix in suffixes)

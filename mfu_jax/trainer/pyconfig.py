@@ -71,6 +71,8 @@ class Config(ModelKeys, VisionKeys, RematKeys, KernelKeys, QuantizationKeys, Fin
     adam_b1: float
     adam_b2: float
     adam_weight_decay: float
+    mu_dtype: Literal["", "float32", "bfloat16", "float16"]
+    grad_dtype: DType
     gradient_clipping_threshold: float
     gradient_accumulation_steps: int
     num_vocab_tiling: int
@@ -90,6 +92,7 @@ class Config(ModelKeys, VisionKeys, RematKeys, KernelKeys, QuantizationKeys, Fin
     dcn_context_parallelism: int
     dcn_expert_parallelism: int
     dcn_tensor_parallelism: int
+    shard_exp_on_fsdp: bool
     num_layers_per_pipeline_stage: int
     num_pipeline_microbatches: int
     distributed: bool

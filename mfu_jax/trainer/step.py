@@ -36,13 +36,16 @@ def make_train_step(config: Config) -> Callable[[TrainState, Batch], tuple[Train
     optimizer = make_optimizer(config)
     schedule = learning_rate_schedule(config)
 
+    def rounded(leaf: jax.Array) -> jax.Array:
+        return leaf.astype(config.grad_dtype) if leaf.dtype == jnp.float32 else leaf
+
     def gradient(state: TrainState, micro_batch: Batch) -> tuple[Parts, Any]:
         differentiate = jax.value_and_grad(objective, has_aux=True)
         trained, frozen = trained_and_frozen(config, state.params)
         (_, parts), grads = differentiate(
             trained, frozen, state.reference, graph, micro_batch, config
         )
-        return parts, grads
+        return parts, jax.tree.map(rounded, grads)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         first = {key: value[0] for key, value in batch.items()}

@@ -5,6 +5,8 @@ Weights carry the names of their dimensions (`logical_axes`); this table maps na
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax
 from jax.sharding import PartitionSpec
 
@@ -25,8 +27,8 @@ MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
     "mlp": "tensor",
     "experts": "expert",
     "experts_routed": None,
-    "q_lora": None,
-    "kv_lora": None,
+    "q_lora": ("fsdp", "context", "expert"),
+    "kv_lora": ("fsdp", "context", "expert"),
     "indexer_heads": None,
     "memory": None,
     "streams": None,
@@ -38,24 +40,48 @@ MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
 }
 
 
+# Split as far as the axes divide them: they are short.
+_SHORT = ("q_lora", "kv_lora")
 _STAGED = 3
 
 
-def partition_spec(logical_axes: tuple[str, ...], rank: int) -> PartitionSpec:
+def partition_spec(
+    logical_axes: tuple[str, ...], shape: tuple[int, ...], sizes: Mapping[str, int]
+) -> PartitionSpec:
     """The spec of a weight.
 
     Dimensions stacked in front are those of scanned layers, which are not split, or of a pipeline:
-    passes, stages, layers of a stage.
+    passes, stages, layers of a stage. An axis splits one dimension only: the first that names it.
+
+    Args:
+        logical_axes: names of the last dimensions.
+        shape: of the weight.
+        sizes: of the mesh's axes.
     """
-    stacked: list[str | None] = [None] * (rank - len(logical_axes))
-    if len(stacked) == _STAGED:
-        stacked[1] = STAGE_AXIS
-    axes = [MESH_AXIS[name] for name in logical_axes]
-    if "experts" in logical_axes:  # an axis splits one dimension only
-        axes = [
-            ("fsdp", "context") if name == "embed" else MESH_AXIS[name] for name in logical_axes
-        ]
-    return PartitionSpec(*stacked, *axes)
+    rank = len(shape) - len(logical_axes)
+    split: list[tuple[str, ...]] = [()] * rank
+    if rank == _STAGED:
+        split[1] = (STAGE_AXIS,)
+    for name, size in zip(logical_axes, shape[rank:], strict=True):
+        used = [axis for axes in split for axis in axes]
+        free = tuple(axis for axis in _axes_of(name) if axis not in used)
+        split.append(_dividing(free, size, sizes) if name in _SHORT else free)
+    return PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in split))
+
+
+def _axes_of(name: str) -> tuple[str, ...]:
+    axes = MESH_AXIS[name] or ()
+    return (axes,) if isinstance(axes, str) else axes
+
+
+def _dividing(axes: tuple[str, ...], size: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes, without those that no longer divide what those before leave of a dimension."""
+    found: list[str] = []
+    for axis in axes:
+        if size % sizes[axis] == 0:
+            found.append(axis)
+            size //= sizes[axis]
+    return tuple(found)
 
 
 def axis_size(name: str) -> int:

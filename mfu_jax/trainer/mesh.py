@@ -202,8 +202,8 @@ def state_shardings(mesh: Mesh, abstract_state: Any) -> Any:
 
     def of(leaf: Any) -> Any:
         if isinstance(leaf, nnx.Variable):
-            array = leaf.get_value()
-            spec = partition_spec(leaf.get_metadata("logical_axes"), len(array.shape))
+            shape = leaf.get_value().shape
+            spec = partition_spec(leaf.get_metadata("logical_axes"), shape, dict(mesh.shape))
             return leaf.replace(NamedSharding(mesh, spec))
         return NamedSharding(mesh, PartitionSpec())
 

@@ -39,6 +39,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ def _of_run(arguments: Arguments) -> Plan:
     except ValueError as error:
         raise UserError(f"{name}: not JSON ({error}); expected {expected}") from None
     source, keys, notes = _source_of_run(arguments, run)
-    work = work_of(run.model)
+    work = replace(work_of(run.model), own_rows=source.own_rows(keys))
     plan = _compiled(arguments, run.target, source, keys, work=work, flags=run.flags)
     return plan.with_notes(*notes, *run.notes)
 

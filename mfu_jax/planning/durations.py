@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.planning import links
+from mfu_jax.planning.grouped_matmuls import visited_share
 from mfu_jax.planning.targets import Target
 from mfu_jax.planning.uncounted_attention import half_of_all_pairs
 
@@ -38,7 +39,8 @@ class Efficiencies:
 
     Attributes:
         kernel: matmuls of custom kernels, of the matrix units' peak. Not fitted: attention with
-            128 wide heads fills half of a 256 wide matrix unit.
+            128 wide heads fills half of a 256 wide matrix unit. Those of grouped rows take
+            `tpu_matmul`.
         matmul: other matmuls of GPUs. Fitted to the one GPU run of compared_runs.yml (H100).
         tpu_matmul: those of a TPU program without cycles: what XLA's cycles come to in programs
             that have them (0.82 to 0.90 over two of v6e, one of v5p, one of TPU7x). No measured
@@ -100,7 +102,7 @@ class Durations:
         elif record.opcode.endswith("-start"):
             yield Duration("copy", self._hbm_seconds(record), ("hbm",))
         elif record.kernels or self._is_kernel(record):
-            yield Duration("kernel", self._matmul_seconds(record, self.efficiencies.kernel))
+            yield Duration("kernel", self._kernel_seconds(record))
         elif guessed := half_of_all_pairs(record):
             yield Duration("kernel", self._seconds(guessed, self.efficiencies.kernel))
         elif (clock := self.target.chip.clock_ghz) and _has_cycles(record):
@@ -110,6 +112,14 @@ class Durations:
             yield Duration("matmul" if record.flops else _vector_cause(record), seconds)
         else:
             yield self._roofline(record)
+
+    def _kernel_seconds(self, record: InstructionRecord) -> float:
+        """Kernels of grouped rows multiply whole tiles, as XLA's own matmuls do."""
+        visited = visited_share(record)
+        if visited is None:
+            return self._matmul_seconds(record, self.efficiencies.kernel)
+        matmul = visited * self._matmul_seconds(record, self.efficiencies.tpu_matmul)
+        return max(matmul, self._hbm_seconds(record))
 
     def _is_kernel(self, record: InstructionRecord) -> bool:
         """Whether it is a TPU's kernel of XLA's own, such as that of ``ragged_dot``: no cycles."""

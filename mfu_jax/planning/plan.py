@@ -14,6 +14,7 @@ from mfu_jax.planning.bound import bounds
 from mfu_jax.planning.changes import Change, Room, changes
 from mfu_jax.planning.compiling import TooLarge
 from mfu_jax.planning.durations import FAST, SLOW, Durations, Efficiencies
+from mfu_jax.planning.grouped_matmuls import without_skipped_rows
 from mfu_jax.planning.layer_timeline import Layer, largest_layer
 from mfu_jax.planning.memory import memory_of
 from mfu_jax.planning.schedule import Timeline, timeline
@@ -35,11 +36,13 @@ class Work:
         model_flops: by `convention`.
         tokens: that it trains on.
         convention: how attention pairs are counted.
+        own_rows: share of the rows of grouped kernels that they multiply (expert parallelism).
     """
 
     model_flops: int
     tokens: float
     convention: str
+    own_rows: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +210,7 @@ def make_plan(
         trip_counts=program.trip_counts,
         lengths=program.lengths,
     )
+    costs = without_skipped_rows(costs, work.own_rows if work else 1.0)
     durations = Durations(target=target, efficiencies=efficiencies or Efficiencies())
     line = timeline(costs, durations)
     resources = bounds(costs, target, program.memory)

@@ -59,7 +59,13 @@ _KINDS = (
             r"|_create_pjit_jaxpr|Client::Compile"
         ),
     ),
-    (HostWork.EVALUATION, re.compile(r"\$.* _?(run_)?(eval|evaluate|validate|validation)\w*$")),
+    (
+        HostWork.EVALUATION,  # not `validate_arguments`
+        re.compile(
+            r"\$.* _?(run_)?((eval|evaluate)\w*"
+            r"|(validate|validation)(_(step|epoch|loop|model|batch|set|fn)\w*)?)$"
+        ),
+    ),
     (
         HostWork.WAIT,
         re.compile(
@@ -87,6 +93,8 @@ def kind_of(name: str) -> HostWork:
 
     >>> kind_of("$array.py:615 _value"), kind_of("$train.py:80 log")
     (<HostWork.WAIT: 'waiting for the device'>, <HostWork.OTHER: 'everything else'>)
+    >>> kind_of("$config.py:9 _validate_default_device"), kind_of("$loop.py:7 validate_model")
+    (<HostWork.OTHER: 'everything else'>, <HostWork.EVALUATION: 'evaluation'>)
     """
     return next((kind for kind, pattern in _KINDS if pattern.search(name)), HostWork.OTHER)
 

@@ -10,6 +10,7 @@ from mfu_jax.profiling.measured import Measured, OpTime
 from mfu_jax.profiling.peaks import Peaks
 from mfu_jax.profiling.waterfall import MODEL_PHASES, communication_of, scope_of, shortest
 
+_WAITS = {Work.COMMUNICATION: "communication", Work.TRANSFER: "copies", Work.HOST: "host"}
 _NEITHER = 0.1  # of both roofs: the time went to something else
 
 
@@ -28,9 +29,9 @@ class Row:
         hbm_bytes: that they read from and wrote to memory.
         bandwidth_share: of the memory's peak, without what asynchronous ops move; None if the peak
             is unknown.
-        bound_by: ``matmuls``, ``memory``, ``communication`` or ``copies`` (waits for asynchronous
-            ones); ``neither`` where all are far from their peaks; ``unknown`` without the memory's
-            peak.
+        bound_by: ``matmuls``, ``memory``, ``communication``, ``copies`` (waits for asynchronous
+            ones) or ``host`` (waits for its callbacks); ``neither`` where all are far from their
+            peaks; ``unknown`` without the memory's peak.
     """
 
     name: str
@@ -114,7 +115,7 @@ def _model_share(op: OpTime) -> float:
 
 
 def _bound(ops: list[OpTime], seconds: float, least: float, moving: float | None) -> str:
-    for work, name in ((Work.COMMUNICATION, "communication"), (Work.TRANSFER, "copies")):
+    for work, name in _WAITS.items():
         if 2 * sum(op.seconds for op in ops if op.op.work is work) > seconds:
             return name
     if moving is None:

@@ -10,7 +10,8 @@ from flax import nnx
 
 from mfu_jax.layers.decoder import Decoder, Outputs
 from mfu_jax.layers.sharding import SEQUENCE_AXIS, axis_size
-from mfu_jax.layers.stack import total
+from mfu_jax.layers.stack import mean, total
+from mfu_jax.layers.vision import Images
 from mfu_jax.trainer.preferences import preference_loss
 from mfu_jax.trainer.pyconfig import Config
 
@@ -51,7 +52,9 @@ def objective(
         losses, shown = preference_loss(model, nnx.merge(graph, reference), batch, config)
         pairs = jnp.asarray(losses.size, jnp.float32)
         return losses.sum(), Parts(losses.sum(), pairs, {}, {}, shown)
-    outputs = model.outputs(batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"])
+    outputs = model.outputs(
+        batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"], _images(batch)
+    )
     weights = batch["targets_weight"].astype(jnp.float32)
     loss = _loss(model, outputs.hidden, batch["targets"], weights, config.num_vocab_tiling)
     with jax.named_scope("loss"):
@@ -59,11 +62,18 @@ def objective(
         further = {}
         if _has(outputs, "balance_loss"):
             further["moe_lb_loss"] = total(outputs.notes, "balance_loss") * count
+        if _has(outputs, "indexer_loss"):
+            own = config.indexer_loss_scaling_factor * mean(outputs.notes, "indexer_loss")
+            further["indexer_loss"] = own * count
         if outputs.further:
             ahead = config.mtp_loss_scaling_factor * _loss_ahead(outputs.further, batch)
             further["mtp_loss"] = ahead * count
         parts = Parts(loss, count, further, model.loads(outputs.notes), {})
         return sum(further.values(), loss), parts
+
+
+def _images(batch: Batch) -> Images | None:
+    return Images(batch["images"], batch["inputs_image"]) if "images" in batch else None
 
 
 def _loss(

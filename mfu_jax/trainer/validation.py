@@ -31,7 +31,8 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     "steps seed dpo_beta eval_interval gradient_clipping_threshold adam_weight_decay warmup_steps "
     "peak_tflops_per_device process_id trainable_position_size heartbeat_timeout_seconds "
-    "rope_factor original_max_position_embeddings mscale lora_rank lora_alpha"
+    "rope_factor original_max_position_embeddings mscale lora_rank lora_alpha "
+    "images_per_sequence tiles_per_image indexer_loss_scaling_factor"
 ).split()
 _FRACTIONS = (
     "eval_fraction warmup_steps_fraction cosine_learning_rate_final_fraction adam_b1 adam_b2 "
@@ -39,13 +40,16 @@ _FRACTIONS = (
 ).split()
 
 
-_ACTIVATIONS = ("silu", "gelu", "relu", "sigmoid", "linear")
+_ACTIVATIONS = ("silu", "gelu", "exact_gelu", "relu", "sigmoid", "linear")
 
 
 def validate(config: Config) -> None:
     """Raises a `UserError` that names the first key whose value does not fit."""
     _check_ranges(config)
     _check_model(config)
+    _check_rope(config)
+    _check_images(config)
+    _check_indexer(config)
     _check_experts(config)
     _check_remat(config)
     _check_quantization(config)
@@ -120,6 +124,103 @@ def _check_model(config: Config) -> None:
     if config.head_dim % 2:
         raise UserError(
             f"head_dim={config.head_dim} is odd; RoPE rotates pairs, so it must be even"
+        )
+
+
+def _check_rope(config: Config) -> None:
+    if config.rope_type != "longrope":
+        return
+    if config.original_max_position_embeddings < 2:
+        raise UserError("rope_type=longrope needs original_max_position_embeddings, of pretraining")
+    is_latent = config.attention_type == "mla"
+    width = config.head_dim * config.partial_rotary_factor
+    pairs = (config.qk_rope_head_dim if is_latent else round(width)) // 2
+    for key in ("rope_short_factor", "rope_long_factor"):
+        factors = getattr(config, key)
+        if len(factors) != pairs or min(factors) <= 0:
+            raise UserError(
+                f"{key} has {len(factors)} entries; rope_type=longrope expects a positive one for "
+                f"each of the {pairs} pairs of a head that are rotated"
+            )
+
+
+def _check_indexer(config: Config) -> None:
+    if not config.indexer_loss_scaling_factor:
+        return
+    wanted = f"indexer_loss_scaling_factor={config.indexer_loss_scaling_factor:g}"
+    if not config.use_indexer or config.decoder_block != "deepseek":
+        raise UserError(
+            f"{wanted}: expected use_indexer=true and decoder_block=deepseek, whose indexer's loss "
+            "the reference model has"
+        )
+    if config.max_target_length <= config.indexer_topk:
+        raise UserError(
+            f"{wanted}: sequences of max_target_length={config.max_target_length} tokens leave no "
+            f"key out; expected more than indexer_topk={config.indexer_topk}"
+        )
+
+
+_VIT = (
+    "patch_size_for_vit num_channels_for_vit hidden_size_for_vit intermediate_size_for_vit "
+    "num_hidden_layers_for_vit num_attention_heads_for_vit"
+).split()
+# Block → the sizes of its tower beside those of every one.
+_TOWERS = {
+    "gemma3": ("image_size_for_vit",),
+    "llama4": (
+        "tile_size_for_vit",
+        "projector_input_dim_for_vit",
+        "projector_output_dim_for_vit",
+        "pixel_shuffle_ratio_for_vit",
+    ),
+}
+
+
+def _check_images(config: Config) -> None:
+    if not config.images_per_sequence:
+        if config.use_multimodal:
+            raise UserError("use_multimodal=true needs images_per_sequence, which is 0")
+        return
+    wanted = f"images_per_sequence={config.images_per_sequence}"
+    if config.decoder_block not in _TOWERS:
+        raise UserError(
+            f"{wanted}: the reference model has the towers of {' and '.join(_TOWERS)}, not that of "
+            f"decoder_block={config.decoder_block}; 0 trains the text model"
+        )
+    for key in (*_VIT, *_TOWERS[config.decoder_block]):
+        if getattr(config, key) <= 0:
+            raise UserError(f"{wanted} needs {key}, which is {getattr(config, key)}")
+    for key in ("lora_rank", "frozen", "use_dpo"):
+        if getattr(config, key):
+            raise UserError(f"{wanted} with {key}: expected one of them only")
+    if config.context_parallelism > 1:
+        raise UserError(f"{wanted} with context_parallelism: images are whole; use fsdp or tensor")
+    _check_patches(config)
+
+
+def _check_patches(config: Config) -> None:
+    """The sides and widths of a tower that have to divide each other."""
+    is_llama = config.decoder_block == "llama4"
+    key = "tile_size_for_vit" if is_llama else "image_size_for_vit"
+    columns = getattr(config, key) // config.patch_size_for_vit
+    joined = round(1 / config.pixel_shuffle_ratio_for_vit) if is_llama else 4
+    if columns < joined or columns % joined:
+        raise UserError(
+            f"{key}={getattr(config, key)} makes {columns} patches in a row; expected a multiple "
+            f"of {joined}, which become one token"
+        )
+    width, heads = config.hidden_size_for_vit, config.num_attention_heads_for_vit
+    unit = 4 * heads if is_llama else heads
+    if width % unit:
+        raise UserError(
+            f"hidden_size_for_vit={width}: expected a multiple of {unit}, for "
+            f"num_attention_heads_for_vit={heads}"
+        )
+    if is_llama and config.intermediate_size_for_vit != width * joined**2:
+        raise UserError(
+            f"intermediate_size_for_vit={config.intermediate_size_for_vit}: llama4's MLP behind "
+            f"the pixel shuffle reads {joined**2} patches of hidden_size_for_vit={width}; expected "
+            f"{width * joined**2}"
         )
 
 

@@ -12,43 +12,27 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.instrumentation import counts
-from mfu_jax.trainer import mesh, pyconfig, state, step
+from mfu_jax.trainer import mesh, pyconfig, state
 from mfu_jax.trainer.data import make_iterator
 from mfu_jax.trainer.preferences import preference_loss, preference_pair
 from tests.support.compilation import only_counted
+from tests.support.tiny_step import compiled_step, tiny_config
 
 B, S, V, D, F, L, N, h = 2, 16, 64, 32, 48, 2, 4, 8
 
 
 def config(**keys: Any) -> pyconfig.Config:
-    sizes = {
-        "num_decoder_layers": L,
-        "per_device_batch_size": B,
-        "max_target_length": S,
-        "vocab_size": V,
-        "emb_dim": D,
-        "mlp_dim": F,
-        "num_query_heads": N,
-        "num_kv_heads": N,
-        "head_dim": h,
-        "dataset_type": "synthetic",
-        "attention": "dot_product",
-        "warmup_steps_fraction": 0.0,
-        "use_dpo": True,
-    }
-    return pyconfig.from_mapping({}, overrides={**sizes, **keys})
-
-
-def compiled(c: pyconfig.Config) -> jax.stages.Compiled:
-    grid = mesh.make_mesh(c, jax.devices()[:1])
-    return step.compile_train_step(c, grid, state.abstract_state(c, grid))
+    sizes = {"layers": L, "batch": B, "length": S, "vocab": V, "width": D, "mlp": F, "heads": N}
+    return tiny_config(
+        **sizes, head_dim=h, **{"warmup_steps_fraction": 0.0, "use_dpo": True, **keys}
+    )
 
 
 @pytest.mark.parametrize("keys", [{}, {"gradient_accumulation_steps": 2}, {"lora_rank": 3}])
 def test_pairs_run_through_policy_and_reference(keys: dict[str, Any]) -> None:
     c = config(**keys)
     with only_counted():
-        program = compiled(c)
+        program = compiled_step(c)
     found = counts.count_program(program, counts.analytic_model(c, convention="dense"))
     assert found.executed.total == found.model.per_device
     assert found.ledger.residual == 0
@@ -100,7 +84,7 @@ def test_a_pair_shares_its_prompt_and_its_tokens() -> None:
 def test_the_policy_learns_what_is_chosen_and_the_reference_stays() -> None:
     c = config(dpo_beta=1.0, learning_rate=1e-2)
     grid = mesh.make_mesh(c, jax.devices()[:1])
-    run, now = compiled(c), state.create_state(c, grid)
+    run, now = compiled_step(c), state.create_state(c, grid)
     first = [np.asarray(leaf) for leaf in jax.tree.leaves(now.reference)]
     rows = mesh.rows_per_process(c, grid)
     assert rows == 2 * B

@@ -20,7 +20,6 @@ from mfu_jax.profiling.join import Work
 
 _EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test)(_|$)")
 _OFTEN = 0.5  # runs in a step: fewer may be a schedule that the trace happens to show
-_CALLBACK = re.compile(r"callback|host transfer")
 _FULL = 0.9  # of the memory, that a program may use
 
 
@@ -67,8 +66,8 @@ def _module(record: InstructionRecord) -> str:
 
 
 def callback(facts: Facts) -> tuple[float, str] | None:
-    """The device waits for Python within the step."""
-    ops = facts.ops(lambda record: bool(_CALLBACK.search(record.shape.target)))
+    """The device waits for Python within the step, and computes nothing meanwhile."""
+    ops = [op for op in facts.measured.ops if op.op.work is Work.HOST]
     if not ops:
         return None
     runs = sum(op.runs for op in ops)

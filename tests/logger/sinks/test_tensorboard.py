@@ -234,6 +234,19 @@ def test_the_layout_has_the_charts_that_matter(tmp_path: Path) -> None:
         assert sorted(shown) == sorted(wanted), title
 
 
+def test_the_first_tab_opens_on_the_answer(tmp_path: Path) -> None:
+    """Its groups are sorted by name; a compile step would spoil the scale of a chart."""
+    sink = TensorBoardSink(tmp_path)
+    values = {"eval/avg_loss": 4.0, "perf/mfu": 0.5, "learning/loss": 2.0, "Overview/1 MFU": 7.0}
+    for step, kind in enumerate(("compile", "step")):
+        sink.write(StepRecord(step=step, kind=kind, unix_seconds=0.0, scalars=values))
+    sink.close()
+    tags = sorted(read(tmp_path).Tags()["scalars"])
+    assert tags[:3] == ["Overview/1 MFU", "Overview/1 MFU_2", "Overview/5 loss"]
+    assert scalars(tmp_path, "Overview/1 MFU") == [(1, 0.5)]
+    assert scalars(tmp_path, "Overview/1 MFU_2") == [(0, 7.0), (1, 7.0)]
+
+
 @pytest.mark.parametrize("reason", ["", "ValueError('x')"])
 def test_the_set_up_is_a_row_of_hparams(tmp_path: Path, reason: str) -> None:
     plugin_data_pb2 = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")

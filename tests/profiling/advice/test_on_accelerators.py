@@ -188,6 +188,8 @@ def test_a_callback_in_the_step(tmp_path: Path) -> None:
     call = '  %ask = bf16[8] custom-call(%p), custom_call_target="xla_ffi_python_gpu_callback"'
     profile = written_profile(tmp_path, [*HEALTHY, call], {**HEALTHY_SECONDS, "ask": MATMUL})
     first(profile, "host callback in the step", MATMUL)
+    bars = {bar.name: bar.seconds for bar in profile.waterfall}
+    assert bars["waiting for callbacks on the host"] == pytest.approx(MATMUL)
 
 
 def test_an_evaluation_within_the_step(tmp_path: Path) -> None:

@@ -124,7 +124,15 @@ class Attention(nnx.Module):
             inputs.kept[spec.keeps] = (k, v)
         with jax.named_scope("attention_op"):
             sinks = self.sinks[...] if spec.sinks else None
-            of = AttentionInputs(q, k, v, inputs.segment_ids, pattern=spec.pattern, sinks=sinks)
+            of = AttentionInputs(
+                q,
+                k,
+                v,
+                inputs.segment_ids,
+                pattern=spec.pattern,
+                sinks=sinks,
+                images=inputs.images,
+            )
             context = ATTENTION_OPS[self.attention](of)
         context = checkpoint_name(context, "context")
         if gate is not None:

@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from .attention_ops import WHOLE, Pattern, masked_attention
 from .building import Builder, Inputs
-from .latent_attention import IndexerSpec, indexer_scores, top_keys
+from .indexer import IndexerSpec, indexer_scores, top_keys
 from .normalizations import scaled_to_one
 from .rope import Rope, apply_rope
 

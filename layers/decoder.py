@@ -25,6 +25,7 @@ from .remat import remat
 from .routers import moved_bias
 from .sharding import EDGE_BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS, constrain
 from .stack import Stack
+from .vision import Images, ImageTokens, VisionEncoder, VisionProjector
 
 
 class Outputs(NamedTuple):
@@ -93,6 +94,10 @@ class Decoder(nnx.Module):
             self.layers = Pipeline(spec.layers, keys, of_layers, schedule=schedule, remat=policy)
         if spec.hyper_head:
             self.hyper_head = HyperHead(spec.streams, build)
+        if spec.vision is not None:
+            scan = config.scan_layers
+            self.vision_encoder = VisionEncoder(spec.vision, build, scan=scan, remat=policy)
+            self.vision_projector = VisionProjector(spec.vision, build)
         self.decoder_norm = build.norm()
         self.tied = config.logits_via_embedding
         if not self.tied:
@@ -116,11 +121,23 @@ class Decoder(nnx.Module):
         with jax.named_scope("decoder"):
             return self._logits(hidden, self._head)
 
-    def outputs(self, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array) -> Outputs:
+    def outputs(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        segment_ids: jax.Array,
+        images: Images | None = None,
+    ) -> Outputs:
         """What the head gets, and what the layers say of themselves; inputs as of `__call__`."""
-        inputs = Inputs(tokens=tokens, positions=positions, segment_ids=segment_ids)
+        seen = None if images is None else self._seen(images)
+        inputs = Inputs(
+            tokens=tokens,
+            positions=positions,
+            segment_ids=segment_ids,
+            images=None if seen is None else seen.numbers,
+        )
         with jax.named_scope("decoder"):
-            x = self._embedded(inputs)
+            x = self._embedded(inputs, seen)
             per_layer = None
             if self.spec.per_layer_width:
                 with jax.named_scope("per_layer_embedder"):
@@ -133,7 +150,7 @@ class Decoder(nnx.Module):
             ahead = hidden
             for number, module in enumerate(self.further, start=1):
                 with jax.named_scope(f"mtp_{number}"):
-                    shifted = self._embedded(inputs.shifted(number))
+                    shifted = self._embedded(inputs.shifted(number), seen and seen.shifted(number))
                     ahead, normed, noted = module(ahead, shifted, inputs)
                     further.append(self._logits(normed, self._head))
                     notes.append([noted])
@@ -154,11 +171,24 @@ class Decoder(nnx.Module):
                     loads[where] = note["expert_load"]
         return loads
 
-    def _embedded(self, inputs: Inputs) -> jax.Array:
+    def _seen(self, images: Images) -> ImageTokens:
+        """The images through the tower, all of a batch at once."""
+        assert self.spec.vision is not None
+        rows, count, *pixels = images.pixels.shape
+        with jax.named_scope("vision_encoder"):
+            x = self.vision_encoder(images.pixels.reshape(rows * count, *pixels))
+        with jax.named_scope("vision_projector"):
+            x = self.vision_projector(x)
+        tokens = x.reshape(rows, -1, x.shape[-1])
+        return ImageTokens(tokens=tokens, places=images.places, per_image=self.spec.vision.tokens)
+
+    def _embedded(self, inputs: Inputs, seen: ImageTokens | None) -> jax.Array:
         with jax.named_scope("token_embedder"):
             x = self.token_embedder(inputs.tokens)
         if self.spec.embedding_scale != 1:
             x = x * jnp.asarray(self.spec.embedding_scale, x.dtype)
+        if seen is not None:
+            x = seen.put_into(x)
         if self.spec.learned_positions:
             with jax.named_scope("position_embedder"):
                 x = x + self.position_embedder(inputs.positions)

@@ -236,8 +236,8 @@ class Experts(nnx.Module):
         is_kept = place <= capacity
         slot = jnp.where(is_kept, expert_of * capacity + place - 1, E * capacity)
         # Which choice of which token has a slot; those of no slot share one behind the last.
-        choice = jnp.full((B, E * capacity + 1), S * k).at[jnp.arange(B)[:, None], slot]
-        choice = choice.set(jnp.arange(S * k))[:, :-1]
+        free = jnp.full((B, E * capacity + 1), S * k)
+        choice = free.at[jnp.arange(B)[:, None], slot].set(jnp.arange(S * k))[:, :-1]
         slots = jax.vmap(functools.partial(moved, k))(x, choice, slot)
         if self.spec.weigh_inputs:
             slots = slots * jax.vmap(functools.partial(moved, 1))(weights, choice, slot)

@@ -11,7 +11,7 @@ import optax
 from jax.sharding import Mesh
 
 from mfu_jax.layers.decoder import with_moved_biases
-from mfu_jax.trainer.data import BATCH_KEYS
+from mfu_jax.trainer.data import row_shapes
 from mfu_jax.trainer.losses import Batch, Parts, objective
 from mfu_jax.trainer.mesh import batch_sharding, micro_batch_size
 from mfu_jax.trainer.pyconfig import Config
@@ -129,6 +129,11 @@ def compile_eval_step(
 
 def abstract_batch(config: Config, mesh: Mesh, accumulation: int) -> dict[str, Any]:
     """Shape, dtype and sharding of a step's batch."""
-    shape = (accumulation, micro_batch_size(config, mesh.size), config.max_target_length)
-    leaf = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
-    return dict.fromkeys(BATCH_KEYS, leaf)
+    batch = (accumulation, micro_batch_size(config, mesh.size))
+
+    def of(row: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        shape = (*batch, *row.shape)
+        sharding = batch_sharding(mesh, len(shape))
+        return jax.ShapeDtypeStruct(shape, row.dtype, sharding=sharding)
+
+    return {key: of(row) for key, row in row_shapes(config).items()}

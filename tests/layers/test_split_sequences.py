@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import jax
@@ -91,6 +92,9 @@ def test_splash_over_parts_is_one_kernel_with_all_keys_on_a_tpu() -> None:
     # A device has 64 of 256 queries and 2 of 4 heads; keys are those of the whole sequence.
     assert "tensor<2x2x64x128xf32>" in call
     assert "tensor<2x1x256x128xf32>" in call
+    # Queries, keys and values are pinned to the parts, then keys and values gathered.
+    pinned = re.findall(r"sdy.sharding_constraint .*", text)
+    assert ['"context"' in line for line in pinned] == [True, True, True, False, False]
 
 
 def test_what_a_split_sequence_cannot_have_is_said() -> None:

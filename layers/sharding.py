@@ -5,7 +5,6 @@ Weights carry the names of their dimensions (`logical_axes`); this table maps na
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -55,7 +54,7 @@ def partition_spec(
     """The spec of a weight: a mesh axis splits the first of its dimensions that may be split.
 
     Dimensions stacked in front are those of scanned layers, which are not split, or of a pipeline:
-    passes, stages, layers of a stage. Ranks that the axes do not divide stay whole.
+    passes, stages, layers of a stage. Ranks are split as often as the axes divide them.
 
     Args:
         logical_axes: names of its last dimensions.
@@ -70,11 +69,20 @@ def partition_spec(
         axes = MESH_AXIS[name]
         if isinstance(axes, tuple):
             axes = tuple(axis for axis in axes if axis not in used)
-            if name in _RANKS and size % math.prod(sizes[axis] for axis in axes):
-                axes = None
+            axes = _dividing(axes, size, sizes) if name in _RANKS else axes
         stacked.append(axes or None)
         used.update((axes,) if isinstance(axes, str) else axes or ())
     return PartitionSpec(*stacked)
+
+
+def _dividing(axes: tuple[str, ...], size: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes without those that do not divide what the ones before leave of a dimension."""
+    found: list[str] = []
+    for axis in axes:
+        if size % sizes[axis] == 0:
+            found.append(axis)
+            size //= sizes[axis]
+    return tuple(found)
 
 
 def axis_size(name: str) -> int:

@@ -91,12 +91,12 @@ def _loss(
     """Summed cross-entropy of hidden states [batch, sequence, emb_dim], in so many tiles.
 
     A tile is a part of every sequence. Its logits are made for it alone, and again in the backward
-    pass, so that those of all tokens never live at once.
+    pass, so that those of all tokens never live at once; nor does the head whole, or its gradient:
+    each tile gathers and sums its own.
     """
-    head = model.logits if tiles == 1 else model.gathered_head()
 
     def of_tile(hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
-        logits = head(hidden)
+        logits = model.logits(hidden)
         with jax.named_scope("loss"):
             return _cross_entropy(logits, targets, weights)
 

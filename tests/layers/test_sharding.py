@@ -37,7 +37,7 @@ SIZES = {"data": 1, "pipeline": 2, "fsdp": 64, "context": 1, "expert": 8, "tenso
         (
             ("streams", "joined_heads", "q_lora"),
             (2, 32, 64),
-            P(None, "expert", ("fsdp", "context")),
+            P(None, ("context", "expert"), "fsdp"),
         ),
         # In a pipeline: passes, stages, layers of a stage.
         (

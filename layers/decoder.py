@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -121,24 +120,6 @@ class Decoder(nnx.Module):
         """[batch, sequence, emb_dim] → [batch, sequence, vocab_size] in float32."""
         with jax.named_scope("decoder"):
             return self._logits(hidden, self._head)
-
-    def gathered_head(self) -> Callable[[jax.Array], jax.Array]:
-        """`logits` for use in a loop, before which its weights are gathered once."""
-        graph, weights = nnx.split(self._head)
-        with jax.named_scope("decoder"), jax.named_scope("logits_dense"):
-            gathered = jax.tree.map(self._gathered, weights)
-
-        def logits(hidden: jax.Array) -> jax.Array:
-            with jax.named_scope("decoder"):
-                return self._logits(hidden, nnx.merge(graph, gathered))
-
-        return logits
-
-    def _gathered(self, weight: jax.Array) -> jax.Array:
-        size = self.token_embedder.embedding.shape[0]
-        is_split = size in weight.shape
-        axes = ["tensor" if n == size else None for n in weight.shape]
-        return constrain(weight, *axes) if is_split else weight
 
     def outputs(
         self,

@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
         topology=values.get("topology", ""),
         hardware=values.get("hardware", ""),
         devices=_whole(values, "devices"),
-        slices=_whole(values, "slices") or 1,
+        slices=_whole(values, "slices"),
     )
     if arguments.names and arguments.names[0].endswith(SUFFIX):
         return _show(arguments, _of_dump(arguments, target))
@@ -145,9 +145,10 @@ def _of_run(arguments: Arguments) -> Plan:
     expected = "one JSON object, as docs/plan.md describes it"
     text = sys.stdin.read(_MOST_BYTES) if name == "-" else read_text(name, expected, _MOST_BYTES)
     try:
-        run = read_run(json.loads(text))
+        given = json.loads(text)
     except ValueError as error:
         raise UserError(f"{name}: not JSON ({error}); expected {expected}") from None
+    run = read_run(given)
     source, keys, notes = _source_of_run(arguments, run)
     work = replace(work_of(run.model), own_rows=source.own_rows(keys))
     plan = _compiled(arguments, run.target, source, keys, work=work, flags=run.flags)

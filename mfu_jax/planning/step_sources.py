@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic.inputs import as_model_config
 from mfu_jax.flops.analytic.totals import (
     calculate_tokens_per_device,
     flops_breakdown,
@@ -102,12 +103,17 @@ class MaxTextStep:
         return Analytic()
 
 
-def work_of(model: Mapping[str, Any]) -> Work:
-    """What a step of a MaxText config is for."""
+def work_of(config: Any, convention: str = "maxtext") -> Work:
+    """What a step of a config with MaxText's keys is for.
+
+    Raises:
+        UserError: a size is missing or wrong.
+    """
     return Work(
-        model_flops=round(model_flops_per_device(model, "maxtext").training),
-        tokens=float(calculate_tokens_per_device(model)),
-        convention="maxtext",
+        model_flops=round(model_flops_per_device(config, convention).training),
+        tokens=float(calculate_tokens_per_device(config)),
+        convention=convention,
+        experts=as_model_config(config).experts.num_experts > 1,
     )
 
 

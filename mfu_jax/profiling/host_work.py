@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mfu_jax.profiling.late_calls import LateCalls
+from mfu_jax.profiling.late_calls import Intervals, LateCalls
 from mfu_jax.profiling.timeline.host import HostThread
 from mfu_jax.profiling.timeline.sweep import NO_PARENT, Floats, parents_of
 from mfu_jax.profiling.trace.wire import Integers
@@ -97,6 +97,13 @@ def kind_of(name: str) -> HostWork:
     (<HostWork.OTHER: 'everything else'>, <HostWork.EVALUATION: 'evaluation'>)
     """
     return next((kind for kind, pattern in _KINDS if pattern.search(name)), HostWork.OTHER)
+
+
+def waits_of(thread: HostThread) -> Intervals:
+    """When the thread waits for the device, whatever it does that for."""
+    kinds = np.array([kind_of(name) is HostWork.WAIT for name in thread.names], bool)
+    chosen = kinds[thread.ops]
+    return thread.starts[chosen], thread.ends[chosen]
 
 
 class HostSums:

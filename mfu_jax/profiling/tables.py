@@ -56,23 +56,41 @@ KEYS: dict[str, Callable[[OpTime], str]] = {
 }
 
 
+SORTS: dict[str, Callable[[Row], float]] = {
+    "time": lambda row: row.seconds,
+    "runs": lambda row: row.runs,
+    "flops": lambda row: row.flops,
+    "mfu": lambda row: row.mfu,
+    "hfu": lambda row: row.hfu,
+    "bytes": lambda row: row.hbm_bytes,
+    "bandwidth": lambda row: row.bandwidth_share or 0.0,
+}
+
+
 def table(
-    measured: Measured, peaks: Peaks, by: Callable[[OpTime], str], *, depth: int = 0
+    measured: Measured,
+    peaks: Peaks,
+    by: Callable[[OpTime], str],
+    *,
+    depth: int = 0,
+    sort: str = "time",
 ) -> tuple[Row, ...]:
-    """The ops in groups, the longest first.
+    """The ops in groups, the largest first.
 
     Args:
         measured: the times.
         peaks: of one device.
         by: the name of an op's group.
         depth: how many parts of a name of several, joined by ``/``, tell groups apart; 0: all.
+        sort: a key of `SORTS`: what is largest; of equal rows, the longest comes first.
     """
     groups: dict[str, list[OpTime]] = {}
     for op in measured.ops:
         name = by(op)
         groups.setdefault("/".join(name.split("/")[:depth]) if depth else name, []).append(op)
     rows = [_row(name, ops, measured.step_seconds, peaks) for name, ops in groups.items()]
-    return tuple(sorted(rows, key=lambda row: -row.seconds))
+    largest = SORTS[sort]
+    return tuple(sorted(rows, key=lambda row: (-largest(row), -row.seconds)))
 
 
 def _row(name: str, ops: list[OpTime], step_seconds: float, peaks: Peaks) -> Row:

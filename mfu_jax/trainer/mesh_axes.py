@@ -168,8 +168,15 @@ def check_shape(config: Any, shape: MeshShape) -> None:
     if config.shard_exp_on_fsdp and config.num_experts > 1:
         split["expert", "fsdp", "context"] = ("num_experts",)
     if config.images_per_sequence:
-        split["tensor",] += ("num_attention_heads_for_vit", "intermediate_size_for_vit")
-        split["fsdp", "context", "expert"] += ("hidden_size_for_vit",)
+        split["tensor",] += (
+            "num_attention_heads_for_vit",
+            "intermediate_size_for_vit",
+            "projector_input_dim_for_vit",
+        )
+        split["fsdp", "context", "expert"] += (
+            "hidden_size_for_vit",
+            "projector_output_dim_for_vit",
+        )
     for axes, keys in split.items():
         parts = math.prod(sizes[axis] for axis in axes)
         for key in keys:

@@ -137,10 +137,6 @@ class ModelKeys:
     engram_vocab_bases: tuple[int, ...]
 
 
-# Blocks of models that see, of which the reference model has the tower.
-SEEING_BLOCKS = ("gemma3", "llama4")
-
-
 @dataclass(frozen=True, kw_only=True)
 class VisionKeys:
     """The vision tower, and what a sequence shows it."""

@@ -14,9 +14,8 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.parameters import count_parameters
-from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, model_flops_per_device
 from mfu_jax.planning.plan import Work
-from mfu_jax.planning.step_sources import executed_flops_of
+from mfu_jax.planning.step_sources import executed_flops_of, work_of
 from mfu_jax.planning.sweep.search import Analytic
 from mfu_jax.planning.targets import Target
 from mfu_jax.trainer.mesh_axes import (
@@ -71,12 +70,8 @@ class TrainerStep:
     def work(self, values: Mapping[str, str]) -> Work:
         """What the step is for."""
         config = load(self.words(values))
-        return Work(
-            model_flops=round(model_flops_per_device(config, config.convention).training),
-            tokens=float(calculate_tokens_per_device(config)),
-            convention=config.convention,
-            own_rows=self.own_rows(values),
-        )
+        own_rows = self.own_rows(values)
+        return dataclasses.replace(work_of(config, config.convention), own_rows=own_rows)
 
     def own_rows(self, values: Mapping[str, str]) -> float:
         """Over `expert`, a device gathers its neighbours' rows, and multiplies those it has."""

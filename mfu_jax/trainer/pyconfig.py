@@ -18,9 +18,9 @@ from typing import Any, Literal
 from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.storage.addresses import Address, path_of
+from mfu_jax.trainer.image_rules import TOWERS
 from mfu_jax.trainer.mesh_axes import own_names
 from mfu_jax.trainer.model_keys import (
-    SEEING_BLOCKS,
     FinetuningKeys,
     KernelKeys,
     ModelKeys,
@@ -277,7 +277,7 @@ def _sees(values: Mapping[str, Any], overrides: Mapping[str, Any], base: Mapping
 def _model_values(name: str, base: Mapping[str, Any], *, sees: bool) -> Mapping[str, Any]:
     """The sizes of a bundled model; without those of towers that are not built."""
     values = read_mapping(model_file(name))
-    sees = sees and values.get("decoder_block") in SEEING_BLOCKS
+    sees = sees and values.get("decoder_block") in TOWERS
     text = {key: value for key, value in values.items() if sees or not _is_of_tower(key)}
     foreign = [key for key in text if key not in base]
     blocks = typing.get_args(field_types(Config)["decoder_block"])
@@ -291,7 +291,7 @@ def _model_values(name: str, base: Mapping[str, Any], *, sees: bool) -> Mapping[
         )
     if len(text) < len(values):
         more = "; images_per_sequence=1 adds its tower"
-        more = more if values.get("decoder_block") in SEEING_BLOCKS else ""
+        more = more if values.get("decoder_block") in TOWERS else ""
         _log.info("%s: its text model is trained, without its towers%s", name, more)
     return text
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.storage.addresses import check_path
+from mfu_jax.trainer.image_rules import check_images
 from mfu_jax.trainer.mesh_axes import axis_keys
 from mfu_jax.trainer.model_keys import RematKeys
 from mfu_jax.values import shown
@@ -48,7 +49,7 @@ def validate(config: Config) -> None:
     _check_ranges(config)
     _check_model(config)
     _check_rope(config)
-    _check_images(config)
+    check_images(config)
     _check_indexer(config)
     _check_experts(config)
     _check_remat(config)
@@ -160,70 +161,6 @@ def _check_indexer(config: Config) -> None:
         )
 
 
-_VIT = (
-    "patch_size_for_vit num_channels_for_vit hidden_size_for_vit intermediate_size_for_vit "
-    "num_hidden_layers_for_vit num_attention_heads_for_vit"
-).split()
-# Block → the sizes of its tower beside those of every one.
-_TOWERS = {
-    "gemma3": ("image_size_for_vit",),
-    "llama4": (
-        "tile_size_for_vit",
-        "projector_input_dim_for_vit",
-        "projector_output_dim_for_vit",
-        "pixel_shuffle_ratio_for_vit",
-    ),
-}
-
-
-def _check_images(config: Config) -> None:
-    if not config.images_per_sequence:
-        if config.use_multimodal:
-            raise UserError("use_multimodal=true needs images_per_sequence, which is 0")
-        return
-    wanted = f"images_per_sequence={config.images_per_sequence}"
-    if config.decoder_block not in _TOWERS:
-        raise UserError(
-            f"{wanted}: the reference model has the towers of {' and '.join(_TOWERS)}, not that of "
-            f"decoder_block={config.decoder_block}; 0 trains the text model"
-        )
-    for key in (*_VIT, *_TOWERS[config.decoder_block]):
-        if getattr(config, key) <= 0:
-            raise UserError(f"{wanted} needs {key}, which is {getattr(config, key)}")
-    for key in ("lora_rank", "frozen", "use_dpo"):
-        if getattr(config, key):
-            raise UserError(f"{wanted} with {key}: expected one of them only")
-    if config.context_parallelism > 1:
-        raise UserError(f"{wanted} with context_parallelism: images are whole; use fsdp or tensor")
-    _check_patches(config)
-
-
-def _check_patches(config: Config) -> None:
-    """The sides and widths of a tower that have to divide each other."""
-    is_llama = config.decoder_block == "llama4"
-    key = "tile_size_for_vit" if is_llama else "image_size_for_vit"
-    columns = getattr(config, key) // config.patch_size_for_vit
-    joined = round(1 / config.pixel_shuffle_ratio_for_vit) if is_llama else 4
-    if columns < joined or columns % joined:
-        raise UserError(
-            f"{key}={getattr(config, key)} makes {columns} patches in a row; expected a multiple "
-            f"of {joined}, which become one token"
-        )
-    width, heads = config.hidden_size_for_vit, config.num_attention_heads_for_vit
-    unit = 4 * heads if is_llama else heads
-    if width % unit:
-        raise UserError(
-            f"hidden_size_for_vit={width}: expected a multiple of {unit}, for "
-            f"num_attention_heads_for_vit={heads}"
-        )
-    if is_llama and config.intermediate_size_for_vit != width * joined**2:
-        raise UserError(
-            f"intermediate_size_for_vit={config.intermediate_size_for_vit}: llama4's MLP behind "
-            f"the pixel shuffle reads {joined**2} patches of hidden_size_for_vit={width}; expected "
-            f"{width * joined**2}"
-        )
-
-
 def _check_experts(config: Config) -> None:
     if config.num_experts_per_tok > config.num_experts:
         raise UserError(
@@ -309,10 +246,10 @@ def _check_trained(config: Config) -> None:
         )
     if config.use_dpo and tiles > 1:
         raise UserError("num_vocab_tiling with use_dpo=true: DPO needs all logits; set it to 1")
-    if config.use_dpo and (config.mtp_num_layers or config.num_experts > 1):
+    if config.use_dpo and config.mtp_num_layers:
         raise UserError(
-            "use_dpo=true with mtp_num_layers or num_experts: DPO has none of their losses here; "
-            "expected a dense model without multi-token prediction"
+            f"use_dpo=true with mtp_num_layers={config.mtp_num_layers}: DPO compares whole answers "
+            "and trains no further predictions; set it to 0"
         )
     if config.lora_rank and config.frozen:
         raise UserError("lora_rank freezes all but the adapters; leave frozen out")

@@ -228,6 +228,10 @@ def _with_attention(op: Any) -> Callable[[], Any]:
 
 FAULTS: Mapping[str, Fault] = {
     "none": Fault(cause=""),
+    "none wide": Fault(cause="", keys=("emb_dim=512", "mlp_dim=2048", "num_decoder_layers=2")),
+    "none deep": Fault(cause="", keys=("num_decoder_layers=12", "vocab_size=1024")),
+    "none accumulated": Fault(cause="", keys=("gradient_accumulation_steps=2",)),
+    "none two devices": Fault(cause="", devices=2),
     "data": Fault(cause="slow data", options={"data": _Slow}),
     "sync": Fault(  # a step long enough to hide the loop's own work
         cause="sync in the loop",
@@ -242,7 +246,7 @@ FAULTS: Mapping[str, Fault] = {
         # Wide and short: else a CPU, which gets fresh memory from the system in every step, takes
         # longer to keep what narrow layers compute than to compute it again.
         keys=(
-            *("max_target_length=64", "per_device_batch_size=2", "vocab_size=1024"),
+            *("max_target_length=64", "per_device_batch_size=8", "vocab_size=1024"),
             *("emb_dim=512", "mlp_dim=2048", "num_decoder_layers=4"),
         ),
         faulty_keys=("remat_policy=full",),
@@ -267,7 +271,7 @@ FAULTS: Mapping[str, Fault] = {
         healthy={"plant": _in_loss(_straggles(0))},
         devices=2,
     ),
-    "evaluation": Fault(cause="eval in the loop", faulty_keys=("eval_interval=1", "eval_steps=2")),
+    "evaluation": Fault(cause="eval in the loop", faulty_keys=("eval_interval=1", "eval_steps=6")),
     "evaluation within": Fault(cause="eval in the loop", options={"plant": _evaluates_within}),
     "callback": Fault(cause="host callback in the step", options={"plant": _in_loss(_asks_host)}),
 }

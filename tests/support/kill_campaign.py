@@ -1,6 +1,7 @@
 """Kills training jobs again and again, and compares the report with what the killer saw.
 
-    python -m tests.support.kill_campaign                    # 200 kills of real trainer processes
+    python -m tests.support.kill_campaign                    # 200 kills of real trainer processes:
+                                                             # some 10 minutes on two quiet cores
     python -m tests.support.kill_campaign folder=DIR         # the same, kept; again: it goes on
     python -m tests.support.kill_campaign kind=loop kills=3  # one job
 

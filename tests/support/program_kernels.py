@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tests.support.reference_model import Shape, reference_step
 
@@ -65,6 +65,51 @@ def _splash(
         return jax.vmap(make(masks.MultiHeadMask([mask] * HEADS), block_sizes=sizes))(q, k, v)
 
     return _gradients(attend)
+
+
+SHARDS = 4  # of the sequence
+
+
+def splash_in_context(devices: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Causal splash attention in blocks of 128, a quarter of the queries on each device.
+
+    The masks of both batches are the same; each device takes its rows of their table of blocks.
+    """
+    mesh = Mesh(np.array(devices[: BATCH * SHARDS]).reshape(BATCH, SHARDS), ("data", "context"))
+    queries, keys = PartitionSpec("data", None, "context"), PartitionSpec("data")
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        from jax.experimental.pallas.ops.tpu.splash_attention import (
+            splash_attention_kernel as kernels,
+        )
+        from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+        mask = masks.MultiHeadMask([masks.CausalMask((LENGTH, LENGTH))] * HEADS)
+        blocks = [f"block_{which}" for which in ("q", "kv", "kv_compute")]
+        sizes = dict.fromkeys(blocks + [f"{block}_dkv" for block in blocks[:2]], 128)
+        kernel = kernels.make_splash_mha(
+            mask,
+            head_shards=1,
+            q_seq_shards=SHARDS,
+            block_sizes=kernels.BlockSizes(
+                **sizes, block_kv_dkv_compute=128, use_fused_bwd_kernel=True
+            ),
+        )
+        tables = kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec(None, "context")))
+        return jax.shard_map(
+            lambda q, k, v, kernel: jax.vmap(kernel)(q, k, v),
+            mesh=mesh,
+            in_specs=(queries, keys, keys, tables),
+            out_specs=queries,
+            check_vma=False,
+        )(q, k, v, kernel)
+
+    def of(spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, spec)
+        shape = (BATCH, HEADS, LENGTH, HEAD_DIM)
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding)
+
+    return _gradients(attend), (of(queries), of(keys), of(keys))
 
 
 def _cudnn(**settings: Any) -> Callable[..., Any]:

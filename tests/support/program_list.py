@@ -171,6 +171,9 @@ def _fill() -> None:
                 PROGRAMS[f"{platform}_{topic}_{name}"] = Program(
                     platform=platform, build=on_one_device(function, *arguments), flops=flops
                 )
+    PROGRAMS["v5e_splash_context"] = Program(
+        platform="v5e", build=program_kernels.splash_in_context
+    )
     for platform, bodies in program_kernel_bodies.KERNELS.items():
         for name, (function, arguments) in bodies.items():
             build = on_one_device(function, *arguments)

@@ -1,6 +1,7 @@
 """Four real processes over loopback, one of them slow in a known way: is it named, and why?
 
-    python -m tests.support.straggler_campaign                # 100 plants, 100 healthy runs
+    python -m tests.support.straggler_campaign                # 100 plants, 100 healthy runs:
+                                                             # some 20 minutes on two quiet cores
     python -m tests.support.straggler_campaign --keep=FILE    # the same; again: it goes on
 
 Every run is an episode of a job: a fresh `MetricLogger` over steps with gloo collectives, with a

@@ -88,15 +88,17 @@ def one_for_each(scale: str, *keys: str) -> list[str]:
 def gradient(config: Config) -> tuple[Callable[..., Any], tuple[Any, losses.Batch]]:
     """The loss with its gradient as a function, and the shapes of its arguments."""
     graph, params = nnx.split(nnx.eval_shape(lambda: state.make_model(config, 0)))
+    rows = int(config.per_device_batch_size) * (1 + config.use_dpo)
     batch = {
-        key: jax.ShapeDtypeStruct((ROWS, *row.shape), row.dtype)
+        key: jax.ShapeDtypeStruct((rows, *row.shape), row.dtype)
         for key, row in row_shapes(config).items()
     }
 
     def step(params: Any, batch: losses.Batch) -> Any:
         differentiate = jax.value_and_grad(losses.objective, has_aux=True)
         trained, frozen = trained_and_frozen(config, params)
-        return differentiate(trained, frozen, None, graph, batch, config)
+        reference = params if config.use_dpo else ()
+        return differentiate(trained, frozen, reference, graph, batch, config)
 
     return step, (params, batch)
 
@@ -115,7 +117,7 @@ def inverses(config: Config) -> int:
     For each chunk of C tokens and head: one solve with C right-hand sides (C³), and for its
     gradient another (C³) and a product of two matrices (2·C³).
     """
-    chunks = ROWS * LENGTH // config.gdn_chunk_size
+    chunks = int(config.per_device_batch_size) * config.max_target_length // config.gdn_chunk_size
     heads = _delta_layers(config) * config.gdn_num_value_heads
     return 4 * heads * chunks * config.gdn_chunk_size**3
 

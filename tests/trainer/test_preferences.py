@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from mfu_jax.errors import UserError
+from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.instrumentation import counts
 from mfu_jax.trainer import mesh, pyconfig, state
 from mfu_jax.trainer.data import make_iterator
 from mfu_jax.trainer.preferences import preference_loss, preference_pair
+from tests.support import tiny_models
 from tests.support.compilation import only_counted
 from tests.support.tiny_step import compiled_step, tiny_config
 
@@ -42,16 +44,6 @@ def test_pairs_run_through_policy_and_reference(keys: dict[str, Any]) -> None:
         assert found.executed.total == (3 + 1) * 2 * B * (L * layer + 2 * S * D * V)
 
 
-class Fixed:
-    """A model whose logits are given, [rows, sequence, vocabulary]."""
-
-    def __init__(self, logits: list[Any]) -> None:
-        self.logits = jnp.asarray(logits, jnp.float32)
-
-    def __call__(self, *_: jax.Array) -> jax.Array:
-        return self.logits
-
-
 def test_the_loss_is_equation_7() -> None:
     # One token to predict, of two: the policy gives the chosen one 3/4, the rejected one 1/4.
     even, policy = [[[0.0, 0.0]]] * 2, [[[math.log(3), 0.0]]] * 2
@@ -63,7 +55,7 @@ def test_the_loss_is_equation_7() -> None:
         "targets_weight": jnp.ones((2, 1), jnp.int32),
     }
     c = config(dpo_beta=0.5, dpo_label_smoothing=0.25)
-    losses, shown = preference_loss(Fixed(policy), Fixed(even), batch, c)
+    losses, shown = preference_loss(jnp.asarray(policy), jnp.asarray(even), batch, c)
     margin = 0.5 * (math.log(0.75 / 0.5) - math.log(0.25 / 0.5))
     right, wrong = math.log(1 + math.exp(-margin)), math.log(1 + math.exp(margin))
     assert losses.tolist() == pytest.approx([0.75 * right + 0.25 * wrong])
@@ -103,5 +95,16 @@ def test_the_policy_learns_what_is_chosen_and_the_reference_stays() -> None:
 
 
 def test_what_dpo_does_not_train_is_refused() -> None:
-    with pytest.raises(UserError, match="num_experts"):
-        config(num_experts=4, moe_mlp_dim=8, decoder_block="mixtral")
+    with pytest.raises(UserError, match="mtp_num_layers=1"):
+        config(mtp_num_layers=1)
+
+
+def test_experts_of_the_policy_have_their_loss_and_their_biases() -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_mlp_dim": 8, "vocab_size": 32}
+    c = config(decoder_block="mixtral", load_balance_loss_weight=0.5, **experts)
+    gradient, (params, batch) = tiny_models.gradient(c)
+    traced = count_model_flops(gradient, params, batch)
+    assert traced.total == tiny_models.analytic(c)
+    (_, parts), _ = jax.eval_shape(gradient, params, batch)
+    assert set(parts.further) == {"moe_lb_loss"}
+    assert set(parts.shown) == {"dpo_reward_margin", "dpo_reward_accuracy"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from itertools import compress
 from typing import NamedTuple
 
 from mfu_jax.flops.attention_kernels import BESIDE_KERNELS, is_attention
@@ -18,7 +19,7 @@ from mfu_jax.flops.executed.dataflow import Dataflow
 from mfu_jax.flops.executed.elementwise import ELEMENTWISE, elementwise_flops
 from mfu_jax.flops.executed.expansions import Expansions, Part
 from mfu_jax.flops.executed.factorizations import FACTORIZATIONS
-from mfu_jax.flops.executed.hbm import hbm_bytes
+from mfu_jax.flops.executed.hbm import Traffic
 from mfu_jax.flops.executed.hlo import (
     CALLEE_KEYS,
     ELIDED,
@@ -33,6 +34,7 @@ from mfu_jax.flops.executed.kernels import (
     UnknownCost,
     kernel_cost,
 )
+from mfu_jax.flops.executed.kernels.device_mean import device_mean
 from mfu_jax.flops.executed.literals import Literals
 from mfu_jax.flops.executed.matmuls import MATMULS, hardware_passes, operand_dtype
 from mfu_jax.flops.executed.opcodes import NO_MATMUL, ONLY_ELEMENTWISE, is_free
@@ -102,6 +104,7 @@ class InstructionCost(NamedTuple):
 
 
 _NOTHING = InstructionCost()
+_ONLY_CALLS = InstructionCost(is_call=True)
 
 
 class ComputationCost(NamedTuple):
@@ -123,15 +126,18 @@ def _sum(
     """The sum of `costs`, and of `elementwise` FLOPs of instructions without a record."""
     if not costs:
         return ComputationCost((), (), (), (), (), elementwise, 0, 0)
+    matmuls, is_call, collectives, unknown, notes, flops, traffic, vector_xla = zip(
+        *costs, strict=True
+    )
     return ComputationCost(
-        matmuls=tuple([cost.matmul for cost in costs if cost.matmul]),
-        calls=tuple([i for i, cost in zip(instructions, costs, strict=True) if cost.is_call]),
-        unaccounted=tuple([cost.unaccounted for cost in costs if cost.unaccounted]),
-        collectives=tuple([cost.collective for cost in costs if cost.collective]),
-        notes=tuple([cost.note for cost in costs if cost.note]),
-        elementwise=elementwise + sum([cost.elementwise for cost in costs]),
-        hbm_bytes=sum([cost.hbm_bytes for cost in costs]),
-        vector_xla=sum([cost.vector_xla for cost in costs]),
+        matmuls=tuple(filter(None, matmuls)),
+        calls=tuple(compress(instructions, is_call)),
+        unaccounted=tuple(filter(None, unknown)),
+        collectives=tuple(filter(None, collectives)),
+        notes=tuple(filter(None, notes)),
+        elementwise=elementwise + sum(flops),
+        hbm_bytes=sum(traffic),
+        vector_xla=sum(vector_xla),
     )
 
 
@@ -157,6 +163,7 @@ class CostReader:
     ) -> None:
         self.module = module
         self.dataflow = Dataflow(module)
+        self.traffic = Traffic(module)
         self.vector_matmuls = VectorMatmuls(self.dataflow)
         self.expansions = Expansions(module)
         self.iterations = Iterations(module)
@@ -201,9 +208,11 @@ class CostReader:
         else:
             cost = _NOTHING if instruction.opcode in NO_MATMUL else _unknown(instruction)
         elementwise = elementwise_flops(computation, instruction, self._reducer)
-        traffic = 0 if fused else hbm_bytes(self.module, computation, instruction)
+        traffic = 0 if fused else self.traffic.bytes(computation, instruction)
         part = self.vector_matmuls.part(computation, instruction)
         if part is None or is_iterated:
+            if not (elementwise or traffic):
+                return cost
             return InstructionCost(*cost[:5], elementwise, traffic)
         beside = BESIDE_KERNELS in instruction.op_name
         matmul = MatmulCost(
@@ -230,7 +239,7 @@ class CostReader:
             raise instruction.error(f"{instruction.opcode} without its computation")
         iterated = self.iterations.at(instruction)
         if iterated is None:
-            return InstructionCost(is_call=True)
+            return _ONLY_CALLS
         name, flops, dtype = iterated
         note = (
             f"{name} {instruction.op_name}: iterates until it converges; counted by the textbook, "
@@ -282,12 +291,12 @@ class CostReader:
         )
 
     def _kernel(self, computation: HloComputation, instruction: HloInstruction) -> InstructionCost:
-        self.literals.elided = False
         if instruction.runs_on_host and instruction.callees:
-            return InstructionCost(is_call=True)
+            return _ONLY_CALLS
+        self.literals.elided = False
         literal = functools.partial(self.literals.of, computation, instruction)
         call = KernelCall(computation, instruction, literal, self.lengths)
-        cost = kernel_cost(call)
+        cost = self._cost_by_devices(call)
         if isinstance(cost, UnknownCost):
             elided = self.literals.elided
             if elided:
@@ -310,6 +319,16 @@ class CostReader:
             padding=cost.padding,
         )
         return InstructionCost(matmul, note=cost.note)
+
+    def _cost_by_devices(self, call: KernelCall) -> KernelCost | UnknownCost:
+        """The cost of a kernel; the mean of all devices' where they have different tables."""
+        self.literals.choose(0)
+        cost = kernel_cost(call)
+        differing = sorted(self.literals.by_device)
+        if not differing or isinstance(cost, UnknownCost):
+            return cost
+        devices = self.module.header_int("num_partitions")
+        return device_mean(call, differing, devices, self.literals.choose)
 
     def _given_cost(self, call: KernelCall, cost: UnknownCost) -> KernelCost | UnknownCost:
         """The cost that the caller gave as `kernel_flops`, else the kernel author's estimate."""

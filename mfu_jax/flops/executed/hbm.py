@@ -15,39 +15,66 @@ _FREE = frozenset(
     "opt-barrier optimization-barrier partition-id replica-id domain add-dependency".split()
 )
 _SLICES = {"dynamic-slice", "slice", "gather"}
-_MAY_TOUCH_A_PART = {*_SLICES, "dynamic-update-slice", "fusion"}
+_PARTS = {*_SLICES, "dynamic-update-slice"}
+_ALIASES = "output_to_operand_aliasing"
 _DEEPEST = 8  # bitcasts and fusions within fusions that are followed
 
 
-def hbm_bytes(module: HloModule, computation: HloComputation, instruction: HloInstruction) -> int:
-    """Bytes that one run of an unfused instruction reads from and writes to HBM."""
-    opcode = instruction.opcode
-    if opcode in _FREE or opcode.endswith(("-done", "-update")) or opcode == "async-start":
-        return 0
-    operands = [computation[name].shape for name in instruction.operands]
-    result = instruction.shape
-    if not operands:
-        return result.hbm_bytes
-    if opcode.endswith("-start") and len(result.elements) > 1:
-        # (destination, source, …) of a copy; (operands, result, …) of anything else.
-        result = result.elements[0 if opcode == "copy-start" else 1]
-    if opcode in _SLICES:
-        return _in_hbm(operands[0], result) + result.hbm_bytes + _bytes(operands[1:])
-    if opcode == "dynamic-update-slice" and len(operands) > 1:
-        return operands[1].hbm_bytes + _in_hbm(operands[0], operands[1])
-    if opcode == "scatter" and len(operands) == 3:
-        # Reads and writes the updated rows.
-        return 2 * _in_hbm(operands[0], operands[2]) + _bytes(operands[1:])
-    if opcode == "fusion":
-        names = instruction.callees
-        if len(names) == 1:
-            return _fusion(module, module[names[0]], operands, result)
-    return _bytes(operands) + result.hbm_bytes
+class Traffic:
+    """The HBM traffic of a program's instructions."""
+
+    def __init__(self, module: HloModule) -> None:
+        self.module = module
+        self._has_parts: dict[str, bool] = {}  # by computation
+
+    def bytes(self, computation: HloComputation, instruction: HloInstruction) -> int:
+        """Bytes that one run of an unfused instruction reads from and writes to HBM."""
+        opcode = instruction.opcode
+        if opcode in _FREE or opcode.endswith(("-done", "-update")) or opcode == "async-start":
+            return 0
+        operands = computation.operand_shapes(instruction)
+        result = instruction.shape
+        if not operands:
+            return result.hbm_bytes
+        if opcode == "fusion":
+            names = instruction.callees
+            if len(names) == 1 and self._may_touch_a_part(self.module[names[0]]):
+                return _fusion(self.module, self.module[names[0]], operands, result)
+            return _bytes(operands) + result.hbm_bytes
+        if opcode.endswith("-start") and len(result.elements) > 1:
+            # (destination, source, …) of a copy; (operands, result, …) of anything else.
+            result = result.elements[0 if opcode == "copy-start" else 1]
+        if opcode in _SLICES:
+            return _in_hbm(operands[0], result) + result.hbm_bytes + _bytes(operands[1:])
+        if opcode == "dynamic-update-slice" and len(operands) > 1:
+            return operands[1].hbm_bytes + _in_hbm(operands[0], operands[1])
+        if opcode == "scatter" and len(operands) == 3:
+            # Reads and writes the updated rows.
+            return 2 * _in_hbm(operands[0], operands[2]) + _bytes(operands[1:])
+        return _bytes(operands) + result.hbm_bytes
+
+    def _may_touch_a_part(self, fused: HloComputation) -> bool:
+        """Whether a slice or an update is in a fused computation, or in fusions within it."""
+        if fused.name not in self._has_parts:
+            self._has_parts[fused.name] = False  # ends the recursion if it contains itself
+            instructions = fused.instructions.values()
+            opcodes = {i.opcode for i in instructions}
+            self._has_parts[fused.name] = not _PARTS.isdisjoint(opcodes) or (
+                "fusion" in opcodes
+                and any(
+                    self._is_part(name)
+                    for i in instructions
+                    if i.opcode == "fusion"
+                    for name in i.callees
+                )
+            )
+        return self._has_parts[fused.name]
+
+    def _is_part(self, name: str) -> bool:
+        return self._may_touch_a_part(self.module[name])
 
 
 def _fusion(module: HloModule, fused: HloComputation, operands: list[Shape], result: Shape) -> int:
-    if _MAY_TOUCH_A_PART.isdisjoint([i.opcode for i in fused.instructions.values()]):
-        return _bytes(operands) + result.hbm_bytes
     total = 0
     for number, shape in enumerate(operands):
         parameter = fused.parameters.get(number)
@@ -97,10 +124,9 @@ def _touched(
 
 def _only_renames(instruction: HloInstruction) -> bool:
     """A bitcast, or a fusion that gives its operand back in another tiling of the same memory."""
-    aliases = instruction.attributes.get("output_to_operand_aliasing", "")
-    return instruction.opcode == "bitcast" or (
-        instruction.opcode == "fusion" and aliases.startswith("{{}: (0")
-    )
+    if instruction.opcode != "fusion" or _ALIASES not in instruction.attribute_text:
+        return instruction.opcode == "bitcast"
+    return instruction.attributes.get(_ALIASES, "").startswith("{{}: (0")
 
 
 def _written(fused: HloComputation, part: HloInstruction) -> Shape | None:

@@ -283,7 +283,10 @@ class HloComputation:
         users: dict[str, list[HloInstruction]] = {}
         for instruction in self.instructions.values():
             for name in instruction.operands:
-                users.setdefault(name, []).append(instruction)
+                if name in users:
+                    users[name].append(instruction)
+                else:
+                    users[name] = [instruction]
         return users
 
     @property

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable
 
 from mfu_jax.flops.executed.dataflow import Dataflow, Frame, UnknownValueError
+from mfu_jax.flops.executed.device_values import LARGEST, DeviceValues
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
-
-_LARGEST = 1 << 20  # elements of a table that XLA computes instead of storing it
+from mfu_jax.flops.executed.integers.values import elements_of
 
 
 class Literals:
@@ -20,12 +20,20 @@ class Literals:
 
     Attributes:
         elided: whether a constant was needed that is not in the text; the caller resets it.
+        by_device: indices of operands that differ between devices, since `choose`.
     """
 
     def __init__(self, dataflow: Dataflow, full_module: Callable[[], HloModule | None]) -> None:
         self.dataflow = dataflow
         self.full_module = full_module
         self.elided = False
+        self.by_device: set[int] = set()
+        self._device = 0
+
+    def choose(self, device: int) -> None:
+        """Chooses the device whose tables are wanted, where devices have different ones."""
+        self._device = device
+        self.by_device = set()
 
     def of(
         self, computation: HloComputation, instruction: HloInstruction, index: int
@@ -41,20 +49,30 @@ class Literals:
         )
         try:
             frame, source, path = self.dataflow.follow(frame, operand)
-            if path or source.opcode != "broadcast":
-                return None if path else self._text(frame, source)
+            if path:
+                return None
+            if source.opcode != "broadcast":
+                return self._text(frame, source) or self._computed(frame, source, index)
             frame, element, path = self.dataflow.follow(frame, frame.computation.operand(source, 0))
         except UnknownValueError:
             return None
         times = source.shape.size
-        if path or element.shape.size != 1 or times > _LARGEST:
+        if path or element.shape.size != 1 or times > LARGEST:
             return None
         text = self._text(frame, element)
         return text and ", ".join([text] * times)
 
     def _text(self, frame: Frame, source: HloInstruction) -> str | None:
-        is_iota = source.opcode == "iota" and source.shape.size <= _LARGEST
+        is_iota = source.opcode == "iota" and source.shape.size <= LARGEST
         return _positions(source) if is_iota else self._constant(frame, source)
+
+    def _computed(self, frame: Frame, source: HloInstruction, index: int) -> str | None:
+        """A table that the device computes from constants and its own number."""
+        values = DeviceValues(self.dataflow, self._constant, self._device)
+        elements = elements_of(values.value(frame, source))
+        if values.by_device:
+            self.by_device.add(index)
+        return ", ".join(map(str, elements)) or None
 
     def _constant(self, frame: Frame, source: HloInstruction) -> str | None:
         if source.opcode != "constant":

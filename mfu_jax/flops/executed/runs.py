@@ -121,8 +121,8 @@ class RunCounter:
             for callee in self.plans[name].fixed:
                 times[callee] += self.times[name]
                 untaken[callee] += self.untaken[name]
-            if self.times[name]:
-                self.choices.update(dict.fromkeys(self.plans[name].notes, self.times[name]))
+            if self.times[name] and (notes := self.plans[name].notes):
+                self.choices.update(dict.fromkeys(notes, self.times[name]))
 
     def _taken(self, call: Resolved) -> Node | None:
         """Of branches between which nothing decides, the most expensive one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -47,6 +46,7 @@ from mfu_jax.flops.traced.pallas import (
 from mfu_jax.flops.traced.primitive_kinds import FREE, is_call
 from mfu_jax.flops.traced.ragged import RAGGED_DOTS, share_of_ragged_dot
 from mfu_jax.flops.traced.rules import RULES
+from mfu_jax.flops.traced.shards import known_by_devices
 from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.flops.traced.value_graph import value_graph
 from mfu_jax.flops.traced.walk_loops import loop_work
@@ -328,14 +328,16 @@ def _cond(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally)
 def _shard_map(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
     """The body is one device's; all devices along the manual axes run it."""
     (jaxpr,) = inner_jaxprs(eqn.params)["jaxpr"]
-    shape = eqn.params["mesh"].shape
-    axes = eqn.params[next(name for name in eqn.params if name.endswith("manual_axes"))]
-    flows = [  # a part of an array is another value
-        flow if inner.aval.shape == outer.aval.shape else flow.without_value()
-        for flow, inner, outer in zip(flows, jaxpr.invars, eqn.invars, strict=True)
-    ]
-    out_flows, body = walker.walk(jaxpr, flows, stack)
-    tally.add(body, math.prod(shape[axis] for axis in axes))
+    out_flows: list[Flow] = []
+    for values, devices in known_by_devices(eqn, [flow.known for flow in flows]):
+        given = [
+            flow if flow.known is value else flow._replace(known=value)
+            for flow, value in zip(flows, values, strict=True)
+        ]
+        found, body = walker.walk(jaxpr, given, stack)
+        tally.add(body, devices)
+        pairs = zip(out_flows, found, strict=True)
+        out_flows = [either(a, b) for a, b in pairs] if out_flows else found
     return out_flows
 
 

@@ -14,7 +14,7 @@ _TICKS = 10
 _KINDS = {
     Work.COMMUNICATION: "communication",
     Work.TRANSFER: "memory",
-    Work.HOST: "control",
+    Work.HOST: "host",
     Work.CONTROL: "control",
     Work.COMPUTE: "memory",
 }

@@ -46,6 +46,21 @@ def test_tpu_attention_kernels_run_the_blocks_that_their_mask_keeps(name: str) -
 
 
 @reads_recorded_kernels
+@reads_recorded_kernels
+def test_devices_that_skip_different_blocks_count_their_mean() -> None:
+    executed = count("v5e_splash_context")
+    # Of 8 rows of blocks, each device has two, which keep 1 + 2, 3 + 4, 5 + 6 or 7 + 8 of them.
+    block = 2 * (2 * kernels.HEADS * 128 * 128 * kernels.HEAD_DIM)  # Q·Kᵀ and P·V, forward
+    assert executed.forward == block * (3 + 7 + 11 + 15) // 4
+    assert executed.backward == 2 * executed.forward
+    assert executed.rematerialized == executed.forward // 2
+    assert not executed.unaccounted
+    forward, backward = (flag.text for flag in executed.flags)
+    assert f"{3 * block:,} to {15 * block:,} FLOPs" in forward
+    assert "mean of 8 devices" in forward
+    assert f"{3 * block * 5 // 2:,} to {15 * block * 5 // 2:,} FLOPs" in backward
+
+
 def test_xla_sees_only_an_estimate_of_flash_and_nothing_of_splash_attention() -> None:
     flash, splash = count("v5e_flash_causal"), count("v5e_splash_causal")
     assert flash.kernels_xla == 4_328_521_728  # the author's estimate: forward only, not masked

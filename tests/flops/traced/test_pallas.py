@@ -14,6 +14,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.counting import count_model_flops, pallas_kernel_flops
 from tests.support import program_kernel_bodies as programs
+from tests.support import program_kernels
 from tests.support.small_functions import shape
 
 M, N, K, BLOCK = 64, 32, 48, 16
@@ -154,6 +155,14 @@ def test_splash_attention(fused):
     executed = pallas_kernel_flops(fn, *arguments)
     products = (2, 5) if fused else (2, 3, 4)
     assert sorted(executed.values()) == [n * PAIRS * 10 // 16 for n in products]
+
+
+def test_devices_that_share_a_sequence_skip_their_own_blocks():
+    fn, arguments = program_kernels.splash_in_context(jax.devices())
+    count = count_model_flops(fn, *arguments)
+    # Forward and backward multiply six times; 28 of 8·8 blocks are above the diagonal.
+    assert count.skipped["exact"] == 6 * PAIRS * 28 // 64
+    assert not count.unaccounted
 
 
 def test_the_tables_of_splash_attentions_mask_are_no_weights():

@@ -186,7 +186,7 @@ def scalars_of_file(path: Path) -> list[tuple[int, float]]:
         (event.step, value.tensor.float_val[0])
         for event in loader.Load()
         for value in event.summary.value
-        if value.tensor.float_val
+        if value.tensor.float_val and not value.tag.startswith("Overview/")
     ]
 
 

@@ -12,6 +12,7 @@ from mfu_jax.flops.executed.integers.arithmetic import (
 )
 from mfu_jax.flops.executed.integers.arrays import LAYOUTS, reduction
 from mfu_jax.flops.executed.integers.values import (
+    MAX_ELEMENTS,
     Compute,
     Value,
     bits_of,
@@ -28,6 +29,8 @@ def compile_instruction(
     instruction: HloInstruction,
     opcode: str,
     shape: Shape,
+    *,
+    largest: int = MAX_ELEMENTS,
 ) -> Compute | None:
     """A function from the values of the operands to the instruction's value.
 
@@ -37,6 +40,7 @@ def compile_instruction(
         instruction: one whose result is a small integer array.
         opcode: its opcode; of an asynchronous one, that of the work it does.
         shape: of the result.
+        largest: elements of an operand.
 
     Returns:
         The function; None if such an instruction is not evaluated.
@@ -45,7 +49,7 @@ def compile_instruction(
         HloParseError: operands or attributes do not fit the instruction.
     """
     operands = computation.operand_shapes(instruction)
-    if not all(map(is_small_integer, operands)):
+    if not all(is_small_integer(operand, largest) for operand in operands):
         return None
     try:
         compute = _compile(module, computation, instruction, opcode, shape)

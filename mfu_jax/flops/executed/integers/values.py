@@ -65,9 +65,9 @@ def wrapped(dtype: str, value: int) -> int:
     return wrap_of(dtype)(value)
 
 
-def is_small_integer(shape: Shape) -> bool:
-    """Whether an array can be a value."""
-    return value_range(shape.dtype) is not None and 0 < shape.size <= MAX_ELEMENTS
+def is_small_integer(shape: Shape, largest: int = MAX_ELEMENTS) -> bool:
+    """Whether an array can be a value, of at most `largest` elements."""
+    return value_range(shape.dtype) is not None and 0 < shape.size <= largest
 
 
 def make_value(elements: Sequence[int]) -> Value:

@@ -22,6 +22,7 @@ from .attention_ops import (
     Pattern,
     SplashBlocks,
     register_attention,
+    with_gathered_keys,
 )
 from .sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size
 
@@ -106,6 +107,7 @@ def _splash_of_rows(x: AttentionInputs) -> jax.Array:
 
 def _splash_of_parts(x: AttentionInputs) -> jax.Array:
     """Each device has the queries of its part of a sequence, and gathers all keys and values."""
+    x = with_gathered_keys(x)
     _, S, N, _ = x.q.shape
     shards = {"head_shards": axis_size("tensor"), "q_seq_shards": axis_size(SEQUENCE_AXIS)}
     attend = _splash_kernel(x.pattern, S, N, **shards)

@@ -14,13 +14,15 @@ import jax.numpy as jnp
 from .sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size, constrain
 
 # What a model may need of an implementation beyond causal attention over segments.
-WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM, SPLIT, WHOLE = (
+WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, PROBABILITIES, SPLIT, WHOLE = (
     "sliding windows",
     "chunks",
     "a soft cap of the scores",
     "attention sinks",
     "keys picked by an indexer",
     "values narrower than keys",
+    "images whose tokens see each other",
+    "probabilities for an indexer's loss",
     "sequences split over devices",
     "whole sequences on a device",
 )
@@ -57,6 +59,7 @@ class Pattern:
         chunk: a query sees its own chunk of so many tokens; 0: no chunks.
         scale: of the scores; None: 1 / √head_dim.
         soft_cap: scores s become ``soft_cap · tanh(s / soft_cap)``; 0: they do not.
+        joins_images: tokens of an image see each other, also later ones.
         blocks: of the splash kernel.
     """
 
@@ -64,22 +67,38 @@ class Pattern:
     chunk: int = 0
     scale: float | None = None
     soft_cap: float = 0.0
+    joins_images: bool = False
     blocks: SplashBlocks = SplashBlocks()
 
     @property
     def needs(self) -> frozenset[str]:
         """What an implementation must support."""
-        wanted = {WINDOW: self.window, CHUNKS: self.chunk, SOFT_CAP: self.soft_cap}
+        wanted = {
+            WINDOW: self.window,
+            CHUNKS: self.chunk,
+            SOFT_CAP: self.soft_cap,
+            IMAGES: self.joins_images,
+        }
         return frozenset(name for name, value in wanted.items() if value)
 
     def scale_of(self, head_dim: int) -> float:
         """The factor of the scores."""
         return 1 / math.sqrt(head_dim) if self.scale is None else self.scale
 
-    def mask(self, segment_ids: jax.Array) -> jax.Array:
-        """[B, S] → [B, S, S]: which keys a query sees."""
+    def mask(self, segment_ids: jax.Array, images: jax.Array | None = None) -> jax.Array:
+        """Which keys a query sees, [B, S, S].
+
+        Args:
+            segment_ids: [B, S].
+            images: the image of each token, from 1 on; 0: text; [B, S].
+        """
         place = jnp.arange(segment_ids.shape[1])
-        return self.seen(place, place) & (segment_ids[:, :, None] == segment_ids[:, None, :])
+        seen = self.seen(place, place) & (segment_ids[:, :, None] == segment_ids[:, None, :])
+        if not self.joins_images or images is None:
+            return seen
+        later = place[:, None] < place
+        together = (images[:, :, None] == images[:, None]) & (images > 0)[:, None]
+        return seen | (later & together)
 
     def seen(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
         """Places [S] and [T] in a row → [S, T]: which keys a query sees if all are one document."""
@@ -107,6 +126,7 @@ class AttentionInputs:
         pattern: which keys a query sees, and how scores are scaled.
         sinks: a sink logit for each query head, [N].
         picked: the keys that an indexer picked, [B, S, S] of booleans.
+        images: the image of each token, from 1 on; 0: text; [B, S].
     """
 
     q: jax.Array
@@ -117,11 +137,12 @@ class AttentionInputs:
     pattern: Pattern = CAUSAL
     sinks: jax.Array | None = None
     picked: jax.Array | None = None
+    images: jax.Array | None = None
 
     @property
     def mask(self) -> jax.Array:
         """Which keys a query sees, [B, S, S]."""
-        mask = self.pattern.mask(self.segment_ids)
+        mask = self.pattern.mask(self.segment_ids, self.images)
         return mask if self.picked is None else mask & self.picked
 
 
@@ -209,11 +230,24 @@ def masked_attention(
     """Two einsums and a softmax in float32; every pair is computed, then masked.
 
     Args:
-        q: [B, S, N, h]; k [B, T, K, h] and v [B, T, K, v] may have another length.
+        q: [B, S, N, h].
+        k: [B, T, K, h] and v [B, T, K, v] may have another length.
         mask: [B, S, T].
         pattern: for its scale and soft cap.
         sinks: [N].
     """
+    return _weighted(v, masked_probabilities(q, k, mask, pattern=pattern, sinks=sinks), q.dtype)
+
+
+def masked_probabilities(
+    q: jax.Array,
+    k: jax.Array,
+    mask: jax.Array,
+    *,
+    pattern: Pattern = CAUSAL,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
+    """[B, K, N / K, S, T] in float32; arguments as of `masked_attention`."""
     B, S, N, h = q.shape
     K = k.shape[2]
     grouped = q.reshape(B, S, K, N // K, h) * jnp.asarray(pattern.scale_of(h), q.dtype)
@@ -222,9 +256,22 @@ def masked_attention(
     if pattern.soft_cap:
         scores = pattern.soft_cap * jnp.tanh(scores / pattern.soft_cap)
     scores = jnp.where(mask[:, None, None], scores, -1e30)
-    probabilities = _softmax(scores, sinks).astype(q.dtype)
+    return _softmax(scores, sinks)
+
+
+def _weighted(v: jax.Array, probabilities: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """[B, T, K, v] → [B, S, N, v]."""
+    B, K, G, S, _ = probabilities.shape
     with jax.named_scope("values"):
-        return jnp.einsum("bkgst,btkv->bskgv", probabilities, v).reshape(B, S, N, v.shape[-1])
+        values = jnp.einsum("bkgst,btkv->bskgv", probabilities.astype(dtype), v)
+    return values.reshape(B, S, K * G, v.shape[-1])
+
+
+def attended_with_probabilities(x: AttentionInputs) -> tuple[jax.Array, jax.Array]:
+    """The result, as of `dot_product`, and the mean of the heads' probabilities [B, S, T]."""
+    x = with_gathered_keys(x)
+    found = masked_probabilities(x.q, x.k, x.mask, pattern=x.pattern, sinks=x.sinks)
+    return _weighted(x.v, found, x.q.dtype), found.mean(axis=(1, 2))
 
 
 def _softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
@@ -239,7 +286,8 @@ def _softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
 
 
 @register_attention(
-    "dot_product", supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM, SPLIT)
+    "dot_product",
+    supports=(WINDOW, CHUNKS, SOFT_CAP, SINKS, PICKED, VALUE_DIM, IMAGES, PROBABILITIES, SPLIT),
 )
 def dot_product(x: AttentionInputs) -> jax.Array:
     """Written out: every pair of positions is computed, then masked."""
@@ -247,7 +295,7 @@ def dot_product(x: AttentionInputs) -> jax.Array:
     return masked_attention(x.q, x.k, x.v, x.mask, pattern=x.pattern, sinks=x.sinks)
 
 
-@register_attention("jax", supports=(WINDOW, CHUNKS, PICKED, SPLIT))
+@register_attention("jax", supports=(WINDOW, CHUNKS, PICKED, IMAGES, SPLIT))
 def jax_attention(x: AttentionInputs) -> jax.Array:
     """`jax.nn.dot_product_attention`, compiled by XLA."""
     x = with_gathered_keys(x)

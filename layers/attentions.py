@@ -15,6 +15,7 @@ from .attention_ops import ATTENTION_OPS, CAUSAL, SINKS, AttentionInputs, Patter
 from .building import Builder, Inputs
 from .normalizations import scaled_to_one
 from .rope import Rope, apply_rope
+from .sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size, constrain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,7 @@ class Attention(nnx.Module):
         """[batch, sequence, emb_dim] → the same, or the spec's `output_width`."""
         spec = self.spec
         with jax.named_scope("query"):
-            q = checkpoint_name(self.query(x), "query_proj")
+            q = _saved(self.query(x), "query_proj")
         gate = None
         if spec.output_gate:
             q, gate = jnp.split(q, 2, axis=-1)
@@ -123,7 +124,15 @@ class Attention(nnx.Module):
             inputs.kept[spec.keeps] = (k, v)
         with jax.named_scope("attention_op"):
             sinks = self.sinks[...] if spec.sinks else None
-            of = AttentionInputs(q, k, v, inputs.segment_ids, pattern=spec.pattern, sinks=sinks)
+            of = AttentionInputs(
+                q,
+                k,
+                v,
+                inputs.segment_ids,
+                pattern=spec.pattern,
+                sinks=sinks,
+                images=inputs.images,
+            )
             context = ATTENTION_OPS[self.attention](of)
         context = checkpoint_name(context, "context")
         if gate is not None:
@@ -133,11 +142,11 @@ class Attention(nnx.Module):
 
     def _keys_and_values(self, x: jax.Array, inputs: Inputs) -> tuple[jax.Array, jax.Array]:
         with jax.named_scope("key"):
-            k = checkpoint_name(self.key(x), "key_proj")
+            k = _saved(self.key(x), "key_proj")
         v = k
         if not self.spec.shared_kv:
             with jax.named_scope("value"):
-                v = checkpoint_name(self.value(x), "value_proj")
+                v = _saved(self.value(x), "value_proj")
         if self.spec.value_norm:
             v = scaled_to_one(v, self.epsilon)
         return self._placed(self._normed(k, "key_norm"), inputs.positions), v
@@ -158,6 +167,18 @@ class Attention(nnx.Module):
             with jax.named_scope("rope"):
                 x = apply_rope(x, positions, spec.rope, rotary_dim=spec.rotary_dim)
         return scaled_to_one(x, self.epsilon) if spec.qk_norm == "weightless" else x
+
+
+def _saved(x: jax.Array, name: str) -> jax.Array:
+    """Heads [batch, sequence, heads, head_dim] under a name for remat.
+
+    Where sequences are split, so is what is saved: attention gathers keys and values, and XLA would
+    save them whole. It is pinned behind the name, at which JAX puts an operation of its own.
+    """
+    named: jax.Array = checkpoint_name(x, name)
+    if axis_size(SEQUENCE_AXIS) == 1:
+        return named
+    return constrain(named, BATCH_AXES, SEQUENCE_AXIS, "tensor", None)
 
 
 def _temperature(positions: jax.Array, span: int, factor: float) -> jax.Array:

@@ -13,7 +13,7 @@ from .building import Builder, Inputs, Spec
 from .engram import EngramSpec
 from .hyper_connections import HyperConnection
 from .per_layer_inputs import PerLayerInput
-from .sharding import BATCH_AXES, SEQUENCE_AXIS, constrain
+from .sharding import BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS, constrain
 
 PRE_NORMS = ("pre_mixer", "pre_mlp")
 POST_NORMS = ("post_mixer", "post_mlp")
@@ -95,7 +95,7 @@ class Block(nnx.Module):
             x = self.per_layer_input(x, inputs)
         if spec.scaled:
             x = x * self.scale[...].astype(x.dtype)
-        return constrain(x, BATCH_AXES, SEQUENCE_AXIS, *(None,) * (x.ndim - 2))
+        return _split(x)
 
     def _around(
         self, part: str, scope: str, x: jax.Array, run: Callable[[jax.Array], jax.Array]
@@ -103,9 +103,9 @@ class Block(nnx.Module):
         """A part between its norms and its residual connection."""
 
         def branch(y: jax.Array) -> jax.Array:
-            y = self._normed(f"pre_{part}", y)
+            y = _split(self._normed(f"pre_{part}", y))
             with jax.named_scope(scope):
-                y = run(y)
+                y = _split(run(y))
             return self._normed(f"post_{part}", y)
 
         if not self.spec.streams:
@@ -120,3 +120,8 @@ class Block(nnx.Module):
         with jax.named_scope(_SCOPES[name]):
             normed: jax.Array = getattr(self, f"{name}_norm")(y)
             return normed
+
+
+def _split(x: jax.Array) -> jax.Array:
+    """[batch, sequence, (streams,) emb_dim], with a part of the width on each device."""
+    return constrain(x, BATCH_AXES, SEQUENCE_AXIS, *(None,) * (x.ndim - 3), WIDTH_AXIS)

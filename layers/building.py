@@ -103,6 +103,7 @@ class Inputs:
         segment_ids: number of each token's document, [batch, sequence].
         kept: keys and values that earlier layers keep for later ones, by name; layers add theirs.
         per_layer: this layer's own input, [batch, sequence, width].
+        images: the image of each token, from 1 on; 0: text; [batch, sequence]; None: no images.
         notes: what the layer says of itself, by name: losses, loads; empty when it starts.
     """
 
@@ -111,6 +112,7 @@ class Inputs:
     segment_ids: jax.Array
     kept: dict[str, Any] = field(default_factory=dict)
     per_layer: jax.Array | None = None
+    images: jax.Array | None = None
     notes: dict[str, jax.Array] = field(default_factory=dict)
 
     def shifted(self, count: int) -> Inputs:

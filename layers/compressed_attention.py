@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from .attention_ops import WHOLE, Pattern, masked_attention
 from .building import Builder, Inputs
-from .latent_attention import IndexerSpec, indexer_scores, top_keys
+from .indexer import IndexerSpec, indexer_scores, top_keys
 from .normalizations import scaled_to_one
 from .rope import Rope, apply_rope
 
@@ -66,7 +66,7 @@ class CompressedAttention(nnx.Module):
             self.indexer = CompressedIndexer(spec.indexer, spec, build)
         groups, joined = spec.out_groups, N * h // spec.out_groups
         shape = (groups, joined, spec.out_rank)
-        self.out_a = build.matrix(shape, joined, ("streams", "embed", "q_lora"))
+        self.out_a = build.matrix(shape, joined, ("streams", "joined_heads", "q_lora"))
         self.out_b = build.dense((groups * spec.out_rank,), (D,), ("mlp", "embed"))
         self.spec, self.epsilon = spec, build.epsilon
 

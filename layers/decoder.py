@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,8 +23,9 @@ from .pipeline import Pipeline, schedule_of
 from .quantization import quantization
 from .remat import remat
 from .routers import moved_bias
-from .sharding import EDGE_BATCH_AXES, SEQUENCE_AXIS, constrain
+from .sharding import EDGE_BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS, constrain
 from .stack import Stack
+from .vision import Images, ImageTokens, VisionEncoder, VisionProjector
 
 
 class Outputs(NamedTuple):
@@ -94,6 +94,10 @@ class Decoder(nnx.Module):
             self.layers = Pipeline(spec.layers, keys, of_layers, schedule=schedule, remat=policy)
         if spec.hyper_head:
             self.hyper_head = HyperHead(spec.streams, build)
+        if spec.vision is not None:
+            scan = config.scan_layers
+            self.vision_encoder = VisionEncoder(spec.vision, build, scan=scan, remat=policy)
+            self.vision_projector = VisionProjector(spec.vision, build)
         self.decoder_norm = build.norm()
         self.tied = config.logits_via_embedding
         if not self.tied:
@@ -117,29 +121,23 @@ class Decoder(nnx.Module):
         with jax.named_scope("decoder"):
             return self._logits(hidden, self._head)
 
-    def gathered_head(self) -> Callable[[jax.Array], jax.Array]:
-        """`logits` for use in a loop, before which its weights are gathered once."""
-        graph, weights = nnx.split(self._head)
-        with jax.named_scope("decoder"), jax.named_scope("logits_dense"):
-            gathered = jax.tree.map(self._gathered, weights)
-
-        def logits(hidden: jax.Array) -> jax.Array:
-            with jax.named_scope("decoder"):
-                return self._logits(hidden, nnx.merge(graph, gathered))
-
-        return logits
-
-    def _gathered(self, weight: jax.Array) -> jax.Array:
-        size = self.token_embedder.embedding.shape[0]
-        is_split = size in weight.shape
-        axes = ["tensor" if n == size else None for n in weight.shape]
-        return constrain(weight, *axes) if is_split else weight
-
-    def outputs(self, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array) -> Outputs:
+    def outputs(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        segment_ids: jax.Array,
+        images: Images | None = None,
+    ) -> Outputs:
         """What the head gets, and what the layers say of themselves; inputs as of `__call__`."""
-        inputs = Inputs(tokens=tokens, positions=positions, segment_ids=segment_ids)
+        seen = None if images is None else self._seen(images)
+        inputs = Inputs(
+            tokens=tokens,
+            positions=positions,
+            segment_ids=segment_ids,
+            images=None if seen is None else seen.numbers,
+        )
         with jax.named_scope("decoder"):
-            x = self._embedded(inputs)
+            x = self._embedded(inputs, seen)
             per_layer = None
             if self.spec.per_layer_width:
                 with jax.named_scope("per_layer_embedder"):
@@ -147,12 +145,12 @@ class Decoder(nnx.Module):
             if self.spec.streams:
                 x = jnp.repeat(x[:, :, None], self.spec.streams, axis=2)
             x, notes = self.layers(x, inputs, per_layer)
-            hidden = constrain(self._joined(x), EDGE_BATCH_AXES, SEQUENCE_AXIS, None)
+            hidden = constrain(self._joined(x), EDGE_BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS)
             further = []
             ahead = hidden
             for number, module in enumerate(self.further, start=1):
                 with jax.named_scope(f"mtp_{number}"):
-                    shifted = self._embedded(inputs.shifted(number))
+                    shifted = self._embedded(inputs.shifted(number), seen and seen.shifted(number))
                     ahead, normed, noted = module(ahead, shifted, inputs)
                     further.append(self._logits(normed, self._head))
                     notes.append([noted])
@@ -173,15 +171,28 @@ class Decoder(nnx.Module):
                     loads[where] = note["expert_load"]
         return loads
 
-    def _embedded(self, inputs: Inputs) -> jax.Array:
+    def _seen(self, images: Images) -> ImageTokens:
+        """The images through the tower, all of a batch at once."""
+        assert self.spec.vision is not None
+        rows, count, *pixels = images.pixels.shape
+        with jax.named_scope("vision_encoder"):
+            x = self.vision_encoder(images.pixels.reshape(rows * count, *pixels))
+        with jax.named_scope("vision_projector"):
+            x = self.vision_projector(x)
+        tokens = x.reshape(rows, -1, x.shape[-1])
+        return ImageTokens(tokens=tokens, places=images.places, per_image=self.spec.vision.tokens)
+
+    def _embedded(self, inputs: Inputs, seen: ImageTokens | None) -> jax.Array:
         with jax.named_scope("token_embedder"):
             x = self.token_embedder(inputs.tokens)
         if self.spec.embedding_scale != 1:
             x = x * jnp.asarray(self.spec.embedding_scale, x.dtype)
+        if seen is not None:
+            x = seen.put_into(x)
         if self.spec.learned_positions:
             with jax.named_scope("position_embedder"):
                 x = x + self.position_embedder(inputs.positions)
-        return constrain(x, EDGE_BATCH_AXES, SEQUENCE_AXIS, None)
+        return constrain(x, EDGE_BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS)
 
     def _joined(self, x: jax.Array) -> jax.Array:
         """[batch, sequence, (streams,) emb_dim] → one stream."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +18,10 @@ from .building import Builder, Inputs
 from .feed_forwards import MlpSpec
 from .grouped_matmuls import grouped_dot, has_tiles, runs_on_tpus
 from .linears import ACTIVATIONS
-from .quantization import quantized_dot, quantized_ragged_dot
+from .quantization import quantized_dot, quantized_ragged_dot, shard_of
 from .routers import RouterSpec, Routing
-from .sharding import BATCH_AXES, SEQUENCE_AXIS, constrain
+from .row_moves import moved
+from .sharding import BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS, constrain, partition_spec
 
 # How `shard_map` takes the experts' weights: split over experts and hidden width, else gathered.
 _WEIGHT_SPECS = {
@@ -42,6 +46,7 @@ class ExpertsSpec:
             the tokens beyond; 0: none is dropped and nothing padded.
         weigh_inputs: weights scale what the experts read instead of what they return (Llama 4).
         shared: an MLP for every token; `shared_gate`: scaled by a sigmoid of the token.
+        whole: fsdp splits the experts instead of their width.
     """
 
     router: RouterSpec
@@ -53,6 +58,7 @@ class ExpertsSpec:
     weigh_inputs: bool = False
     shared: MlpSpec | None = None
     shared_gate: bool = False
+    whole: bool = False
     scope: str = "moe"
     needs: frozenset[str] = frozenset()
 
@@ -66,7 +72,8 @@ class Experts(nnx.Module):
 
     def __init__(self, spec: ExpertsSpec, build: Builder) -> None:
         E, D, F = spec.router.experts, build.emb_dim, spec.hidden
-        inwards, outwards = ("experts", "embed", "mlp"), ("experts", "mlp", "embed")
+        experts, width = ("whole_experts", "norm") if spec.whole else ("experts", "embed")
+        inwards, outwards = (experts, width, "mlp"), (experts, "mlp", width)
         self.router = spec.router.make(build)
         self.wi_0 = build.matrix((E, D, F), D, inwards)
         self.wi_1 = build.matrix((E, D, F), D, inwards)
@@ -110,16 +117,18 @@ class Experts(nnx.Module):
 
         Over the mesh's `expert` axis, a device gathers the rows of its neighbours, computes those
         of its own experts, and sums the results where they belong. Over `tensor`, each device has
-        a part of the hidden width.
+        a part of the hidden width, and gets a part of the result's.
         """
         names = ["wi_0", "wi_1", "wo"]
         if self.spec.bias:
             names += ["wi_0_bias", "wi_1_bias", "wo_bias"]
         weights = {name: getattr(self, name)[...].astype(self.dtype) for name in names}
         if jax.sharding.get_abstract_mesh().empty:
-            return self._sorted_rows(x, routing, weights, first=0)
+            return self._sorted_rows(x, routing, weights, first=0, own=self.spec.router.experts)
         rows = PartitionSpec(BATCH_AXES, SEQUENCE_AXIS, None)
         specs = {name: _WEIGHT_SPECS[name] for name in names}
+        shards = self._shards() if self.gathers_narrow else {}
+        specs |= shards
 
         def local(
             x: jax.Array, chosen: tuple[jax.Array, jax.Array], weights: dict[str, jax.Array]
@@ -127,13 +136,12 @@ class Experts(nnx.Module):
             routing = Routing(*chosen)
             if jax.lax.axis_size("expert") > 1:
                 x, routing = jax.lax.all_gather((x, routing), "expert", axis=0, tiled=True)
-            first = jax.lax.axis_index("expert") * weights["wo"].shape[0]
+            own = self.spec.router.experts // jax.lax.axis_size("expert")
+            first = jax.lax.axis_index("expert") * own
             if self.spec.bias and jax.lax.axis_size("tensor") > 1:
                 is_first = jax.lax.axis_index("tensor") == 0
                 weights = {**weights, "wo_bias": weights["wo_bias"] * is_first}
-            y = self._sorted_rows(x, routing, weights, first=first)
-            if jax.lax.axis_size("tensor") > 1:
-                y = jax.lax.psum(y, "tensor")
+            y = self._sorted_rows(x, routing, weights, first=first, own=own, shards=shards)
             if jax.lax.axis_size("expert") > 1:
                 y = jax.lax.psum_scatter(y, "expert", scatter_dimension=0, tiled=True)
             return y
@@ -141,11 +149,25 @@ class Experts(nnx.Module):
         over_shards = jax.shard_map(
             local,
             in_specs=(rows, (rows, rows), specs),
-            out_specs=rows,
+            out_specs=PartitionSpec(BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS),
             check_vma=False,
         )
         y: jax.Array = over_shards(x, (routing.experts, routing.weights), weights)
         return y
+
+    @property
+    def gathers_narrow(self) -> bool:
+        """Whether shards of weights are rounded alike, so that eight bits of each are gathered."""
+        return self.quantization is not None and self.quantization.weight_range != "absmax"
+
+    def _shards(self) -> dict[str, PartitionSpec]:
+        """How the matrices are stored."""
+        sizes = dict(jax.sharding.get_abstract_mesh().shape)
+        names = {name: getattr(self, name) for name in ("wi_0", "wi_1", "wo")}
+        return {
+            name: partition_spec(weight.get_metadata("logical_axes"), weight[...].shape, sizes)
+            for name, weight in names.items()
+        }
 
     def _sorted_rows(
         self,
@@ -154,17 +176,24 @@ class Experts(nnx.Module):
         weights: dict[str, jax.Array],
         *,
         first: int | jax.Array,
+        own: int,
+        shards: Mapping[str, PartitionSpec] = MappingProxyType({}),
     ) -> jax.Array:
-        """The sum over those of the chosen experts that `weights` has, from number `first` on."""
-        E, k = weights["wo"].shape[0], self.spec.router.per_token
+        """The sum over `own` of the experts, from number `first` on.
+
+        Args:
+            shards: how the matrices in `weights` are split, if they are to be gathered narrow.
+        """
+        E, k = own, self.spec.router.per_token
         flat = x.reshape(-1, x.shape[-1])
         expert_of = routing.experts.reshape(-1) - first
         # Rows of other devices' experts go to the end, and belong to no group.
         expert_of = jnp.where((expert_of >= 0) & (expert_of < E), expert_of, E)
         weight_of = routing.weights.reshape(-1, 1).astype(x.dtype)
         order = jnp.argsort(expert_of, stable=True)
+        reverse = jnp.argsort(order)
         sizes = jnp.zeros(E + 1, jnp.int32).at[expert_of].add(1)[:E]
-        rows = flat[order // k]
+        rows = moved(k, flat, order, reverse)
         if self.spec.weigh_inputs:
             rows = rows * weight_of[order]
         sorted_experts = expert_of[order]
@@ -174,24 +203,26 @@ class Experts(nnx.Module):
                 product = grouped_dot(rows, weights[name], sizes, on_tpu=self.on_tpu)
             else:
                 recipe, fits = self.quantization, has_tiles(rows.shape[0])
+                shard = shard_of(shards[name]) if name in shards else None
                 product = quantized_ragged_dot(
-                    rows, weights[name], sizes, recipe, self.on_tpu and fits
+                    rows, weights[name], sizes, recipe, self.on_tpu and fits, shard
                 )
             if not self.spec.bias:
                 return product
             return product + weights[f"{name}_bias"][jnp.minimum(sorted_experts, E - 1)]
 
         with jax.named_scope("wi_0"):
-            gate = checkpoint_name(multiply(rows, "wi_0"), "moe_mlpwi_0")
+            gate = _named(multiply(rows, "wi_0"), "mlpwi_0")
         with jax.named_scope("wi_1"):
-            up = checkpoint_name(multiply(rows, "wi_1"), "moe_mlpwi_1")
+            up = _named(multiply(rows, "wi_1"), "mlpwi_1")
         with jax.named_scope("wo"):
-            out = checkpoint_name(multiply(self._activated(gate, up), "wo"), "moe_mlpwo")
+            out = _summed(multiply(self._activated(gate, up), "wo"))
+            out = _named(out, "mlpwo")
         out = jnp.where((sorted_experts < E)[:, None], out, 0)
-        back = out[jnp.argsort(order)]
+        back = moved(1, out, reverse, order)
         if not self.spec.weigh_inputs:
             back = back * weight_of
-        return back.reshape(-1, k, x.shape[-1]).sum(axis=1).reshape(x.shape)
+        return back.reshape(-1, k, back.shape[-1]).sum(axis=1).reshape(*x.shape[:-1], -1)
 
     def _with_capacity(self, x: jax.Array, routing: Routing) -> jax.Array:
         """Each expert has slots for its share of a sequence, filled in the sequence's order."""
@@ -204,12 +235,13 @@ class Experts(nnx.Module):
         place = jnp.take_along_axis(jnp.cumsum(chosen, axis=1), expert_of[..., None], -1)[..., 0]
         is_kept = place <= capacity
         slot = jnp.where(is_kept, expert_of * capacity + place - 1, E * capacity)
-        rows = jnp.repeat(x, k, axis=1)
+        # Which choice of which token has a slot; those of no slot share one behind the last.
+        free = jnp.full((B, E * capacity + 1), S * k)
+        choice = free.at[jnp.arange(B)[:, None], slot].set(jnp.arange(S * k))[:, :-1]
+        slots = jax.vmap(functools.partial(moved, k))(x, choice, slot)
         if self.spec.weigh_inputs:
-            rows = rows * weights
-        batch = jnp.arange(B)[:, None]
-        filled = jnp.zeros((B, E * capacity + 1, D), x.dtype).at[batch, slot].set(rows)
-        slots = filled[:, :-1].reshape(B, E, capacity, D)
+            slots = slots * jax.vmap(functools.partial(moved, 1))(weights, choice, slot)
+        slots = constrain(slots.reshape(B, E, capacity, D), BATCH_AXES)
         slots = constrain(slots, ("data", "fsdp"), "expert", SEQUENCE_AXIS, None)
 
         def multiply(slots: jax.Array, kernel: nnx.Param, bias: str) -> jax.Array:
@@ -217,14 +249,14 @@ class Experts(nnx.Module):
             return product + self._bias(bias)[:, None] if self.spec.bias else product
 
         with jax.named_scope("wi_0"):
-            gate = checkpoint_name(multiply(slots, self.wi_0, "wi_0_bias"), "moe_mlpwi_0")
+            gate = _named(multiply(slots, self.wi_0, "wi_0_bias"), "mlpwi_0")
         with jax.named_scope("wi_1"):
-            up = checkpoint_name(multiply(slots, self.wi_1, "wi_1_bias"), "moe_mlpwi_1")
+            up = _named(multiply(slots, self.wi_1, "wi_1_bias"), "mlpwi_1")
         with jax.named_scope("wo"):
             out = multiply(self._activated(gate, up), self.wo, "wo_bias")
-            out = checkpoint_name(out, "moe_mlpwo")
-        back = out.reshape(B, E * capacity, D)[batch, jnp.minimum(slot, E * capacity - 1)]
-        back = jnp.where(is_kept[..., None], back, 0)
+            out = _named(out, "mlpwo")
+        out = constrain(out, BATCH_AXES, None, None, WIDTH_AXIS).reshape(B, E * capacity, -1)
+        back = jax.vmap(functools.partial(moved, 1))(out, slot, choice)
         if not self.spec.weigh_inputs:
             back = back * weights
         return back.reshape(B, S, k, D).sum(axis=2)
@@ -249,6 +281,22 @@ class Experts(nnx.Module):
         gate = jnp.minimum(gate, self.spec.clamp)
         up = jnp.clip(up, -self.spec.clamp, self.spec.clamp)
         return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
+
+
+def _named(x: jax.Array, name: str) -> jax.Array:
+    """For remat, under the MLP's name and the experts' own, as MaxText has it."""
+    named: jax.Array = checkpoint_name(checkpoint_name(x, name), f"moe_{name}")
+    return named
+
+
+def _summed(rows: jax.Array) -> jax.Array:
+    """The sum of rows [rows, width] over `tensor`, a part of the width on each device."""
+    if WIDTH_AXIS not in jax.sharding.get_abstract_mesh().axis_names:
+        return rows
+    if jax.lax.axis_size(WIDTH_AXIS) == 1:
+        return rows
+    summed: jax.Array = jax.lax.psum_scatter(rows, WIDTH_AXIS, scatter_dimension=1, tiled=True)
+    return summed
 
 
 @dataclass(frozen=True, kw_only=True)

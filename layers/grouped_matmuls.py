@@ -6,10 +6,16 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.xla_metadata import set_xla_metadata
 
 # Attention kernels that are chosen on TPUs only, so that these run there, too.
 _OF_TPUS = ("flash", "splash")
 _TILE = 512  # rows and columns at most of a block of the kernel
+# The longest contraction that XLA's own tiles hold whole on every TPU. A longer one it cuts into
+# tiles of 7936 (v5e, v5p) or 11776 (v6e): of 8192, or of 14336, two, the second nearly empty.
+_WHOLE = 7936
+_ROWS, _FEW_ROWS, _IN, _OUT = 256, 128, 4096, 512  # of a tile instead: two fit into any TPU's VMEM
+_LANES = 128
 
 
 def runs_on_tpus(attention: str) -> bool:
@@ -44,7 +50,7 @@ def grouped_dot(
 def _grouped_dot(
     interpret: bool, rows: jax.Array, kernels: jax.Array, sizes: jax.Array
 ) -> jax.Array:
-    return jax.lax.ragged_dot(rows, kernels, sizes)
+    return _product(rows, kernels, sizes)
 
 
 _Saved = tuple[jax.Array, jax.Array, jax.Array]
@@ -58,12 +64,30 @@ def _forward(
 
 def _backward(interpret: bool, saved: _Saved, dy: jax.Array) -> tuple[jax.Array, jax.Array, None]:
     rows, kernels, sizes = saved
-    drows = jax.lax.ragged_dot(dy, kernels.swapaxes(1, 2), sizes)
+    drows = _product(dy, kernels.swapaxes(1, 2), sizes)
     dkernels = gradient_of_matrices(rows, dy, sizes, kernels.dtype, interpret=interpret)
     return drows, dkernels, None
 
 
 _grouped_dot.defvjp(_forward, _backward)
+
+
+def _product(rows: jax.Array, kernels: jax.Array, sizes: jax.Array) -> jax.Array:
+    """``ragged_dot`` on TPUs, in tiles that divide the matrices where XLA's own would not."""
+    groups, contracted, out = kernels.shape
+    of_matrix = _largest_part(contracted, _IN), _largest_part(out, _OUT)
+    if contracted <= _WHOLE or not all(of_matrix):
+        return jax.lax.ragged_dot(rows, kernels, sizes)
+    # A tile is multiplied for each group that has a row in it: few rows, small tiles.
+    many = rows.shape[0] % _ROWS == 0 and rows.shape[0] >= 2 * _ROWS * groups
+    tiling = (_ROWS if many else _FEW_ROWS, *of_matrix)
+    with set_xla_metadata(ragged_dot_tiling=",".join(map(str, tiling))):
+        return jax.lax.ragged_dot(rows, kernels, sizes)
+
+
+def _largest_part(size: int, most: int) -> int:
+    """The largest divisor of a size that is whole lanes and at most `most`; 0 if there is none."""
+    return max((n for n in range(_LANES, most + 1, _LANES) if size % n == 0), default=0)
 
 
 def gradient_of_matrices(

@@ -1,8 +1,7 @@
-"""Multi-head latent attention, and the indexer that makes it sparse."""
+"""Multi-head latent attention, which an indexer can make sparse."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import jax
@@ -10,21 +9,19 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from .attention_ops import ATTENTION_OPS, CAUSAL, PICKED, VALUE_DIM, AttentionInputs, Pattern
+from .attention_ops import (
+    ATTENTION_OPS,
+    CAUSAL,
+    PICKED,
+    PROBABILITIES,
+    VALUE_DIM,
+    AttentionInputs,
+    Pattern,
+    attended_with_probabilities,
+)
 from .building import Builder, Inputs
+from .indexer import Indexer, IndexerSpec, Picked, divergence
 from .rope import Rope, apply_rope
-
-
-@dataclass(frozen=True, kw_only=True)
-class IndexerSpec:
-    """The lightning indexer (DeepSeek-V3.2, arXiv 2512.02556): each query attends to `topk` keys.
-
-    No gradient reaches it or leaves it: what it reads is detached, and its choice has none.
-    """
-
-    heads: int
-    head_dim: int
-    topk: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +51,12 @@ class LatentAttentionSpec:
     @property
     def needs(self) -> frozenset[str]:
         """What it needs of the attention implementation."""
-        other = {VALUE_DIM} if self.v_dim != self.nope_dim + self.rope_dim else set()
-        return frozenset(other | ({PICKED} if self.indexer else set()))
+        wanted = {
+            VALUE_DIM: self.v_dim != self.nope_dim + self.rope_dim,
+            PICKED: self.indexer is not None,
+            PROBABILITIES: self.indexer is not None and bool(self.indexer.loss),
+        }
+        return frozenset(name for name, is_wanted in wanted.items() if is_wanted)
 
     def make(self, build: Builder) -> LatentAttention:
         """The layer's weights."""
@@ -98,16 +99,25 @@ class LatentAttention(nnx.Module):
         q_nope, q_rope = jnp.split(q, [spec.nope_dim], axis=-1)
         q = jnp.concatenate([q_nope, self._rotated(q_rope, inputs)], axis=-1)
         k, v = self._keys_and_values(x, inputs)
-        picked = None
+        found = None
         if spec.indexer is not None and x.shape[1] > spec.indexer.topk:
             with jax.named_scope("indexer"):
-                picked = self.indexer(x, latent, inputs)
+                found = self.indexer(x, latent, inputs)
         with jax.named_scope("attention_op"):
+            picked = None if found is None or found.is_dense else found.keys
             of = AttentionInputs(q, k, v, inputs.segment_ids, pattern=spec.pattern, picked=picked)
-            context = ATTENTION_OPS[self.attention](of)
+            context = self._attended(of, found, inputs)
         context = checkpoint_name(context, "context")
         with jax.named_scope("out"):
             return checkpoint_name(self.out(context), "out_proj")
+
+    def _attended(self, of: AttentionInputs, found: Picked | None, inputs: Inputs) -> jax.Array:
+        """The heads' results. Notes the indexer's loss, if it has one."""
+        if found is None or not found.is_trained:
+            return ATTENTION_OPS[self.attention](of)
+        context, probabilities = attended_with_probabilities(of)
+        inputs.notes["indexer_loss"] = divergence(probabilities, found.scores, of.mask)
+        return context
 
     def _keys_and_values(self, x: jax.Array, inputs: Inputs) -> tuple[jax.Array, jax.Array]:
         spec = self.spec
@@ -125,61 +135,3 @@ class LatentAttention(nnx.Module):
     def _rotated(self, x: jax.Array, inputs: Inputs) -> jax.Array:
         with jax.named_scope("rope"):
             return apply_rope(x, inputs.positions, self.spec.rope)
-
-
-class Indexer(nnx.Module):
-    """Scores every key for every query with a few narrow heads, and picks the best."""
-
-    def __init__(
-        self, spec: IndexerSpec, q_width: int, rope_dim: int, rope: Rope, build: Builder
-    ) -> None:
-        shape = (spec.heads, spec.head_dim)
-        self.query = build.dense((q_width,), shape, ("q_lora", "indexer_heads", "head_dim"))
-        self.key = build.dense((build.emb_dim,), (spec.head_dim,), ("embed", "head_dim"))
-        self.key_norm = build.norm(spec.head_dim, "layernorm")
-        self.head_weights = build.dense((build.emb_dim,), (spec.heads,), ("embed", "indexer_heads"))
-        self.spec, self.rope, self.rope_dim = spec, rope, min(rope_dim, spec.head_dim)
-
-    def __call__(self, x: jax.Array, latent: jax.Array, inputs: Inputs) -> jax.Array:
-        """Which keys each query attends to, [batch, sequence, sequence] of booleans.
-
-        Args:
-            x: [batch, sequence, emb_dim].
-            latent: what queries are made from, [batch, sequence, q_width].
-        """
-        x, latent = jax.lax.stop_gradient(x), jax.lax.stop_gradient(latent)
-        k = self.key_norm(self.key(x))[:, :, None]
-        q, k = (
-            apply_rope(y, inputs.positions, self.rope, rotary_dim=self.rope_dim)
-            for y in (self.query(latent), k)
-        )
-        seen = CAUSAL.mask(inputs.segment_ids)
-        scores = indexer_scores(q, k[:, :, 0], self.head_weights(x))
-        return jax.lax.stop_gradient(top_keys(jnp.where(seen, scores, -jnp.inf), self.spec.topk))
-
-
-def indexer_scores(q: jax.Array, k: jax.Array, head_weights: jax.Array) -> jax.Array:
-    """``Σ_h w_h · relu(q_h · k) / √(h·d)``, in float32.
-
-    Args:
-        q: [B, S, heads, d].
-        k: [B, T, d].
-        head_weights: [B, S, heads].
-
-    Returns:
-        [B, S, T].
-    """
-    with jax.named_scope("scores"):
-        scores = jnp.einsum("bshe,bte->bsht", q, k).astype(jnp.float32)
-    scores = jax.nn.relu(scores) / math.sqrt(q.shape[-1])
-    weights = head_weights.astype(jnp.float32) / math.sqrt(q.shape[2])
-    with jax.named_scope("reduce"):
-        return jnp.einsum("bsht,bsh->bst", scores, weights)
-
-
-def top_keys(scores: jax.Array, count: int) -> jax.Array:
-    """[B, S, T] → whether a key is among the `count` best of its query."""
-    B, S, T = scores.shape
-    best = jax.lax.top_k(scores, min(count, T))[1]
-    rows, queries = jnp.arange(B)[:, None, None], jnp.arange(S)[None, :, None]
-    return jnp.zeros((B, S, T), bool).at[rows, queries, best].set(True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,9 +18,10 @@ from .quantization import Quantization, quantized_dot
 if TYPE_CHECKING:
     from .building import Builder
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu": jax.nn.gelu,
+    "exact_gelu": functools.partial(jax.nn.gelu, approximate=False),
     "relu": jax.nn.relu,
     "sigmoid": jax.nn.sigmoid,
     "linear": lambda x: x,

@@ -5,6 +5,8 @@ Weights carry the names of their dimensions (`logical_axes`); this table maps na
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import jax
 from jax.sharding import PartitionSpec
 
@@ -15,8 +17,11 @@ STAGE_AXIS = "pipeline"
 EDGE_BATCH_AXES = (*BATCH_AXES, STAGE_AXIS)
 # The sequence of tokens, and with it the work of every layer.
 SEQUENCE_AXIS = "context"
+# The width of the residual stream between the parts of a layer; each part gathers it for itself.
+WIDTH_AXIS = "tensor"
 
-# fsdp, context and expert split the embedding dimension of every weight, tensor the other one.
+# fsdp, context and expert split the embedding dimension of every weight, or else the rank of a
+# latent attention; tensor the other one.
 MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
     "embed": ("fsdp", "context", "expert"),
     "vocab": "tensor",
@@ -24,38 +29,62 @@ MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
     "kv_heads": "tensor",
     "mlp": "tensor",
     "experts": "expert",
+    "whole_experts": ("expert", "fsdp", "context"),
     "experts_routed": None,
-    "q_lora": None,
-    "kv_lora": None,
+    "q_lora": ("fsdp", "context", "expert"),
+    "kv_lora": ("fsdp", "context", "expert"),
+    "joined_heads": ("fsdp", "context", "expert"),
     "indexer_heads": None,
     "memory": None,
     "streams": None,
     "layers": None,
     "conv": None,
     "position": None,
+    "patch": None,
     "head_dim": None,
     "norm": None,
 }
 
-
+# Narrow ones, which no check of the config covers.
+_RANKS = ("q_lora", "kv_lora", "joined_heads")
 _STAGED = 3
 
 
-def partition_spec(logical_axes: tuple[str, ...], rank: int) -> PartitionSpec:
-    """The spec of a weight.
+def partition_spec(
+    logical_axes: tuple[str, ...], shape: Sequence[int], sizes: Mapping[str, int]
+) -> PartitionSpec:
+    """The spec of a weight: a mesh axis splits the first of its dimensions that may be split.
 
     Dimensions stacked in front are those of scanned layers, which are not split, or of a pipeline:
-    passes, stages, layers of a stage.
+    passes, stages, layers of a stage. Ranks are split as often as the axes divide them.
+
+    Args:
+        logical_axes: names of its last dimensions.
+        shape: all of them.
+        sizes: of the mesh's axes.
     """
-    stacked: list[str | None] = [None] * (rank - len(logical_axes))
+    stacked: list[str | tuple[str, ...] | None] = [None] * (len(shape) - len(logical_axes))
     if len(stacked) == _STAGED:
         stacked[1] = STAGE_AXIS
-    axes = [MESH_AXIS[name] for name in logical_axes]
-    if "experts" in logical_axes:  # an axis splits one dimension only
-        axes = [
-            ("fsdp", "context") if name == "embed" else MESH_AXIS[name] for name in logical_axes
-        ]
-    return PartitionSpec(*stacked, *axes)
+    used: set[str] = set()
+    for name, size in zip(logical_axes, shape[len(stacked) :], strict=True):
+        axes = MESH_AXIS[name]
+        if isinstance(axes, tuple):
+            axes = tuple(axis for axis in axes if axis not in used)
+            axes = _dividing(axes, size, sizes) if name in _RANKS else axes
+        stacked.append(axes or None)
+        used.update((axes,) if isinstance(axes, str) else axes or ())
+    return PartitionSpec(*stacked)
+
+
+def _dividing(axes: tuple[str, ...], size: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes without those that do not divide what the ones before leave of a dimension."""
+    found: list[str] = []
+    for axis in axes:
+        if size % sizes[axis] == 0:
+            found.append(axis)
+            size //= sizes[axis]
+    return tuple(found)
 
 
 def axis_size(name: str) -> int:

@@ -231,5 +231,14 @@ def _blocks(spec: LayerSpec, keys: jax.Array, build: Builder) -> nnx.Module:
 
 def total(notes: Notes, name: str) -> jax.Array:
     """The sum of a note over all layers; 0 if none has it."""
-    values = [note[name].sum() for places in notes for note in places if name in note]
-    return sum(values, jnp.zeros((), jnp.float32))
+    return sum((value.sum() for value in _found(notes, name)), jnp.zeros((), jnp.float32))
+
+
+def mean(notes: Notes, name: str) -> jax.Array:
+    """The mean of a note over the layers that have it."""
+    found = _found(notes, name)
+    return sum((value.sum() for value in found), jnp.zeros(())) / sum(v.size for v in found)
+
+
+def _found(notes: Notes, name: str) -> list[jax.Array]:
+    return [note[name] for places in notes for note in places if name in note]

@@ -33,10 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _print_anything()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in {*_HELP, "help"}:
-        print(_usage())
-        return 0 if arguments else 2
-    name = arguments[0]
+    name = arguments[0] if arguments else "--help"
     try:
         code = _run(*arguments)
         print(end="", flush=True)  # a full disk is told here, not by a traceback at exit
@@ -57,7 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _stopped(name, f"a bug of mfu_jax: {_described(error)}", 1)
 
 
-def _run(name: str, *rest: str) -> int:
+def _run(name: str | None = None, *rest: str) -> int:
+    if name in {None, *_HELP, "help"}:
+        print(_usage())
+        return 0 if name else 2
     if name not in command_names():
         known = ", ".join(command_names())
         raise UserError(f"unknown command {name!r}; the commands are: {known}")

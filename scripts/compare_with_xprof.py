@@ -1,11 +1,12 @@
-"""Compares per-op times and FLOPs with xprof's own tables of the same trace.
+"""Compares per-op times and FLOPs, and the KPIs, with xprof's own tables of the same trace.
 
     python -m scripts.compare_with_xprof TRACE --xprof /path/to/venv/bin/python
 
 TRACE is a folder. xprof has no tables of CPU devices (its tables read the planes of accelerators
 only), so each thread's thunks of the first one become a stream of a GPU's plane, with the same
 names, times and programs; both tools then read that file. The venv has
-`pip install xprof`. The exit code is 1 if an op's time differs by more than 1%.
+`pip install xprof`. The exit code is 1 if an op's time differs by more than 1%. KPIs do
+where xprof lacks rows: kernels that name no op, and the bytes of library calls.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,12 +24,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.profiler import ProfileData
 
+from mfu_jax import hardware
+from mfu_jax.errors import UserError
 from mfu_jax.formatting import columns
 from mfu_jax.profiling.folders import trace_files
-from mfu_jax.profiling.join import Join, Work
+from mfu_jax.profiling.join import Join, JoinedOp, Work
+from mfu_jax.profiling.measured import measure
 from mfu_jax.profiling.programs import ProgramLibrary
 from mfu_jax.profiling.timeline.devices import Program
 from mfu_jax.profiling.timeline.platforms import read_devices
+from mfu_jax.profiling.timeline.sweep import NO_PARENT, divide
 from mfu_jax.profiling.trace.xspace import Trace
 from tests.support.xspace import Plane, space
 
@@ -39,7 +45,7 @@ _CHILD = """
 import json, sys
 from xprof.convert import raw_to_tool_data
 found = {}
-for tool in ("hlo_stats", "roofline_model", "op_profile"):
+for tool in ("hlo_stats", "roofline_model", "op_profile", "overview_page"):
     data, _ = raw_to_tool_data.xspace_to_tool_data([sys.argv[1]], tool, {"use_saved_result": False})
     found[tool] = json.loads(data) if data else None
 print(json.dumps(found))
@@ -65,6 +71,35 @@ class Row(NamedTuple):
     is_control: bool = False
 
 
+class Kpis(NamedTuple):
+    """What the overview page, and the totals of the other tables, say of a whole trace.
+
+    Attributes:
+        step_seconds: of one step, in the mean; 0 if the trace marks none for the tool.
+        span_seconds: from the first op to the last, summed over devices.
+        busy_seconds: the part in which an op runs.
+        hbm_bytes: of all runs of all ops.
+        bytes_per_second: peak of a device's memory; 0 if unknown.
+    """
+
+    step_seconds: float
+    span_seconds: float
+    busy_seconds: float
+    hbm_bytes: float
+    bytes_per_second: float
+
+    def shown(self) -> dict[str, float]:
+        """By the names of the page."""
+        moving = self.span_seconds * self.bytes_per_second
+        return {
+            "step time, ms": self.step_seconds * 1e3,
+            "device time, s": self.span_seconds,
+            "device idle, %": 100 * (1 - self.busy_seconds / self.span_seconds),
+            "HBM bytes": self.hbm_bytes,
+            "HBM bandwidth utilisation, %": 100 * self.hbm_bytes / moving if moving else 0.0,
+        }
+
+
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("trace", type=Path)
@@ -72,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as name:
         file = with_accelerators(trace_files(arguments.trace)[0], Path(name))
-        ours = our_table(file)
+        ours, our_own = our_table(file), our_kpis(file)
         process = subprocess.run(
             [arguments.xprof, "-c", _CHILD, str(file)], stdout=subprocess.PIPE, check=True
         )
@@ -83,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
         "op_profile": dict(_of_tree(theirs["op_profile"]["byProgram"])),
     }
     lines, is_right = _report(ours, tables)
-    print("\n".join(lines))
+    print("\n".join([*lines, *_report_kpis(our_own, _their_kpis(theirs))]))
     return 0 if is_right else 1
 
 
@@ -151,6 +186,74 @@ def our_table(file: Path) -> dict[str, Row]:
             )
     # xprof's tables name an op without its program: names of several programs are left out.
     return {name: row for name, row in rows.items() if len(programs[name]) == 1}
+
+
+def our_kpis(file: Path) -> Kpis:
+    """The KPIs of a trace, by xprof's definitions: all of it, not the steps alone."""
+    trace = Trace(file)
+    devices = read_devices([trace])
+    names = [name for timeline, _ in devices for name in timeline.names]
+    join = Join(ProgramLibrary([trace], [], names))
+    span, idle, moved = 0, 0.0, 0
+    for timeline, _ in devices:
+        counted = ~np.isin(timeline.lanes, list(timeline.beside))
+        starts, ends = timeline.starts[counted], timeline.ends[counted]
+        begin, end = int(starts.min()), int(ends.max())
+        flat = np.zeros(len(starts), np.int64)
+        span += end - begin
+        idle += divide(starts, ends, flat, flat + NO_PARENT, begin, end).idle
+        events = np.bincount(timeline.ops[counted], minlength=len(timeline.names)).tolist()
+        executions = Counter(timeline.executions.programs)
+        ops = zip(join.ops(timeline.names), events, strict=True)
+        moved += sum(_moved(op, often, executions[op.name.program]) for op, often in ops)
+    measured = measure(devices, join)
+    return Kpis(
+        step_seconds=measured.step_seconds,
+        span_seconds=span / _PICOSECONDS,
+        busy_seconds=(span - idle) / _PICOSECONDS,
+        hbm_bytes=moved,
+        bytes_per_second=_bandwidth(measured.kind),
+    )
+
+
+def _bandwidth(kind: str) -> float:
+    try:
+        return hardware.lookup(kind).memory_bandwidth_bytes_per_sec or 0.0
+    except UserError:  # traces of AMD's GPUs do not name the device as JAX does
+        return 0.0
+
+
+def _moved(op: JoinedOp, events: int, executions: int) -> int:
+    """Bytes of an op's runs; a library's call may be several kernels, each with its name."""
+    if op.record is None or op.work is Work.CONTROL:
+        return 0
+    runs = op.record.runs * executions
+    return op.record.hbm_bytes * (min(events, runs) if runs else events)
+
+
+def _their_kpis(theirs: Mapping[str, Any]) -> Kpis:
+    """From the page where it has more than one digit, else from the totals beside it."""
+    roofline, profile = theirs["roofline_model"][0], theirs["op_profile"]
+    pages = [table["p"] for table in theirs["overview_page"] if table and table.get("p")]
+    page = {key: value for p in pages for key, value in p.items()}
+    total = profile["byProgram"]["metrics"]
+    return Kpis(
+        step_seconds=float(page["steptime_ms_average"]) / 1e3,
+        span_seconds=total["rawTime"] / _PICOSECONDS,
+        busy_seconds=profile["byProgramExcludeIdle"]["metrics"]["rawTime"] / _PICOSECONDS,
+        hbm_bytes=total["rawBytesAccessedArray"][0],
+        bytes_per_second=float(roofline["p"]["peak_hbm_bw"]) * 2**30,
+    )
+
+
+def _report_kpis(ours: Kpis, theirs: Kpis) -> list[str]:
+    """A line for each; what xprof has no number of is not compared."""
+    rows = [("KPI", "xprof", "ours", "off")]
+    for name, their in theirs.shown().items():
+        our = ours.shown()[name]
+        off = f"{abs(our / their - 1):.4%}" if their else "no number"
+        rows.append((name, f"{their:,.6g}", f"{our:,.6g}", off))
+    return ["", *columns(rows, "<>>>")]
 
 
 def _of_rows(table: Any, name: str) -> Iterator[tuple[str, Row]]:

@@ -74,20 +74,30 @@ def ledger_block() -> str:
 def compared_runs_block() -> str:
     """Every measured run beside its prediction, the worst ones too."""
     rows = [
-        "| run | step of | measured | bound | predicted | error | |",
-        "|---|---|---|---|---|---|---|",
+        "| run | step of | measured | bound | predicted | without it | error | |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for run in compared_runs():
         seconds = (run.measured_seconds, run.bound_seconds, run.predicted_seconds)
         times = " | ".join(f"{value:.4g} s" for value in seconds)
+        without = f"{run.left_out_seconds:.4g} s" if run.left_out_seconds else ""
         note = "; ".join(filter(None, ["fitted" if run.fitted else "", run.note]))
-        rows.append(f"| {run.run} | {run.step} | {times} | {run.error:+.1%} | {note} |")
-    judged = [abs(run.error) for run in compared_runs() if not run.fitted]
-    median = statistics.median(judged)
-    end = (
-        f"Of the {len(judged)} runs that nothing was fitted to: median error {median:.1%}, largest "
-    )
-    return "\n".join([*rows, "", f"{end}{max(judged):.1%}. Compiled by {compared_by()}.", ""])
+        rows.append(f"| {run.run} | {run.step} | {times} | {without} | {run.error:+.1%} | {note} |")
+    return "\n".join([*rows, "", *_judged(), f"Compiled by {compared_by()}.", ""])
+
+
+def _judged() -> list[str]:
+    """Errors of predictions that do not know the run, of dense models and of those with experts."""
+    lines = []
+    for experts, models in ((False, "dense models"), (True, "models with experts")):
+        errors = sorted(
+            abs(run.error) for run in compared_runs() if not run.fitted and run.experts == experts
+        )
+        lines.append(
+            f"{models.capitalize()}, {len(errors)} runs: median error "
+            f"{statistics.median(errors):.1%}, largest {errors[-1]:.1%}."
+        )
+    return lines
 
 
 def ledger_picture() -> str:

@@ -2,6 +2,7 @@
 
 from . import deepseek, deepseek4, dense, gemma, gemma4, mixtures, qwen_next
 from .registry import ModelSpec, family, known_blocks, model_spec
+from .towers import known_towers
 
 __all__ = [
     "ModelSpec",
@@ -12,6 +13,7 @@ __all__ = [
     "gemma",
     "gemma4",
     "known_blocks",
+    "known_towers",
     "mixtures",
     "model_spec",
     "qwen_next",

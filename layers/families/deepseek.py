@@ -10,7 +10,7 @@ from ..blocks import LayerSpec
 from ..building import Spec
 from ..engram import EngramSpec, table_sizes
 from ..latent_attention import LatentAttentionSpec
-from ..rope import yarn_scale
+from ..rope_stretches import yarn_scale
 from ..routers import RouterSpec
 from . import parts
 from .registry import ModelSpec, family

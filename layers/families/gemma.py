@@ -48,7 +48,8 @@ def gemma2(config: Any) -> ModelSpec:
 @family("gemma3")
 def gemma3(config: Any) -> ModelSpec:
     """Five local layers, then a global one; norms before and after, and on queries and keys."""
-    whole = parts.attention(config, qk_norm="head")
+    scores = parts.pattern(config, joins_images=config.images_per_sequence > 0)
+    whole = parts.attention(config, qk_norm="head", pattern=scores)
     nearby = parts.window(config, whole)
     # Stretched are the global layers only.
     base = config.local_rope_max_timescale or config.rope_max_timescale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from ..attention_ops import Pattern, SplashBlocks
@@ -10,8 +11,9 @@ from ..attentions import AttentionSpec
 from ..blocks import LayerSpec
 from ..experts import ExpertsSpec
 from ..feed_forwards import MlpSpec
-from ..latent_attention import IndexerSpec
-from ..rope import Rope, Yarn
+from ..indexer import DENSE, SPARSE, IndexerSpec
+from ..rope import Rope
+from ..rope_stretches import DynamicNtk, Llama3, LongRope, Stretch, Yarn
 from ..routers import RouterSpec
 from .registry import ModelSpec
 
@@ -42,29 +44,55 @@ def uses_rope(config: Any) -> bool:
     return config.decoder_block not in _GPT_BLOCKS
 
 
-# Type of RoPE → its factor and pretrained length where the config gives none (MaxText).
-_STRETCHED = {"llama3.1": (8.0, 8192), "yarn": (40.0, 4096)}
-
-
 def rope(config: Any) -> Rope:
     """The config's rotary positions."""
-    plain = Rope(timescale=config.rope_max_timescale, factor=config.rope_linear_scaling_factor)
-    is_stretched = config.rope_type == "yarn" or config.rope_use_scale
-    if config.rope_type == "default" or not is_stretched:
-        return plain
-    factor, pretrained = _STRETCHED[config.rope_type]
+    if config.rope_type == "llama3.1" and not config.rope_use_scale:
+        return _linear(config)
+    return _STRETCHES[config.rope_type](config)
+
+
+def _linear(config: Any) -> Rope:
+    return Rope(timescale=config.rope_max_timescale, factor=config.rope_linear_scaling_factor)
+
+
+def _stretched(config: Any, stretch: Stretch, factor: float, pretrained: int) -> Rope:
+    """With the factor and pretrained length of the config, or else those given (MaxText's)."""
+    return Rope(
+        timescale=config.rope_max_timescale,
+        factor=config.rope_factor or factor,
+        pretrained=config.original_max_position_embeddings or pretrained,
+        stretch=stretch,
+    )
+
+
+def _yarn(config: Any) -> Rope:
     yarn = Yarn(
         fast=config.beta_fast,
         slow=config.beta_slow,
         truncate=config.rope_truncate,
         scales_output=config.rope_attention_scaling,
     )
-    return Rope(
-        timescale=config.rope_max_timescale,
-        factor=config.rope_factor or factor,
-        pretrained=config.original_max_position_embeddings or pretrained,
-        kind=yarn if config.rope_type == "yarn" else config.rope_type,
-    )
+    return _stretched(config, yarn, 40.0, 4096)
+
+
+def _dynamic(config: Any) -> Rope:
+    length = config.max_target_length
+    return _stretched(config, DynamicNtk(length=length), 1.0, length)
+
+
+def _longrope(config: Any) -> Rope:
+    is_long = config.max_target_length > config.original_max_position_embeddings
+    factors = config.rope_long_factor if is_long else config.rope_short_factor
+    return _stretched(config, LongRope(factors=tuple(factors)), 1.0, 0)
+
+
+_STRETCHES: dict[str, Callable[[Any], Rope]] = {
+    "default": _linear,
+    "llama3.1": lambda config: _stretched(config, Llama3(), 8.0, 8192),
+    "yarn": _yarn,
+    "dynamic": _dynamic,
+    "longrope": _longrope,
+}
 
 
 def attention(config: Any, **changes: Any) -> AttentionSpec:
@@ -123,10 +151,12 @@ def window(config: Any, spec: AttentionSpec) -> AttentionSpec:
 
 def indexer(config: Any) -> IndexerSpec:
     """What picks the keys of sparse attention."""
+    stage = SPARSE if config.indexer_sparse_training else DENSE
     return IndexerSpec(
         heads=config.indexer_n_heads,
         head_dim=config.indexer_head_dim,
         topk=config.indexer_topk,
+        loss=stage if config.indexer_loss_scaling_factor else "",
     )
 
 
@@ -170,6 +200,7 @@ def experts(config: Any, routed: RouterSpec | None = None, **changes: Any) -> Ex
         "bias": config.use_bias,
         "capacity_factor": max(config.capacity_factor, 0.0),
         "shared": shared,
+        "whole": config.shard_exp_on_fsdp,
         **changes,
     }
     return ExpertsSpec(**options)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..blocks import LayerSpec
+from ..vision import VisionSpec
+from .towers import vision_spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +24,7 @@ class ModelSpec:
         streams: residual streams of hyper-connections; 0: a plain residual.
         hyper_head: trained weights join the streams; else they are summed.
         per_layer_width: of the layers' own inputs; 0: none.
+        vision: the tower for images; None: there are none.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -31,6 +35,7 @@ class ModelSpec:
     streams: int = 0
     hyper_head: bool = False
     per_layer_width: int = 0
+    vision: VisionSpec | None = None
 
     @property
     def needs(self) -> frozenset[str]:
@@ -63,4 +68,5 @@ def model_spec(config: Any) -> ModelSpec:
     Args:
         config: an object with the model's fields in MaxText's names (``configs/base.yml``).
     """
-    return _FAMILIES[config.decoder_block](config)
+    spec = _FAMILIES[config.decoder_block](config)
+    return dataclasses.replace(spec, vision=vision_spec(config))

@@ -39,6 +39,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parsed(argv)
     for key in _NUMBERS:
         _number(arguments.values, key)  # a wrong one is told before a minute of compiling
+    _xla_flags(arguments.values)
     if "--run" in arguments.flags:
         return _show(arguments, _of_run(arguments))
     values = arguments.values
@@ -78,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
         topology=values.get("topology", ""),
         hardware=values.get("hardware", ""),
         devices=_whole(values, "devices"),
-        slices=_whole(values, "slices") or 1,
+        slices=_whole(values, "slices"),
     )
     if arguments.names and arguments.names[0].endswith(SUFFIX):
         return _show(arguments, _of_dump(arguments, target))
@@ -144,11 +146,12 @@ def _of_run(arguments: Arguments) -> Plan:
     expected = "one JSON object, as docs/plan.md describes it"
     text = sys.stdin.read(_MOST_BYTES) if name == "-" else read_text(name, expected, _MOST_BYTES)
     try:
-        run = read_run(json.loads(text))
+        given = json.loads(text)
     except ValueError as error:
         raise UserError(f"{name}: not JSON ({error}); expected {expected}") from None
+    run = read_run(given)
     source, keys, notes = _source_of_run(arguments, run)
-    work = work_of(run.model)
+    work = replace(work_of(run.model), own_rows=source.own_rows(keys))
     plan = _compiled(arguments, run.target, source, keys, work=work, flags=run.flags)
     return plan.with_notes(*notes, *run.notes)
 
@@ -212,7 +215,7 @@ def _compiled(
             target=target,
             python=source.python,
             config={"arguments": source.words(keys)},
-            flags=(*flags, *values.get("xla_flags", "").split()),
+            flags=(*flags, *_xla_flags(values)),
             identity=source.identity(keys),
         ),
         folder=_cache_folder(values),
@@ -294,7 +297,7 @@ def _state(
             target=target,
             python=source.python,
             config={"arguments": source.words(fixed), "points": [str(p) for p in points]},
-            flags=tuple(values.get("xla_flags", "").split()),
+            flags=_xla_flags(values),
             identity={} if wrong else source.identity(first),
         )
     )
@@ -302,6 +305,15 @@ def _state(
     if "state" in values:
         return StateFile(Path(values["state"]), sweep)
     return StateFile(folder / "sweeps" / f"{sweep}.jsonl", sweep) if folder else None
+
+
+def _xla_flags(values: Mapping[str, str]) -> tuple[str, ...]:
+    """The compiler ignores words that are no flags."""
+    words = values.get("xla_flags", "").split()
+    for word in words:
+        if not word.startswith("--"):
+            raise UserError(f"xla_flags has {word!r}; expected flags as --name=value")
+    return tuple(words)
 
 
 def _cache_folder(values: Mapping[str, str]) -> Path | None:

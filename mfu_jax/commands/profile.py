@@ -9,6 +9,7 @@ Of two folders: what got slower, in seconds of a step, and why.
   by=scope,op      tables to print: scope, op, phase, dtype, kernel, program (default scope,op);
                    program has one waterfall for each, as for the phases of an RL loop
   depth=N          only the first N parts of a scope tell groups apart
+  sort=COLUMN      the largest of it first: time (default), runs, flops, mfu, hfu, bytes, bandwidth
   top=N            rows of each table (default 15; 0: all)
   model=N          model FLOPs of one run of the program on one device; by default those stored with
                    the trace, else the program's own forward and backward matmuls
@@ -34,27 +35,29 @@ from mfu_jax.values import typed
 if TYPE_CHECKING:
     from mfu_jax.profiling.profile import Profile
 
-_KEYS = ("by", "depth", "top", "model", "hardware", "peak_tflops", "tensorboard")
+_KEYS = ("by", "depth", "sort", "top", "model", "hardware", "peak_tflops", "tensorboard")
 _PAGES = (".html", ".htm")
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    arguments = parse(argv, keys=_KEYS, flags=("--json", "--html"))
+    options = [f"--{key}" for key in _KEYS]
+    arguments = parse(argv, keys=_KEYS, flags=("--json", "--html"), options=options)
     folders, page = _names(arguments)
     if arguments.flags == {"--json", "--html"}:
         raise UserError("--json and --html: expected one of them; run the command twice")
     if len(folders) == 2:
         return _two(folders, page, arguments)
     values = arguments.values
-    by, depth, top = _tables(values.get("by", "scope,op")), _count(values, "depth", 0), _top(values)
+    by, sort = _tables(values.get("by", "scope,op")), _sort(values.get("sort", "time"))
+    depth, top = _count(values, "depth", 0), _top(values)
     profile = _read(folders[0], values)
     if "tensorboard" in values:
         from mfu_jax.logger.sinks.tensorboard import write_scalars
 
         write_scalars(values["tensorboard"], "profile", profile.last_step, profile.scalars())
     if "--json" in arguments.flags:
-        print(json_text(profile.to_json(depth=depth)))
+        print(json_text(profile.to_json(depth=depth, sort=sort)))
     elif "--html" in arguments.flags:
         from mfu_jax.profiling.page import page as page_of
 
@@ -62,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         from mfu_jax.profiling.render import render
 
-        print(render(profile, by=by, depth=depth, top=top))
+        print(render(profile, by=by, depth=depth, sort=sort, top=top))
     return 0
 
 
@@ -96,7 +99,7 @@ def _two(folders: Sequence[str], page: str, arguments: Arguments) -> int:
     from mfu_jax.profiling.comparison import compare
 
     values = arguments.values
-    for key in ("by", "depth", "tensorboard"):
+    for key in ("by", "depth", "sort", "tensorboard"):
         if key in values:
             raise UserError(f"{key}= and two profiles: expected one folder; leave {key}= out")
     top = _top(values)
@@ -138,6 +141,15 @@ def _tables(text: str) -> list[str]:
                 f"{', '.join(KEYS)}"
             )
     return names
+
+
+def _sort(text: str) -> str:
+    from mfu_jax.profiling.tables import SORTS
+
+    if text not in SORTS:
+        known = ", ".join(SORTS)
+        raise UserError(f"sort={text}: unknown column{nearest(text, SORTS)}; expected {known}")
+    return text
 
 
 def _top(values: Mapping[str, str]) -> int:

@@ -14,6 +14,8 @@ model=NAME_OR_FILE key=value …   the FLOPs of a step are counted from a config
                 takes it, by convention=maxtext, and shown in the other conventions, too
 price=2.5       of one device for one hour: the page shows what the run cost; devices=N of the job,
                 if its set-up does not say
+--profile DIR   a profile of several hosts: how long each waits in collectives, and for whom; by
+                default the one in the run's folder
 --plan FILE     what mfu-jax plan … --json predicted, beside what the (first) run measured
 --json          one JSON object on stdout
 --html          one page that needs no network, in FILE (default RUN/report.html)
@@ -29,6 +31,7 @@ from typing import Any
 
 from mfu_jax import hardware
 from mfu_jax.arguments import Arguments, check_key, parse
+from mfu_jax.commands.host_profiles import with_waits
 from mfu_jax.errors import UserError
 from mfu_jax.formatting import json_text, percent, readable
 from mfu_jax.runs import ml_goodput, time_table
@@ -42,7 +45,17 @@ from mfu_jax.storage.targets import write_whole
 from mfu_jax.values import typed
 
 _OF_HARDWARE = ("hardware", "dtype", "peak_tflops_per_device")
-_KEYS = (*_OF_HARDWARE, "model", "convention", "warmup_steps", "price", "devices", "html", "plan")
+_KEYS = (
+    *_OF_HARDWARE,
+    "model",
+    "convention",
+    "warmup_steps",
+    "price",
+    "devices",
+    "html",
+    "plan",
+    "profile",
+)
 _SHOWN = ("maxtext", "exact", "dense", "palm", "6n")
 _FORMS = {
     "jsonl": "mfu_jax metrics",
@@ -63,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     if not argv:
         print(__doc__)
         return 2
-    arguments = parse(argv, flags=("--json", "--html="), options=("--plan",))
+    arguments = parse(argv, flags=("--json", "--html="), options=("--plan", "--profile"))
     if "export" in arguments.values:
         return _export(arguments)
     names, file = _names(arguments)
@@ -75,6 +88,8 @@ def main(argv: Sequence[str]) -> int:
             raise
         print(json_text(found[0]) if "--json" in arguments.flags else time_table.render(found[1]))
         return 0
+    profile = arguments.values.get("profile")
+    runs = [with_waits(runs[0], profile), *(with_waits(run, None) for run in runs[1:])]
     compared = [_compared(runs[0], run) for run in runs[1:]]
     plan = _plan(arguments, runs[0])
     if file:
@@ -231,4 +246,5 @@ def _render(data: RunData) -> str:
                 f"    {name:<10} {readable(row['tflops'])} TFLOP, MFU {percent(row['mfu'])}"
             )
     hosts = data.hosts.render() if data.hosts else ""
-    return "\n".join([*lines, *filter(None, [time_table.render(data.time), hosts])])
+    waits = data.waits.render() if data.waits else ""
+    return "\n".join([*lines, *filter(None, [time_table.render(data.time), hosts, waits])])

@@ -17,6 +17,8 @@ from mfu_jax.formatting import columns
 
 # What the compiler removed of the model's work.
 REMOVED = "removed by XLA"
+# An overhead that is attention over all pairs: where kernels run it, their pairs are counted.
+OVERHEAD_ATTENTION = "pipeline bubble: attention"
 _ON_HOST = "moved to the host"
 THREE_REAL = "complex products by three real ones"
 _MOST_NAMED = 4
@@ -173,7 +175,8 @@ def compare_flops(
     lines = [LedgerLine(label="model", flops=model, note=f"convention {convention}")]
     kernels = executed.attention_kernels
     if attention is not None and kernels:
-        beyond = kernels - executed.repeated_attention - round(attention)
+        known = round(attention) + (overheads or {}).get(OVERHEAD_ATTENTION, 0)
+        beyond = kernels - executed.repeated_attention - known
         note = "attention pairs that the kernels' blocks compute beyond it"
         lines.append(LedgerLine(label="masked pairs", flops=beyond, note=note))
     elif dense is not None:

@@ -29,6 +29,7 @@ class Chip:
     confidence: str
     devices_per_chip: int = 1
     clock_ghz: float | None = None
+    matrix_unit: int | None = None
     interconnect: Mapping[str, float] = dataclasses.field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     device_kinds: tuple[str, ...] = ()
@@ -90,6 +91,7 @@ class Chip:
         return f"{self.name}, {dtype}{how}"
 
 
+_UNITS = ("clock_ghz", "matrix_unit")
 _MEMORY = ("memory_gib", "memory_bandwidth_gbps")
 _FIELDS = {field.name: field for field in dataclasses.fields(Chip)}
 _REQUIRED = [
@@ -171,9 +173,9 @@ def _fault_of_numbers(row: Mapping[str, Any]) -> str:
     for key in links:
         if key not in _INTERCONNECT:
             return f"interconnect of {key!r}{nearest(key, _INTERCONNECT)}"
-    clock = {"clock_ghz": row["clock_ghz"]} if "clock_ghz" in row else {}
+    units = {key: row[key] for key in _UNITS if key in row}
     memory = {key: row[key] for key in _MEMORY}
-    for key, number in {**peaks, **memory, **clock, **links}.items():
+    for key, number in {**peaks, **memory, **units, **links}.items():
         if not isinstance(number, int | float) or not 0 < number < float("inf"):
             return f"{key}: {number!r}; expected a number above 0"
     return ""

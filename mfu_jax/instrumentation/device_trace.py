@@ -13,6 +13,7 @@ from mfu_jax.boundary import Boundary
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.instrumentation.trace_reading import READ_SECONDS, TraceReading
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
+from mfu_jax.profiling.folders import move_to_sessions, own_folder
 from mfu_jax.settings import Settings, parse_steps
 
 _log = logging.getLogger("mfu_jax")
@@ -96,8 +97,11 @@ class StepProfile:
 
     def _start(self) -> None:
         self._is_done = True  # one attempt
+        folder = self._folder
+        if jax.process_count() > 1:
+            folder = str(own_folder(folder, jax.process_index()))
         with self._logger.pause("profile"):
-            jax.profiler.start_trace(self._folder)
+            jax.profiler.start_trace(folder)
         self._is_on = True
 
     def _stop_in_pause(self) -> None:
@@ -107,6 +111,8 @@ class StepProfile:
     def _stop(self) -> None:
         self._is_on = False
         jax.profiler.stop_trace()
+        if jax.process_count() > 1:
+            move_to_sessions(self._folder, jax.process_index())
         steps = f"steps {self._first} to {self._marked}"
         _log.info("device trace of %s: %s", steps, self._folder)
         if jax.process_index() == 0:  # which has the sinks

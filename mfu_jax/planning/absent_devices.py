@@ -15,9 +15,17 @@ def absent_devices(request: Mapping[str, Any]) -> list[Any]:
     """
     from mfu_jax.jax_internals import topology_devices
 
-    options: dict[str, Any] = {}
-    if request["platform"] == "cuda":
-        options = {"target_config": request["target_config"]}
-    elif request["slices"] > 1:
-        options = {"num_slices": request["slices"]}
+    options = {"target_config": request["target_config"]}
+    if request["platform"] == "tpu":
+        options = tpu_options(request)
     return topology_devices(request["platform"], request["topology"], **options)
+
+
+def tpu_options(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What libtpu takes beside the name of a topology."""
+    options: dict[str, Any] = {}
+    if request["slices"] > 1:
+        options["num_slices"] = request["slices"]
+    if request["topology"].startswith("v4:"):  # its two cores as one device, as JAX has them there
+        options["chip_config_name"] = "megacore"
+    return options

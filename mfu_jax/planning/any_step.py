@@ -32,7 +32,7 @@ def plan(
     topology: str = "",
     hardware: str = "",
     devices: int | None = None,
-    slices: int = 1,
+    slices: int | None = None,
     xla_flags: Sequence[str] = (),
     tokens_per_step: float = 0.0,
     compile_seconds: float = Limits.seconds,
@@ -52,7 +52,8 @@ def plan(
         topology: TPU chips: ``v5p:8x8x8``, or a slice's name, ``v6e-8``.
         hardware: a GPU's name, with `devices`.
         devices: number of GPUs.
-        slices: TPU slices that the data-center network connects.
+        slices: TPU slices that the data-center network connects; None: as `topology` says, or
+            one.
         xla_flags: for the compiler, as ``--name=value``: they change the schedule.
         tokens_per_step: of the whole job, for the rate of tokens.
         compile_seconds: most time that the compiler may take.

@@ -41,6 +41,8 @@ def bounds(
         if host and record.host_bytes:
             lane = "up" if record.to_host else "down"  # both directions at once
             busy["host"][lane] += record.runs * record.host_bytes / (host * 1e9)
+        if message := links.between_slices(record, target):
+            busy["dcn"][message[0]] += record.runs * message[1]
         if record.collective and record.runs:
             group = record.device_groups[0] if record.device_groups else ()
             link = links.route(target, group, record.collective.group_size).link

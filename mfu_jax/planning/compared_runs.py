@@ -27,7 +27,10 @@ class ComparedRun:
         measured_seconds: by whoever ran it.
         predicted_seconds: by the walk of the schedule.
         bound_seconds: no run of the program is faster.
-        fitted: an efficiency was fitted to it.
+        left_out_seconds: predicted with the shares as they are fitted to the other runs; None if
+            nothing was fitted to it.
+        fitted: a share was fitted to it alone: it cannot be judged.
+        experts: whether the model has any.
         note: where the compiled step is known to differ.
     """
 
@@ -37,13 +40,20 @@ class ComparedRun:
     measured_seconds: float
     predicted_seconds: float
     bound_seconds: float
+    left_out_seconds: float | None = None
     fitted: bool = False
+    experts: bool = False
     note: str = ""
 
     @property
     def error(self) -> float:
-        """Of the prediction, relative to the measured time."""
-        return self.predicted_seconds / self.measured_seconds - 1
+        """Of the prediction that knows nothing of this run, relative to the measured time."""
+        return self.judged_seconds / self.measured_seconds - 1
+
+    @property
+    def judged_seconds(self) -> float:
+        """The prediction with nothing fitted to this run."""
+        return self.left_out_seconds or self.predicted_seconds
 
 
 @functools.cache
@@ -57,21 +67,22 @@ def compared_by() -> str:
     return str(read_mapping(_FILE)["compiled_by"])
 
 
-def residuals(platform: str) -> tuple[float, float] | None:
+def residuals(platform: str, experts: bool | None = None) -> tuple[float, float] | None:
     """Measured / predicted times between which nine of ten runs would lie, were they like these.
 
     The prediction interval of a normal distribution of log(measured / predicted).
 
     Args:
         platform: ``tpu`` or ``cuda``.
+        experts: of models with experts, or without; None: of all.
 
     Returns:
         None if too few runs were compared.
     """
     ratios = [
-        math.log(run.measured_seconds / run.predicted_seconds)
+        math.log(run.measured_seconds / run.judged_seconds)
         for run in compared_runs()
-        if run.platform == platform and not run.fitted
+        if run.platform == platform and not run.fitted and experts in (None, run.experts)
     ]
     if len(ratios) < _FEWEST:
         return None

@@ -10,10 +10,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mfu_jax.flops.executed.collectives import Collective
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.planning import links
+from mfu_jax.planning.grouped_matmuls import visited_share
 from mfu_jax.planning.targets import Target
-from mfu_jax.planning.uncounted_attention import half_of_all_pairs
+from mfu_jax.planning.uncounted_attention import half_of_all_pairs, head_width
+
+# Of a call: what 2 MB on eight H100 take beyond their bytes in XLA's table (`Efficiencies.nvlink`).
+_NCCL_SECONDS = 25e-6
+HOST = "host_gbps_per_device"
+TYPICAL_HOST = 16  # GB/s, where a chip's is not known (scaling book, "How to think about TPUs")
 
 
 class Duration(NamedTuple):
@@ -37,35 +44,45 @@ class Efficiencies:
     """Shares of a peak, 0 to 1.
 
     Attributes:
-        kernel: matmuls of custom kernels, of the matrix units' peak. Not fitted: attention with
-            128 wide heads fills half of a 256 wide matrix unit.
+        kernel: matmuls of custom kernels, of the matrix units' peak. Not fitted. Those of grouped
+            rows take `tpu_matmul`.
+        attention: of a TPU's attention kernels whose heads fill the matrix unit; heads of 128
+            fill half of one that is 256 wide. Not fitted: the softmax keeps the vector units busy.
         matmul: other matmuls of GPUs. Fitted to the one GPU run of compared_runs.yml (H100).
-        tpu_matmul: those of a TPU program without cycles: what XLA's cycles come to in programs
-            that have them (0.82 to 0.90 over two of v6e, one of v5p, one of TPU7x). No measured
-            time is in it, nor in the next two.
-        tpu_fusion: of the memory's bandwidth, other fusions, the same (0.38 to 0.48).
+        tpu_matmul: those of a TPU program without cycles. Fitted to the runs of compared_runs.yml
+            that say ``left_out_seconds``, by scripts/fit_plan.py; XLA's cycles come to 0.82 to
+            0.90, and a v6e reached 0.79 with one large matmul (yangwhale/gpu-tpu-pedia, v7_perf).
+        tpu_fusion: of the memory's bandwidth, other fusions of such a program: what XLA's cycles
+            come to in programs that have them (0.38 to 0.48). No measured time is in it.
         tpu_copy: of the memory's bandwidth, copies, the same (0.13 to 0.24).
         hbm: of the memory's bandwidth; not fitted.
-        link: of a link's bandwidth; not fitted.
+        link: of the bandwidth of a TPU's link, and of the data-center network; not fitted.
+        nvlink: of NVLink's bandwidth: all-gathers of 0.25 to 2 GB by eight H100, as XLA's table of
+            collectives has them (openxla/xla, default_collective_perf_table.txtpb).
         host: of the bandwidth between HBM and the host's memory: 28.4 GB/s to a v6e, 29.4 from it,
             in openxla/xprof's trace of four (tests/data).
         cycles: time at the nominal clock / time of XLA's estimated cycles.
     """
 
     kernel: float = 0.5
+    attention: float = 0.7
     matmul: float = 0.6
-    tpu_matmul: float = 0.86
+    tpu_matmul: float = 0.77
     tpu_fusion: float = 0.42
     tpu_copy: float = 0.2
     hbm: float = 0.85
     link: float = 0.9
+    nvlink: float = 0.78
     host: float = 0.9
     cycles: float = 1.0
 
 
-# The range of a GPU's times, of which too few runs were compared. Chosen by hand, not fitted.
-SLOW = Efficiencies(kernel=0.35, matmul=0.45, hbm=0.7, link=0.6)
-FAST = Efficiencies(kernel=0.65, matmul=0.75, hbm=0.95, link=1.0)
+# The range of a GPU's times, of which too few runs were compared. Measured: 0.8 of the peak in the
+# largest matmuls of XLA's table for H100 (default_matmul_perf_table.txtpb), NVLink at 0.89 in its
+# all-reduces and at 0.73 in its reduce-scatters. Chosen by hand: all else. A network at 0.45 is a
+# host with half as many NICs.
+SLOW = Efficiencies(kernel=0.35, matmul=0.45, hbm=0.7, link=0.45, nvlink=0.65)
+FAST = Efficiencies(kernel=0.65, matmul=0.8, hbm=0.95, link=1.0, nvlink=0.89)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,27 +99,33 @@ class Durations:
         if not (record.collective and record.estimated_cycles is None):
             yield from self._on_device(record)
         if record.collective:
-            group = record.device_groups[0] if record.device_groups else ()
-            alone = links.seconds(record.collective, group, self.target)
-            link = links.route(self.target, group, record.collective.group_size).link
-            yield Duration(
-                f"{record.collective.kind} on {link}",
-                alone / self.efficiencies.link,
-                links.lanes(record.collective, record.device_groups, link),
-            )
+            yield self._exchange(record, record.collective)
+
+    def _exchange(self, record: InstructionRecord, collective: Collective) -> Duration:
+        group = record.device_groups[0] if record.device_groups else ()
+        link = links.route(self.target, group, collective.group_size).link
+        share = self.efficiencies.nvlink if link == "nvlink" else self.efficiencies.link
+        seconds = links.seconds(collective, group, self.target) / share
+        if seconds and self.target.platform == "cuda":
+            seconds += _NCCL_SECONDS
+        lanes = links.lanes(collective, record.device_groups, link)
+        return Duration(f"{collective.kind} on {link}", seconds, lanes)
 
     def _on_device(self, record: InstructionRecord) -> Iterator[Duration]:
-        if record.host_bytes:
-            rate = self.target.chip.interconnect.get("host_gbps_per_device", 16) * 1e9
+        if message := links.between_slices(record, self.target):
+            lane, alone = message
+            yield Duration(f"{record.opcode} on dcn", alone / self.efficiencies.link, (lane,))
+        elif record.host_bytes:
+            rate = self.target.chip.interconnect.get(HOST, TYPICAL_HOST) * 1e9
             yield Duration(
                 "host", record.host_bytes / rate / self.efficiencies.host, (_host_lane(record),)
             )
         elif record.opcode.endswith("-start"):
             yield Duration("copy", self._hbm_seconds(record), ("hbm",))
         elif record.kernels or self._is_kernel(record):
-            yield Duration("kernel", self._matmul_seconds(record, self.efficiencies.kernel))
+            yield Duration("kernel", self._kernel_seconds(record))
         elif guessed := half_of_all_pairs(record):
-            yield Duration("kernel", self._seconds(guessed, self.efficiencies.kernel))
+            yield Duration("kernel", self._seconds(guessed, self._kernel_share(record)))
         elif (clock := self.target.chip.clock_ghz) and _has_cycles(record):
             seconds = (record.estimated_cycles or 0) / clock / 1e9 / self.efficiencies.cycles
             # No matmul is faster than its peak, whatever XLA estimates.
@@ -110,6 +133,14 @@ class Durations:
             yield Duration("matmul" if record.flops else _vector_cause(record), seconds)
         else:
             yield self._roofline(record)
+
+    def _kernel_seconds(self, record: InstructionRecord) -> float:
+        """Kernels of grouped rows multiply whole tiles, as XLA's own matmuls do."""
+        visited = visited_share(record)
+        if visited is None:
+            return self._matmul_seconds(record, self._kernel_share(record))
+        matmul = visited * self._matmul_seconds(record, self.efficiencies.tpu_matmul)
+        return max(matmul, self._hbm_seconds(record))
 
     def _is_kernel(self, record: InstructionRecord) -> bool:
         """Whether it is a TPU's kernel of XLA's own, such as that of ``ragged_dot``: no cycles."""
@@ -119,6 +150,11 @@ class Durations:
             and record.flops
             and record.estimated_cycles is None
         )
+
+    def _kernel_share(self, record: InstructionRecord) -> float:
+        """Heads that are narrower than a TPU's matrix unit leave the rest of it idle."""
+        shares, unit, width = self.efficiencies, self.target.chip.matrix_unit, head_width(record)
+        return min(shares.attention, width / unit) if unit and width else shares.kernel
 
     def _roofline(self, record: InstructionRecord) -> Duration:
         shares, memory = self.efficiencies, self._hbm_seconds(record)

@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mfu_jax.flops.executed.collectives import Collective
+from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.planning.targets import Target
 
+_MESSAGES = {"send": "dcn up", "recv": "dcn down"}  # both directions at once
 _HOP_SECONDS = 1e-6  # latency of a link (scaling book: about 1 µs)
 # Times that the buffer of one device goes through its links.
 _CROSSINGS = {
@@ -120,6 +122,19 @@ def _over_network(collective: Collective, parts: int, way: Route, target: Target
     within = dataclasses.replace(collective, group_size=inside)
     between = collective.bytes / inside * _CROSSINGS[collective.kind] * (parts - 1) / parts
     return seconds(within, (), target) + between / way.bytes_per_sec + way.hops * _HOP_SECONDS
+
+
+def between_slices(record: InstructionRecord, target: Target) -> tuple[str, float] | None:
+    """Lane and seconds of a message to or from another slice; None if it is none.
+
+    XLA splits a collective of several slices into one within each slice and messages over the
+    data-center network, which it writes as transfers of the host.
+    """
+    is_message = record.opcode in _MESSAGES and record.shape.target == "host transfer"
+    if target.slices < 2 or not is_message:
+        return None
+    bandwidth = target.chip.interconnect["dcn_gbps_per_device"] * 1e9
+    return _MESSAGES[record.opcode], record.shape.result_bytes / bandwidth
 
 
 def lanes(collective: Collective, groups: Sequence[Sequence[int]], link: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mfu_jax.planning.absent_devices import tpu_options
 from mfu_jax.planning.child_process import obey_parent
 
 
@@ -38,8 +39,7 @@ def _plan_for(train_compile: Any, request: dict[str, Any], out: str) -> None:
     compile_step, describe = train_compile.jit_and_compile, train_compile.get_topology_desc
 
     def described(**_: Any) -> Any:
-        options = {"num_slices": request["slices"]} if request["slices"] > 1 else {}
-        return describe(request["topology"], "tpu", **options)
+        return describe(request["topology"], "tpu", **tpu_options(request))
 
     def compiled(*args: Any, **kwargs: Any) -> None:
         print("compiling", flush=True)

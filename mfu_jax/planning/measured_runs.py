@@ -105,7 +105,7 @@ def _flags(flags: Any) -> tuple[str, ...]:
 
 
 def _target(run: Mapping[str, Any]) -> Target:
-    hardware, slices = str(run["hardware"]), _whole(run, "num_slices") or 1
+    hardware, slices = str(run["hardware"]), _whole(run, "num_slices")
     generation = generation_of(hardware)
     if not generation:
         devices = _whole(run, "jax_devices") or _whole(run, "chips")
@@ -122,7 +122,7 @@ def _target(run: Mapping[str, Any]) -> Target:
     if not chips:
         raise UserError("the run has neither topology, device_type nor chips; expected one of them")
     cores = 2 if generation in _TWO_CORES else 1
-    return parse_target(topology=f"{generation}-{chips // slices * cores}", slices=slices)
+    return parse_target(topology=f"{generation}-{chips // (slices or 1) * cores}", slices=slices)
 
 
 def _whole(run: Mapping[str, Any], key: str) -> int | None:

@@ -13,11 +13,13 @@ from mfu_jax.planning import compared_runs
 from mfu_jax.planning.bound import bounds
 from mfu_jax.planning.changes import Change, Room, changes
 from mfu_jax.planning.compiling import TooLarge
-from mfu_jax.planning.durations import FAST, SLOW, Durations, Efficiencies
+from mfu_jax.planning.durations import Durations, Efficiencies
+from mfu_jax.planning.grouped_matmuls import without_skipped_rows
 from mfu_jax.planning.layer_timeline import Layer, largest_layer
 from mfu_jax.planning.memory import memory_of
 from mfu_jax.planning.schedule import Timeline, timeline
 from mfu_jax.planning.targets import Target
+from mfu_jax.planning.time_range import host_notes, time_range
 from mfu_jax.planning.uncounted_attention import executed_by_dtype, half_of_all_pairs
 
 _DAY = 86400.0
@@ -35,11 +37,15 @@ class Work:
         model_flops: by `convention`.
         tokens: that it trains on.
         convention: how attention pairs are counted.
+        experts: whether the model has any; None if that is not known.
+        own_rows: share of the rows of grouped kernels that they multiply (expert parallelism).
     """
 
     model_flops: int
     tokens: float
     convention: str
+    experts: bool | None = None
+    own_rows: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +66,8 @@ class Plan:
         convention: of `model_flops`.
         step_time_bound_seconds: no run of this program is faster.
         step_time_seconds: the prediction.
-        step_time_range: where nine of ten measured runs would lie; of GPUs, of which too few were
+        step_time_range: where nine of ten measured runs of such models (with experts, or without)
+            would lie; of GPUs, of which too few were
             compared, the times at higher and lower shares of their peaks.
         mfu: predicted.
         mfu_ceiling: MFU at the bound.
@@ -196,7 +203,7 @@ def make_plan(
         work: what its step is for; without it there is no MFU.
         efficiencies: of the chip; by default those of the house.
         residuals: measured / predicted time, between which nine of ten runs lie; by default those
-            of compared_runs.yml.
+            of compared_runs.yml, of models with experts, or without, as this one is.
 
     Raises:
         HloParseError: the program's text is not optimised HLO.
@@ -207,8 +214,11 @@ def make_plan(
         trip_counts=program.trip_counts,
         lengths=program.lengths,
     )
+    costs = without_skipped_rows(costs, work.own_rows if work else 1.0)
     durations = Durations(target=target, efficiencies=efficiencies or Efficiencies())
     line = timeline(costs, durations)
+    if residuals is None:
+        residuals = compared_runs.residuals(target.platform, work.experts if work else None)
     resources = bounds(costs, target, program.memory)
     bound = max(resources.values(), default=0.0)
     seconds = max(bound, line.seconds)
@@ -225,16 +235,15 @@ def make_plan(
         executed_flops=executed_by_dtype(costs).total(),
         step_time_bound_seconds=bound,
         step_time_seconds=seconds,
-        step_time_range=_range(
-            seconds, bound, residuals or compared_runs.residuals(target.platform)
-        )
-        or _range_of_shares(costs, target, bound),
+        step_time_range=time_range(
+            costs, durations, seconds=seconds, bound=bound, residuals=residuals
+        ),
         time_by_cause=dict(sorted(line.by_cause.items(), key=lambda pair: -pair[1])),
         bound_by_resource=resources,
         collectives=_collectives(line),
         layer=largest_layer(costs, durations),
         changes=changes(costs, durations, line, _room(memory, target)),
-        notes=(*_notes(costs, memory), *_gpu_memory(memory, target)),
+        notes=(*_notes(costs, memory), *host_notes(costs, target), *_gpu_memory(memory, target)),
         **_rates(costs, target, work, bound, seconds),
     )
 
@@ -266,29 +275,6 @@ def _gpu_memory(memory: Mapping[str, int], target: Target) -> tuple[str, ...]:
         f"the step needs {percent(share)} of the memory, and JAX takes {percent(_JAXS_SHARE)}: set "
         "XLA_PYTHON_CLIENT_MEM_FRACTION",
     )
-
-
-def _range(
-    seconds: float, bound: float, residuals: tuple[float, float] | None
-) -> tuple[float, float] | None:
-    """No run is faster than the bound, whatever others were."""
-    if residuals is None:
-        return None
-    low, high = residuals
-    return max(bound, seconds * low), seconds * high
-
-
-def _range_of_shares(
-    costs: ProgramCosts, target: Target, bound: float
-) -> tuple[float, float] | None:
-    """Times with higher and with lower shares of a GPU's peaks; TPU programs have cycles."""
-    if target.platform != "cuda":
-        return None
-    low, high = (
-        timeline(costs, Durations(target=target, efficiencies=shares)).seconds
-        for shares in (FAST, SLOW)
-    )
-    return max(bound, low), max(bound, high)
 
 
 def _rates(

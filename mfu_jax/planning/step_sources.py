@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic.inputs import as_model_config
 from mfu_jax.flops.analytic.totals import (
     calculate_tokens_per_device,
     flops_breakdown,
@@ -45,6 +46,9 @@ class StepSource(Protocol):
             UserError: the config is wrong, or does not say the sizes of the model.
         """
 
+    def own_rows(self, values: Mapping[str, str]) -> float:
+        """As `Work.own_rows`."""
+
     def identity(self, values: Mapping[str, str]) -> Mapping[str, Any]:
         """What decides the program beside the words: files that they name, our own source."""
 
@@ -79,6 +83,10 @@ class MaxTextStep:
         """What the step is for, by the bundled config of the model and MaxText's own keys."""
         return work_of(values)
 
+    def own_rows(self, values: Mapping[str, str]) -> float:
+        """All: what its kernels skip is not known here."""
+        return 1.0
+
     def identity(self, values: Mapping[str, str]) -> Mapping[str, Any]:
         """Nothing: MaxText's version is in the key already."""
         return {}
@@ -95,12 +103,17 @@ class MaxTextStep:
         return Analytic()
 
 
-def work_of(model: Mapping[str, Any]) -> Work:
-    """What a step of a MaxText config is for."""
+def work_of(config: Any, convention: str = "maxtext") -> Work:
+    """What a step of a config with MaxText's keys is for.
+
+    Raises:
+        UserError: a size is missing or wrong.
+    """
     return Work(
-        model_flops=round(model_flops_per_device(model, "maxtext").training),
-        tokens=float(calculate_tokens_per_device(model)),
-        convention="maxtext",
+        model_flops=round(model_flops_per_device(config, convention).training),
+        tokens=float(calculate_tokens_per_device(config)),
+        convention=convention,
+        experts=as_model_config(config).experts.num_experts > 1,
     )
 
 

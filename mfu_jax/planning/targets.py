@@ -56,7 +56,7 @@ class Target:
 
 
 def parse_target(
-    *, topology: str = "", hardware: str = "", devices: int | None = None, slices: int = 1
+    *, topology: str = "", hardware: str = "", devices: int | None = None, slices: int | None = None
 ) -> Target:
     """The chips that a person describes.
 
@@ -64,13 +64,18 @@ def parse_target(
         topology: ``v5p:8x8x8``, or a slice's name as the cloud has it: ``v5p-128``, ``v6e-8``.
         hardware: a GPU's name, with `devices`.
         devices: number of GPUs.
-        slices: TPU slices of the job, or 1.
+        slices: TPU slices of the job; None: as `topology` says, or one.
 
     Raises:
         UserError: not known, or not of that shape; says what is.
     """
-    if slices < 1:
+    if slices is not None and slices < 1:
         raise UserError(f"slices={slices}; expected 1 or more")
+    if topology and hardware:
+        raise UserError(
+            f"topology={topology!r} and hardware={hardware!r}; expected topology= for TPUs, or "
+            "hardware= and devices= for GPUs"
+        )
     if topology:
         return _tpus(topology, slices)
     if generation_of(hardware):
@@ -94,19 +99,20 @@ def generation_of(name: str) -> str:
     return names.get(by_alias.get(word, ""), "")
 
 
-def _tpus(topology: str, slices: int) -> Target:
+def _tpus(topology: str, slices: int | None) -> Target:
     text = topology.strip().lower()
     if many := re.match(r"(\d+) ?x ?(?=[a-z])", text):  # 2xv6e-256
-        if slices not in (1, int(many[1])) or not int(many[1]):
+        if slices not in (None, int(many[1])) or not int(many[1]):
             raise UserError(f"topology={topology!r} with slices={slices}; expected the same number")
         slices, text = int(many[1]), text[many.end() :]
+    slices = slices or 1
     name, separator, size = re.sub(r"^(\w+)-(?!\d+x)", r"\1:-", text).partition(":")
     if not separator:
         name, separator, size = text.partition("-")  # tpu7x-4x4x8
     name = generation_of(name) or name
     if name not in _GENERATIONS or not separator:
         raise UserError(
-            f"topology={topology!r}{nearest(name, _GENERATIONS)}; expected a TPU generation "
+            f"topology={topology!r}{_nearest(name)}; expected a TPU generation "
             f"({', '.join(_GENERATIONS)}) and its shape, such as v5p:8x8x8, or a slice's name, "
             "such as v6e-8; for GPUs pass hardware=h100 devices=8"
         )
@@ -126,6 +132,10 @@ def _tpus(topology: str, slices: int) -> Target:
         devices=chips * chip.devices_per_chip * slices,
         slices=slices,
     )
+
+
+def _nearest(name: str) -> str:
+    return "" if name in _GENERATIONS else nearest(name, _GENERATIONS)
 
 
 def _shape(topology: str, size: str, axes: int) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from mfu_jax.flops.executed.instruction_shapes import Array
 from mfu_jax.flops.executed.kernels import kernel_name
 
 _FEWEST_DIMS = 3  # heads, positions, width
+_QKV = 3
 _FUSED_RESULTS = 3  # the gradients of queries, keys and values, all of one kernel
 
 
@@ -29,17 +30,33 @@ def executed_by_dtype(costs: ProgramCosts) -> Counter[str]:
 
 def half_of_all_pairs(record: InstructionRecord) -> dict[str, int]:
     """FLOPs by dtype of a kernel whose count is unknown; empty if it is no attention kernel."""
-    rows = kernels_named(kernel_name(record.op_name, record.name)) if record.unaccounted else ()
-    arrays = [a for a in record.shape.operand_arrays if len(a.dims) >= _FEWEST_DIMS]
-    floats = [a for a in arrays if a.dtype.startswith(("bf", "f"))]
-    if not rows or len(floats) < _FEWEST_DIMS:
+    rows = _rows(record) if record.unaccounted else ()
+    arrays = _queries_keys_values(record)
+    if not rows or not arrays:
         return {}
-    queries, keys, values = floats[:3]
+    queries, keys, values = arrays
     pairs = math.prod(queries.dims[:-1]) * keys.dims[-2]
     widths = {True: values.dims[-1], False: queries.dims[-1]}
     products = _row(rows, record.shape.results).products
     flops = sum(2 * pairs * widths[product in OF_VALUE_WIDTH] for product in products) // 2
     return {queries.dtype: flops}
+
+
+def head_width(record: InstructionRecord) -> int | None:
+    """Of the values of an attention kernel; None if it is none."""
+    arrays = _queries_keys_values(record) if _rows(record) else ()
+    return arrays[2].dims[-1] if arrays else None
+
+
+def _rows(record: InstructionRecord) -> tuple[AttentionKernel, ...]:
+    return kernels_named(kernel_name(record.op_name, record.name))
+
+
+def _queries_keys_values(record: InstructionRecord) -> tuple[Array, ...]:
+    """The first three operands that may be them; empty if there are fewer."""
+    arrays = [a for a in record.shape.operand_arrays if len(a.dims) >= _FEWEST_DIMS]
+    floats = tuple(a for a in arrays if a.dtype.startswith(("bf", "f")))
+    return floats[:3] if len(floats) >= _QKV else ()
 
 
 def _row(rows: tuple[AttentionKernel, ...], results: tuple[Array, ...]) -> AttentionKernel:

@@ -13,7 +13,7 @@ from mfu_jax.boundary import Boundary
 from mfu_jax.dumps.recording import dump
 from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.counting import count_model_flops, pallas_kernel_flops
-from mfu_jax.profiling.folders import dump_path
+from mfu_jax.profiling.folders import dump_path, move_to_sessions, own_folder
 
 
 @contextlib.contextmanager
@@ -27,7 +27,8 @@ def profile(
     model FLOPs are those of the program's forward and backward pass.
 
     Args:
-        folder: a local folder; a trace goes to a new session in its ``plugins/profile/``.
+        folder: a local folder; a trace goes to a new session in its ``plugins/profile/``, of each
+            process of a job where they share it.
         step: the jitted step, or the result of ``.lower(…).compile()``.
         *args: the step's arguments, donated or not, unless `step` is compiled.
         **kwargs: the same by name.
@@ -44,8 +45,9 @@ def profile(
             f"profile of {step!r}: expected a jitted step, or a compiled one; usually jax.jit is "
             f"missing; pass jax.jit(step) and its arguments, or leave it out"
         )
+    process, is_alone = jax.process_index(), jax.process_count() == 1
     try:
-        jax.profiler.start_trace(os.fspath(folder))
+        jax.profiler.start_trace(os.fspath(folder if is_alone else own_folder(folder, process)))
     except (OSError, RuntimeError) as error:
         raise UserError(
             f"a trace to {os.fspath(folder)!r} does not start ({error}); expected a folder that "
@@ -56,6 +58,10 @@ def profile(
     finally:
         _wait_for_devices()
         jax.profiler.stop_trace()
+        if not is_alone:
+            Boundary().attempt(
+                "this process' trace is not beside the others'", move_to_sessions, folder, process
+            )
         if step is not None:
             Boundary().attempt(
                 "the program is not beside the trace, model FLOPs are the program's own",

@@ -149,7 +149,7 @@ class _Group:
         self.runs += op.runs
         self.flops += record.flops * op.runs if record else 0
         self.hbm_bytes += record.hbm_bytes * op.runs if record else 0
-        self.is_waiting |= op.op.work in (Work.COMMUNICATION, Work.TRANSFER)
+        self.is_waiting |= op.op.work in (Work.COMMUNICATION, Work.TRANSFER, Work.HOST)
 
 
 _Key = tuple[str, str, str]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 
 from mfu_jax.dumps.files import SUFFIX as DUMP_SUFFIX
@@ -15,10 +18,17 @@ PROGRAMS = "programs"
 _SUFFIX = ".xplane.pb"
 _NO_FILE_NAME = re.compile(r"[^\w.<>-]")
 _DEPTH = 4  # FOLDER/plugins/profile/SESSION
+_SESSIONS = Path("plugins", "profile")
+_SESSION_NAME = "%Y_%m_%d_%H_%M_%S"
+_OWN = re.compile(r"\.trace\d+")  # one process', being written
+# Each host names its session by the second in which it ends its trace.
+_SAME_SESSION_SECONDS = 60.0
 
 
 def trace_files(path: Path) -> list[Path]:
     """The trace files of the newest session in a folder, one for each host; or the file itself.
+
+    What hosts ended within a minute is one session.
 
     Raises:
         UserError: there is none.
@@ -27,7 +37,8 @@ def trace_files(path: Path) -> list[Path]:
         return [path]
     sessions: dict[Path, list[Path]] = {}
     for file in sorted(path.rglob(f"*{_SUFFIX}")) if path.is_dir() else ():
-        sessions.setdefault(file.parent, []).append(file)
+        if not any(map(_OWN.fullmatch, file.relative_to(path).parts)):
+            sessions.setdefault(file.parent, []).append(file)
     if not sessions:
         seen = "an empty folder, or one without traces" if path.is_dir() else "no such folder"
         raise UserError(
@@ -35,7 +46,51 @@ def trace_files(path: Path) -> list[Path]:
             f"profile_dir=, with {_SUFFIX} files in it; usually another folder, or a trace that "
             f"was not ended; trace again with mfu_jax.profile or profile_steps="
         )
-    return sessions[max(sessions, key=lambda folder: (folder.name, folder))]
+    newest = max(sessions, key=lambda folder: (folder.name, folder))
+    files: dict[str, Path] = {}
+    for folder in _at_once(newest, sessions):
+        for file in sessions[folder]:
+            files.setdefault(file.name, file)
+    return [files[name] for name in sorted(files)]
+
+
+def _at_once(newest: Path, sessions: Iterable[Path]) -> list[Path]:
+    """The newest session, and those beside it that other hosts ended at the same time."""
+    beside = {folder: _ended(folder) for folder in sessions if folder.parent == newest.parent}
+    at = beside.pop(newest)
+    near = [
+        folder
+        for folder, ended in beside.items()
+        if at and ended and (at - ended).total_seconds() <= _SAME_SESSION_SECONDS
+    ]
+    return [newest, *sorted(near, reverse=True)]
+
+
+def _ended(session: Path) -> datetime | None:
+    """When it ended, by its name; None if that says something else."""
+    try:
+        return datetime.strptime(session.name, _SESSION_NAME)
+    except ValueError:
+        return None
+
+
+def own_folder(folder: str | os.PathLike[str], process: int) -> Path:
+    """Where one process of several traces to: two of a machine would write the same file."""
+    return Path(folder) / f".trace{process}"
+
+
+def move_to_sessions(folder: str | os.PathLike[str], process: int) -> None:
+    """Moves what is in a process' own folder to the sessions of all, its number in the names.
+
+    Raises:
+        OSError: it cannot be moved.
+    """
+    own = own_folder(folder, process)
+    for file in sorted(own.glob(f"{_SESSIONS}/*/*")):
+        session = Path(folder, _SESSIONS, file.parent.name)
+        session.mkdir(parents=True, exist_ok=True)
+        file.replace(session / f"process{process}.{file.name}")
+    shutil.rmtree(own, ignore_errors=True)
 
 
 def dump_files(trace: Path) -> list[Path]:

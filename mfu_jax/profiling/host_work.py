@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mfu_jax.profiling.late_calls import LateCalls
+from mfu_jax.profiling.late_calls import Intervals, LateCalls
 from mfu_jax.profiling.timeline.host import HostThread
 from mfu_jax.profiling.timeline.sweep import NO_PARENT, Floats, parents_of
 from mfu_jax.profiling.trace.wire import Integers
@@ -59,7 +59,13 @@ _KINDS = (
             r"|_create_pjit_jaxpr|Client::Compile"
         ),
     ),
-    (HostWork.EVALUATION, re.compile(r"\$.* _?(run_)?(eval|evaluate|validate|validation)\w*$")),
+    (
+        HostWork.EVALUATION,  # not `validate_arguments`
+        re.compile(
+            r"\$.* _?(run_)?((eval|evaluate)\w*"
+            r"|(validate|validation)(_(step|epoch|loop|model|batch|set|fn)\w*)?)$"
+        ),
+    ),
     (
         HostWork.WAIT,
         re.compile(
@@ -87,8 +93,17 @@ def kind_of(name: str) -> HostWork:
 
     >>> kind_of("$array.py:615 _value"), kind_of("$train.py:80 log")
     (<HostWork.WAIT: 'waiting for the device'>, <HostWork.OTHER: 'everything else'>)
+    >>> kind_of("$config.py:9 _validate_default_device"), kind_of("$loop.py:7 validate_model")
+    (<HostWork.OTHER: 'everything else'>, <HostWork.EVALUATION: 'evaluation'>)
     """
     return next((kind for kind, pattern in _KINDS if pattern.search(name)), HostWork.OTHER)
+
+
+def waits_of(thread: HostThread) -> Intervals:
+    """When the thread waits for the device, whatever it does that for."""
+    kinds = np.array([kind_of(name) is HostWork.WAIT for name in thread.names], bool)
+    chosen = kinds[thread.ops]
+    return thread.starts[chosen], thread.ends[chosen]
 
 
 class HostSums:

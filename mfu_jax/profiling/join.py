@@ -18,9 +18,11 @@ class Work(IntEnum):
     COMPUTE = 0
     COMMUNICATION = 1
     TRANSFER = 2
-    CONTROL = 3
+    HOST = 3
+    CONTROL = 4
 
 
+_CALLBACK = re.compile(r"callback|host transfer")
 _MESSAGES = re.compile(r"(send|recv)(-done)?$")
 _TRANSFERS = re.compile(
     r"(copy|slice|dynamic-slice|dynamic-update-slice)-(start|done)$|infeed|outfeed"
@@ -112,6 +114,8 @@ def _joined(name: OpName, record: InstructionRecord, source: KnownProgram) -> Jo
 def _work(record: InstructionRecord) -> Work:
     if record.is_control:
         return Work.CONTROL
+    if _CALLBACK.search(record.shape.target):
+        return Work.HOST
     if _MESSAGES.match(record.opcode):
         return Work.COMMUNICATION
     return Work.TRANSFER if _TRANSFERS.match(record.opcode) else Work.COMPUTE

@@ -1,6 +1,8 @@
 """Idle time that the host is the cause of: the device has run a step, and the next is not called.
 
-What is idle after the call, or within a step, is the device's or the runtime's own.
+What is idle after the call, or within a step, is the device's or the runtime's own. So is what is
+idle before another program that the host waits for when the step ends, such as an evaluation: it
+was called in time, and a next step in its place would have started no earlier.
 """
 
 from __future__ import annotations
@@ -12,19 +14,31 @@ from mfu_jax.profiling.timeline.host import HostThread
 from mfu_jax.profiling.timeline.sweep import Division, Floats
 from mfu_jax.profiling.trace.wire import Integers
 
+Intervals = tuple[Integers, Integers]
+"""Starts and ends, picoseconds."""
+
 
 class LateCalls:
     """The intervals from the end of a step to the call of the next one.
 
     Args:
         thread: that calls the steps and marks them.
-        steps: executions of the step's program on a device.
+        waits: starts and ends of its waits for the device.
+        executions: of all programs on a device.
+        steps: those of the step's program.
         division: of the device's time.
     """
 
-    def __init__(self, thread: HostThread, steps: Executions, division: Division) -> None:
+    def __init__(
+        self,
+        thread: HostThread,
+        waits: Intervals,
+        executions: Executions,
+        steps: Executions,
+        division: Division,
+    ) -> None:
         self._division = division
-        self.starts = steps.ends[:-1]
+        self.starts = _ready(waits, executions, steps)
         self.ends = np.minimum(steps.starts, _called(thread, steps))[1:]
         self.ends = np.maximum(self.starts, self.ends)
         idle = division.idle_within(self.starts, self.ends)
@@ -55,6 +69,20 @@ class LateCalls:
         partly = np.clip(times, self.starts[last], self.ends[last])
         within = self._division.idle_within(self.starts[last], partly)
         return np.where(before < 0, 0.0, self._until[last] + within)
+
+
+def _ready(waits: Intervals, executions: Executions, steps: Executions) -> Integers:
+    """When each execution but the last one is over, or the program begins that followed in time."""
+    ends = steps.ends[:-1]
+    if not len(ends) or not len(waits[0]):
+        return ends
+    following = np.searchsorted(executions.starts, ends)
+    begins = np.append(executions.starts, ends[-1])[following]
+    order = np.argsort(waits[0], kind="stable")
+    last = np.searchsorted(waits[0][order], ends, "right") - 1
+    until = np.where(last < 0, ends, np.maximum.accumulate(waits[1][order])[last])
+    is_waited_for = (begins <= until) & (begins < steps.starts[1:])
+    return np.where(is_waited_for, begins, ends)
 
 
 def _called(thread: HostThread, steps: Executions) -> Integers:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mfu_jax.errors import UserError
-from mfu_jax.profiling.host_work import HostSums, HostTime, HostWork
+from mfu_jax.profiling.host_work import HostSums, HostTime, HostWork, waits_of
 from mfu_jax.profiling.join import Join, JoinedOp, Work
 from mfu_jax.profiling.late_calls import LateCalls
 from mfu_jax.profiling.timeline.devices import Executions, OpName, Program, Timeline
@@ -229,7 +229,10 @@ class _Sums:
         self.joined.update(zip(timeline.names, joined, strict=True))
         self._add_idle(division, thread, scale)
         if thread is not None:
-            late = LateCalls(thread, timeline.executions.of(versions), division)
+            executions = timeline.executions
+            late = LateCalls(
+                thread, waits_of(thread), executions, executions.of(versions), division
+            )
             self.host.add(thread, late, (window.begin, window.end), scale)
         self._add_executions(timeline.executions, window, division, scale)
         self.steps.append(window.steps)

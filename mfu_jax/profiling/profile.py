@@ -76,9 +76,15 @@ class Profile:
         """The share of device time whose ops have an instruction."""
         return self.measured.coverage
 
-    def table(self, by: str, *, depth: int = 0) -> tuple[Row, ...]:
-        """The time in groups: by any of ``scope op phase dtype kernel program``."""
-        return table(self.measured, self.peaks, KEYS[by], depth=depth)
+    def table(self, by: str, *, depth: int = 0, sort: str = "time") -> tuple[Row, ...]:
+        """The time in groups: by any of ``scope op phase dtype kernel program``.
+
+        Args:
+            by: what the ops of a group share.
+            depth: parts of a name that tell groups apart; 0: all.
+            sort: what is largest in the first row: ``time runs flops mfu hfu bytes bandwidth``.
+        """
+        return table(self.measured, self.peaks, KEYS[by], depth=depth, sort=sort)
 
     def scalars(self) -> dict[str, float]:
         """The headline numbers and the waterfall, in seconds and in points, by metric names."""
@@ -105,10 +111,11 @@ class Profile:
         rows = [(b.name, seconds_text(b.seconds), f"{b.mfu_points:.2f}") for b in self.waterfall]
         return fragment(title, ("bar", "time", "points of MFU"), rows, notes=self.notes)
 
-    def to_json(self, *, depth: int = 0) -> dict[str, Any]:
-        """Everything as plain JSON values; `depth` as `table` takes it."""
-        tables = {f"by_{by}": list(map(asdict, self.table(by, depth=depth))) for by in KEYS}
-        return {**self.overview(), **tables}
+    def to_json(self, *, depth: int = 0, sort: str = "time") -> dict[str, Any]:
+        """Everything as plain JSON values; `depth` and `sort` as `table` takes them."""
+        tables = {by: self.table(by, depth=depth, sort=sort) for by in KEYS}
+        found = {f"by_{by}": list(map(asdict, rows)) for by, rows in tables.items()}
+        return {**self.overview(), **found}
 
     def overview(self) -> dict[str, Any]:
         """The same without the tables."""

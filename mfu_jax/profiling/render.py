@@ -14,20 +14,23 @@ from mfu_jax.profiling.waterfall import Bar
 _WIDTH = 100
 
 
-def render(profile: Profile, *, by: Sequence[str], depth: int = 0, top: int = 15) -> str:
+def render(
+    profile: Profile, *, by: Sequence[str], depth: int = 0, sort: str = "time", top: int = 15
+) -> str:
     """The waterfall and the tables.
 
     Args:
         profile: the profile.
         by: which tables.
         depth: as `Profile.table` takes it.
+        sort: the same.
         top: how many rows of each table; 0: all.
     """
     parts = [_head(profile), "\n".join(_waterfall(profile.waterfall))]
     if "program" in by:
         parts += ["\n".join(_program(program)) for program in profile.programs]
     for kind in by:
-        parts.append("\n".join(_table(kind, profile.table(kind, depth=depth), top)))
+        parts.append("\n".join(_table(kind, profile.table(kind, depth=depth, sort=sort), top)))
     if profile.advice:
         parts.append("\n".join(_advice(profile)))
     if len(profile.programs) > 1 and "program" not in by:

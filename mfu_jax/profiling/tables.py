@@ -10,6 +10,7 @@ from mfu_jax.profiling.measured import Measured, OpTime
 from mfu_jax.profiling.peaks import Peaks
 from mfu_jax.profiling.waterfall import MODEL_PHASES, communication_of, scope_of, shortest
 
+_WAITS = {Work.COMMUNICATION: "communication", Work.TRANSFER: "copies", Work.HOST: "host"}
 _NEITHER = 0.1  # of both roofs: the time went to something else
 
 
@@ -28,9 +29,9 @@ class Row:
         hbm_bytes: that they read from and wrote to memory.
         bandwidth_share: of the memory's peak, without what asynchronous ops move; None if the peak
             is unknown.
-        bound_by: ``matmuls``, ``memory``, ``communication`` or ``copies`` (waits for asynchronous
-            ones); ``neither`` where all are far from their peaks; ``unknown`` without the memory's
-            peak.
+        bound_by: ``matmuls``, ``memory``, ``communication``, ``copies`` (waits for asynchronous
+            ones) or ``host`` (waits for its callbacks); ``neither`` where all are far from their
+            peaks; ``unknown`` without the memory's peak.
     """
 
     name: str
@@ -55,23 +56,41 @@ KEYS: dict[str, Callable[[OpTime], str]] = {
 }
 
 
+SORTS: dict[str, Callable[[Row], float]] = {
+    "time": lambda row: row.seconds,
+    "runs": lambda row: row.runs,
+    "flops": lambda row: row.flops,
+    "mfu": lambda row: row.mfu,
+    "hfu": lambda row: row.hfu,
+    "bytes": lambda row: row.hbm_bytes,
+    "bandwidth": lambda row: row.bandwidth_share or 0.0,
+}
+
+
 def table(
-    measured: Measured, peaks: Peaks, by: Callable[[OpTime], str], *, depth: int = 0
+    measured: Measured,
+    peaks: Peaks,
+    by: Callable[[OpTime], str],
+    *,
+    depth: int = 0,
+    sort: str = "time",
 ) -> tuple[Row, ...]:
-    """The ops in groups, the longest first.
+    """The ops in groups, the largest first.
 
     Args:
         measured: the times.
         peaks: of one device.
         by: the name of an op's group.
         depth: how many parts of a name of several, joined by ``/``, tell groups apart; 0: all.
+        sort: a key of `SORTS`: what is largest; of equal rows, the longest comes first.
     """
     groups: dict[str, list[OpTime]] = {}
     for op in measured.ops:
         name = by(op)
         groups.setdefault("/".join(name.split("/")[:depth]) if depth else name, []).append(op)
     rows = [_row(name, ops, measured.step_seconds, peaks) for name, ops in groups.items()]
-    return tuple(sorted(rows, key=lambda row: -row.seconds))
+    largest = SORTS[sort]
+    return tuple(sorted(rows, key=lambda row: (-largest(row), -row.seconds)))
 
 
 def _row(name: str, ops: list[OpTime], step_seconds: float, peaks: Peaks) -> Row:
@@ -114,7 +133,7 @@ def _model_share(op: OpTime) -> float:
 
 
 def _bound(ops: list[OpTime], seconds: float, least: float, moving: float | None) -> str:
-    for work, name in ((Work.COMMUNICATION, "communication"), (Work.TRANSFER, "copies")):
+    for work, name in _WAITS.items():
         if 2 * sum(op.seconds for op in ops if op.op.work is work) > seconds:
             return name
     if moving is None:

@@ -107,9 +107,11 @@ def _merge_short_kinds(bars: dict[str, dict[str, float]]) -> None:
 _COMMUNICATION = "exposed communication: "
 _VECTOR = "memory-bound and vector work"
 _TRANSFER = "exposed copies to and from "
+_HOST = "waiting for callbacks on the host"
 _CONTROL = "loops and calls beside their bodies"
 _NOT_JOINED = "ops without an instruction: "
-_ORDER = (_COMMUNICATION, _NOT_JOINED, _CONTROL, _TRANSFER, _VECTOR)
+_OF_WORK = {Work.HOST: _HOST, Work.CONTROL: _CONTROL}
+_ORDER = (_COMMUNICATION, _HOST, _NOT_JOINED, _CONTROL, _TRANSFER, _VECTOR)
 
 
 def _order(name: str) -> int:
@@ -124,7 +126,7 @@ def _bar_of(op: OpTime) -> str:
         return f"{_NOT_JOINED}{joined.kind}"
     if joined.work is Work.TRANSFER:
         return f"{_TRANSFER}{'the host' if joined.start and joined.start.host_bytes else 'memory'}"
-    return _CONTROL if joined.work is Work.CONTROL else _VECTOR
+    return _OF_WORK.get(joined.work, _VECTOR)
 
 
 def communication_of(op: OpTime) -> str:

@@ -21,6 +21,8 @@ from typing import Any
 from mfu_jax.errors import UserError, nearest, one_line
 from mfu_jax.formatting import columns
 from mfu_jax.logger.summary import StepStatistics
+from mfu_jax.runs.benchmark_configs import BENCHMARKS, STANDARD
+from mfu_jax.runs.benchmark_neighbours import Neighbour, beside_pytorch, predicted
 from mfu_jax.runs.metrics_files import read_metrics
 from mfu_jax.runs.platforms import GIB, Device, environment_of, performance_flags, probe
 
@@ -34,44 +36,6 @@ _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Benchmark:
-    """One standard config.
-
-    Attributes:
-        parameters: as published; they decide whether the training state fits.
-        batches: per-device batch sizes, tried in this order until one fits.
-        settings: keys of the trainer.
-    """
-
-    parameters: float
-    batches: tuple[int, ...]
-    settings: Mapping[str, Any]
-
-
-BENCHMARKS: Mapping[str, Benchmark] = {
-    "tiny": Benchmark(
-        parameters=1e6, batches=(2,), settings={"max_target_length": 64, "remat_policy": "full"}
-    ),
-    "gpt2-124m": Benchmark(
-        parameters=124e6,
-        batches=(32, 16, 8, 4),
-        settings={"model_name": "gpt2-124m", "max_target_length": 1024, "remat_policy": "minimal"},
-    ),
-    "llama3.2-1b": Benchmark(
-        parameters=1.24e9,
-        batches=(8, 4, 2, 1),
-        settings={"model_name": "llama3.2-1b", "max_target_length": 4096, "remat_policy": "full"},
-    ),
-    "llama3-8b": Benchmark(
-        parameters=8.03e9,
-        batches=(4, 2, 1),
-        settings={"model_name": "llama3-8b", "max_target_length": 4096, "remat_policy": "full"},
-    ),
-}
-STANDARD = ("gpt2-124m", "llama3.2-1b", "llama3-8b")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Result:
     """One line of the table; `status` is ``ok`` or the reason for having no numbers."""
 
@@ -79,6 +43,8 @@ class Result:
     status: str
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    plan: Neighbour = dataclasses.field(default_factory=Neighbour)
+    pytorch: Neighbour = dataclasses.field(default_factory=Neighbour)
     peak: str = ""
     log: str = ""
 
@@ -150,6 +116,17 @@ def run_benchmark(
             return Result(name=name, status=status, settings=settings, log=str(log))
     status = f"{_TOO_LARGE} even with batch {attempts[-1]['per_device_batch_size']}"
     return Result(name=name, status=status, settings=attempts[-1], log=str(log))
+
+
+def with_neighbours(result: Result, device: Device, timeout: float) -> Result:
+    """The result of a run with what a plan predicts of it, and PyTorch's time."""
+    if result.status != "ok":
+        return result
+    return dataclasses.replace(
+        result,
+        plan=predicted(result.settings, device, timeout=timeout),
+        pytorch=beside_pytorch(result.settings, device, timeout=timeout),
+    )
 
 
 def _train(command: Sequence[str], environment: dict[str, str], log: Path, timeout: float) -> str:
@@ -231,7 +208,23 @@ _COLUMNS: Mapping[str, Callable[[Result], str]] = {
     "MFU": lambda r: _number(r, "mfu", ".2%"),
     "HFU": lambda r: _number(r, "hfu", ".2%"),
     "peak GiB": lambda r: _number(r, "peak_memory_bytes", ".1f", 1 / GIB),
+    "planned s": lambda r: _beside(r.plan, "step_time_seconds", ".4f"),
+    "planned GiB": lambda r: _beside(r.plan, "memory_peak_bytes", ".1f", 1 / GIB),
+    "PyTorch s": lambda r: _beside(r.pytorch, "median_seconds", ".4f"),
+    "PyTorch MFU": lambda r: _pytorch_mfu(r),
 }
+
+
+def _pytorch_mfu(result: Result) -> str:
+    """Of the same model FLOPs and the same peak, in PyTorch's time."""
+    seconds = result.pytorch.values.get("median_seconds")
+    ours = result.metrics.get("median_seconds")
+    return format(result.metrics["mfu"] * ours / seconds, ".2%") if seconds and ours else "-"
+
+
+def _beside(neighbour: Neighbour, name: str, form: str, scale: float = 1.0) -> str:
+    value = neighbour.values.get(name)
+    return format(value * scale, form) if value else "-"
 
 
 def _number(result: Result, name: str, form: str, scale: float = 1.0) -> str:
@@ -251,6 +244,8 @@ def render(results: Sequence[Result]) -> str:
         for r in results
         if r.status != "ok"
     ]
+    lines += [f"{r.name}: no prediction: {r.plan.why}" for r in done if r.plan.why]
+    lines += [f"{r.name}: no PyTorch: {r.pytorch.why}" for r in done if r.pytorch.why]
     return "\n".join(lines)
 
 
@@ -301,9 +296,8 @@ def _main(options: argparse.Namespace) -> int:
     results = []
     for name in names:
         print(f"{name} …", flush=True)
-        results.append(
-            run_benchmark(name, device, folder, steps=options.steps, timeout=options.timeout)
-        )
+        result = run_benchmark(name, device, folder, steps=options.steps, timeout=options.timeout)
+        results.append(with_neighbours(result, device, options.timeout))
     report = {
         "device": dataclasses.asdict(device),
         "environment": performance_flags(device.platform, device.kind, device.count),

@@ -13,6 +13,7 @@ from typing import Any
 from mfu_jax import hardware
 from mfu_jax.errors import UserError
 from mfu_jax.logger.summary import Summary
+from mfu_jax.runs.collective_waits import CollectiveWaits
 from mfu_jax.runs.goodput import of_metrics, read_journaled, read_run
 from mfu_jax.runs.hosts import Hosts, read_hosts
 from mfu_jax.runs.journals import metrics_file_of
@@ -60,6 +61,7 @@ class RunData:
         counted: the FLOPs of the model that the options name.
         answer: what ``mfu-jax report --json`` says of it.
         options: how it was read.
+        waits: of its hosts in collectives, from a profile; None: there is none of several hosts.
     """
 
     metrics: MetricsRun
@@ -70,6 +72,7 @@ class RunData:
     counted: ModelCount
     answer: Mapping[str, Any]
     options: Options
+    waits: CollectiveWaits | None = None
 
     @property
     def cost(self) -> float | None:
@@ -200,7 +203,9 @@ def read_run_data(run: str, options: Options) -> RunData:
         setup=setup,
         hosts=hosts,
         counted=model,
-        answer=answer | _time(time, summary) | {"hosts": hosts.answer if hosts else None},
+        answer=answer
+        | _time(time, summary)
+        | {"hosts": hosts.answer if hosts else None, "collective_waits": None},
         options=options,
     )
 

@@ -87,6 +87,17 @@ class StepTable:
         self._values.extend(values)
         self._ends.extend([end + width * i for i in range(1, len(numbers) + 1)])
 
+    def extend_table(self, later: StepTable, *, skip: bool = False) -> None:
+        """Adds the steps of another table, read from the same file; `skip`: without its first."""
+        known = [self._known.setdefault(shape, len(self._known)) for shape in later._known]
+        begin = int(skip)
+        first = later._ends[begin]
+        end = len(self._values)
+        self._shapes.extend(known[shape] for shape in later._shapes[begin:])
+        self._numbers.extend(later._numbers[begin:])
+        self._values.extend(later._values[first:])
+        self._ends.extend(end - first + place for place in later._ends[begin + 1 :])
+
     def segments(self) -> Iterator[Segment]:
         """The steps in order, as many together as have one kind and the same scalars."""
         if self._changes:

@@ -6,26 +6,41 @@ The iterator's `get_state()` and `set_state()` get and set its read position, fo
 from __future__ import annotations
 
 import functools
+import os
 import sysconfig
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mfu_jax.errors import UserError
 from mfu_jax.parts import TRAIN, load_part
+from mfu_jax.trainer.images import image_shape, with_images
 from mfu_jax.trainer.preferences import preference_pair
 from mfu_jax.trainer.pyconfig import Config
 
-BATCH_KEYS = (
+_TEXT_KEYS = (
     "inputs",
     "targets",
     "inputs_position",
     "inputs_segmentation",
     "targets_weight",
 )
+
+
+def row_shapes(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
+    """What a sequence of a batch consists of."""
+    text = jax.ShapeDtypeStruct((config.max_target_length,), jnp.int32)
+    rows = dict.fromkeys(_TEXT_KEYS, text)
+    if config.images_per_sequence:
+        pixels = jax.ShapeDtypeStruct(image_shape(config), jnp.uint8)
+        rows |= {"images": pixels, "inputs_image": text}
+    return rows
+
 
 # Ends a document; the byte 0 does not occur in text.
 SEPARATOR = 0
@@ -80,7 +95,7 @@ def make_iterator(
     share: int = 0,
     shares: int = 1,
 ) -> CheckpointableIterator:
-    """Endless batches of this process, each a dict of int32 [accumulation, rows, sequence].
+    """Endless batches of this process: dicts of int32 [accumulation, rows, sequence], and images.
 
     Args:
         split: "train", reshuffled in every epoch, or "eval", always in the same order.
@@ -104,14 +119,21 @@ def make_iterator(
     if split == "train":
         dataset = dataset.seed(config.seed).shuffle()
     dataset = dataset[share::shares].repeat()
-    cut = preference_pair if config.use_dpo else split_row
-    dataset = dataset.map(cut).batch(batch_rows, drop_remainder=True)
+    dataset = dataset.map(_cut(config)).batch(batch_rows, drop_remainder=True)
 
     def shape(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {k: v.reshape(accumulation, rows_per_process, -1) for k, v in batch.items()}
+        to = (accumulation, rows_per_process)
+        return {key: v.reshape(*to, *v.shape[1:]) for key, v in batch.items()}
 
     options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
     return iter(dataset.map(shape).to_iter_dataset(options))
+
+
+def _cut(config: Config) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
+    """What makes a sequence, or a pair, of a row of tokens."""
+    if config.use_dpo:
+        return preference_pair
+    return with_images(config, split_row) if config.images_per_sequence else split_row
 
 
 def split_row(row: np.ndarray) -> dict[str, np.ndarray]:
@@ -185,19 +207,23 @@ def _read_documents(folder: Path, suffixes: tuple[str, ...]) -> dict[str, bytes]
             "leave it empty for the source of Python's standard library"
         )
     documents = {}
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder)
-        if path.suffix not in suffixes or _SKIPPED_FOLDERS & set(relative.parts):
-            continue
+    for path in sorted(_files(folder, suffixes)):
         try:
             text = path.read_bytes() if path.is_file() else b""
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}") from None
         if text and SEPARATOR not in text:
-            documents[relative.as_posix()] = text
+            documents[path.relative_to(folder).as_posix()] = text
     if not documents:
         raise UserError(
             f"dataset_path={str(folder)!r} holds no text files that end in "
             f"{' '.join(suffixes)}; pass another folder, or other dataset_suffixes=[.txt,…]"
         )
     return documents
+
+
+def _files(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
+    """Files below a folder with one of the suffixes; skipped folders are not even listed."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]
+        yield from (Path(parent, name) for name in names if Path(name).suffix in suffixes)

@@ -10,7 +10,8 @@ from flax import nnx
 
 from mfu_jax.layers.decoder import Decoder, Outputs
 from mfu_jax.layers.sharding import SEQUENCE_AXIS, axis_size
-from mfu_jax.layers.stack import total
+from mfu_jax.layers.stack import mean, total
+from mfu_jax.layers.vision import Images
 from mfu_jax.trainer.preferences import preference_loss
 from mfu_jax.trainer.pyconfig import Config
 
@@ -47,23 +48,41 @@ def objective(
         batch: [batch, sequence].
     """
     model = nnx.merge(graph, trained, frozen)
+    inputs = (batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"])
+    outputs = model.outputs(*inputs, _images(batch))
+    shown: dict[str, jax.Array] = {}
     if config.use_dpo:
-        losses, shown = preference_loss(model, nnx.merge(graph, reference), batch, config)
-        pairs = jnp.asarray(losses.size, jnp.float32)
-        return losses.sum(), Parts(losses.sum(), pairs, {}, {}, shown)
-    outputs = model.outputs(batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"])
-    weights = batch["targets_weight"].astype(jnp.float32)
-    loss = _loss(model, outputs.hidden, batch["targets"], weights, config.num_vocab_tiling)
-    with jax.named_scope("loss"):
+        with jax.named_scope("reference"):
+            before = nnx.merge(graph, reference)(*inputs)
+        losses, shown = preference_loss(model.logits(outputs.hidden), before, batch, config)
+        loss, count = losses.sum(), jnp.asarray(losses.size, jnp.float32)
+    else:
+        weights = batch["targets_weight"].astype(jnp.float32)
+        loss = _loss(model, outputs.hidden, batch["targets"], weights, config.num_vocab_tiling)
         count = weights.sum()
-        further = {}
-        if _has(outputs, "balance_loss"):
-            further["moe_lb_loss"] = total(outputs.notes, "balance_loss") * count
-        if outputs.further:
-            ahead = config.mtp_loss_scaling_factor * _loss_ahead(outputs.further, batch)
-            further["mtp_loss"] = ahead * count
-        parts = Parts(loss, count, further, model.loads(outputs.notes), {})
+    with jax.named_scope("loss"):
+        further = _further(outputs, batch, count, config)
+        parts = Parts(loss, count, further, model.loads(outputs.notes), shown)
         return sum(further.values(), loss), parts
+
+
+def _further(
+    outputs: Outputs, batch: Batch, count: jax.Array, config: Config
+) -> dict[str, jax.Array]:
+    """See `Parts`."""
+    found = {}
+    if _has(outputs, "balance_loss"):
+        found["moe_lb_loss"] = total(outputs.notes, "balance_loss")
+    if _has(outputs, "indexer_loss"):
+        of_layers = mean(outputs.notes, "indexer_loss")
+        found["indexer_loss"] = config.indexer_loss_scaling_factor * of_layers
+    if outputs.further:
+        found["mtp_loss"] = config.mtp_loss_scaling_factor * _loss_ahead(outputs.further, batch)
+    return {name: value * count for name, value in found.items()}
+
+
+def _images(batch: Batch) -> Images | None:
+    return Images(batch["images"], batch["inputs_image"]) if "images" in batch else None
 
 
 def _loss(
@@ -72,12 +91,12 @@ def _loss(
     """Summed cross-entropy of hidden states [batch, sequence, emb_dim], in so many tiles.
 
     A tile is a part of every sequence. Its logits are made for it alone, and again in the backward
-    pass, so that those of all tokens never live at once.
+    pass, so that those of all tokens never live at once; nor does the head whole, or its gradient:
+    each tile gathers and sums its own.
     """
-    head = model.logits if tiles == 1 else model.gathered_head()
 
     def of_tile(hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
-        logits = head(hidden)
+        logits = model.logits(hidden)
         with jax.named_scope("loss"):
             return _cross_entropy(logits, targets, weights)
 

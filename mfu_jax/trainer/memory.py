@@ -15,7 +15,6 @@ from mfu_jax.trainer.mesh_axes import weight_shards
 from mfu_jax.trainer.pyconfig import Config
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_MOMENTS = 2  # AdamW's
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -41,9 +40,11 @@ def check_memory(config: Config, devices: Sequence[jax.Device]) -> None:
 
 def state_bytes_per_device(config: Config) -> int:
     """Bytes of weights, optimizer state and gradients on one device, if all are split evenly."""
-    copies = 1 + _MOMENTS + _keeps_gradients(config)
-    total = count_parameters(config).total * copies * _BYTES[config.weight_dtype]
-    return total // weight_shards(config)
+    dtypes = [config.weight_dtype, config.mu_dtype or config.weight_dtype, config.weight_dtype]
+    if _keeps_gradients(config):
+        dtypes.append(min(config.weight_dtype, config.grad_dtype, key=_BYTES.__getitem__))
+    width = sum(_BYTES[dtype] for dtype in dtypes)
+    return count_parameters(config).total * width // weight_shards(config)
 
 
 def _keeps_gradients(config: Config) -> bool:
@@ -53,7 +54,7 @@ def _keeps_gradients(config: Config) -> bool:
 
 def _parts(config: Config) -> str:
     gradients = ", gradients" if _keeps_gradients(config) else ""
-    return f"weights{gradients} and AdamW's moments in {config.weight_dtype}"
+    return f"weights in {config.weight_dtype}{gradients} and AdamW's moments"
 
 
 def _limit_bytes(devices: Sequence[jax.Device]) -> int | None:

@@ -29,6 +29,7 @@ from mfu_jax.trainer.pyconfig import Config
 
 _log = logging.getLogger("mfu_jax")
 _AXES = tuple(axis.name for axis in AXES)
+_RANK_OF_TEXT = 3
 
 
 def with_mesh_sizes(config: Config, devices: Sequence[jax.Device] | None = None) -> Config:
@@ -135,9 +136,13 @@ def micro_batch_size(config: Config, device_count: int) -> int:
     return int(size) * (1 + config.use_dpo)
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Batches are [accumulation, batch, sequence]; sequences are split over `context` only."""
-    return NamedSharding(mesh, PartitionSpec(None, EDGE_BATCH_AXES, SEQUENCE_AXIS))
+def batch_sharding(mesh: Mesh, rank: int = _RANK_OF_TEXT) -> NamedSharding:
+    """Batches are [accumulation, batch, sequence]; sequences are split over `context` only.
+
+    Images have a higher `rank`, and are whole.
+    """
+    sequence = SEQUENCE_AXIS if rank == _RANK_OF_TEXT else None
+    return NamedSharding(mesh, PartitionSpec(None, EDGE_BATCH_AXES, sequence))
 
 
 class Share(NamedTuple):
@@ -183,18 +188,18 @@ def rows_per_process(config: Config, mesh: Mesh) -> int:
 
 
 def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """This process's rows [accumulation, rows, sequence] → arrays of the whole job's batch."""
-    sharding = batch_sharding(mesh)
+    """This process's rows [accumulation, rows, …] → arrays of the whole job's batch."""
+    shardings = {key: batch_sharding(mesh, rows.ndim) for key, rows in batch.items()}
     if jax.process_count() == 1:
-        return jax.device_put(dict(batch), sharding)
+        return jax.device_put(dict(batch), shardings)
     count = own_share(mesh).shares
 
-    def put(rows: np.ndarray) -> jax.Array:
-        accumulation, own, length = rows.shape
-        shape = (accumulation, own * count, length)
-        return jax.make_array_from_process_local_data(sharding, rows, shape)
+    def put(key: str, rows: np.ndarray) -> jax.Array:
+        accumulation, own, *row = rows.shape
+        shape = (accumulation, own * count, *row)
+        return jax.make_array_from_process_local_data(shardings[key], rows, shape)
 
-    return {key: put(rows) for key, rows in batch.items()}
+    return {key: put(key, rows) for key, rows in batch.items()}
 
 
 def state_shardings(mesh: Mesh, abstract_state: Any) -> Any:
@@ -203,7 +208,8 @@ def state_shardings(mesh: Mesh, abstract_state: Any) -> Any:
     def of(leaf: Any) -> Any:
         if isinstance(leaf, nnx.Variable):
             array = leaf.get_value()
-            spec = partition_spec(leaf.get_metadata("logical_axes"), len(array.shape))
+            names = leaf.get_metadata("logical_axes")
+            spec = partition_spec(names, array.shape, dict(mesh.shape))
             return leaf.replace(NamedSharding(mesh, spec))
         return NamedSharding(mesh, PartitionSpec())
 

@@ -159,12 +159,24 @@ def check_shape(config: Any, shape: MeshShape) -> None:
         heads += ("num_kv_heads",)
     width = "moe_mlp_dim" if config.num_experts > 1 else "mlp_dim"
     sizes = shape.sizes
-    split = {
-        ("tensor",): (*heads, width, "vocab_size"),
+    split: dict[tuple[str, ...], tuple[str, ...]] = {
+        ("tensor",): (*heads, width, "vocab_size", "emb_dim"),
         ("fsdp", "context", "expert"): ("emb_dim",),
         ("context",): ("max_target_length",),
         ("expert",): ("num_experts",) if sizes["expert"] > 1 else (),
     }
+    if config.shard_exp_on_fsdp and config.num_experts > 1:
+        split["expert", "fsdp", "context"] = ("num_experts",)
+    if config.images_per_sequence:
+        split["tensor",] += (
+            "num_attention_heads_for_vit",
+            "intermediate_size_for_vit",
+            "projector_input_dim_for_vit",
+        )
+        split["fsdp", "context", "expert"] += (
+            "hidden_size_for_vit",
+            "projector_output_dim_for_vit",
+        )
     for axes, keys in split.items():
         parts = math.prod(sizes[axis] for axis in axes)
         for key in keys:

@@ -47,10 +47,12 @@ class ModelKeys:
     trainable_position_size: int
     rope_max_timescale: int
     local_rope_max_timescale: int
-    rope_type: Literal["default", "llama3.1", "yarn"]
+    rope_type: Literal["default", "llama3.1", "yarn", "dynamic", "longrope"]
     rope_linear_scaling_factor: float
     rope_use_scale: bool
     rope_factor: float
+    rope_short_factor: tuple[float, ...]
+    rope_long_factor: tuple[float, ...]
     original_max_position_embeddings: int
     beta_fast: float
     beta_slow: float
@@ -91,6 +93,8 @@ class ModelKeys:
     indexer_n_heads: int
     indexer_head_dim: int
     indexer_topk: int
+    indexer_loss_scaling_factor: float
+    indexer_sparse_training: bool
     compress_ratios: tuple[int, ...]
     o_groups: int
     o_lora_rank: int
@@ -131,6 +135,27 @@ class ModelKeys:
     engram_max_ngram_size: int
     engram_kernel_size: int
     engram_vocab_bases: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionKeys:
+    """The vision tower, and what a sequence shows it."""
+
+    use_multimodal: bool
+    images_per_sequence: int
+    tiles_per_image: int
+    freeze_vision_encoder_params: bool
+    image_size_for_vit: int
+    tile_size_for_vit: int
+    patch_size_for_vit: int
+    num_channels_for_vit: int
+    hidden_size_for_vit: int
+    intermediate_size_for_vit: int
+    num_hidden_layers_for_vit: int
+    num_attention_heads_for_vit: int
+    projector_input_dim_for_vit: int
+    projector_output_dim_for_vit: int
+    pixel_shuffle_ratio_for_vit: float
 
 
 @dataclass(frozen=True, kw_only=True)

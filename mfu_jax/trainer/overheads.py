@@ -6,6 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from mfu_jax.flops.analytic.totals import FlopsRow, flops_breakdown
+from mfu_jax.flops.ledger import OVERHEAD_ATTENTION
 from mfu_jax.layers.families import model_spec
 from mfu_jax.layers.pipeline import Schedule, schedule_of
 from mfu_jax.trainer.pyconfig import Config
@@ -27,11 +28,14 @@ def known_overheads(config: Config) -> dict[str, int]:
     turns = schedule.turns if schedule else 1
     of_model = schedule.turns - schedule.stages + 1 if schedule else 1
     layers = _training_flops(config, lambda row: row.component != "logits")
+    attention = _training_flops(config, lambda row: row.kind == "attention")
+    bubble = Fraction(turns - of_model, of_model)
     experts = _training_flops(config, lambda row: "moe/experts/" in row.component)
     neighbours = config.expert * config.dcn_expert_parallelism - 1
     is_dropless = config.num_experts > 1 and config.capacity_factor <= 0
     found = {
-        "pipeline bubble": layers * Fraction(turns - of_model, of_model),
+        "pipeline bubble": (layers - attention) * bubble,
+        OVERHEAD_ATTENTION: attention * bubble,
         # Sorted with a device's own rows; grouped kernels skip them, a count of shapes does not.
         "rows of other devices' experts": experts * neighbours * Fraction(turns, of_model)
         if is_dropless

@@ -36,7 +36,9 @@ _SILENT = (
     *("enable_goodput_recording", "base_config", "learning_rate", "log_period"),
     "use_qwix_quantization",  # all quantisation here is qwix's
 )
-_SAME = {"opt_type": "adamw", "matmul_precision": "default"}
+_SAME = {"opt_type": "adamw", "matmul_precision": "default", "use_custom_sort_vjp": "true"}
+# Older names of MaxText's keys.
+_RENAMED = {"fsdp_shard_on_exp": "shard_exp_on_fsdp"}
 _SCALE = "global_parameter_scale"
 
 
@@ -54,7 +56,8 @@ def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
     keys = {"override_model_config": "true", **_DEFAULTS, **_sizes_of(run)}
     lost: list[str] = []
     for name, value in _program_keys(run):
-        own, value = name.removeprefix("base_"), _ATTENTION.get(value, value)
+        own = name.removeprefix("base_")
+        own, value = _RENAMED.get(own, own), _ATTENTION.get(value, value)
         if own not in fields or not _takes(kinds[own], value):
             lost.append(f"{name}={value}")
         elif "quantization" in own and importlib.util.find_spec("qwix") is None:
@@ -64,9 +67,17 @@ def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
     mesh, others = _mesh(run.keys, run.target)
     notes = ["MaxText is not installed: the reference model's step is planned in its place"]
     lost += others
+    if "shard_exp_on_fsdp" in keys and not _has_whole_experts(run, mesh):
+        lost.append(f"shard_exp_on_fsdp={keys.pop('shard_exp_on_fsdp')}")
     if lost:
         notes.append(f"not followed by the reference model: {', '.join(lost)}")
     return {**keys, **mesh}, tuple(notes)
+
+
+def _has_whole_experts(run: MeasuredRun, mesh: Mapping[str, str]) -> bool:
+    """Whether each device can have as many whole experts."""
+    parts = math.prod(int(mesh[axis]) for axis in ("expert", "fsdp", "context_parallelism"))
+    return as_model_config(run.model).experts.num_experts % parts == 0
 
 
 def _program_keys(run: MeasuredRun) -> Iterator[tuple[str, str]]:
@@ -75,6 +86,8 @@ def _program_keys(run: MeasuredRun) -> Iterator[tuple[str, str]]:
     tensors = {field.name for field in dataclasses.fields(RematKeys)} - {"remat_policy"}
     keeps = run.keys.get("remat_policy") == "custom"
     for name, value in run.keys.items():
+        if _is_as_experts_are(name, run.keys):
+            continue
         if name.endswith(_MESH_KEY) or name in _SILENT or _SAME.get(name) == value or not value:
             continue
         if scaled and (name.startswith("base_") or name in (_SCALE, "model_name")):
@@ -82,6 +95,15 @@ def _program_keys(run: MeasuredRun) -> Iterator[tuple[str, str]]:
         if name in tensors and not keeps:  # MaxText reads them with this policy only
             continue
         yield name, value
+
+
+def _is_as_experts_are(name: str, keys: Mapping[str, str]) -> bool:
+    """Whether a key says no more than others: MaxText's sparse experts drop nothing."""
+    is_sparse = keys.get("sparse_matmul") == "true"
+    if name == "capacity_factor":
+        return is_sparse
+    has_slots = typed("capacity_factor", keys.get("capacity_factor", "-1"), float) > 0
+    return name == "sparse_matmul" and (is_sparse or has_slots)
 
 
 def _sizes_of(run: MeasuredRun) -> dict[str, str]:

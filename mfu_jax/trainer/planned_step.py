@@ -14,9 +14,8 @@ from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.parameters import count_parameters
-from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, model_flops_per_device
 from mfu_jax.planning.plan import Work
-from mfu_jax.planning.step_sources import executed_flops_of
+from mfu_jax.planning.step_sources import executed_flops_of, work_of
 from mfu_jax.planning.sweep.search import Analytic
 from mfu_jax.planning.targets import Target
 from mfu_jax.trainer.mesh_axes import (
@@ -31,7 +30,7 @@ from mfu_jax.trainer.pyconfig import Config, load
 from mfu_jax.values import typed
 
 _SOURCES = ("mfu_jax.layers", "mfu_jax.trainer")
-_STATE = 3  # AdamW: weights and two moments
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class TrainerStep:
@@ -71,11 +70,13 @@ class TrainerStep:
     def work(self, values: Mapping[str, str]) -> Work:
         """What the step is for."""
         config = load(self.words(values))
-        return Work(
-            model_flops=round(model_flops_per_device(config, config.convention).training),
-            tokens=float(calculate_tokens_per_device(config)),
-            convention=config.convention,
-        )
+        own_rows = self.own_rows(values)
+        return dataclasses.replace(work_of(config, config.convention), own_rows=own_rows)
+
+    def own_rows(self, values: Mapping[str, str]) -> float:
+        """Over `expert`, a device gathers its neighbours' rows, and multiplies those it has."""
+        config = load(self.words(values))
+        return 1 / (config.expert * config.dcn_expert_parallelism)
 
     def identity(self, values: Mapping[str, str]) -> Mapping[str, Any]:
         """Every key of the config, and the source of the model and the step."""
@@ -103,10 +104,11 @@ class TrainerStep:
     def analytic(self, values: Mapping[str, str]) -> Analytic:
         """FLOPs, and the least bytes of weights and optimizer state on a device."""
         config = load(self.words(values))
-        width = {"float32": 4, "bfloat16": 2, "float16": 2}[config.weight_dtype]
-        copies = 1 if config.lora_rank or config.frozen else _STATE
-        copies += config.use_dpo  # the reference
-        state = copies * width * count_parameters(config).total // weight_shards(config)
+        dtypes = [config.weight_dtype] * (1 + config.use_dpo)  # with the reference
+        if not config.lora_rank and not config.frozen:  # AdamW's moments
+            dtypes += [config.weight_dtype, config.mu_dtype or config.weight_dtype]
+        width = sum(_BYTES[dtype] for dtype in dtypes)
+        state = width * count_parameters(config).total // weight_shards(config)
         return Analytic(
             executed_flops=executed_flops_of(config, config.remat_policy), state_bytes=state
         )

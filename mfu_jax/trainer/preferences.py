@@ -12,8 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfu_jax.layers.decoder import Decoder
-
 # Of a row, the first part is the prompt.
 _PROMPT = 0.5
 
@@ -46,17 +44,18 @@ def preference_pair(row: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def preference_loss(
-    policy: Decoder, reference: Decoder, batch: dict[str, jax.Array], config: Any
+    policy: jax.Array, reference: jax.Array, batch: dict[str, jax.Array], config: Any
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The loss of each pair, and sums over the pairs of what is shown (equation 7).
 
     Args:
-        policy, reference: what is trained, and what it started as.
+        policy, reference: logits of what is trained, and of what it started as, [2 · pairs,
+            sequence, vocabulary].
         batch: [2 · pairs, sequence].
     """
-    gained = _log_probabilities(policy, batch)
     with jax.named_scope("reference"):
-        gained = gained - jax.lax.stop_gradient(_log_probabilities(reference, batch))
+        before = jax.lax.stop_gradient(_log_probabilities(reference, batch))
+    gained = _log_probabilities(policy, batch) - before
     rewards = config.dpo_beta * gained.reshape(-1, 2)
     margins = rewards[:, 0] - rewards[:, 1]
     smoothing = config.dpo_label_smoothing
@@ -68,9 +67,8 @@ def preference_loss(
     return -(1 - smoothing) * right - smoothing * wrong, jax.lax.stop_gradient(shown)
 
 
-def _log_probabilities(model: Decoder, batch: dict[str, jax.Array]) -> jax.Array:
+def _log_probabilities(logits: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
     """Of each row's targets after the prompt, [rows]."""
-    logits = model(batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"])
     vocabulary = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2)
     of_target = jnp.where(vocabulary == batch["targets"][..., None], logits, 0).sum(-1)
     weights = batch["targets_weight"].astype(jnp.float32)

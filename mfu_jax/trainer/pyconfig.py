@@ -18,6 +18,7 @@ from typing import Any, Literal
 from mfu_jax.arguments import parse
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.storage.addresses import Address, path_of
+from mfu_jax.trainer.image_rules import TOWERS
 from mfu_jax.trainer.mesh_axes import own_names
 from mfu_jax.trainer.model_keys import (
     FinetuningKeys,
@@ -25,6 +26,7 @@ from mfu_jax.trainer.model_keys import (
     ModelKeys,
     QuantizationKeys,
     RematKeys,
+    VisionKeys,
 )
 from mfu_jax.trainer.scaling import scaled_down
 from mfu_jax.trainer.validation import validate
@@ -38,7 +40,7 @@ DType = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ModelKeys, RematKeys, KernelKeys, QuantizationKeys, FinetuningKeys):
+class Config(ModelKeys, VisionKeys, RematKeys, KernelKeys, QuantizationKeys, FinetuningKeys):
     """One training run. ``configs/base.yml`` explains each key and gives its default."""
 
     run_name: str
@@ -69,6 +71,8 @@ class Config(ModelKeys, RematKeys, KernelKeys, QuantizationKeys, FinetuningKeys)
     adam_b1: float
     adam_b2: float
     adam_weight_decay: float
+    mu_dtype: Literal["", "float32", "bfloat16", "float16"]
+    grad_dtype: DType
     gradient_clipping_threshold: float
     gradient_accumulation_steps: int
     num_vocab_tiling: int
@@ -88,6 +92,7 @@ class Config(ModelKeys, RematKeys, KernelKeys, QuantizationKeys, FinetuningKeys)
     dcn_context_parallelism: int
     dcn_expert_parallelism: int
     dcn_tensor_parallelism: int
+    shard_exp_on_fsdp: bool
     num_layers_per_pipeline_stage: int
     num_pipeline_microbatches: int
     distributed: bool
@@ -199,7 +204,8 @@ def from_mapping(
                 hint = nearest(key, base) or "; configs/base.yml lists them all"
                 raise UserError(f"{name}: unknown key {key!r}{hint}")
     model_name = str(overrides.get("model_name", values.get("model_name", "")))
-    model = _model_values(model_name, base) if model_name else {}
+    sees = _sees(values, overrides, base)
+    model = _model_values(model_name, base, sees=sees) if model_name else {}
     if _scale(values, overrides, base) == "tiny":
         if not model:
             raise UserError(
@@ -262,10 +268,17 @@ def _scale(values: Mapping[str, Any], overrides: Mapping[str, Any], base: Mappin
     return str(typed("scale", wanted, field_types(Config)["scale"]))
 
 
-def _model_values(name: str, base: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The sizes of a bundled model; of a model that also sees or hears, those of its text part."""
+def _sees(values: Mapping[str, Any], overrides: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
+    """Whether sequences have images."""
+    key = "images_per_sequence"
+    return bool(typed(key, overrides.get(key, values.get(key, base[key])), int))
+
+
+def _model_values(name: str, base: Mapping[str, Any], *, sees: bool) -> Mapping[str, Any]:
+    """The sizes of a bundled model; without those of towers that are not built."""
     values = read_mapping(model_file(name))
-    text = {key: value for key, value in values.items() if not _is_of_tower(key)}
+    sees = sees and values.get("decoder_block") in TOWERS
+    text = {key: value for key, value in values.items() if sees or not _is_of_tower(key)}
     foreign = [key for key in text if key not in base]
     blocks = typing.get_args(field_types(Config)["decoder_block"])
     if text.get("decoder_block", "default") not in blocks:
@@ -277,7 +290,9 @@ def _model_values(name: str, base: Mapping[str, Any]) -> Mapping[str, Any]:
             "nevertheless"
         )
     if len(text) < len(values):
-        _log.info("%s: its text model is trained, without its towers", name)
+        more = "; images_per_sequence=1 adds its tower"
+        more = more if values.get("decoder_block") in TOWERS else ""
+        _log.info("%s: its text model is trained, without its towers%s", name, more)
     return text
 
 

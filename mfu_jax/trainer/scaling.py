@@ -42,6 +42,15 @@ _AT_MOST = {
     "n_routing_groups": 4,
     "topk_routing_group": 2,
     "first_num_dense_layers": 1,
+    "image_size_for_vit": 32,
+    "tile_size_for_vit": 16,
+    "patch_size_for_vit": 4,
+    "hidden_size_for_vit": 32,
+    "intermediate_size_for_vit": 128,  # of Llama 4, four patches
+    "num_hidden_layers_for_vit": 2,
+    "num_attention_heads_for_vit": 4,
+    "projector_input_dim_for_vit": 48,
+    "projector_output_dim_for_vit": 48,
 }
 _QUERY_HEADS = 4
 # Layers after which a family's pattern repeats, where its sizes do not say so.

@@ -56,6 +56,7 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
         b1=config.adam_b1,
         b2=config.adam_b2,
         weight_decay=config.adam_weight_decay,
+        mu_dtype=config.mu_dtype or None,
     )
     if not config.gradient_clipping_threshold:
         return adamw

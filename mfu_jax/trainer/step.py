@@ -11,7 +11,7 @@ import optax
 from jax.sharding import Mesh
 
 from mfu_jax.layers.decoder import with_moved_biases
-from mfu_jax.trainer.data import BATCH_KEYS
+from mfu_jax.trainer.data import row_shapes
 from mfu_jax.trainer.losses import Batch, Parts, objective
 from mfu_jax.trainer.mesh import batch_sharding, micro_batch_size
 from mfu_jax.trainer.pyconfig import Config
@@ -36,13 +36,16 @@ def make_train_step(config: Config) -> Callable[[TrainState, Batch], tuple[Train
     optimizer = make_optimizer(config)
     schedule = learning_rate_schedule(config)
 
+    def rounded(leaf: jax.Array) -> jax.Array:
+        return leaf.astype(config.grad_dtype) if leaf.dtype == jnp.float32 else leaf
+
     def gradient(state: TrainState, micro_batch: Batch) -> tuple[Parts, Any]:
         differentiate = jax.value_and_grad(objective, has_aux=True)
         trained, frozen = trained_and_frozen(config, state.params)
         (_, parts), grads = differentiate(
             trained, frozen, state.reference, graph, micro_batch, config
         )
-        return parts, grads
+        return parts, jax.tree.map(rounded, grads)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         first = {key: value[0] for key, value in batch.items()}
@@ -126,6 +129,11 @@ def compile_eval_step(
 
 def abstract_batch(config: Config, mesh: Mesh, accumulation: int) -> dict[str, Any]:
     """Shape, dtype and sharding of a step's batch."""
-    shape = (accumulation, micro_batch_size(config, mesh.size), config.max_target_length)
-    leaf = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
-    return dict.fromkeys(BATCH_KEYS, leaf)
+    batch = (accumulation, micro_batch_size(config, mesh.size))
+
+    def of(row: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        shape = (*batch, *row.shape)
+        sharding = batch_sharding(mesh, len(shape))
+        return jax.ShapeDtypeStruct(shape, row.dtype, sharding=sharding)
+
+    return {key: of(row) for key, row in row_shapes(config).items()}

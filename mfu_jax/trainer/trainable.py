@@ -19,12 +19,14 @@ _PROJECTIONS = {
     "query_a": "q_a",
     "query_b": "q_b",
 }
+_OF_INDEXER = {"query": "q_proj", "key": "k_proj", "head_weights": "weights_proj"}
 _OUTSIDE = {
     "token_embedder": frozenset({"embedding", "tokens"}),
     "position_embedder": frozenset({"embedding", "positions"}),
     "logits_dense": frozenset({"head", "logits"}),
 }
 _ADAPTERS = ("lora_a", "lora_b")
+_FROZEN_TOWER = "vision_encoder"
 
 
 def trained_and_frozen(config: Config, params: Any) -> tuple[Any, Any]:
@@ -48,7 +50,7 @@ def joined(trained: Any, frozen: Any) -> Any:
 
 
 def all_are_trained(config: Config) -> bool:
-    """Whether a step trains every weight."""
+    """Whether a step trains every weight of the decoder."""
     return not config.lora_rank and not config.frozen
 
 
@@ -57,7 +59,8 @@ def _chosen(config: Config, paths: Sequence[Any]) -> dict[Any, bool]:
     if config.lora_rank:
         return {path: path[-1] in _ADAPTERS for path in paths}
     if not config.frozen:
-        return dict.fromkeys(paths, True)
+        is_frozen = config.freeze_vision_encoder_params
+        return {path: not (is_frozen and path[0] == _FROZEN_TOWER) for path in paths}
     words = {path: _words(path, len(config.mlp_activations) > 1) for path in paths}
     known = sorted({word for found in words.values() for word in found})
     for name in config.frozen:
@@ -79,6 +82,8 @@ def _words(path: Sequence[Any], gated: bool) -> frozenset[str]:
     names = [str(name) for name in path]
     if names[0] in _OUTSIDE:
         return _OUTSIDE[names[0]] if names[-1] in ("kernel", "embedding") else frozenset()
+    if "indexer" in names and names[-1] == "kernel":
+        return frozenset({"layers", "indexer", _OF_INDEXER.get(names[-2], names[-2])})
     if "mixer" in names and names[-1] == "kernel":
         return frozenset({"layers", "attention", _PROJECTIONS.get(names[-2], names[-2])})
     if "feed_forward" not in names:

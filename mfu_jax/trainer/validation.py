@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.storage.addresses import check_path
+from mfu_jax.trainer.image_rules import check_images
 from mfu_jax.trainer.mesh_axes import axis_keys
 from mfu_jax.trainer.model_keys import RematKeys
 from mfu_jax.values import shown
@@ -31,7 +32,8 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     "steps seed dpo_beta eval_interval gradient_clipping_threshold adam_weight_decay warmup_steps "
     "peak_tflops_per_device process_id trainable_position_size heartbeat_timeout_seconds "
-    "rope_factor original_max_position_embeddings mscale lora_rank lora_alpha"
+    "rope_factor original_max_position_embeddings mscale lora_rank lora_alpha "
+    "images_per_sequence tiles_per_image indexer_loss_scaling_factor"
 ).split()
 _FRACTIONS = (
     "eval_fraction warmup_steps_fraction cosine_learning_rate_final_fraction adam_b1 adam_b2 "
@@ -39,13 +41,16 @@ _FRACTIONS = (
 ).split()
 
 
-_ACTIVATIONS = ("silu", "gelu", "relu", "sigmoid", "linear")
+_ACTIVATIONS = ("silu", "gelu", "exact_gelu", "relu", "sigmoid", "linear")
 
 
 def validate(config: Config) -> None:
     """Raises a `UserError` that names the first key whose value does not fit."""
     _check_ranges(config)
     _check_model(config)
+    _check_rope(config)
+    check_images(config)
+    _check_indexer(config)
     _check_experts(config)
     _check_remat(config)
     _check_quantization(config)
@@ -120,6 +125,39 @@ def _check_model(config: Config) -> None:
     if config.head_dim % 2:
         raise UserError(
             f"head_dim={config.head_dim} is odd; RoPE rotates pairs, so it must be even"
+        )
+
+
+def _check_rope(config: Config) -> None:
+    if config.rope_type != "longrope":
+        return
+    if config.original_max_position_embeddings < 2:
+        raise UserError("rope_type=longrope needs original_max_position_embeddings, of pretraining")
+    is_latent = config.attention_type == "mla"
+    width = config.head_dim * config.partial_rotary_factor
+    pairs = (config.qk_rope_head_dim if is_latent else round(width)) // 2
+    for key in ("rope_short_factor", "rope_long_factor"):
+        factors = getattr(config, key)
+        if len(factors) != pairs or min(factors) <= 0:
+            raise UserError(
+                f"{key} has {len(factors)} entries; rope_type=longrope expects a positive one for "
+                f"each of the {pairs} pairs of a head that are rotated"
+            )
+
+
+def _check_indexer(config: Config) -> None:
+    if not config.indexer_loss_scaling_factor:
+        return
+    wanted = f"indexer_loss_scaling_factor={config.indexer_loss_scaling_factor:g}"
+    if not config.use_indexer or config.decoder_block != "deepseek":
+        raise UserError(
+            f"{wanted}: expected use_indexer=true and decoder_block=deepseek, whose indexer's loss "
+            "the reference model has"
+        )
+    if config.max_target_length <= config.indexer_topk:
+        raise UserError(
+            f"{wanted}: sequences of max_target_length={config.max_target_length} tokens leave no "
+            f"key out; expected more than indexer_topk={config.indexer_topk}"
         )
 
 
@@ -208,10 +246,10 @@ def _check_trained(config: Config) -> None:
         )
     if config.use_dpo and tiles > 1:
         raise UserError("num_vocab_tiling with use_dpo=true: DPO needs all logits; set it to 1")
-    if config.use_dpo and (config.mtp_num_layers or config.num_experts > 1):
+    if config.use_dpo and config.mtp_num_layers:
         raise UserError(
-            "use_dpo=true with mtp_num_layers or num_experts: DPO has none of their losses here; "
-            "expected a dense model without multi-token prediction"
+            f"use_dpo=true with mtp_num_layers={config.mtp_num_layers}: DPO compares whole answers "
+            "and trains no further predictions; set it to 0"
         )
     if config.lora_rank and config.frozen:
         raise UserError("lora_rank freezes all but the adapters; leave frozen out")

@@ -35,6 +35,7 @@ _LOG_SECONDS = 0.1  # that a loop takes for itself: hidden, unless it waits for 
 _DATA_SECONDS = 0.2
 _CALLBACK_SECONDS = 0.05
 _COMPILE_EVERY = 4  # steps
+_SINES = 32  # in a row, fused into one op
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,27 +156,35 @@ def _in_loss(change: Callable[[Any, Any], Any]) -> Callable[[], Any]:
 
 
 def _asks_host(loss_of: Callable[[Any], Any], batch: Any) -> Any:
-    def slow(loss: np.ndarray) -> np.ndarray:
-        time.sleep(_CALLBACK_SECONDS)
-        return np.asarray(loss)
+    """The step computes nothing before the host has answered: where nothing needed the answer, the
+    call would be left out, or hidden behind matmuls."""
 
-    loss, parts = loss_of(batch)
-    like = jax.ShapeDtypeStruct((), jnp.float32)
-    value = jax.lax.stop_gradient(loss)
-    return loss + (jax.pure_callback(slow, like, value) - value), parts  # 0, as XLA cannot know
+    def slow(token: np.ndarray) -> np.ndarray:
+        time.sleep(_CALLBACK_SECONDS)
+        return np.zeros_like(token)
+
+    inputs = batch["inputs"]
+    zero = jax.pure_callback(slow, jax.ShapeDtypeStruct((), inputs.dtype), inputs[0, 0])
+    return loss_of(batch | {"inputs": inputs + zero})
 
 
 def _straggles(rounds: int) -> Callable[[Any, Any], Any]:
     """The first device computes for longer before the step, and the others wait for it there.
 
     Where it computed beside the others' matmuls, these would have more of the shared memory's
-    bandwidth than in the healthy run.
+    bandwidth than in the healthy run. A round is one op: tracing many short ones takes longer than
+    running them.
     """
+
+    def sines(y: Array) -> Array:
+        for _ in range(_SINES):
+            y = jnp.sin(y)
+        return y
 
     def local() -> Array:
         is_first = jax.lax.axis_index("data") == 0
         often = jnp.where(is_first, rounds, 0)
-        busy = jax.lax.fori_loop(0, often, lambda _, y: jnp.sin(y), jnp.ones((4096,)))
+        busy = jax.lax.fori_loop(0, often, lambda _, y: sines(y), jnp.ones((4096,)))
         return jax.lax.psum(busy[0], "data")
 
     def change(loss_of: Callable[[Any], Any], batch: Any) -> Any:
@@ -219,6 +228,10 @@ def _with_attention(op: Any) -> Callable[[], Any]:
 
 FAULTS: Mapping[str, Fault] = {
     "none": Fault(cause=""),
+    "none wide": Fault(cause="", keys=("emb_dim=512", "mlp_dim=2048", "num_decoder_layers=2")),
+    "none deep": Fault(cause="", keys=("num_decoder_layers=12", "vocab_size=1024")),
+    "none accumulated": Fault(cause="", keys=("gradient_accumulation_steps=2",)),
+    "none two devices": Fault(cause="", devices=2),
     "data": Fault(cause="slow data", options={"data": _Slow}),
     "sync": Fault(  # a step long enough to hide the loop's own work
         cause="sync in the loop",
@@ -233,7 +246,7 @@ FAULTS: Mapping[str, Fault] = {
         # Wide and short: else a CPU, which gets fresh memory from the system in every step, takes
         # longer to keep what narrow layers compute than to compute it again.
         keys=(
-            *("max_target_length=64", "per_device_batch_size=2", "vocab_size=1024"),
+            *("max_target_length=64", "per_device_batch_size=8", "vocab_size=1024"),
             *("emb_dim=512", "mlp_dim=2048", "num_decoder_layers=4"),
         ),
         faulty_keys=("remat_policy=full",),
@@ -254,11 +267,11 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "straggler": Fault(
         cause="imbalance between devices",
-        options={"plant": _in_loss(_straggles(4000))},
+        options={"plant": _in_loss(_straggles(500))},
         healthy={"plant": _in_loss(_straggles(0))},
         devices=2,
     ),
-    "evaluation": Fault(cause="eval in the loop", faulty_keys=("eval_interval=1", "eval_steps=2")),
+    "evaluation": Fault(cause="eval in the loop", faulty_keys=("eval_interval=1", "eval_steps=6")),
     "evaluation within": Fault(cause="eval in the loop", options={"plant": _evaluates_within}),
     "callback": Fault(cause="host callback in the step", options={"plant": _in_loss(_asks_host)}),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,19 +15,12 @@ from pathlib import Path
 from scripts.faults.processes import Child, fork
 from scripts.faults.rows import Row
 from scripts.kill_processes import Pair, read_losses, run_with_kills
+from tests.support.trainer_process import SIZES
 
 STEPS = 30
 PERIOD = 6  # steps between two checkpoints
 MODEL = (
-    "num_decoder_layers=1",
-    "emb_dim=32",
-    "mlp_dim=64",
-    "num_query_heads=2",
-    "num_kv_heads=1",
-    "head_dim=16",
-    "max_target_length=32",
-    "per_device_batch_size=4",
-    "peak_tflops_per_device=5",
+    *SIZES,
     "enable_checkpointing=true",
     f"checkpoint_period={PERIOD}",
     f"steps={STEPS}",
@@ -63,6 +57,10 @@ class Job:
     def losses(self) -> list[float]:
         """Their losses."""
         return [line["learning/loss"] for line in self._lines()]
+
+    def text(self) -> str:
+        """What its processes have printed."""
+        return (self.folder / "out").read_text(encoding="utf-8", errors="replace")
 
     def _lines(self) -> Iterator[dict[str, float]]:
         path = self.folder / "default" / "metrics.jsonl"
@@ -125,17 +123,13 @@ def two_processes(count: int, seed: int, folder: Path) -> Row:
 
 def _one(row: Row, job: Job, kind: str, chance: random.Random, wanted: list[float]) -> int:
     """One kill and its resume; returns how many steps had to be trained again."""
-    child = job.start()
-    until, pause = _KINDS[kind][1:]
-    if kind == "resume":
-        child.wait_until(lambda: any(n.isdigit() for n in job.checkpoints()), _START_SECONDS)
-        child.kill()
-        child = job.start()
-    if not child.wait_until(lambda: until(job), _START_SECONDS):
-        row.expect(False, f"{job.folder.name} did not get there: {child.text()[-300:]}")
+    pause = _KINDS[kind][2]
+    while (is_hit := _kill(job, kind, chance.uniform(0.0, pause))) is False:
+        pause /= 2  # the run was over before: another one
+        job = Job(job.folder.with_name(f"{job.folder.name}again"))
+    if is_hit is None:
+        row.expect(False, f"{job.folder.name} did not get there: {job.text()[-300:]}")
         return 0
-    time.sleep(chance.uniform(0.0, pause))
-    child.kill()
     row.count += 1
     done = job.steps()
     row.expect(done == list(range(len(done))), f"{job.folder.name} has a gap or a double step")
@@ -147,6 +141,20 @@ def _one(row: Row, job: Job, kind: str, chance: random.Random, wanted: list[floa
     row.expect(job.steps() == list(range(STEPS)), f"{job.folder.name}: steps after the resume")
     row.expect(job.losses() == wanted, f"{job.folder.name}: other losses after the resume")
     return max(0, len(done) - saved)
+
+
+def _kill(job: Job, kind: str, delay_seconds: float) -> bool | None:
+    """Kills a run so long after its moment; False: it was over before, None: it never came."""
+    child = job.start()
+    if kind == "resume":
+        child.wait_until(lambda: any(n.isdigit() for n in job.checkpoints()), _START_SECONDS)
+        child.kill()
+        child = job.start()
+    if not child.wait_until(lambda: _KINDS[kind][1](job), _START_SECONDS):
+        return False if child.poll() == 0 else None
+    time.sleep(delay_seconds)
+    child.kill()
+    return child.poll() == -signal.SIGKILL
 
 
 _KINDS: dict[str, tuple[str, Callable[[Job], bool], float]] = {

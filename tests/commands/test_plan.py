@@ -141,6 +141,19 @@ def test_what_does_not_fit_has_figures_and_exit_code_1(capsys, monkeypatch):
     assert "does NOT fit: 32.00 GiB of 16.00 GiB" in shown.out
 
 
+def test_a_run_that_is_no_run_is_not_called_wrong_json(capsys, tmp_path):
+    file = tmp_path / "run.json"
+    for text, part in (
+        ("[]", "a run is list; expected a JSON object"),
+        ("{", "run.json: not JSON"),
+    ):
+        file.write_text(text)
+        code, shown = _plan(capsys, "--run", str(file))
+        assert code == 2
+        assert part in shown.err
+        assert shown.err.count("not JSON") == part.count("not JSON")
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -155,6 +168,8 @@ def test_what_does_not_fit_has_figures_and_exit_code_1(capsys, monkeypatch):
         (("topology=v6e-8", "data=2", "fsdp=1", "tensor=4", "per_device_batch_size=0.3"), "2.4"),
         (("topology=v6e-8", "a.html"), "expected a page once, after --html"),
         (("topology=v6e-8", "compile_gib=x"), "compile_gib='x'"),
+        (("topology=v6e-8", "slices=0"), "slices=0; expected 1 or more"),
+        (("topology=v6e-8", "xla_flags=--xla_a=1 xla_b=2"), "xla_flags has 'xla_b=2'"),
     ],
 )
 def test_wrong_input_is_one_line(capsys, words, part):

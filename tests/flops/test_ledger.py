@@ -68,3 +68,16 @@ def test_what_the_model_count_lacks_is_a_note() -> None:
     args = (jnp.ones((4, 4)),)
     flops = count_program(step.lower(*args).compile(), traced_model(step, args, {}, devices=1))
     assert "note: not counted in the model: while" in str(flops.ledger)
+
+
+def test_the_bubbles_attention_in_kernels_is_not_counted_twice() -> None:
+    # 1000 of weights, 400 of attention by the model; a bubble of an eighth, its attention over all
+    # 800 pairs: 100. Kernels run 600 of the pairs, and an eighth more: 675.
+    executed = ExecutedCount(forward=1000 + 125 + 675, attention_kernels=675)
+    overheads = {"pipeline bubble": 125, "pipeline bubble: attention": 100}
+    ledger = compare_flops(
+        model=1400, attention=400, dense=1800, executed=executed, overheads=overheads
+    )
+    assert ledger.residual == 0
+    lines = {line.label: line.flops for line in ledger.lines}
+    assert lines["masked pairs"] == 675 - 400 - 100

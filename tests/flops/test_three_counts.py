@@ -19,6 +19,7 @@ from mfu_jax.flops.ledger import REMOVED, compare_flops
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.trainer import mesh, pyconfig, state, step
 from mfu_jax.trainer.data import split_row
+from mfu_jax.trainer.images import with_images
 from mfu_jax.trainer.pyconfig import Config
 from tests.support import program_families, tiny_models
 from tests.support.compilation import only_counted
@@ -30,9 +31,9 @@ from tests.support.work import count_calls
 DUPLICATED, EXPANSION = "duplicated by XLA", "dense expansion"
 # Rows that a TPU's grouped matmul multiplies at once, with the weights of one expert.
 TILE = 128
-# Weights that no gradient reaches: the indexer's choice has none, and a router's bias for the
-# choice follows the load.
-UNTRAINED = ("indexer", "choice_bias")
+# Weights that no gradient reaches: a router's bias for the choice follows the load, and the choice
+# of an indexer without a loss has none.
+UNTRAINED = ("choice_bias",)
 
 
 def routed(config: Config) -> int:
@@ -73,13 +74,15 @@ def test_a_compiled_step_runs_the_flops_that_are_counted_and_trains(name: str) -
         assert executed.backward == traced.backward + 2 * expansion // 3
 
     weights = some_weights(shapes)
-    (first, parts), grads = compiled(weights, some_batch())
+    batch = some_batch(config)
+    (first, parts), grads = compiled(weights, batch)
+    untrained = (*UNTRAINED, *(() if config.indexer_loss_scaling_factor else ("indexer",)))
     for path, grad in jax.tree.leaves_with_path(grads):
-        is_trained = not any(part in jax.tree_util.keystr(path) for part in UNTRAINED)
+        is_trained = not any(part in jax.tree_util.keystr(path) for part in untrained)
         assert (0 < np.abs(grad).max() < np.inf) == is_trained, path
     rate = 0.01 / parts.weights
     weights = jax.tree.map(lambda w, g: np.asarray(w - rate * g), weights, grads)
-    (second, _), _ = compiled(weights, some_batch())
+    (second, _), _ = compiled(weights, batch)
     assert second < first < np.inf
 
 
@@ -94,11 +97,12 @@ def some_weights(shapes: Any) -> Any:
     return jax.tree.map_with_path(of, shapes)
 
 
-def some_batch() -> dict[str, np.ndarray]:
-    """Random bytes, two documents in the first row."""
+def some_batch(config: Config) -> dict[str, np.ndarray]:
+    """Random bytes, two documents in the first row, and images if the model sees."""
     rows = np.random.default_rng(1).integers(1, 256, (ROWS, LENGTH + 1))
     rows[0, LENGTH // 3] = 0
-    split = [split_row(row) for row in rows]
+    cut = with_images(config, split_row) if config.images_per_sequence else split_row
+    split = [cut(row) for row in rows]
     return {key: np.stack([row[key] for row in split]) for key in split[0]}
 
 

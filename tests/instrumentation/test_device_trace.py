@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -15,6 +17,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.instrumentation.device_trace import StepProfile
 from mfu_jax.instrumentation.trace_reading import TraceReading
+from mfu_jax.profiling.folders import trace_files
 from mfu_jax.profiling.profile import read_profile
 from mfu_jax.settings import Settings
 from tests.support.instrumented import PEAK, STEP_FLOPS, batch, make_state, run, train_step
@@ -138,3 +141,35 @@ def test_the_folder_has_the_program_and_its_model_flops(tmp_path: Path) -> None:
     assert profile.coverage > 0.95
     rate = PEAK["peak_tflops_per_device"] * 1e12
     assert profile.mfu == pytest.approx(STEP_FLOPS / (profile.measured.step_seconds * rate))
+
+
+@pytest.mark.parametrize("is_instrumented", [True, False])
+def test_each_process_of_a_machine_keeps_its_trace(
+    is_instrumented: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both would write to the same file, which is named after the machine."""
+
+    def start(folder: str) -> None:
+        session = Path(folder, "plugins", "profile", "2026_01_01_00_00_00")
+        session.mkdir(parents=True)
+        (session / "node.xplane.pb").touch()
+
+    monkeypatch.setattr(jax.profiler, "start_trace", start)
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: None)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    for process in (2, 1):  # process 0 would read the trace
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        if is_instrumented:
+            logger = SimpleNamespace(pause=lambda name: contextlib.nullcontext())
+            settings = Settings(profile_steps="3-4", profile_dir=str(tmp_path))
+            with StepProfile(settings, peak=lambda: None) as traced:
+                for step in (3, 4):
+                    with traced.step(step, logger):
+                        pass
+                    traced.after(step, logger)
+        else:
+            with mfu_jax.profile(tmp_path):
+                pass
+    names = [path.name for path in trace_files(tmp_path)]
+    assert names == ["process1.node.xplane.pb", "process2.node.xplane.pb"]
+    assert [path.name for path in tmp_path.iterdir()] == ["plugins"]

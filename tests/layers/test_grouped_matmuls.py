@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +46,26 @@ def test_a_tpu_program_has_the_kernel_where_it_can_split_the_rows(rows: int, ker
     traced = jax.jit(jax.grad(loss)).trace(jnp.ones((1, 128, 128)))
     text = traced.lower(lowering_platforms=("tpu",)).as_text()
     assert text.count("@tpu_custom_call") == kernels
+
+
+@pytest.mark.parametrize(
+    ("rows", "contracted", "tiling"),
+    [
+        (4096, 14336, "256,3584,512"),
+        (1024, 14336, "128,3584,512"),  # 128 rows for each of 8 groups
+        (4096, 4096, ""),  # whole in XLA's own tiles
+        (4096, 8200, ""),  # no part of it is whole lanes
+    ],
+)
+def test_a_long_contraction_is_cut_into_equal_tiles(rows: int, contracted: int, tiling: str):
+    def product(x: jax.Array, k: jax.Array) -> jax.Array:
+        return grouped_dot(x, k, jnp.full(8, rows // 8), on_tpu=True)
+
+    shapes = [
+        jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((rows, contracted), (8, contracted, 1024))
+    ]
+    text = jax.jit(product).trace(*shapes).lower(lowering_platforms=("tpu",)).as_text()
+    assert re.findall(r'ragged_dot_tiling = "([^"]*)"', text) == [tiling] * bool(tiling)
 
 
 def test_attention_tells_the_platform() -> None:

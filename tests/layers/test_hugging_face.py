@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from mfu_jax.layers.decoder import Decoder
+from mfu_jax.layers.vision import Images
 
 from mfu_jax.trainer import pyconfig
 from tests.support.floats import assert_close_as_float32
@@ -114,18 +115,97 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 
+TOWER = {
+    "images_per_sequence": 2,
+    "patch_size_for_vit": 4,
+    "hidden_size_for_vit": 32,
+    "num_hidden_layers_for_vit": 2,
+    "num_attention_heads_for_vit": 4,
+}
+SEEING: dict[str, dict[str, Any]] = {
+    "gemma3": {"image_size_for_vit": 32, "intermediate_size_for_vit": 48},
+    "llama4": {
+        "tile_size_for_vit": 16,
+        "intermediate_size_for_vit": 128,
+        "pixel_shuffle_ratio_for_vit": 0.5,
+        "projector_input_dim_for_vit": 40,
+        "projector_output_dim_for_vit": 40,
+    },
+}
+
+FACTORS = {"rope_short_factor": [1.0, 1.1, 1.3, 2.0], "rope_long_factor": [1.0, 1.5, 4.0, 9.0]}
+# How positions are stretched → the keys of a Llama of one layer
+STRETCHED: dict[str, dict[str, Any]] = {
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "rope_attention_scaling": True,
+    },
+    "dynamic": {
+        "rope_type": "dynamic",
+        "rope_factor": 2.0,
+        "original_max_position_embeddings": 16,
+    },
+    **{
+        f"longrope_{name}": {
+            "rope_type": "longrope",
+            "rope_factor": 4.0,
+            "original_max_position_embeddings": pretrained,
+            **FACTORS,
+        }
+        for name, pretrained in {"long": 16, "short": 32}.items()
+    },
+}
+
+
+@pytest.mark.parametrize("stretch", STRETCHED)
+def test_logits_at_stretched_positions_are_those_of_transformers(stretch: str) -> None:
+    keys = {**COMMON, **FAMILIES["llama"], "num_decoder_layers": 1, **STRETCHED[stretch]}
+    got, want = both(stretch, keys)
+    assert_close_as_float32(got, want, terms=128 * 2**2)
+    plain = recorded_of("longrope_short/logits" if stretch != "longrope_short" else "yarn/logits")
+    assert np.abs(want - plain).max() > 1e-2
+
+
+@pytest.mark.parametrize("family", SEEING)
+def test_logits_with_images_are_those_of_transformers(family: str) -> None:
+    keys = {**COMMON, **FAMILIES[family], **TOWER, **SEEING[family]}
+    found = {key: recorded_of(f"{family}_images/{key}") for key in ("pixels", "places")}
+    images = Images(*map(jnp.asarray, found.values()))
+    got, want = both(f"{family}_images", keys, images)
+    # As below, and four parts of the tower.
+    assert_close_as_float32(got, want, terms=128 * 16**2)
+
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_transformers(family: str) -> None:
-    recorded = np.load(RECORDED)
-    shapes = json.loads(str(recorded[f"{family}/shapes"]))
-    tokens, want = recorded[f"{family}/tokens"], recorded[f"{family}/logits"]
-    config = pyconfig.from_mapping({}, overrides={**COMMON, **FAMILIES[family]})
-    model = Decoder(config, attention="dot_product", rngs=nnx.Rngs(params=0))
-    load_weights(
-        model, family, {name: named_weight(name, tuple(shape)) for name, shape in shapes.items()}
-    )
-    positions = jnp.arange(tokens.shape[1])[None]
-    got = jax.jit(lambda t: model(t, positions, jnp.ones_like(t)))(jnp.asarray(tokens))
+    got, want = both(family, {**COMMON, **FAMILIES[family]})
     # Rounding passes through up to six layers of two parts: sums of 128 terms, twelve deep.
     assert_close_as_float32(got, want, terms=128 * 12**2)
+
+
+def recorded_of(name: str) -> np.ndarray:
+    with np.load(RECORDED) as recorded:
+        found: np.ndarray = recorded[name]
+        return found
+
+
+def both(name: str, keys: dict[str, Any], images: Images | None = None) -> tuple[Any, np.ndarray]:
+    """Our logits of a recorded model, and those of transformers."""
+    shapes = json.loads(str(recorded_of(f"{name}/shapes")))
+    config = pyconfig.from_mapping({}, overrides=keys)
+    model = nnx.eval_shape(
+        lambda: Decoder(config, attention="dot_product", rngs=nnx.Rngs(params=0))
+    )
+    load_weights(
+        model, name, {key: named_weight(key, tuple(shape)) for key, shape in shapes.items()}
+    )
+    tokens = jnp.asarray(recorded_of(f"{name}/tokens"))
+    positions = jnp.arange(tokens.shape[1])[None]
+
+    def logits(tokens: jax.Array) -> jax.Array:
+        outputs = model.outputs(tokens, positions, jnp.ones_like(tokens), images)
+        return model.logits(outputs.hidden)
+
+    return jax.jit(logits)(tokens), recorded_of(f"{name}/logits")

@@ -6,14 +6,13 @@ import typing
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 from flax import nnx
 from mfu_jax.layers.remat import POLICIES, TENSORS
 
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.trainer import losses, pyconfig, state
-from mfu_jax.trainer.data import BATCH_KEYS
+from mfu_jax.trainer.data import row_shapes
 from mfu_jax.trainer.model_keys import RematKeys
 from mfu_jax.trainer.validation import REMAT_NAMES
 from mfu_jax.values import field_types
@@ -63,7 +62,8 @@ def again(**keys: Any) -> int:
     }
     config = pyconfig.from_mapping({}, overrides={**sizes, **keys})
     graph, params = nnx.split(nnx.eval_shape(lambda: state.make_model(config, 0)))
-    batch = dict.fromkeys(BATCH_KEYS, jax.ShapeDtypeStruct((B, S), jnp.int32))
+    rows = row_shapes(config)
+    batch = {key: jax.ShapeDtypeStruct((B, *row.shape), row.dtype) for key, row in rows.items()}
     gradient = jax.value_and_grad(losses.objective, has_aux=True)
     return count_model_flops(
         lambda p, b: gradient(p, nnx.State({}), (), graph, b, config), params, batch

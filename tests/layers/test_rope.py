@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mfu_jax.layers.families import model_spec, parts
-from mfu_jax.layers.rope import Rope, Yarn, apply_rope
+from mfu_jax.layers.rope import Rope, apply_rope
+from mfu_jax.layers.rope_stretches import Yarn
 
 from mfu_jax.trainer import pyconfig
 
@@ -19,6 +20,17 @@ RECORDED = json.loads(
 )["models"]
 LLAMA = {"rope_type": "llama3.1", "rope_max_timescale": 500_000}
 DEEPSEEK = {"rope_type": "yarn"}
+PAIRS = range(48)
+# In the shape of microsoft/Phi-3-mini-128k-instruct's.
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_short_factor": [1 + pair / 40 for pair in PAIRS],
+    "rope_long_factor": [1 + pair**2 / 40 for pair in PAIRS],
+    "rope_factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "max_target_length": 4096,
+    "head_dim": 96,
+}
 # The trainer's keys for each recorded model.
 KEYS = {
     "meta-llama/Llama-3.1-8B": LLAMA,
@@ -33,6 +45,14 @@ KEYS = {
         "rope_truncate": False,
         "rope_attention_scaling": True,
     },
+    "dynamic NTK, longer than pretrained": {
+        "rope_type": "dynamic",
+        "rope_factor": 4.0,
+        "original_max_position_embeddings": 2048,
+        "max_target_length": 8192,
+    },
+    "LongRoPE, short": LONGROPE,
+    "LongRoPE, long": LONGROPE | {"max_target_length": 131072},
 }
 
 
@@ -55,7 +75,7 @@ def test_yarn_sharpens_the_scores_of_latent_attention(name: str) -> None:
 
 
 def test_a_stretched_position_turns_by_its_frequency() -> None:
-    rope = Rope(timescale=100.0, factor=4.0, pretrained=64, kind=Yarn(scales_output=True))
+    rope = Rope(timescale=100.0, factor=4.0, pretrained=64, stretch=Yarn(scales_output=True))
     x = jnp.array([1.0, 0.0]).reshape(1, 1, 1, 2)  # one pair: it turns by one radian a token / 1
     turned = apply_rope(x, jnp.array([[3]]), rope)[0, 0, 0]
     scale = 0.1 * math.log(4) + 1

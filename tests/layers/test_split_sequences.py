@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 from jax.sharding import AxisType
 from mfu_jax.layers import attention_kernels, ring_attention  # noqa: F401, they register themselves
 from mfu_jax.layers.attention_ops import (
@@ -17,6 +19,8 @@ from mfu_jax.layers.attention_ops import (
     Pattern,
     choose_attention,
 )
+from mfu_jax.layers.attentions import AttentionSpec
+from mfu_jax.layers.building import Builder, Inputs
 
 from tests.layers.test_attention_ops import PATTERNS, attention_inputs, inputs, written_out
 from tests.support.floats import assert_close_as_float32
@@ -88,6 +92,9 @@ def test_splash_over_parts_is_one_kernel_with_all_keys_on_a_tpu() -> None:
     # A device has 64 of 256 queries and 2 of 4 heads; keys are those of the whole sequence.
     assert "tensor<2x2x64x128xf32>" in call
     assert "tensor<2x1x256x128xf32>" in call
+    # Queries, keys and values are pinned to the parts, then keys and values gathered.
+    pinned = re.findall(r"sdy.sharding_constraint .*", text)
+    assert ['"context"' in line for line in pinned] == [True, True, True, False, False]
 
 
 def test_what_a_split_sequence_cannot_have_is_said() -> None:
@@ -102,3 +109,31 @@ def test_what_a_split_sequence_cannot_have_is_said() -> None:
     for platform, op in (("gpu", "dot_product"), ("tpu", "splash")):
         chosen = choose_attention("auto", platform=platform, dtype="bfloat16", needs={SPLIT})
         assert chosen == op
+
+
+def test_what_remat_saves_of_a_split_sequence_is_split() -> None:
+    """Queries, keys and values are pinned where they have their names: else XLA may gather them."""
+    f32 = jnp.dtype("float32")
+    build = Builder(
+        emb_dim=8,
+        dtype=f32,
+        weight_dtype=f32,
+        normalization="rmsnorm",
+        epsilon=1e-5,
+        attention="dot_product",
+        rngs=nnx.Rngs(params=1),
+    )
+    layer = AttentionSpec(heads=4, kv_heads=2, head_dim=4).make(build)
+    tokens = jnp.zeros((4, 8), jnp.int32)
+    read = Inputs(tokens=tokens, positions=tokens, segment_ids=tokens)
+    with jax.set_mesh(mesh(2, 2, 2)):
+        jaxpr = jax.make_jaxpr(lambda x: layer(x, read))(jnp.ones((4, 8, 8)))
+    names = ("query_proj", "key_proj", "value_proj")
+    used = {eqn.invars[0]: eqn for eqn in jaxpr.eqns if eqn.primitive.name == "sharding_constraint"}
+    pinned = {
+        eqn.params["name"]: str(used[eqn.outvars[0]].params["sharding"].spec)
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name == "name" and eqn.params["name"] in names
+    }
+    assert tuple(pinned) == names
+    assert all("context" in spec for spec in pinned.values())

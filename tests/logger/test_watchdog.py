@@ -21,6 +21,13 @@ from tests.support.fake_device import FakeClock
 from tests.support.work import HANG_SECONDS
 
 
+class Threadless(Watchdog):
+    """The test looks at the clock, and nobody else."""
+
+    def _start(self) -> None:
+        self._thread = threading.Thread()
+
+
 class Run:
     """Steps of half a second under a watchdog that looks once a second."""
 
@@ -28,14 +35,13 @@ class Run:
         self.clock = FakeClock()
         self.heartbeat = folder / "heartbeat.json"
         given: dict[str, Any] = {"hang_factor": 10.0, "hang_seconds": 4.0, **config}
-        self.watchdog = Watchdog(
+        self.watchdog = Threadless(
             LoggerConfig(
                 hang_folder=str(folder / "hangs"), heartbeat_file=str(self.heartbeat), **given
             ),
             Boundary(),
             monotonic=self.clock.monotonic,
         )
-        self.watchdog._thread = threading.Thread()  # the test looks, and nobody else
         self.step = 0
 
     def steps(self, count: int, seconds: float = 0.5) -> None:
@@ -245,7 +251,6 @@ def test_a_first_step_that_compiled_for_long_is_no_stop_of_the_machine(
     run.clock.advance(600.0)
     run.watchdog.completed(0)
     run.watchdog.check()
-    run.watchdog.close()
     assert not caplog.messages
     assert run.watchdog.stopped_seconds == 0.0
 

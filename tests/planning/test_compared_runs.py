@@ -8,7 +8,7 @@ from mfu_jax.planning import compared_runs as module
 from mfu_jax.planning.compared_runs import ComparedRun, compared_runs, residuals
 
 
-def _run(measured, platform="tpu", fitted=False):
+def _run(measured, platform="tpu", **keys):
     return ComparedRun(
         run="r",
         platform=platform,
@@ -16,7 +16,7 @@ def _run(measured, platform="tpu", fitted=False):
         measured_seconds=measured,
         predicted_seconds=1.0,
         bound_seconds=0.5,
-        fitted=fitted,
+        **keys,
     )
 
 
@@ -31,6 +31,24 @@ def test_the_range_is_a_prediction_interval_of_the_errors(monkeypatch):
     assert low == pytest.approx(math.exp(-half))
     assert high == pytest.approx(math.exp(half))
     assert residuals("cuda") is None
+
+
+def test_a_run_is_judged_by_the_prediction_that_does_not_know_it(monkeypatch):
+    run = _run(2.0, left_out_seconds=1.5)
+    assert run.error == -0.25
+    runs = [_run(2.0 * math.exp(k), left_out_seconds=2.0) for k in (-1, 1, -1, 1)]
+    monkeypatch.setattr(module, "compared_runs", lambda: tuple(runs))
+    low, high = residuals("tpu")
+    assert low * high == pytest.approx(1.0)  # around no error: of 2 s, not of 1 s
+
+
+def test_models_with_experts_have_a_range_of_their_own(monkeypatch):
+    few = [_run(math.exp(k / 10)) for k in (-1, 1, -1, 1)]
+    many = [_run(math.exp(k), experts=True) for k in (-1, 1, -1, 1)]
+    monkeypatch.setattr(module, "compared_runs", lambda: (*few, *many))
+    dense, experts, unknown = (residuals("tpu", of) for of in (False, True, None))
+    assert math.log(experts[1]) == pytest.approx(10 * math.log(dense[1]))
+    assert dense[1] < unknown[1] < experts[1]
 
 
 def test_no_measured_run_is_faster_than_its_bound():

@@ -9,6 +9,7 @@ import pytest
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.planning.compared_runs import residuals
 from mfu_jax.planning.compiling import TooLarge
+from mfu_jax.planning.durations import Efficiencies
 from mfu_jax.planning.plan import Work, make_plan, refused
 from mfu_jax.planning.targets import parse_target
 from tests.support.fake_compiler import TEXT
@@ -55,9 +56,13 @@ def test_xlas_cycles_are_counted_once_for_each_trip(plan, text):
 
 
 def test_without_cycles_the_schedule_gives_nearly_the_same_time(text, plan):
-    """A program without machine code: XLA's cycles taken out, all else the same."""
+    """A program without machine code: XLA's cycles taken out, all else the same.
+
+    XLA's cycles come to 0.82 to 0.9 of the matrix units' peak; measured steps, to less.
+    """
     scheduled = re.sub(r'"estimated_cycles":"\d+"', '"estimated_cycles":""', text)
-    found = make_plan(ProgramDump(text=scheduled), TARGET)
+    shares = Efficiencies(tpu_matmul=0.86)
+    found = make_plan(ProgramDump(text=scheduled), TARGET, efficiencies=shares)
     assert found.step_time_seconds == pytest.approx(plan.step_time_seconds, rel=0.05)
     assert found.time_by_cause["matmul"] >= EXECUTED / 459e12 - plan.time_by_cause["kernel"]
     assert found.time_by_cause["kernel"] == pytest.approx(plan.time_by_cause["kernel"])

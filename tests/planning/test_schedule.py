@@ -6,11 +6,12 @@ v5e: 1.5 GHz, 197e12 FLOP/s, 819e9 bytes/s, 45e9 bytes/s a link; a slice of 2x4 
 import pytest
 
 from mfu_jax.flops.executed.instruction_costs import instruction_costs
+from mfu_jax.planning.bound import bounds
 from mfu_jax.planning.durations import Durations, Efficiencies
 from mfu_jax.planning.schedule import timeline
 from mfu_jax.planning.targets import parse_target
 
-PERFECT = Efficiencies(kernel=1.0, matmul=1.0, hbm=1.0, link=1.0, host=1.0, cycles=1.0)
+PERFECT = Efficiencies(kernel=1.0, matmul=1.0, hbm=1.0, link=1.0, nvlink=1.0, host=1.0, cycles=1.0)
 TARGET = parse_target(topology="v5e:2x4")
 MEGABYTES = 45_000_000  # 11,250,000 float32: 1 ms on a link
 PERMUTE = MEGABYTES / 45e9 + 1e-6
@@ -34,8 +35,8 @@ _HEAD = """HloModule m, num_partitions=8
 _PAIRS = "source_target_pairs={{0,1},{1,0}}"
 
 
-def _time(text):
-    return timeline(instruction_costs(text), Durations(target=TARGET, efficiencies=PERFECT))
+def _time(text, target=TARGET):
+    return timeline(instruction_costs(text), Durations(target=target, efficiencies=PERFECT))
 
 
 def _entry(*lines):
@@ -117,6 +118,46 @@ def test_the_bus_to_the_host_has_two_directions():
     line = _time(text)
     assert line.seconds == pytest.approx(16e6 / 16e9)
     assert line.transfers["host"] == pytest.approx(2 * 16e6 / 16e9)
+
+
+_MEGASCALE = (
+    "is_host_transfer=true, "
+    'frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime"}'
+)
+
+
+def test_messages_between_slices_take_the_network_and_can_be_hidden():
+    """v5e: 3.125e9 bytes/s a chip. 45 MB each way at once, beside 10 ms of work."""
+    text = _entry(
+        "  %t = token[] after-all()",
+        f"  %s = (f32[11250000], u32[], token[]) send(%big, %t), channel_id=1, {_MEGASCALE}",
+        f"  %v = (f32[11250000], u32[], token[]) recv(%t), channel_id=2, {_MEGASCALE}",
+        _fusion("a", "x", 10 * MILLISECOND),
+        "  %sd = token[] send-done(%s), channel_id=1",
+        "  %vd = (f32[11250000], token[]) recv-done(%v), channel_id=2",
+        _root("a"),
+    )
+    message = MEGABYTES / 3.125e9
+    line = _time(text, parse_target(topology="v5e:2x4", slices=2))
+    assert line.seconds == pytest.approx(message, rel=1e-6)
+    assert line.by_cause["vector"] == pytest.approx(10e-3)
+    assert line.transfers["send on dcn"] == pytest.approx(message, rel=1e-6)
+    assert line.transfers["recv on dcn"] == pytest.approx(message, rel=1e-6)
+    costs = instruction_costs(text)
+    assert bounds(costs, parse_target(topology="v5e:2x4", slices=2), None)["dcn"] == pytest.approx(
+        message, rel=1e-6
+    )
+    assert "send on dcn" not in _time(text).transfers  # one slice: a message to the host
+
+
+def test_a_call_of_nccl_takes_25_microseconds_beside_its_bytes():
+    """NVLink of an H100: 450e9 bytes/s."""
+    gather = (
+        "  %g = f32[11250000] all-gather(%x), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}"
+    )
+    line = _time(_entry(gather, _root("x")), parse_target(hardware="h100", devices=8))
+    moved = MEGABYTES * 7 / 8 / 450e9
+    assert line.transfers["all-gather on nvlink"] == pytest.approx(moved + 1e-6 + 25e-6)
 
 
 def test_a_bare_operation_takes_the_time_of_its_bytes():

@@ -60,6 +60,9 @@ def test_gpus_by_host(hardware, devices, topology):
         ({"hardware": "h100", "devices": 0}, "expected 1 to"),
         ({"hardware": "t4", "devices": 8}, "no interconnect"),
         ({}, "no chips to plan for"),
+        ({"topology": "v6e"}, r"'v6e'; expected"),  # no hint at the same name
+        ({"topology": "v6e-8", "hardware": "h100"}, "topology='v6e-8' and hardware='h100'"),
+        ({"topology": "2xv6e-256", "slices": 1}, "expected the same number"),
     ],
 )
 def test_wrong_chips_are_one_line(given, word):

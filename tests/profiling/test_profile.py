@@ -103,7 +103,7 @@ def test_the_command(cpu_folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "- exposed communication: all-gather over data" in text
     assert "by phase" in text
     assert "more, " in text
-    for wrong in (["by=color"], ["top=-1"], ["peak_tflops=0"], ["model=many"]):
+    for wrong in (["by=color"], ["sort=size"], ["top=-1"], ["peak_tflops=0"], ["model=many"]):
         assert cli.main(["profile", str(cpu_folder), *wrong]) == 2
     assert cli.main(["profile", str(cpu_folder / "nothing")]) == 2
 

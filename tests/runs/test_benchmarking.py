@@ -100,7 +100,7 @@ def test_weights_are_float32_where_the_state_fits(
 
 @pytest.mark.parametrize("name", benchmarking.BENCHMARKS)
 def test_the_trainer_knows_every_setting(name: str):
-    settings = benchmarking.plan(name, H100, steps=5)[0]
+    settings = benchmarking.plan(name, dataclasses.replace(H100, count=8), steps=5)[0]
     config = pyconfig.load(["configs/base.yml", *(f"{k}={v}" for k, v in settings.items())])
     assert config.dataset_type == "synthetic"
     assert config.dtype == "bfloat16"

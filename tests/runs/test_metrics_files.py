@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mfu_jax.runs import metrics_files, metrics_lines
-from mfu_jax.runs.metrics_files import read_metrics
+from mfu_jax.runs import metrics_lines, metrics_pieces, metrics_reader
+from mfu_jax.runs.metrics_files import MetricsRun, read_metrics
 from mfu_jax.runs.metrics_lines import read_line
 from mfu_jax.runs.record_templates import Templates
 from mfu_jax.runs.step_table import LoggedStep, StepTable
@@ -104,14 +105,60 @@ def test_records_read_together_are_those_that_json_reads(
     together = read_metrics(path)
     monkeypatch.setattr(Templates, "_MOST_LEARNED", 0)
     alone = read_metrics(path)
-    assert repr(list(together.steps)) == repr(list(alone.steps))  # NaN is not NaN
+    assert together.restarts > 0
+    assert_same(together, alone)
+
+
+def assert_same(one: MetricsRun, other: MetricsRun) -> None:
+    assert repr(list(one.steps)) == repr(list(other.steps))  # NaN is not NaN
     counts = ("form", "repeated", "unreadable", "other_records", "notes", "last_record", "profile")
     for name in counts:
-        assert getattr(together, name) == getattr(alone, name), name
-    assert together.restarts == alone.restarts > 0
+        assert getattr(one, name) == getattr(other, name), name
+    assert one.restarts == other.restarts
     for steps in (0, 5):
-        found = [repr(run.summary(warmup_steps=steps)) for run in (together, alone)]
-        assert found[0] == found[1]
+        assert repr(one.summary(warmup_steps=steps)) == repr(other.summary(warmup_steps=steps))
+
+
+@pytest.mark.parametrize("python", [sys.executable, "/bin/false", ""])
+def test_a_large_file_is_read_in_pieces(
+    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By processes of their own; one that ends without an answer costs nothing but time."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(records(random.Random(7))))
+    whole = read_metrics(path)
+    monkeypatch.setattr(metrics_pieces, "_LEAST_BYTES", 100)
+    monkeypatch.setattr(metrics_pieces, "_cores", lambda: 3)
+    monkeypatch.setattr(sys, "executable", python)
+    with path.open("rb") as file:
+        pieces = metrics_pieces.pieces_of(file)
+    assert len(pieces) == 3
+    assert [piece.begin for piece in pieces[1:]] == [piece.end for piece in pieces[:-1]]
+    assert_same(read_metrics(path), whole)
+
+
+def test_a_step_repeated_where_two_pieces_meet_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(line(step=1, **AMOUNTS) + 3 * line(step=2, **AMOUNTS))
+    monkeypatch.setattr(metrics_pieces, "_LEAST_BYTES", 100)
+    monkeypatch.setattr(metrics_pieces, "_cores", lambda: 2)
+    run = read_metrics(path)
+    assert list(run.steps.numbers) == [1, 2]
+    assert run.repeated == 2
+
+
+def test_lines_that_belong_together_are_not_parted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_pieces, "_LEAST_BYTES", 10)
+    monkeypatch.setattr(metrics_pieces, "_cores", lambda: 2)
+    path = tmp_path / "log"
+    path.write_text('{"tracker": "json_logger", "event": "log", "step": 1, "metrics": {}}\n' * 100)
+    with path.open("rb") as file:
+        assert metrics_pieces.pieces_of(file) == []
+        assert file.tell() == 0
 
 
 def test_records_of_one_shape_are_parsed_as_json_once(
@@ -122,7 +169,7 @@ def test_records_of_one_shape_are_parsed_as_json_once(
     monkeypatch.setattr(
         metrics_lines, "read_line", lambda text: (parsed.append(text), read_line(text))[1]
     )
-    monkeypatch.setattr(metrics_files, "read_line", metrics_lines.read_line)
+    monkeypatch.setattr(metrics_reader, "read_line", metrics_lines.read_line)
     assert len(read_metrics(path).steps) == 1000
     assert len(parsed) == 1
 

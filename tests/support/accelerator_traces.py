@@ -89,20 +89,20 @@ def host() -> Plane:
     return plane
 
 
-def tpu(number: int = 0, *, late: int = 0) -> Plane:
-    """A device whose steps begin `late` µs later."""
+def tpu(number: int = 0, *, late: int = 0, ops: Sequence[tuple[str, int, int]] = OPS) -> Plane:
+    """A device whose steps begin `late` µs later, and run these ops."""
     plane = Plane(f"/device:TPU:{number}", device_type_string="TPU v5 lite")
     starts = [(late + 100 * step) * US for step in range(STEPS)]
     plane.line("Steps", [(str(i), start, 78 * US, {}) for i, start in enumerate(starts)])
     plane.line("XLA Modules", [("jit_step(77)", start, 78 * US, {}) for start in starts])
-    for op, *_ in OPS:
+    for op, *_ in ops:
         plane.event_id(f"%{op} = bf16[] {op.partition('.')[0]}(%p)")
     plane.line(
         "XLA Ops",
         [
             (f"%{op} = bf16[] {op.partition('.')[0]}(%p)", start + a * US, (b - a) * US, {})
             for start in starts
-            for op, a, b in OPS
+            for op, a, b in ops
         ],
     )
     gather = "%gather-start.1 = (bf16[]) all-gather-start(%s)"

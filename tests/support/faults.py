@@ -77,20 +77,28 @@ class Injector:
     def __init__(self) -> None:
         self._holders: dict[types.CodeType, list[types.FunctionType]] = {}
         self._caches: list[Any] = []
+        self._tables: list[Any] = []
         for thing in gc.get_objects():
             if isinstance(thing, types.FunctionType):
                 if thing.__code__.co_filename.startswith(_ROOT):
                     for code in _inside(thing.__code__):
                         self._holders.setdefault(code, []).append(thing)
-            elif isinstance(thing, functools._lru_cache_wrapper):
-                self._caches.append(thing)
+            elif isinstance(thing, functools._lru_cache_wrapper) and _is_ours(thing):
+                is_table = not inspect.signature(thing.__wrapped__).parameters
+                (self._tables if is_table else self._caches).append(thing)
+
+    def forget(self, *, tables: bool) -> None:
+        """Clears the package's caches.
+
+        Args:
+            tables: also those of functions without parameters, which read our own files: slowly.
+        """
+        for cache in [*self._caches, *(self._tables if tables else ())]:
+            cache.cache_clear()
 
     @contextlib.contextmanager
     def failing(self, code: types.CodeType) -> Iterator[None]:
         """Every call of `code` raises `InjectedError`; also where its function is made later."""
-        for cache in self._caches:
-            if str(cache.__module__).startswith("mfu_jax."):
-                cache.cache_clear()
         before = [(function, function.__code__) for function in self._holders[code]]
         InjectedError.times = 0
         for function, whole in before:
@@ -100,6 +108,10 @@ class Injector:
         finally:
             for function, whole in before:
                 function.__code__ = whole
+
+
+def _is_ours(function: Any) -> bool:
+    return str(function.__module__).startswith("mfu_jax.")
 
 
 def _inside(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from tests.support.hugging_face_vision import is_of_tower, load_of_tower
+
 Weights = Mapping[str, np.ndarray]
 
 # What stands after a layer's name → the module of ours.
@@ -85,7 +87,7 @@ def load_weights(model: Any, family: str, weights: Weights) -> None:
         KeyError: there is no place for one.
         AssertionError: a size differs, or a weight of ours gets no value.
     """
-    filled = 0
+    family, filled = family.removesuffix("_images"), 0
     for name, value in weights.items():
         filled += _load(model, family, name, value)
     assert filled == sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
@@ -93,6 +95,9 @@ def load_weights(model: Any, family: str, weights: Weights) -> None:
 
 def _load(model: Any, family: str, name: str, value: np.ndarray) -> int:
     """How many values of ours a weight of theirs has filled."""
+    name = name.replace("model.language_model.", "model.").replace("language_model.", "")
+    if is_of_tower(of_tower := name.removeprefix("model.")):
+        return load_of_tower(model, of_tower, value)
     stem, _, kind = name.rpartition(".")
     if name.endswith((".weight", ".bias")) and stem in _TOP:
         return _put(model, _TOP[stem], kind, value)

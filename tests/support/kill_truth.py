@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +52,33 @@ class Seen:
         killed: when it got SIGKILL; None: it ended by itself.
         end: when it was gone.
         marks: time, event, number.
+        told: the name of the signal that it was sent while it lived; empty: none.
     """
 
     start: float
     killed: float | None = None
     end: float = 0.0
     marks: list[tuple[float, str, int]] = field(default_factory=list)
+    told: str = ""
 
     @property
-    def steps(self) -> list[tuple[int, float]]:
-        """Number and seconds of every completed step."""
-        begins = {number: at for at, event, number in self.marks if event == "+step"}
-        return [(n, at - begins[n]) for at, event, n in self.marks if event == "-step"]
+    def steps(self) -> list[int]:
+        """Number of every completed step."""
+        return [number for _, event, number in self.marks if event == "-step"]
+
+
+def write_log(path: Path, seen: list[list[Seen]]) -> None:
+    """Keeps what the killer saw, so that a campaign can go on."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps([[asdict(one) for one in attempts] for attempts in seen]))
+    new.replace(path)
+
+
+def read_log(path: Path) -> list[list[Seen]]:
+    """The same of each process; empty if there is no such file."""
+    if not path.exists():
+        return []
+    return [[Seen(**one) for one in attempts] for attempts in json.loads(path.read_text())]
 
 
 def truth_of(attempts: list[Seen]) -> dict[str, float]:
@@ -73,51 +89,55 @@ def truth_of(attempts: list[Seen]) -> dict[str, float]:
     for index in range(len(attempts) - 1, -1, -1):
         first_of_next[index] = redone
         if attempts[index].steps:
-            redone = min(redone, attempts[index].steps[0][0])
+            redone = min(redone, attempts[index].steps[0])
+    divided = [_divide(seen, spent) for seen in attempts]
     kept = [
         seconds
-        for index, seen in enumerate(attempts)
-        for number, seconds in seen.steps[1:]
+        for index, steps in enumerate(divided)
+        for number, seconds in steps[1:]
         if number < first_of_next[index]
     ]
-    median = sorted(kept)[len(kept) // 2] if kept else 0.0
-    for index, seen in enumerate(attempts):
+    median = sorted(kept)[(len(kept) - 1) // 2] if kept else 0.0
+    for index, steps in enumerate(divided):
         if index:
-            spent["down"] += seen.start - attempts[index - 1].end
-        _divide(seen, first_of_next[index], median, spent)
+            spent["down"] += attempts[index].start - attempts[index - 1].end
+        for place, (number, seconds) in enumerate(steps):
+            if number >= first_of_next[index]:
+                spent["lost_steps"] += seconds
+            else:
+                spent["train"] += min(seconds, median)
+                spent["slow_steps" if place else "startup"] += max(0.0, seconds - median)
     return spent
 
 
-def _divide(seen: Seen, redone: float, median: float, spent: dict[str, float]) -> None:
-    """Adds one process. What its loop does between two marks is a part of its steps."""
-    now, inside, steps, is_step_lost = seen.start, "", 0, False
+def _divide(seen: Seen, spent: dict[str, float]) -> list[tuple[int, float]]:
+    """Adds what is no step of one process; returns the number and the seconds of each step.
+
+    A step lasts from the mark that ends the one before it, without the waits and pauses within.
+    """
+    steps: list[tuple[int, float]] = []
+    now, inside, of_step = seen.start, "", 0.0
     compiled = _union([(at - us / 1e6, at) for at, event, us in seen.marks if event == "compiled"])
-    marks = [mark for mark in seen.marks if mark[1] not in ("compiled", "exit")]
-    last = max((at for at, event, _ in marks if event == "-step"), default=seen.end)
-    for at, event, number in [*marks, (seen.end, "end", -1)]:
+    for at, event, number in [*seen.marks, (seen.end, "end", -1)]:
+        if event in ("compiled", "exit"):
+            continue
         begin, now = now, at
-        seconds = at - begin
-        if inside in ("", "step"):
+        if inside not in ("", "step"):
+            spent[inside] += at - begin
+        else:
             over = sum(max(0.0, min(at, b) - max(begin, a)) for a, b in compiled)
             spent["compile"] += over
-            seconds -= over
-        if (event == "end" and inside in ("", "step")) or (inside == "" and begin >= last):
-            done = "idle" if seen.killed is None else "lost_steps"
-            spent[done if steps else "startup"] += seconds
-        elif inside == "":
-            gap = "lost_steps" if is_step_lost else "train"
-            spent[gap if steps else "startup"] += seconds
-        elif inside != "step":
-            spent[inside] += seconds
-        elif is_step_lost:
-            spent["lost_steps"] += seconds
-        else:
-            spent["train"] += min(seconds, median)
-            spent["slow_steps" if steps else "startup"] += max(0.0, seconds - median)
-        if event == "+step":
-            is_step_lost = number >= redone
-        steps += event == "-step"
+            of_step += at - begin - over
+        if event == "-step":
+            steps.append((number, of_step))
+            of_step = 0.0
+        elif event == "+step" and not steps:
+            spent["startup"] += of_step
+            of_step = 0.0
         inside = event[1:] if event[0] == "+" else ""
+    rest = "idle" if seen.killed is None else "lost_steps"
+    spent[rest if steps else "startup"] += of_step
+    return steps
 
 
 def _union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -1,9 +1,11 @@
 """The step over eight virtual devices against the step of one: every axis alone, and combinations.
 
-    python -m tests.support.mesh_campaign [REGEX]
+    python -m tests.support.mesh_campaign [--topology=v5e:2x4] [REGEX]
 
 trains dense layers and experts ten steps on each mesh, and prints the largest difference of a
 loss, what the eight devices execute beyond the one, and the ledger's residual. CI runs `SAMPLE`.
+With `--topology` (which needs libtpu), larger layers are compiled for eight TPUs instead, and the
+lines of their ledgers printed.
 """
 
 from __future__ import annotations
@@ -14,18 +16,21 @@ if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
+import argparse
+import dataclasses
 import functools
 import re
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from mfu_jax.instrumentation.counts import StepFlops
+from mfu_jax.flops.lengths import Lengths
+from mfu_jax.instrumentation.counts import StepFlops, count_program
+from mfu_jax.planning.absent_devices import absent_devices
 from mfu_jax.trainer import mesh, pyconfig, state, step
-from mfu_jax.trainer.run_logger import count_step
+from mfu_jax.trainer.run_logger import count_step, model_of
 
 ROWS, LENGTH, LAYERS, STEPS = 16, 32, 4, 10
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 64, 4, 2, 16, 64
@@ -67,6 +72,18 @@ MESHES: dict[str, dict[str, Any]] = {
     "data-fsdp-expert": {"data": 2, "fsdp": 2, "expert": 2},
     "pipeline-context-expert": {**_PIPELINE, "context_parallelism": 2, "expert": 2},
 }
+# Of attention kernels and grouped matmuls: whole tiles.
+_ON_TPUS = {
+    "emb_dim": 1024,
+    "mlp_dim": 1024,
+    "moe_mlp_dim": 1024,
+    "num_query_heads": 8,
+    "num_kv_heads": 8,
+    "head_dim": 128,
+    "max_target_length": 1024,
+    "attention": "auto",
+    "dtype": "bfloat16",
+}
 SAMPLE = (("experts", "pipeline-context-expert"),)
 # Compiles in half the time.
 _FAST = {"xla_backend_optimization_level": 0}
@@ -78,7 +95,7 @@ def fits(kind: str, axes: str) -> bool:
 
 
 def config(**keys: object) -> pyconfig.Config:
-    """A run of these sizes."""
+    """A run of these sizes, unless `keys` say others."""
     return pyconfig.from_mapping({}, overrides={**SIZES, **keys})
 
 
@@ -122,9 +139,8 @@ def extra(kind: str, axes: str) -> dict[str, int]:
     Training is three products of 2 · rows · contracted · columns for each matmul.
     """
     keys = MESHES[axes]
-    stages, tensor = keys.get("pipeline", 1), keys.get("tensor", 1)
+    stages = keys.get("pipeline", 1)
     model = keys.get("num_pipeline_microbatches", 1) * LAYERS // stages  # turns without a bubble
-    turns = model + stages - 1
     projections = 2 * TOKENS * WIDTH * HEAD_DIM * 2 * (HEADS + KV_HEADS)
     attention = 2 * 2 * TOKENS * LENGTH * HEADS * HEAD_DIM
     passed = EXPERTS if kind == "experts" else 1  # CPUs compute all experts for every row
@@ -133,19 +149,54 @@ def extra(kind: str, axes: str) -> dict[str, int]:
     router = 2 * TOKENS * WIDTH * EXPERTS if kind == "experts" else 0
     layers = 3 * LAYERS * (projections + attention + feed_forward + router)
     bubble = layers * (stages - 1) // model
-    # A router is not split over `tensor`: all devices along it compute the same.
-    repeated = 3 * LAYERS * router * (tensor - 1) * turns // model
     # The ring's gradient computes the scores of every part again.
     again = LAYERS * attention // 2 if axes == "ring" else 0
-    return {"pipeline bubble": bubble, "repeated": repeated, "rematerialised": again}
+    return {"pipeline bubble": bubble, "rematerialised": again}
 
 
-def main(pattern: str) -> None:
+def on_tpus(kind: str, axes: str, devices: list[Any]) -> StepFlops:
+    """The counts of a step compiled for eight TPUs, experts chosen equally often."""
+    keys = {**KINDS[kind], **_ON_TPUS, **MESHES[axes]}
+    c = mesh.with_mesh_sizes(config(per_device_batch_size=ROWS / len(devices), **keys), devices)
+    grid = mesh.make_mesh(c, devices)
+    c = state.resolve_attention(c, grid)
+    compiled = step.lower_train_step(c, grid, state.abstract_state(c, grid)).compile()
+    model, lengths = model_of(c), Lengths.of((), ())
+    if kind == "experts":
+        shape = dict(grid.shape)
+        alike = shape["tensor"] * shape["pipeline"]  # devices that have the same rows
+        at_once = c.num_pipeline_microbatches if shape["pipeline"] > 1 else 1
+        rows = ROWS * c.max_target_length * PER_TOKEN * alike // len(devices) // at_once
+        local = EXPERTS // shape["expert"]
+        lengths = Lengths.of([rows * shape["expert"] // EXPERTS] * local, ())
+        named = {k: n for k, n in model.overheads.items() if "other devices" not in k}
+        model = dataclasses.replace(model, overheads=named)
+    return count_program(compiled, model, lengths=lengths)
+
+
+def main() -> None:
     """Runs all cases whose name matches."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--topology", default="")
+    parser.add_argument("pattern", nargs="?", default="")
+    arguments = parser.parse_args()
+    devices: list[Any] = []
+    if arguments.topology:
+        request = {"platform": "tpu", "topology": arguments.topology, "slices": 1}
+        devices = absent_devices(request)
     for kind in KINDS:
         for axes in MESHES:
-            if fits(kind, axes) and re.search(pattern, f"{kind} {axes}"):
-                _show(kind, axes)
+            if fits(kind, axes) and re.search(arguments.pattern, f"{kind} {axes}"):
+                if devices:
+                    _show_lines(kind, axes, devices)
+                else:
+                    _show(kind, axes)
+
+
+def _show_lines(kind: str, axes: str, devices: list[Any]) -> None:
+    ledger = on_tpus(kind, axes, devices).ledger
+    lines = ", ".join(f"{line.label} {line.flops:,}" for line in ledger.lines if line.flops)
+    print(f"{kind:8} {axes:24} {lines}, residual {ledger.residual:,}; {ledger.notes}", flush=True)
 
 
 def _show(kind: str, axes: str) -> None:
@@ -162,4 +213,4 @@ def _show(kind: str, axes: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "")
+    main()

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 SIZE = 128
 M, N, K = 256, 384, 512  # of the matmul on tensor cores
 GROUPS, ROWS, WIDTH, HIDDEN, TILE = 4, 512, 128, 256, 128  # of megablox
+TAIL_IN, TAIL_OUT, TAIL_TILE = 384, 640, 256  # of XLA's grouped matmul
 BATCH, LENGTH, HEADS, HEAD_DIM = 2, 256, 2, 64  # of attention on tensor cores
 FP8_SHAPE = (2, 256, 4, 128)
 TOKAMAX_SHAPE = (2, 512, 4, 128)
@@ -94,6 +95,14 @@ def megablox(x: jax.Array, w: jax.Array, group_sizes: jax.Array) -> Any:
     return jax.value_and_grad(loss, (0, 1))(x, w)
 
 
+def ragged_in_tiles(x: jax.Array, w: jax.Array, group_sizes: jax.Array) -> jax.Array:
+    """XLA's grouped matmul, in tiles that neither `TAIL_IN` nor `TAIL_OUT` is a multiple of."""
+    from jax.experimental.xla_metadata import set_xla_metadata
+
+    with set_xla_metadata(ragged_dot_tiling=f"{TILE},{TAIL_TILE},{TAIL_TILE}"):
+        return jax.lax.ragged_dot(x, w, group_sizes)
+
+
 def paged(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array, pages: jax.Array) -> Any:
     """A decoding step of paged attention, over pages of 16 keys, four at a time."""
     from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
@@ -160,6 +169,10 @@ KERNELS: dict[str, dict[str, Kernel]] = {
         "megablox": (
             megablox,
             (_of(ROWS, WIDTH), _of(GROUPS, WIDTH, HIDDEN), _of(GROUPS, dtype=jnp.int32)),
+        ),
+        "ragged_tail": (
+            ragged_in_tiles,
+            (_of(ROWS, TAIL_IN), _of(GROUPS, TAIL_IN, TAIL_OUT), _of(GROUPS, dtype=jnp.int32)),
         ),
     },
     "tpu7x": {"misnamed": (misnamed, (_of(SIZE, SIZE),) * 2)},

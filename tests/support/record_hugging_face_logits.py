@@ -3,7 +3,8 @@
     python -m tests.support.record_hugging_face_logits      # wants torch and transformers, no JAX
 
 Writes ``tests/data/hugging_face_logits.npz``: for each family the names and shapes of its weights,
-tokens, and logits in float32. Weights are those of `named_weight`.
+tokens, logits in float32, and of models that see images (bytes) and their tokens' places. Weights
+are those of `named_weight`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -116,6 +118,85 @@ FAMILIES = {
 }
 
 
+# How positions are stretched → the rotary parameters of a Llama of one layer, and its longest
+# sequence; those of the test have 24 tokens.
+FACTORS = {"short_factor": [1.0, 1.1, 1.3, 2.0], "long_factor": [1.0, 1.5, 4.0, 9.0]}
+STRETCHED: dict[str, tuple[dict[str, Any], int]] = {
+    "yarn": ({"factor": 4.0, "original_max_position_embeddings": 16}, 64),
+    "dynamic": ({"factor": 2.0}, 16),
+    "longrope_long": ({**FACTORS, "factor": 4.0, "original_max_position_embeddings": 16}, 64),
+    "longrope_short": ({**FACTORS, "factor": 4.0, "original_max_position_embeddings": 32}, 128),
+}
+for _name, (_parameters, _longest) in STRETCHED.items():
+    _rope = {"rope_type": _name.partition("_")[0], "rope_theta": 10000.0, **_parameters}
+    _settings = {"num_hidden_layers": 1, "max_position_embeddings": _longest}
+    FAMILIES[_name] = ("Llama", _settings | {"rope_parameters": _rope})
+
+# Stands in the text for a token of an image.
+IMAGE = 63
+TOWER = {"patch_size": 4, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+# family of models that see → (class of transformers, the tower's config, the config beside both)
+SEEING = {
+    "gemma3": (
+        "Gemma3",
+        {"image_size": 32, "intermediate_size": 48},
+        {"mm_tokens_per_image": 4, "tie_word_embeddings": True},
+    ),
+    "llama4": (
+        "Llama4",
+        {"image_size": 16, "intermediate_size": 128, "pixel_shuffle_ratio": 0.5}
+        | {"projector_input_dim": 40, "projector_output_dim": 40, "vision_output_dim": 40},
+        {},
+    ),
+}
+# Two images of four tokens.
+PLACES = (0, *range(1, 5), 0, *range(5, 9), *(0,) * 14)
+
+
+def with_images(family: str) -> dict[str, Any]:
+    """Shapes of the weights, tokens, logits, pixels [1, 2, side, side, 3] and places [1, 24]."""
+    import torch
+    import transformers
+
+    name, tower, own = SEEING[family]
+    implementations = ("attn_implementation", "experts_implementation")
+    text = {k: v for k, v in {**COMMON, **FAMILIES[family][1]}.items() if k not in implementations}
+    config = getattr(transformers, f"{name}Config")(
+        text_config=text,
+        vision_config=TOWER | tower,
+        image_token_index=IMAGE,
+        **own,
+        **dict.fromkeys(implementations, "eager"),
+    )
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    rng = np.random.default_rng(0)
+    places = np.array([PLACES], np.int32)
+    tokens = np.where(places, IMAGE, rng.integers(1, 60, places.shape))
+    pixels = rng.integers(0, 256, (1, 2, tower["image_size"], tower["image_size"], 3), np.uint8)
+    shapes = {}
+    with torch.no_grad():
+        for key, tensor in model.state_dict().items():
+            if "vision_tower.head" in key or (key == "lm_head.weight" and family == "gemma3"):
+                continue
+            shapes[key] = tuple(tensor.shape)
+            tensor.copy_(torch.from_numpy(named_weight(key, shapes[key])))
+        values = torch.from_numpy(pixels[0]).permute(0, 3, 1, 2).float() * (2 / 255) - 1
+        kinds = {"token_type_ids": torch.from_numpy((places > 0).astype(np.int64))}
+        logits = model(
+            torch.from_numpy(tokens),
+            pixel_values=values,
+            attention_mask=torch.ones(tokens.shape, dtype=torch.int64),
+            **(kinds if family == "gemma3" else {}),
+        ).logits.numpy()
+    return {
+        "shapes": np.array(json.dumps(shapes)),
+        "tokens": tokens.astype(np.int32),
+        "logits": logits.astype(np.float32),
+        "pixels": pixels,
+        "places": places,
+    }
+
+
 def logits_of(family: str) -> tuple[dict[str, tuple[int, ...]], np.ndarray, np.ndarray]:
     """Shapes of the weights, tokens [1, 24] and logits [1, 24, 64]."""
     import torch
@@ -149,6 +230,10 @@ def main() -> None:
         arrays[f"{family}/tokens"] = tokens.astype(np.int32)
         arrays[f"{family}/logits"] = logits.astype(np.float32)
         print(family, float(np.abs(logits).max()))
+    for family in SEEING:
+        found = with_images(family)
+        arrays |= {f"{family}_images/{key}": value for key, value in found.items()}
+        print(family, "with images", float(np.abs(found["logits"]).max()))
     arrays["transformers"] = np.array(importlib.metadata.version("transformers"))
     np.savez_compressed(OUT, **arrays)
 

@@ -1,6 +1,8 @@
 """Four real processes over loopback, one of them slow in a known way: is it named, and why?
 
-    python -m tests.support.straggler_campaign --runs=100
+    python -m tests.support.straggler_campaign                # 100 plants, 100 healthy runs:
+                                                             # some 20 minutes on two quiet cores
+    python -m tests.support.straggler_campaign --keep=FILE    # the same; again: it goes on
 
 Every run is an episode of a job: a fresh `MetricLogger` over steps with gloo collectives, with a
 delay planted in one process, or in none. The parent draws the plants; process 0 prints what the
@@ -23,7 +25,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 PROCESSES = 4
@@ -58,10 +61,12 @@ class Episode(NamedTuple):
         return self.found == wanted
 
 
-def draw(runs: int, seed: int) -> list[tuple[str, int]]:
-    """Plants: each kind equally often, then as many healthy runs as one kind has."""
+def draw(runs: int, seed: int, healthy: int = 0) -> list[tuple[str, int]]:
+    """Plants of each kind equally often, with healthy runs among them."""
     chooser = random.Random(seed)
-    kinds = [(*KINDS, "none")[i % (len(KINDS) + 1)] for i in range(runs)]
+    kinds = [KINDS[i % len(KINDS)] for i in range(runs)] + ["none"] * healthy
+    if healthy:
+        chooser.shuffle(kinds)
     return [(kind, chooser.randrange(PROCESSES)) for kind in kinds]
 
 
@@ -97,20 +102,19 @@ def _watch(
     workers: list[subprocess.Popen[str]], plants: list[tuple[str, int]]
 ) -> Iterator[Episode]:
     """Follows process 0; plants from outside what a process cannot do to itself."""
-    plant: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-    assert workers[0].stdout is not None
-    for line in workers[0].stdout:
-        word, _, rest = line.partition(" ")
-        if word == "begin":
-            kind, victim = plants[int(rest)]
-            plant = {"inside": _stops, "busy": _busy}.get(kind, contextlib.nullcontext)(
-                *([workers[victim].pid] if kind in ("inside", "busy") else [])
-            )
-            plant.__enter__()
-        elif word == "end":
-            plant.__exit__(None, None, None)
-            number, found = json.loads(rest)
-            yield Episode(*plants[number], tuple((p, c) for p, c in found))
+    with contextlib.ExitStack() as plant:
+        assert workers[0].stdout is not None
+        for line in workers[0].stdout:
+            word, _, rest = line.partition(" ")
+            if word == "begin":
+                kind, victim = plants[int(rest)]
+                if kind in ("inside", "busy"):
+                    from_outside = _stops if kind == "inside" else _busy
+                    plant.enter_context(from_outside(workers[victim].pid))
+            elif word == "end":
+                plant.close()
+                number, found = json.loads(rest)
+                yield Episode(*plants[number], tuple((p, c) for p, c in found))
 
 
 @contextlib.contextmanager
@@ -261,30 +265,63 @@ def process_is_first() -> bool:
     return jax.process_index() == 0
 
 
+def table(episodes: Iterable[Episode]) -> str:
+    """How many runs of each kind were right, and how many named somebody who was healthy."""
+    right, total, innocent = Counter[str](), Counter[str](), Counter[str]()
+    for episode in episodes:
+        total[episode.kind] += 1
+        right[episode.kind] += episode.is_right
+        victim = None if episode.kind == "none" else episode.victim
+        innocent[episode.kind] += any(process != victim for process, _ in episode.found)
+    planted = [kind for kind in total if kind != "none"]
+    lines = [f"{'delay':<12}{'runs':>6}{'right':>7}{'others named':>14}"]
+    lines += [f"{k:<12}{total[k]:>6}{right[k]:>7}{innocent[k]:>14}" for k in sorted(total)]
+    runs, found = sum(total[k] for k in planted), sum(right[k] for k in planted)
+    if runs:
+        lines.append(f"right process and cause: {found} of {runs}, {found / runs:.1%}")
+    if healthy := total["none"]:
+        false = healthy - right["none"]
+        lines.append(f"false alarms: {false} of {healthy} healthy runs, {false / healthy:.1%}")
+    return "\n".join(lines)
+
+
+def _kept(path: Path | None) -> list[Episode]:
+    """The episodes that an earlier call wrote."""
+    if path is None or not path.exists():
+        return []
+    rows = map(json.loads, path.read_text().splitlines())
+    return [Episode(kind, victim, tuple((p, c) for p, c in found)) for kind, victim, found in rows]
+
+
 def main() -> int:
     """Runs the campaign, or one worker of it."""
     if sys.argv[1:2] == ["--worker"]:
         work(int(sys.argv[2]), int(sys.argv[3]), [tuple(p) for p in json.loads(sys.argv[4])])
         return 0
     parser = argparse.ArgumentParser()
-    parser.add_argument("--runs", type=int, default=28)
+    parser.add_argument("--runs", type=int, default=100, help="with a delay")
+    parser.add_argument("--healthy", type=int, default=100, help="without")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kind", default="")
+    parser.add_argument("--kind", default="", help="of all delays")
+    parser.add_argument(
+        "--keep", type=Path, help="a line of JSON for each run; runs in it are kept"
+    )
     options = parser.parse_args()
-    plants = draw(options.runs, options.seed)
+    plants = draw(options.runs, options.seed, options.healthy)
     if options.kind:
-        plants = [(options.kind, victim) for _, victim in plants]
-    right, total = Counter[str](), Counter[str]()
-    for episode in run_job(plants):
-        total[episode.kind] += 1
-        right[episode.kind] += episode.is_right
+        plants = [(options.kind if kind != "none" else kind, victim) for kind, victim in plants]
+    episodes = _kept(options.keep)
+    for episode in run_job(plants[len(episodes) :]):
+        episodes.append(episode)
+        if options.keep:
+            with options.keep.open("a") as file:
+                file.write(json.dumps(episode) + "\n")
         mark = "" if episode.is_right else "  WRONG"
         print(
             f"{episode.kind} in process {episode.victim}: {list(episode.found)}{mark}", flush=True
         )
-    for kind, count in total.items():
-        print(f"{kind}: {right[kind]} of {count}")
-    return 0
+    print(table(episodes))
+    return 0 if len(episodes) == len(plants) else 1
 
 
 if __name__ == "__main__":

@@ -7,17 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from mfu_jax.flops.analytic.inputs import as_model_config
 from mfu_jax.flops.analytic.totals import model_flops_per_device
 from mfu_jax.trainer import losses, pyconfig, state
-from mfu_jax.trainer.data import BATCH_KEYS
+from mfu_jax.trainer.data import row_shapes
 from mfu_jax.trainer.pyconfig import Config
+from mfu_jax.trainer.trainable import trained_and_frozen
 from mfu_jax.yaml_files import model_names
 
 ROWS, LENGTH = 2, 128
+_TRAINED_TOWER = {"images_per_sequence": 1, "freeze_vision_encoder_params": False}
 # Decoder block → a pattern of layers once, which compiles faster than twice.
 _ONE_PERIOD: dict[str, dict[str, Any]] = {
     "deepseek": {"num_decoder_layers": 2},
@@ -28,10 +29,10 @@ _ONE_PERIOD: dict[str, dict[str, Any]] = {
     },
     "envy": {"num_decoder_layers": 2},
     "gemma2": {"num_decoder_layers": 1},
-    "gemma3": {"num_decoder_layers": 6},
+    "gemma3": {"num_decoder_layers": 6, **_TRAINED_TOWER},
     "gemma4": {"num_decoder_layers": 6},
     "gpt_oss": {"num_decoder_layers": 2},
-    "llama4": {"num_decoder_layers": 4},
+    "llama4": {"num_decoder_layers": 4, **_TRAINED_TOWER},
     "olmo3": {"num_decoder_layers": 4},
     "qwen3_next": {"num_decoder_layers": 4},
     "qwen3_5": {"num_decoder_layers": 4},
@@ -69,6 +70,8 @@ def one_period(name: str, **changes: Any) -> Config:
         keys["engram_layers"] = [1]
     if tiny.decoder_block == "deepseek" and tiny.q_lora_rank:
         keys["q_lora_rank"] = 32
+    if tiny.decoder_block == "deepseek" and tiny.use_indexer:
+        keys |= {"indexer_loss_scaling_factor": 0.5, "indexer_sparse_training": True}
     return sized(name, override_model_config=True, **{**keys, **changes})
 
 
@@ -85,11 +88,17 @@ def one_for_each(scale: str, *keys: str) -> list[str]:
 def gradient(config: Config) -> tuple[Callable[..., Any], tuple[Any, losses.Batch]]:
     """The loss with its gradient as a function, and the shapes of its arguments."""
     graph, params = nnx.split(nnx.eval_shape(lambda: state.make_model(config, 0)))
-    batch = dict.fromkeys(BATCH_KEYS, jax.ShapeDtypeStruct((ROWS, LENGTH), jnp.int32))
+    rows = int(config.per_device_batch_size) * (1 + config.use_dpo)
+    batch = {
+        key: jax.ShapeDtypeStruct((rows, *row.shape), row.dtype)
+        for key, row in row_shapes(config).items()
+    }
 
     def step(params: Any, batch: losses.Batch) -> Any:
         differentiate = jax.value_and_grad(losses.objective, has_aux=True)
-        return differentiate(params, nnx.State({}), None, graph, batch, config)
+        trained, frozen = trained_and_frozen(config, params)
+        reference = params if config.use_dpo else ()
+        return differentiate(trained, frozen, reference, graph, batch, config)
 
     return step, (params, batch)
 
@@ -108,7 +117,7 @@ def inverses(config: Config) -> int:
     For each chunk of C tokens and head: one solve with C right-hand sides (C³), and for its
     gradient another (C³) and a product of two matrices (2·C³).
     """
-    chunks = ROWS * LENGTH // config.gdn_chunk_size
+    chunks = int(config.per_device_batch_size) * config.max_target_length // config.gdn_chunk_size
     heads = _delta_layers(config) * config.gdn_num_value_heads
     return 4 * heads * chunks * config.gdn_chunk_size**3
 

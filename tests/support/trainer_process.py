@@ -14,8 +14,7 @@ from typing import Any
 from tests.support.paths import ROOT
 from tests.support.work import HANG_SECONDS
 
-TINY = [
-    "configs/base.yml",
+SIZES = (
     "num_decoder_layers=1",
     "emb_dim=32",
     "mlp_dim=64",
@@ -25,8 +24,8 @@ TINY = [
     "max_target_length=32",
     "per_device_batch_size=4",
     "peak_tflops_per_device=5",
-    "tensorboard_dir=",
-]
+)
+TINY = ["configs/base.yml", *SIZES, "tensorboard_dir="]
 
 
 def one_device() -> dict[str, str]:

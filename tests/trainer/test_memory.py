@@ -20,7 +20,9 @@ def device(limit: int | None) -> Any:
     return types.SimpleNamespace(platform="gpu", memory_stats=lambda: statistics)
 
 
-@pytest.mark.parametrize("options", [[], ["weight_dtype=bfloat16"], ["logits_via_embedding=false"]])
+@pytest.mark.parametrize(
+    "options", [["mu_dtype=bfloat16"], ["weight_dtype=bfloat16"], ["logits_via_embedding=false"]]
+)
 def test_state_and_gradients_take_the_bytes_of_their_arrays(options: list[str]) -> None:
     config = load([*SIZES, *options])
     state = abstract_state(config, make_mesh(config, jax.devices()[:1]))
@@ -37,6 +39,8 @@ def test_gradients_that_need_not_all_exist_at_once_are_left_out() -> None:
     with_norm = state_bytes_per_device(load(SIZES))
     without = state_bytes_per_device(load([*SIZES, "gradient_clipping_threshold=0"]))
     assert without * 4 == with_norm * 3
+    narrow = state_bytes_per_device(load([*SIZES, "grad_dtype=bfloat16"]))
+    assert narrow * 8 == with_norm * 7
 
 
 def test_a_state_larger_than_the_device_is_refused_with_both_figures() -> None:

@@ -8,10 +8,8 @@ from mfu_jax.trainer import pyconfig
 from mfu_jax.trainer.overheads import known_overheads
 
 TOKENS, LENGTH, WIDTH, HIDDEN, LAYERS = 8 * 128, 128, 128, 352, 4  # of configs/base.yml
-ATTENTION = 3 * (
-    2 * TOKENS * WIDTH * 32 * (4 + 2 + 2 + 4)  # queries, keys, values, output
-    + 2 * 2 * TOKENS * LENGTH * 32 * 4  # scores and values
-)
+PROJECTIONS = 3 * 2 * TOKENS * WIDTH * 32 * (4 + 2 + 2 + 4)  # queries, keys, values, output
+PAIRS = 3 * 2 * 2 * TOKENS * LENGTH * 32 * 4  # scores and values
 MLP = 3 * 3 * 2 * TOKENS * WIDTH * HIDDEN
 ROUTER = 3 * 2 * TOKENS * WIDTH * 4
 EXPERTS = ["num_experts=4", "num_experts_per_tok=2", "moe_mlp_dim=352"]
@@ -26,14 +24,18 @@ NEIGHBOURS = "rows of other devices' experts"
         # Four microbatches, twice around two stages: one turn of nine is the bubble.
         (
             ["pipeline=2", "num_pipeline_microbatches=4"],
-            {"pipeline bubble": Fraction(LAYERS * (ATTENTION + MLP), 8)},
+            {
+                "pipeline bubble": Fraction(LAYERS * (PROJECTIONS + MLP), 8),
+                "pipeline bubble: attention": Fraction(LAYERS * PAIRS, 8),
+            },
         ),
         (["expert=4", *EXPERTS], {NEIGHBOURS: 3 * LAYERS * 2 * MLP}),
         (["expert=4", *EXPERTS, "capacity_factor=1"], {}),
         (
             ["expert=2", "pipeline=2", *EXPERTS],
             {
-                "pipeline bubble": Fraction(LAYERS * (ATTENTION + ROUTER + 2 * MLP), 4),
+                "pipeline bubble": Fraction(LAYERS * (PROJECTIONS + ROUTER + 2 * MLP), 4),
+                "pipeline bubble: attention": Fraction(LAYERS * PAIRS, 4),
                 NEIGHBOURS: Fraction(LAYERS * 2 * MLP * 5, 4),
             },
         ),

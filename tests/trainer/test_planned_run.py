@@ -94,6 +94,34 @@ def test_what_the_trainer_has_is_followed_and_the_rest_is_named(qwix):
     assert TrainerStep(read.target).invalid(keys) == ""
 
 
+@pytest.mark.parametrize(
+    ("sparse", "capacity", "slots", "lost"),
+    [
+        (True, 1.25, None, ()),  # MaxText's dropless experts have no slots
+        (False, 1.25, "1.25", ()),
+        (False, -1, "-1", ("not followed by the reference model: sparse_matmul=false",)),
+    ],
+)
+def test_experts_have_slots_where_maxtexts_have(sparse, capacity, slots, lost):
+    flags = {"sparse_matmul": sparse, "capacity_factor": capacity, "use_custom_sort_vjp": True}
+    run = {**RUN, "model_name": "mixtral-8x7b", "hardware": "v6e", "device_type": "v6e-8"}
+    keys, notes = reference_keys(read_run({**run, "other_flags": flags}))
+    assert keys.get("capacity_factor") == slots
+    assert notes[1:] == lost
+
+
+def test_whole_experts_are_followed_where_each_device_gets_as_many():
+    flags = {"fsdp_shard_on_exp": True, "mu_dtype": "bfloat16", "grad_dtype": "bfloat16"}
+    run = {**RUN, "model_name": "mixtral-8x7b", "hardware": "v6e", "other_flags": flags}
+    keys, notes = reference_keys(read_run({**run, "device_type": "v6e-8"}))  # eight experts
+    assert (keys["shard_exp_on_fsdp"], keys["mu_dtype"]) == ("true", "bfloat16")
+    assert keys["grad_dtype"] == "bfloat16"
+    assert notes[1:] == ()
+    keys, notes = reference_keys(read_run({**run, "device_type": "v6e-16"}))
+    assert "shard_exp_on_fsdp" not in keys
+    assert notes[1:] == ("not followed by the reference model: shard_exp_on_fsdp=true",)
+
+
 def test_without_qwix_quantisation_is_not_followed_and_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "qwix", None)
     keys, notes = reference_keys(

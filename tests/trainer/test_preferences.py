@@ -11,44 +11,30 @@ import numpy as np
 import pytest
 
 from mfu_jax.errors import UserError
+from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.instrumentation import counts
-from mfu_jax.trainer import mesh, pyconfig, state, step
+from mfu_jax.trainer import mesh, pyconfig, state
 from mfu_jax.trainer.data import make_iterator
 from mfu_jax.trainer.preferences import preference_loss, preference_pair
+from tests.support import tiny_models
 from tests.support.compilation import only_counted
+from tests.support.tiny_step import compiled_step, tiny_config
 
 B, S, V, D, F, L, N, h = 2, 16, 64, 32, 48, 2, 4, 8
 
 
 def config(**keys: Any) -> pyconfig.Config:
-    sizes = {
-        "num_decoder_layers": L,
-        "per_device_batch_size": B,
-        "max_target_length": S,
-        "vocab_size": V,
-        "emb_dim": D,
-        "mlp_dim": F,
-        "num_query_heads": N,
-        "num_kv_heads": N,
-        "head_dim": h,
-        "dataset_type": "synthetic",
-        "attention": "dot_product",
-        "warmup_steps_fraction": 0.0,
-        "use_dpo": True,
-    }
-    return pyconfig.from_mapping({}, overrides={**sizes, **keys})
-
-
-def compiled(c: pyconfig.Config) -> jax.stages.Compiled:
-    grid = mesh.make_mesh(c, jax.devices()[:1])
-    return step.compile_train_step(c, grid, state.abstract_state(c, grid))
+    sizes = {"layers": L, "batch": B, "length": S, "vocab": V, "width": D, "mlp": F, "heads": N}
+    return tiny_config(
+        **sizes, head_dim=h, **{"warmup_steps_fraction": 0.0, "use_dpo": True, **keys}
+    )
 
 
 @pytest.mark.parametrize("keys", [{}, {"gradient_accumulation_steps": 2}, {"lora_rank": 3}])
 def test_pairs_run_through_policy_and_reference(keys: dict[str, Any]) -> None:
     c = config(**keys)
     with only_counted():
-        program = compiled(c)
+        program = compiled_step(c)
     found = counts.count_program(program, counts.analytic_model(c, convention="dense"))
     assert found.executed.total == found.model.per_device
     assert found.ledger.residual == 0
@@ -56,16 +42,6 @@ def test_pairs_run_through_policy_and_reference(keys: dict[str, Any]) -> None:
         # 2 sequences a pair; forward and backward of the policy, forward of the reference
         layer = 2 * S * D * (4 * N * h + 3 * F) + 2 * (2 * N * S * S * h)
         assert found.executed.total == (3 + 1) * 2 * B * (L * layer + 2 * S * D * V)
-
-
-class Fixed:
-    """A model whose logits are given, [rows, sequence, vocabulary]."""
-
-    def __init__(self, logits: list[Any]) -> None:
-        self.logits = jnp.asarray(logits, jnp.float32)
-
-    def __call__(self, *_: jax.Array) -> jax.Array:
-        return self.logits
 
 
 def test_the_loss_is_equation_7() -> None:
@@ -79,7 +55,7 @@ def test_the_loss_is_equation_7() -> None:
         "targets_weight": jnp.ones((2, 1), jnp.int32),
     }
     c = config(dpo_beta=0.5, dpo_label_smoothing=0.25)
-    losses, shown = preference_loss(Fixed(policy), Fixed(even), batch, c)
+    losses, shown = preference_loss(jnp.asarray(policy), jnp.asarray(even), batch, c)
     margin = 0.5 * (math.log(0.75 / 0.5) - math.log(0.25 / 0.5))
     right, wrong = math.log(1 + math.exp(-margin)), math.log(1 + math.exp(margin))
     assert losses.tolist() == pytest.approx([0.75 * right + 0.25 * wrong])
@@ -100,7 +76,7 @@ def test_a_pair_shares_its_prompt_and_its_tokens() -> None:
 def test_the_policy_learns_what_is_chosen_and_the_reference_stays() -> None:
     c = config(dpo_beta=1.0, learning_rate=1e-2)
     grid = mesh.make_mesh(c, jax.devices()[:1])
-    run, now = compiled(c), state.create_state(c, grid)
+    run, now = compiled_step(c), state.create_state(c, grid)
     first = [np.asarray(leaf) for leaf in jax.tree.leaves(now.reference)]
     rows = mesh.rows_per_process(c, grid)
     assert rows == 2 * B
@@ -119,5 +95,16 @@ def test_the_policy_learns_what_is_chosen_and_the_reference_stays() -> None:
 
 
 def test_what_dpo_does_not_train_is_refused() -> None:
-    with pytest.raises(UserError, match="num_experts"):
-        config(num_experts=4, moe_mlp_dim=8, decoder_block="mixtral")
+    with pytest.raises(UserError, match="mtp_num_layers=1"):
+        config(mtp_num_layers=1)
+
+
+def test_experts_of_the_policy_have_their_loss_and_their_biases() -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_mlp_dim": 8, "vocab_size": 32}
+    c = config(decoder_block="mixtral", load_balance_loss_weight=0.5, **experts)
+    gradient, (params, batch) = tiny_models.gradient(c)
+    traced = count_model_flops(gradient, params, batch)
+    assert traced.total == tiny_models.analytic(c)
+    (_, parts), _ = jax.eval_shape(gradient, params, batch)
+    assert set(parts.further) == {"moe_lb_loss"}
+    assert set(parts.shown) == {"dpo_reward_margin", "dpo_reward_accuracy"}

@@ -53,7 +53,8 @@ def test_a_killed_process_ends_the_job_and_its_checkpoint_is_read_by_one_and_by_
     saved = tmp_path / "two" / "default"
     names = [folder.name for folder in (saved / "checkpoints").iterdir()]
     restored = max(int(name) for name in names if name.isdecimal())  # the kill may leave a part
-    assert restored in (4, 6, 8, 10)
+    # Saving runs beside the steps: of the last checkpoint before the kill only a part may be there.
+    assert restored in (2, 4, 6, 8, 10)
     for count in (1, 4):
         shutil.copytree(saved / "checkpoints", tmp_path / f"by_{count}/default/checkpoints")
     alone = ("steps=12", "num_kv_heads=2", "per_device_batch_size=4", "run_name=straight")

@@ -187,7 +187,7 @@ def test_every_bundled_model_is_one_that_the_trainer_builds(name: str) -> None:
 def test_of_a_model_that_sees_and_hears_the_text_part_is_trained() -> None:
     config = load("model_name=qwen3-omni-30b-a3b")
     assert (config.num_decoder_layers, config.num_experts) == (48, 128)
-    assert not hasattr(config, "hidden_size_for_vit")
+    assert config.hidden_size_for_vit == 0
 
 
 def test_tiny_divides_sizes_and_keeps_the_pattern() -> None:

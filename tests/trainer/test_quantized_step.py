@@ -13,9 +13,10 @@ from mfu_jax.flops.analytic.totals import model_flops_per_device
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.hardware.step_peaks import find_peaks
 from mfu_jax.instrumentation import counts
-from mfu_jax.trainer import mesh, pyconfig, state, step
+from mfu_jax.trainer import mesh, state, step
 from mfu_jax.trainer.pyconfig import Config
 from tests.support.compilation import only_counted
+from tests.support.tiny_step import compiled_step, tiny_config
 
 B, S, V, D, F, L, N, h = 2, 16, 64, 32, 48, 2, 4, 8
 TOKENS = B * S
@@ -27,29 +28,15 @@ SLOTS, EXPERTS = 24, 4  # capacity: 1.5 · 16 tokens · 2 / 4 experts a sequence
 
 
 def config(**keys: object) -> Config:
-    sizes = {
-        "num_decoder_layers": L,
-        "per_device_batch_size": B,
-        "max_target_length": S,
-        "vocab_size": V,
-        "emb_dim": D,
-        "mlp_dim": F,
-        "num_query_heads": N,
-        "num_kv_heads": N,
-        "head_dim": h,
-        "dataset_type": "synthetic",
-        "attention": "dot_product",
-        "steps": 20,
-        "warmup_steps_fraction": 0.0,
-    }
-    return pyconfig.from_mapping({}, overrides={**sizes, **keys})
+    sizes = {"layers": L, "batch": B, "length": S, "vocab": V, "width": D, "mlp": F, "heads": N}
+    schedule = {"steps": 20, "warmup_steps_fraction": 0.0}
+    return tiny_config(**sizes, head_dim=h, **{**schedule, **keys})
 
 
 def compiled(config: Config) -> jax.stages.Compiled:
     pytest.importorskip("qwix")
-    grid = mesh.make_mesh(config, jax.devices()[:1])
     with only_counted():
-        return step.compile_train_step(config, grid, state.abstract_state(config, grid))
+        return compiled_step(config)
 
 
 @pytest.mark.parametrize("remat", ["none", "full"])
@@ -121,10 +108,9 @@ def losses(c: Config, steps: int, devices: int = 1) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("recipe", ["fp8_full"])
-def test_a_quantised_model_learns_as_the_plain_one(recipe: str) -> None:
+def test_a_quantised_model_learns_as_the_plain_one() -> None:
     pytest.importorskip("qwix")
-    plain, narrow = losses(config(), 12), losses(config(quantization=recipe), 12)
+    plain, narrow = losses(config(), 12), losses(config(quantization="fp8_full"), 12)
     assert narrow[0] != plain[0]  # it is quantised
     assert narrow[0] == pytest.approx(plain[0], rel=0.02)
     fallen = plain[0] - plain[-1]
@@ -132,12 +118,23 @@ def test_a_quantised_model_learns_as_the_plain_one(recipe: str) -> None:
     assert narrow[0] - narrow[-1] > 0.8 * fallen
 
 
-@pytest.mark.parametrize("recipe", ["fp8_full"])
-def test_scales_are_those_of_whole_rows_and_columns_on_a_mesh(recipe: str) -> None:
+# Experts whose shards are gathered in eight bits: a fixed range rounds them alike.
+GATHERED = {
+    "decoder_block": "mixtral",
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+    "moe_mlp_dim": F,
+    "weight_quantization_calibration_method": "fixed,-2,2",
+    "shard_exp_on_fsdp": True,
+}
+
+
+@pytest.mark.parametrize("experts", [{}, GATHERED], ids=["dense", "experts"])
+def test_scales_are_those_of_whole_rows_and_columns_on_a_mesh(experts: dict[str, object]) -> None:
     pytest.importorskip("qwix")
-    alone = losses(config(quantization=recipe), 2)
+    alone = losses(config(quantization="fp8_full", **experts), 2)
     axes = {"data": 1, "fsdp": 2, "tensor": 2, "per_device_batch_size": B / 4}
-    split = losses(config(quantization=recipe, **axes), 2, devices=4)
+    split = losses(config(quantization="fp8_full", **axes, **experts), 2, devices=4)
     assert split == pytest.approx(alone, rel=1e-3)
 
 

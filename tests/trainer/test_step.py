@@ -14,40 +14,24 @@ import pytest
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.flops.analytic.totals import calculate_tflops_per_device, model_flops_per_device
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
-from mfu_jax.trainer import mesh, pyconfig, state, step
+from mfu_jax.trainer import mesh, state
 from mfu_jax.trainer.data import make_iterator
 from mfu_jax.trainer.pyconfig import Config
 from tests.support.compilation import only_counted
 from tests.support.floats import assert_close_as_float32
+from tests.support.tiny_step import compiled_step, tiny_config
 
 L, B, S, V, D, F, N, h = 3, 2, 64, 256, 64, 192, 4, 16
 
 
 def config(**keys: object) -> Config:
-    sizes = {
-        "num_decoder_layers": L,
-        "per_device_batch_size": B,
-        "max_target_length": S,
-        "vocab_size": V,
-        "emb_dim": D,
-        "mlp_dim": F,
-        "num_query_heads": N,
-        "num_kv_heads": N,
-        "head_dim": h,
-        "dataset_type": "synthetic",
-        "attention": "dot_product",
-    }
-    return pyconfig.from_mapping({}, overrides={**sizes, **keys})
-
-
-def compiled(config: Config, devices: int = 1) -> jax.stages.Compiled:
-    grid = mesh.make_mesh(config, jax.devices()[:devices])
-    return step.compile_train_step(config, grid, state.abstract_state(config, grid))
+    sizes = {"layers": L, "batch": B, "length": S, "vocab": V, "width": D, "mlp": F, "heads": N}
+    return tiny_config(**sizes, head_dim=h, **keys)
 
 
 def executed(config: Config) -> ExecutedCount:
     with only_counted():
-        return executed_flops(compiled(config))
+        return executed_flops(compiled_step(config))
 
 
 def test_the_program_counted_is_the_program_run() -> None:
@@ -55,7 +39,7 @@ def test_the_program_counted_is_the_program_run() -> None:
     texts = []
     for how in (only_counted(), contextlib.nullcontext()):
         with how:
-            texts.append(compiled(c).as_text())
+            texts.append(compiled_step(c).as_text())
     assert texts[0] == texts[1]
 
 
@@ -151,7 +135,7 @@ def test_a_layer_and_its_components_can_be_told_apart_by_scope() -> None:
 
 def losses(config: Config, devices: int, steps: int = 3) -> list[float]:
     grid = mesh.make_mesh(config, jax.devices()[:devices])
-    train_step = compiled(config, devices)
+    train_step = compiled_step(config, devices)
     train_state = state.create_state(config, grid)
     rows = mesh.micro_batch_size(config, grid.size)
     accumulation = config.gradient_accumulation_steps
@@ -193,7 +177,7 @@ def test_accumulation_and_layer_loops_change_no_loss() -> None:
 def test_the_state_is_donated() -> None:
     c = config()
     with only_counted():
-        text = compiled(c).as_text()
+        text = compiled_step(c).as_text()
     arrays = len(jax.tree.leaves(state.abstract_state(c, mesh.make_mesh(c, jax.devices()[:1]))))
     assert text is not None
     assert (

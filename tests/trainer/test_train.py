@@ -93,7 +93,8 @@ def test_tensorboards_own_reader_finds_every_metric_of_every_step(
         for name, value in record.items()
         if "/" in name
     }
-    read = {(tag, e.step): e.value for tag in events.Tags()["scalars"] for e in events.Scalars(tag)}
+    tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith("Overview/")]
+    read = {(tag, e.step): e.value for tag in tags for e in events.Scalars(tag)}
     assert set(read) == set(numbers)
     for key, value in numbers.items():
         assert read[key] == pytest.approx(value, rel=1e-6)

@@ -13,9 +13,10 @@ from flax import nnx
 from mfu_jax.errors import UserError
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.instrumentation import counts
-from mfu_jax.trainer import mesh, pyconfig, state, step
+from mfu_jax.trainer import mesh, pyconfig, state
 from mfu_jax.trainer.pyconfig import Config
 from tests.support.compilation import only_counted
+from tests.support.tiny_step import compiled_step
 
 B, S = 2, 16
 SIZES = {
@@ -49,11 +50,6 @@ def config(**keys: Any) -> Config:
     return pyconfig.from_mapping({}, overrides={**SIZES, **keys})
 
 
-def compiled(c: Config) -> jax.stages.Compiled:
-    grid = mesh.make_mesh(c, jax.devices()[:1])
-    return step.compile_train_step(c, grid, state.abstract_state(c, grid))
-
-
 @pytest.mark.parametrize(
     "keys",
     [
@@ -71,7 +67,7 @@ def compiled(c: Config) -> jax.stages.Compiled:
 def test_the_analytic_rule_is_what_runs(keys: dict[str, Any]) -> None:
     c = config(**keys)
     with only_counted():
-        program = compiled(c)
+        program = compiled_step(c)
     found = counts.count_program(program, counts.analytic_model(c, convention="dense"))
     assert found.executed.total == found.model.per_device
     assert executed_flops(program).unaccounted == ()
@@ -92,7 +88,7 @@ def after_one_step(c: Config) -> tuple[dict[str, np.ndarray], dict[str, np.ndarr
         "inputs_segmentation": ones,
         "targets_weight": ones,
     }
-    later, _ = compiled(c)(now, batch)
+    later, _ = compiled_step(c)(now, batch)
     return before, by_path(later.params), later.opt_state
 
 

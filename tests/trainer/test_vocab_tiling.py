@@ -9,30 +9,19 @@ from flax import nnx
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.executed.counting import executed_flops
-from mfu_jax.trainer import losses, mesh, pyconfig, state, step
+from mfu_jax.trainer import losses, mesh, state
 from mfu_jax.trainer.pyconfig import Config
 from tests.support.compilation import only_counted
 from tests.support.floats import assert_close_as_float32
+from tests.support.tiny_step import compiled_step, tiny_config
 
 B, S, V, D, TILES = 2, 64, 384, 32, 4
 HEAD = 2 * B * S * D * V
 
 
 def config(**keys: object) -> Config:
-    sizes = {
-        "num_decoder_layers": 2,
-        "per_device_batch_size": B,
-        "max_target_length": S,
-        "vocab_size": V,
-        "emb_dim": D,
-        "mlp_dim": 64,
-        "num_query_heads": 4,
-        "num_kv_heads": 4,
-        "head_dim": 16,
-        "dataset_type": "synthetic",
-        "attention": "dot_product",
-    }
-    return pyconfig.from_mapping({}, overrides={**sizes, **keys})
+    sizes = {"layers": 2, "batch": B, "length": S, "vocab": V, "width": D, "mlp": 64, "heads": 4}
+    return tiny_config(**sizes, head_dim=16, **keys)
 
 
 def batch(rows: int) -> dict[str, np.ndarray]:
@@ -83,9 +72,8 @@ def test_the_head_runs_once_more_and_no_logits_of_all_tokens_are_left() -> None:
     programs = {}
     for tiles in (1, TILES):
         c = config(num_vocab_tiling=tiles)
-        grid = mesh.make_mesh(c, jax.devices()[:1])
         with only_counted():
-            programs[tiles] = step.compile_train_step(c, grid, state.abstract_state(c, grid))
+            programs[tiles] = compiled_step(c)
     counts = {tiles: executed_flops(program) for tiles, program in programs.items()}
     assert counts[TILES].total - counts[1].total == HEAD
     assert counts[TILES].rematerialized - counts[1].rematerialized == HEAD

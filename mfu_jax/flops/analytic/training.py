@@ -23,6 +23,8 @@ _READS_STREAM = frozenset(
         *("in_proj_ba", "gate_proj", "wi", "wi_0", "wi_1", "router", "shared_gate", "logits"),
     }
 )
+# Of an indexer; its other projections make keys.
+_OF_INDEXED_QUERIES = ("indexer/q_proj", "indexer/weights_proj")
 # Parts that end a block: their output is added to the stream.
 _ENDS_BLOCK = frozenset({"o_proj", "o_b", "out_proj", "wo"})
 
@@ -146,7 +148,9 @@ def _through(layer: Layer, flows: bool) -> tuple[Layer, bool]:
     parts = []
     for part in layer.components:
         changed = part
-        if part.table:
+        if part.name.startswith("indexer/"):
+            changed = _of_indexer(part, trains)
+        elif part.table:
             flows = block = flows or part.right_gradient
         elif part.kind == "attention":
             changed = _scores(part, trains, block)
@@ -164,6 +168,26 @@ def _through(layer: Layer, flows: bool) -> tuple[Layer, bool]:
         if _last(part) in _ENDS_BLOCK or _is_adapter_of(part, _ENDS_BLOCK):
             flows = block = flows or block
     return dataclasses.replace(layer, components=tuple(parts)), flows or block
+
+
+def _of_indexer(part: Component, trains: dict[str, bool]) -> Component:
+    """A part of an indexer: its inputs are detached, and the model does not train through it.
+
+    Scores multiply queries and keys; the sum over heads multiplies scores and head weights.
+    """
+    if part.kind != "attention":
+        trains[part.name] = part.right_gradient
+        return part
+    query, weights = (trains.get(name, False) for name in _OF_INDEXED_QUERIES)
+    key = any(
+        value
+        for name, value in trains.items()
+        if name.startswith("indexer/") and name not in _OF_INDEXED_QUERIES
+    )
+    left, right = (query, key) if _last(part) == "scores" else (query or key, weights)
+    return part.replace(
+        left_gradient=part.left_gradient and left, right_gradient=part.right_gradient and right
+    )
 
 
 def _scores(part: Component, trains: dict[str, bool], block: bool) -> Component:

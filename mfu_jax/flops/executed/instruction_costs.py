@@ -24,6 +24,7 @@ from mfu_jax.flops.scopes import FlopPhase, Scope, read_scope
 # Instructions of which a device launches nothing.
 _NOT_LAUNCHED = frozenset("parameter constant get-tuple-element tuple bitcast".split())
 _CONTROL = frozenset({"while", "conditional", "call"})
+_MESSAGES = frozenset({"send", "recv"})
 _NO_CYCLES = 2**63 - 1  # what XLA writes where it has no estimate
 _CHAIN = re.compile(r'chain_id="(\w+)"')
 _HOST_MEMORY = "S(5)"
@@ -103,7 +104,7 @@ class InstructionRecord:
     @property
     def is_start(self) -> bool:
         """Whether work that it starts goes on beside the instructions that follow."""
-        return self.starts_chain or self.opcode.endswith("-start")
+        return self.starts_chain or self.opcode.endswith("-start") or self.opcode in _MESSAGES
 
     @property
     def is_async(self) -> bool:

@@ -25,15 +25,20 @@ from mfu_jax.storage.targets import folder_target
 _FLOAT = struct.Struct("<f")
 _SUMMARY_FIELD = 5  # of Event (tensorflow/core/util/event.proto)
 _MOST_HEADS = 10_000  # a loop that invents new names in every step must not fill the memory
-_OWN_TAGS = ("step/kind/text_summary", "step/notes/text_summary")
+_OWN_TAGS = (
+    "step/kind/text_summary",
+    "step/notes/text_summary",
+    *tensorboard_plugins.OVERVIEW.values(),
+)
 
 
 @register_sink("tensorboard")
 class TensorBoardSink(Sink):
     """Writes every metric as a scalar, texts as Markdown, and the set-up as hyperparameters.
 
-    The plugin Custom Scalars has pages of the charts that matter: efficiency, learning, health.
-    With matplotlib installed, the end of the run brings plots.
+    The first tab opens on the group Overview: MFU, HFU, step time, tokens/s and loss of measured
+    steps. The plugin Custom Scalars has pages of the charts that matter: efficiency, learning,
+    health. With matplotlib installed, the end of the run brings plots.
 
     A step is one event, written by the calling thread. tensorboardX's `SummaryWriter` would send
     each scalar through a queue between processes, and a disk error would silently end its thread
@@ -151,10 +156,18 @@ class TensorBoardSink(Sink):
 
     def _step_event(self, record: StepRecord) -> bytes:
         try:
-            parts = [self._scalar(name, value) for name, value in record.scalars.items()]
+            parts = [
+                self._scalar(self._names[name], value) for name, value in record.scalars.items()
+            ]
+            if record.kind == "step":
+                parts += [
+                    self._scalar(tag, record.scalars[name])
+                    for name, tag in tensorboard_plugins.OVERVIEW.items()
+                    if name in record.scalars
+                ]
         except (TypeError, ValueError, struct.error) as error:
             raise RecordError(f"step {record.step} cannot be an event: {error}") from error
-        parts += [self._scalar(f"flags/{flag}", 1.0) for flag in record.flags]
+        parts += [self._scalar(self._names[f"flags/{flag}"], 1.0) for flag in record.flags]
         if record.kind != "step":
             parts.append(self._text("step/kind", record.kind).SerializeToString())
         if record.notes:
@@ -165,18 +178,18 @@ class TensorBoardSink(Sink):
             event.SerializeToString() + event_files.as_field(_SUMMARY_FIELD, b"".join(parts))
         )
 
-    def _scalar(self, name: str, value: float) -> bytes:
+    def _scalar(self, tag: str, value: float) -> bytes:
         """A serialised ``Summary`` of one scalar; such bytes, joined, are that of all.
 
         Only the number differs from step to step, so the rest is serialised once.
         """
-        head = self._heads.get(name)
+        head = self._heads.get(tag)
         if head is None:
             if len(self._heads) >= _MOST_HEADS:
                 self._heads.clear()
             summary = self._summaries.Summary()
-            summary.value.add(tag=self._names[name], simple_value=0.0)
-            head = self._heads[name] = summary.SerializeToString()[: -_FLOAT.size]
+            summary.value.add(tag=tag, simple_value=0.0)
+            head = self._heads[tag] = summary.SerializeToString()[: -_FLOAT.size]
         try:
             return head + _FLOAT.pack(float(value))
         except OverflowError:  # TensorBoard's values are float32

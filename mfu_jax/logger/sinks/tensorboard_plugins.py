@@ -27,6 +27,16 @@ _LAYOUT = {
         "GPU power (W) and heat (°C)": ["^gpu/power_watts$", "^gpu/temperature_celsius$"],
     },
 }
+OVERVIEW = {
+    "perf/mfu": "Overview/1 MFU",
+    "perf/hfu": "Overview/2 HFU",
+    "perf/step_time_seconds": "Overview/3 step time in seconds",
+    "perf/per_device_tokens_per_sec": "Overview/4 tokens per second per device",
+    "learning/loss": "Overview/5 loss",
+}
+"""Metric → its card in the group that TensorBoard shows first: its first tab sorts groups by name,
+and those of other metrics begin with small letters."""
+
 _RESULTS = ("perf/mfu", "perf/hfu", "perf/step_time_seconds", "learning/loss")
 # Longer values are texts, and no columns of a table of runs.
 _LONGEST_VALUE = 100

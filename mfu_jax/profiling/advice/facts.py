@@ -86,6 +86,19 @@ class Facts:
             return None
         return op.runs * op.op.record.hbm_bytes / self.peaks.bytes_per_second
 
+    @property
+    def bytes_per_second(self) -> float | None:
+        """Of the memory, at its peak; if that is unknown, what vector work reaches; None if none.
+
+        A CPU's threads share its memory, and a table has no peak of it.
+        """
+        if self.peaks.bytes_per_second is not None:
+            return self.peaks.bytes_per_second
+        vector = [op for op in self.compute() if not record_of(op).flops]
+        seconds = seconds_of(vector)
+        moved = sum(op.runs * record_of(op).hbm_bytes for op in vector)
+        return moved / seconds if moved and seconds else None
+
 
 def seconds_of(ops: Iterable[OpTime]) -> float:
     """Their wall time in a step."""

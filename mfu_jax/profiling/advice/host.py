@@ -75,7 +75,7 @@ slow_data = _rule(
 )
 dispatch = _rule(
     HostWork.DISPATCH,
-    "{runs} programs a step take the host {seconds} to call, and the device is idle for {late}; "
+    "calling programs, {runs} a step, takes the host {seconds}, and the device is idle for {late}; "
     "put the work {many}",
 )
 host_bound = _rule(

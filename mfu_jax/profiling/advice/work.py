@@ -17,10 +17,11 @@ from mfu_jax.profiling.advice.facts import (
 from mfu_jax.profiling.advice.host import idle_time
 from mfu_jax.profiling.host_work import HostWork
 from mfu_jax.profiling.join import Work
+from mfu_jax.profiling.measured import OpTime
 
 _EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test)(_|$)")
 _OFTEN = 0.5  # runs in a step: fewer may be a schedule that the trace happens to show
-_CALLBACK = re.compile(r"callback|host transfer")
+_RECOMPUTED = "rematerialized"
 _FULL = 0.9  # of the memory, that a program may use
 
 
@@ -67,30 +68,51 @@ def _module(record: InstructionRecord) -> str:
 
 
 def callback(facts: Facts) -> tuple[float, str] | None:
-    """The device waits for Python within the step."""
-    ops = facts.ops(lambda record: bool(_CALLBACK.search(record.shape.target)))
+    """The device waits for Python within the step, and computes nothing meanwhile.
+
+    A CPU runs a program with callbacks within its call, so that every next call is late. Without
+    them, a step takes as long as the longer of what the device and what the loop does.
+    """
+    ops = [op for op in facts.measured.ops if op.op.work is Work.HOST]
     if not ops:
         return None
+    waiting, late = seconds_of(ops), facts.measured.late_calls if facts.is_cpu else 0.0
     runs = sum(op.runs for op in ops)
-    return seconds_of(ops), (
-        f"the step calls the host {runs:.3g} times, and waits {milliseconds(seconds_of(ops))}: "
-        f"{largest_names(ops)}; return the values instead, and use them after the step"
+    beside = f", and calls the next one only then: {milliseconds(late)} later" if late else ""
+    return facts.step - max(facts.step - waiting - late, late), (
+        f"host callbacks run {runs:.3g} × a step, and it waits {milliseconds(waiting)} for them"
+        f"{beside}: {largest_names(ops)}; return the values instead, and use them after the step"
     )
 
 
 def remat(facts: Facts) -> tuple[float, str] | None:
     """Work is done again whose results would fit into memory."""
-    ops = facts.ops(lambda record: record.phase == "rematerialized")
+    ops = facts.ops(lambda record: record.phase == _RECOMPUTED)
     limit, used = _memory_limit(facts), _memory_used(facts)
-    kept = sum(round(op.runs * record_of(op).shape.result_bytes) for op in ops)
+    kept = _kept_bytes(facts, ops)
     if not ops or not limit or used is None or not kept:
         return None
     share = min(1.0, max(0.0, _FULL * limit - used) / kept)
-    return share * seconds_of(ops), (
+    writing = kept / facts.bytes_per_second if facts.bytes_per_second else 0.0
+    return share * (seconds_of(ops) - writing), (
         f"{milliseconds(seconds_of(ops))} of a step are recomputed, most in {largest_names(ops)}; "
-        f"the program uses {_gib(used)} of {_gib(limit)} GiB, and what is recomputed takes at most "
-        f"{_gib(kept)}; keep more of it by jax.checkpoint's policy"
+        f"the program uses {_gib(used)} of {_gib(limit)} GiB, and the results that it needs again "
+        f"take at most {_gib(kept)} GiB, which the forward pass would write in "
+        f"{milliseconds(writing)}; keep more of it by jax.checkpoint's policy"
     )
+
+
+def _kept_bytes(facts: Facts, recomputed: list[OpTime]) -> int:
+    """Results of recomputed ops that any other op reads: the rest is not needed without them.
+
+    The backward pass reads them in either case; only writing them in the forward pass is new.
+    """
+    users: dict[str, set[str]] = {}
+    for record in facts.program.costs.records.values():
+        for operand in record.shape.operands:
+            users.setdefault(operand, set()).add(record.phase)
+    needed = [op for op in recomputed if users.get(record_of(op).name) != {_RECOMPUTED}]
+    return sum(round(op.runs * record_of(op).shape.result_bytes) for op in needed)
 
 
 def _gib(size: float) -> str:

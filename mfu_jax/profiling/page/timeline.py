@@ -14,6 +14,7 @@ _TICKS = 10
 _KINDS = {
     Work.COMMUNICATION: "communication",
     Work.TRANSFER: "memory",
+    Work.HOST: "host",
     Work.CONTROL: "control",
     Work.COMPUTE: "memory",
 }

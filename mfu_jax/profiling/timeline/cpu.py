@@ -1,7 +1,8 @@
 """CPU devices: the thunks that threads of the host run.
 
 Every event with an ``hlo_op`` is one; ``device_ordinal`` says of which device, ``run_id`` of which
-execution. One device's thunks run on several threads, and a thread serves several devices.
+execution. One device's thunks run on several threads, and a thread serves several devices. The
+executor's own events enclose them: an execution is over when it has freed its memory, too.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from mfu_jax.profiling.timeline.devices import (
     executions_of,
 )
 from mfu_jax.profiling.trace.wire import Integers
-from mfu_jax.profiling.trace.xspace import ABSENT, Plane, Trace
+from mfu_jax.profiling.trace.xspace import ABSENT, Events, Line, Plane, Trace
 
 PLANE = "/host:CPU"
 _NUMBERS = ("program_id", "run_id", "device_ordinal")
 _TEXTS = ("hlo_op", "hlo_module")
-_COLUMNS = (*_NUMBERS, *_TEXTS, "start", "end", "lane")
+_COLUMNS = (*_NUMBERS, *_TEXTS, "start", "end", "lane", "until")
+_EXECUTOR = "ThunkExecutor::Execute"
 
 
 def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
@@ -42,6 +44,7 @@ def _thunks(plane: Plane) -> dict[str, Integers]:
         events = line.events(_NUMBERS, _TEXTS)
         chosen = events.texts["hlo_op"] != ABSENT
         columns = {**events.numbers, **events.texts, "start": events.starts, "end": events.ends}
+        columns["until"] = _until(line, events)
         for name, column in columns.items():
             parts[name].append(column[chosen])
         parts["lane"].append(np.full(int(chosen.sum()), lane))
@@ -69,9 +72,22 @@ def _timeline(trace: Trace, device: int, thunks: dict[str, Integers]) -> Timelin
         starts=thunks["start"],
         ends=thunks["end"],
         executions=executions_of(
-            runs, [program for program, _ in programs], thunks["start"], thunks["end"]
+            runs, [program for program, _ in programs], thunks["start"], thunks["until"]
         ),
     )
+
+
+def _until(line: Line, events: Events) -> Integers:
+    """When the executor that runs each event is done; else the event's own end."""
+    names = {kind: line.plane.about(kind).name for kind in np.unique(events.metadata).tolist()}
+    kinds = [kind for kind, name in names.items() if name == _EXECUTOR]
+    executors = np.flatnonzero(np.isin(events.metadata, kinds))
+    executors = executors[np.argsort(events.starts[executors], kind="stable")]
+    if not len(executors):
+        return events.ends
+    starts, ends = events.starts[executors], np.maximum.accumulate(events.ends[executors])
+    last = np.searchsorted(starts, events.starts, "right") - 1
+    return np.where(last < 0, events.ends, np.maximum(events.ends, ends[last]))
 
 
 def _program(trace: Trace, module: int, number: int) -> Program:

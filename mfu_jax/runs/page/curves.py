@@ -22,6 +22,7 @@ class _Metric(NamedTuple):
     text: Callable[[float], str]
     has_zero: bool = False
     measured_only: bool = True
+    is_unknown_at_zero: bool = True  # no curve where every value is 0
 
 
 def _tick(seconds: float) -> str:
@@ -35,7 +36,7 @@ _METRICS = (
     _Metric("perf/hfu", "HFU", percent, has_zero=True),
     _Metric(TIME, "step time", _tick),
     _Metric("perf/per_device_tokens_per_sec", "tokens/s/device", lambda v: f"{v:,.6g}"),
-    _Metric("learning/loss", "loss", loss_text, measured_only=False),
+    _Metric("learning/loss", "loss", loss_text, measured_only=False, is_unknown_at_zero=False),
     _Metric("goodput/data_wait_seconds", "wait for data", _tick, has_zero=True),
     _Metric("memory/peak_bytes_in_use", "peak memory", lambda v: f"{v / 2**30:.4g} GiB"),
 )
@@ -67,7 +68,7 @@ def _over_steps(metric: _Metric, runs: Sequence[RunData]) -> Markup | None:
     found = []
     for run in runs:
         places, values = _values(metric, run)
-        if values and (metric.name != "goodput/data_wait_seconds" or any(values)):
+        if any(values) or (values and not metric.is_unknown_at_zero):
             numbers = run.columns.numbers
             points = thinned([numbers[i] for i in places], values)
             found.append(Curve(name=short(run.metrics.path), points=points))

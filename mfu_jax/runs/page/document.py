@@ -12,7 +12,7 @@ from mfu_jax.pages.tables import Column, Word, table, wide
 from mfu_jax.runs.comparison import CONFIDENCE
 from mfu_jax.runs.page import curves
 from mfu_jax.runs.page.configuration import configuration, last_record, record_notes
-from mfu_jax.runs.page.hosts import hosts
+from mfu_jax.runs.page.hosts import collectives, hosts
 from mfu_jax.runs.page.ledgers import flops, time_ledger
 from mfu_jax.runs.page.planned import planned
 from mfu_jax.runs.page.step_times import step_times
@@ -58,6 +58,7 @@ def page(
     for run, name in zip(runs, names, strict=True):
         body += [*step_times(run, _of(name, runs)), *record_notes(run, _of(name, runs))]
         body += hosts(run, _of(name, runs))
+        body += collectives(run, _of(name, runs))
         body += flops(run, _of(name, runs))
     body += configuration(runs, [short(name) for name in names])
     for run, name in zip(runs, names, strict=True):

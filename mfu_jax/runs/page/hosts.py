@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from mfu_jax.formatting import seconds_text
+from mfu_jax.formatting import seconds_text, short
 from mfu_jax.pages.document import notes, quiet, section
 from mfu_jax.pages.markup import Markup
 from mfu_jax.pages.tables import Column, Word, table, wide
+from mfu_jax.runs.collective_waits import CollectiveWait
 from mfu_jax.runs.hosts import Host
 from mfu_jax.runs.run_data import RunData
 
@@ -59,3 +60,35 @@ def _step(host: Host) -> str:
 
 def _state(host: Host) -> str:
     return "slow" if host.slow else "missing" if host.is_missing else ""
+
+
+def collectives(run: RunData, name: str) -> Iterator[Markup]:
+    """The section of a profile of several hosts; nothing without one.
+
+    Args:
+        run: whose profile.
+        name: of the run, if there are several.
+    """
+    found = run.waits
+    if found is None:
+        return
+    columns: list[Column[CollectiveWait]] = [
+        _wait_column("step time", lambda host: host.step_seconds),
+        _wait_column("in collectives", lambda host: host.collective_seconds),
+        _wait_column("of it, waits", lambda host: host.wait_seconds),
+    ]
+    rows = table("host", found.hosts, lambda host: host.host, columns)
+    text = (
+        f"{len(found.hosts)} hosts, the one that is waited for first. Seconds are means of a step, "
+        f"from the profile in {short(found.source)}."
+    )
+    yield section(
+        f"Waits in collectives{name}",
+        quiet(text),
+        notes([found.finding] if found.finding else []),
+        wide(rows),
+    )
+
+
+def _wait_column(title: str, seconds: Callable[[CollectiveWait], float]) -> Column[CollectiveWait]:
+    return Column(title, seconds, lambda host: seconds_text(seconds(host)))

@@ -1,9 +1,8 @@
-"""Vision and audio towers against MaxText's formulas, its real models, and a traced encoder."""
+"""Vision and audio towers against MaxText's formulas and its real models."""
 
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from mfu_jax.errors import UserError
@@ -12,11 +11,8 @@ from mfu_jax.flops.analytic.maxtext import (
     calculate_prefill_tflops_per_device,
     calculate_tflops_training_per_device,
 )
-from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.flops.analytic.totals import calculate_tflops_per_device, flops_breakdown
-from mfu_jax.flops.traced.counting import count_model_flops
-from tests.support import architecture_parts as parts
 
 # MaxText e591f30's own functions, one image of one tile, in FLOPs: (weights, attention).
 MAXTEXT_TOWERS = {
@@ -35,9 +31,11 @@ def test_a_tower_equals_maxtext_but_for_gradients_that_nothing_needs(model, froz
     rows = [row for row in flops_breakdown(config, "maxtext") if row.layer.startswith("vision/")]
     weights = sum(row.training_flops for row in rows if row.kind == "weight")
     attention = sum(row.training_flops for row in rows if row.kind == "attention")
-    # MaxText bills the gradient of the projector's frozen input, or else of the pixels.
+    # MaxText bills the gradient of the projector's frozen input, or else of the pixels. Gemma 3's
+    # has a norm in front, whose weights need it.
     entry = "vision/projector" if frozen else "vision/patches"
-    not_needed = sum(row.forward_flops for row in rows if row.layer == entry)
+    is_needed = frozen and model.startswith("gemma3")
+    not_needed = sum(r.forward_flops for r in rows if r.layer == entry and not is_needed)
     assert (weights + not_needed, attention) == MAXTEXT_TOWERS[model, frozen]
 
 
@@ -54,59 +52,6 @@ def test_gemma3_with_its_tower_has_the_published_number_of_parameters():
     # google/gemma-3-4b-pt: 4,300,079,472, with 64 more rows in its vocabulary.
     config = load_model_config("gemma3-4b", {"use_multimodal": True, "vocab_size": 262208})
     assert count_parameters(config).total == 4_300_079_472
-
-
-def tiny(**changes):
-    return ModelConfig.from_mapping(
-        {
-            "decoder_block": "gemma3",
-            "vocab_size": 11,
-            "num_decoder_layers": 1,
-            "emb_dim": 6,
-            "num_query_heads": 2,
-            "num_kv_heads": 1,
-            "head_dim": 3,
-            "mlp_dim": 7,
-            "max_target_length": 5,
-            "per_device_batch_size": 2,
-            "images_per_sequence": 3,
-            "image_size_for_vit": (16, 8),
-            "patch_size_for_vit": 2,
-            "hidden_size_for_vit": 8,
-            "intermediate_size_for_vit": 9,
-            "num_hidden_layers_for_vit": 2,
-            **changes,
-        }
-    )
-
-
-@pytest.mark.parametrize("frozen", [True, False])
-def test_a_tower_equals_the_traced_count(frozen):
-    config = tiny(freeze_vision_encoder_params=frozen)
-    images = jax.ShapeDtypeStruct((2, 3, 32, 12), "float32")  # patches of 2 · 2 pixels, 3 channels
-
-    def embedded(w, images):
-        x = (images @ w("patch", 12, 8)).reshape(6, 32, 8)
-        for i in range(2):
-            q, k, v = (x @ w(f"v{i}/{name}", 8, 8) for name in "qkv")
-            y = parts.softmax_attention(*(t[:, :, None] for t in (q, k, v)))[:, :, 0]
-            x = x + y @ w(f"v{i}/o", 8, 8)
-            x = x + parts.dense_mlp(w, f"v{i}", x, hidden=9, gated=False)
-        pooled = jnp.sum(x.reshape(2, 3, 2, 4, 4, 8), axis=(3, 4))
-        return pooled @ w("projector", 8, 6)
-
-    def loss(train, frozen, images):
-        return jnp.sum(embedded(lambda name, *_: {**frozen, **train}[name], images) ** 2)
-
-    sizes = {}
-    jax.eval_shape(lambda x: embedded(lambda n, *s: sizes.setdefault(n, jnp.zeros(s)), x), images)
-    weights = {name: jax.ShapeDtypeStruct(value.shape, "float32") for name, value in sizes.items()}
-    train = {n: v for n, v in weights.items() if n == "projector" or not frozen}
-    still = {n: v for n, v in weights.items() if n not in train}
-    traced = count_model_flops(jax.value_and_grad(loss), train, still, images)
-    rows = [row for row in flops_breakdown(config) if row.layer.startswith("vision/")]
-    assert sum(row.forward_flops for row in rows) == traced.forward
-    assert sum(row.training_flops for row in rows) == traced.total
 
 
 def test_a_text_family_has_no_tower():

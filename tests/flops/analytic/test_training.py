@@ -1,10 +1,9 @@
-"""Frozen weights, LoRA and DPO against the traced count of a JAX model trained that way."""
+"""Frozen weights, LoRA and DPO against the traced count of the reference model."""
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
-import jax.numpy as jnp
 import pytest
 
 from mfu_jax.errors import UserError
@@ -14,93 +13,43 @@ from mfu_jax.flops.analytic.totals import (
     flops_breakdown,
     model_flops_per_device,
 )
-from tests.support import architecture_models as models
-from tests.support import architecture_parts as parts
+from mfu_jax.flops.traced.counting import count_model_flops
+from mfu_jax.trainer import pyconfig
+from tests.support.jax_versions import has_nnx_list
+from tests.support.tiny_models import gradient
 
-CONFIG = ModelConfig.from_mapping(
-    {
-        "vocab_size": 23,
-        "num_decoder_layers": 3,
-        "emb_dim": 12,
-        "num_query_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 5,
-        "mlp_dim": 17,
-        "per_device_batch_size": 2,
-        "max_target_length": 9,
-    }
-)
-
-
-def with_adapters(s, w, tokens, *, targets, rank):
-    """The llama of the references, with ``x @ A @ B`` beside each target."""
-
-    def adapted(x, name, component, outputs):
-        base = x @ w(f"{name}", x.shape[-1], outputs)
-        if component not in targets:
-            return base
-        down = x @ w(f"{name}/lora_a", x.shape[-1], rank)
-        return base + down @ w(f"{name}/lora_b", rank, outputs)
-
-    def block(x, i):
-        y = parts.rms(x, w(f"{i}/n0", s.emb_dim))
-        heads = {"q_proj": s.num_query_heads, "k_proj": s.num_kv_heads, "v_proj": s.num_kv_heads}
-        q, k, v = (
-            adapted(y, f"{i}/{name}", name, count * s.head_dim).reshape(*y.shape[:2], count, -1)
-            for name, count in heads.items()
-        )
-        y = parts.softmax_attention(q, k, v, parts.causal(y.shape[1]))
-        x = x + adapted(y.reshape(*y.shape[:2], -1), f"{i}/o_proj", "o_proj", s.emb_dim)
-        y = parts.rms(x, w(f"{i}/n1", s.emb_dim))
-        h = jnp.tanh(adapted(y, f"{i}/wi_0", "wi_0", s.mlp_dim))
-        h = h * adapted(y, f"{i}/wi_1", "wi_1", s.mlp_dim)
-        return x + adapted(h, f"{i}/wo", "wo", s.emb_dim)
-
-    return models.decoder(s, w, tokens, block)
+SIZES = {
+    "vocab_size": 23,
+    "num_decoder_layers": 3,
+    "emb_dim": 12,
+    "num_query_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 6,
+    "mlp_dim": 17,
+    "per_device_batch_size": 2,
+    "max_target_length": 9,
+}
+CONFIG = ModelConfig.from_mapping(SIZES)
+EVERY = ["q_proj", "k_proj", "v_proj", "o_proj", "wi_0", "wi_1", "wo"]
 
 
+@has_nnx_list
 @pytest.mark.parametrize(
-    "targets",
+    "keys",
     [
-        ("q_proj", "v_proj"),
-        ("k_proj",),
-        ("v_proj",),
-        ("o_proj",),
-        ("wi_0",),
-        ("wo",),
-        ("q_proj", "k_proj", "v_proj", "o_proj", "wi_0", "wi_1", "wo"),
+        *({"lora_rank": 3, "lora_targets": names} for names in (["v_proj"], ["o_proj"], EVERY)),
+        *({"frozen": names} for names in (["layers"], ["mlp"], ["attention", "tokens"])),
+        {"frozen": ["wo", "q_proj", "tokens"]},
     ],
+    ids=str,
 )
-def test_lora_equals_the_traced_count(targets):
-    model = partial(with_adapters, targets=targets, rank=3)
-    traced = models.trace_training(model, CONFIG, trained=lambda name: "lora" in name)
-    ours = model_flops_per_device(CONFIG.replace(lora_rank=3, lora_targets=targets))
-    assert ours.forward == traced.forward
-    assert ours.training == traced.total
-
-
-@pytest.mark.parametrize(
-    ("frozen", "trained"),
-    [
-        (("tokens",), lambda name: name != "tokens"),
-        (("layers",), lambda name: "/a/" not in name and "/m/" not in name),
-        (("mlp",), lambda name: "/m/" not in name),
-        (("attention", "tokens"), lambda name: "/a/" not in name and name != "tokens"),
-        (
-            ("wo", "q_proj", "tokens"),
-            lambda name: name[1:] not in ("/m/2", "/a/q") and name != "tokens",
-        ),
-        (("tokens", "layers"), lambda name: name == "head"),
-    ],
-)
-def test_frozen_weights_equal_the_traced_count(frozen, trained):
-    def only_matmuls(name):
-        return trained(name) and not name.endswith(("n0", "n1", "final_norm"))
-
-    traced = models.trace_training(models.uniform, CONFIG, trained=only_matmuls)
-    ours = model_flops_per_device(CONFIG.replace(frozen=frozen))
-    assert ours.forward == traced.forward
-    assert ours.training == traced.total
+def test_what_is_trained_equals_the_traced_count(keys: dict[str, Any]) -> None:
+    options = {"logits_via_embedding": False, "attention": "dot_product"}
+    config = pyconfig.from_mapping({}, overrides={**SIZES, **options, **keys})
+    step, arguments = gradient(config)
+    traced = count_model_flops(step, *arguments)
+    ours = model_flops_per_device(CONFIG.replace(**keys))
+    assert (ours.forward, ours.training) == (traced.forward, traced.total)
 
 
 def test_dpo_runs_pairs_through_policy_and_reference():
@@ -125,7 +74,7 @@ def test_packed_documents_see_only_themselves():
     rows = flops_breakdown(CONFIG.replace(packed_document_lengths=(4, 3, 2)), "exact")
     pairs = sum(1 for n in (4, 3, 2) for q in range(n) for k in range(n) if k <= q)
     scores = [row.forward_flops for row in rows if row.kind == "attention"]
-    assert scores == [2 * 2 * 3 * pairs * 4 * 5] * 2
+    assert scores == [2 * 2 * 3 * pairs * 4 * 6] * 2
 
 
 def test_an_unknown_target_is_named():

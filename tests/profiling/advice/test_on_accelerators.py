@@ -156,10 +156,22 @@ def test_remat_with_memory_to_spare(tmp_path: Path) -> None:
     sizes = {f"{p}_size_in_bytes": 10**9 for p in ("argument", "output", "temp", "alias")}
     lines = [*HEALTHY, again]
     roomy = written_profile(tmp_path / "roomy", lines, seconds, memory=sizes)
-    first(roomy, "remat heavier than memory needs", MATMUL)
+    writing = 2 * M * N / BANDWIDTH  # bf16
+    first(roomy, "remat heavier than memory needs", MATMUL - writing)
+    assert roomy.advice[0].gain_seconds == pytest.approx(MATMUL - writing, rel=1e-3)
     full = sizes | {"temp_size_in_bytes": 72 * 10**9}
     assert not written_profile(tmp_path / "full", lines, seconds, memory=full).advice
     assert not written_profile(tmp_path / "unknown", lines, seconds).advice
+
+
+def test_only_results_that_other_ops_read_need_memory(tmp_path: Path) -> None:
+    again = dot("again", M, K, N).replace("jvp(mlp)", "rematted_computation/mlp")
+    scope = "jit(step)/rematted_computation/mlp/tanh"
+    act = f'  %act = bf16[{M},{N}] tanh(%again), metadata={{op_name="{scope}"}}'
+    seconds = {**HEALTHY_SECONDS, "again": MATMUL, "act": MATMUL / 9}
+    sizes = {f"{p}_size_in_bytes": 10**9 for p in ("argument", "output", "temp", "alias")}
+    profile = written_profile(tmp_path, [*HEALTHY, again, act], seconds, memory=sizes)
+    assert f"take at most {2 * M * N / 2**30:.3g} GiB," in profile.advice[0].evidence
 
 
 def test_an_exposed_all_gather(tmp_path: Path) -> None:
@@ -188,6 +200,8 @@ def test_a_callback_in_the_step(tmp_path: Path) -> None:
     call = '  %ask = bf16[8] custom-call(%p), custom_call_target="xla_ffi_python_gpu_callback"'
     profile = written_profile(tmp_path, [*HEALTHY, call], {**HEALTHY_SECONDS, "ask": MATMUL})
     first(profile, "host callback in the step", MATMUL)
+    bars = {bar.name: bar.seconds for bar in profile.waterfall}
+    assert bars["waiting for callbacks on the host"] == pytest.approx(MATMUL)
 
 
 def test_an_evaluation_within_the_step(tmp_path: Path) -> None:

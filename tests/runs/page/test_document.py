@@ -137,6 +137,13 @@ def test_restarts_are_marked_on_every_curve_over_steps_and_over_time(tmp_path: P
     assert marks.count("process 8 started: 2023-11-14 22:16:15 UTC") == 2  # MFU and step time
 
 
+def test_what_was_not_known_in_any_step_is_no_curve_at_0(tmp_path: Path) -> None:
+    write_run(tmp_path / "metrics.jsonl", [1.0] * 10, tokens=0.0, **{"learning/loss": 0.0})
+    titles = [e.text for e in html_pages.elements(page([read(tmp_path)])) if e.tag == "b"]
+    assert "loss" in titles
+    assert "tokens/s/device" not in titles
+
+
 def test_outliers_have_what_their_record_says(tmp_path: Path) -> None:
     write_metrics(tmp_path)
     text = page([read(tmp_path)])

@@ -11,8 +11,9 @@ from mfu_jax.flops.analytic.architectures import parts
 from mfu_jax.flops.analytic.architectures.registry import architecture
 from mfu_jax.flops.analytic.components import Model, layers_of
 from mfu_jax.flops.analytic.formulas import Components
+from mfu_jax.flops.analytic.model_configs.attention import SparseAttention
 from mfu_jax.flops.analytic.model_configs.model import ModelConfig
-from mfu_jax.flops.masks import TopK
+from mfu_jax.flops.masks import Causal, Mask, TopK
 from mfu_jax.values import shown
 
 
@@ -51,10 +52,16 @@ def _deepseek_attention(config: ModelConfig) -> Components:
                 scored=config.step.max_target_length > sparse.indexer_topk,
                 trained=sparse.indexer_loss_scaling_factor > 0,
             ),
-            *parts.attention(config, TopK(sparse.indexer_topk)),
+            *parts.attention(config, _indexed_mask(sparse)),
         )
     around = _hyper_connections(config) if config.stack.mhc_expansion_rate > 1 else ()
     return (*parts.norms(config, 2), *around, *attended)
+
+
+def _indexed_mask(sparse: SparseAttention) -> Mask:
+    """Every key in the indexer's dense warm-up (arXiv 2512.02556, section 2.1.1)."""
+    is_warm_up = sparse.indexer_loss_scaling_factor > 0 and not sparse.indexer_sparse_training
+    return Causal() if is_warm_up else TopK(sparse.indexer_topk)
 
 
 def _hyper_connections(config: ModelConfig) -> Components:

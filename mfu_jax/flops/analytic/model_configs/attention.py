@@ -77,13 +77,19 @@ class LatentAttention(Group):
 
 @field_group
 class SparseAttention(Group):
-    """DeepSeek's indexer, and the compressed keys and grouped outputs of V4."""
+    """DeepSeek's indexer, and the compressed keys and grouped outputs of V4.
+
+    Attributes:
+        indexer_sparse_training: False with a loss: the indexer's warm-up, in which V3.2's queries
+            attend to every key.
+    """
 
     use_indexer: bool = False
     indexer_n_heads: int = 0
     indexer_head_dim: int = 0
     indexer_topk: int = 0
     indexer_loss_scaling_factor: Number = 0
+    indexer_sparse_training: bool = False
     compress_ratios: tuple[int, ...] = ()
     o_groups: int = 0
     o_lora_rank: int = 0

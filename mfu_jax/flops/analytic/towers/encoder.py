@@ -66,8 +66,8 @@ def over_images(attended: Components, images: int) -> Components:
 def frozen_tower(layers: tuple[Layer, ...], *, frozen: bool) -> Tower:
     """The tower's layers with the gradients they need; the last one is the projector.
 
-    A frozen tower runs forward only; its projector needs a gradient of its weights, not of its
-    input. In a trained tower only the pixels need none.
+    A frozen tower runs forward only; its projector needs a gradient of its weights only.
+    In a trained tower only the pixels need none.
     """
     first, *middle, last = layers
     if frozen:
@@ -77,8 +77,11 @@ def frozen_tower(layers: tuple[Layer, ...], *, frozen: bool) -> Tower:
 
 
 def _reading_frozen(projector: Components) -> Components:
-    """The projector's first matmul needs no gradient of its input."""
+    """The projector's first matmul needs no gradient of its input, unless a norm of its own, whose
+    weights are trained, stands before it."""
     first = next(i for i, part in enumerate(projector) if part.macs)
+    if any(part.parameters for part in projector[:first]):
+        return projector
     entry = projector[first].replace(left_gradient=False)
     return (*projector[:first], entry, *projector[first + 1 :])
 

@@ -41,13 +41,13 @@ def body_cost(
         rematerialized=int(flops * _share_recomputed(body, call.name)),
         dtype=body.dtype,
         seen_by_xla=estimate or 0,
-        padding=flops - int(flops * needed),
+        padding=max(0, flops - needed),
         note="; ".join(dict.fromkeys(notes)),
     )
 
 
-def _flops(call: KernelCall, body: KernelBody, notes: list[str]) -> tuple[int, Fraction]:
-    """FLOPs of all steps, and the share that is needed; adds to `notes` what they assume."""
+def _flops(call: KernelCall, body: KernelBody, notes: list[str]) -> tuple[int, int]:
+    """FLOPs of all steps, and the part that is needed; adds to `notes` what they assume."""
     first = sum(steps < 0 for steps in body.grid)  # sizes of the grid precede the tables
     groups = of_given_groups(call, body)
 
@@ -60,7 +60,8 @@ def _flops(call: KernelCall, body: KernelBody, notes: list[str]) -> tuple[int, F
             return found[0]
         return _scalar_table(call, first + index)
 
-    return grid_flops(groups.body, table), groups.needed
+    flops = grid_flops(groups.body, table)
+    return flops, flops if groups.needed is None else groups.needed
 
 
 def _share_recomputed(body: KernelBody | None, name: str) -> Fraction:

@@ -11,7 +11,6 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, Table, UnknownBodyError
@@ -26,12 +25,12 @@ class Groups(NamedTuple):
     Attributes:
         body: with the grid that they make.
         tables: that they make, by operand.
-        needed: the share of the rows in its tiles that belong to the group that visits.
+        needed: FLOPs of the groups' products alone, without what fills up tiles; None: all.
     """
 
     body: KernelBody
     tables: dict[int, Table]
-    needed: Fraction = Fraction(1)
+    needed: int | None = None
 
 
 def of_given_groups(call: KernelCall, body: KernelBody) -> Groups:
@@ -66,8 +65,18 @@ def of_given_groups(call: KernelCall, body: KernelBody) -> Groups:
         2: ((len(visits),), tuple(tile for _, tile in visits)),
         3: ((1,), (0,)),
     }
-    needed = Fraction(sum(sizes), max(1, len(visits)) * tile)
-    return Groups(dataclasses.replace(body, grid=grid), made, needed)
+    return Groups(dataclasses.replace(body, grid=grid), made, _needed(call, groups, sum(sizes)))
+
+
+def _needed(call: KernelCall, groups: int, rows: int) -> int | None:
+    """FLOPs of rows [rows, in] times their group's of the matrices [groups, in, out].
+
+    The matrices are an operand, or the result where they are a gradient. A kernel multiplies whole
+    tiles, also where a matrix ends within one.
+    """
+    arrays = (*call.operands, *call.results)
+    sizes = [math.prod(s.dims[1:]) for s in arrays if len(s.dims) == 3 and s.dims[0] == groups]
+    return 2 * rows * max(sizes) if sizes else None
 
 
 def _visits(sizes: Sequence[int], tile: int) -> list[tuple[int, int]]:

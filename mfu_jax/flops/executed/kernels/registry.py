@@ -27,7 +27,7 @@ class KernelCost:
             recomputes the scores).
         dtype: operand dtype; by default the widest of the first two operands.
         seen_by_xla: FLOPs that XLA's own cost analysis reports for the kernel.
-        padding: the part on rows whose results are cut off.
+        padding: the part that fills up tiles: rows of other groups, zeros beyond a matrix.
         note: a choice that the reader should know about, shown as a flag.
     """
 

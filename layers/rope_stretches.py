@@ -1,0 +1,140 @@
+"""How rotary positions are stretched for sequences longer than those of pretraining.
+
+Frequencies are radians per token of each pair, fastest first, [pairs] in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+# meta-llama/Llama-3.1-8B, config.json, rope_scaling: low_freq_factor, high_freq_factor.
+_LLAMA3_TURNS = (1.0, 4.0)
+
+
+class Stretch(Protocol):
+    """A kind of stretch; `base` is the timescale of `Rope`, the others are its own."""
+
+    def frequencies(self, base: float, pairs: int, factor: float, pretrained: int) -> np.ndarray:
+        """Of each pair."""
+        ...
+
+    def output_scale(self, factor: float, pretrained: int) -> float:
+        """Of the rotated queries and keys."""
+        ...
+
+
+def plain_frequencies(base: float, pairs: int) -> np.ndarray:
+    """Without any stretch (RoFormer, arXiv 2104.09864, section 3.4.2)."""
+    return base ** -(np.arange(pairs, dtype=np.float64) / pairs)
+
+
+class Unscaled:
+    """Rotations that leave queries and keys as long as they are."""
+
+    def output_scale(self, factor: float, pretrained: int) -> float:
+        """One."""
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Unscaled):
+    """Every pair is slowed by the factor (arXiv 2306.15595)."""
+
+    def frequencies(self, base: float, pairs: int, factor: float, pretrained: int) -> np.ndarray:
+        """See `Stretch`."""
+        return plain_frequencies(base, pairs) / factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3(Unscaled):
+    """Pairs are slowed whose wave is long against `pretrained` (Llama 3.1)."""
+
+    def frequencies(self, base: float, pairs: int, factor: float, pretrained: int) -> np.ndarray:
+        """See `Stretch`."""
+        plain = plain_frequencies(base, pairs)
+        low, high = _LLAMA3_TURNS
+        turns = pretrained * plain / (2 * math.pi)
+        return _slowed(plain, factor, 1 - np.clip((turns - low) / (high - low), 0, 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yarn:
+    """YaRN (arXiv 2309.00071, section 3.2).
+
+    Attributes:
+        fast, slow: pairs that turn more than `fast` times in `pretrained` tokens stay as they are,
+            those that turn less than `slow` times are slowed by the factor, the rest lies between.
+        truncate: the two ends lie on whole pairs.
+        scales_output: what is rotated is scaled by 0.1 · ln(factor) + 1.
+    """
+
+    fast: float = 32.0
+    slow: float = 1.0
+    truncate: bool = True
+    scales_output: bool = False
+
+    def frequencies(self, base: float, pairs: int, factor: float, pretrained: int) -> np.ndarray:
+        """See `Stretch`."""
+        first, last = (
+            pairs * math.log(pretrained / (2 * math.pi * turns)) / math.log(base)
+            for turns in (self.fast, self.slow)
+        )
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * pairs - 1)
+        share = np.clip((np.arange(pairs) - first) / max(last - first, 1e-3), 0, 1)
+        return _slowed(plain_frequencies(base, pairs), factor, share)
+
+    def output_scale(self, factor: float, pretrained: int) -> float:
+        """See `yarn_scale`."""
+        return yarn_scale(factor) if self.scales_output else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicNtk(Unscaled):
+    """The timescale grows with sequences beyond `pretrained` (transformers: ``dynamic``).
+
+    Attributes:
+        length: tokens of a sequence.
+    """
+
+    length: int
+
+    def frequencies(self, base: float, pairs: int, factor: float, pretrained: int) -> np.ndarray:
+        """See `Stretch`."""
+        beyond = max(self.length, pretrained) / pretrained
+        growth = (factor * beyond - (factor - 1)) ** (pairs / (pairs - 1))
+        return plain_frequencies(base * growth, pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRope:
+    """LongRoPE (arXiv 2402.13753): every pair has a factor of its own, which a search has found.
+
+    Attributes:
+        factors: of the pairs.
+    """
+
+    factors: tuple[float, ...]
+
+    def frequencies(self, base: float, pairs: int, factor: float, pretrained: int) -> np.ndarray:
+        """See `Stretch`."""
+        return plain_frequencies(base, pairs) / np.asarray(self.factors, np.float64)
+
+    def output_scale(self, factor: float, pretrained: int) -> float:
+        """√(1 + ln factor / ln pretrained) (section 3.3)."""
+        return math.sqrt(1 + math.log(factor) / math.log(pretrained)) if factor > 1 else 1.0
+
+
+def yarn_scale(factor: float, weight: float = 1.0) -> float:
+    """YaRN's temperature (section 3.3): 0.1 · weight · ln(factor) + 1."""
+    return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def _slowed(plain: np.ndarray, factor: float, share: np.ndarray) -> np.ndarray:
+    """Frequencies of which each takes a share of the factor, from 0 to 1."""
+    return plain * (1 - (1 - 1 / factor) * share)

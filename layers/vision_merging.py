@@ -1,0 +1,93 @@
+"""Ways from the patches of an image to fewer tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+from flax import nnx
+
+from .building import Builder
+
+Merge = Callable[[jax.Array], jax.Array]
+"""[images, rows, columns, width] → [images, tokens, another width]."""
+
+
+class MergeSpec(Protocol):
+    """How `side` × `side` patches become one token."""
+
+    @property
+    def side(self) -> int:
+        """Patches of a side of the square."""
+        ...
+
+    def width(self, before: int) -> int:
+        """Width of a token that was patches of width `before`."""
+        ...
+
+    def make(self, build: Builder) -> Merge:
+        """The part, in the tower's width `build.emb_dim`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolSpec:
+    """The mean of a square of patches (Gemma 3, arXiv 2503.19786, section 2.1)."""
+
+    side: int
+
+    def width(self, before: int) -> int:
+        """The same."""
+        return before
+
+    def make(self, build: Builder) -> Merge:
+        """Nothing to train."""
+        return lambda x: _squares(x, self.side).mean(axis=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffleSpec:
+    """A square of patches side by side, then an MLP (Llama 4: pixel shuffle).
+
+    Attributes:
+        hidden, out: widths of the MLP.
+    """
+
+    side: int
+    hidden: int
+    out: int
+
+    def width(self, before: int) -> int:
+        """The MLP's."""
+        return self.out
+
+    def make(self, build: Builder) -> Shuffle:
+        """The MLP's weights."""
+        return Shuffle(self, build)
+
+
+class Shuffle(nnx.Module):
+    """``gelu(gelu(x · fc1) · fc2)`` of joined patches."""
+
+    def __init__(self, spec: ShuffleSpec, build: Builder) -> None:
+        joined = build.emb_dim * spec.side**2
+        self.fc1 = build.dense((joined,), (spec.hidden,), ("embed", "mlp"))
+        self.fc2 = build.dense((spec.hidden,), (spec.out,), ("mlp", "embed"))
+        self.side = spec.side
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[images, rows, columns, width] → [images, tokens, out]."""
+        joined = _squares(x, self.side)
+        joined = joined.reshape(*joined.shape[:2], -1)
+        for fc in (self.fc1, self.fc2):
+            joined = jax.nn.gelu(fc(joined), approximate=False)
+        return joined
+
+
+def _squares(x: jax.Array, side: int) -> Any:
+    """[images, rows, columns, width] → [images, squares, side · side, width], row by row."""
+    count, rows, columns, width = x.shape
+    cut = x.reshape(count, rows // side, side, columns // side, side, width).swapaxes(2, 3)
+    return cut.reshape(count, -1, side * side, width)

@@ -1,0 +1,48 @@
+"""Kernels of dropless experts: rows in groups, each group times its own matrix, tile by tile.
+
+Such a kernel (megablox's, or XLA's own of ``ragged_dot``) goes through a list of tiles that is made
+before it runs: a tile of rows that two groups share is in it for each of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
+
+_ROWS, _LIST = 2, 1  # dimensions
+
+
+def visited_share(record: InstructionRecord) -> float | None:
+    """Tiles that a grouped kernel goes through, over those that its rows fill.
+
+    None if it is no such kernel: its operands are the groups' offsets [groups + 1], the group and
+    the tile of rows of each step [tiles + groups − 1], and the rows.
+    """
+    arrays = record.shape.operand_arrays
+    lists = [a.dims[0] for a in arrays if a.dtype == "s32" and len(a.dims) == _LIST]
+    rows = next((a.dims[0] for a in arrays if len(a.dims) == _ROWS and a.dtype != "s32"), 0)
+    for offsets, groups_of, tiles_of in zip(lists, lists[1:], lists[2:], strict=False):
+        filled = groups_of - offsets + 2
+        if groups_of == tiles_of and filled > 0 and rows % filled == 0 and rows:
+            return groups_of / filled
+    return None
+
+
+def without_skipped_rows(costs: ProgramCosts, own_rows: float) -> ProgramCosts:
+    """Costs in which grouped kernels multiply those of their rows that are in a group.
+
+    Args:
+        costs: of the shapes.
+        own_rows: share of such rows, where devices gather rows of all experts and have some of
+            them: the kernel ends with its last group.
+    """
+    records, flops = dict(costs.records), Counter(costs.executed.by_dtype)
+    for name, record in costs.records.items():
+        if own_rows < 1 and visited_share(record) is not None:
+            own = {dtype: round(n * own_rows) for dtype, n in record.flops_by_dtype.items()}
+            records[name] = replace(record, flops_by_dtype=own)
+            for dtype, whole in record.flops_by_dtype.items():
+                flops[dtype] -= record.runs * (whole - own[dtype])
+    return replace(costs, records=records, executed=replace(costs.executed, by_dtype=flops))

@@ -1,0 +1,70 @@
+"""Between which times a run of a predicted step would lie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mfu_jax.flops.executed.instruction_costs import ProgramCosts
+from mfu_jax.planning.durations import FAST, HOST, SLOW, TYPICAL_HOST, Durations, Efficiencies
+from mfu_jax.planning.schedule import timeline
+from mfu_jax.planning.targets import Target
+
+_FASTER_HOST = 2  # 32 GB/s is the most that anybody says of a TPU
+
+
+def time_range(
+    costs: ProgramCosts,
+    durations: Durations,
+    *,
+    seconds: float,
+    bound: float,
+    residuals: tuple[float, float] | None,
+) -> tuple[float, float] | None:
+    """The least and the greatest time, in seconds of a step.
+
+    Args:
+        costs: of the program.
+        durations: that predicted it.
+        seconds: the prediction.
+        bound: no run is faster, whatever others were.
+        residuals: measured / predicted times of other runs; None: too few were compared.
+
+    Returns:
+        Of GPUs without residuals, the times at higher and lower shares of their peaks; None for
+        TPUs without them.
+    """
+    if residuals is not None:
+        low, high = residuals
+        fastest = seconds - _saved_by_a_faster_host(costs, durations)
+        return max(bound, fastest * low), seconds * high
+    if durations.target.platform != "cuda":
+        return None
+    least, most = (
+        _seconds(costs, Durations(target=durations.target, efficiencies=shares))
+        for shares in (FAST, SLOW)
+    )
+    return max(bound, least), max(bound, most)
+
+
+def host_notes(costs: ProgramCosts, target: Target) -> tuple[str, ...]:
+    """Whether the step copies to or from the host's memory at a bandwidth that is not known."""
+    copies = any(record.host_bytes and record.runs for record in costs.records.values())
+    if not copies or HOST in target.chip.interconnect:
+        return ()
+    return (
+        f"the bandwidth between a {target.chip.name} and its host's memory is not known: "
+        f"{TYPICAL_HOST} GB/s are taken, and up to {_FASTER_HOST * TYPICAL_HOST} in the range",
+    )
+
+
+def _saved_by_a_faster_host(costs: ProgramCosts, durations: Durations) -> float:
+    if not host_notes(costs, durations.target):
+        return 0.0
+    shares: Efficiencies = replace(
+        durations.efficiencies, host=_FASTER_HOST * durations.efficiencies.host
+    )
+    return _seconds(costs, durations) - _seconds(costs, replace(durations, efficiencies=shares))
+
+
+def _seconds(costs: ProgramCosts, durations: Durations) -> float:
+    return timeline(costs, durations).seconds

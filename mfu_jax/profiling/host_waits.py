@@ -1,0 +1,89 @@
+"""Who waits for whom: the time in collectives of each host, from one trace of all of them.
+
+A collective ends for all at once, so the host that comes last spends the least time in it. What the
+others spend there beyond that is their wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mfu_jax.profiling.folders import dump_files, trace_files
+from mfu_jax.profiling.join import Join, Work
+from mfu_jax.profiling.measured import Measured, measure
+from mfu_jax.profiling.programs import ProgramLibrary
+from mfu_jax.profiling.timeline.platforms import read_devices
+from mfu_jax.profiling.trace.xspace import Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostWait:
+    """One host, in seconds of a step, in the mean over its devices and steps.
+
+    Attributes:
+        host: of its file; ``process3`` where several processes trace a job.
+        steps: how many are measured.
+        step_seconds: of a step.
+        collective_seconds: in collectives, with no compute beside them.
+        wait_seconds: of these, beyond those of the host that spends least in them.
+    """
+
+    host: str
+    steps: int
+    step_seconds: float
+    collective_seconds: float
+    wait_seconds: float
+
+
+def read_host_waits(path: Path) -> tuple[HostWait, ...]:
+    """The hosts of the newest trace in a folder, the one that is waited for first.
+
+    Returns:
+        Nothing for a trace of one host, or of a job without collectives.
+
+    Raises:
+        UserError: there is no trace, or one is damaged or holds no program.
+    """
+    files = trace_files(path)
+    if len(files) < 2:
+        return ()
+    names = _names(files)
+    spent = []
+    for file in files:  # one at a time: a trace may take gigabytes
+        measured = _measure(file)
+        spent.append((names[file], measured, _in_collectives(measured)))
+    least = min(seconds for _, _, seconds in spent)
+    if not any(seconds for _, _, seconds in spent):
+        return ()
+    hosts = [
+        HostWait(
+            host=name,
+            steps=measured.steps,
+            step_seconds=measured.step_seconds,
+            collective_seconds=seconds,
+            wait_seconds=seconds - least,
+        )
+        for name, measured, seconds in spent
+    ]
+    return tuple(sorted(hosts, key=lambda host: host.wait_seconds))
+
+
+def _names(files: Sequence[Path]) -> dict[Path, str]:
+    """The short name of each host, or the whole one where two are the same."""
+    short = [file.name.partition(".")[0] for file in files]
+    is_unique = len(set(short)) == len(short)
+    return {f: name if is_unique else f.name for f, name in zip(files, short, strict=True)}
+
+
+def _measure(file: Path) -> Measured:
+    """The times of one host's devices."""
+    traces = [Trace(file)]
+    devices = read_devices(traces)
+    ops = [name for timeline, _ in devices for name in timeline.names]
+    return measure(devices, Join(ProgramLibrary(traces, dump_files(file), ops)))
+
+
+def _in_collectives(measured: Measured) -> float:
+    return sum(op.seconds for op in measured.ops if op.op.work is Work.COMMUNICATION)

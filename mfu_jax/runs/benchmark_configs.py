@@ -1,0 +1,83 @@
+"""The standard configs of benchmark runs: dense models, experts, long sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """One standard config.
+
+    Attributes:
+        parameters: as published; they decide whether the training state fits.
+        batches: per-device batch sizes, tried in this order until one fits.
+        settings: keys of the trainer.
+    """
+
+    parameters: float
+    batches: tuple[int, ...]
+    settings: Mapping[str, Any]
+
+
+def _full_remat(model_name: str, length: int, **more: Any) -> Mapping[str, Any]:
+    keys = {"model_name": model_name, "max_target_length": length, "remat_policy": "full"}
+    return keys | more
+
+
+# Parts of the logits at a time: of 32,768 tokens, all would be the largest array by far.
+_LONG = {"num_vocab_tiling": 8}
+_EXPERTS = {
+    "decoder_block": "mixtral",
+    "vocab_size": 32000,
+    "emb_dim": 1024,
+    "num_decoder_layers": 16,
+    "num_query_heads": 8,
+    "num_kv_heads": 4,
+    "head_dim": 128,
+    "num_experts": 16,
+    "num_experts_per_tok": 2,
+    "moe_mlp_dim": 1792,
+    "max_target_length": 4096,
+    "remat_policy": "full",
+}
+_TINY = {"max_target_length": 64, "remat_policy": "full"}
+
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "tiny": Benchmark(parameters=771e3, batches=(2,), settings=_TINY),
+    "tiny-moe": Benchmark(
+        parameters=3.38e6,
+        batches=(2,),
+        settings={
+            **_TINY,
+            "decoder_block": "mixtral",
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_mlp_dim": 512,
+        },
+    ),
+    "gpt2-124m": Benchmark(
+        parameters=124e6,
+        batches=(32, 16, 8, 4),
+        settings={"model_name": "gpt2-124m", "max_target_length": 1024, "remat_policy": "minimal"},
+    ),
+    "llama3.2-1b": Benchmark(
+        parameters=1.24e9, batches=(8, 4, 2, 1), settings=_full_remat("llama3.2-1b", 4096)
+    ),
+    "llama3-8b": Benchmark(
+        parameters=8.03e9, batches=(4, 2, 1), settings=_full_remat("llama3-8b", 4096)
+    ),
+    "moe-1.5b": Benchmark(parameters=1.49e9, batches=(8, 4, 2, 1), settings=_EXPERTS),
+    "mixtral-8x7b": Benchmark(
+        parameters=46.7e9, batches=(4, 2, 1), settings=_full_remat("mixtral-8x7b", 4096)
+    ),
+    "llama3.2-1b-32k": Benchmark(
+        parameters=1.24e9, batches=(1,), settings=_full_remat("llama3.2-1b", 32768, **_LONG)
+    ),
+    "llama3-8b-32k": Benchmark(
+        parameters=8.03e9, batches=(1,), settings=_full_remat("llama3-8b", 32768, **_LONG)
+    ),
+}
+STANDARD = ("gpt2-124m", "llama3.2-1b", "llama3-8b", "moe-1.5b", "llama3.2-1b-32k")

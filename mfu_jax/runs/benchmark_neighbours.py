@@ -1,0 +1,120 @@
+"""What stands beside a benchmark run: what a plan predicts of it, and PyTorch on the same device.
+
+Both run in processes of their own after the trainer has left the device. Where one is missing, the
+reason stands in its place.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mfu_jax.errors import UserError
+from mfu_jax.hardware.naming import lookup
+from mfu_jax.runs.platforms import Device, performance_flags
+
+_PLANNER = (sys.executable, "-m", "mfu_jax.cli", "plan")
+_PYTORCH = (sys.executable, "-m", "mfu_jax.trainer.pytorch_step")
+_PLANNED = ("step_time_seconds", "mfu", "hfu", "memory_peak_bytes", "fits")
+# Chip → the name of its slices, and what that counts for each JAX device.
+_SLICES = {
+    "TPU v4": ("v4", 2),
+    "TPU v5e": ("v5e", 1),
+    "TPU v5p": ("v5p", 2),
+    "TPU v6e (Trillium)": ("v6e", 1),
+    "TPU7x (Ironwood)": ("tpu7x", 1),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbour:
+    """One of them.
+
+    Attributes:
+        values: its numbers; empty if it has none.
+        why: it has none.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+
+def predicted(
+    settings: Mapping[str, Any],
+    device: Device,
+    *,
+    timeout: float,
+    planner: Sequence[str] = _PLANNER,
+) -> Neighbour:
+    """What `mfu-jax plan` says of a run, with the run's own flags of the compiler.
+
+    Args:
+        settings: keys of the trainer.
+        device: that ran it.
+        timeout: seconds.
+        planner: the command.
+    """
+    try:
+        target = _target(device)
+    except UserError as error:
+        return Neighbour(why=str(error))
+    flags = performance_flags(device.platform, device.kind, device.count)
+    compiler = " ".join(text for text in flags.values() if text.startswith("--"))
+    words = [f"{key}={value}" for key, value in settings.items()]
+    command = [*planner, *target, *words, *([f"xla_flags={compiler}"] * bool(compiler)), "--json"]
+    found = _json_of(command, timeout, codes=(0, 1))
+    return Neighbour(values={k: found.values.get(k) for k in _PLANNED}) if found.values else found
+
+
+def _target(device: Device) -> list[str]:
+    """The words of a plan for these devices.
+
+    Raises:
+        UserError: no plan is made for them.
+    """
+    if device.platform == "gpu":
+        return [f"hardware={device.kind}", f"devices={device.count}"]
+    if device.platform == "cpu":
+        raise UserError("no plans are made for CPUs")
+    name, each = _SLICES.get(lookup(device.kind).name, ("", 0))
+    if not name:
+        raise UserError(f"no plans are made for {device.kind}")
+    return [f"topology={name}-{device.count * each}"]
+
+
+def beside_pytorch(
+    settings: Mapping[str, Any],
+    device: Device,
+    *,
+    timeout: float,
+    program: Sequence[str] = _PYTORCH,
+) -> Neighbour:
+    """The same model in PyTorch, compiled, on one GPU, with the batch that the trainer took.
+
+    Args:
+        settings: keys of the trainer.
+        device: that ran it.
+        timeout: seconds.
+        program: the command.
+    """
+    if device.platform != "gpu":
+        return Neighbour(why="PyTorch runs beside GPUs only")
+    if device.count > 1:
+        return Neighbour(why=f"PyTorch runs on one GPU; here are {device.count}")
+    return _json_of([*program, *(f"{k}={v}" for k, v in settings.items())], timeout, codes=(0,))
+
+
+def _json_of(command: Sequence[str], timeout: float, codes: Sequence[int]) -> Neighbour:
+    """What a command prints, or the last line of its errors."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return Neighbour(why=f"not finished after {timeout:.0f} s")
+    if done.returncode in codes and done.stdout.strip():
+        return Neighbour(values=json.loads(done.stdout))
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    return Neighbour(why=lines[-1][:300] if lines else f"exit code {done.returncode}")

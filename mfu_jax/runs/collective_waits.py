@@ -1,0 +1,89 @@
+"""The hosts of a profile: who waits in collectives, and for whom. Says; does not read traces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mfu_jax.formatting import seconds_text, short
+
+# The median host's wait that is worth a line, as a part of a step.
+LATE_FRACTION = 0.10
+_MOST_SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveWait:
+    """One host, in seconds of a step.
+
+    Attributes:
+        host: its name, or ``process3``.
+        step_seconds: of a step.
+        collective_seconds: in collectives, with no compute beside them.
+        wait_seconds: of these, beyond those of the host that spends least in them.
+    """
+
+    host: str
+    step_seconds: float
+    collective_seconds: float
+    wait_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveWaits:
+    """All hosts of one profile.
+
+    Attributes:
+        source: the profile's folder.
+        hosts: the one that is waited for first.
+    """
+
+    source: str
+    hosts: Sequence[CollectiveWait]
+
+    @property
+    def median_seconds(self) -> float:
+        """The wait of the median host; of two, the longer one."""
+        waits = sorted(host.wait_seconds for host in self.hosts)
+        return waits[len(waits) // 2]
+
+    @property
+    def slowest(self) -> CollectiveWait | None:
+        """The host that the others wait for; None: nobody is late."""
+        first = self.hosts[0]
+        return first if self.median_seconds > LATE_FRACTION * first.step_seconds else None
+
+    @property
+    def finding(self) -> str:
+        """Who is late, in one line; empty: nobody."""
+        if (late := self.slowest) is None:
+            return ""
+        return (
+            f"{short(late.host)} comes last to collectives: it spends "
+            f"{seconds_text(late.collective_seconds)} of a step in them, the median host waits "
+            f"{seconds_text(self.median_seconds)} longer; it is slow before them"
+        )
+
+    def render(self) -> str:
+        """The same for a terminal."""
+        lines = [
+            f"  collectives  of {len(self.hosts)} hosts in a step, profile {short(self.source)}"
+        ]
+        lines += [
+            f"    {short(host.host)}: {seconds_text(host.collective_seconds)} of "
+            f"{seconds_text(host.step_seconds)}, waits {seconds_text(host.wait_seconds)}"
+            for host in self.hosts[:_MOST_SHOWN]
+        ]
+        if (more := len(self.hosts) - _MOST_SHOWN) > 0:
+            lines.append(f"    … and {more} more")
+        return "\n".join([*lines, *([f"    {self.finding}"] if self.finding else [])])
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it; ``slowest`` is None if nobody is late."""
+        slowest = self.slowest
+        return {
+            "source": self.source,
+            "slowest": None if slowest is None else slowest.host,
+            "hosts": [asdict(host) for host in self.hosts],
+        }

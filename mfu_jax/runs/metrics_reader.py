@@ -1,0 +1,130 @@
+"""Reads the lines of a metrics file, or of a piece of one, into a table of steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from mfu_jax.runs.foreign_metrics import ForeignLines
+from mfu_jax.runs.metrics_lines import (
+    NAMES,
+    TIME,
+    are_sane,
+    foreign_step,
+    form_of,
+    is_special,
+    read_line,
+    words_of,
+)
+from mfu_jax.runs.record_templates import Templates
+from mfu_jax.runs.step_table import LoggedStep, StepTable
+from mfu_jax.user_files import text_lines
+
+_MOST_NOTES = 10_000
+
+
+class Reader:
+    """Takes the lines of a file one by one, and counts what is no step.
+
+    Attributes:
+        steps: found so far.
+        forms: of their lines: ``jsonl``, ``maxtext``, ….
+        counts: lines that are no new step, by why.
+        notes: step → what its record says in words, of the last steps that have any.
+        last_line: of a step.
+        profile_line: the last one with the numbers of a profile.
+    """
+
+    def __init__(self) -> None:
+        self.steps = StepTable()
+        self.forms: set[str] = set()
+        self.counts = Counter[str]()
+        self.notes: dict[int, str] = {}
+        self.last_line = ""
+        self.profile_line = ""
+        self._foreign = ForeignLines()
+        self._templates = Templates(NAMES, is_special)
+
+    def read(self, blocks: Iterable[bytes]) -> None:
+        """Adds the lines of a file, in blocks."""
+        for block in blocks:
+            place = 0
+            while place < len(block):
+                place = self._read_rows(block, place) or self._read_one(block, place)
+        for found in self._foreign.rest():
+            self._add(*foreign_step(found), self.last_line)
+
+    def _read_rows(self, block: bytes, begin: int) -> int:
+        """Adds the records of a known shape from a place on; returns their end, 0: none."""
+        found = self._templates.rows(block, begin, self.steps.last_number)
+        if found is None:
+            return 0
+        template, rows = found
+        if not are_sane(template, rows):
+            while begin < rows.end:
+                begin = self._read_one(block, begin)
+            return begin
+        self.forms.add(form_of(template.kind))
+        self.steps.extend(template.kind, template.names, rows.numbers, rows.values)
+        self.last_line = block[rows.last : rows.end].decode("utf-8", "replace")
+        return rows.end
+
+    def _read_one(self, block: bytes, begin: int) -> int:
+        """Adds the line at a place; returns its end."""
+        end = block.find(b"\n", begin) + 1 or len(block)
+        for line in text_lines(block[begin:end]):
+            for form, step in self._steps_of(line):
+                self._add(form, step, line)
+        return end
+
+    def _steps_of(self, line: str) -> Iterable[tuple[str, LoggedStep | None]]:
+        """The form and the steps that a line ends; no step if it is broken."""
+        try:
+            theirs = self._foreign.take(line)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            return [("", None)]
+        if theirs is not None:
+            return map(foreign_step, theirs)
+        found = read_line(line)
+        return [] if found is None else [found]
+
+    def _add(self, form: str, step: LoggedStep | None, line: str) -> None:
+        if step is None:
+            self.counts["unreadable"] += 1
+        elif TIME not in step.scalars:
+            self.counts["other_records"] += 1
+        elif step.number == self.steps.last_number:
+            self.counts["repeated"] += 1
+        else:
+            self.forms.add(form)
+            self.steps.append(step)
+            self._remember(line, step.number)
+            if form in ("jsonl", "maxtext"):
+                self._templates.learn(line)
+
+    def _remember(self, line: str, step: int) -> None:
+        """Keeps the last record, and the words of a record that has any."""
+        self.last_line = line
+        if '"profile/mfu"' in line:
+            self.profile_line = line
+        if '"notes"' in line or '"flags"' in line:
+            if len(self.notes) >= _MOST_NOTES:
+                del self.notes[next(iter(self.notes))]
+            self.notes[step] = words_of(line)
+
+    def join(self, later: Reader) -> None:
+        """Adds what another one has read of the lines that follow."""
+        is_repeated = later.steps and later.steps.numbers[0] == self.steps.last_number
+        self.counts.update(later.counts)
+        self.counts["repeated"] += bool(is_repeated)
+        self.steps.extend_table(later.steps, skip=bool(is_repeated))
+        self.forms |= later.forms
+        self.notes |= later.notes
+        for step in list(self.notes)[: max(0, len(self.notes) - _MOST_NOTES)]:
+            del self.notes[step]
+        self.last_line = later.last_line or self.last_line
+        self.profile_line = later.profile_line or self.profile_line
+
+    def __getstate__(self) -> dict[str, object]:
+        """For another process: what was found, not the expressions that found it."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}

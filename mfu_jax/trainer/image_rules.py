@@ -1,0 +1,102 @@
+"""What a config with images has to fulfil, for each tower of the reference model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mfu_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from mfu_jax.trainer.pyconfig import Config
+
+_SIZES = (
+    "patch_size_for_vit num_channels_for_vit hidden_size_for_vit intermediate_size_for_vit "
+    "num_hidden_layers_for_vit num_attention_heads_for_vit"
+).split()
+# What images are not trained with.
+_EXCLUDED = ("lora_rank", "frozen", "use_dpo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerRules:
+    """The rules of one tower.
+
+    Attributes:
+        side: the key that has the pixels of an image's side.
+        sizes: further keys that it needs.
+        joined: of a config, the patches of a side of the square that becomes one token.
+        head_unit: what the width of a head is a multiple of.
+        mlp_reads_squares: whether `intermediate_size_for_vit` is the width of a square of patches.
+    """
+
+    side: str
+    sizes: tuple[str, ...] = ()
+    joined: Callable[[Config], int]
+    head_unit: int = 1
+    mlp_reads_squares: bool = False
+
+
+# decoder_block → its tower
+TOWERS: Mapping[str, TowerRules] = {
+    "gemma3": TowerRules(side="image_size_for_vit", joined=lambda config: 4),
+    "llama4": TowerRules(
+        side="tile_size_for_vit",
+        sizes=(
+            "projector_input_dim_for_vit",
+            "projector_output_dim_for_vit",
+            "pixel_shuffle_ratio_for_vit",
+        ),
+        joined=lambda config: round(1 / config.pixel_shuffle_ratio_for_vit),
+        head_unit=4,
+        mlp_reads_squares=True,
+    ),
+}
+
+
+def check_images(config: Config) -> None:
+    """Raises a `UserError` if the config has images that it cannot train on."""
+    if not config.images_per_sequence:
+        if config.use_multimodal:
+            raise UserError("use_multimodal=true needs images_per_sequence, which is 0")
+        return
+    wanted = f"images_per_sequence={config.images_per_sequence}"
+    rules = TOWERS.get(config.decoder_block)
+    if rules is None:
+        raise UserError(
+            f"{wanted}: the reference model has the towers of {' and '.join(TOWERS)}, not that of "
+            f"decoder_block={config.decoder_block}; 0 trains the text model"
+        )
+    for key in (*_SIZES, rules.side, *rules.sizes):
+        if getattr(config, key) <= 0:
+            raise UserError(f"{wanted} needs {key}, which is {getattr(config, key)}")
+    for key in _EXCLUDED:
+        if getattr(config, key):
+            raise UserError(f"{wanted} with {key}: expected one of them only")
+    if config.context_parallelism > 1:
+        raise UserError(f"{wanted} with context_parallelism: images are whole; use fsdp or tensor")
+    _check_patches(config, rules)
+
+
+def _check_patches(config: Config, rules: TowerRules) -> None:
+    """The sides and widths of a tower that have to divide each other."""
+    side, joined = getattr(config, rules.side), rules.joined(config)
+    columns = side // config.patch_size_for_vit
+    if columns < joined or columns % joined:
+        raise UserError(
+            f"{rules.side}={side} makes {columns} patches in a row; expected a multiple of "
+            f"{joined}, which become one token"
+        )
+    width, heads = config.hidden_size_for_vit, config.num_attention_heads_for_vit
+    if width % (heads * rules.head_unit):
+        raise UserError(
+            f"hidden_size_for_vit={width}: expected a multiple of {heads * rules.head_unit}, for "
+            f"num_attention_heads_for_vit={heads}"
+        )
+    if rules.mlp_reads_squares and config.intermediate_size_for_vit != width * joined**2:
+        raise UserError(
+            f"intermediate_size_for_vit={config.intermediate_size_for_vit}: the MLP behind the "
+            f"patches reads {joined**2} of hidden_size_for_vit={width}; expected "
+            f"{width * joined**2}"
+        )

@@ -1,0 +1,132 @@
+"""The loss that trains an indexer: what it is, what it moves, what it costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from mfu_jax.layers.building import Builder, Inputs
+from mfu_jax.layers.indexer import DENSE, SPARSE, IndexerSpec, divergence
+from mfu_jax.layers.latent_attention import LatentAttentionSpec
+from mfu_jax.layers.rope import Rope
+
+from mfu_jax.errors import UserError
+from mfu_jax.flops.traced.counting import count_model_flops
+from tests.support.floats import assert_close_as_float32
+from tests.support.tiny_models import analytic, gradient, sized
+
+S, D = 12, 16
+SPEC = LatentAttentionSpec(
+    heads=2,
+    q_lora_rank=8,
+    kv_lora_rank=8,
+    nope_dim=4,
+    rope_dim=4,
+    v_dim=6,
+    rope=Rope(timescale=100.0),
+    indexer=IndexerSpec(heads=2, head_dim=4, topk=3),
+)
+
+
+class Attended(NamedTuple):
+    """What an attention returns, its indexer's loss, and that loss's gradients."""
+
+    result: jax.Array
+    loss: jax.Array
+    grads: Any
+
+
+def build() -> Builder:
+    f32 = jnp.dtype("float32")
+    return Builder(
+        emb_dim=D,
+        dtype=f32,
+        weight_dtype=f32,
+        normalization="rmsnorm",
+        epsilon=1e-6,
+        attention="dot_product",
+        rngs=nnx.Rngs(params=0),
+    )
+
+
+@functools.cache
+def attended() -> dict[str, Attended]:
+    """Stage → the same weights at work in it."""
+    places = jnp.arange(S)[None]
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, S, D)), jnp.float32)
+
+    def run(weights: Any, stage: str) -> tuple[jax.Array, jax.Array]:
+        spec = dataclasses.replace(
+            SPEC, indexer=IndexerSpec(heads=2, head_dim=4, topk=3, loss=stage)
+        )
+        graph = nnx.graphdef(nnx.eval_shape(lambda: spec.make(build())))
+        inputs = Inputs(tokens=places, positions=places, segment_ids=jnp.ones((1, S), int))
+        result = nnx.merge(graph, weights)(x, inputs)
+        assert set(inputs.notes) == ({"indexer_loss"} if stage else set())
+        return inputs.notes.get("indexer_loss", jnp.zeros(())), result
+
+    def all_of() -> dict[str, Attended]:
+        weights = nnx.state(SPEC.make(build()), nnx.Param)
+        both = jax.value_and_grad(run, has_aux=True)
+        found = {stage: both(weights, stage) for stage in (SPARSE, DENSE, "")}
+        return {s: Attended(result, loss, grads) for s, ((loss, result), grads) in found.items()}
+
+    return jax.jit(all_of)()
+
+
+def test_the_divergence_is_its_formula() -> None:
+    rng = np.random.default_rng(1)
+    mask = np.tril(np.ones((4, 4), bool))
+    scores = rng.normal(size=(4, 4))
+    p = np.where(mask, rng.uniform(0.1, 1, (4, 4)), 0)
+    p /= p.sum(-1, keepdims=True)
+    want = 0.0
+    for t in range(4):
+        q = np.exp(scores[t, : t + 1]) / np.exp(scores[t, : t + 1]).sum()
+        want += sum(p[t, s] * np.log(p[t, s] / q[s]) for s in range(t + 1)) / 4
+    got = divergence(*(jnp.asarray(array)[None] for array in (p, scores, mask)))
+    assert_close_as_float32(got, np.float32(want), terms=16)
+
+
+@pytest.mark.parametrize("stage", [SPARSE, DENSE])
+def test_the_loss_moves_the_indexer_alone(stage: str) -> None:
+    grads = nnx.to_flat_state(attended()[stage].grads)
+    assert {path[0] for path, grad in grads if grad.get_value().any()} == {"indexer"}
+
+
+def test_in_the_warm_up_queries_attend_to_all_keys() -> None:
+    sparse, dense, without = (attended()[stage] for stage in (SPARSE, DENSE, ""))
+    assert_close_as_float32(sparse.result, without.result, terms=64)
+    # The first topk queries see no more keys than they may pick.
+    assert_close_as_float32(dense.result[:, :3], sparse.result[:, :3], terms=64)
+    assert np.abs(dense.result - sparse.result)[:, 3:].max() > 1e-3
+    assert dense.loss != sparse.loss
+
+
+WARM_UP = {"frozen": ["tokens", "logits", "attention", "mlp", "moe"]}
+
+
+@pytest.mark.parametrize(
+    "keys", [{"indexer_sparse_training": True}, WARM_UP], ids=["sparse", "warm-up"]
+)
+def test_its_flops_are_counted(keys: dict[str, Any]) -> None:
+    c = sized("deepseek3.2-671b", indexer_loss_scaling_factor=0.5, **keys)
+    step, arguments = gradient(c)
+    traced = count_model_flops(step, *arguments)
+    assert traced.total == analytic(c)
+    # The scores' gradients: of queries and of keys.
+    scores = sum(count for scope, count in traced.by_scope.items() if "indexer/scores" in scope)
+    assert scores == 3 * 3 * 2 * c.indexer_n_heads * c.indexer_head_dim * 2 * 128**2
+
+
+def test_a_loss_without_an_indexer_that_chooses_is_refused() -> None:
+    with pytest.raises(UserError, match="use_indexer=true"):
+        sized("deepseek3-671b", indexer_loss_scaling_factor=0.5)
+    with pytest.raises(UserError, match="indexer_topk=16"):
+        sized("deepseek3.2-671b", indexer_loss_scaling_factor=0.5, max_target_length=16)

@@ -1,0 +1,33 @@
+"""Moved rows against plain indexing: the same values and gradients, and no scatter."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from mfu_jax.layers.row_moves import moved
+
+ROWS, COPIES, WIDTH = 4, 2, 3
+# The copies that six places get; 8 is none. Copies 2 and 7 have no place: theirs is 6.
+PLACES = jnp.array([5, 0, 8, 3, 1, 4])
+X = jnp.arange(1.0, 1 + ROWS * WIDTH).reshape(ROWS, WIDTH)
+BACK = jnp.array([1, 4, 6, 3, 5, 0, 6, 6])
+
+
+def plain(x: jax.Array) -> jax.Array:
+    copies = jnp.concatenate([jnp.repeat(x, COPIES, axis=0), jnp.zeros((1, WIDTH))])
+    return copies[PLACES]
+
+
+def test_each_place_gets_its_copy_and_each_row_its_copies_gradients() -> None:
+    weights = jnp.arange(6.0 * WIDTH).reshape(6, WIDTH)
+    got, pull = jax.vjp(lambda x: moved(COPIES, x, PLACES, BACK), X)
+    want, pull_plain = jax.vjp(plain, X)
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(pull(weights)[0], pull_plain(weights)[0])
+
+
+def test_the_gradient_is_gathered() -> None:
+    loss = lambda x: moved(COPIES, x, PLACES, BACK).sum()  # noqa: E731
+    assert "scatter" not in str(jax.make_jaxpr(jax.grad(loss))(X))
+    assert "scatter" in str(jax.make_jaxpr(jax.grad(lambda x: plain(x).sum()))(X))

@@ -1,0 +1,53 @@
+"""Which mesh axes split which dimension of a weight."""
+
+from __future__ import annotations
+
+import pytest
+from jax.sharding import PartitionSpec as P
+from mfu_jax.layers.sharding import partition_spec
+
+SIZES = {"data": 1, "pipeline": 2, "fsdp": 64, "context": 1, "expert": 8, "tensor": 4}
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "spec"),
+    [
+        (("embed", "mlp"), (7168, 2048), P(("fsdp", "context", "expert"), "tensor")),
+        (
+            ("experts", "embed", "mlp"),
+            (256, 7168, 2048),
+            P("expert", ("fsdp", "context"), "tensor"),
+        ),
+        (
+            ("experts", "mlp", "embed"),
+            (256, 2048, 7168),
+            P("expert", "tensor", ("fsdp", "context")),
+        ),
+        # The width is split already.
+        (("embed", "q_lora"), (7168, 1536), P(("fsdp", "context", "expert"), None)),
+        # Of 61 layers, these were 40 GB of weights and moments on every device.
+        (
+            ("q_lora", "q_heads", "head_dim"),
+            (61, 1536, 128, 192),
+            P(None, ("fsdp", "context", "expert"), "tensor", None),
+        ),
+        # 192 is 64 · 3: eight parts more do not divide it.
+        (("kv_lora", "q_heads"), (192, 128), P(("fsdp", "context"), "tensor")),
+        # Of a tiny DeepSeek V4 on 64 devices, where JAX refused it.
+        (
+            ("streams", "joined_heads", "q_lora"),
+            (2, 32, 64),
+            P(None, ("context", "expert"), "fsdp"),
+        ),
+        # In a pipeline: passes, stages, layers of a stage.
+        (
+            ("embed", "mlp"),
+            (2, 2, 3, 7168, 2048),
+            P(None, "pipeline", None, ("fsdp", "context", "expert"), "tensor"),
+        ),
+    ],
+)
+def test_a_weight_is_split_over_axes_that_no_other_dimension_has(
+    axes: tuple[str, ...], shape: tuple[int, ...], spec: P
+) -> None:
+    assert partition_spec(axes, shape, SIZES) == spec

@@ -1,0 +1,47 @@
+"""Models that see: weights and FLOPs as counted, images where the data puts them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from mfu_jax.layers.attention_ops import Pattern
+
+from mfu_jax.flops.analytic.parameters import count_parameters
+from mfu_jax.flops.traced.counting import count_model_flops
+from mfu_jax.trainer.trainable import trained_and_frozen
+from tests.support.tiny_models import analytic, gradient, sized
+
+TILES = {"gemma3-4b": 0, "llama4-17b-16e": 2}
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("name", TILES)
+def test_a_step_with_images_has_the_weights_and_flops_that_are_counted(
+    name: str, frozen: bool
+) -> None:
+    tiles = {"tiles_per_image": TILES[name]}
+    c = sized(name, images_per_sequence=2, freeze_vision_encoder_params=frozen, **tiles)
+    train, (weights, batch) = gradient(c)
+    traced = count_model_flops(train, weights, batch)
+    assert traced.total == analytic(c)
+    assert traced.unaccounted == ()
+    assert sum(leaf.size for leaf in jax.tree.leaves(weights)) == count_parameters(c).total
+    trained, still = (dict(nnx.to_flat_state(part)) for part in trained_and_frozen(c, weights))
+    assert {path[0] for path in still} == ({"vision_encoder"} if frozen else set())
+    assert any(path[0] == "vision_projector" for path in trained)
+
+
+def test_tokens_of_an_image_see_each_other() -> None:
+    images = jnp.array([[0, 1, 1, 1, 2, 0]])
+    mask = Pattern(window=2, joins_images=True).mask(jnp.ones((1, 6), int), images)[0]
+    assert np.asarray(mask).astype(int).tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [0, 1, 1, 1, 0, 0],
+        [0, 0, 1, 1, 0, 0],
+        [0, 0, 0, 1, 1, 0],
+        [0, 0, 0, 0, 1, 1],
+    ]

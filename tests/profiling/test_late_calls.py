@@ -1,0 +1,47 @@
+"""Which idle time the host is the cause of, on timelines written by hand; the unit is arbitrary."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mfu_jax.profiling.late_calls import Intervals, LateCalls
+from mfu_jax.profiling.timeline.devices import Executions, Program
+from mfu_jax.profiling.timeline.host import HostThread
+from mfu_jax.profiling.timeline.sweep import NO_PARENT, divide
+
+STEP, EVALUATION = Program("jit_step", 1), Program("jit_evaluate", 2)
+NONE = np.zeros(0, np.int64)
+
+
+def late(waits: Intervals) -> float:
+    """Two steps, and an evaluation between them that begins 5 after the first one.
+
+    The device is idle from 10 to 15 and from 25 to 33; the second step is called at 31.
+    """
+    starts, ends = np.array([0, 15, 33]), np.array([10, 25, 43])
+    executions = Executions(programs=(STEP, EVALUATION, STEP), starts=starts, ends=ends)
+    parents, classes = np.full(3, NO_PARENT), np.zeros(3, np.int64)
+    calls = np.array([-3, 30])
+    thread = HostThread(
+        step_numbers=np.arange(2),
+        step_starts=calls,
+        step_ends=calls + 1,
+        names=(),
+        ops=NONE,
+        starts=NONE,
+        ends=NONE,
+    )
+    division = divide(starts, ends, classes, parents, 0, 33)
+    return LateCalls(thread, waits, executions, executions.of({STEP}), division).idle
+
+
+def test_idle_time_until_the_next_call_is_late() -> None:
+    assert late((NONE, NONE)) == (15 - 10) + (31 - 25)
+
+
+def test_a_program_that_the_host_waits_for_was_called_in_time() -> None:
+    assert late((np.array([4]), np.array([26]))) == 31 - 25
+
+
+def test_a_wait_that_ends_before_the_program_begins_was_for_the_step() -> None:
+    assert late((np.array([4, 20]), np.array([11, 26]))) == (15 - 10) + (31 - 25)

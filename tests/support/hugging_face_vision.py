@@ -1,0 +1,85 @@
+"""Weights of transformers' vision towers → those of a `Decoder`."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+# What stands after a layer's name → the module of ours.
+_IN_LAYERS = {
+    "self_attn.q_proj": "mixer.query",
+    "self_attn.k_proj": "mixer.key",
+    "self_attn.v_proj": "mixer.value",
+    "self_attn.out_proj": "mixer.out",
+    "self_attn.o_proj": "mixer.out",
+    "mlp.fc1": "feed_forward.wi_0",
+    "mlp.fc2": "feed_forward.wo",
+    "layer_norm1": "pre_mixer_norm",
+    "layer_norm2": "pre_mlp_norm",
+    "input_layernorm": "pre_mixer_norm",
+    "post_attention_layernorm": "pre_mlp_norm",
+}
+_AROUND = {
+    "vision_tower.embeddings.patch_embedding": "vision_encoder.patches",
+    "vision_tower.embeddings.position_embedding": "vision_encoder.positions",
+    "vision_tower.post_layernorm": "vision_encoder.norm",
+    "multi_modal_projector.mm_soft_emb_norm": "vision_projector.norm",
+    "vision_model.patch_embedding.linear": "vision_encoder.patches",
+    "vision_model.layernorm_pre": "vision_encoder.first_norm",
+    "vision_model.layernorm_post": "vision_encoder.norm",
+    "vision_model.vision_adapter.mlp.fc1": "vision_encoder.merge.fc1",
+    "vision_model.vision_adapter.mlp.fc2": "vision_encoder.merge.fc2",
+    "multi_modal_projector.linear_1": "vision_projector.projection",
+}
+# Parameters that are not a module's weight or bias.
+_ALONE = {
+    "vision_model.class_embedding": "vision_encoder.class_token",
+    "vision_model.positional_embedding_vlm": "vision_encoder.positions",
+    "multi_modal_projector.mm_input_projection_weight": "vision_projector.projection.kernel",
+}
+_CHANNELS = 3
+
+
+def is_of_tower(name: str) -> bool:
+    """Whether a weight's name, without ``model.`` in front, is of the tower or its projector."""
+    return name.startswith(("vision_", "multi_modal_projector"))
+
+
+def load_of_tower(model: Any, name: str, value: np.ndarray) -> int:
+    """Puts a weight in its place; returns how many values it has."""
+    if name in _ALONE:
+        return _assign(_module(model, _ALONE[name]), value)
+    stem, _, kind = name.rpartition(".")
+    if layer := re.fullmatch(r"vision_\w+\.(?:encoder|model)\.layers\.(\d+)\.(.*)", stem):
+        place = model.vision_encoder.layers.groups[int(layer[1])][0]
+        target = _module(place, _IN_LAYERS[layer[2]])
+    else:
+        target = _module(model, _AROUND[stem])
+    if kind == "bias":
+        return _assign(target.bias, value)
+    if hasattr(target, "scale"):
+        return _assign(target.scale, value)
+    if not hasattr(target, "kernel"):
+        return _assign(target, value)
+    return _assign(target.kernel, _of_pixels(value) if "patch_embedding" in stem else value.T)
+
+
+def _of_pixels(value: np.ndarray) -> np.ndarray:
+    """[width, channels, side, side], perhaps flat → [side · side · channels, width]."""
+    width = len(value)
+    channels = value.reshape(width, _CHANNELS, -1)
+    return channels.transpose(2, 1, 0).reshape(-1, width)
+
+
+def _module(of: Any, place: str) -> Any:
+    return functools.reduce(getattr, place.split("."), of)
+
+
+def _assign(parameter: Any, value: np.ndarray) -> int:
+    assert parameter.get_value().size == value.size, (parameter.get_value().shape, value.shape)
+    parameter.set_value(jnp.asarray(value.reshape(parameter.get_value().shape)))
+    return int(value.size)

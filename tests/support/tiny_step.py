@@ -1,0 +1,37 @@
+"""The trainer's step of a small dense model, whose sizes a test chooses and counts with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from mfu_jax.trainer import mesh, pyconfig, state, step
+from mfu_jax.trainer.pyconfig import Config
+
+
+def tiny_config(
+    *, layers: int, batch: int, length: int, vocab: int, width: int, mlp: int, heads: int,
+    head_dim: int, **keys: Any,
+) -> Config:  # fmt: skip
+    """A run on made-up tokens, with attention written out; `keys` are the trainer's own."""
+    sizes = {
+        "num_decoder_layers": layers,
+        "per_device_batch_size": batch,
+        "max_target_length": length,
+        "vocab_size": vocab,
+        "emb_dim": width,
+        "mlp_dim": mlp,
+        "num_query_heads": heads,
+        "num_kv_heads": heads,
+        "head_dim": head_dim,
+        "dataset_type": "synthetic",
+        "attention": "dot_product",
+    }
+    return pyconfig.from_mapping({}, overrides={**sizes, **keys})
+
+
+def compiled_step(config: Config, devices: int = 1) -> jax.stages.Compiled:
+    """Its train step for some of the test's devices."""
+    grid = mesh.make_mesh(config, jax.devices()[:devices])
+    return step.compile_train_step(config, grid, state.abstract_state(config, grid))

@@ -1,0 +1,56 @@
+"""Images where the data puts them, and configs that cannot have any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from mfu_jax.layers.families import known_towers
+
+from mfu_jax.errors import UserError
+from mfu_jax.trainer import mesh, step
+from mfu_jax.trainer.data import make_iterator
+from mfu_jax.trainer.image_rules import TOWERS
+from tests.support.tiny_models import LENGTH, ROWS, sized
+
+
+def test_rows_begin_with_images_of_which_the_last_token_predicts_text() -> None:
+    c = sized("gemma3-4b", images_per_sequence=3, dataset_type="synthetic")
+    batch = next(make_iterator(c, split="train", rows_per_process=ROWS, accumulation=1))
+    tokens = 3 * (32 // 4 // 4) ** 2  # patches of 4 pixels, of which 4 × 4 become a token
+    want = [*range(1, tokens + 1), *[0] * (LENGTH - tokens)]
+    assert batch["inputs_image"][0].tolist() == [want, want]
+    assert batch["targets_weight"][0, 0].tolist() == [0] * (tokens - 1) + [1] * (
+        LENGTH - tokens + 1
+    )
+    assert batch["inputs_segmentation"].max() == 1
+    assert len(np.unique(batch["images"])) == 256
+    assert (batch["images"][0, 0] != batch["images"][0, 1]).any()
+    grid = mesh.make_mesh(c, jax.devices()[:1])
+    shapes = step.abstract_batch(c, grid, 1)
+    assert {key: (rows.shape, rows.dtype) for key, rows in batch.items()} == {
+        key: (leaf.shape, leaf.dtype) for key, leaf in shapes.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "said"),
+    [
+        ("llama3-8b", {}, "gemma3 and llama4"),
+        ("qwen3-vl-2b", {}, "not that of decoder_block=qwen3"),
+        ("gemma3-4b", {"lora_rank": 4}, "with lora_rank"),
+        ("gemma3-4b", {"images_per_sequence": 32}, "makes 128 tokens of each sequence"),
+        ("llama4-17b-16e", {"tile_size_for_vit": 20}, "expected a multiple of 2"),
+        ("llama4-17b-16e", {"intermediate_size_for_vit": 64}, "expected 128"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(name: str, keys: dict[str, Any], said: str) -> None:
+    options = {"images_per_sequence": 1, "override_model_config": True, **keys}
+    with pytest.raises(UserError, match=said):
+        make_iterator(sized(name, **options), split="train", rows_per_process=2, accumulation=1)
+
+
+def test_the_config_knows_the_models_that_see() -> None:
+    assert known_towers() == sorted(TOWERS)

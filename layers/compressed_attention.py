@@ -66,7 +66,7 @@ class CompressedAttention(nnx.Module):
             self.indexer = CompressedIndexer(spec.indexer, spec, build)
         groups, joined = spec.out_groups, N * h // spec.out_groups
         shape = (groups, joined, spec.out_rank)
-        self.out_a = build.matrix(shape, joined, ("streams", "embed", "q_lora"))
+        self.out_a = build.matrix(shape, joined, ("streams", "joined_heads", "q_lora"))
         self.out_b = build.dense((groups * spec.out_rank,), (D,), ("mlp", "embed"))
         self.spec, self.epsilon = spec, build.epsilon
 

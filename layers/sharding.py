@@ -33,6 +33,7 @@ MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
     "experts_routed": None,
     "q_lora": ("fsdp", "context", "expert"),
     "kv_lora": ("fsdp", "context", "expert"),
+    "joined_heads": ("fsdp", "context", "expert"),
     "indexer_heads": None,
     "memory": None,
     "streams": None,
@@ -44,7 +45,8 @@ MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
     "norm": None,
 }
 
-_RANKS = ("q_lora", "kv_lora")
+# Narrow ones, which no check of the config covers.
+_RANKS = ("q_lora", "kv_lora", "joined_heads")
 _STAGED = 3
 
 

@@ -33,6 +33,12 @@ SIZES = {"data": 1, "pipeline": 2, "fsdp": 64, "context": 1, "expert": 8, "tenso
         ),
         # 192 is 64 · 3: eight parts more do not divide it.
         (("kv_lora", "q_heads"), (192, 128), P(("fsdp", "context"), "tensor")),
+        # Of a tiny DeepSeek V4 on 64 devices, where JAX refused it.
+        (
+            ("streams", "joined_heads", "q_lora"),
+            (2, 32, 64),
+            P(None, ("context", "expert"), "fsdp"),
+        ),
         # In a pipeline: passes, stages, layers of a stage.
         (
             ("embed", "mlp"),

@@ -30,11 +30,17 @@ LENGTH = 8192
 
 def config_of(name: str, devices: int, **keys: Any) -> Config:
     """A bundled model, a sequence for each device, its weights split as often as they can be."""
-    sizes = {"per_device_batch_size": 1, "max_target_length": LENGTH, "dtype": "bfloat16"}
+    sizes = {"per_device_batch_size": 1, "max_target_length": _length(name), "dtype": "bfloat16"}
     own = {"model_name": name, "remat_policy": "full"}
     plain = pyconfig.from_mapping({}, overrides={**own, **sizes, **keys})
     fsdp = math.gcd(plain.emb_dim, devices)
     return dataclasses.replace(plain, fsdp=fsdp, data=devices // fsdp)
+
+
+def _length(name: str) -> int:
+    """Tokens of a sequence: no more than a model has learned positions for."""
+    positions = pyconfig.from_mapping({}, overrides={"model_name": name}).trainable_position_size
+    return min(LENGTH, positions) if positions > 0 else LENGTH
 
 
 def lowered(config: Config, devices: list[Any]) -> jax.stages.Lowered:

@@ -139,9 +139,8 @@ def extra(kind: str, axes: str) -> dict[str, int]:
     Training is three products of 2 · rows · contracted · columns for each matmul.
     """
     keys = MESHES[axes]
-    stages, tensor = keys.get("pipeline", 1), keys.get("tensor", 1)
+    stages = keys.get("pipeline", 1)
     model = keys.get("num_pipeline_microbatches", 1) * LAYERS // stages  # turns without a bubble
-    turns = model + stages - 1
     projections = 2 * TOKENS * WIDTH * HEAD_DIM * 2 * (HEADS + KV_HEADS)
     attention = 2 * 2 * TOKENS * LENGTH * HEADS * HEAD_DIM
     passed = EXPERTS if kind == "experts" else 1  # CPUs compute all experts for every row
@@ -150,11 +149,9 @@ def extra(kind: str, axes: str) -> dict[str, int]:
     router = 2 * TOKENS * WIDTH * EXPERTS if kind == "experts" else 0
     layers = 3 * LAYERS * (projections + attention + feed_forward + router)
     bubble = layers * (stages - 1) // model
-    # A router is not split over `tensor`: all devices along it compute the same.
-    repeated = 3 * LAYERS * router * (tensor - 1) * turns // model
     # The ring's gradient computes the scores of every part again.
     again = LAYERS * attention // 2 if axes == "ring" else 0
-    return {"pipeline bubble": bubble, "repeated": repeated, "rematerialised": again}
+    return {"pipeline bubble": bubble, "rematerialised": again}
 
 
 def on_tpus(kind: str, axes: str, devices: list[Any]) -> StepFlops:

@@ -121,9 +121,11 @@ def make_iterator(
     dataset = dataset[share::shares].repeat()
     dataset = dataset.map(_cut(config)).batch(batch_rows, drop_remainder=True)
 
+    of_row = row_shapes(config)
+
     def shape(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         to = (accumulation, rows_per_process)
-        return {key: v.reshape(*to, *v.shape[1:]) for key, v in batch.items()}
+        return {key: v.reshape(*to, *of_row[key].shape) for key, v in batch.items()}
 
     options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
     return iter(dataset.map(shape).to_iter_dataset(options))

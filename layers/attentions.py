@@ -172,13 +172,13 @@ class Attention(nnx.Module):
 def _saved(x: jax.Array, name: str) -> jax.Array:
     """Heads [batch, sequence, heads, head_dim] under a name for remat.
 
-    Where sequences are split, so are these: attention gathers keys and values, and XLA would make
-    and save them whole.
+    Where sequences are split, so is what is saved: attention gathers keys and values, and XLA would
+    save them whole. It is pinned behind the name, at which JAX puts an operation of its own.
     """
-    if axis_size(SEQUENCE_AXIS) > 1:
-        x = constrain(x, BATCH_AXES, SEQUENCE_AXIS, "tensor", None)
     named: jax.Array = checkpoint_name(x, name)
-    return named
+    if axis_size(SEQUENCE_AXIS) == 1:
+        return named
+    return constrain(named, BATCH_AXES, SEQUENCE_AXIS, "tensor", None)
 
 
 def _temperature(positions: jax.Array, span: int, factor: float) -> jax.Array:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +18,10 @@ from .building import Builder, Inputs
 from .feed_forwards import MlpSpec
 from .grouped_matmuls import grouped_dot, has_tiles, runs_on_tpus
 from .linears import ACTIVATIONS
-from .quantization import quantized_dot, quantized_ragged_dot
+from .quantization import quantized_dot, quantized_ragged_dot, shard_of
 from .routers import RouterSpec, Routing
 from .row_moves import moved
-from .sharding import BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS, constrain
+from .sharding import BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS, constrain, partition_spec
 
 # How `shard_map` takes the experts' weights: split over experts and hidden width, else gathered.
 _WEIGHT_SPECS = {
@@ -122,9 +124,11 @@ class Experts(nnx.Module):
             names += ["wi_0_bias", "wi_1_bias", "wo_bias"]
         weights = {name: getattr(self, name)[...].astype(self.dtype) for name in names}
         if jax.sharding.get_abstract_mesh().empty:
-            return self._sorted_rows(x, routing, weights, first=0)
+            return self._sorted_rows(x, routing, weights, first=0, own=self.spec.router.experts)
         rows = PartitionSpec(BATCH_AXES, SEQUENCE_AXIS, None)
         specs = {name: _WEIGHT_SPECS[name] for name in names}
+        shards = self._shards() if self.gathers_narrow else {}
+        specs |= shards
 
         def local(
             x: jax.Array, chosen: tuple[jax.Array, jax.Array], weights: dict[str, jax.Array]
@@ -132,11 +136,12 @@ class Experts(nnx.Module):
             routing = Routing(*chosen)
             if jax.lax.axis_size("expert") > 1:
                 x, routing = jax.lax.all_gather((x, routing), "expert", axis=0, tiled=True)
-            first = jax.lax.axis_index("expert") * weights["wo"].shape[0]
+            own = self.spec.router.experts // jax.lax.axis_size("expert")
+            first = jax.lax.axis_index("expert") * own
             if self.spec.bias and jax.lax.axis_size("tensor") > 1:
                 is_first = jax.lax.axis_index("tensor") == 0
                 weights = {**weights, "wo_bias": weights["wo_bias"] * is_first}
-            y = self._sorted_rows(x, routing, weights, first=first)
+            y = self._sorted_rows(x, routing, weights, first=first, own=own, shards=shards)
             if jax.lax.axis_size("expert") > 1:
                 y = jax.lax.psum_scatter(y, "expert", scatter_dimension=0, tiled=True)
             return y
@@ -150,6 +155,20 @@ class Experts(nnx.Module):
         y: jax.Array = over_shards(x, (routing.experts, routing.weights), weights)
         return y
 
+    @property
+    def gathers_narrow(self) -> bool:
+        """Whether shards of weights are rounded alike, so that eight bits of each are gathered."""
+        return self.quantization is not None and self.quantization.weight_range != "absmax"
+
+    def _shards(self) -> dict[str, PartitionSpec]:
+        """How the matrices are stored."""
+        sizes = dict(jax.sharding.get_abstract_mesh().shape)
+        names = {name: getattr(self, name) for name in ("wi_0", "wi_1", "wo")}
+        return {
+            name: partition_spec(weight.get_metadata("logical_axes"), weight[...].shape, sizes)
+            for name, weight in names.items()
+        }
+
     def _sorted_rows(
         self,
         x: jax.Array,
@@ -157,9 +176,15 @@ class Experts(nnx.Module):
         weights: dict[str, jax.Array],
         *,
         first: int | jax.Array,
+        own: int,
+        shards: Mapping[str, PartitionSpec] = MappingProxyType({}),
     ) -> jax.Array:
-        """The sum over those of the chosen experts that `weights` has, from number `first` on."""
-        E, k = weights["wo"].shape[0], self.spec.router.per_token
+        """The sum over `own` of the experts, from number `first` on.
+
+        Args:
+            shards: how the matrices in `weights` are split, if they are to be gathered narrow.
+        """
+        E, k = own, self.spec.router.per_token
         flat = x.reshape(-1, x.shape[-1])
         expert_of = routing.experts.reshape(-1) - first
         # Rows of other devices' experts go to the end, and belong to no group.
@@ -178,20 +203,21 @@ class Experts(nnx.Module):
                 product = grouped_dot(rows, weights[name], sizes, on_tpu=self.on_tpu)
             else:
                 recipe, fits = self.quantization, has_tiles(rows.shape[0])
+                shard = shard_of(shards[name]) if name in shards else None
                 product = quantized_ragged_dot(
-                    rows, weights[name], sizes, recipe, self.on_tpu and fits
+                    rows, weights[name], sizes, recipe, self.on_tpu and fits, shard
                 )
             if not self.spec.bias:
                 return product
             return product + weights[f"{name}_bias"][jnp.minimum(sorted_experts, E - 1)]
 
         with jax.named_scope("wi_0"):
-            gate = checkpoint_name(multiply(rows, "wi_0"), "moe_mlpwi_0")
+            gate = _named(multiply(rows, "wi_0"), "mlpwi_0")
         with jax.named_scope("wi_1"):
-            up = checkpoint_name(multiply(rows, "wi_1"), "moe_mlpwi_1")
+            up = _named(multiply(rows, "wi_1"), "mlpwi_1")
         with jax.named_scope("wo"):
             out = _summed(multiply(self._activated(gate, up), "wo"))
-            out = checkpoint_name(out, "moe_mlpwo")
+            out = _named(out, "mlpwo")
         out = jnp.where((sorted_experts < E)[:, None], out, 0)
         back = moved(1, out, reverse, order)
         if not self.spec.weigh_inputs:
@@ -223,12 +249,12 @@ class Experts(nnx.Module):
             return product + self._bias(bias)[:, None] if self.spec.bias else product
 
         with jax.named_scope("wi_0"):
-            gate = checkpoint_name(multiply(slots, self.wi_0, "wi_0_bias"), "moe_mlpwi_0")
+            gate = _named(multiply(slots, self.wi_0, "wi_0_bias"), "mlpwi_0")
         with jax.named_scope("wi_1"):
-            up = checkpoint_name(multiply(slots, self.wi_1, "wi_1_bias"), "moe_mlpwi_1")
+            up = _named(multiply(slots, self.wi_1, "wi_1_bias"), "mlpwi_1")
         with jax.named_scope("wo"):
             out = multiply(self._activated(gate, up), self.wo, "wo_bias")
-            out = checkpoint_name(out, "moe_mlpwo")
+            out = _named(out, "mlpwo")
         out = constrain(out, BATCH_AXES, None, None, WIDTH_AXIS).reshape(B, E * capacity, -1)
         back = jax.vmap(functools.partial(moved, 1))(out, slot, choice)
         if not self.spec.weigh_inputs:
@@ -255,6 +281,12 @@ class Experts(nnx.Module):
         gate = jnp.minimum(gate, self.spec.clamp)
         up = jnp.clip(up, -self.spec.clamp, self.spec.clamp)
         return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
+
+
+def _named(x: jax.Array, name: str) -> jax.Array:
+    """For remat, under the MLP's name and the experts' own, as MaxText has it."""
+    named: jax.Array = checkpoint_name(checkpoint_name(x, name), f"moe_{name}")
+    return named
 
 
 def _summed(rows: jax.Array) -> jax.Array:

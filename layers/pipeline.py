@@ -22,7 +22,9 @@ from .sharding import BATCH_AXES, SEQUENCE_AXIS, STAGE_AXIS, constrain
 from .stack import Notes, Remat, Segment, blocks_of, run_pattern, segments_of
 
 # Notes that are means over tokens; others are sums.
-_MEANS = ("balance_loss",)
+_MEANS = ("balance_loss", "indexer_loss")
+# What a microbatch has of `Inputs`; stages share nothing else.
+OF_ROWS = ("tokens", "positions", "segment_ids", "images")
 
 
 class Schedule(NamedTuple):
@@ -117,12 +119,11 @@ class Pipeline(nnx.Module):
         runs = run_pattern(segment, [graphdef for graphdef, _ in split], self.remat)
         rows = jax.tree.map(
             lambda of_batch: _microbatches(of_batch, plan.microbatches),
-            (inputs.tokens, inputs.positions, inputs.segment_ids),
+            {name: getattr(inputs, name) for name in OF_ROWS},
         )
 
-        def stage(weights: Any, x: jax.Array, rows: tuple[jax.Array, ...]) -> Any:
-            tokens, positions, segment_ids = rows
-            here = Inputs(tokens=tokens, positions=positions, segment_ids=segment_ids)
+        def stage(weights: Any, x: jax.Array, rows: dict[str, Any]) -> Any:
+            here = Inputs(**rows)
             x, (_, notes) = jax.lax.scan(lambda x, own: runs(x, own, None, here), x, weights)
             return x, notes
 
@@ -139,12 +140,12 @@ class _Work:
     Attributes:
         plan: the schedule.
         stages: the stages' work on stacked weights, activations and rows.
-        rows: tokens, positions and segments, each [microbatches, rows, sequence].
+        rows: `OF_ROWS`, each [microbatches, rows, sequence].
     """
 
     plan: Schedule
     stages: Callable[..., Any]
-    rows: tuple[jax.Array, ...]
+    rows: dict[str, Any]
 
     def run(self, streams: jax.Array, weights: Any) -> tuple[jax.Array, list[dict[str, jax.Array]]]:
         """Microbatches [microbatches, rows, sequence, ...] through all layers.

@@ -11,10 +11,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from .grouped_matmuls import gradient_of_matrices
 
@@ -111,18 +112,37 @@ def _dot_backward(
 quantized_dot.defvjp(_dot_forward, _dot_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+class Shard(NamedTuple):
+    """A device's part of experts' matrices: dimension `dim` is split over `axes` of the mesh."""
+
+    dim: int
+    axes: tuple[str, ...]
+
+
+def shard_of(spec: PartitionSpec) -> Shard | None:
+    """The dimension of experts' matrices that is gathered; expert and tensor parts stay apart."""
+    for dim, names in enumerate(spec):
+        split = names if isinstance(names, tuple) else (names,)
+        axes = tuple(axis for axis in split if axis in ("fsdp", "context"))
+        if axes:
+            return Shard(dim, axes)
+    return None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def quantized_ragged_dot(
     rows: jax.Array,
     kernels: jax.Array,
     sizes: jax.Array,
     recipe: Quantization,
     on_tpu: bool = False,
+    shard: Shard | None = None,
 ) -> jax.Array:
     """`jax.lax.ragged_dot`: each group of rows times its kernel.
 
-    XLA has no kernel for 8-bit groups on TPUs, and would multiply every row with every group's
-    matrix: there, the rounded values are multiplied in bfloat16, which holds them exactly.
+    XLA's kernel for groups takes operands of eight bits on TPUs; qwix's way to it does not reach
+    it. The gradient of the matrices has another kernel, which multiplies the rounded values in
+    bfloat16, which holds them exactly.
 
     Args:
         rows: [rows, inputs]; each row has a scale.
@@ -130,20 +150,29 @@ def quantized_ragged_dot(
         sizes: rows of each group, [groups].
         recipe: dtypes and ranges.
         on_tpu: whether the program is for TPUs.
+        shard: `kernels` is a part: eight bits of each are gathered, and the gradient is summed
+            over the devices and split.
 
     Returns:
         [rows, outputs].
     """
-    return _ragged_forward(rows, kernels, sizes, recipe, on_tpu)[0]
+    return _ragged_forward(rows, kernels, sizes, recipe, on_tpu, shard)[0]
 
 
 def _ragged_forward(
-    rows: jax.Array, kernels: jax.Array, sizes: jax.Array, recipe: Quantization, on_tpu: bool
+    rows: jax.Array,
+    kernels: jax.Array,
+    sizes: jax.Array,
+    recipe: Quantization,
+    on_tpu: bool,
+    shard: Shard | None,
 ) -> tuple[jax.Array, Any]:
     narrow_rows = _narrow(rows, recipe.operands, (0,), recipe.activation_range)
     narrow_kernels = _narrow(kernels, recipe.operands, (2,), recipe.weight_range)
+    if shard is not None:
+        narrow_kernels = jax.tree.map(lambda part: _gathered(part, shard), narrow_kernels)
     if on_tpu:
-        y = _wide_dot(narrow_rows.qvalue, narrow_kernels.qvalue, sizes)
+        y = _on_tpu(narrow_rows.qvalue, narrow_kernels.qvalue, sizes, rows.dtype)
         y = (y * narrow_rows.scale * narrow_kernels.scale.reshape(1, -1)).astype(rows.dtype)
     else:
         y = _qwix().ragged_dot(narrow_rows, narrow_kernels, sizes).astype(rows.dtype)
@@ -152,24 +181,30 @@ def _ragged_forward(
 
 
 def _ragged_backward(
-    recipe: Quantization, on_tpu: bool, residuals: Any, dy: jax.Array
+    recipe: Quantization, on_tpu: bool, shard: Shard | None, residuals: Any, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array, None]:
     narrow_rows, narrow_kernels, sizes, (rows_inside, kernels_inside) = residuals
     of_kernels = narrow_kernels.scale.reshape(1, -1)
     dy_wide = _narrow(dy * of_kernels, recipe.gradients, (0,), recipe.gradient_range)
     dy_tall = _narrow(dy * narrow_rows.scale, recipe.gradients, (1,), recipe.gradient_range)
+    dtype = narrow_kernels.scale.dtype
     if on_tpu:
-        drows = _wide_dot(dy_wide.qvalue, narrow_kernels.qvalue.swapaxes(1, 2), sizes)
+        drows = _on_tpu(dy_wide.qvalue, narrow_kernels.qvalue.swapaxes(1, 2), sizes, dy.dtype)
         drows = drows * dy_wide.scale
         wide_rows, wide_dy = _wide(narrow_rows.qvalue), _wide(dy_tall.qvalue)
-        dkernels = gradient_of_matrices(wide_rows, wide_dy, sizes, jnp.dtype(jnp.float32))
+        dkernels = gradient_of_matrices(wide_rows, wide_dy, sizes, dtype)
         dkernels = dkernels * dy_tall.scale.reshape(1, 1, -1)
     else:
         drows = _qwix().ragged_dot(dy_wide, narrow_kernels.qvalue.swapaxes(1, 2), sizes)
         dkernels = _qwix().ragged_dot_general(narrow_rows.qvalue, dy_tall, sizes, _BY_GROUP)
+    dkernels = dkernels.astype(dtype)
+    if shard is not None:
+        dkernels = jax.lax.psum_scatter(
+            dkernels, shard.axes, scatter_dimension=shard.dim, tiled=True
+        )
     return (
         _where(rows_inside, drows).astype(narrow_rows.scale.dtype),
-        _where(kernels_inside, dkernels).astype(narrow_kernels.scale.dtype),
+        _where(kernels_inside, dkernels),
         None,
     )
 
@@ -177,14 +212,24 @@ def _ragged_backward(
 quantized_ragged_dot.defvjp(_ragged_forward, _ragged_backward)
 
 
+def _gathered(part: jax.Array, shard: Shard) -> jax.Array:
+    """A rounded shard, or its scales, of all devices; one scale for all is the same on each."""
+    if part.shape[shard.dim] == 1 and part.dtype.itemsize > 1:
+        return part
+    whole: jax.Array = jax.lax.all_gather(part, shard.axes, axis=shard.dim, tiled=True)
+    return whole
+
+
 def _wide(x: jax.Array) -> jax.Array:
     return x.astype(jnp.bfloat16)
 
 
-def _wide_dot(rows: jax.Array, kernels: jax.Array, sizes: jax.Array) -> jax.Array:
-    return jax.lax.ragged_dot(
-        _wide(rows), _wide(kernels), sizes, preferred_element_type=jnp.float32
-    )
+def _on_tpu(rows: jax.Array, kernels: jax.Array, sizes: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Sums of products in `dtype`, those of integers in float32."""
+    if jnp.issubdtype(rows.dtype, jnp.integer):
+        sums = jax.lax.ragged_dot(rows, kernels, sizes, preferred_element_type=jnp.int32)
+        return sums.astype(jnp.float32)
+    return jax.lax.ragged_dot(rows, kernels, sizes, preferred_element_type=dtype)
 
 
 # [rows, inputs] · [rows, outputs] → [groups, inputs, outputs]

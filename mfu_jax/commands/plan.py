@@ -72,6 +72,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parsed(argv)
     for key in _NUMBERS:
         _number(arguments.values, key)  # a wrong one is told before a minute of compiling
+    _xla_flags(arguments.values)
     if "--run" in arguments.flags:
         return _show(arguments, _of_run(arguments))
     values = arguments.values
@@ -214,7 +215,7 @@ def _compiled(
             target=target,
             python=source.python,
             config={"arguments": source.words(keys)},
-            flags=(*flags, *values.get("xla_flags", "").split()),
+            flags=(*flags, *_xla_flags(values)),
             identity=source.identity(keys),
         ),
         folder=_cache_folder(values),
@@ -296,7 +297,7 @@ def _state(
             target=target,
             python=source.python,
             config={"arguments": source.words(fixed), "points": [str(p) for p in points]},
-            flags=tuple(values.get("xla_flags", "").split()),
+            flags=_xla_flags(values),
             identity={} if wrong else source.identity(first),
         )
     )
@@ -304,6 +305,15 @@ def _state(
     if "state" in values:
         return StateFile(Path(values["state"]), sweep)
     return StateFile(folder / "sweeps" / f"{sweep}.jsonl", sweep) if folder else None
+
+
+def _xla_flags(values: Mapping[str, str]) -> tuple[str, ...]:
+    """The compiler ignores words that are no flags."""
+    words = values.get("xla_flags", "").split()
+    for word in words:
+        if not word.startswith("--"):
+            raise UserError(f"xla_flags has {word!r}; expected flags as --name=value")
+    return tuple(words)
 
 
 def _cache_folder(values: Mapping[str, str]) -> Path | None:

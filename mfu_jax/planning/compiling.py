@@ -44,6 +44,7 @@ _NO_COMPILER = (
 _UNKNOWN_FLAG = re.compile(r"Unknown command line flag '([^']+)'")
 _REFUSED_FLAG = re.compile(r"FAILED_PRECONDITION: .*Please disable it with (\w+)=false")
 _UNKNOWN_KEY = re.compile(r"ValueError: '(\w+)' not in '")
+_ABOUT_TRACEBACKS = "For simplicity, JAX has removed its internal frames"
 _STAGES = ("tracing", "compiling", "writing")  # what a child says on its way
 _POLL_SECONDS = 0.5
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -316,8 +317,10 @@ def _kept(log: str) -> str:
 
 
 def _last_line(log: str) -> str:
-    lines = [line for line in log.splitlines() if line.strip()]
-    return lines[-1] if lines else "no message"
+    """What went wrong; JAX ends its tracebacks with a line about them."""
+    lines = [line for line in log.splitlines() if line.strip(" -")]
+    said = [line for line in lines if not line.startswith(_ABOUT_TRACEBACKS)]
+    return said[-1] if said else "no message"
 
 
 def _allowed(limits: Limits) -> str:

@@ -169,6 +169,7 @@ def test_a_run_that_is_no_run_is_not_called_wrong_json(capsys, tmp_path):
         (("topology=v6e-8", "a.html"), "expected a page once, after --html"),
         (("topology=v6e-8", "compile_gib=x"), "compile_gib='x'"),
         (("topology=v6e-8", "slices=0"), "slices=0; expected 1 or more"),
+        (("topology=v6e-8", "xla_flags=--xla_a=1 xla_b=2"), "xla_flags has 'xla_b=2'"),
     ],
 )
 def test_wrong_input_is_one_line(capsys, words, part):

@@ -1,10 +1,12 @@
 """How layers are cut into the stages of a pipeline, and what cannot be cut."""
 
+import dataclasses
 from fractions import Fraction
 
 import pytest
+from mfu_jax.layers.building import Inputs
 from mfu_jax.layers.families import model_spec
-from mfu_jax.layers.pipeline import Schedule, schedule_of
+from mfu_jax.layers.pipeline import OF_ROWS, Schedule, schedule_of
 
 from mfu_jax.trainer import pyconfig
 
@@ -33,6 +35,11 @@ def test_turns_and_bubble(words: list[str], passes: int, turns: int, bubble: Fra
 def test_a_pattern_of_several_layers_stays_in_one_stage() -> None:
     made = schedule("model_name=gpt-oss-20b", "pipeline=4", "num_layers_per_pipeline_stage=2")
     assert made == Schedule(stages=4, repeats=3, chunk=1, microbatches=4)  # 24 layers
+
+
+def test_a_microbatch_has_all_that_rows_have() -> None:
+    of_layers = {"kept", "per_layer", "notes"}
+    assert {field.name for field in dataclasses.fields(Inputs)} == {*OF_ROWS, *of_layers}
 
 
 def test_one_stage_is_no_pipeline() -> None:

@@ -112,7 +112,7 @@ def test_what_a_split_sequence_cannot_have_is_said() -> None:
 
 
 def test_what_remat_saves_of_a_split_sequence_is_split() -> None:
-    """Queries, keys and values are pinned before they get their names: else XLA may gather them."""
+    """Queries, keys and values are pinned where they have their names: else XLA may gather them."""
     f32 = jnp.dtype("float32")
     build = Builder(
         emb_dim=8,
@@ -129,9 +129,9 @@ def test_what_remat_saves_of_a_split_sequence_is_split() -> None:
     with jax.set_mesh(mesh(2, 2, 2)):
         jaxpr = jax.make_jaxpr(lambda x: layer(x, read))(jnp.ones((4, 8, 8)))
     names = ("query_proj", "key_proj", "value_proj")
-    made = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+    used = {eqn.invars[0]: eqn for eqn in jaxpr.eqns if eqn.primitive.name == "sharding_constraint"}
     pinned = {
-        eqn.params["name"]: str(made[eqn.invars[0]].params["sharding"].spec)
+        eqn.params["name"]: str(used[eqn.outvars[0]].params["sharding"].spec)
         for eqn in jaxpr.eqns
         if eqn.primitive.name == "name" and eqn.params["name"] in names
     }

@@ -75,6 +75,13 @@ def test_unknown_flags_and_keys_are_left_out_and_said(tmp_path):
     [
         ({"crash": True}, "killed by signal 11"),
         ({"message": "what went wrong"}, "exit code 1: what went wrong"),
+        (
+            {
+                "message": "ValueError: 255 tokens\n----\nFor simplicity, JAX has removed its "
+                "internal frames from the traceback of the following exception. Set …"
+            },
+            "exit code 1: ValueError: 255 tokens",
+        ),
         ({"message": "ModuleNotFoundError: No module named 'maxtext'"}, "has no MaxText"),
         (
             {"message": "RuntimeError: JAX TPU support not installed; cannot generate"},

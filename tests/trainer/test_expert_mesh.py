@@ -41,10 +41,13 @@ def losses(c: pyconfig.Config, devices: int) -> list[float]:
     return out
 
 
-@pytest.mark.parametrize("capacity", [-1.0, 1.5], ids=["dropless", "capacity"])
-def test_a_mesh_of_eight_gives_the_losses_of_one_device(capacity: float) -> None:
+@pytest.mark.parametrize(
+    ("capacity", "whole"), [(-1.0, True), (1.5, False)], ids=["dropless", "capacity"]
+)
+def test_a_mesh_of_eight_gives_the_losses_of_one_device(capacity: float, whole: bool) -> None:
     # Two key/value heads, so that `tensor` can split them.
     both = {"capacity_factor": capacity, "num_kv_heads": 2, "override_model_config": True}
-    eight = config(per_device_batch_size=1, fsdp=2, expert=2, tensor=2, **both)
+    axes = {"fsdp": 2, "expert": 2, "tensor": 2, "shard_exp_on_fsdp": whole}
+    eight = config(per_device_batch_size=1, **axes, **both)
     one = config(per_device_batch_size=ROWS, **both)
     assert_close_as_float32(losses(eight, 8), losses(one, 1), terms=64 * ROWS * LENGTH)

@@ -118,11 +118,23 @@ def test_a_quantised_model_learns_as_the_plain_one() -> None:
     assert narrow[0] - narrow[-1] > 0.8 * fallen
 
 
-def test_scales_are_those_of_whole_rows_and_columns_on_a_mesh() -> None:
+# Experts whose shards are gathered in eight bits: a fixed range rounds them alike.
+GATHERED = {
+    "decoder_block": "mixtral",
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+    "moe_mlp_dim": F,
+    "weight_quantization_calibration_method": "fixed,-2,2",
+    "shard_exp_on_fsdp": True,
+}
+
+
+@pytest.mark.parametrize("experts", [{}, GATHERED], ids=["dense", "experts"])
+def test_scales_are_those_of_whole_rows_and_columns_on_a_mesh(experts: dict[str, object]) -> None:
     pytest.importorskip("qwix")
-    alone = losses(config(quantization="fp8_full"), 2)
+    alone = losses(config(quantization="fp8_full", **experts), 2)
     axes = {"data": 1, "fsdp": 2, "tensor": 2, "per_device_batch_size": B / 4}
-    split = losses(config(quantization="fp8_full", **axes), 2, devices=4)
+    split = losses(config(quantization="fp8_full", **axes, **experts), 2, devices=4)
     assert split == pytest.approx(alone, rel=1e-3)
 
 

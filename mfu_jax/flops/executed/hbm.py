@@ -6,16 +6,23 @@ their operand, and arrays in faster memory (TPU memory space S(1) and others) ca
 
 from __future__ import annotations
 
+import functools
+from collections import defaultdict
 from collections.abc import Sequence
 
-from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule, Shape
+from mfu_jax.flops.executed.hlo import (
+    PARTS,
+    HloComputation,
+    HloInstruction,
+    HloModule,
+    Shape,
+)
 
 _FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast while conditional call after-all "
     "opt-barrier optimization-barrier partition-id replica-id domain add-dependency".split()
 )
-_SLICES = {"dynamic-slice", "slice", "gather"}
-_PARTS = {*_SLICES, "dynamic-update-slice"}
+_SLICES = PARTS - {"dynamic-update-slice"}
 _ALIASES = "output_to_operand_aliasing"
 _DEEPEST = 8  # bitcasts and fusions within fusions that are followed
 
@@ -25,7 +32,6 @@ class Traffic:
 
     def __init__(self, module: HloModule) -> None:
         self.module = module
-        self._has_parts: dict[str, bool] = {}  # by computation
 
     def bytes(self, computation: HloComputation, instruction: HloInstruction) -> int:
         """Bytes that one run of an unfused instruction reads from and writes to HBM."""
@@ -38,7 +44,7 @@ class Traffic:
             return result.hbm_bytes
         if opcode == "fusion":
             names = instruction.callees
-            if len(names) == 1 and self._may_touch_a_part(self.module[names[0]]):
+            if len(names) == 1 and names[0] in self._cut:
                 return _fusion(self.module, self.module[names[0]], operands, result)
             return _bytes(operands) + result.hbm_bytes
         if opcode.endswith("-start") and len(result.elements) > 1:
@@ -53,25 +59,22 @@ class Traffic:
             return 2 * _in_hbm(operands[0], operands[2]) + _bytes(operands[1:])
         return _bytes(operands) + result.hbm_bytes
 
-    def _may_touch_a_part(self, fused: HloComputation) -> bool:
-        """Whether a slice or an update is in a fused computation, or in fusions within it."""
-        if fused.name not in self._has_parts:
-            self._has_parts[fused.name] = False  # ends the recursion if it contains itself
-            instructions = fused.instructions.values()
-            opcodes = {i.opcode for i in instructions}
-            self._has_parts[fused.name] = not _PARTS.isdisjoint(opcodes) or (
-                "fusion" in opcodes
-                and any(
-                    self._is_part(name)
-                    for i in instructions
-                    if i.opcode == "fusion"
-                    for name in i.callees
-                )
-            )
-        return self._has_parts[fused.name]
-
-    def _is_part(self, name: str) -> bool:
-        return self._may_touch_a_part(self.module[name])
+    @functools.cached_property
+    def _cut(self) -> set[str]:
+        """Computations with a slice or an update, or with a fusion that has one."""
+        indexed = self.module.indexed
+        callers: dict[str, list[str]] = defaultdict(list)
+        for computation, fusion in indexed.get("fusion", ()):
+            for name in fusion.callees:
+                callers[name].append(computation.name)
+        found: set[str] = set()
+        stack = [computation.name for opcode in PARTS for computation, _ in indexed.get(opcode, ())]
+        while stack:
+            name = stack.pop()
+            if name not in found:
+                found.add(name)
+                stack += callers[name]
+        return found
 
 
 def _fusion(module: HloModule, fused: HloComputation, operands: list[Shape], result: Shape) -> int:

@@ -50,11 +50,14 @@ CALLEE_KEYS = {
     "conditional": ("branch_computations", "true_computation", "false_computation"),
 }
 _CALLS = tuple([f"{opcode}{start}" for opcode in CALLEE_KEYS for start in ("", "-start")])
+# What reads or writes a part of an array.
+PARTS = frozenset({"dynamic-slice", "slice", "gather", "dynamic-update-slice"})
 # What a count looks for in all of a program.
-INDEXED = frozenset({*_CALLS, "pad", "slice", "select", "and", "maximum", "concatenate"}) | {
-    "collective-permute",
-    "collective-permute-start",
-}
+INDEXED = PARTS.union(
+    _CALLS,
+    ("pad", "select", "and", "maximum", "concatenate"),
+    ("collective-permute", "collective-permute-start"),
+)
 
 
 class HloInstruction:

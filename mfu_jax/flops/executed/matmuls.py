@@ -42,8 +42,8 @@ def dot_flops(computation: HloComputation, instruction: HloInstruction) -> int:
         raise instruction.error(f"{instruction.opcode} without lhs_contracting_dims")
     lhs = computation.operand(instruction, 0).shape
     contracted = _sizes(instruction, lhs, instruction.integers("lhs_contracting_dims"))
-    per_pair = flops_per_multiply_add(result_shape(instruction).dtype)
-    return per_pair * result_shape(instruction).size * contracted
+    result = result_shape(instruction)
+    return flops_per_multiply_add(result.dtype) * result.size * contracted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

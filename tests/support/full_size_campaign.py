@@ -67,7 +67,12 @@ def main() -> int:
     arguments = parser.parse_args()
     devices = jax.devices()[:1]
     if arguments.topology:
-        request = {"platform": "tpu", "topology": arguments.topology, "slices": 1}
+        request = {
+            "platform": "tpu",
+            "topology": arguments.topology,
+            "slices": 1,
+            "target_config": "",
+        }
         devices = absent_devices(request)
     failed = 0
     for name in model_names():

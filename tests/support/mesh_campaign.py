@@ -182,7 +182,12 @@ def main() -> None:
     arguments = parser.parse_args()
     devices: list[Any] = []
     if arguments.topology:
-        request = {"platform": "tpu", "topology": arguments.topology, "slices": 1}
+        request = {
+            "platform": "tpu",
+            "topology": arguments.topology,
+            "slices": 1,
+            "target_config": "",
+        }
         devices = absent_devices(request)
     for kind in KINDS:
         for axes in MESHES:

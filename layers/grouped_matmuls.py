@@ -50,7 +50,7 @@ def grouped_dot(
 def _grouped_dot(
     interpret: bool, rows: jax.Array, kernels: jax.Array, sizes: jax.Array
 ) -> jax.Array:
-    return _product(rows, kernels, sizes)
+    return product_on_tpus(rows, kernels, sizes)
 
 
 _Saved = tuple[jax.Array, jax.Array, jax.Array]
@@ -64,7 +64,7 @@ def _forward(
 
 def _backward(interpret: bool, saved: _Saved, dy: jax.Array) -> tuple[jax.Array, jax.Array, None]:
     rows, kernels, sizes = saved
-    drows = _product(dy, kernels.swapaxes(1, 2), sizes)
+    drows = product_on_tpus(dy, kernels.swapaxes(1, 2), sizes)
     dkernels = gradient_of_matrices(rows, dy, sizes, kernels.dtype, interpret=interpret)
     return drows, dkernels, None
 
@@ -72,17 +72,25 @@ def _backward(interpret: bool, saved: _Saved, dy: jax.Array) -> tuple[jax.Array,
 _grouped_dot.defvjp(_forward, _backward)
 
 
-def _product(rows: jax.Array, kernels: jax.Array, sizes: jax.Array) -> jax.Array:
-    """``ragged_dot`` on TPUs, in tiles that divide the matrices where XLA's own would not."""
+def product_on_tpus(
+    rows: jax.Array, kernels: jax.Array, sizes: jax.Array, dtype: jnp.dtype | None = None
+) -> jax.Array:
+    """``ragged_dot`` on TPUs, in tiles that divide the matrices where XLA's own would not.
+
+    Args:
+        rows, kernels, sizes: of `grouped_dot`.
+        dtype: of the result; None: that of the operands.
+    """
     groups, contracted, out = kernels.shape
     of_matrix = _largest_part(contracted, _IN), _largest_part(out, _OUT)
+    multiply = partial(jax.lax.ragged_dot, preferred_element_type=dtype)
     if contracted <= _WHOLE or not all(of_matrix):
-        return jax.lax.ragged_dot(rows, kernels, sizes)
+        return multiply(rows, kernels, sizes)
     # A tile is multiplied for each group that has a row in it: few rows, small tiles.
     many = rows.shape[0] % _ROWS == 0 and rows.shape[0] >= 2 * _ROWS * groups
     tiling = (_ROWS if many else _FEW_ROWS, *of_matrix)
     with set_xla_metadata(ragged_dot_tiling=",".join(map(str, tiling))):
-        return jax.lax.ragged_dot(rows, kernels, sizes)
+        return multiply(rows, kernels, sizes)
 
 
 def _largest_part(size: int, most: int) -> int:

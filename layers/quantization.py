@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from .grouped_matmuls import gradient_of_matrices
+from .grouped_matmuls import gradient_of_matrices, product_on_tpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,9 +227,8 @@ def _wide(x: jax.Array) -> jax.Array:
 def _on_tpu(rows: jax.Array, kernels: jax.Array, sizes: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Sums of products in `dtype`, those of integers in float32."""
     if jnp.issubdtype(rows.dtype, jnp.integer):
-        sums = jax.lax.ragged_dot(rows, kernels, sizes, preferred_element_type=jnp.int32)
-        return sums.astype(jnp.float32)
-    return jax.lax.ragged_dot(rows, kernels, sizes, preferred_element_type=dtype)
+        return product_on_tpus(rows, kernels, sizes, jnp.dtype("int32")).astype(jnp.float32)
+    return product_on_tpus(rows, kernels, sizes, dtype)
 
 
 # [rows, inputs] · [rows, outputs] → [groups, inputs, outputs]

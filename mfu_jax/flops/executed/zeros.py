@@ -106,8 +106,10 @@ class Zeros:
             return whole(select.shape)
         share = group_share(computation, select)
         copies = self._copies(frame, chosen) if share is None else 1
-        if copies > 1 and (rows := self._rows(frame, mask)):
-            share = self._share_in_groups(rows, copies)
+        if copies > 1 and (found := self._rows(frame, mask)):
+            rows, groups = found
+            is_scalar = copies == select.shape.size  # of a sum's gradient
+            share = self._share_in_groups(rows, groups if is_scalar else copies)
         return whole(select.shape)._replace(share=share or Fraction(1))
 
     def _copies(self, frame: Frame, instruction: HloInstruction) -> int:
@@ -132,25 +134,33 @@ class Zeros:
             return Fraction(1, groups)
         return Fraction(sum(sizes), rows * groups)
 
-    def _rows(self, frame: Frame, mask: HloInstruction) -> int:
-        """The rows of a mask that is ``start ≤ row`` and ``row < end``, one group's; else 0."""
+    def _rows(self, frame: Frame, mask: HloInstruction) -> tuple[int, int] | None:
+        """Rows and groups of a mask that is ``start ≤ row`` and ``row < end`` of each group."""
         frame, mask = self._origin(frame, mask)
         while mask.opcode == "broadcast":
             frame, mask = self._origin(frame, frame.computation.operand(mask, 0))
         if mask.opcode != "and":
-            return 0
-        rows = []
+            return None
+        rows, groups = set(), set()
         for operand in (frame.computation.operand(mask, i) for i in (0, 1)):
             made, bound = self._origin(frame, operand)
             if bound.opcode != "compare":
-                return 0
-            sides = [self._origin(made, made.computation.operand(bound, i))[1] for i in (0, 1)]
-            numbers = [side for side in sides if side.opcode == "iota"]
-            if not numbers:
-                return 0
+                return None
+            sides = [self._origin(made, made.computation.operand(bound, i)) for i in (0, 1)]
+            numbers = [side for _, side in sides if side.opcode == "iota"]
+            bounds = [side for side in sides if side[1].opcode != "iota"]
+            if len(numbers) != 1:
+                return None
             (dimension,) = numbers[0].integers("iota_dimension")
-            rows.append(numbers[0].shape.dims[dimension])
-        return rows[0] if rows[0] == rows[1] else 0
+            rows.add(numbers[0].shape.dims[dimension])
+            groups.add(self._unrepeated(*bounds[0]))
+        return (rows.pop(), min(groups)) if len(rows) == 1 else None
+
+    def _unrepeated(self, frame: Frame, instruction: HloInstruction) -> int:
+        """Elements of a value before it was broadcast."""
+        while instruction.opcode == "broadcast":
+            frame, instruction = self._origin(frame, frame.computation.operand(instruction, 0))
+        return instruction.shape.size
 
     def is_zero(self, frame: Frame, instruction: HloInstruction) -> bool:
         """Whether a value is a constant 0, broadcast or not."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import textwrap
 
+import jax
+import jax.numpy as jnp
+
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
 from mfu_jax.flops.executed.dataflow import Dataflow
 from mfu_jax.flops.executed.padding import WasteFinder
@@ -103,3 +106,19 @@ def test_padded_indices_of_a_gather_are_no_sign_of_waste() -> None:
         )
         signs[name] = WasteFinder(Dataflow(module), NO_LENGTHS).opcodes
     assert signs == {"jit(f)/gather": set(), "jit(f)/dot_general": {"pad"}}
+
+
+def test_groups_of_a_ragged_product_whose_cotangent_is_one_number_repeated() -> None:
+    rows, groups, width = 64, 4, 32
+
+    def loss(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
+        return jax.lax.ragged_dot(x, w, sizes).sum()
+
+    arguments = (
+        jax.ShapeDtypeStruct((rows, width), jnp.float32),
+        jax.ShapeDtypeStruct((groups, width, width), jnp.float32),
+        jax.ShapeDtypeStruct((groups,), jnp.int32),
+    )
+    executed = executed_flops(jax.jit(jax.grad(loss, (0, 1))).lower(*arguments).compile())
+    # Both gradients; CPUs multiply all rows by all groups.
+    assert executed.total - executed.expansion == 2 * (2 * rows * width * width)

@@ -24,6 +24,7 @@ price=2.5       of one device for one hour: the page shows what the run cost; de
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,10 +32,11 @@ from typing import Any
 
 from mfu_jax import hardware
 from mfu_jax.arguments import Arguments, check_key, parse
-from mfu_jax.commands.host_profiles import with_waits
-from mfu_jax.errors import UserError
+from mfu_jax.errors import UserError, one_line
 from mfu_jax.formatting import json_text, percent, readable
+from mfu_jax.profiling.folders import trace_files
 from mfu_jax.runs import ml_goodput, time_table
+from mfu_jax.runs.collective_waits import CollectiveWait, CollectiveWaits
 from mfu_jax.runs.goodput import read_attempts
 from mfu_jax.runs.metrics_files import WARMUP_STEPS
 from mfu_jax.runs.planned import PlanComparison, compare_with_plan, read_plan
@@ -65,6 +67,9 @@ _FORMS = {
     "torchtitan": "torchtitan metrics",
 }
 _PAGES = (".html", ".htm")
+_PLACES = (".", "profile", "tensorboard")  # of a profile in a run's folder
+# Traces of more bytes take minutes: they are read when asked for.
+_MOST_BYTES = 10**9
 
 
 def main(argv: Sequence[str]) -> int:
@@ -89,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
         print(json_text(found[0]) if "--json" in arguments.flags else time_table.render(found[1]))
         return 0
     profile = arguments.values.get("profile")
-    runs = [with_waits(runs[0], profile), *(with_waits(run, None) for run in runs[1:])]
+    runs = [_with_waits(runs[0], profile), *(_with_waits(run, None) for run in runs[1:])]
     compared = [_compared(runs[0], run) for run in runs[1:]]
     plan = _plan(arguments, runs[0])
     if file:
@@ -132,6 +137,80 @@ def _page_of(run: str) -> str:
 
 def _compared(a: RunData, b: RunData) -> RunComparison:
     return compare_runs(a.metrics, b.metrics, warmup_steps=a.options.warmup_steps)
+
+
+def _with_waits(run: RunData, profile: str | None) -> RunData:
+    """The run with what its profile says of its hosts.
+
+    Args:
+        run: the run.
+        profile: the folder of the profile; None: if there is one in the run's own.
+
+    Raises:
+        UserError: there is no trace in `profile`, or only one host's, or one cannot be read.
+    """
+    if profile is None:
+        return _with_own(run)
+    waits = _read(Path(profile))
+    if waits is None:
+        raise UserError(
+            f"--profile {profile}: no collectives of several hosts; expected the traces of two or "
+            f"more hosts in one folder; usually each host traced to a disk of its own; copy their "
+            f"plugins/profile together, or leave --profile out"
+        )
+    return _with(run, waits)
+
+
+def _with(run: RunData, waits: CollectiveWaits) -> RunData:
+    answer = {**run.answer, "collective_waits": waits.to_json()}
+    return dataclasses.replace(run, waits=waits, answer=answer)
+
+
+def _with_own(run: RunData) -> RunData:
+    """With the profile in the run's own folder; one that is large, or damaged, is a note."""
+    folder = _folder_of(run)
+    if folder is None:
+        return run
+    try:
+        files = trace_files(folder)
+        if len(files) < 2:
+            return run
+        if (size := sum(file.stat().st_size for file in files)) > _MOST_BYTES:
+            return _noted(run, f"{size / 1e9:.1f} GB; --profile {folder} reads it")
+        waits = _read(folder)
+    except UserError as error:
+        return _noted(run, one_line(str(error)))
+    return run if waits is None else _with(run, waits)
+
+
+def _noted(run: RunData, why: str) -> RunData:
+    notes = (*run.time.notes, f"the profile is left out: {why}")
+    time = dataclasses.replace(run.time, notes=notes)
+    return dataclasses.replace(run, time=time, answer={**run.answer, "notes": notes})
+
+
+def _folder_of(run: RunData) -> Path | None:
+    """Where the run's own folder has traces of several hosts."""
+    metrics = path_of(run.metrics.path)
+    if run.metrics.path == "-" or not isinstance(metrics, Path):
+        return None
+    found = (metrics.parent / place for place in _PLACES)
+    return next((f for f in found if (f / "plugins" / "profile").is_dir()), None)
+
+
+def _read(folder: Path) -> CollectiveWaits | None:
+    from mfu_jax.profiling.host_waits import read_host_waits  # numpy, which most reports do without
+
+    hosts = [
+        CollectiveWait(
+            host=host.host,
+            step_seconds=host.step_seconds,
+            collective_seconds=host.collective_seconds,
+            wait_seconds=host.wait_seconds,
+        )
+        for host in read_host_waits(folder)
+    ]
+    return CollectiveWaits(source=str(folder), hosts=hosts) if hosts else None
 
 
 def _plan(arguments: Arguments, run: RunData) -> PlanComparison | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.cli import main
-from mfu_jax.commands import host_profiles
+from mfu_jax.commands import report
 from tests.profiling.test_host_waits import write_hosts
 from tests.support import accelerator_traces as traces
 from tests.support import html_pages
@@ -61,7 +61,7 @@ def test_a_damaged_profile_costs_itself(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_large_profile_is_read_if_told_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_profiles, "_MOST_BYTES", 100)
+    monkeypatch.setattr(report, "_MOST_BYTES", 100)
     metrics = write_run(tmp_path / "metrics.jsonl", [1e-4] * 30)
     write_hosts(tmp_path / "profile", 4, 17)
     assert main(["report", str(metrics), "--json"]) == 0

@@ -34,7 +34,7 @@ from mfu_jax.flops.executed.kernels import (
     UnknownCost,
     kernel_cost,
 )
-from mfu_jax.flops.executed.kernels.device_mean import device_mean
+from mfu_jax.flops.executed.device_means import device_mean
 from mfu_jax.flops.executed.literals import Literals
 from mfu_jax.flops.executed.matmuls import MATMULS, hardware_passes, operand_dtype
 from mfu_jax.flops.executed.opcodes import NO_MATMUL, ONLY_ELEMENTWISE, is_free

@@ -20,19 +20,37 @@ RAGGED_DOTS = frozenset({"ragged_dot_general", "ragged_dot"})
 _PAGED = re.compile(r"paged_(flash_)?attention")
 
 
-def share_of_rows(eqn: Any, lengths: Lengths) -> tuple[Fraction, str]:
-    """The share of a grouped matmul's rows that are in a group, and what is wrong with the sizes.
+def is_grouped(eqn: Any) -> bool:
+    """Whether a `pallas_call` is a grouped matmul."""
+    return _groups_and_rows(eqn) is not None
 
-    Such a kernel reads four tables, the first of which has the groups' first rows [groups + 1];
-    its next operand has the rows.
+
+def _groups_and_rows(eqn: Any) -> tuple[int, int] | None:
+    """Groups and rows of a grouped matmul; None for other kernels.
+
+    Such a kernel has one bound that is data and reads four tables, the first of which has the
+    groups' first rows [groups + 1]; its next operand has the rows. Bound and tables belong to its
+    grid, or (tokamax) are the first operands [1] and [...] of a kernel that has a loop instead.
     """
-    sizes = lengths.group_sizes
     mapping = eqn.params["grid_mapping"]
-    dynamic, tables = mapping.num_dynamic_grid_bounds, mapping.num_index_operands
-    shapes = [v.aval.shape for v in eqn.invars[dynamic : dynamic + tables + 1]]
-    if not sizes or dynamic != 1 or [len(s) for s in shapes[:-1]] != [1] * 4 or not shapes[-1]:
+    bounds, tables = mapping.num_dynamic_grid_bounds, mapping.num_index_operands
+    operands = [v.aval for v in eqn.invars]
+    if not (mapping.grid or tables) and operands and operands[0].shape == (1,):
+        bounds, tables = 1, 4
+    found, rest = operands[bounds : bounds + tables], operands[bounds + tables :]
+    if bounds != 1 or [table.ndim for table in found] != [1] * 4 or not rest or not rest[0].ndim:
+        return None
+    if any(table.dtype.kind not in "iu" for table in found):
+        return None
+    return found[0].shape[0] - 1, rest[0].shape[0]
+
+
+def share_of_rows(eqn: Any, lengths: Lengths) -> tuple[Fraction, str]:
+    """The share of a grouped matmul's rows in a group, and what is wrong with the sizes."""
+    sizes, found = lengths.group_sizes, _groups_and_rows(eqn)
+    if not sizes or not found:
         return Fraction(1), ""
-    groups, rows = shapes[0][0] - 1, shapes[-1][0]
+    groups, rows = found
     if len(sizes) != groups or sum(sizes) > rows:
         return Fraction(1), (
             f"group_sizes= has {len(sizes)} sizes of {sum(sizes)} rows; the kernel has {groups} "

@@ -36,13 +36,8 @@ from mfu_jax.flops.traced.masks import patterns as mask_patterns
 from mfu_jax.flops.traced.masks.pairs import Band, KeptPairs
 from mfu_jax.flops.traced.masks.scores import Scores, is_batched
 from mfu_jax.flops.traced.mosaic_gpu import MESH_KERNELS
-from mfu_jax.flops.traced.pallas import (
-    PallasCost,
-    attention_kernel,
-    mesh_kernel_cost,
-    pallas_cost,
-    sequence_sizes,
-)
+from mfu_jax.flops.traced.pallas import PallasCost, mesh_kernel_cost, pallas_cost
+from mfu_jax.flops.traced.pallas_attention import attention_kernel, first_array, sequence_sizes
 from mfu_jax.flops.traced.primitive_kinds import FREE, is_call
 from mfu_jax.flops.traced.ragged import RAGGED_DOTS, share_of_ragged_dot
 from mfu_jax.flops.traced.rules import RULES
@@ -295,7 +290,7 @@ def _pallas_call(
         masks[number] = KeptPairs("blocks skipped by a kernel", ran, 2 * ran, all_pairs)
     needed, run = len(attention.needed), len(attention.products)
     flops = {dtype: amount * needed // run for dtype, amount in cost.unskipped.items()}
-    arrays = flows[eqn.params["grid_mapping"].num_index_operands :]  # after a mask's tables
+    arrays = flows[first_array(eqn) :]  # after a mask's tables
     return walker.add_work(eqn, flops, arrays, stack, tally, scores=(number,))
 
 

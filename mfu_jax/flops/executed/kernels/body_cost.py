@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable
@@ -60,8 +61,19 @@ def _flops(call: KernelCall, body: KernelBody, notes: list[str]) -> tuple[int, i
             return found[0]
         return _scalar_table(call, first + index)
 
-    flops = grid_flops(groups.body, table)
+    flops = grid_flops(_with_constant_bounds(call, groups.body), table)
     return flops, flops if groups.needed is None else groups.needed
+
+
+def _with_constant_bounds(call: KernelCall, body: KernelBody) -> KernelBody:
+    """The body with those sizes of its grid that are operands and constants of the program."""
+    dynamic = (axis for axis, steps in enumerate(body.grid) if steps < 0)
+    found = {axis: call.literal(index) or "" for index, axis in enumerate(dynamic)}
+    sizes = {axis: int(text) for axis, text in found.items() if text.isdecimal()}
+    if not sizes:
+        return body
+    grid = tuple(sizes.get(axis, steps) for axis, steps in enumerate(body.grid))
+    return dataclasses.replace(body, grid=grid)
 
 
 def _share_recomputed(body: KernelBody | None, name: str) -> Fraction:

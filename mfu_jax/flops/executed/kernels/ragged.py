@@ -38,18 +38,24 @@ def of_given_groups(call: KernelCall, body: KernelBody) -> Groups:
 
     The kernels of megablox and XLA's own for `ragged_dot` have one dynamic axis, the visits of a
     tile of rows by a group, and four tables: first rows of the groups [groups + 1], the group and
-    the tile of each visit [tiles + groups − 1], and a group offset [1].
+    the tile of each visit [tiles + groups − 1], and a group offset [1]. Those of tokamax have a
+    loop instead of a grid, and the number of visits [1] as a table before the others.
     """
     sizes = call.lengths.group_sizes
     dynamic = [axis for axis, steps in enumerate(body.grid) if steps < 0]
-    tables = [shape.dims for shape in call.operands[len(dynamic) :][:4]]
-    if len(dynamic) != 1 or len(body.tables) != 4 or list(map(len, tables)) != [1] * 4:
+    first = 0 if dynamic else 1  # of the four, among the body's tables
+    tables = [shape.dims for shape in call.operands[1:5]]
+    if len(dynamic or ["loop"]) != 1 or list(map(len, tables)) != [1] * 4:
+        return Groups(body, {})
+    if len(body.tables) != 4 + first or (first and (body.grid or call.operand(0).dims != (1,))):
+        return Groups(body, {})
+    if not sizes and call.literal(0) is not None:
         return Groups(body, {})
     if not sizes:
         raise UnknownBodyError("its grid depends on the groups' sizes (give group_sizes=)")
     groups = math.prod(tables[0]) - 1
     tiles = math.prod(tables[1]) - groups + 1
-    rows = call.operand(len(dynamic) + 4).dims[0]
+    rows = call.operand(5).dims[0]
     if len(sizes) != groups or sum(sizes) > rows or tiles < 1:
         raise UnknownBodyError(
             f"group_sizes= has {len(sizes)} sizes of {sum(sizes)} rows; the kernel has {groups} "
@@ -60,11 +66,13 @@ def of_given_groups(call: KernelCall, body: KernelBody) -> Groups:
     grid = tuple(len(visits) if axis in dynamic else n for axis, n in enumerate(body.grid))
     first_rows = (0, *itertools.accumulate(sizes))
     made = {
-        0: (tables[0], first_rows),
-        1: ((len(visits),), tuple(group for group, _ in visits)),
-        2: ((len(visits),), tuple(tile for _, tile in visits)),
-        3: ((1,), (0,)),
+        first: (tables[0], first_rows),
+        first + 1: ((len(visits),), tuple(group for group, _ in visits)),
+        first + 2: ((len(visits),), tuple(tile for _, tile in visits)),
+        first + 3: ((1,), (0,)),
     }
+    if first:
+        made[0] = ((1,), (len(visits),))
     return Groups(dataclasses.replace(body, grid=grid), made, _needed(call, groups, sum(sizes)))
 
 

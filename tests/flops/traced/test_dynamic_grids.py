@@ -1,0 +1,95 @@
+"""Pallas kernels for TPU whose grid or loop is as long as an operand says, like tokamax's."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from mfu_jax.flops.traced.counting import count_model_flops, pallas_kernel_flops
+from tests.support.small_functions import shape
+
+HEADS, LENGTH, WIDTH, BLOCK = 2, 64, 32, 16
+PAIRS = HEADS * LENGTH**2 * WIDTH
+ROWS = np.array([i for i in range(4) for j in range(i + 1)])  # the blocks that a causal mask keeps
+COLUMNS = np.array([j for i in range(4) for j in range(i + 1)])
+
+
+def _splash_mha_fwd(rows, columns, q_ref, k_ref, v_ref, out_ref):
+    scores = jnp.dot(q_ref[...].T, k_ref[...].T)
+    out_ref[...] = jnp.dot(scores, v_ref[...])
+
+
+def attention(q, k, v, blocks):
+    """Q is [heads, width, positions]; K and V are [heads, positions, width]."""
+    block = pl.BlockSpec((None, BLOCK, WIDTH), lambda h, n, rows, columns: (h, columns[n], 0))
+    grid = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=2,
+        grid=(HEADS, blocks),
+        in_specs=[
+            pl.BlockSpec((None, WIDTH, BLOCK), lambda h, n, rows, columns: (h, 0, rows[n])),
+            block,
+            block,
+        ],
+        out_specs=pl.BlockSpec((None, BLOCK, WIDTH), lambda h, n, rows, columns: (h, rows[n], 0)),
+    )
+    out = jax.ShapeDtypeStruct((HEADS, LENGTH, WIDTH), q.dtype)
+    call = pl.pallas_call(_splash_mha_fwd, grid_spec=grid, out_shape=out, name="splash_mha_fwd")
+    return call(jnp.array(ROWS), jnp.array(COLUMNS), q, k, v)
+
+
+ARGUMENTS = (shape(HEADS, WIDTH, LENGTH), *(shape(HEADS, LENGTH, WIDTH),) * 2)
+
+
+def test_a_grid_of_a_masks_blocks_skips_the_others():
+    def fn(q, k, v):
+        return attention(q, k, v, jnp.array([len(ROWS)])[0])
+
+    count = count_model_flops(fn, *ARGUMENTS)
+    assert count.total == 2 * 2 * PAIRS  # scores and values of all pairs, whatever runs
+    assert count.skipped["exact"] == 2 * 2 * PAIRS * (16 - 10) // 16
+    assert count.unaccounted == ()
+    assert pallas_kernel_flops(fn, *ARGUMENTS) == {"splash_mha_fwd": 2 * 2 * PAIRS * 10 // 16}
+
+
+def test_a_grid_of_a_mask_that_is_data_still_has_all_pairs():
+    count = count_model_flops(attention, *ARGUMENTS, shape(dtype=jnp.int32))
+    assert count.total == 2 * 2 * PAIRS
+
+
+GROUPS, TILE, IN, OUT = 2, 16, 32, 48
+TILES = 4
+
+
+def _visits(count, firsts, groups, tiles, offset, x_ref, w_ref, out_ref):
+    def visit(n, carry):
+        x = x_ref[pl.ds(tiles[n] * TILE, TILE), :]
+        out_ref[pl.ds(tiles[n] * TILE, TILE), :] += jnp.dot(x, w_ref[groups[n]])
+        return carry
+
+    jax.lax.fori_loop(0, count[0], visit, 0)
+
+
+def grouped(x, w, count, firsts, groups, tiles):
+    scalars = pl.BlockSpec(memory_space=pltpu.SMEM)
+    return pl.pallas_call(
+        _visits,
+        in_specs=[scalars] * 5 + [pl.BlockSpec()] * 2,
+        out_shape=jax.ShapeDtypeStruct((TILES * TILE, OUT), x.dtype),
+        cost_estimate=pl.CostEstimate(
+            flops=2 * TILES * TILE * IN * OUT, transcendentals=0, bytes_accessed=0
+        ),
+    )(count, firsts, groups, tiles, jnp.array([0]), x, w)
+
+
+def test_a_grouped_matmul_with_a_loop_counts_the_rows_in_a_group_once():
+    integers = [shape(n, dtype=jnp.int32) for n in (1, GROUPS + 1, *(TILES + GROUPS - 1,) * 2)]
+    arguments = shape(TILES * TILE, IN), shape(GROUPS, IN, OUT), *integers
+    row = 2 * IN * OUT
+    count = count_model_flops(grouped, *arguments)
+    assert (count.total, count.unaccounted) == (TILES * TILE * row, ())
+    assert pallas_kernel_flops(grouped, *arguments) == {}  # what runs depends on the groups
+    count = count_model_flops(grouped, *arguments, group_sizes=(20, 13))
+    assert (count.total, count.unaccounted) == (33 * row, ())

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from mfu_jax.flops.attention_kernels import AttentionKernel
 from mfu_jax.flops.lengths import Lengths
 from mfu_jax.flops.traced.flow import operand_dtype
 from mfu_jax.flops.traced.integers.arithmetic import evaluate
@@ -98,10 +99,14 @@ def pallas_cost(eqn: Any, operands: Sequence[Known], lengths: Lengths) -> Pallas
     all_pairs, kernel = unskipped.flops, attention_kernel(eqn)
     if kernel and (bounds or "splash" in name):
         # The grid may have a mask's blocks alone; the body is there twice, to mask and not to.
-        all_pairs = Counter(dict.fromkeys(list(all_pairs)[:1], flops_of_all_pairs(eqn, kernel)))
+        all_pairs = _all_pairs(eqn, kernel, all_pairs)
     return PallasCost(
         name=name, flops=exact.flops, unskipped=all_pairs, unknown=tuple(sorted(exact.unknown))
     )
+
+
+def _all_pairs(eqn: Any, kernel: AttentionKernel, counted: Counter[str]) -> Counter[str]:
+    return Counter(dict.fromkeys(list(counted)[:1], flops_of_all_pairs(eqn, kernel)))
 
 
 def _grid(sizes: Sequence[Any], bounds: Sequence[Known]) -> tuple[int, ...]:
@@ -111,12 +116,15 @@ def _grid(sizes: Sequence[Any], bounds: Sequence[Known]) -> tuple[int, ...]:
     return tuple(1 if n is None else int(n) for n in steps)
 
 
-def mesh_kernel_cost(eqn: Any, operands: Sequence[Known]) -> PallasCost:
+def mesh_kernel_cost(
+    eqn: Any, operands: Sequence[Known], attention: AttentionKernel | None = None
+) -> PallasCost:
     """Counts a kernel that runs on a mesh: of blocks and warp groups (Mosaic GPU), or of cores.
 
     Args:
         eqn: the equation.
         operands: known values of its operands.
+        attention: the kernel that it is, None if not one of attention.
     """
     exact: Counter[str] = Counter()
     unskipped: Counter[str] = Counter()
@@ -133,7 +141,7 @@ def mesh_kernel_cost(eqn: Any, operands: Sequence[Known]) -> PallasCost:
     return PallasCost(
         name=str(eqn.params.get("name") or "kernel"),
         flops=exact,
-        unskipped=unskipped,
+        unskipped=_all_pairs(eqn, attention, unskipped) if attention else unskipped,
         unknown=tuple(sorted(unknown)),
     )
 

@@ -6,7 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from mfu_jax.flops.attention_kernels import OF_VALUE_WIDTH, AttentionKernel, kernels_named
+from mfu_jax.flops.attention_kernels import (
+    OF_VALUE_WIDTH,
+    AttentionKernel,
+    kernel_in_scope,
+    kernels_named,
+)
 
 _TPU_SEQUENCES = -2  # dimension of Q and K that holds positions: [..., heads, positions, width]
 
@@ -22,14 +27,21 @@ def attention_kernel(eqn: Any) -> AttentionKernel | None:
     return next((kernel for kernel in kernels if ("dQ" in kernel.products) == has_dq), None)
 
 
+def mesh_attention_kernel(eqn: Any, stack: str) -> AttentionKernel | None:
+    """The same for a kernel on a mesh, which has no name, from the names around it."""
+    return kernel_in_scope(stack, tuple(v.aval.shape for v in eqn.outvars))
+
+
 def first_array(eqn: Any) -> int:
-    """The index of a `pallas_call`'s first array, after bounds and tables of its grid."""
-    mapping = eqn.params["grid_mapping"]
+    """The index of a kernel's first array, after bounds and tables of its grid."""
+    mapping = eqn.params.get("grid_mapping")
+    if mapping is None:  # it runs on a mesh
+        return 0
     return int(mapping.num_dynamic_grid_bounds + mapping.num_index_operands)
 
 
 def sequence_sizes(eqn: Any, kernel: AttentionKernel) -> tuple[int, int]:
-    """Queries and keys of a `pallas_call`.
+    """Queries and keys of a kernel.
 
     Splash attention may hold Q, K and V transposed, [width, positions]; its results never are.
     """
@@ -63,9 +75,11 @@ def flops_of_all_pairs(eqn: Any, kernel: AttentionKernel) -> int:
     """FLOPs of an attention kernel's products over every pair of query and key."""
     q, _, v = (v.aval.shape for v in eqn.invars[first_array(eqn) :][:3])
     queries, keys = sequence_sizes(eqn, kernel)
-    width, of_values = _other(q, queries), _other(v, keys)
+    width, of_values = q[-1], v[-1]
+    if kernel.sequence_dim == _TPU_SEQUENCES:
+        width, of_values = _other(q, queries), _other(v, keys)
     widths = (of_values if product in OF_VALUE_WIDTH else width for product in kernel.products)
-    return 2 * math.prod(q[:-2]) * queries * keys * sum(widths)
+    return 2 * (math.prod(q) // width) * keys * sum(widths)
 
 
 def pallas_name(eqn: Any) -> str:

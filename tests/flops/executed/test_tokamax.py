@@ -6,7 +6,11 @@ import pytest
 
 from mfu_jax.flops.executed.counting import executed_flops
 from tests.support import program_tokamax as programs
-from tests.support.jax_versions import reads_recorded_kernels, reads_recorded_triton
+from tests.support.jax_versions import (
+    reads_recorded_kernels,
+    reads_recorded_tensor_cores,
+    reads_recorded_triton,
+)
 from tests.support.recorded import count, text_of
 
 SIZES = [(128, 128, 128, 128), (100, 200, 0, 212), (1, 1, 1, 509), (7, 0, 0, 0)]
@@ -61,3 +65,18 @@ def test_a_grouped_matmul_on_tpu_without_sizes_is_an_estimate_and_says_so() -> N
     assert executed.total == 3 * programs.ROWS * ROW
     assert len(executed.flags) == 3
     assert all("give group_sizes=" in flag.text for flag in executed.flags)
+
+
+@reads_recorded_tensor_cores
+def test_attention_on_tensor_cores_recomputes_in_both_backward_kernels() -> None:
+    # A warp group's 64 queries see 128 keys at a time, in the backward pass 128 queries 64 keys.
+    length, block = programs.LENGTH, 64 * 128
+    forward = sum(-(-end // 128) for end in range(64, length + 1, 64)) * block
+    backward = sum(end // 64 for end in range(128, length + 1, 128)) * block
+    pair = 2 * programs.BATCH * programs.HEADS * programs.WIDTH
+    executed = count("h100_tokamax_wgmma")
+    assert executed.forward == 2 * pair * forward
+    # dQ: S, dP, dQ; dK and dV: S, dP, dV, dK.
+    assert executed.rematerialized == 3 * pair * backward
+    assert executed.backward == 4 * pair * backward
+    assert (executed.unaccounted, set(executed.by_dtype)) == ((), {"bf16"})

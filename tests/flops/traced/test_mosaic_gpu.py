@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
 import pytest
 
+from mfu_jax.flops.traced import mosaic_gpu
 from mfu_jax.flops.traced.counting import count_model_flops, pallas_kernel_flops
 from tests.support import program_kernel_bodies as programs
 from tests.support.jax_versions import VERSION
+from tests.support.small_functions import shape
 from tests.support.tensor_core_kernels import BODIES, ONE, TILE, kernel, multiply
 
 
@@ -31,3 +37,36 @@ def test_jaxs_matmul_for_hopper() -> None:
     count = count_model_flops(function, *arguments)
     assert count.total == 2 * programs.M * programs.N * programs.K
     assert not count.unaccounted
+
+
+QUERIES, KEYS, HEADS, WIDTH = 192, 128, 2, 64
+
+
+def attention_backward(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+    """Two kernels without names, inside the name of tokamax's backward pass."""
+    body, _ = BODIES["by_block"]
+    with jax.named_scope("tokamax:PallasMosaicGpuFlashAttentionVjp"):
+        return (
+            kernel(body, ((QUERIES, HEADS, WIDTH),))(q, k, v),
+            kernel(body, ((KEYS, HEADS, WIDTH),) * 2)(q, k, v),
+        )
+
+
+def test_tokamaxs_attention_needs_each_gradient_once_whatever_its_blocks_run() -> None:
+    keys = shape(KEYS, HEADS, WIDTH, dtype=jnp.float16)
+    arguments = shape(QUERIES, HEADS, WIDTH, dtype=jnp.float16), keys, keys
+    count = count_model_flops(attention_backward, *arguments)
+    product = 2 * HEADS * QUERIES * KEYS * WIDTH
+    assert count.total == 4 * product  # dP and dQ, dV and dK; the scores twice and dP are not
+    assert count.by_dtype == {"f16": count.total}
+    ran = pallas_kernel_flops(attention_backward, *arguments)
+    assert set(ran.values()) == {BODIES["by_block"][1] * ONE}
+
+
+def test_an_operand_in_shared_bytes_multiplies_in_its_own_dtype() -> None:
+    class Part(NamedTuple):
+        dtype: Any
+
+    parts = Part(jnp.dtype(jnp.bfloat16)), object()
+    assert mosaic_gpu.read_dtype(jnp.dtype(jnp.int8), parts) == jnp.bfloat16
+    assert mosaic_gpu.read_dtype(jnp.dtype(jnp.int8), ()) == jnp.int8

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from mfu_jax.flops.attention_kernels import kernels_named
+from mfu_jax.flops.attention_kernels import kernel_in_scope, kernels_named
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, Table, UnknownBodyError
 from mfu_jax.flops.executed.kernels.bodies.walk import grid_flops
 from mfu_jax.flops.executed.kernels.ragged import of_given_groups, sequence_lengths
@@ -34,12 +34,12 @@ def body_cost(
         return UnknownCost(
             reason=str(error),
             dtype=body.dtype if body else call.dtype,
-            share_rematerialized=_share_recomputed(body, call.name),
+            share_rematerialized=_share_recomputed(body, call),
             estimate=estimate,
         )
     return KernelCost(
         flops=flops,
-        rematerialized=int(flops * _share_recomputed(body, call.name)),
+        rematerialized=int(flops * _share_recomputed(body, call)),
         dtype=body.dtype,
         seen_by_xla=estimate or 0,
         padding=max(0, flops - needed),
@@ -76,12 +76,15 @@ def _with_constant_bounds(call: KernelCall, body: KernelBody) -> KernelBody:
     return dataclasses.replace(body, grid=grid)
 
 
-def _share_recomputed(body: KernelBody | None, name: str) -> Fraction:
+def _share_recomputed(body: KernelBody | None, call: KernelCall) -> Fraction:
     """The share of the body's matmuls that an attention kernel recomputes.
 
     Of several kernels with one name, the first whose matmul count divides the body's.
     """
-    kernels = kernels_named(name)
+    results = tuple(shape.dims for shape in call.results)
+    if in_scope := kernel_in_scope(call.instruction.op_name, results):
+        return in_scope.share_recomputed
+    kernels = kernels_named(call.name)
     matmuls = body.matmuls if body else 0
     fitting = [kernel for kernel in kernels if matmuls % len(kernel.products) == 0]
     return (*fitting, *kernels)[0].share_recomputed if kernels else Fraction(0)

@@ -77,6 +77,7 @@ KERNELS: dict[str, dict[str, Kernel]] = {
         "tokamax_gmm": (_grouped("v6e"), _EXPERTS),
     },
     "h100": {
+        "tokamax_gmm": (_grouped("h100"), _EXPERTS),
         "tokamax_wgmma": (_attention("h100", "mosaic"), _QKV),
         "tokamax": (_attention("h100", "triton"), (_of(*TRITON_SHAPE),) * 3),
     },

@@ -20,16 +20,16 @@ ONE = 2 * TILE**3  # FLOPs of a whole product of two tiles
 Body = Callable[[Any, Any, Any], None]
 
 
-def kernel(body: Body, results: tuple[tuple[int, ...], ...] = ()) -> Callable[..., Any]:
+def kernel(body: Callable[..., None], results: tuple[tuple[int, ...], ...] = ()) -> Any:
     """A kernel in which `body` gets an accumulator and two tiles, 64 × 64 each.
 
-    It reads no operands that it is given, and writes no `results` but for a tile without any.
+    With `results`, which it leaves as they are, `body` gets all references after them.
     """
 
     def whole(*refs: Any) -> None:
         def with_operands(a: Any, b: Any) -> None:
             def with_accumulator(acc: Any) -> jax.Array:
-                body(acc, a, b)
+                body(acc, a, b, *(refs if results else ()))
                 return acc[...]  # type: ignore[no-any-return]
 
             tile = pl.run_scoped(with_accumulator, plgpu.ACC((TILE, TILE), jnp.float32))
@@ -59,7 +59,7 @@ def second_group(acc: Any, a: Any, b: Any) -> None:
     pl.when(lax.axis_index("wg") == 1)(lambda: multiply(acc, a, b))
 
 
-def by_block(acc: Any, a: Any, b: Any) -> None:
+def by_block(acc: Any, a: Any, b: Any, *_: Any) -> None:
     """The blocks multiply once, three and five times."""
 
     def step(_: Any, carry: Any) -> Any:

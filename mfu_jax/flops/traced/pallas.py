@@ -34,7 +34,12 @@ from mfu_jax.flops.traced.pallas_attention import (
     flops_of_all_pairs,
     pallas_name,
 )
-from mfu_jax.flops.traced.ragged import is_grouped, paged_lengths, share_of_rows
+from mfu_jax.flops.traced.ragged import (
+    grouped_on_mesh,
+    is_grouped,
+    paged_lengths,
+    share_of_rows,
+)
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.jax_internals import Literal, scan_groups
@@ -91,10 +96,7 @@ def pallas_cost(eqn: Any, operands: Sequence[Known], lengths: Lengths) -> Pallas
         if (estimate := eqn.params.get("cost_estimate")) is not None:
             share, wrong = share_of_rows(eqn, lengths)
             flops = Counter(dict.fromkeys(list(exact.flops)[:1], int(estimate.flops * share)))
-            unknown = (wrong,) if wrong else ()
-            return PallasCost(
-                name=name, flops=flops, unskipped=flops, unknown=unknown, is_estimate=True
-            )
+            return _estimated(name, flops, wrong)
         exact.unknown.add("the grid's size depends on data: one program was counted")
     all_pairs, kernel = unskipped.flops, attention_kernel(eqn)
     if kernel and (bounds or "splash" in name):
@@ -103,6 +105,11 @@ def pallas_cost(eqn: Any, operands: Sequence[Known], lengths: Lengths) -> Pallas
     return PallasCost(
         name=name, flops=exact.flops, unskipped=all_pairs, unknown=tuple(sorted(exact.unknown))
     )
+
+
+def _estimated(name: str, flops: Counter[str], wrong: str) -> PallasCost:
+    unknown = (wrong,) if wrong else ()
+    return PallasCost(name=name, flops=flops, unskipped=flops, unknown=unknown, is_estimate=True)
 
 
 def _all_pairs(eqn: Any, kernel: AttentionKernel, counted: Counter[str]) -> Counter[str]:
@@ -117,13 +124,17 @@ def _grid(sizes: Sequence[Any], bounds: Sequence[Known]) -> tuple[int, ...]:
 
 
 def mesh_kernel_cost(
-    eqn: Any, operands: Sequence[Known], attention: AttentionKernel | None = None
+    eqn: Any,
+    operands: Sequence[Known],
+    lengths: Lengths,
+    attention: AttentionKernel | None = None,
 ) -> PallasCost:
     """Counts a kernel that runs on a mesh: of blocks and warp groups (Mosaic GPU), or of cores.
 
     Args:
         eqn: the equation.
         operands: known values of its operands.
+        lengths: lengths that the user gave.
         attention: the kernel that it is, None if not one of attention.
     """
     exact: Counter[str] = Counter()
@@ -138,8 +149,12 @@ def mesh_kernel_cost(
             run.scoped(jaxpr, operands, np.ones(grid, np.int64))
             total.update(run.flops)
             unknown |= run.unknown if skips else set()
+    name = str(eqn.params.get("name") or "kernel")
+    if unknown and (grouped := grouped_on_mesh(eqn, lengths)):
+        flops, wrong = grouped
+        return _estimated(name, Counter(dict.fromkeys(list(exact)[:1], flops)), wrong)
     return PallasCost(
-        name=str(eqn.params.get("name") or "kernel"),
+        name=name,
         flops=exact,
         unskipped=_all_pairs(eqn, attention, unskipped) if attention else unskipped,
         unknown=tuple(sorted(unknown)),

@@ -28,7 +28,12 @@ def attention_kernel(eqn: Any) -> AttentionKernel | None:
 
 
 def mesh_attention_kernel(eqn: Any, stack: str) -> AttentionKernel | None:
-    """The same for a kernel on a mesh, which has no name, from the names around it."""
+    """The same for a kernel on a mesh, which has no name, from the names around it.
+
+    None before JAX 0.10, where such a kernel has no operands and results of its own.
+    """
+    if len(eqn.invars) < 3:
+        return None
     return kernel_in_scope(stack, tuple(v.aval.shape for v in eqn.outvars))
 
 

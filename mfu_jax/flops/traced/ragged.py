@@ -6,6 +6,7 @@ The user may give the lengths. Without them a grouped matmul counts every row on
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from fractions import Fraction
@@ -47,16 +48,44 @@ def _groups_and_rows(eqn: Any) -> tuple[int, int] | None:
 
 def share_of_rows(eqn: Any, lengths: Lengths) -> tuple[Fraction, str]:
     """The share of a grouped matmul's rows in a group, and what is wrong with the sizes."""
-    sizes, found = lengths.group_sizes, _groups_and_rows(eqn)
-    if not sizes or not found:
+    found = _groups_and_rows(eqn)
+    return _share(*found, lengths) if found else (Fraction(1), "")
+
+
+def _share(groups: int, rows: int, lengths: Lengths) -> tuple[Fraction, str]:
+    sizes = lengths.group_sizes
+    if not sizes:
         return Fraction(1), ""
-    groups, rows = found
     if len(sizes) != groups or sum(sizes) > rows:
         return Fraction(1), (
             f"group_sizes= has {len(sizes)} sizes of {sum(sizes)} rows; the kernel has {groups} "
             f"groups of {rows} rows at most: every row was counted"
         )
     return Fraction(sum(sizes), rows), ""
+
+
+def grouped_on_mesh(eqn: Any, lengths: Lengths) -> tuple[int, str] | None:
+    """FLOPs of a grouped matmul on tensor cores, and what is wrong with the sizes.
+
+    None for other kernels. Tokamax's begin with seven tables [visits], or two [groups] where the
+    result is the gradient of the matrices [groups, in, out].
+    """
+    operands, results = ([v.aval for v in variables] for variables in (eqn.invars, eqn.outvars))
+    is_table = lambda aval: aval.ndim == 1 and aval.dtype.kind in "iu"  # noqa: E731
+    tables = [aval.shape for aval in itertools.takewhile(is_table, operands)]
+    matrices = next((a.shape for a in (*operands, *results) if a.ndim == 3), None)
+    if matrices is None or len(set(tables)) != 1:
+        return None
+    (entries,), (groups, *matrix) = tables[0], matrices
+    dimensions = [a.ndim for a in operands[2:]]
+    if len(tables) == 7 and results[0].ndim == 2 and entries >= groups:
+        rows = results[0].shape[0]
+    elif len(tables) == 2 and entries == groups and dimensions == [2, 2]:
+        rows = operands[-1].shape[0]
+    else:
+        return None
+    share, wrong = _share(groups, rows, lengths)
+    return int(2 * rows * math.prod(matrix) * share), wrong
 
 
 def share_of_ragged_dot(eqn: Any, lengths: Lengths) -> tuple[Fraction, str]:

@@ -27,7 +27,8 @@ def mesh_kernel(
 ) -> list[Flow]:
     """The work of a kernel whose body runs on a mesh."""
     attention = mesh_attention_kernel(eqn, stack)
-    cost = mesh_kernel_cost(eqn, [_as_operand(flow.known) for flow in flows], attention)
+    known = [_as_operand(flow.known) for flow in flows]
+    cost = mesh_kernel_cost(eqn, known, walker.lengths, attention)
     if attention is not None:
         return _attention(walker, eqn, cost, attention, flows, stack, tally)
     return _kernel(walker, eqn, cost, flows, stack, tally)

@@ -44,19 +44,52 @@ def test_splash_attention_on_tpu_runs_the_blocks_that_its_grid_lists() -> None:
 ROW = 2 * programs.IN * programs.OUT
 
 
+def visited_rows(sizes: tuple[int, ...], tile: int) -> int:
+    """Rows of whole tiles, once for each of their groups."""
+    ends = [sum(sizes[: n + 1]) for n in range(len(sizes))]
+    tiles = [
+        {row // tile for row in range(end - size, end)}
+        for size, end in zip(sizes, ends, strict=True)
+    ]
+    return sum(map(len, tiles)) * tile
+
+
 @reads_recorded_kernels
 @pytest.mark.parametrize("sizes", SIZES)
 def test_a_grouped_matmul_on_tpu_visits_the_tiles_of_given_groups(sizes: tuple[int, ...]) -> None:
-    ends = [sum(sizes[: n + 1]) for n in range(programs.GROUPS)]
-    tiles = [
-        {row // programs.TILE for row in range(end - size, end)}
-        for size, end in zip(sizes, ends, strict=True)
-    ]
-    rows = sum(map(len, tiles)) * programs.TILE  # of whole tiles, once for each of their groups
+    rows = visited_rows(sizes, programs.TILE)
     executed = executed_flops(text_of("v6e_tokamax_gmm"), group_sizes=sizes)
     assert (executed.forward, executed.backward) == (rows * ROW, 2 * rows * ROW)
     assert executed.padding == 3 * (rows - sum(sizes)) * ROW
     assert (executed.unaccounted, executed.flags) == ((), ())
+
+
+@reads_recorded_tensor_cores
+@pytest.mark.parametrize("sizes", SIZES)
+def test_a_grouped_matmul_on_tensor_cores_does_too(sizes: tuple[int, ...]) -> None:
+    rows = visited_rows(sizes, 64)
+    # The gradient of the matrices takes 128 rows at a time, also for a group of no rows within.
+    ends = [sum(sizes[: n + 1]) for n in range(len(sizes))]
+    of_matrices = 128 * sum(
+        -(-end // 128) - (end - size) // 128 for size, end in zip(sizes, ends, strict=True)
+    )
+    executed = executed_flops(text_of("h100_tokamax_gmm"), group_sizes=sizes)
+    assert (executed.forward, executed.backward) == (rows * ROW, (rows + of_matrices) * ROW)
+    assert executed.padding == (2 * rows + of_matrices - 3 * sum(sizes)) * ROW
+    assert (executed.unaccounted, executed.flags) == ((), ())
+
+
+@reads_recorded_tensor_cores
+def test_a_grouped_matmul_on_tensor_cores_without_sizes_is_an_upper_bound_and_says_so() -> None:
+    executed = count("h100_tokamax_gmm")
+    # Each of the groups but the first may begin within a tile, which is then visited twice.
+    rows, of_matrices = 512 + 3 * 64, 512 + 3 * 128
+    assert executed.total == (2 * rows + of_matrices) * ROW
+    assert len(executed.flags) == 3
+    assert all("an upper bound; give group_sizes=" in flag.text for flag in executed.flags)
+    others = executed_flops(text_of("h100_tokamax_gmm"), group_sizes=(256, 256))
+    assert (others.total, len(others.unaccounted)) == (0, 3)
+    assert all("the kernel has 4 groups" in item.reason for item in others.unaccounted)
 
 
 @reads_recorded_kernels

@@ -26,11 +26,13 @@ class Groups(NamedTuple):
         body: with the grid that they make.
         tables: that they make, by operand.
         needed: FLOPs of the groups' products alone, without what fills up tiles; None: all.
+        note: what the count assumes.
     """
 
     body: KernelBody
     tables: dict[int, Table]
     needed: int | None = None
+    note: str = ""
 
 
 def of_given_groups(call: KernelCall, body: KernelBody) -> Groups:
@@ -62,21 +64,23 @@ def of_given_groups(call: KernelCall, body: KernelBody) -> Groups:
             f"groups of {rows} rows at most"
         )
     tile = -(-rows // tiles)
-    visits = _visits(sizes, tile)
-    grid = tuple(len(visits) if axis in dynamic else n for axis, n in enumerate(body.grid))
+    visited = visits(sizes, tile)
+    grid = tuple(len(visited) if axis in dynamic else n for axis, n in enumerate(body.grid))
     first_rows = (0, *itertools.accumulate(sizes))
     made = {
         first: (tables[0], first_rows),
-        first + 1: ((len(visits),), tuple(group for group, _ in visits)),
-        first + 2: ((len(visits),), tuple(tile for _, tile in visits)),
+        first + 1: ((len(visited),), tuple(group for group, _ in visited)),
+        first + 2: ((len(visited),), tuple(tile for _, tile in visited)),
         first + 3: ((1,), (0,)),
     }
     if first:
-        made[0] = ((1,), (len(visits),))
-    return Groups(dataclasses.replace(body, grid=grid), made, _needed(call, groups, sum(sizes)))
+        made[0] = ((1,), (len(visited),))
+    return Groups(
+        dataclasses.replace(body, grid=grid), made, needed_flops(call, groups, sum(sizes))
+    )
 
 
-def _needed(call: KernelCall, groups: int, rows: int) -> int | None:
+def needed_flops(call: KernelCall, groups: int, rows: int) -> int | None:
     """FLOPs of rows [rows, in] times their group's of the matrices [groups, in, out].
 
     The matrices are an operand, or the result where they are a gradient. A kernel multiplies whole
@@ -87,10 +91,10 @@ def _needed(call: KernelCall, groups: int, rows: int) -> int | None:
     return 2 * rows * max(sizes) if sizes else None
 
 
-def _visits(sizes: Sequence[int], tile: int) -> list[tuple[int, int]]:
+def visits(sizes: Sequence[int], tile: int) -> list[tuple[int, int]]:
     """(group, tile of rows) for each tile that has a row of a group.
 
-    >>> _visits((3, 0, 5), 4)
+    >>> visits((3, 0, 5), 4)
     [(0, 0), (2, 0), (2, 1)]
     """
     visits, start = [], 0

@@ -1,4 +1,4 @@
-"""Programs of tokamax (``pip install tokamax`` to record them): attention, grouped matmuls."""
+"""Programs of tokamax (``pip install tokamax`` to record them): attention, matmuls, a loss."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 TRITON_SHAPE = (2, 512, 4, 128)
 BATCH, LENGTH, HEADS, WIDTH = 1, 384, 2, 128  # of the other attention
+TOKENS, INPUTS, VOCABULARY = 1024, 384, 2560  # of a fused loss
 GROUPS, ROWS, IN, OUT, TILE = 4, 512, 256, 384, 128  # of grouped matmuls
 
 Kernel = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -68,6 +69,22 @@ def _grouped(platform: str) -> Callable[..., Any]:
     return gradients
 
 
+def _loss(platform: str) -> Callable[..., Any]:
+    def gradients(x: jax.Array, labels: jax.Array, w: jax.Array) -> Any:
+        import tokamax
+
+        _pretend(platform)
+
+        def loss(x: jax.Array, w: jax.Array) -> jax.Array:
+            return tokamax.linear_softmax_cross_entropy_loss(
+                x, labels, w, reduction="mean", implementation="mosaic_tpu"
+            )
+
+        return jax.value_and_grad(loss, (0, 1))(x, w)
+
+    return gradients
+
+
 _QKV = (_of(BATCH, LENGTH, HEADS, WIDTH),) * 3
 _EXPERTS = (_of(ROWS, IN), _of(GROUPS, IN, OUT), _of(GROUPS, dtype=jnp.int32))
 
@@ -75,6 +92,10 @@ KERNELS: dict[str, dict[str, Kernel]] = {
     "v6e": {
         "tokamax_splash": (_attention("v6e", "mosaic"), _QKV),
         "tokamax_gmm": (_grouped("v6e"), _EXPERTS),
+        "tokamax_loss": (
+            _loss("v6e"),
+            (_of(TOKENS, INPUTS), _of(TOKENS, dtype=jnp.int32), _of(INPUTS, VOCABULARY)),
+        ),
     },
     "h100": {
         "tokamax_gmm": (_grouped("h100"), _EXPERTS),

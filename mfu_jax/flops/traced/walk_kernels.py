@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mfu_jax.flops.attention_kernels import AttentionKernel
+from mfu_jax.flops.loss_kernels import LossKernel, loss_kernel, product_flops
 from mfu_jax.flops.traced.flow import Flow, Tally, unaccounted
 from mfu_jax.flops.traced.known_values import ConstantTable, Known
 from mfu_jax.flops.traced.masks.pairs import KeptPairs
@@ -53,7 +54,28 @@ def pallas_call(
     attention = attention_kernel(eqn)
     if attention is not None:
         return _attention(walker, eqn, cost, attention, flows, stack, tally)
+    if (loss := loss_kernel(cost.name)) and not cost.unknown:
+        return _loss(walker, eqn, cost, loss, flows, stack, tally)
     return _kernel(walker, eqn, cost, flows, stack, tally)
+
+
+def _loss(
+    walker: Walker,
+    eqn: Any,
+    cost: PallasCost,
+    loss: LossKernel,
+    flows: list[Flow],
+    stack: str,
+    tally: Tally,
+) -> list[Flow]:
+    """The products of a fused loss, without the logits again and what fills up its blocks."""
+    ran, left = cost.flops.total(), cost.flops.copy()
+    tally.kernels.add((cost.name, ran))
+    left[next(iter(left))] -= int(ran * loss.share_recomputed)  # the logits come first
+    product = product_flops([v.aval.shape for v in eqn.invars])
+    needed = product * (loss.products - loss.recomputed) if product else left.total()
+    flops = {dtype: amount * needed // left.total() for dtype, amount in left.items() if amount}
+    return walker.add_work(eqn, flops, flows, stack, tally)
 
 
 def _attention(

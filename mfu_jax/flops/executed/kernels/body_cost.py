@@ -19,6 +19,7 @@ from mfu_jax.flops.executed.kernels.registry import (
     KernelCost,
     UnknownCost,
 )
+from mfu_jax.flops.loss_kernels import loss_kernel, product_flops
 
 
 def body_cost(
@@ -45,7 +46,7 @@ def body_cost(
         )
     return KernelCost(
         flops=flops,
-        rematerialized=int(flops * _share_recomputed(body, call)),
+        rematerialized=int(needed * _share_recomputed(body, call)),
         dtype=body.dtype,
         seen_by_xla=estimate or 0,
         padding=max(0, flops - needed),
@@ -70,6 +71,9 @@ def _flops(call: KernelCall, body: KernelBody, notes: list[str]) -> tuple[int, i
         return _scalar_table(call, first + index)
 
     flops = grid_flops(_with_constant_bounds(call, groups.body), table)
+    if loss := loss_kernel(call.name):
+        product = product_flops([shape.dims for shape in call.operands])
+        return flops, min(flops, product * loss.products) if product else flops
     return flops, flops if groups.needed is None else groups.needed
 
 
@@ -92,6 +96,8 @@ def _share_recomputed(body: KernelBody | None, call: KernelCall) -> Fraction:
     results = tuple(shape.dims for shape in call.results)
     if in_scope := kernel_in_scope(call.instruction.op_name, results):
         return in_scope.share_recomputed
+    if loss := loss_kernel(call.name):
+        return loss.share_recomputed
     kernels = kernels_named(call.name)
     matmuls = body.matmuls if body else 0
     fitting = [kernel for kernel in kernels if matmuls % len(kernel.products) == 0]

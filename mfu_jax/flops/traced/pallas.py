@@ -96,7 +96,8 @@ def pallas_cost(eqn: Any, operands: Sequence[Known], lengths: Lengths) -> Pallas
         if (estimate := eqn.params.get("cost_estimate")) is not None:
             share, wrong = share_of_rows(eqn, lengths)
             flops = Counter(dict.fromkeys(list(exact.flops)[:1], int(estimate.flops * share)))
-            return _estimated(name, flops, wrong)
+            kernel = attention_kernel(eqn)
+            return _estimated(name, _all_pairs(eqn, kernel, flops) if kernel else flops, wrong)
         exact.unknown.add("the grid's size depends on data: one program was counted")
     all_pairs, kernel = unskipped.flops, attention_kernel(eqn)
     if kernel and (bounds or "splash" in name):

@@ -183,10 +183,10 @@ class Walker:
         `scores` are those of an attention kernel, whose operands are never parameters.
         """
         phase, scope = read_scope(stack, drop_last=False)
-        operands = flows[:2]
-        has_input = not scores and any(flow.origin == Origin.INPUT for flow in operands)
+        operands, is_attention = flows[:2], bool(scores)
+        has_input = not is_attention and any(flow.origin == Origin.INPUT for flow in operands)
         made: frozenset[Score] = frozenset()
-        if not scores and eqn.outvars:  # a kernel may write to references only
+        if not is_attention and eqn.outvars:  # a kernel may write to references only
             scores, made = self.scores.of_matmul(eqn, operands, stack)
         if phase == "forward" and "jvp(" not in stack:
             phase = self.purposes.get(id(eqn), phase)
@@ -198,7 +198,7 @@ class Walker:
                 primitive=eqn.primitive.name,
                 site=eqn.source_info.traceback,
                 has_input=has_input,
-                is_batched=is_batched(eqn),
+                is_batched=is_attention or is_batched(eqn),
                 scores=scores,
             )
             if amount:

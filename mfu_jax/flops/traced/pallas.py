@@ -35,7 +35,7 @@ from mfu_jax.flops.traced.pallas_attention import (
     pallas_name,
 )
 from mfu_jax.flops.traced.ragged import (
-    grouped_on_mesh,
+    grouped_on_gpu,
     is_grouped,
     paged_lengths,
     share_of_rows,
@@ -99,6 +99,8 @@ def pallas_cost(eqn: Any, operands: Sequence[Known], lengths: Lengths) -> Pallas
             kernel = attention_kernel(eqn)
             return _estimated(name, _all_pairs(eqn, kernel, flops) if kernel else flops, wrong)
         exact.unknown.add("the grid's size depends on data: one program was counted")
+    if exact.unknown and (grouped := grouped_on_gpu(eqn, lengths)):
+        return _of_rows(name, exact.flops, *grouped)
     all_pairs, kernel = unskipped.flops, attention_kernel(eqn)
     if kernel and (bounds or "splash" in name):
         # The grid may have a mask's blocks alone; the body is there twice, to mask and not to.
@@ -111,6 +113,10 @@ def pallas_cost(eqn: Any, operands: Sequence[Known], lengths: Lengths) -> Pallas
 def _estimated(name: str, flops: Counter[str], wrong: str) -> PallasCost:
     unknown = (wrong,) if wrong else ()
     return PallasCost(name=name, flops=flops, unskipped=flops, unknown=unknown, is_estimate=True)
+
+
+def _of_rows(name: str, counted: Counter[str], flops: int, wrong: str) -> PallasCost:
+    return _estimated(name, Counter(dict.fromkeys(list(counted)[:1], flops)), wrong)
 
 
 def _all_pairs(eqn: Any, kernel: AttentionKernel, counted: Counter[str]) -> Counter[str]:
@@ -151,9 +157,8 @@ def mesh_kernel_cost(
             total.update(run.flops)
             unknown |= run.unknown if skips else set()
     name = str(eqn.params.get("name") or "kernel")
-    if unknown and (grouped := grouped_on_mesh(eqn, lengths)):
-        flops, wrong = grouped
-        return _estimated(name, Counter(dict.fromkeys(list(exact)[:1], flops)), wrong)
+    if unknown and (grouped := grouped_on_gpu(eqn, lengths)):
+        return _of_rows(name, exact, *grouped)
     return PallasCost(
         name=name,
         flops=exact,

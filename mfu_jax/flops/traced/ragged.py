@@ -6,7 +6,6 @@ The user may give the lengths. Without them a grouped matmul counts every row on
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from fractions import Fraction
@@ -64,25 +63,32 @@ def _share(groups: int, rows: int, lengths: Lengths) -> tuple[Fraction, str]:
     return Fraction(sum(sizes), rows), ""
 
 
-def grouped_on_mesh(eqn: Any, lengths: Lengths) -> tuple[int, str] | None:
-    """FLOPs of a grouped matmul on tensor cores, and what is wrong with the sizes.
+def grouped_on_gpu(eqn: Any, lengths: Lengths) -> tuple[int, str] | None:
+    """FLOPs of one of tokamax's grouped matmuls on GPU, and what is wrong with the sizes.
 
-    None for other kernels. Tokamax's begin with seven tables [visits], or two [groups] where the
-    result is the gradient of the matrices [groups, in, out].
+    None for other kernels. These read seven tables [visits], or two [groups], and multiply rows
+    [rows, in] by matrices [groups, in, out], or [rows, in] by [rows, out] for their gradient.
     """
-    operands, results = ([v.aval for v in variables] for variables in (eqn.invars, eqn.outvars))
-    is_table = lambda aval: aval.ndim == 1 and aval.dtype.kind in "iu"  # noqa: E731
-    tables = [aval.shape for aval in itertools.takewhile(is_table, operands)]
-    matrices = next((a.shape for a in (*operands, *results) if a.ndim == 3), None)
-    if matrices is None or len(set(tables)) != 1:
+    if len(eqn.outvars) != 1:
         return None
-    (entries,), (groups, *matrix) = tables[0], matrices
-    dimensions = [a.ndim for a in operands[2:]]
-    if len(tables) == 7 and results[0].ndim == 2 and entries >= groups:
-        rows = results[0].shape[0]
-    elif len(tables) == 2 and entries == groups and dimensions == [2, 2]:
-        rows = operands[-1].shape[0]
+    operands, result = [v.aval for v in eqn.invars], eqn.outvars[0].aval
+    is_table = lambda aval: aval.ndim == 1 and aval.dtype.kind in "iu"  # noqa: E731
+    tables = {aval.shape[0] for aval in operands if is_table(aval)}
+    count = sum(map(is_table, operands))
+    arrays = [aval.shape for aval in operands if aval.ndim > 1]
+    if len(tables) != 1 or count not in (2, 7) or len(arrays) < 2:
+        return None
+    (entries,) = tables
+    if result.ndim == 3 and [len(shape) for shape in arrays] == [2, 2]:
+        rows, (groups, *matrix) = arrays[1][0], result.shape
+        widths = [math.prod(arrays[0]) // max(1, rows), arrays[1][1]]
     else:
+        matrices = next((shape for shape in arrays if len(shape) == 3), None)
+        if result.ndim != 2 or matrices is None or len(arrays[0]) != 2:
+            return None
+        rows, (groups, *matrix) = result.shape[0], matrices
+        widths = [arrays[0][1], result.shape[1]]
+    if sorted(widths) != sorted(matrix) or (entries < groups if count == 7 else entries != groups):
         return None
     share, wrong = _share(groups, rows, lengths)
     return int(2 * rows * math.prod(matrix) * share), wrong

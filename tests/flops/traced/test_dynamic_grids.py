@@ -126,3 +126,36 @@ def test_a_grouped_matmul_with_a_loop_counts_the_rows_in_a_group_once():
     assert pallas_kernel_flops(grouped, *arguments) == {}  # what runs depends on the groups
     count = count_model_flops(grouped, *arguments, group_sizes=(20, 13))
     assert (count.total, count.unaccounted) == (33 * row, ())
+
+
+def _group(x_ref, w_ref, low, high, out_ref):
+    first = low[pl.program_id(1)] + pl.program_id(0) * TILE
+
+    @pl.when(first < high[pl.program_id(1)])
+    def _():
+        out_ref[pl.ds(first, TILE), :] = jnp.dot(x_ref[pl.ds(first, TILE), :], w_ref[...])
+
+
+def grouped_by_bounds(x, w, low, high):
+    """As tokamax's by Triton: a step for each tile of rows and each group."""
+    return pl.pallas_call(
+        _group,
+        grid=(TILES, GROUPS),
+        in_specs=[
+            pl.BlockSpec(),
+            pl.BlockSpec((None, IN, OUT), lambda i, g: (g, 0, 0)),
+            pl.BlockSpec(),
+            pl.BlockSpec(),
+        ],
+        out_shape=jax.ShapeDtypeStruct((TILES * TILE, OUT), x.dtype),
+    )(x, w, low, high)
+
+
+def test_a_grouped_matmul_with_bounds_counts_the_rows_in_a_group_once():
+    bounds = shape(GROUPS, dtype=jnp.int32)
+    arguments = shape(TILES * TILE, IN), shape(GROUPS, IN, OUT), bounds, bounds
+    row = 2 * IN * OUT
+    count = count_model_flops(grouped_by_bounds, *arguments)
+    assert (count.total, count.unaccounted) == (TILES * TILE * row, ())
+    count = count_model_flops(grouped_by_bounds, *arguments, group_sizes=(20, 13))
+    assert (count.total, count.unaccounted) == (33 * row, ())

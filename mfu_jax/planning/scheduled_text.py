@@ -7,6 +7,7 @@ it adds XLA's estimates of cycles. Schedule, buffers and the verdict on memory a
 from __future__ import annotations
 
 import re
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -14,7 +15,11 @@ from mfu_jax.dumps.program import ProgramDump
 
 _SCHEDULED = ".after_optimizations.txt"
 _BUFFERS = ".after_optimizations-buffer-assignment.txt"
+_REPORT = ".after_optimizations-memory-usage-report.txt"  # after the buffers, refused or not
 _LAST = ".after_optimizations_after_buffer_assignment.txt"  # that XLA writes before machine code
+# XLA refuses a program within seconds of the report. For one of deepseek3 in fp8 it wrote no last
+# file in six minutes more.
+_VERDICT_SECONDS = 60.0
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+)(.*)$", re.MULTILINE)
 _COLOR = re.compile(r", color (\d+)")
 _HBM, _HOST = "0", "5"  # XLA's memory spaces
@@ -26,8 +31,10 @@ def dump_flags(folder: Path) -> str:
 
 
 def is_scheduled(folder: Path) -> bool:
-    """Whether the compiler has come to the machine code of a program."""
-    return _largest(folder, _LAST) is not None
+    """Whether the compiler has come to the machine code of a program, or long had its buffers."""
+    report = _largest(folder, _REPORT)
+    is_old = report is not None and time.time() - report.stat().st_mtime > _VERDICT_SECONDS
+    return is_old or _largest(folder, _LAST) is not None
 
 
 def read_scheduled(folder: Path) -> ProgramDump | None:

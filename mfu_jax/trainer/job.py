@@ -138,6 +138,9 @@ def _nothing() -> None:
     """The metrics are written, or there are none yet."""
 
 
+_RELAYS: list[Relay] = []  # until this process ends: JAX's client connects to the end
+
+
 def _initialize(config: Config) -> bool:
     """Starts JAX's distributed service; False if there is one process only."""
     timeout = max(_JAX_TIMEOUT_SECONDS, 2 * config.heartbeat_timeout_seconds)
@@ -145,7 +148,8 @@ def _initialize(config: Config) -> bool:
         host, port = _split(config.coordinator_address)
         address = config.coordinator_address
         if config.process_id and config.heartbeat_timeout_seconds:
-            address = Relay(host, port).address
+            _RELAYS.append(Relay(host, port))
+            address = _RELAYS[-1].address
         jax.distributed.initialize(
             address, config.num_processes, config.process_id, heartbeat_timeout_seconds=timeout
         )

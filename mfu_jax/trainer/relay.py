@@ -3,12 +3,20 @@
 The service lives in process 0. When that process dies, JAX's client in every other process prints
 a C++ stack and aborts within milliseconds. Behind the relay the client sees a connection that is
 silent, and `mfu_jax.trainer.peers` has the time to end the run in order.
+
+The relay is a process of its own: JAX's client waits for answers with Python's lock held (while
+the processes agree on the step after which a SIGTERM stops them), and no thread here could pass
+them on. It ends with the process that started it, however that ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 
 _CHUNK_BYTES = 1 << 16
@@ -16,7 +24,7 @@ _CONNECT_SECONDS = 10.0
 
 
 class Relay:
-    """Passes connections to a port of this machine on to another address, on daemon threads.
+    """Passes connections to a port of this machine on to another address.
 
     Args:
         host: of the coordination service.
@@ -27,9 +35,26 @@ class Relay:
     """
 
     def __init__(self, host: str, port: int) -> None:
+        # Without site-packages: it starts in a few milliseconds.
+        command = [sys.executable, "-I", "-S", __file__, host, str(port)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert self._process.stdout is not None
+        self.address = f"127.0.0.1:{int(self._process.stdout.readline())}"
+
+    def close(self) -> None:
+        """Ends it before this process ends."""
+        self._process.communicate()
+
+
+class _Connections:
+    """Of the relay's process, on daemon threads."""
+
+    def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.port = self._listener.getsockname()[1]
         _daemon(self._accept)
 
     def _accept(self) -> None:
@@ -64,3 +89,17 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 def _daemon(target: object, *arguments: object) -> None:
     threading.Thread(target=target, args=arguments, name="mfu_jax-relay", daemon=True).start()  # type: ignore[arg-type]
+
+
+def _serve(host: str, port: int) -> None:
+    """Until standard input ends, which it does with the process that holds its other end."""
+    # A scheduler sends the signals of a job to all of its processes.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    print(_Connections(host, port).port, flush=True)
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], int(sys.argv[2]))

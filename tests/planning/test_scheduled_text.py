@@ -1,6 +1,9 @@
 """Sizes of a program from XLA's assignment of buffers, added up by hand."""
 
-from mfu_jax.planning.scheduled_text import memory_of_buffers, read_scheduled
+import os
+import time
+
+from mfu_jax.planning.scheduled_text import is_scheduled, memory_of_buffers, read_scheduled
 
 BUFFERS = """BufferAssignment:
 allocation 0: size 100, thread-local:
@@ -28,3 +31,11 @@ def test_sizes_in_hbm_and_what_is_offloaded():
 
 def test_no_dump_is_no_program(tmp_path):
     assert read_scheduled(tmp_path) is None
+
+
+def test_a_program_whose_buffers_are_old_is_scheduled(tmp_path):
+    report = tmp_path / "m0.jit_step.after_optimizations-memory-usage-report.txt"
+    report.write_text("Total bytes used: 1")
+    assert not is_scheduled(tmp_path)  # the compiler may still refuse it
+    os.utime(report, (time.time() - 120,) * 2)
+    assert is_scheduled(tmp_path)

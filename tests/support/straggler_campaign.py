@@ -119,11 +119,11 @@ def _watch(
 
 @contextlib.contextmanager
 def _stops(pid: int) -> Iterator[None]:
-    """Stops a process for a while, again and again."""
+    """Stops a process for a while, again and again: several times in the shortest window."""
     over = threading.Event()
 
     def run() -> None:
-        while not over.wait(0.1):
+        while not over.wait(0.03):
             os.kill(pid, signal.SIGSTOP)
             time.sleep(0.2)
             os.kill(pid, signal.SIGCONT)

@@ -16,6 +16,7 @@ from mfu_jax.flops.attention_kernels import BESIDE_KERNELS, is_attention
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.executed.collectives import KINDS, Collective, is_further_link, read_collective
 from mfu_jax.flops.executed.dataflow import Dataflow
+from mfu_jax.flops.executed.device_means import device_mean
 from mfu_jax.flops.executed.elementwise import ELEMENTWISE, elementwise_flops
 from mfu_jax.flops.executed.expansions import Expansions, Part
 from mfu_jax.flops.executed.factorizations import FACTORIZATIONS
@@ -34,7 +35,6 @@ from mfu_jax.flops.executed.kernels import (
     UnknownCost,
     kernel_cost,
 )
-from mfu_jax.flops.executed.kernels.device_mean import device_mean
 from mfu_jax.flops.executed.literals import Literals
 from mfu_jax.flops.executed.matmuls import MATMULS, hardware_passes, operand_dtype
 from mfu_jax.flops.executed.opcodes import NO_MATMUL, ONLY_ELEMENTWISE, is_free

@@ -19,6 +19,8 @@ LAG_FRACTION = 0.10
 _SPREADS = 5.0
 # Threads wait for cores on any machine that does anything else; only this part of a step counts.
 _STARVED_FRACTION = 0.5
+# Of the processor's time between two reports; hosts without a fault differ by some milliseconds.
+_CPU_NOISE_SECONDS = 0.05
 # So many times the work of the median host explain that threads wait for cores.
 _MORE_WORK = 2.0
 # The standard deviation of normal values over their median absolute deviation.
@@ -127,9 +129,10 @@ def _busy(reports: Sequence[HostReport], step_time: float) -> list[SlowHost]:
     """Hosts whose own work takes longer: it is more, or it has no core."""
     known = [report for report in reports if report.cpu is not None]
     typical = _typical(known, "cpu")
+    floor = max([LAG_FRACTION * step_time, *(_CPU_NOISE_SECONDS / r.steps for r in known)])
     found = [
         _slow(report, "compute", report.cpu or 0.0, typical, step_time)
-        for report in _outliers(known, lambda report: report.cpu or 0.0, LAG_FRACTION * step_time)
+        for report in _outliers(known, lambda report: report.cpu or 0.0, floor)
     ]
     more_work = {slow.process for slow in found}
     known = [report for report in known if report.starved is not None]

@@ -27,10 +27,10 @@ class VitalSigns:
         self._stopped = 0.0
 
     def slept(self, planned_seconds: float, began: float) -> None:
-        """This thread slept until woken by its time-out; whatever came on top was no sleep.
+        """This thread has slept; whatever came on top of its time-out was no sleep.
 
         Args:
-            planned_seconds: how long it meant to sleep.
+            planned_seconds: how long it meant to sleep at most.
             began: reading of the clock before.
         """
         late = self._monotonic() - began - planned_seconds

@@ -169,8 +169,8 @@ class HostWatch:
         told_at, from_step = self._monotonic(), self._loop.last_step
         while not self._is_over:
             began = self._monotonic()
-            if not self._wake.wait(_TICK_SECONDS):
-                signs.slept(_TICK_SECONDS, began)
+            self._wake.wait(_TICK_SECONDS)  # or until the next window, which a stop may delay, too
+            signs.slept(_TICK_SECONDS, began)
             if self._windows:
                 window = self._windows.popleft()
                 steps = max(1, window["step"] - from_step)

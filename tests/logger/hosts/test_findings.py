@@ -1,5 +1,6 @@
 """Reports of simulated hosts, up to 1,024 of them: who is named, and who is not."""
 
+import dataclasses
 import random
 
 import pytest
@@ -92,6 +93,22 @@ def test_more_work_of_its_own_counts_where_the_processor_is_the_device() -> None
     (slow,) = slow_hosts(reports, compares_cpu=True)
     assert (slow.process, slow.cause) == (1, "compute")
     assert slow_hosts(reports, compares_cpu=False) == []
+
+
+def test_milliseconds_of_the_processor_in_a_short_window_are_noise() -> None:
+    """Windows of 12 steps of 11 ms, in which a healthy process had 8 ms more."""
+    window = {"steps": 12, "step_time": 0.011, "starved": 0.0}
+
+    def reports(cpu: float) -> list[HostReport]:
+        others = job(4, 0, 1, cpu=0.003 + cpu)
+        return [
+            dataclasses.replace(r, cpu=r.cpu if r.process == 1 else 0.003, **window) for r in others
+        ]
+
+    assert slow_hosts(reports(0.008 / 12), compares_cpu=True) == []
+    assert slow_hosts(reports(0.040 / 12), compares_cpu=True) == []
+    (slow,) = slow_hosts(reports(0.060 / 12), compares_cpu=True)
+    assert (slow.process, slow.cause) == (1, "compute")
 
 
 @pytest.mark.parametrize(("cpu", "cause"), [(0.3, "starved"), (0.9, "compute")])

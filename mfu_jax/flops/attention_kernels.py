@@ -28,6 +28,8 @@ class AttentionKernel:
     Attributes:
         name: pattern to search for in its name as a Pallas kernel, in a jaxpr or in HLO. Two rows
             may share names if only one of them runs dQ.
+        scope: pattern to search for in the names around a kernel that has none of its own. Of
+            several rows, the one with dK and dV has two results [keys, heads, width].
         primitives: JAX primitives that call it.
         targets: its custom-call targets in HLO.
         products: the matmuls that it runs over all pairs of query and key.
@@ -38,6 +40,7 @@ class AttentionKernel:
     """
 
     name: str = r"(?!)"  # matches nothing
+    scope: str = r"(?!)"
     primitives: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     products: tuple[Product, ...]
@@ -94,6 +97,23 @@ KERNELS = (
         recomputed=("S", "S", "dP"),
         sequence_dim=-3,
     ),
+    AttentionKernel(  # tokamax on Hopper and Blackwell
+        scope=r"\bPallasMosaicGpuFlashAttention\b",
+        products=("S", "O"),
+        sequence_dim=-3,
+    ),
+    AttentionKernel(
+        scope=r"\bPallasMosaicGpuFlashAttentionVjp\b",
+        products=("S", "dP", "dV", "dK"),
+        recomputed=("S", "dP"),
+        sequence_dim=-3,
+    ),
+    AttentionKernel(
+        scope=r"\bPallasMosaicGpuFlashAttentionVjp\b",
+        products=("S", "dP", "dQ"),
+        recomputed=("S",),
+        sequence_dim=-3,
+    ),
     AttentionKernel(
         primitives=("dot_product_attention_fwd_wrapper", "dot_product_attention_fp8_fwd_wrapper"),
         targets=(
@@ -146,6 +166,20 @@ BY_TARGET = {target: kernel for kernel in KERNELS for target in kernel.targets}
 def kernels_named(name: str) -> tuple[AttentionKernel, ...]:
     """The rows that a Pallas kernel's name fits: several where only its body tells them apart."""
     return tuple(kernel for kernel in KERNELS if re.search(kernel.name, name))
+
+
+@functools.lru_cache(maxsize=1024)
+def kernel_in_scope(scope: str, results: tuple[tuple[int, ...], ...]) -> AttentionKernel | None:
+    """The row of a kernel without a name, None if it is not one of attention.
+
+    Args:
+        scope: the names around it.
+        results: dimensions of its results.
+    """
+    fitting = [kernel for kernel in KERNELS if re.search(kernel.scope, scope)]
+    has_dk = len(results) == 2 and results[0][:-1] == results[1][:-1]
+    chosen = [kernel for kernel in fitting if ("dK" in kernel.products) == has_dk]
+    return (*chosen, *fitting, None)[0]
 
 
 # Splash attention's backward pass sums o · do with an einsum beside its kernels.

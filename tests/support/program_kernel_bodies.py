@@ -17,7 +17,6 @@ GROUPS, ROWS, WIDTH, HIDDEN, TILE = 4, 512, 128, 256, 128  # of megablox
 TAIL_IN, TAIL_OUT, TAIL_TILE = 384, 640, 256  # of XLA's grouped matmul
 BATCH, LENGTH, HEADS, HEAD_DIM = 2, 256, 2, 64  # of attention on tensor cores
 FP8_SHAPE = (2, 256, 4, 128)
-TOKAMAX_SHAPE = (2, 512, 4, 128)
 PAGES, PAGE, PAGES_OF_A_SEQUENCE, SEQUENCES = 16, 16, 8, 4  # of paged attention
 QUERY_HEADS, KEY_HEADS = 8, 2
 
@@ -126,27 +125,6 @@ def cudnn_fp8(q: jax.Array, k: jax.Array, v: jax.Array, one: jax.Array) -> Any:
     return jax.value_and_grad(loss, (0, 1, 2))(q, k, v)
 
 
-def tokamax(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
-    """Tokamax's Triton attention, causal, and its gradients (``pip install tokamax`` to record)."""
-    import tokamax
-    from absl import flags
-    from jax.extend import backend
-    from tokamax._src.ops import op
-
-    from scripts.absent_devices import devices
-
-    flags.FLAGS(["tokamax"])
-    (device, *_) = devices("h100")
-    backend.get_default_device = lambda: device  # tokamax asks what it runs on
-    op.infer_devices = lambda _: {device}
-
-    def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        out = tokamax.dot_product_attention(q, k, v, is_causal=True, implementation="triton")
-        return out.astype(jnp.float32).sum()
-
-    return jax.value_and_grad(loss, (0, 1, 2))(q, k, v)
-
-
 _CACHE = _of(KEY_HEADS, PAGES, PAGE, HEAD_DIM * 2)
 
 Kernel = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -182,7 +160,6 @@ KERNELS: dict[str, dict[str, Kernel]] = {
             wgmma_attention,
             (_of(BATCH, LENGTH, HEADS, HEAD_DIM, dtype=jnp.float16),) * 3,
         ),
-        "tokamax": (tokamax, (_of(*TOKAMAX_SHAPE),) * 3),
         "cudnn_fp8": (
             cudnn_fp8,
             (

@@ -22,6 +22,7 @@ from tests.support import (
     program_models,
     program_names,
     program_patterns,
+    program_tokamax,
     program_vectors,
 )
 from tests.support.reference_model import Shape, reference_step
@@ -174,10 +175,11 @@ def _fill() -> None:
     PROGRAMS["v5e_splash_context"] = Program(
         platform="v5e", build=program_kernels.splash_in_context
     )
-    for platform, bodies in program_kernel_bodies.KERNELS.items():
-        for name, (function, arguments) in bodies.items():
-            build = on_one_device(function, *arguments)
-            PROGRAMS[f"{platform}_{name}"] = Program(platform=platform, build=build)
+    for bodies in (program_kernel_bodies, program_tokamax):
+        for platform, made in bodies.KERNELS.items():
+            for name, (function, arguments) in made.items():
+                build = on_one_device(function, *arguments)
+                PROGRAMS[f"{platform}_{name}"] = Program(platform=platform, build=build)
     for platform in program_families.PLATFORMS:
         for name in program_families.MODELS:
             build = later_on_one_device(functools.partial(program_families.step_of, name, platform))

@@ -20,16 +20,21 @@ ONE = 2 * TILE**3  # FLOPs of a whole product of two tiles
 Body = Callable[[Any, Any, Any], None]
 
 
-def kernel(body: Body) -> Callable[[], jax.Array]:
-    """A kernel in which `body` gets an accumulator and two operands, 64 × 64 each."""
+def kernel(body: Callable[..., None], results: tuple[tuple[int, ...], ...] = ()) -> Any:
+    """A kernel in which `body` gets an accumulator and two tiles, 64 × 64 each.
 
-    def whole(out_ref: Any) -> None:
+    With `results`, which it leaves as they are, `body` gets all references after them.
+    """
+
+    def whole(*refs: Any) -> None:
         def with_operands(a: Any, b: Any) -> None:
             def with_accumulator(acc: Any) -> jax.Array:
-                body(acc, a, b)
+                body(acc, a, b, *(refs if results else ()))
                 return acc[...]  # type: ignore[no-any-return]
 
-            out_ref[...] = pl.run_scoped(with_accumulator, plgpu.ACC((TILE, TILE), jnp.float32))
+            tile = pl.run_scoped(with_accumulator, plgpu.ACC((TILE, TILE), jnp.float32))
+            if not results:
+                refs[-1][...] = tile
 
         tiles = plgpu.TilingTransform((8, TILE)), plgpu.SwizzleTransform(128)
         operand = plgpu.SMEM((TILE, TILE), jnp.float16, transforms=tiles)
@@ -38,7 +43,8 @@ def kernel(body: Body) -> Callable[[], jax.Array]:
     options: dict[str, Any] = {"grid": (BLOCKS,), "grid_names": ("block",)}
     options |= {"num_threads": GROUPS, "thread_name": "wg"}
     out = "out_type" if VERSION >= (0, 10) else "out_shape"
-    options[out] = jax.ShapeDtypeStruct((TILE, TILE), jnp.float32)
+    shapes = [jax.ShapeDtypeStruct(dims, jnp.float16) for dims in results]
+    options[out] = shapes or jax.ShapeDtypeStruct((TILE, TILE), jnp.float32)
     return plgpu.kernel(whole, **options)  # type: ignore[no-any-return]
 
 
@@ -53,7 +59,7 @@ def second_group(acc: Any, a: Any, b: Any) -> None:
     pl.when(lax.axis_index("wg") == 1)(lambda: multiply(acc, a, b))
 
 
-def by_block(acc: Any, a: Any, b: Any) -> None:
+def by_block(acc: Any, a: Any, b: Any, *_: Any) -> None:
     """The blocks multiply once, three and five times."""
 
     def step(_: Any, carry: Any) -> Any:

@@ -188,3 +188,12 @@ def classify_operands(matmuls: Iterable[MatmulKind]) -> dict[MatmulKind, Operand
         return forward == {True} or (forward != {False} and not m.is_batched)
 
     return {m: "weights" if is_weights(m) else "activations" for m in matmuls}
+
+
+def unaccounted(eqn: Any, stack: str, reason: str) -> Unaccounted:
+    """Why an equation cannot be counted, with its shapes."""
+    results = ", ".join(v.aval.str_short(short_dtypes=True) for v in eqn.outvars)
+    operands = ", ".join(v.aval.str_short(short_dtypes=True) for v in eqn.invars)
+    return Unaccounted(
+        name=eqn.primitive.name, where=stack, shapes=f"({operands}) -> ({results})", reason=reason
+    )

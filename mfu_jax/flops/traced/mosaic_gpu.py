@@ -17,14 +17,15 @@ MESH_KERNELS = frozenset({"core_map", "mpmd_map"})
 
 def instruction_flops(eqn: Any) -> tuple[str, int]:
     """Operand dtype and 2·m·n·k of one instruction: accumulator [m, n] += a [m, k] · b [k, n]."""
-    dtype = short_dtype(eqn.invars[1].aval.dtype)
+    dtype = eqn.invars[1].aval.dtype
     accumulator, a = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape
     if eqn.primitive.name in _ON_REFERENCES:
         parts = list(_transforms(eqn))
         accumulator, a = (_read_shape(s, t) for s, t in zip((accumulator, a), parts, strict=False))
+        dtype = read_dtype(dtype, parts[1])
     n = accumulator[-1]
     # The accumulator and `a` have m rows each; how `a` is tiled does not change its size.
-    return dtype, 2 * n * math.prod(a)
+    return short_dtype(dtype), 2 * n * math.prod(a)
 
 
 def _transforms(eqn: Any) -> Iterator[Sequence[Any]]:
@@ -45,6 +46,13 @@ def _read_shape(shape: Sequence[int], transforms: Sequence[Any]) -> tuple[int, .
         if hasattr(transform, "get_indexer_shape"):
             shape = transform.get_indexer_shape()
     return tuple(shape)
+
+
+def read_dtype(dtype: Any, transforms: Sequence[Any]) -> Any:
+    """The dtype of what is read of a reference; shared memory is bytes where arrays share it."""
+    for transform in transforms:
+        dtype = getattr(transform, "dtype", dtype)
+    return dtype
 
 
 def meshes(params: Mapping[str, Any]) -> list[Mapping[str, int]]:

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mfu_jax.flops.attention_kernels import AttentionKernel, kernels_named
+from mfu_jax.flops.attention_kernels import AttentionKernel
 from mfu_jax.flops.lengths import Lengths
 from mfu_jax.flops.traced.flow import operand_dtype
 from mfu_jax.flops.traced.integers.arithmetic import evaluate
@@ -29,7 +29,17 @@ from mfu_jax.flops.traced.mosaic_gpu import (
     instruction_flops,
     meshes,
 )
-from mfu_jax.flops.traced.ragged import paged_lengths, share_of_rows
+from mfu_jax.flops.traced.pallas_attention import (
+    attention_kernel,
+    flops_of_all_pairs,
+    pallas_name,
+)
+from mfu_jax.flops.traced.ragged import (
+    grouped_on_gpu,
+    is_grouped,
+    paged_lengths,
+    share_of_rows,
+)
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.jax_internals import Literal, scan_groups
@@ -58,30 +68,6 @@ class PallasCost:
     is_estimate: bool = False
 
 
-def attention_kernel(eqn: Any) -> AttentionKernel | None:
-    """The registered kernel that a `pallas_call` runs, None if it is not one of attention."""
-    kernels = kernels_named(pallas_name(eqn))
-    if len(kernels) < 2:
-        return kernels[0] if kernels else None
-    # dK and dV come last; a further result as large as Q is dQ, the others are scratch space.
-    query_size = max(v.aval.size for v in eqn.invars)
-    has_dq = any(v.aval.size >= query_size for v in eqn.outvars[:-2])
-    return next((kernel for kernel in kernels if ("dQ" in kernel.products) == has_dq), None)
-
-
-def sequence_sizes(eqn: Any, kernel: AttentionKernel) -> tuple[int, int]:
-    """Queries and keys of a `pallas_call`, whose operands follow the grid's own."""
-    first = eqn.params["grid_mapping"].num_index_operands
-    q, k = (v.aval.shape for v in eqn.invars[first : first + 2])
-    assert kernel.sequence_dim is not None
-    return q[kernel.sequence_dim], k[kernel.sequence_dim]
-
-
-def pallas_name(eqn: Any) -> str:
-    """The name under which a `pallas_call` appears in HLO."""
-    return str(eqn.params.get("name") or eqn.params["jaxpr"].debug_info.func_name)
-
-
 def pallas_cost(eqn: Any, operands: Sequence[Known], lengths: Lengths) -> PallasCost:
     """Counts a `pallas_call`.
 
@@ -91,9 +77,10 @@ def pallas_cost(eqn: Any, operands: Sequence[Known], lengths: Lengths) -> Pallas
         lengths: lengths that the user gave.
     """
     mapping, name = eqn.params["grid_mapping"], pallas_name(eqn)
-    grid = tuple(size if isinstance(size, int) else 1 for size in mapping.grid)
-    jaxpr = eqn.params["jaxpr"]
     first = mapping.num_dynamic_grid_bounds
+    bounds = [None if is_grouped(eqn) else bound for bound in operands[:first]]
+    grid = _grid(mapping.grid, bounds)
+    jaxpr = eqn.params["jaxpr"]
     tables: list[Known] = list(operands[first : first + mapping.num_index_operands])
     refs = [*tables, *[None] * (len(jaxpr.invars) - len(tables))]
     programs = np.ones(grid, np.int64)
@@ -105,29 +92,57 @@ def pallas_cost(eqn: Any, operands: Sequence[Known], lengths: Lengths) -> Pallas
         exact.unknown.update([note] if note else [])
     for run in (exact, unskipped):
         run.walk(jaxpr, refs, programs)
-    if grid != tuple(mapping.grid):
+    if None in bounds or (exact.unknown and is_grouped(eqn)):
         if (estimate := eqn.params.get("cost_estimate")) is not None:
             share, wrong = share_of_rows(eqn, lengths)
             flops = Counter(dict.fromkeys(list(exact.flops)[:1], int(estimate.flops * share)))
-            unknown = (wrong,) if wrong else ()
-            return PallasCost(
-                name=name, flops=flops, unskipped=flops, unknown=unknown, is_estimate=True
-            )
+            kernel = attention_kernel(eqn)
+            return _estimated(name, _all_pairs(eqn, kernel, flops) if kernel else flops, wrong)
         exact.unknown.add("the grid's size depends on data: one program was counted")
+    if exact.unknown and (grouped := grouped_on_gpu(eqn, lengths)):
+        return _of_rows(name, exact.flops, *grouped)
+    all_pairs, kernel = unskipped.flops, attention_kernel(eqn)
+    if kernel and (bounds or "splash" in name):
+        # The grid may have a mask's blocks alone; the body is there twice, to mask and not to.
+        all_pairs = _all_pairs(eqn, kernel, all_pairs)
     return PallasCost(
-        name=name,
-        flops=exact.flops,
-        unskipped=unskipped.flops,
-        unknown=tuple(sorted(exact.unknown)),
+        name=name, flops=exact.flops, unskipped=all_pairs, unknown=tuple(sorted(exact.unknown))
     )
 
 
-def mesh_kernel_cost(eqn: Any, operands: Sequence[Known]) -> PallasCost:
+def _estimated(name: str, flops: Counter[str], wrong: str) -> PallasCost:
+    unknown = (wrong,) if wrong else ()
+    return PallasCost(name=name, flops=flops, unskipped=flops, unknown=unknown, is_estimate=True)
+
+
+def _of_rows(name: str, counted: Counter[str], flops: int, wrong: str) -> PallasCost:
+    return _estimated(name, Counter(dict.fromkeys(list(counted)[:1], flops)), wrong)
+
+
+def _all_pairs(eqn: Any, kernel: AttentionKernel, counted: Counter[str]) -> Counter[str]:
+    return Counter(dict.fromkeys(list(counted)[:1], flops_of_all_pairs(eqn, kernel)))
+
+
+def _grid(sizes: Sequence[Any], bounds: Sequence[Known]) -> tuple[int, ...]:
+    """Steps on each axis of the grid; 1 where the bound is not known."""
+    known = iter(bounds)
+    steps = (size if isinstance(size, int) else next(known) for size in sizes)
+    return tuple(1 if n is None else int(n) for n in steps)
+
+
+def mesh_kernel_cost(
+    eqn: Any,
+    operands: Sequence[Known],
+    lengths: Lengths,
+    attention: AttentionKernel | None = None,
+) -> PallasCost:
     """Counts a kernel that runs on a mesh: of blocks and warp groups (Mosaic GPU), or of cores.
 
     Args:
         eqn: the equation.
         operands: known values of its operands.
+        lengths: lengths that the user gave.
+        attention: the kernel that it is, None if not one of attention.
     """
     exact: Counter[str] = Counter()
     unskipped: Counter[str] = Counter()
@@ -141,10 +156,13 @@ def mesh_kernel_cost(eqn: Any, operands: Sequence[Known]) -> PallasCost:
             run.scoped(jaxpr, operands, np.ones(grid, np.int64))
             total.update(run.flops)
             unknown |= run.unknown if skips else set()
+    name = str(eqn.params.get("name") or "kernel")
+    if unknown and (grouped := grouped_on_gpu(eqn, lengths)):
+        return _of_rows(name, exact, *grouped)
     return PallasCost(
-        name=str(eqn.params.get("name") or "kernel"),
+        name=name,
         flops=exact,
-        unskipped=unskipped,
+        unskipped=_all_pairs(eqn, attention, unskipped) if attention else unskipped,
         unknown=tuple(sorted(unknown)),
     )
 

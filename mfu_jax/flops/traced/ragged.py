@@ -20,25 +20,78 @@ RAGGED_DOTS = frozenset({"ragged_dot_general", "ragged_dot"})
 _PAGED = re.compile(r"paged_(flash_)?attention")
 
 
-def share_of_rows(eqn: Any, lengths: Lengths) -> tuple[Fraction, str]:
-    """The share of a grouped matmul's rows that are in a group, and what is wrong with the sizes.
+def is_grouped(eqn: Any) -> bool:
+    """Whether a `pallas_call` is a grouped matmul."""
+    return _groups_and_rows(eqn) is not None
 
-    Such a kernel reads four tables, the first of which has the groups' first rows [groups + 1];
-    its next operand has the rows.
+
+def _groups_and_rows(eqn: Any) -> tuple[int, int] | None:
+    """Groups and rows of a grouped matmul; None for other kernels.
+
+    Such a kernel has one bound that is data and reads four tables, the first of which has the
+    groups' first rows [groups + 1]; its next operand has the rows. Bound and tables belong to its
+    grid, or (tokamax) are the first operands [1] and [...] of a kernel that has a loop instead.
     """
-    sizes = lengths.group_sizes
     mapping = eqn.params["grid_mapping"]
-    dynamic, tables = mapping.num_dynamic_grid_bounds, mapping.num_index_operands
-    shapes = [v.aval.shape for v in eqn.invars[dynamic : dynamic + tables + 1]]
-    if not sizes or dynamic != 1 or [len(s) for s in shapes[:-1]] != [1] * 4 or not shapes[-1]:
+    bounds, tables = mapping.num_dynamic_grid_bounds, mapping.num_index_operands
+    operands = [v.aval for v in eqn.invars]
+    if not (mapping.grid or tables) and operands and operands[0].shape == (1,):
+        bounds, tables = 1, 4
+    found, rest = operands[bounds : bounds + tables], operands[bounds + tables :]
+    if bounds != 1 or [table.ndim for table in found] != [1] * 4 or not rest or not rest[0].ndim:
+        return None
+    if any(table.dtype.kind not in "iu" for table in found):
+        return None
+    return found[0].shape[0] - 1, rest[0].shape[0]
+
+
+def share_of_rows(eqn: Any, lengths: Lengths) -> tuple[Fraction, str]:
+    """The share of a grouped matmul's rows in a group, and what is wrong with the sizes."""
+    found = _groups_and_rows(eqn)
+    return _share(*found, lengths) if found else (Fraction(1), "")
+
+
+def _share(groups: int, rows: int, lengths: Lengths) -> tuple[Fraction, str]:
+    sizes = lengths.group_sizes
+    if not sizes:
         return Fraction(1), ""
-    groups, rows = shapes[0][0] - 1, shapes[-1][0]
     if len(sizes) != groups or sum(sizes) > rows:
         return Fraction(1), (
             f"group_sizes= has {len(sizes)} sizes of {sum(sizes)} rows; the kernel has {groups} "
             f"groups of {rows} rows at most: every row was counted"
         )
     return Fraction(sum(sizes), rows), ""
+
+
+def grouped_on_gpu(eqn: Any, lengths: Lengths) -> tuple[int, str] | None:
+    """FLOPs of one of tokamax's grouped matmuls on GPU, and what is wrong with the sizes.
+
+    None for other kernels. These read seven tables [visits], or two [groups], and multiply rows
+    [rows, in] by matrices [groups, in, out], or [rows, in] by [rows, out] for their gradient.
+    """
+    if len(eqn.outvars) != 1:
+        return None
+    operands, result = [v.aval for v in eqn.invars], eqn.outvars[0].aval
+    is_table = lambda aval: aval.ndim == 1 and aval.dtype.kind in "iu"  # noqa: E731
+    tables = {aval.shape[0] for aval in operands if is_table(aval)}
+    count = sum(map(is_table, operands))
+    arrays = [aval.shape for aval in operands if aval.ndim > 1]
+    if len(tables) != 1 or count not in (2, 7) or len(arrays) < 2:
+        return None
+    (entries,) = tables
+    if result.ndim == 3 and [len(shape) for shape in arrays] == [2, 2]:
+        rows, (groups, *matrix) = arrays[1][0], result.shape
+        widths = [math.prod(arrays[0]) // max(1, rows), arrays[1][1]]
+    else:
+        matrices = next((shape for shape in arrays if len(shape) == 3), None)
+        if result.ndim != 2 or matrices is None or len(arrays[0]) != 2:
+            return None
+        rows, (groups, *matrix) = result.shape[0], matrices
+        widths = [arrays[0][1], result.shape[1]]
+    if sorted(widths) != sorted(matrix) or (entries < groups if count == 7 else entries != groups):
+        return None
+    share, wrong = _share(groups, rows, lengths)
+    return int(2 * rows * math.prod(matrix) * share), wrong
 
 
 def share_of_ragged_dot(eqn: Any, lengths: Lengths) -> tuple[Fraction, str]:

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from mfu_jax.flops.attention_kernels import BY_PRIMITIVE
 from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
@@ -26,29 +24,24 @@ from mfu_jax.flops.traced.flow import (
     join,
     of_constant,
     operand_dtype,
+    unaccounted,
 )
 from mfu_jax.flops.traced.integers.arithmetic import typed
 from mfu_jax.flops.traced.integers.evaluation import LONGEST_LOOP, chosen_branch
 from mfu_jax.flops.traced.integers.needs import scan_of, while_of
-from mfu_jax.flops.traced.known_values import ConstantTable, Known, constant, scalar
+from mfu_jax.flops.traced.known_values import constant, scalar
 from mfu_jax.flops.traced.loops import Decided, Decisions, Runs
 from mfu_jax.flops.traced.masks import patterns as mask_patterns
-from mfu_jax.flops.traced.masks.pairs import Band, KeptPairs
+from mfu_jax.flops.traced.masks.pairs import Band
 from mfu_jax.flops.traced.masks.scores import Scores, is_batched
 from mfu_jax.flops.traced.mosaic_gpu import MESH_KERNELS
-from mfu_jax.flops.traced.pallas import (
-    PallasCost,
-    attention_kernel,
-    mesh_kernel_cost,
-    pallas_cost,
-    sequence_sizes,
-)
 from mfu_jax.flops.traced.primitive_kinds import FREE, is_call
 from mfu_jax.flops.traced.ragged import RAGGED_DOTS, share_of_ragged_dot
 from mfu_jax.flops.traced.rules import RULES
 from mfu_jax.flops.traced.shards import known_by_devices
 from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.flops.traced.value_graph import value_graph
+from mfu_jax.flops.traced.walk_kernels import mesh_kernel, pallas_call
 from mfu_jax.flops.traced.walk_loops import loop_work
 from mfu_jax.jax_internals import Literal, open_jaxpr
 
@@ -153,7 +146,7 @@ class Walker:
             self._unknown_call(eqn, inner, everything, stack, tally)
         elif name not in FREE:
             tally.unaccounted[
-                _unaccounted(eqn, stack, "this primitive has no known cost; add it with "
+                unaccounted(eqn, stack, "this primitive has no known cost; add it with "
                              "mfu_jax.flops.traced.rules.register_rule")
             ] += 1  # fmt: skip
         elif len(eqn.outvars) == 1:
@@ -173,7 +166,7 @@ class Walker:
             share, wrong = share_of_ragged_dot(eqn, self.lengths)
             flops = int(flops * share)
             if wrong:
-                tally.unaccounted[_unaccounted(eqn, stack, wrong)] += 1
+                tally.unaccounted[unaccounted(eqn, stack, wrong)] += 1
         return self.add_work(eqn, {operand_dtype(eqn): flops}, flows, stack, tally)
 
     def add_work(
@@ -190,10 +183,10 @@ class Walker:
         `scores` are those of an attention kernel, whose operands are never parameters.
         """
         phase, scope = read_scope(stack, drop_last=False)
-        operands = flows[:2]
-        has_input = not scores and any(flow.origin == Origin.INPUT for flow in operands)
+        operands, is_attention = flows[:2], bool(scores)
+        has_input = not is_attention and any(flow.origin == Origin.INPUT for flow in operands)
         made: frozenset[Score] = frozenset()
-        if not scores and eqn.outvars:  # a kernel may write to references only
+        if not is_attention and eqn.outvars:  # a kernel may write to references only
             scores, made = self.scores.of_matmul(eqn, operands, stack)
         if phase == "forward" and "jvp(" not in stack:
             phase = self.purposes.get(id(eqn), phase)
@@ -205,7 +198,7 @@ class Walker:
                 primitive=eqn.primitive.name,
                 site=eqn.source_info.traceback,
                 has_input=has_input,
-                is_batched=is_batched(eqn),
+                is_batched=is_attention or is_batched(eqn),
                 scores=scores,
             )
             if amount:
@@ -221,7 +214,7 @@ class Walker:
         if body.flops or body.unaccounted:
             tally.add(body)
             reason = "an unknown primitive holds these; each was counted as if it ran once"
-            tally.unaccounted[_unaccounted(eqn, stack, reason)] += 1
+            tally.unaccounted[unaccounted(eqn, stack, reason)] += 1
 
 
 def _scan(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
@@ -256,47 +249,8 @@ def _while(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
             f"{LONGEST_LOOP:,}: its body was counted once; use scan or fori_loop with a static "
             "bound, or add the other iterations yourself"
         )
-        tally.unaccounted[_unaccounted(eqn, stack, reason)] += 1
+        tally.unaccounted[unaccounted(eqn, stack, reason)] += 1
     return out_flows
-
-
-def _mesh_kernel(
-    walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
-) -> list[Flow]:
-    cost = mesh_kernel_cost(eqn, [_as_operand(flow.known) for flow in flows])
-    return _kernel(walker, eqn, cost, flows, stack, tally)
-
-
-def _kernel(
-    walker: Walker, eqn: Any, cost: PallasCost, flows: list[Flow], stack: str, tally: Tally
-) -> list[Flow]:
-    """A kernel's programs, as they are."""
-    is_known = not (cost.unknown or cost.is_estimate)
-    tally.kernels.add((cost.name, cost.flops.total() if is_known else None))
-    for reason in cost.unknown:
-        tally.unaccounted[_unaccounted(eqn, stack, f"{cost.name}: {reason}")] += 1
-    return walker.add_work(eqn, cost.flops, flows, stack, tally)
-
-
-def _pallas_call(
-    walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
-) -> list[Flow]:
-    """The kernel's programs; for an attention kernel all pairs, without recomputed scores."""
-    cost = pallas_cost(eqn, [_as_operand(flow.known) for flow in flows], walker.lengths)
-    attention = attention_kernel(eqn)
-    if attention is None:
-        return _kernel(walker, eqn, cost, flows, stack, tally)
-    tally.kernels.add((cost.name, None if cost.unknown else cost.flops.total()))
-    all_pairs = cost.unskipped.total()
-    number = walker.scores.new(stack, sequence_sizes(eqn, attention))
-    masks = walker.scores.masks
-    if number not in masks and cost.flops.total() < all_pairs:
-        ran = cost.flops.total()
-        masks[number] = KeptPairs("blocks skipped by a kernel", ran, 2 * ran, all_pairs)
-    needed, run = len(attention.needed), len(attention.products)
-    flops = {dtype: amount * needed // run for dtype, amount in cost.unskipped.items()}
-    arrays = flows[eqn.params["grid_mapping"].num_index_operands :]  # after a mask's tables
-    return walker.add_work(eqn, flops, arrays, stack, tally, scores=(number,))
 
 
 def _cond(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
@@ -318,7 +272,7 @@ def _cond(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally)
             f"the branches cost {', '.join(map(str, totals))} FLOPs; which one runs depends on "
             "data, or on a loop too long to evaluate: the most expensive one was counted"
         )
-        tally.unaccounted[_unaccounted(eqn, stack, reason)] += 1
+        tally.unaccounted[unaccounted(eqn, stack, reason)] += 1
     out_flows = runs[0][0]
     for other, _ in runs[1:]:
         out_flows = [either(a, b) for a, b in zip(out_flows, other, strict=True)]
@@ -369,27 +323,12 @@ def _linear_solve(
 _Descent = Callable[[Walker, Any, list[Flow], str, Tally], list[Flow]]
 _DESCENTS: dict[str, _Descent] = {
     **dict.fromkeys(BY_PRIMITIVE, _fused_attention),
-    **dict.fromkeys(MESH_KERNELS, _mesh_kernel),
+    **dict.fromkeys(MESH_KERNELS, mesh_kernel),
     "cond": _cond,
     "linear_solve": _linear_solve,
-    "pallas_call": _pallas_call,
+    "pallas_call": pallas_call,
     "custom_linear_solve": _linear_solve,
     "scan": _scan,
     "shard_map": _shard_map,
     "while": _while,
 }
-
-
-def _as_operand(value: Known) -> Known:
-    """A known value as kernels take it: arrays are tables."""
-    if isinstance(value, np.ndarray):
-        return ConstantTable(value) if value.ndim else value.item()
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _unaccounted(eqn: Any, stack: str, reason: str) -> Unaccounted:
-    results = ", ".join(v.aval.str_short(short_dtypes=True) for v in eqn.outvars)
-    operands = ", ".join(v.aval.str_short(short_dtypes=True) for v in eqn.invars)
-    return Unaccounted(
-        name=eqn.primitive.name, where=stack, shapes=f"({operands}) -> ({results})", reason=reason
-    )

@@ -19,7 +19,6 @@ from tests.support import program_kernel_bodies as programs
 from tests.support.jax_versions import (
     reads_recorded_kernels,
     reads_recorded_tensor_cores,
-    reads_recorded_triton,
 )
 from tests.support.recorded import count, text_of
 from tests.support.tensor_core_kernels import BODIES, ONE, hlo_of, kernel
@@ -206,19 +205,6 @@ def test_paged_attention_runs_the_blocks_that_given_lengths_reach() -> None:
     assert (executed.flags, executed.unaccounted) == ((), ())
     (item,) = executed_flops(text_of("v5e_paged"), sequence_lengths=(64,)).unaccounted
     assert "the kernel has 4 sequences" in item.reason
-
-
-@reads_recorded_triton
-def test_tokamaxs_attention_recomputes_scores_in_its_backward() -> None:
-    batch, length, heads, width = programs.TOKAMAX_SHAPE
-    matmul = 2 * batch * heads * length**2 * width
-    executed = count("h100_tokamax")
-    # Blocks of 64 by 64 on and below the diagonal: 36 of 64. Backward runs seven products.
-    assert executed.forward == 2 * matmul * 36 // 64
-    backward = executed.kernels["pallas_flash_attention_vjp"]
-    assert backward == 7 * matmul * 36 // 64
-    assert (executed.backward, executed.rematerialized) == (backward * 4 // 7, backward * 3 // 7)
-    assert executed.unaccounted == ()
 
 
 TTIR = b"""module {

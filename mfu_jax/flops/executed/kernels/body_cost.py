@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from mfu_jax.flops.attention_kernels import kernels_named
+from mfu_jax.flops.attention_kernels import kernel_in_scope, kernels_named
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, Table, UnknownBodyError
 from mfu_jax.flops.executed.kernels.bodies.walk import grid_flops
 from mfu_jax.flops.executed.kernels.ragged import of_given_groups, sequence_lengths
-from mfu_jax.flops.executed.kernels.registry import KernelCall, KernelCost, UnknownCost
+from mfu_jax.flops.executed.kernels.ragged_gpu import of_groups_on_gpu
+from mfu_jax.flops.executed.kernels.registry import (
+    MOSAIC_GPU,
+    KernelCall,
+    KernelCost,
+    UnknownCost,
+)
+from mfu_jax.flops.loss_kernels import loss_kernel, product_flops
 
 
 def body_cost(
@@ -33,12 +41,12 @@ def body_cost(
         return UnknownCost(
             reason=str(error),
             dtype=body.dtype if body else call.dtype,
-            share_rematerialized=_share_recomputed(body, call.name),
+            share_rematerialized=_share_recomputed(body, call),
             estimate=estimate,
         )
     return KernelCost(
         flops=flops,
-        rematerialized=int(flops * _share_recomputed(body, call.name)),
+        rematerialized=int(needed * _share_recomputed(body, call)),
         dtype=body.dtype,
         seen_by_xla=estimate or 0,
         padding=max(0, flops - needed),
@@ -49,7 +57,9 @@ def body_cost(
 def _flops(call: KernelCall, body: KernelBody, notes: list[str]) -> tuple[int, int]:
     """FLOPs of all steps, and the part that is needed; adds to `notes` what they assume."""
     first = sum(steps < 0 for steps in body.grid)  # sizes of the grid precede the tables
-    groups = of_given_groups(call, body)
+    find = of_groups_on_gpu if call.target == MOSAIC_GPU else of_given_groups
+    groups = find(call, body)
+    notes += [groups.note] if groups.note else []
 
     def table(index: int) -> Table:
         if index in groups.tables:
@@ -60,16 +70,35 @@ def _flops(call: KernelCall, body: KernelBody, notes: list[str]) -> tuple[int, i
             return found[0]
         return _scalar_table(call, first + index)
 
-    flops = grid_flops(groups.body, table)
+    flops = grid_flops(_with_constant_bounds(call, groups.body), table)
+    if loss := loss_kernel(call.name):
+        product = product_flops([shape.dims for shape in call.operands])
+        return flops, min(flops, product * loss.products) if product else flops
     return flops, flops if groups.needed is None else groups.needed
 
 
-def _share_recomputed(body: KernelBody | None, name: str) -> Fraction:
+def _with_constant_bounds(call: KernelCall, body: KernelBody) -> KernelBody:
+    """The body with those sizes of its grid that are operands and constants of the program."""
+    dynamic = (axis for axis, steps in enumerate(body.grid) if steps < 0)
+    found = {axis: call.literal(index) or "" for index, axis in enumerate(dynamic)}
+    sizes = {axis: int(text) for axis, text in found.items() if text.isdecimal()}
+    if not sizes:
+        return body
+    grid = tuple(sizes.get(axis, steps) for axis, steps in enumerate(body.grid))
+    return dataclasses.replace(body, grid=grid)
+
+
+def _share_recomputed(body: KernelBody | None, call: KernelCall) -> Fraction:
     """The share of the body's matmuls that an attention kernel recomputes.
 
     Of several kernels with one name, the first whose matmul count divides the body's.
     """
-    kernels = kernels_named(name)
+    results = tuple(shape.dims for shape in call.results)
+    if in_scope := kernel_in_scope(call.instruction.op_name, results):
+        return in_scope.share_recomputed
+    if loss := loss_kernel(call.name):
+        return loss.share_recomputed
+    kernels = kernels_named(call.name)
     matmuls = body.matmuls if body else 0
     fitting = [kernel for kernel in kernels if matmuls % len(kernel.products) == 0]
     return (*fitting, *kernels)[0].share_recomputed if kernels else Fraction(0)

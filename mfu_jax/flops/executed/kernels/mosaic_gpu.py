@@ -14,9 +14,10 @@ from typing import Any
 
 from mfu_jax.flops.executed.kernels.bodies.attributes import mlir_string
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, UnknownBodyError
-from mfu_jax.flops.executed.kernels.bodies.reader import Reader, integers, read_body
+from mfu_jax.flops.executed.kernels.bodies.reader import Reader, integer, integers, read_body
 from mfu_jax.flops.executed.kernels.body_cost import body_cost
 from mfu_jax.flops.executed.kernels.registry import (
+    MOSAIC_GPU,
     KernelCall,
     KernelCost,
     UnknownCost,
@@ -28,10 +29,11 @@ _WARP = 32  # threads
 _INSTRUCTION = re.compile(r"\b(wgmma\.mma_async|mma)\.sync\.aligned\.m(\d+)n(\d+)k(\d+)\.([\w.]+)")
 _WARPS = {"wgmma.mma_async": 4, "mma": 1}
 _MULTIPLIES = re.compile(r"\bw?g?mma(_async)?\b(?!\.(commit|wait|fence))|tcgen05\.mma")
+_ARGUMENT = "mosaic_gpu.from_kernel_arg_idx"
 _TEXTS = ("asm_string", "intrin")
 
 
-@register_kernel("mosaic_gpu_v2")
+@register_kernel(MOSAIC_GPU)
 def _mosaic_gpu(call: KernelCall) -> KernelCost | UnknownCost:
     """Every tensor-core instruction of the body, for each warp that reaches it."""
     return body_cost(call, lambda: _body(call))
@@ -67,6 +69,7 @@ def _read_module(module: Any) -> KernelBody:
     for operation in launch.parent.regions[0].blocks[0].operations:
         if operation.operation.name == "arith.constant":
             reader.op(operation.operation)
+    tables = tuple(reader.number(argument) for argument in _arguments(launch.parent))
     block = reader.block(launch.regions[0].blocks[0])
     blocks, (x, y, z) = sizes[:3], sizes[3:]
     if x % _WARP:
@@ -76,6 +79,18 @@ def _read_module(module: Any) -> KernelBody:
         grid=(*blocks, x // _WARP, y, z),
         strides=(1, 1, 1, _WARP, 1, 1),
         positions=dict(zip(block.arguments[:6], range(6), strict=True)),
+        tables=tables,
+    )
+
+
+def _arguments(function: Any) -> list[Any]:
+    """The kernel's operands and results, in order, as arrays in memory."""
+    found = {}
+    for operation in function.regions[0].blocks[0].operations:
+        if _ARGUMENT in operation.operation.attributes:
+            found[integer(operation.operation, _ARGUMENT)] = operation.operation.results[0]
+    return (
+        [found[index] for index in sorted(found)] if sorted(found) == [*range(len(found))] else []
     )
 
 

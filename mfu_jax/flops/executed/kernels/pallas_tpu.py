@@ -10,9 +10,10 @@ from __future__ import annotations
 import base64
 import binascii
 import functools
+import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, UnknownBodyError
@@ -66,14 +67,20 @@ def _read_module(module: Any) -> KernelBody:
     attributes = functions[0].attributes
     has_grid = "iteration_bounds" in attributes
     grid = integers(attributes["iteration_bounds"]) if has_grid else ()
-    prefetched = integer(functions[0], "scalar_prefetch")
     arguments = blocks[0].arguments
+    types = [str(argument.type) for argument in functions[0].regions[0].blocks[0].arguments]
+    prefetched = integer(functions[0], "scalar_prefetch") if has_grid else _first_scalars(types)
     return reader.body(
         blocks[0],
         grid=grid,
         positions={arguments[axis]: axis for axis in range(len(grid))},
         tables=arguments[len(grid) : len(grid) + prefetched],
     )
+
+
+def _first_scalars(types: Sequence[str]) -> int:
+    """How many of a kernel's first arguments are in scalar memory."""
+    return len(list(itertools.takewhile(lambda text: "memory_space<smem>" in text, types)))
 
 
 def _matmul(operation: Any) -> tuple[int, str] | None:

@@ -26,11 +26,13 @@ class Groups(NamedTuple):
         body: with the grid that they make.
         tables: that they make, by operand.
         needed: FLOPs of the groups' products alone, without what fills up tiles; None: all.
+        note: what the count assumes.
     """
 
     body: KernelBody
     tables: dict[int, Table]
     needed: int | None = None
+    note: str = ""
 
 
 def of_given_groups(call: KernelCall, body: KernelBody) -> Groups:
@@ -38,37 +40,47 @@ def of_given_groups(call: KernelCall, body: KernelBody) -> Groups:
 
     The kernels of megablox and XLA's own for `ragged_dot` have one dynamic axis, the visits of a
     tile of rows by a group, and four tables: first rows of the groups [groups + 1], the group and
-    the tile of each visit [tiles + groups − 1], and a group offset [1].
+    the tile of each visit [tiles + groups − 1], and a group offset [1]. Those of tokamax have a
+    loop instead of a grid, and the number of visits [1] as a table before the others.
     """
     sizes = call.lengths.group_sizes
     dynamic = [axis for axis, steps in enumerate(body.grid) if steps < 0]
-    tables = [shape.dims for shape in call.operands[len(dynamic) :][:4]]
-    if len(dynamic) != 1 or len(body.tables) != 4 or list(map(len, tables)) != [1] * 4:
+    first = 0 if dynamic else 1  # of the four, among the body's tables
+    tables = [shape.dims for shape in call.operands[1:5]]
+    if len(dynamic or ["loop"]) != 1 or list(map(len, tables)) != [1] * 4:
+        return Groups(body, {})
+    if len(body.tables) != 4 + first or (first and (body.grid or call.operand(0).dims != (1,))):
+        return Groups(body, {})
+    if not sizes and call.literal(0) is not None:
         return Groups(body, {})
     if not sizes:
         raise UnknownBodyError("its grid depends on the groups' sizes (give group_sizes=)")
     groups = math.prod(tables[0]) - 1
     tiles = math.prod(tables[1]) - groups + 1
-    rows = call.operand(len(dynamic) + 4).dims[0]
+    rows = call.operand(5).dims[0]
     if len(sizes) != groups or sum(sizes) > rows or tiles < 1:
         raise UnknownBodyError(
             f"group_sizes= has {len(sizes)} sizes of {sum(sizes)} rows; the kernel has {groups} "
             f"groups of {rows} rows at most"
         )
     tile = -(-rows // tiles)
-    visits = _visits(sizes, tile)
-    grid = tuple(len(visits) if axis in dynamic else n for axis, n in enumerate(body.grid))
+    visited = visits(sizes, tile)
+    grid = tuple(len(visited) if axis in dynamic else n for axis, n in enumerate(body.grid))
     first_rows = (0, *itertools.accumulate(sizes))
     made = {
-        0: (tables[0], first_rows),
-        1: ((len(visits),), tuple(group for group, _ in visits)),
-        2: ((len(visits),), tuple(tile for _, tile in visits)),
-        3: ((1,), (0,)),
+        first: (tables[0], first_rows),
+        first + 1: ((len(visited),), tuple(group for group, _ in visited)),
+        first + 2: ((len(visited),), tuple(tile for _, tile in visited)),
+        first + 3: ((1,), (0,)),
     }
-    return Groups(dataclasses.replace(body, grid=grid), made, _needed(call, groups, sum(sizes)))
+    if first:
+        made[0] = ((1,), (len(visited),))
+    return Groups(
+        dataclasses.replace(body, grid=grid), made, needed_flops(call, groups, sum(sizes))
+    )
 
 
-def _needed(call: KernelCall, groups: int, rows: int) -> int | None:
+def needed_flops(call: KernelCall, groups: int, rows: int) -> int | None:
     """FLOPs of rows [rows, in] times their group's of the matrices [groups, in, out].
 
     The matrices are an operand, or the result where they are a gradient. A kernel multiplies whole
@@ -79,10 +91,10 @@ def _needed(call: KernelCall, groups: int, rows: int) -> int | None:
     return 2 * rows * max(sizes) if sizes else None
 
 
-def _visits(sizes: Sequence[int], tile: int) -> list[tuple[int, int]]:
+def visits(sizes: Sequence[int], tile: int) -> list[tuple[int, int]]:
     """(group, tile of rows) for each tile that has a row of a group.
 
-    >>> _visits((3, 0, 5), 4)
+    >>> visits((3, 0, 5), 4)
     [(0, 0), (2, 0), (2, 1)]
     """
     visits, start = [], 0

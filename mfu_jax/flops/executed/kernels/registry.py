@@ -118,6 +118,7 @@ class KernelCall:
 
 # Its backend_config is in MLIR's notation, not JSON.
 TRITON = "__gpu$xla.gpu.triton"
+MOSAIC_GPU = "mosaic_gpu_v2"
 _TRITON_NAME = re.compile(r'backend_config=\{.*\bname = "([^"]+)"', re.DOTALL)
 
 # What JAX calls the primitives that run kernels.

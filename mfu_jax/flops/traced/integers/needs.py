@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from mfu_jax.flops.traced.integers.arithmetic import is_evaluable
 from mfu_jax.flops.traced.known_values import is_integer
 from mfu_jax.flops.traced.mosaic_gpu import MESH_KERNELS
+from mfu_jax.flops.traced.pallas_attention import first_array
 from mfu_jax.flops.traced.primitive_kinds import has_work, is_call
 from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.jax_internals import Literal, scan_groups
@@ -200,7 +201,7 @@ class Needs:
     def deciding(self, eqn: Any) -> Iterable[int]:
         """Indices of the operands that the decisions inside an equation depend on."""
         if eqn.primitive.name == "pallas_call":
-            return range(eqn.params["grid_mapping"].num_index_operands)
+            return range(first_array(eqn))
         if eqn.primitive.name in MESH_KERNELS:
             return range(len(eqn.invars))
         inner = inner_of(eqn)

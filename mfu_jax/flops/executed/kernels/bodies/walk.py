@@ -327,14 +327,18 @@ class _Walk:
 
     def load(self, op: Op) -> int:
         tables = self.body.tables
-        if op.operands[0] not in tables:
+        source, *indices = op.operands
+        maker = self.body.makers.get(source)
+        if maker and maker.name == "memref.subview" and not indices:  # of one element
+            source, *indices = maker.operands
+        if source not in tables or not indices:
             raise UnknownBodyError("it skips blocks by values in memory")
-        number = tables.index(op.operands[0])
+        number = tables.index(source)
         if number not in self.tables:
             self.tables[number] = self.table(number)
         dims, values = self.tables[number]
         position = 0
-        for size, index in zip(dims, op.operands[1:], strict=False):
+        for size, index in zip(dims, indices, strict=False):
             position = position * size + self.value(index)
         if not 0 <= position < len(values):
             raise UnknownBodyError("it reads outside of its table")

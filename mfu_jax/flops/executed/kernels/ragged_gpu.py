@@ -1,0 +1,100 @@
+"""Tokamax's grouped matmuls on tensor cores, which read their groups from tables in memory.
+
+The user may give the groups' sizes. Where she doesn't, every group begins within a tile that
+another one ends in, an upper bound.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from mfu_jax.flops.executed.hlo_shapes import Shape
+from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, Table, UnknownBodyError
+from mfu_jax.flops.executed.kernels.ragged import Groups, needed_flops, visits
+from mfu_jax.flops.executed.kernels.registry import KernelCall
+
+_BY_VISIT, _BY_GROUP = 7, 2  # number of tables
+
+
+def of_groups_on_gpu(call: KernelCall, body: KernelBody) -> Groups:
+    """A grouped matmul with the tables that its groups make; other kernels unchanged.
+
+    One kernel has seven tables [tiles + groups − 1], an entry for each visit of a tile of rows by a
+    group: the group, the tile, its first row, the first and the last row of the group in it,
+    where in the tile they begin, and how many they are. The other, for the gradient of the
+    matrices [groups, in, out], has the size and the first row of each group [groups].
+    """
+    integers = list(itertools.takewhile(_is_table, call.operands))
+    size, arrays, result = len(integers), call.operands[len(integers) :], call.results[0].dims
+    matrices = next((s.dims for s in (*arrays, *call.results) if len(s.dims) == 3), None)
+    if matrices is None or len({table.dims for table in integers}) != 1:
+        return Groups(body, {})
+    (entries,), groups = integers[0].dims, matrices[0]
+    tiles = entries - groups + 1
+    if not (
+        (size == _BY_VISIT and len(result) == 2 and tiles > 0)
+        or (size == _BY_GROUP and entries == groups and _is_gradient(arrays, result))
+    ):
+        return Groups(body, {})
+    if all(call.literal(index) for index in range(size)):
+        return Groups(body, {})
+    rows = result[0] if size == _BY_VISIT else arrays[1].dims[0]
+    sizes, note = _sizes(call, groups, rows)
+    values = _by_visit(sizes, rows, tiles) if size == _BY_VISIT else _by_group(sizes)
+    tables: dict[int, Table] = {
+        index: ((entries,), (*column, *(0,) * (entries - len(column))))
+        for index, column in enumerate(values)
+    }
+    return Groups(body, tables, needed_flops(call, groups, sum(sizes)), note)
+
+
+def _is_table(shape: Shape) -> bool:
+    return shape.dtype == "s32" and len(shape.dims) == 1
+
+
+def _is_gradient(arrays: Sequence[Shape], result: tuple[int, ...]) -> bool:
+    """Whether the result [groups, in, out] may be made of [in, rows] and [rows, out]."""
+    shapes = [array.dims for array in arrays]
+    if [len(dims) for dims in shapes] != [2, 2]:
+        return False
+    (width, rows), (others, out) = shapes
+    return rows == others and result[1:] == (width, out)
+
+
+def _sizes(call: KernelCall, groups: int, rows: int) -> tuple[tuple[int, ...], str]:
+    """The groups' sizes, and a note if they are a bound."""
+    given = call.lengths.group_sizes
+    if given and (len(given) != groups or sum(given) > rows):
+        raise UnknownBodyError(
+            f"group_sizes= has {len(given)} sizes of {sum(given)} rows; the kernel has {groups} "
+            f"groups of {rows} rows at most"
+        )
+    if given:
+        return given, ""
+    note = (
+        f"{call.name}: the groups' sizes are data; counted as if each of the {groups} groups began "
+        "within a tile of another: an upper bound; give group_sizes="
+    )
+    return (*(1,) * (groups - 1), max(0, rows - groups + 1)), note
+
+
+def _by_visit(sizes: Sequence[int], rows: int, tiles: int) -> list[tuple[int, ...]]:
+    """The seven tables of all visits. Tiles have 2ⁿ rows.
+
+    >>> _by_visit((3, 0, 5), 8, 2)[-1]  # rows of each visit
+    (3, 1, 4)
+    """
+    tile = 1 << (-(-rows // tiles) - 1).bit_length()
+    ends = list(itertools.accumulate(sizes))
+    entries = []
+    for group, number in visits(sizes, tile):
+        first = number * tile
+        start = max(ends[group] - sizes[group], first)
+        end = min(ends[group], first + tile)
+        entries.append((group, number, first, start, end, start - first, end - start))
+    return list(zip(*entries, strict=True)) or [()] * _BY_VISIT
+
+
+def _by_group(sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    return [tuple(sizes), (0, *itertools.accumulate(sizes[:-1]))]

@@ -1,7 +1,10 @@
 """Eight virtual CPU devices for every test that wants a mesh; started processes share programs."""
 
+import logging
 import os
 import signal
+import threading
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -34,3 +37,20 @@ def compilation_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
+
+
+@pytest.fixture(autouse=True)
+def lines_of_this_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What threads of earlier tests have to say is no line of this one's."""
+    if "caplog" not in request.fixturenames:
+        yield
+        return
+    earlier = {t.ident for t in threading.enumerate()} - {threading.get_ident()}
+    handler = request.getfixturevalue("caplog").handler
+
+    def is_own(record: logging.LogRecord) -> bool:
+        return record.thread not in earlier
+
+    handler.addFilter(is_own)
+    yield
+    handler.removeFilter(is_own)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from mfu_jax.layers.building import Builder
 from mfu_jax.layers.decoder import Decoder, with_moved_biases
 from mfu_jax.layers.linears import Dense, Mlp
 from mfu_jax.layers.normalizations import LayerNorm, RMSNorm
@@ -17,6 +16,7 @@ from mfu_jax.layers.stack import segments_of
 
 from mfu_jax.trainer import pyconfig
 from tests.support.floats import assert_close_as_float32
+from tests.support.tiny_layers import tiny_builder
 
 S = 16
 TERMS = 256  # the vocabulary, the longest sum
@@ -133,15 +133,7 @@ def test_projections_and_mlp_are_their_formulas() -> None:
     x = np.random.default_rng(0).normal(size=(1, 5, 2, 3)).astype(np.float32)
     want = np.einsum("bsnh,nhd->bsd", x, dense.kernel[...])
     assert_close_as_float32(dense(x), want, terms=6)
-    build = Builder(
-        emb_dim=6,
-        dtype=f32,
-        weight_dtype=f32,
-        normalization="rmsnorm",
-        epsilon=0.0,
-        attention="dot_product",
-        rngs=rngs,
-    )
+    build = tiny_builder(6, epsilon=0.0, rngs=rngs)
     mlp = Mlp(build, 8, ("relu", "linear"), use_bias=False)
     x = x.reshape(1, 5, 6)
     hidden = np.maximum(x @ mlp.wi_0.kernel[...], 0) * (x @ mlp.wi_1.kernel[...])

@@ -7,28 +7,15 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
-from mfu_jax.layers.building import Builder, Inputs
+from mfu_jax.layers.building import Inputs
 from mfu_jax.layers.experts import Experts, ExpertsSpec
 from mfu_jax.layers.routers import Router, RouterSpec, moved_bias
 
 from tests.support.floats import assert_close_as_float32
+from tests.support.tiny_layers import tiny_builder
 
 B, S, D, F, E = 2, 6, 5, 7, 8
 X = np.random.default_rng(0).normal(size=(B, S, D)).astype(np.float32)
-
-
-def build() -> Builder:
-    f32 = jnp.dtype("float32")
-    return Builder(
-        emb_dim=D,
-        dtype=f32,
-        weight_dtype=f32,
-        normalization="rmsnorm",
-        epsilon=1e-5,
-        attention="dot_product",
-        rngs=nnx.Rngs(params=1),
-    )
 
 
 def inputs() -> Inputs:
@@ -42,7 +29,7 @@ def expert(layer: Experts, number: int, x: np.ndarray) -> np.ndarray:
 
 
 def test_dropless_experts_are_the_weighted_sum_of_the_chosen() -> None:
-    layer = ExpertsSpec(router=RouterSpec(experts=E, per_token=3), hidden=F).make(build())
+    layer = ExpertsSpec(router=RouterSpec(experts=E, per_token=3), hidden=F).make(tiny_builder(D))
     logits = X @ np.asarray(layer.router.gate.kernel[...])
     want = np.zeros_like(X)
     for b, s in np.ndindex(B, S):
@@ -55,7 +42,7 @@ def test_dropless_experts_are_the_weighted_sum_of_the_chosen() -> None:
 
 def test_experts_of_a_capacity_drop_what_comes_after_it_is_full() -> None:
     router = RouterSpec(experts=E, per_token=2)
-    layer = ExpertsSpec(router=router, hidden=F, capacity_factor=1.0).make(build())
+    layer = ExpertsSpec(router=router, hidden=F, capacity_factor=1.0).make(tiny_builder(D))
     routing = layer.router(jnp.asarray(X), inputs())
     capacity = -(-S * 2 // E)
     want = np.zeros_like(X)
@@ -74,7 +61,7 @@ def test_experts_of_a_capacity_drop_what_comes_after_it_is_full() -> None:
 
 
 def router(**keys: Any) -> Router:
-    return RouterSpec(**{"experts": E, "per_token": 2, **keys}).make(build())
+    return RouterSpec(**{"experts": E, "per_token": 2, **keys}).make(tiny_builder(D))
 
 
 def test_a_bias_changes_the_choice_but_not_the_weights() -> None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from mfu_jax.layers.building import Builder, Inputs
+from mfu_jax.layers.building import Inputs
 from mfu_jax.layers.indexer import DENSE, SPARSE, IndexerSpec, divergence
 from mfu_jax.layers.latent_attention import LatentAttentionSpec
 from mfu_jax.layers.rope import Rope
@@ -19,6 +19,7 @@ from mfu_jax.layers.rope import Rope
 from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.counting import count_model_flops
 from tests.support.floats import assert_close_as_float32
+from tests.support.tiny_layers import tiny_builder
 from tests.support.tiny_models import analytic, gradient, sized
 
 S, D = 12, 16
@@ -42,19 +43,6 @@ class Attended(NamedTuple):
     grads: Any
 
 
-def build() -> Builder:
-    f32 = jnp.dtype("float32")
-    return Builder(
-        emb_dim=D,
-        dtype=f32,
-        weight_dtype=f32,
-        normalization="rmsnorm",
-        epsilon=1e-6,
-        attention="dot_product",
-        rngs=nnx.Rngs(params=0),
-    )
-
-
 @functools.cache
 def attended() -> dict[str, Attended]:
     """Stage → the same weights at work in it."""
@@ -65,14 +53,14 @@ def attended() -> dict[str, Attended]:
         spec = dataclasses.replace(
             SPEC, indexer=IndexerSpec(heads=2, head_dim=4, topk=3, loss=stage)
         )
-        graph = nnx.graphdef(nnx.eval_shape(lambda: spec.make(build())))
+        graph = nnx.graphdef(nnx.eval_shape(lambda: spec.make(tiny_builder(D, epsilon=1e-6))))
         inputs = Inputs(tokens=places, positions=places, segment_ids=jnp.ones((1, S), int))
         result = nnx.merge(graph, weights)(x, inputs)
         assert set(inputs.notes) == ({"indexer_loss"} if stage else set())
         return inputs.notes.get("indexer_loss", jnp.zeros(())), result
 
     def all_of() -> dict[str, Attended]:
-        weights = nnx.state(SPEC.make(build()), nnx.Param)
+        weights = nnx.state(SPEC.make(tiny_builder(D, epsilon=1e-6)), nnx.Param)
         both = jax.value_and_grad(run, has_aux=True)
         found = {stage: both(weights, stage) for stage in (SPARSE, DENSE, "")}
         return {s: Attended(result, loss, grads) for s, ((loss, result), grads) in found.items()}

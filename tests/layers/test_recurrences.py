@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from mfu_jax.layers.building import Builder
 from mfu_jax.layers.convolutions import short_convolution
 from mfu_jax.layers.delta_net import chunked_delta_rule
 from mfu_jax.layers.mamba2 import Mamba2Spec, chunked_state_space
 
 from mfu_jax.flops.analytic import mixers
 from tests.support.floats import assert_close_as_float32
+from tests.support.tiny_layers import tiny_builder
 
 B, S, H = 2, 21, 2
 # Documents that end inside a chunk, at its border, and after one token.
@@ -77,16 +77,7 @@ def test_a_convolution_ends_where_the_document_begins() -> None:
 
 def test_mamba2_has_the_weights_that_are_counted() -> None:
     sizes = {"inner": 8, "heads": 4, "groups": 2, "state": 6, "kernel": 4}
-    f32 = jnp.dtype("float32")
-    build = Builder(
-        emb_dim=5,
-        dtype=f32,
-        weight_dtype=f32,
-        normalization="rmsnorm",
-        epsilon=1e-5,
-        attention="dot_product",
-        rngs=nnx.Rngs(params=0),
-    )
+    build = tiny_builder(5)
     layer = Mamba2Spec(**sizes).make(build)
     weights = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(layer, nnx.Param)))
     assert weights == sum(part.parameters for part in mixers.mamba2(5, **sizes))

@@ -20,10 +20,11 @@ from mfu_jax.layers.attention_ops import (
     choose_attention,
 )
 from mfu_jax.layers.attentions import AttentionSpec
-from mfu_jax.layers.building import Builder, Inputs
+from mfu_jax.layers.building import Inputs
 
 from tests.layers.test_attention_ops import PATTERNS, attention_inputs, inputs, written_out
 from tests.support.floats import assert_close_as_float32
+from tests.support.tiny_layers import tiny_builder
 
 AXES = ("data", "fsdp", "context", "expert", "tensor")
 
@@ -113,16 +114,7 @@ def test_what_a_split_sequence_cannot_have_is_said() -> None:
 
 def test_what_remat_saves_of_a_split_sequence_is_split() -> None:
     """Queries, keys and values are pinned where they have their names: else XLA may gather them."""
-    f32 = jnp.dtype("float32")
-    build = Builder(
-        emb_dim=8,
-        dtype=f32,
-        weight_dtype=f32,
-        normalization="rmsnorm",
-        epsilon=1e-5,
-        attention="dot_product",
-        rngs=nnx.Rngs(params=1),
-    )
+    build = tiny_builder(8, rngs=nnx.Rngs(params=1))
     layer = AttentionSpec(heads=4, kv_heads=2, head_dim=4).make(build)
     tokens = jnp.zeros((4, 8), jnp.int32)
     read = Inputs(tokens=tokens, positions=tokens, segment_ids=tokens)

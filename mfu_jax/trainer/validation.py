@@ -241,7 +241,6 @@ def _is_fixed_range(text: str) -> bool:
 
 
 _ADAPTABLE = "q_proj k_proj v_proj o_proj q_a q_b kv_a kv_b wi wi_0 wi_1 wo".split()
-_OF_EXPERTS = ("wi", "wi_0", "wi_1", "wo")
 _BOTTOM, _TOP = {"tokens", "embedding"}, {"logits", "head"}
 
 
@@ -267,11 +266,6 @@ def _check_trained(config: Config) -> None:
             raise UserError(
                 f"lora_targets names {name!r}{nearest(name, _ADAPTABLE)}; expected some of "
                 f"{', '.join(_ADAPTABLE)}"
-            )
-        if config.num_experts > 1 and name in _OF_EXPERTS:
-            raise UserError(
-                f"lora_targets names {name!r} of a model with experts, which get no adapters in "
-                "the reference model; name projections of the attention"
             )
     frozen = set(config.frozen)
     if config.logits_via_embedding and bool(frozen & _BOTTOM) != bool(frozen & _TOP):

@@ -16,7 +16,7 @@ from .embeddings import Embed
 from .families import model_spec
 from .hyper_connections import HyperHead
 from .linears import Dense
-from .lora import lora, trains_only_above_the_embedding
+from .lora import lora, lora_of_tower, trains_only_above_the_embedding
 from .multi_token_prediction import MultiTokenPrediction
 from .per_layer_inputs import PerLayerEmbedding
 from .pipeline import Pipeline, schedule_of
@@ -95,8 +95,13 @@ class Decoder(nnx.Module):
         if spec.hyper_head:
             self.hyper_head = HyperHead(spec.streams, build)
         if spec.vision is not None:
-            scan = config.scan_layers
-            self.vision_encoder = VisionEncoder(spec.vision, build, scan=scan, remat=policy)
+            self.vision_encoder = VisionEncoder(
+                spec.vision,
+                dataclasses.replace(build, lora=lora_of_tower(config)),
+                scan=config.scan_layers,
+                remat=policy,
+                first_alone=bool(config.lora_rank or config.frozen),
+            )
             self.vision_projector = VisionProjector(spec.vision, build)
         self.decoder_norm = build.norm()
         self.tied = config.logits_via_embedding
@@ -111,10 +116,14 @@ class Decoder(nnx.Module):
         )
 
     def __call__(
-        self, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        segment_ids: jax.Array,
+        images: Images | None = None,
     ) -> jax.Array:
-        """Logits in float32; all inputs are [batch, sequence] of integers."""
-        return self.logits(self.outputs(tokens, positions, segment_ids).hidden)
+        """Logits in float32; tokens and their places are [batch, sequence] of integers."""
+        return self.logits(self.outputs(tokens, positions, segment_ids, images).hidden)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[batch, sequence, emb_dim] → [batch, sequence, vocab_size] in float32."""

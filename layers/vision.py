@@ -82,7 +82,15 @@ class VisionSpec:
 class VisionEncoder(nnx.Module):
     """Images → their tokens, in the tower's width."""
 
-    def __init__(self, spec: VisionSpec, build: Builder, *, scan: bool, remat: Remat) -> None:
+    def __init__(
+        self,
+        spec: VisionSpec,
+        build: Builder,
+        *,
+        scan: bool,
+        remat: Remat,
+        first_alone: bool = False,
+    ) -> None:
         own = dataclasses.replace(
             build, emb_dim=spec.width, normalization="layernorm", epsilon=spec.epsilon
         )
@@ -100,7 +108,9 @@ class VisionEncoder(nnx.Module):
             feed_forward=MlpSpec(hidden=spec.hidden, activations=(spec.activation,), bias=True),
         )
         keys = jax.random.split(build.rngs.params(), spec.layers)
-        self.layers = Stack((layer,) * spec.layers, keys, own, scan=scan, remat=remat)
+        self.layers = Stack(
+            (layer,) * spec.layers, keys, own, scan=scan, remat=remat, first_alone=first_alone
+        )
         self.norm = own.norm()
         self.merge = spec.merge.make(own)
         self.spec = spec
@@ -175,9 +185,10 @@ class VisionAttention(nnx.Module):
         width, heads = build.emb_dim, (spec.heads, build.emb_dim // spec.heads)
         inwards, outwards = ("embed", "q_heads", "head_dim"), ("q_heads", "head_dim", "embed")
         self.query, self.key, self.value = (
-            build.dense((width,), heads, inwards, bias=True) for _ in range(3)
+            build.dense((width,), heads, inwards, bias=True, name=name)
+            for name in ("q_proj", "k_proj", "v_proj")
         )
-        self.out = build.dense(heads, (width,), outwards, bias=True)
+        self.out = build.dense(heads, (width,), outwards, bias=True, name="o_proj")
         self.spec = spec
 
     def __call__(self, x: jax.Array, inputs: Inputs) -> jax.Array:

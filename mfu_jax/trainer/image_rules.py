@@ -15,8 +15,6 @@ _SIZES = (
     "patch_size_for_vit num_channels_for_vit hidden_size_for_vit intermediate_size_for_vit "
     "num_hidden_layers_for_vit num_attention_heads_for_vit"
 ).split()
-# What images are not trained with.
-_EXCLUDED = ("lora_rank", "frozen", "use_dpo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +69,6 @@ def check_images(config: Config) -> None:
     for key in (*_SIZES, rules.side, *rules.sizes):
         if getattr(config, key) <= 0:
             raise UserError(f"{wanted} needs {key}, which is {getattr(config, key)}")
-    for key in _EXCLUDED:
-        if getattr(config, key):
-            raise UserError(f"{wanted} with {key}: expected one of them only")
     if config.context_parallelism > 1:
         raise UserError(f"{wanted} with context_parallelism: images are whole; use fsdp or tensor")
     _check_patches(config, rules)

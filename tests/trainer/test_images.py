@@ -35,12 +35,27 @@ def test_rows_begin_with_images_of_which_the_last_token_predicts_text() -> None:
     }
 
 
+def test_both_answers_of_a_pair_follow_the_same_images() -> None:
+    c = sized("gemma3-4b", images_per_sequence=3, dataset_type="synthetic", use_dpo=True)
+    batch = next(make_iterator(c, split="train", rows_per_process=2 * ROWS, accumulation=1))
+    assert batch["images"].shape[:3] == (1, 2 * ROWS, 3)
+    assert (batch["images"][0, ::2] == batch["images"][0, 1::2]).all()
+    tokens = 3 * (32 // 4 // 4) ** 2
+    prompt = tokens + (LENGTH - tokens) // 2
+    chosen, rejected = batch["inputs"][0, 0], batch["inputs"][0, 1]
+    assert (chosen[:prompt] == rejected[:prompt]).all()
+    assert (chosen[prompt:] != rejected[prompt:]).any()
+    assert batch["inputs_image"][0, 1].tolist() == [*range(1, tokens + 1), *[0] * (LENGTH - tokens)]
+    assert batch["targets_weight"][0, 0].tolist() == [0] * (prompt - 1) + [1] * (
+        LENGTH - prompt + 1
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "keys", "said"),
     [
         ("llama3-8b", {}, "gemma3 and llama4"),
         ("qwen3-vl-2b", {}, "not that of decoder_block=qwen3"),
-        ("gemma3-4b", {"lora_rank": 4}, "with lora_rank"),
         ("gemma3-4b", {"images_per_sequence": 32}, "makes 128 tokens of each sequence"),
         ("llama4-17b-16e", {"tile_size_for_vit": 20}, "expected a multiple of 2"),
         ("llama4-17b-16e", {"intermediate_size_for_vit": 64}, "expected 128"),

@@ -17,12 +17,12 @@ _PLACEHOLDER = 1
 
 
 def image_shape(config: Config) -> tuple[int, ...]:
-    """The images of a sequence: [images × tiles, side, side, channels]."""
+    """The images of a sequence: [images × tiles, height, width, channels]."""
     spec = model_spec(config).vision
     if spec is None:
         return ()
     tiles = config.images_per_sequence * max(config.tiles_per_image, 1)
-    return tiles, spec.side, spec.side, spec.channels
+    return tiles, *spec.sides, spec.channels
 
 
 def image_tokens(config: Config) -> int:

@@ -142,6 +142,12 @@ SEEING = {
         {"image_size": 32, "intermediate_size": 48},
         {"mm_tokens_per_image": 4, "tie_word_embeddings": True},
     ),
+    "gemma4": (
+        "Gemma4",
+        {"intermediate_size": 48, "head_dim": 8, "num_key_value_heads": 4, "standardize": True}
+        | {"position_embedding_size": 16, "image_size": [24, 36]},
+        {"tie_word_embeddings": True},
+    ),
     "llama4": (
         "Llama4",
         {"image_size": 16, "intermediate_size": 128, "pixel_shuffle_ratio": 0.5}

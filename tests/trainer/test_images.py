@@ -54,9 +54,12 @@ def test_both_answers_of_a_pair_follow_the_same_images() -> None:
 @pytest.mark.parametrize(
     ("name", "keys", "said"),
     [
-        ("llama3-8b", {}, "gemma3 and llama4"),
+        ("llama3-8b", {}, "gemma3, gemma4, llama4"),
         ("qwen3-vl-2b", {}, "not that of decoder_block=qwen3"),
         ("gemma3-4b", {"images_per_sequence": 32}, "makes 128 tokens of each sequence"),
+        ("gemma4-31b", {"image_size_for_vit": [24, 28]}, "28 pixels make 7 patches"),
+        ("gemma4-31b", {"num_position_embeddings_for_vit": 8}, "at most"),
+        ("gemma4-31b", {"image_size_for_vit": [24, 36, 3]}, "or .height, width."),
         ("llama4-17b-16e", {"tile_size_for_vit": 20}, "expected a multiple of 2"),
         ("llama4-17b-16e", {"intermediate_size_for_vit": 64}, "expected 128"),
     ],

@@ -23,7 +23,14 @@ from .pipeline import Pipeline, schedule_of
 from .quantization import quantization
 from .remat import remat
 from .routers import moved_bias
-from .sharding import EDGE_BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS, constrain
+from .sharding import (
+    EDGE_BATCH_AXES,
+    IMAGE_AXES,
+    SEQUENCE_AXIS,
+    WIDTH_AXIS,
+    axis_size,
+    constrain,
+)
 from .stack import Stack
 from .vision import Images, ImageTokens, VisionEncoder, VisionProjector
 
@@ -184,11 +191,14 @@ class Decoder(nnx.Module):
         """The images through the tower, all of a batch at once."""
         assert self.spec.vision is not None
         rows, count, *pixels = images.pixels.shape
+        whole = constrain(images.pixels.reshape(rows * count, *pixels), IMAGE_AXES)
         with jax.named_scope("vision_encoder"):
-            x = self.vision_encoder(images.pixels.reshape(rows * count, *pixels))
+            x = self.vision_encoder(whole)
         with jax.named_scope("vision_projector"):
             x = self.vision_projector(x)
         tokens = x.reshape(rows, -1, x.shape[-1])
+        if axis_size(SEQUENCE_AXIS) > 1:  # a part of a sequence may have tokens of any image
+            tokens = constrain(tokens, EDGE_BATCH_AXES)
         return ImageTokens(tokens=tokens, places=images.places, per_image=self.spec.vision.tokens)
 
     def _embedded(self, inputs: Inputs, seen: ImageTokens | None) -> jax.Array:

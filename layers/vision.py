@@ -112,7 +112,12 @@ class VisionEncoder(nnx.Module):
         if spec.class_token:
             self.class_token = own.matrix((spec.width,), spec.width, ("norm",))
             self.first_norm = own.norm()
-        layer = LayerSpec(mixer=spec.attention, feed_forward=spec.feed_forward, norms=spec.norms)
+        layer = LayerSpec(
+            mixer=spec.attention,
+            feed_forward=spec.feed_forward,
+            norms=spec.norms,
+            of_images=True,
+        )
         keys = jax.random.split(build.rngs.params(), spec.layers)
         self.layers = Stack(
             (layer,) * spec.layers, keys, own, scan=scan, remat=remat, first_alone=first_alone

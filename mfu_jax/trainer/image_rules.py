@@ -78,8 +78,6 @@ def check_images(config: Config) -> None:
     for key in (*_SIZES, *rules.sizes):
         if getattr(config, key) <= 0:
             raise UserError(f"{wanted} needs {key}, which is {getattr(config, key)}")
-    if config.context_parallelism > 1:
-        raise UserError(f"{wanted} with context_parallelism: images are whole; use fsdp or tensor")
     _check_patches(config, rules)
 
 

@@ -10,9 +10,12 @@ import pytest
 from mfu_jax.layers.families import known_towers
 
 from mfu_jax.errors import UserError
-from mfu_jax.trainer import mesh, step
+from mfu_jax.flops.executed.counting import executed_flops
+from mfu_jax.trainer import mesh, state, step
 from mfu_jax.trainer.data import make_iterator
 from mfu_jax.trainer.image_rules import TOWERS
+from tests.support.compilation import only_counted
+from tests.support.floats import assert_close_as_float32
 from tests.support.tiny_models import LENGTH, ROWS, sized
 
 
@@ -51,6 +54,30 @@ def test_both_answers_of_a_pair_follow_the_same_images() -> None:
     )
 
 
+ONE_LAYER = {
+    "num_decoder_layers": 1,
+    "num_hidden_layers_for_vit": 1,
+    "freeze_vision_encoder_params": False,
+    "override_model_config": True,
+}
+
+
+def test_devices_that_share_a_sequence_share_its_images() -> None:
+    losses, flops = [], []
+    for devices, axes in ((1, {}), (4, {"fsdp": 2, "context_parallelism": 2})):
+        rows = {"per_device_batch_size": ROWS / devices, "dataset_type": "synthetic"}
+        c = sized("gemma3-4b", images_per_sequence=2, **rows, **ONE_LAYER, **axes)
+        grid = mesh.make_mesh(c, jax.devices()[:devices])
+        with only_counted():
+            program = step.compile_train_step(c, grid, state.abstract_state(c, grid))
+        batch = next(make_iterator(c, split="train", rows_per_process=ROWS, accumulation=1))
+        _, metrics = program(state.create_state(c, grid), mesh.put_batch(batch, grid))
+        losses.append(float(metrics["loss"]))
+        flops.append(executed_flops(program).total * devices)
+    assert flops[0] == flops[1]
+    assert_close_as_float32(losses[1], losses[0], terms=ROWS * LENGTH)
+
+
 @pytest.mark.parametrize(
     ("name", "keys", "said"),
     [
@@ -72,3 +99,9 @@ def test_what_cannot_be_built_is_refused(name: str, keys: dict[str, Any], said: 
 
 def test_the_config_knows_the_models_that_see() -> None:
     assert known_towers() == sorted(TOWERS)
+
+
+def test_a_device_of_a_split_sequence_has_whole_images() -> None:
+    c = sized("gemma3-4b", images_per_sequence=3, context_parallelism=2)
+    with pytest.raises(UserError, match=r"3 images and tiles .* context=2 does not divide"):
+        mesh.make_mesh(c, jax.devices()[:2])

@@ -104,7 +104,8 @@ def gradient_of_matrices(
     """Rows [rows, in] and dy [rows, out] in groups → [groups, in, out] in `dtype`; on TPUs."""
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
-    tiling = (_tile(rows.shape[0]), _TILE, _TILE)
+    columns = (min(_TILE, -(-matrix.shape[1] // _LANES) * _LANES) for matrix in (rows, dy))
+    tiling = (_tile(rows.shape[0]), *columns)
     return tgmm(rows.swapaxes(0, 1), dy, sizes, dtype, tiling, interpret=interpret)
 
 

@@ -189,7 +189,7 @@ def compare_flops(
         unaccounted = [f"{i.name} {i.where} {i.shapes}: {i.reason}" for i in model.unaccounted]
         is_whole = not (model.unaccounted or executed.unaccounted)
         attention = Fraction(getattr(model, "activations", 0), devices)
-        model = Fraction(model.total, devices)
+        model = Fraction(model.forward + model.backward, devices)
     model = round(model)
     lines = [LedgerLine(label="model", flops=model, note=f"convention {convention}")]
     kernels = executed.attention_kernels

@@ -43,8 +43,12 @@ _GIB = 2**30
 _COMMON = {"per_device_batch_size": 1, "mesh": {"ici_fsdp_parallelism": -1}, "remat_policy": "full"}
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "llama3.1-8b": {"model_name": "llama3.1-8b", "max_target_length": 8192},
-    "gemma2-9b": {"model_name": "gemma2-9b", "max_target_length": 8192},
-    "mixtral-8x7b": {"model_name": "mixtral-8x7b", "max_target_length": 4096},
+    "qwen3-8b": {"model_name": "qwen3-8b", "max_target_length": 8192},
+    "mixtral-8x7b": {
+        "model_name": "mixtral-8x7b",
+        "max_target_length": 4096,
+        "other_flags": {"megablox": False, "sparse_matmul": False, "capacity_factor": 1.25},
+    },
 }
 CHIPS: Mapping[str, Mapping[str, Any]] = {
     "v5p": {"hardware": "v5p", "topology": "v5p-16", "attention": "flash"},

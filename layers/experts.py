@@ -243,10 +243,12 @@ class Experts(nnx.Module):
             slots = slots * jax.vmap(functools.partial(moved, 1))(weights, choice, slot)
         slots = constrain(slots.reshape(B, E, capacity, D), BATCH_AXES)
         slots = constrain(slots, ("data", "fsdp"), "expert", SEQUENCE_AXIS, None)
+        # Experts first, as in their matrices: else XLA lays gathered matrices out anew.
+        slots = slots.swapaxes(0, 1)
 
         def multiply(slots: jax.Array, kernel: nnx.Param, bias: str) -> jax.Array:
             product = self._of_each(slots, kernel[...].astype(self.dtype))
-            return product + self._bias(bias)[:, None] if self.spec.bias else product
+            return product + self._bias(bias)[:, None, None] if self.spec.bias else product
 
         with jax.named_scope("wi_0"):
             gate = _named(multiply(slots, self.wi_0, "wi_0_bias"), "mlpwi_0")
@@ -255,18 +257,19 @@ class Experts(nnx.Module):
         with jax.named_scope("wo"):
             out = multiply(self._activated(gate, up), self.wo, "wo_bias")
             out = _named(out, "mlpwo")
-        out = constrain(out, BATCH_AXES, None, None, WIDTH_AXIS).reshape(B, E * capacity, -1)
+        out = constrain(out.swapaxes(0, 1), BATCH_AXES, None, None, WIDTH_AXIS)
+        out = out.reshape(B, E * capacity, -1)
         back = jax.vmap(functools.partial(moved, 1))(out, slot, choice)
         if not self.spec.weigh_inputs:
             back = back * weights
         return back.reshape(B, S, k, D).sum(axis=2)
 
     def _of_each(self, slots: jax.Array, kernels: jax.Array) -> jax.Array:
-        """[batch, experts, slots, inputs] · [experts, inputs, outputs], expert by expert."""
+        """[experts, batch, slots, inputs] · [experts, inputs, outputs], expert by expert."""
         if self.quantization is None:
-            return jnp.einsum("becd,edf->becf", slots, kernels)
+            return jnp.einsum("ebcd,edf->ebcf", slots, kernels)
         recipe = self.quantization
-        of_one = jax.vmap(lambda x, kernel: quantized_dot(x, kernel, 1, recipe), (1, 0), 1)
+        of_one = jax.vmap(lambda x, kernel: quantized_dot(x, kernel, 1, recipe))
         products: jax.Array = of_one(slots, kernels)
         return products
 

@@ -49,7 +49,7 @@ class Traffic:
         if opcode.endswith("-start") and len(result.elements) > 1:
             # (destination, source, …) of a copy; (operands, result, …) of anything else.
             result = result.elements[0 if opcode == "copy-start" else 1]
-        if opcode in _SLICES:
+        if opcode.removesuffix("-start") in _SLICES:
             return _in_hbm(operands[0], result) + result.hbm_bytes + _bytes(operands[1:])
         if opcode == "dynamic-update-slice" and len(operands) > 1:
             return operands[1].hbm_bytes + _in_hbm(operands[0], operands[1])

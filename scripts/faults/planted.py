@@ -173,13 +173,14 @@ def _straggles(rounds: int) -> Callable[[Any, Any], Any]:
     """The first device computes for longer before the step, and the others wait for it there.
 
     Where it computed beside the others' matmuls, these would have more of the shared memory's
-    bandwidth than in the healthy run.
+    bandwidth than in the healthy run. A round is long, for each is an event: a trace would slow
+    many short ones down.
     """
 
     def local() -> Array:
         is_first = jax.lax.axis_index("data") == 0
         often = jnp.where(is_first, rounds, 0)
-        busy = jax.lax.fori_loop(0, often, lambda _, y: jnp.sin(y), jnp.ones((4096,)))
+        busy = jax.lax.fori_loop(0, often, lambda _, y: jnp.sin(jnp.sin(y)), jnp.ones((2**17,)))
         return jax.lax.psum(busy[0], "data")
 
     def change(loss_of: Callable[[Any], Any], batch: Any) -> Any:
@@ -263,7 +264,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "straggler": Fault(
         cause="imbalance between devices",
-        options={"plant": _in_loss(_straggles(20000))},
+        options={"plant": _in_loss(_straggles(300))},
         healthy={"plant": _in_loss(_straggles(0))},
         devices=2,
     ),

@@ -25,14 +25,14 @@ from mfu_jax.settings import Settings
 
 
 def sinks_of(
-    settings: Settings, *, total_steps: int | None = None, progress: bool | None = None
+    settings: Settings, *, total_steps: int | None = None, progress: bool | None = False
 ) -> list[Sink]:
     """A console, plus JSONL, TensorBoard, Prometheus if the settings name a path; process 0 only.
 
     Args:
         settings: name the paths, and the step from which to resume.
         total_steps: the console's progress bar counts up to it.
-        progress: show the progress bar; by default if standard error is a terminal.
+        progress: show the progress bar; see `ConsoleSink`.
 
     Raises:
         UserError: an output folder cannot be written.

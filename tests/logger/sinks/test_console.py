@@ -1,8 +1,11 @@
 """The line of a step: MaxText's, with ours at its end."""
 
 import io
+import os
 import re
+import subprocess
 import sys
+import termios
 
 import pytest
 
@@ -93,7 +96,7 @@ def test_no_progress_bar_where_standard_error_is_no_terminal(
             return True
 
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    plain = ConsoleSink(io.StringIO())
+    plain = ConsoleSink(io.StringIO(), progress=None)
     plain.write(StepRecord(step=0, unix_seconds=0.0, scalars=SCALARS))
     plain.close()
     assert sys.stderr.getvalue() == ""
@@ -101,11 +104,67 @@ def test_no_progress_bar_where_standard_error_is_no_terminal(
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("TERM", "xterm")
     lines = io.StringIO()
-    bar = ConsoleSink(lines, total_steps=10)
+    bar = ConsoleSink(lines, total_steps=10, progress=None)
     bar.write(StepRecord(step=4, unix_seconds=0.0, scalars=SCALARS))
     bar.close()
     assert "5/10" in sys.stderr.getvalue()
     assert lines.getvalue().startswith("completed step: 4")
+
+
+LOOP_IN_A_TERMINAL = """
+import sys
+from mfu_jax.logger.metric_logger import MetricLogger
+from mfu_jax.logger.sinks import ConsoleSink
+
+streams = sys.stdout, sys.stderr
+
+def train(sinks):
+    with MetricLogger(sinks=sinks, write_period_seconds=0, hang_factor=0) as logger:
+        print("shard [/data/x] :smile:", flush=True)
+        print("wide" * 30, file=sys.stderr, flush=True)
+        for step in range(3):
+            logger.record(step, {"loss": 2.5, "eval/" + "n" * 60: 1.0})
+            logger.flush()
+        assert (sys.stdout, sys.stderr) == streams
+
+train(None)
+print("now with a bar", flush=True)
+train([ConsoleSink(total_steps=10, progress=True)])
+"""
+
+
+def in_a_terminal(program: str) -> str:
+    """What a Python program shows in a terminal of 40 columns."""
+    leader, terminal = os.openpty()
+    termios.tcsetwinsize(terminal, (24, 40))
+    environment = os.environ | {"TERM": "xterm", "JAX_PLATFORMS": "cpu"}
+    environment.pop("COLUMNS", None)
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=terminal, stderr=terminal, env=environment
+    )
+    os.close(terminal)
+    shown = b""
+    try:
+        while piece := os.read(leader, 2**16):
+            shown += piece
+    except OSError:  # Linux: nobody holds the other end any more
+        pass
+    os.close(leader)
+    assert child.wait() == 0, shown.decode()
+    return shown.decode()
+
+
+def test_a_users_prints_reach_her_terminal_as_they_are() -> None:
+    without, _, with_bar = in_a_terminal(LOOP_IN_A_TERMINAL).partition("now with a bar\r\n")
+    assert "\x1b" not in without  # no bar that she did not ask for
+    for shown in (without, with_bar):
+        assert shown.count("shard [/data/x] :smile:\r\n") == 1
+        assert shown.count("wide" * 30 + "\r\n") == 1
+        lines = re.findall(r"completed step: \d, .*eval/n{60}: 1.*\r\n", shown)
+        assert [text[16] for text in lines] == ["0", "1", "2"]
+    assert "3/10" in with_bar
+    # The bar is erased before each of our lines.
+    assert len(re.findall(r"\x1b\[2Kcompleted step: ", with_bar)) == 3
 
 
 def test_sinks_are_found_by_name_and_can_be_added() -> None:

@@ -39,6 +39,7 @@ _COMPILE_SECONDS = 1800.0
 # A thread that wakes this much late did not run: the machine slept or the process was stopped.
 _STOPPED_SECONDS = 5.0
 _LAST_RECORDS = 20
+_KEPT_REPORTS = 5
 
 HEARTBEAT_SECONDS = 10.0
 HANG_EXIT_CODE = 75
@@ -73,9 +74,14 @@ class Watchdog:
         self._end = end
         self._config = config
         self._boundary = boundary
+        # The loop may change the working folder.
+        self._folder = Path(config.hang_folder or tempfile.gettempdir()).absolute()
+        self._reports: deque[Path] = deque()
+        self._hangs = 0
         self._heartbeat: Path | None = None
+        self._has_beaten = True
         if config.heartbeat_file and is_main_process(config):
-            self._heartbeat = Path(path_of(config.heartbeat_file))
+            self._heartbeat = Path(path_of(config.heartbeat_file)).absolute()
         self._monotonic = monotonic
         self._step = -1
         self._completed_at = self._checked_at = monotonic()
@@ -180,6 +186,7 @@ class Watchdog:
         if now - self._beat_at >= HEARTBEAT_SECONDS:
             self._beat_at = now
             self._beat("hung" if is_hung else "paused" if self.is_paused else "running")
+        self._checked_at = self._monotonic()  # a slow disk is no sleep of the machine
         if is_new and self._config.abort_on_hang:
             self._abort()
 
@@ -188,8 +195,9 @@ class Watchdog:
         self._closing.set()
         if self._thread is not None:
             self._thread.join(timeout=1.0)  # a disk that hangs must not hold up the end of the run
+            if not self._thread.is_alive():
+                self._beat("ended")
             self._thread = None
-            self._beat("ended")
 
     def _start(self) -> None:
         self._thread = self._boundary.thread(
@@ -202,6 +210,7 @@ class Watchdog:
             self.check()
 
     def _report(self, spent: float) -> None:
+        self._hangs += 1
         median = statistics.median(list(self._intervals))
         head = (
             f"no step completed for {readable(spent)} s after step {self._step} "
@@ -209,6 +218,8 @@ class Watchdog:
         )
         try:
             where = f"stacks of all threads and the last records are in {self._dump(head)}"
+            if self._hangs > 1:
+                where += f" (report {self._hangs} of this run; the last {_KEPT_REPORTS} are kept)"
         except OSError as error:
             where = f"the stacks could not be written ({error.strerror or error})"
         cause = "the run seems to hang, or its loop is over"
@@ -225,15 +236,22 @@ class Watchdog:
         self._end(HANG_EXIT_CODE)
 
     def _dump(self, head: str) -> Path:
-        folder = Path(self._config.hang_folder or tempfile.gettempdir())
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"hang-after-step{self._step}-pid{os.getpid()}.txt"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"hang-after-step{self._step}-pid{os.getpid()}.txt"
         with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')}: {head}\n\n{_stacks()}")
             file.write(f"\nThe last {len(self._records)} records, the newest last:\n")
             for record in list(self._records):
                 file.write(f"step {record.step} [{record.kind}] {dict(record.scalars)}\n")
+        self._keep(path)
         return path
+
+    def _keep(self, path: Path) -> None:
+        """Keeps this report and the last few before it: each eval without a pause makes one."""
+        if path not in self._reports:
+            self._reports.append(path)
+        while len(self._reports) > _KEPT_REPORTS:
+            self._reports.popleft().unlink(missing_ok=True)
 
     def _beat(self, state: str) -> None:
         path = self._heartbeat
@@ -250,8 +268,18 @@ class Watchdog:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, [f"{json.dumps(values)}\n".encode()])
         except OSError as error:
-            self._heartbeat = None
-            _log.warning("the heartbeat %s is not written any more: %s", path, error)
+            if self._has_beaten:
+                _log.warning(
+                    "the heartbeat %s cannot be written: %s; it is tried again every %.0f s",
+                    path,
+                    error,
+                    HEARTBEAT_SECONDS,
+                )
+            self._has_beaten = False
+            return
+        if not self._has_beaten:
+            _log.warning("the heartbeat %s is written again", path)
+        self._has_beaten = True
 
 
 def _stacks() -> str:

@@ -217,6 +217,78 @@ def test_a_heartbeat_that_cannot_be_written_costs_one_line(
     assert "could not be written" in caplog.messages[1]
 
 
+def test_a_heartbeat_goes_on_once_its_disk_works_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "folder").touch()
+    run = Run(tmp_path / "folder")
+    run.steps(60)  # three beats that fail
+    (tmp_path / "folder").unlink()
+    run.steps(20)
+    assert run.beat()["last_step"] == 60
+    assert ["cannot" in text for text in caplog.messages] == [True, False]
+    assert "is written again" in caplog.messages[1]
+
+
+def test_a_slow_disk_is_no_sleep_of_the_machine(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path)
+    monkeypatch.setattr("mfu_jax.logger.watchdog.replace_file", lambda *_: run.clock.advance(12.0))
+    run.passes(30)
+    assert not caplog.messages
+    assert run.watchdog.stopped_seconds == 0.0
+
+
+def test_a_heartbeat_whose_disk_hangs_is_not_written_by_the_training_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers: list[str] = []
+    begun, release = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        writers.append(threading.current_thread().name)
+        begun.set()
+        release.wait(HANG_SECONDS)
+
+    monkeypatch.setattr("mfu_jax.logger.watchdog.replace_file", hang)
+    config = LoggerConfig(heartbeat_file=str(tmp_path / "beat.json"), hang_seconds=0.2)
+    watchdog = Watchdog(config, Boundary())
+    assert begun.wait(HANG_SECONDS)
+    watchdog.close()
+    assert writers == ["mfu_jax watchdog"]
+    release.set()
+
+
+def test_only_the_newest_reports_of_hangs_are_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(tmp_path)
+    run.steps(10)
+    (tmp_path / "hangs").mkdir()
+    (tmp_path / "hangs" / "hang-after-step3-pid1.txt").touch()  # another run's
+    for _ in range(8):
+        run.passes(10)
+        run.steps(1)
+    left = {int(path.name.split("-")[2][4:]) for path in (tmp_path / "hangs").iterdir()}
+    assert left == {3, 12, 13, 14, 15, 16}
+    assert "(report 8 of this run; the last 5 are kept)" in caplog.text
+
+
+def test_files_stay_where_they_were_when_the_loop_changes_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    run = Run(Path("out"))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run.steps(10)
+    run.passes(20)
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert (tmp_path / "out" / "heartbeat.json").exists()
+    assert len(list((tmp_path / "out" / "hangs").iterdir())) == 1
+
+
 def test_a_logger_is_watched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     clock, beat = FakeClock(), tmp_path / "new" / "beat.json"
     settings = Settings(heartbeat_file=str(beat), hang_factor=3, hang_seconds=0)

@@ -34,6 +34,7 @@ from mfu_jax.logger.hosts.view import HostsView, view_of
 from mfu_jax.logger.hosts.vital_signs import VitalSigns
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.timing.timed_step import TimedStep
+from mfu_jax.storage.addresses import path_of
 from mfu_jax.storage.files import replace_file
 
 _log = logging.getLogger("mfu_jax")
@@ -80,6 +81,9 @@ class HostWatch:
         place: Callable[[LoggerConfig], Place | None] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        if config.hosts_folder:  # the loop may change the working folder
+            folder = Path(path_of(config.hosts_folder)).absolute()
+            config = dataclasses.replace(config, hosts_folder=str(folder))
         self._config = config
         self._boundary = boundary
         self._find_place = place or place_of

@@ -5,6 +5,7 @@ A backlog is a folder ``backlog/`` beside the sink's output, where each sink has
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -132,7 +133,8 @@ class Backlog:
             self.dropped += 1
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="mfu_jax backlog", daemon=True)
-            self._thread.start()
+            with contextlib.suppress(RuntimeError):  # the interpreter ends: `keep` writes them
+                self._thread.start()
         self._wake.set()
 
     def finish_reading(self) -> list[StepRecord] | None:
@@ -186,8 +188,12 @@ class Backlog:
                 return
 
         thread = threading.Thread(target=write, name="mfu_jax backlog", daemon=True)
-        thread.start()
-        thread.join(timeout)
+        try:
+            thread.start()
+        except RuntimeError:  # Python 3.12 starts no thread in its exit handlers
+            write()
+        else:
+            thread.join(timeout)
         self.dropped += len(self._take_waiting())
         return sum(kept)
 

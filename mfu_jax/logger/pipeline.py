@@ -147,10 +147,9 @@ class RecordPipeline:
         self._thread.close(HUNG_DRAIN_SECONDS)
         self.hosts.close()
         self._health.close()
-        for worker in self._workers:
-            if worker.has_hung:
-                worker.abandon()
-            worker.keep_rest(max(0.0, min(KEEP_SECONDS, end - CLOSE_SECONDS - time.monotonic())))
+        for worker in self._workers:  # what fails in one costs the others nothing
+            missing = f"{worker.name} may have lost its last records"
+            self._boundary.attempt(missing, _keep_rest, worker, end)
         summary = summarize()
         closed = [worker.finish(summary) for worker in self._workers if not worker.has_hung]
         for event in closed:
@@ -216,6 +215,13 @@ class RecordPipeline:
         except Exception as error:
             self._boundary.report(error, "slow steps, drift and slow hosts may not be told")
             return record
+
+
+def _keep_rest(worker: SinkWorker, end: float) -> None:
+    """Gives up a sink that hangs, and moves what is not written to its backlog."""
+    if worker.has_hung:
+        worker.abandon()
+    worker.keep_rest(max(0.0, min(KEEP_SECONDS, end - CLOSE_SECONDS - time.monotonic())))
 
 
 def _warn(sink: Sink, backlog: Backlog | None) -> None:

@@ -6,6 +6,7 @@ in order. Records that memory cannot hold go to the sink's backlog on disk.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -144,20 +145,19 @@ class SinkWorker:
         """Gives up a sink that hangs: it gets nothing more, and is closed meanwhile."""
         self._is_abandoned = True
         self._wake.set()
-        threading.Thread(
-            target=self.call, args=("close",), name=f"mfu_jax {self.name}", daemon=True
-        ).start()
+        with contextlib.suppress(RuntimeError):  # Python 3.12 starts no thread at exit
+            threading.Thread(
+                target=self.call, args=("close",), name=f"mfu_jax {self.name}", daemon=True
+            ).start()
 
     def keep_rest(self, timeout: float) -> None:
         """Moves what is not written to the backlog; what does not fit there counts as dropped."""
         with self._lock:
             rest = [item for item in self._queue if isinstance(item, StepRecord)]
             self._queue.clear()
-        kept = 0
-        if self._backlog is not None:
-            has_old = bool(self._backlog.old)
-            if rest or self._backlog.is_open or has_old:
-                kept = self._backlog.keep(rest, timeout)
+        kept, backlog = 0, self._backlog
+        if backlog is not None and (rest or backlog.is_open or backlog.old):
+            kept = backlog.keep(rest, timeout)
         lost = len(rest) - kept
         if lost:
             self.dropped["not written in time"] += lost

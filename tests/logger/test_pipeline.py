@@ -127,6 +127,36 @@ def test_the_next_run_writes_what_a_hanging_file_did_not_take(
     file.release.set()
 
 
+@pytest.mark.usefixtures("soon")
+def test_an_end_at_which_python_starts_no_thread_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FullDisk(JsonlSink):
+        def write(self, record: StepRecord) -> None:
+            raise OSError("full")
+
+        write_many = None  # type: ignore[assignment]
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    hanging, full, healthy = HangingSink(), FullDisk(tmp_path / "metrics.jsonl"), ListSink()
+    run = Run(sinks=[hanging, full, healthy])
+    for step in range(5):
+        run.logger.record(step, {"loss": float(step)}, step_time_seconds=1.0)
+    with monkeypatch.context() as patch:  # as in an exit handler from Python 3.12 on
+        patch.setattr(threading.Thread, "start", refuse)
+        summary = run.logger.close()
+    hanging.release.set()
+    full._file.close()  # as when its process ends
+    assert summary.dropped_by_sink == {"HangingSink: not written in time": 5}
+    assert (healthy.summary is not None, healthy.closed) == (True, True)
+    resumed = Run(sinks=[JsonlSink(tmp_path / "metrics.jsonl", resume_from_step=5)], start_step=5)
+    resumed.logger.close()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3, 4]
+
+
 def test_steps_that_no_backlog_has_are_said_to_be_missing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

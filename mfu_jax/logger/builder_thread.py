@@ -21,7 +21,8 @@ logger = logging.getLogger("mfu_jax")
 
 # How often the thread looks around while no items come.
 IDLE_SECONDS = 1.0
-# Longest wait for room if items come faster than they are handled; then the oldest go.
+# Longest wait for room, in all of a run, if items come faster than they are handled; then the
+# oldest go.
 PATIENCE_SECONDS = 1.0
 
 
@@ -36,8 +37,8 @@ class BuilderThread:
 
     Args:
         handle: takes a batch of items that are not callable; items that are, are called.
-        size: items that may wait. If the thread is stuck, `put` waits once for `PATIENCE_SECONDS`;
-            from then on the oldest item goes for each that comes, until the thread moves again.
+        size: items that may wait. If the thread is too slow, `put` waits for `PATIENCE_SECONDS` in
+            all; from then on the oldest item goes for each that comes, where there is no room.
         period_seconds: how often items are taken while they come; 0: each at once.
 
     Attributes:
@@ -53,6 +54,7 @@ class BuilderThread:
     ) -> None:
         self.dropped = 0
         self._period_seconds = period_seconds
+        self._patience_seconds = PATIENCE_SECONDS
         self._handle = handle
         self._size = size
         self._queue: deque[Any] = deque()
@@ -90,22 +92,23 @@ class BuilderThread:
         self.dropped += sum(not callable(item) for item in self._take())
 
     def _make_room(self) -> None:
-        deadline = time.monotonic() + (0.0 if self._is_stuck else PATIENCE_SECONDS)
+        begun = time.monotonic()
         while len(self._queue) >= self._size:
             self._has_moved.clear()
             self._wake.set()
-            left = deadline - time.monotonic()
+            left = begun + self._patience_seconds - time.monotonic()
             if left <= 0 or not self._has_moved.wait(left):
                 self._drop_oldest()
-                return
-        self._is_stuck = False
+                break
+        self._patience_seconds = max(0.0, self._patience_seconds - (time.monotonic() - begun))
 
     def _drop_oldest(self) -> None:
         if not self._is_stuck:
             self._is_stuck = True
             logger.warning(
-                "making records is stuck: %d steps wait; training goes on, the oldest steps are "
-                "left out; usually a metric that is a function, or an output that never gets ready",
+                "making records is stuck or too slow: %d steps wait; training goes on, the oldest "
+                "steps are left out; usually a metric that is a slow function, or an output that "
+                "never gets ready",
                 self._size,
             )
         try:

@@ -46,8 +46,8 @@ class LoggerConfig:
             the first one is a warning, and the run goes on.
         abort_on_inf_loss: the same for infinities.
         is_main_process: whether this process writes; None: only process 0 does.
-        queue_size: steps that may wait until records are made of them. Only if that is stuck does
-            it fill up; the oldest steps then go, and training goes on.
+        queue_size: steps that may wait until records are made of them. Only if that is stuck
+            or too slow does it fill up; after a second of waiting, in all, the oldest steps go.
         write_period_seconds: steps shorter than this are written together, which costs less; a
             killed process loses at most the steps of its last period. 0: each step at once.
         hang_factor: median step times without a completed step that count as a hang, which is

@@ -1,6 +1,7 @@
 """The thread that makes records: order, bounds, and how rarely it is woken."""
 
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -128,6 +129,27 @@ def test_a_stuck_thread_lets_the_run_go_on(
     assert thread.settle(HANG_SECONDS)
     assert gate.seen == [0, 4, 5]
     thread.close(HANG_SECONDS)
+
+
+def test_a_slow_thread_holds_up_the_run_for_a_bounded_time_in_all(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mfu_jax.logger.builder_thread.PATIENCE_SECONDS", 0.05)
+    seen: list[int] = []
+
+    def slow(batch: Sequence[int]) -> None:
+        time.sleep(0.005 * len(batch))
+        seen.extend(batch)
+
+    thread = BuilderThread(slow, size=2)
+    for number in range(200):  # a second of work
+        thread.put(number)
+    assert thread.settle(HANG_SECONDS)
+    thread.close(HANG_SECONDS)
+    assert len(seen) + thread.dropped == 200
+    assert thread.dropped > 0
+    assert seen == sorted(seen)
+    assert caplog.text.count("making records is stuck or too slow") == 1
 
 
 def test_what_is_left_at_the_end_counts_as_dropped() -> None:

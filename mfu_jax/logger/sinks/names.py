@@ -8,11 +8,16 @@ from collections.abc import Callable, Iterable
 
 _log = logging.getLogger("mfu_jax")
 
+# A loop that invents new names in every step must not fill the memory.
+_MOST_NAMES = 10_000
+
 
 class UniqueNames:
     """Maps each metric name to one that a backend accepts; no two names to the same one.
 
     A name that had to take a number, because another was mapped to the same text, is logged once.
+    Names beyond the first 10,000 are not remembered: they are kept apart from those, but no longer
+    from each other.
 
     Args:
         backend: its name, for the log.
@@ -42,6 +47,7 @@ class UniqueNames:
         self._is_tree = is_tree
         self._folders: set[str] = set()
         self._mapped: dict[str, str] = {}
+        self._is_full = False
 
     def __getitem__(self, name: str) -> str:
         found = self._mapped.get(name)
@@ -57,6 +63,21 @@ class UniqueNames:
                 break
             ending = f"_{number}"
             found = allowed[: self._longest - len(ending)] + ending
+        if len(self._mapped) < _MOST_NAMES:
+            self._remember(name, found, allowed)
+        elif not self._is_full:
+            self._is_full = True
+            _log.warning(
+                "%s: more than %d names of metrics; expected the same ones in every step; usually "
+                "the step is part of a name; new ones that differ only in what %s does not take "
+                "are written as one",
+                self._backend,
+                _MOST_NAMES,
+                self._backend,
+            )
+        return found
+
+    def _remember(self, name: str, found: str, allowed: str) -> None:
         if found != allowed:
             _log.warning(
                 "%s: metric %r is written as %r, because %r is another one's name there",
@@ -68,7 +89,6 @@ class UniqueNames:
         self._taken.add(found)
         self._folders.update(self._folders_of(found))
         self._mapped[name] = found
-        return found
 
     def _is_free(self, name: str) -> bool:
         return name not in self._taken and name not in self._folders

@@ -39,3 +39,17 @@ def test_a_name_that_had_to_change_is_said_once(caplog: pytest.LogCaptureFixture
         "Prometheus: metric 'top_1' is written as 'top_1_2', because 'top_1' is another one's "
         "name there"
     )
+
+
+def test_a_loop_that_invents_names_does_not_fill_the_memory(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mfu_jax.logger.sinks.names._MOST_NAMES", 3)
+    names = UniqueNames("Prometheus", underscored, reserved=["step"])
+    given = {name: names[name] for name in ("top-1", "top_1", "loss")}
+    for number in range(100):
+        assert names[f"invented-{number}"] == f"invented_{number}"
+    assert [names[name] for name in ("step", "top.1", "los-s")] == ["step_2", "top_1_3", "los_s"]
+    assert {name: names[name] for name in given} == given
+    assert (len(names._mapped), len(names._taken)) == (3, 4)
+    assert caplog.text.count("Prometheus: more than 3 names of metrics") == 1

@@ -15,12 +15,13 @@ before it has ended.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -30,7 +31,13 @@ from mfu_jax.boundary import Boundary, guarded
 from mfu_jax.errors import UserError
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
 from mfu_jax.logger.step_cost import StepCost, add_costs
+from mfu_jax.logger.timing.phase_ends import PhaseEnds
 from mfu_jax.logger.timing.readiness import end_marker
+
+_log = logging.getLogger("mfu_jax")
+
+# Most phases that wait for their step; a loop that records none must not fill the memory.
+_MOST_PHASES = 10_000
 
 LateCost = StepCost | Callable[[], StepCost]
 
@@ -192,10 +199,11 @@ class PhaseBook:
         self._clock = clock
         self._warmup_steps = warmup_steps
         self._open: Phase | None = None
-        self._closed: list[Phase] = []
+        self._closed: deque[Phase] = deque()
+        self._is_full = False
         self._last: Phase | None = None
         self._step: StepScope | None = None
-        self._watcher: ThreadPoolExecutor | None = None
+        self._ends: PhaseEnds | None = None
         self._totals: dict[str, _Total] = {}
         self._lock = threading.Lock()
 
@@ -231,6 +239,20 @@ class PhaseBook:
         phase.follow(self._last)
         self._last = phase
         self._closed.append(phase)
+        if len(self._closed) > _MOST_PHASES:
+            self._leave_out(self._closed.popleft())
+
+    def _leave_out(self, phase: Phase) -> None:
+        phase.follow(None)  # else each keeps alive all before it
+        if not self._is_full:
+            self._is_full = True
+            _log.warning(
+                "%d phases since the last recorded step, now %r; the oldest are left out; expected "
+                "a step around them; usually no step is recorded; put `with logger.step():` around "
+                "the phases of one step",
+                _MOST_PHASES,
+                phase.name,
+            )
 
     def open_step(self, step: StepScope) -> None:
         """Called when a step is entered."""
@@ -263,13 +285,13 @@ class PhaseBook:
 
     def watch(self, marker: Any) -> Future[float]:
         """The clock when `marker` is ready."""
-        if self._watcher is None:
-            self._watcher = ThreadPoolExecutor(1, thread_name_prefix="mfu_jax phases")
-        return self._watcher.submit(self._stamp, marker)
+        if self._ends is None:
+            self._ends = PhaseEnds(self._clock)
+        return self._ends.watch(marker)
 
     def take(self) -> tuple[dict[str, Any], Callable[[], StepCost] | None]:
         """Metrics of the phases since the last step, and their total cost if known."""
-        phases, self._closed = self._closed, []
+        phases, self._closed = self._closed, deque()
         self.has_phases = False
         is_warm, self._warmup_steps = self._warmup_steps <= 0, self._warmup_steps - 1
         by_name: dict[str, list[Phase]] = {}
@@ -321,13 +343,8 @@ class PhaseBook:
 
     def close(self) -> None:
         """Ends the thread."""
-        if self._watcher is not None:
-            self._watcher.shutdown()
-
-    def _stamp(self, marker: Any) -> float:
-        with contextlib.suppress(Exception):  # the training thread hits the same error
-            jax.block_until_ready(marker)
-        return self._clock()
+        if self._ends is not None:
+            self._ends.close()
 
 
 class StepScope:

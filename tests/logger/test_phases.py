@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
+import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from tests.support.fake_device import FakeClock
 from tests.support.floats import assert_close_as_float32
 from tests.support.paths import SCRIPTS
 from tests.support.sinks import ListSink
+from tests.support.work import HANG_SECONDS
 
 PEAK = {"peak_tflops_per_device": 0.001}
 
@@ -72,6 +76,37 @@ def test_the_device_ends_a_phase_and_the_next_begins_then() -> None:
 
 def test_an_idle_device_begins_when_the_phase_is_entered() -> None:
     assert spans((0.0, 0.1, 1.0), (3.0, 3.1, 4.0)) == [1.0, 1.0]
+
+
+def test_phases_without_a_step_do_not_fill_the_memory(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mfu_jax.logger.phases._MOST_PHASES", 5)
+    clock = Clock()
+    book = Book(clock)
+    alive = []
+    for _ in range(500):
+        with book.phase("a", None) as phase:
+            clock.now += 2.0
+        alive.append(weakref.ref(phase))
+    del phase
+    gc.collect()
+    assert sum(reference() is not None for reference in alive) <= 6  # and the one before them
+    assert caplog.text.count("5 phases since the last recorded step") == 1
+    metrics, _ = book.take()
+    assert metrics["phase/a/seconds"]() == 5 * 2.0
+
+
+def test_a_device_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mfu_jax.logger.timing.phase_ends._JOIN_SECONDS", 0.0)
+    release = threading.Event()
+    monkeypatch.setattr(jax, "block_until_ready", lambda _: release.wait(HANG_SECONDS))
+    book = PhaseBook()
+    ended = book.watch(None)
+    book.close()
+    assert not ended.done()
+    release.set()
+    assert ended.result(HANG_SECONDS) > 0
 
 
 def test_costs_add_and_what_is_unknown_stays_unknown() -> None:

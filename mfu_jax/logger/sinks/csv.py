@@ -18,6 +18,7 @@ from mfu_jax.storage.files import AppendOnlyFile, replace_file, set_aside, unwri
 from mfu_jax.storage.targets import file_target
 
 _RECORD_FIELDS = ("step", "kind", "unix_seconds")
+_PIECE_BYTES = 2**18
 
 
 @register_sink("csv")
@@ -111,10 +112,24 @@ class CsvSink(Sink):
         columns = [*self._columns, *new]
         if self._columns:
             self._file.find_again()  # its rows are read back
-            self._rewrite(columns, self._rows())
+            replace_file(self.path, self._widened(columns))
         self._columns = columns
         self._file.close()
         self._file = self._open()
+
+    def _widened(self, columns: Sequence[str]) -> Iterator[bytes]:
+        """The table with empty cells at the end of each row, in pieces.
+
+        No row is parsed: in a long run that would hold Python's lock for seconds.
+        """
+        yield _header(columns)
+        ending = b"," * (len(columns) - len(self._columns)) + b"\n"
+        with open(self.path, "rb") as file:
+            file.readline()
+            rest = b""
+            while piece := file.read(_PIECE_BYTES):
+                rows, end, rest = (rest + piece).rpartition(b"\n")
+                yield (rows + end).replace(b"\n", ending)
 
     def _header(self) -> list[str]:
         """The columns of the file.

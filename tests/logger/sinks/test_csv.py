@@ -40,6 +40,18 @@ def test_a_metric_that_comes_late_gets_a_column(tmp_path: Path) -> None:
     ]
 
 
+def test_a_late_column_parses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mfu_jax.logger.sinks.csv._PIECE_BYTES", 7)  # rows are cut anywhere
+    monkeypatch.setattr(csv, "DictReader", lambda *_: pytest.fail("rows are parsed"))
+    path = tmp_path / "metrics.csv"
+    rows = {0: {"a,b": 1.0}, 1: {}, 2: {"late": 2.0, "later": 3.0}, 3: {'"': 4.0}}
+    write(path, rows)
+    assert path.read_text() == (
+        'step,kind,unix_seconds,"a,b",late,later,""""\n'
+        "0,step,1.0,1.0,,,\n1,step,1.0,,,,\n2,step,1.0,,2.0,3.0,\n3,step,1.0,,,,4.0\n"
+    )
+
+
 def test_a_resumed_table_has_every_step_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     write(path, {step: {"loss": 1.0} for step in range(4)})

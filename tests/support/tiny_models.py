@@ -30,7 +30,7 @@ _ONE_PERIOD: dict[str, dict[str, Any]] = {
     "envy": {"num_decoder_layers": 2},
     "gemma2": {"num_decoder_layers": 1},
     "gemma3": {"num_decoder_layers": 6, **_TRAINED_TOWER},
-    "gemma4": {"num_decoder_layers": 6},
+    "gemma4": {"num_decoder_layers": 6, **_TRAINED_TOWER},
     "gpt_oss": {"num_decoder_layers": 2},
     "llama4": {"num_decoder_layers": 4, **_TRAINED_TOWER},
     "olmo3": {"num_decoder_layers": 4},
@@ -70,7 +70,7 @@ def one_period(name: str, **changes: Any) -> Config:
         keys["engram_layers"] = [1]
     if tiny.decoder_block == "deepseek" and tiny.q_lora_rank:
         keys["q_lora_rank"] = 32
-    if tiny.decoder_block == "deepseek" and tiny.use_indexer:
+    if tiny.decoder_block == "deepseek4" or tiny.use_indexer:
         keys |= {"indexer_loss_scaling_factor": 0.5, "indexer_sparse_training": True}
     return sized(name, override_model_config=True, **{**keys, **changes})
 

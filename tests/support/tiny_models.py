@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from mfu_jax.flops.analytic.inputs import as_model_config
@@ -101,6 +102,17 @@ def gradient(config: Config) -> tuple[Callable[..., Any], tuple[Any, losses.Batc
         return differentiate(trained, frozen, reference, graph, batch, config)
 
     return step, (params, batch)
+
+
+def some_weights(shapes: Any) -> Any:
+    """Random weights; the initial ones take longer to compile than the step."""
+    rng = np.random.default_rng(0)
+
+    def of(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        around = 1.0 if "scale" in jax.tree_util.keystr(path) else 0.0
+        return (around + rng.normal(size=leaf.shape) / 10).astype(leaf.dtype)
+
+    return jax.tree.map_with_path(of, shapes)
 
 
 def analytic(config: Config) -> int:

@@ -211,17 +211,18 @@ def test_an_interrupt_of_the_wait_loses_no_step(at: int) -> None:
 
 
 def test_an_interrupt_of_close_closes_all_the_same() -> None:
+    before = set(threading.enumerate())
     run = Run()
     run.steps(1.0, 1.0)
     metrics = run.device.run(1.0)
     interrupt_once(metrics["loss"])
     run.logger.record(2, metrics)
-    before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
         run.logger.close()
     assert run.sink.closed
     assert run.logger.summary().steps == 2
-    assert not [t for t in before & set(threading.enumerate()) if t.name == "mfu_jax builder"]
+    ours = set(threading.enumerate()) - before
+    assert not [thread for thread in ours if thread.name == "mfu_jax builder"]
 
 
 def test_only_steps_of_the_log_period_are_logged_but_some_sinks_keep_all() -> None:

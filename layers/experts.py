@@ -283,13 +283,17 @@ class Experts(nnx.Module):
             slots = slots * jax.vmap(functools.partial(moved, 1))(weights, choice, slot)
         slots = constrain(slots.reshape(B, E, capacity, D), BATCH_AXES)
         slots = constrain(slots, ("data", "fsdp"), "expert", SEQUENCE_AXIS, None)
+        # Experts first, as in their matrices: else XLA lays gathered matrices out anew.
+        slots = slots.swapaxes(0, 1)
 
         adapters = self._of_adapters()
 
         def multiply(slots: jax.Array, name: str) -> jax.Array:
             product = self._of_each(slots, getattr(self, name)[...].astype(self.dtype))
             product = self._adapted(product, name, adapters, slots, _slot_by_slot)
-            return product + self._bias(f"{name}_bias")[:, None] if self.spec.bias else product
+            if not self.spec.bias:
+                return product
+            return product + self._bias(f"{name}_bias")[:, None, None]
 
         with jax.named_scope("wi_0"):
             gate = _named(multiply(slots, "wi_0"), "mlpwi_0")
@@ -298,18 +302,19 @@ class Experts(nnx.Module):
         with jax.named_scope("wo"):
             out = multiply(self._activated(gate, up), "wo")
             out = _named(out, "mlpwo")
-        out = constrain(out, BATCH_AXES, None, None, WIDTH_AXIS).reshape(B, E * capacity, -1)
+        out = constrain(out.swapaxes(0, 1), BATCH_AXES, None, None, WIDTH_AXIS)
+        out = out.reshape(B, E * capacity, -1)
         back = jax.vmap(functools.partial(moved, 1))(out, slot, choice)
         if not self.spec.weigh_inputs:
             back = back * weights
         return back.reshape(B, S, k, D).sum(axis=2)
 
     def _of_each(self, slots: jax.Array, kernels: jax.Array) -> jax.Array:
-        """[batch, experts, slots, inputs] · [experts, inputs, outputs], expert by expert."""
+        """[experts, batch, slots, inputs] · [experts, inputs, outputs], expert by expert."""
         if self.quantization is None:
             return _slot_by_slot(slots, kernels)
         recipe = self.quantization
-        of_one = jax.vmap(lambda x, kernel: quantized_dot(x, kernel, 1, recipe), (1, 0), 1)
+        of_one = jax.vmap(lambda x, kernel: quantized_dot(x, kernel, 1, recipe))
         products: jax.Array = of_one(slots, kernels)
         return products
 
@@ -343,8 +348,8 @@ class Experts(nnx.Module):
 
 
 def _slot_by_slot(slots: jax.Array, kernels: jax.Array) -> jax.Array:
-    """[batch, experts, slots, inputs] · [experts, inputs, outputs]."""
-    return jnp.einsum("becd,edf->becf", slots, kernels)
+    """[experts, batch, slots, inputs] · [experts, inputs, outputs]."""
+    return jnp.einsum("ebcd,edf->ebcf", slots, kernels)
 
 
 def _named(x: jax.Array, name: str) -> jax.Array:
@@ -361,37 +366,3 @@ def _summed(rows: jax.Array) -> jax.Array:
         return rows
     summed: jax.Array = jax.lax.psum_scatter(rows, WIDTH_AXIS, scatter_dimension=1, tiled=True)
     return summed
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpertsBesideMlpSpec:
-    """Gemma 4: experts beside the dense MLP, each between norms of its own."""
-
-    experts: ExpertsSpec
-    mlp: MlpSpec
-    scope: str = "moe"
-    needs: frozenset[str] = frozenset()
-
-    def make(self, build: Builder) -> ExpertsBesideMlp:
-        """The weights of both."""
-        return ExpertsBesideMlp(self, build)
-
-
-class ExpertsBesideMlp(nnx.Module):
-    """``norm(mlp(norm(x))) + norm(experts(norm(x)))``; the router reads x itself."""
-
-    def __init__(self, spec: ExpertsBesideMlpSpec, build: Builder) -> None:
-        self.pre_mlp_norm, self.post_mlp_norm = build.norm(), build.norm()
-        self.pre_experts_norm, self.post_experts_norm = build.norm(), build.norm()
-        self.mlp = spec.mlp.make(build)
-        self.experts = spec.experts.make(build)
-
-    def __call__(self, x: jax.Array, inputs: Inputs) -> jax.Array:
-        """[batch, sequence, emb_dim] → the same."""
-        with jax.named_scope("shared"):
-            dense = self.post_mlp_norm(self.mlp(self.pre_mlp_norm(x)))
-        with jax.named_scope("router"):
-            routing = self.experts.router(x, inputs)
-        with jax.named_scope("experts"):
-            routed = self.experts.routed(self.pre_experts_norm(x), routing)
-        return dense + self.post_experts_norm(routed)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..attentions import AttentionSpec
 from ..blocks import POST_NORMS, PRE_NORMS, LayerSpec
-from ..experts import ExpertsBesideMlpSpec
+from ..experts_beside_mlp import ExpertsBesideMlpSpec
 from ..rope import Rope
 from . import parts
 from .dense import local_global

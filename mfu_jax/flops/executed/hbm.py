@@ -1,7 +1,8 @@
 """HBM traffic of instructions that are not fused into others.
 
 Operands are read once and results written once, but slices and in-place updates touch only part of
-their operand, and arrays in faster memory (TPU memory space S(1) and others) cause no HBM traffic.
+their operand, arrays in faster memory (TPU memory space S(1) and others) cause no HBM traffic, and
+those of a collective that a fusion carries along are counted where it starts.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Sequence
 
+from mfu_jax.flops.executed.collectives import carried_along
 from mfu_jax.flops.executed.hlo import (
     PARTS,
     HloComputation,
@@ -43,14 +45,11 @@ class Traffic:
         if not operands:
             return result.hbm_bytes
         if opcode == "fusion":
-            names = instruction.callees
-            if len(names) == 1 and names[0] in self._cut:
-                return _fusion(self.module, self.module[names[0]], operands, result)
-            return _bytes(operands) + result.hbm_bytes
+            return self._fusion(instruction, operands)
         if opcode.endswith("-start") and len(result.elements) > 1:
             # (destination, source, …) of a copy; (operands, result, …) of anything else.
             result = result.elements[0 if opcode == "copy-start" else 1]
-        if opcode in _SLICES:
+        if opcode.removesuffix("-start") in _SLICES:
             return _in_hbm(operands[0], result) + result.hbm_bytes + _bytes(operands[1:])
         if opcode == "dynamic-update-slice" and len(operands) > 1:
             return operands[1].hbm_bytes + _in_hbm(operands[0], operands[1])
@@ -58,6 +57,17 @@ class Traffic:
             # Reads and writes the updated rows.
             return 2 * _in_hbm(operands[0], operands[2]) + _bytes(operands[1:])
         return _bytes(operands) + result.hbm_bytes
+
+    def _fusion(self, instruction: HloInstruction, operands: list[Shape]) -> int:
+        names = instruction.callees
+        if len(names) == 1:
+            fused = self.module[names[0]]
+            # A chain's fusions give the collective's arrays back in place.
+            is_linked = _ALIASES in instruction.attribute_text
+            carried = carried_along(fused) if is_linked else frozenset()
+            if carried or names[0] in self._cut:
+                return _fusion(self.module, fused, operands, instruction.shape, carried)
+        return _bytes(operands) + instruction.shape.hbm_bytes
 
     @functools.cached_property
     def _cut(self) -> set[str]:
@@ -77,16 +87,26 @@ class Traffic:
         return found
 
 
-def _fusion(module: HloModule, fused: HloComputation, operands: list[Shape], result: Shape) -> int:
+def _fusion(
+    module: HloModule,
+    fused: HloComputation,
+    operands: list[Shape],
+    result: Shape,
+    carried: frozenset[str],
+) -> int:
     total = 0
     for number, shape in enumerate(operands):
         parameter = fused.parameters.get(number)
+        if parameter is not None and parameter.name in carried:
+            continue
         touched = None if parameter is None else _touched(module, fused, parameter)
         total += shape.hbm_bytes if touched is None else min(shape.hbm_bytes, touched)
     root = fused.root
     parts = [fused[name] for name in root.operands] if root.opcode == "tuple" else [root]
     shapes = list(result.elements) if root.opcode == "tuple" else [result]
     for part, shape in zip(parts, shapes, strict=False):
+        if part.name in carried:
+            continue
         written = _written(fused, part)
         total += min(shape.hbm_bytes, written.bytes) if written else shape.hbm_bytes
     return total

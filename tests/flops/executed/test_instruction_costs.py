@@ -237,6 +237,18 @@ def test_of_a_stack_in_another_tiling_only_the_slice_is_read():
     assert one.hbm_bytes == 2 * (4 * 128 * 2) + 4
 
 
+def test_a_prefetch_of_a_slice_into_fast_memory_reads_the_slice():
+    """1,024 of 65,536 bytes; the fast memory is not HBM."""
+    text = """HloModule jit_f
+ENTRY %main (x: s8[65536]) -> s8[1024] {
+  %x = s8[65536]{0} parameter(0)
+  %start = ((s8[65536]{0}), s8[1024]{0:S(1)}, s32[]{:S(2)}) slice-start(%x), slice={[0:1024]}
+  ROOT %done = s8[1024]{0:S(1)} slice-done(%start)
+}
+"""
+    assert instruction_costs(text).records["start"].hbm_bytes == 1024
+
+
 def test_an_update_in_the_hosts_memory_sends_the_update_as_printed_with_its_computation():
     start = instruction_costs(STACKED).records["start"]
     assert (start.host_bytes, start.to_host) == (4 * 128 * 2, True)

@@ -45,10 +45,12 @@ def _is_float32(record: InstructionRecord) -> bool:
 
 def _narrowed(facts: Facts, op: OpTime, peak: float) -> float:
     """The time with the same share of the other roof: of the peak, or of the bandwidth."""
-    passes = record_of(op).shape.passes
-    faster = op.seconds * min(1.0, facts.peaks.of("f32") / passes / peak)
+    record = record_of(op)
+    passes = record.shape.passes  # of bfloat16, on parts of a float32
+    rate = facts.peaks.of("f32") if passes == 1 else peak / passes
+    faster = op.seconds * min(1.0, rate / peak)
     moving = facts.moving(op)
-    least, halved = passes * facts.shortest(op), op.seconds / 2
+    least, halved = op.runs * sum(record.flops_by_dtype.values()) / rate, op.seconds / 2
     is_moving = moving is not None and moving > least
     return halved if is_moving else max(faster, min(halved, (moving or 0.0) / 2))
 

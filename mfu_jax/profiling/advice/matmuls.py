@@ -21,6 +21,9 @@ _TILES = {"gpu": 8, "tpu": 128}  # elements: what tensor cores load at once, lan
 _LARGE = {"cpu": 512, "gpu": 256, "tpu": 256}  # keys from which on a head's scores leave caches
 _WIDEST_HEAD = 256  # elements: what attention kernels take
 _KERNEL = 0.6  # of the peak, that attention kernels usually reach
+# A TPU's two backward kernels (splash attention) compute scores and their gradient again: of a
+# forward and backward pass nine matmuls, where autodiff has six.
+_TPU_AGAIN = 9 / 6
 _MASKED = "masked pairs"
 
 
@@ -129,7 +132,11 @@ def attention(facts: Facts) -> tuple[float, str] | None:
         op for op in facts.compute() if not record_of(op).flops and _touches(record_of(op), scores)
     ]
     masked = _masked_share(facts, dots)
-    kernel = (1 - masked) * sum(map(facts.shortest, dots)) / _KERNEL
+    is_again = facts.measured.platform == "tpu" and any(
+        record_of(op).phase == "backward" for op in dots
+    )
+    again = _TPU_AGAIN if is_again else 1.0
+    kernel = again * (1 - masked) * sum(map(facts.shortest, dots)) / _KERNEL
     return seconds_of(dots) + seconds_of(beside) - kernel, (
         f"attention runs as matmuls over all pairs, {milliseconds(seconds_of(dots))} of a step "
         f"({masked:.0%} of the pairs are masked), and its scores go through memory, "

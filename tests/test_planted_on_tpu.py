@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.dumps.program import ProgramDump, Topology
+from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.planning.targets import parse_target
 from mfu_jax.profiling.profile import Profile, read_profile
 from scripts.faults.scheduled_trace import write_scheduled
@@ -168,3 +169,16 @@ def test_an_optimizer_that_takes_most_of_a_step_wants_a_larger_batch(tmp_path: P
     profile, _ = scheduled(tmp_path, _UPDATE)
     assert [advice.cause for advice in profile.advice] == ["small batch"]
     assert profile.advice[0].gain_seconds == pytest.approx(TIMES * 1e-3 * (1 - 1 / 8))
+
+
+def test_scores_of_a_tpu_have_their_batch_folded_into_windows() -> None:
+    """[4, 2048, 8, 128] queries and keys, as XLA writes them for a v6e."""
+    text = """HloModule m
+ENTRY %main (q: bf16[4,2048,8,128], k: bf16[4,2048,8,128]) -> bf16[4,8,2048,2048] {
+  %q = bf16[4,2048,8,128] parameter(0)
+  %k = bf16[4,2048,8,128] parameter(1)
+  ROOT %s = bf16[4,8,2048,2048] convolution(%q, %k), window={size=4x8 stride=3x7 lhs_dilate=4x8}, \
+dim_labels=0b1f_0o1i->01bf
+}"""
+    shape = instruction_costs(text).records["s"].shape
+    assert shape.matmul == (4 * 8, 2048, 2048, 128)

@@ -40,8 +40,7 @@ def time_range(
     if durations.target.platform != "cuda":
         return None
     least, most = (
-        _seconds(costs, Durations(target=durations.target, efficiencies=shares))
-        for shares in (FAST, SLOW)
+        _seconds(costs, replace(durations, efficiencies=shares)) for shares in (FAST, SLOW)
     )
     return max(bound, least), max(bound, most)
 

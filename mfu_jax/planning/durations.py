@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from mfu_jax.flops.executed.collectives import Collective
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.hardware.chips import Chip
 from mfu_jax.planning import links
 from mfu_jax.planning.grouped_matmuls import visited_share
 from mfu_jax.planning.kernel_tiles import KernelTiles
@@ -21,7 +22,8 @@ from mfu_jax.planning.uncounted_attention import half_of_all_pairs, head_width
 # Of a call: what 2 MB on eight H100 take beyond their bytes in XLA's table (`Efficiencies.nvlink`).
 _NCCL_SECONDS = 25e-6
 HOST = "host_gbps_per_device"
-TYPICAL_HOST = 16  # GB/s, where a chip's is not known (scaling book, "How to think about TPUs")
+_TAKEN_HOST = "host_gbps_taken"
+_TYPICAL_HOST = 16  # GB/s, where a chip's is not known (scaling book, "How to think about TPUs")
 
 
 class Duration(NamedTuple):
@@ -126,7 +128,7 @@ class Durations:
             lane, alone = message
             yield Duration(f"{record.opcode} on dcn", alone / self.efficiencies.link, (lane,))
         elif record.host_bytes:
-            rate = self.target.chip.interconnect.get(HOST, TYPICAL_HOST) * 1e9
+            rate = host_gbps(self.target.chip) * 1e9
             yield Duration(
                 "host", record.host_bytes / rate / self.efficiencies.host, (_host_lane(record),)
             )
@@ -190,6 +192,12 @@ class Durations:
     def _hbm_seconds(self, record: InstructionRecord) -> float:
         bandwidth = self.target.chip.memory_bandwidth_bytes_per_sec
         return record.hbm_bytes / bandwidth / self.efficiencies.hbm
+
+
+def host_gbps(chip: Chip) -> float:
+    """10⁹ bytes/s between a device and its host's memory, one way; what is taken if not known."""
+    given = chip.interconnect
+    return given.get(HOST, given.get(_TAKEN_HOST, _TYPICAL_HOST))
 
 
 def _has_cycles(record: InstructionRecord) -> bool:

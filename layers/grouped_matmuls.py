@@ -107,7 +107,8 @@ def gradient_of_matrices(
 
     # Tiles of groups that are short: those that two groups share are multiplied twice.
     few = rows.shape[0] // (_TILES_OF_A_GROUP * sizes.shape[0])
-    tiling = (_tile(rows.shape[0], max(few, _FEW_ROWS)), _TILE, _TILE)
+    columns = (min(_TILE, -(-matrix.shape[1] // _LANES) * _LANES) for matrix in (rows, dy))
+    tiling = (_tile(rows.shape[0], max(few, _FEW_ROWS)), *columns)
     return tgmm(rows.swapaxes(0, 1), dy, sizes, dtype, tiling, interpret=interpret)
 
 

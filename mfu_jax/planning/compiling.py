@@ -220,6 +220,7 @@ def request_json(request: Request) -> dict[str, Any]:
         "platform": target.platform,
         "topology": target.topology,
         "slices": target.slices,
+        "devices": target.devices,
         "target_config": target_config(target.chip) if target.platform == "cuda" else "",
     }
 

@@ -3,8 +3,8 @@
     python -m mfu_jax.planning.maxtext_step REQUEST.json OUT.mfu
 
 The request has `config.arguments`: ``key=value`` as MaxText takes them. MaxText's own
-`train_compile` makes the mesh, the state and the step; only what it does with the compiled step is
-replaced. Progress goes to stdout, a word a line.
+`train_compile` makes the mesh, the state and the step; only its table of topologies, and what it
+does with the compiled step, are replaced. Progress goes to stdout, a word a line.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from mfu_jax.planning.absent_devices import tpu_options
+from mfu_jax.planning.absent_devices import absent_devices
 from mfu_jax.planning.child_process import obey_parent
+
+_HARDWARE = {"tpu": "tpu", "cuda": "gpu"}
 
 
 def main(argv: list[str]) -> None:
@@ -31,15 +34,33 @@ def main(argv: list[str]) -> None:
     _plan_for(train_compile, request, argv[1])
     base = Path(maxtext.__file__).parent / "configs" / "base.yml"
     os.environ["LIBTPU_INIT_ARGS"] = flags
-    train_compile.main([sys.argv[0], str(base), *request["config"]["arguments"]])
+    train_compile.main([sys.argv[0], str(base), *request["config"]["arguments"], *chips(request)])
+
+
+def chips(request: dict[str, Any]) -> list[str]:
+    """MaxText's arguments for the chips of a request."""
+    return [
+        f"compile_topology={request['topology']}",
+        f"compile_topology_num_slices={request['slices']}",
+        f"hardware={_HARDWARE[request['platform']]}",
+    ]
 
 
 def _plan_for(train_compile: Any, request: dict[str, Any], out: str) -> None:
     """Replaces MaxText's table of topologies by the request's, and its saving by a dump."""
-    compile_step, describe = train_compile.jit_and_compile, train_compile.get_topology_desc
+    compile_step = train_compile.jit_and_compile
+    # MaxText takes GPUs from `jax.devices()`; a topology that is named a TPU's, from the function.
+    system = SimpleNamespace(
+        platform="tpu",
+        topology_name=request["topology"],
+        chip_config_name=None,
+        chips_per_host_bounds=None,
+        devices_per_slice=request["devices"] // request["slices"],
+        wrap=None,
+    )
 
     def described(**_: Any) -> Any:
-        return describe(request["topology"], "tpu", **tpu_options(request))
+        return SimpleNamespace(devices=absent_devices(request))
 
     def compiled(*args: Any, **kwargs: Any) -> None:
         print("compiling", flush=True)
@@ -50,6 +71,8 @@ def _plan_for(train_compile: Any, request: dict[str, Any], out: str) -> None:
         dump(step, out)
         os._exit(0)  # MaxText would go on to print and serialise what it compiled
 
+    table = train_compile.accelerator_to_spec_map
+    table.get_system_characteristics = lambda _: system
     train_compile.get_topology_desc = described
     train_compile.jit_and_compile = compiled
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger import assembly
 from mfu_jax.logger.config import ConfigFields, LoggerConfig
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.step_cost import CostFields, StepCost
@@ -177,6 +178,53 @@ def test_an_error_of_the_device_reaches_the_loop_and_the_rest_is_written(
     assert [record.step for record in run.sink.records] == [0, 1]
 
 
+def interrupt_once(array: Any) -> None:
+    """Ctrl-C while the loop waits for an array: Python raises it when the wait is over."""
+    block = array.block_until_ready
+
+    def interrupted() -> None:
+        array.block_until_ready = block
+        block()
+        raise KeyboardInterrupt
+
+    array.block_until_ready = interrupted
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_an_interrupt_of_the_wait_loses_no_step(at: int) -> None:
+    run = Run()
+
+    def loop() -> None:
+        with run.logger:
+            for step in range(3):
+                metrics = run.device.run(1.0 + step)
+                if step == at:
+                    interrupt_once(metrics["loss"])
+                run.logger.record(step, metrics)
+            with run.logger.pause("checkpoint"):  # waits for step 2
+                pass
+
+    with pytest.raises(KeyboardInterrupt):
+        loop()
+    assert run.sink.scalar("perf/step_time_seconds") == [1.0, 2.0, 3.0]
+    assert run.sink.closed
+
+
+def test_an_interrupt_of_close_closes_all_the_same() -> None:
+    before = set(threading.enumerate())
+    run = Run()
+    run.steps(1.0, 1.0)
+    metrics = run.device.run(1.0)
+    interrupt_once(metrics["loss"])
+    run.logger.record(2, metrics)
+    with pytest.raises(KeyboardInterrupt):
+        run.logger.close()
+    assert run.sink.closed
+    assert run.logger.summary().steps == 2
+    ours = set(threading.enumerate()) - before
+    assert not [thread for thread in ours if thread.name == "mfu_jax builder"]
+
+
 def test_only_steps_of_the_log_period_are_logged_but_some_sinks_keep_all() -> None:
     some, all_of_them = ListSink(every_step=False), ListSink()
     run = Run(log_period=4, sinks=[some, all_of_them])
@@ -289,12 +337,15 @@ def test_a_step_that_is_no_whole_number_is_refused(step: Any) -> None:
     run.logger.close()
 
 
-def test_a_steps_number_may_be_an_integer_of_any_library() -> None:
+def test_a_steps_number_may_be_an_integer_of_any_library(caplog: pytest.LogCaptureFixture) -> None:
+    assembly._say_that_it_waits.cache_clear()
     run = Run()
-    for step in (0, np.int64(1), jnp.int32(2), 3.0):
+    for step in (0, np.int64(1), jnp.int32(2), 3.0, jnp.int32(4)):
         run.logger.record(step, {}, step_time_seconds=1.0)  # type: ignore[arg-type]
     run.logger.close()
-    assert [(type(r.step), r.step) for r in run.sink.records] == [(int, i) for i in range(4)]
+    assert [(type(r.step), r.step) for r in run.sink.records] == [(int, i) for i in range(5)]
+    (warning,) = caplog.messages
+    assert "the device idles between the steps; pass the loop's own counter" in warning
 
 
 @pytest.mark.parametrize(

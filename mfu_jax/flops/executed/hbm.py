@@ -49,7 +49,7 @@ class Traffic:
         if opcode.endswith("-start") and len(result.elements) > 1:
             # (destination, source, …) of a copy; (operands, result, …) of anything else.
             result = result.elements[0 if opcode == "copy-start" else 1]
-        if opcode in _SLICES:
+        if opcode.removesuffix("-start") in _SLICES:
             return _in_hbm(operands[0], result) + result.hbm_bytes + _bytes(operands[1:])
         if opcode == "dynamic-update-slice" and len(operands) > 1:
             return operands[1].hbm_bytes + _in_hbm(operands[0], operands[1])
@@ -99,7 +99,7 @@ def _fusion(
         parameter = fused.parameters.get(number)
         if parameter is not None and parameter.name in carried:
             continue
-        touched = None if parameter is None else _touched(module, fused, parameter, 0)
+        touched = None if parameter is None else _touched(module, fused, parameter)
         total += shape.hbm_bytes if touched is None else min(shape.hbm_bytes, touched)
     root = fused.root
     parts = [fused[name] for name in root.operands] if root.opcode == "tuple" else [root]
@@ -113,35 +113,62 @@ def _fusion(
 
 
 def _touched(
-    module: HloModule, fused: HloComputation, source: HloInstruction, depth: int
+    module: HloModule,
+    fused: HloComputation,
+    source: HloInstruction,
+    depth: int = 0,
+    *,
+    updated: bool = False,
 ) -> int | None:
-    """Bytes that slices and in-place updates read of a fused parameter; None if all bytes."""
+    """Bytes that slices and in-place updates read of a fused parameter; None if all bytes.
+
+    Args:
+        module: the program.
+        fused: the fusion's computation.
+        source: the parameter, or what it is renamed to.
+        depth: of renamings and fusions so far.
+        updated: whether `source` is the parameter after an update in place.
+    """
     total = 0
     for user in fused.users.get(source.name, []):
-        if user.opcode in _SLICES and user.operands[:1] == (source.name,):
-            total += user.shape.bytes
-        elif user.opcode == "dynamic-update-slice" and user.operands[:1] == (source.name,):
-            continue  # updated in place: the rest is not read
-        elif depth >= _DEEPEST:
+        read = _read_by(module, fused, source, user, depth, updated)
+        if read is None:
             return None
-        elif _only_renames(user):
-            inner = _touched(module, fused, user, depth + 1)
-            if inner is None:
-                return None
-            total += inner
-        elif user.opcode == "fusion" and len(user.callees) == 1:
-            nested = module[user.callees[0]]
-            for number, name in enumerate(user.operands):
-                if name == source.name:
-                    parameter = nested.parameters.get(number)
-                    if parameter is None:
-                        return None
-                    inner = _touched(module, nested, parameter, depth + 1)
-                    if inner is None:
-                        return None
-                    total += inner
-        else:
+        total += read
+    return total
+
+
+def _read_by(
+    module: HloModule,
+    fused: HloComputation,
+    source: HloInstruction,
+    user: HloInstruction,
+    depth: int,
+    updated: bool,
+) -> int | None:
+    """What one user reads; arguments as of `_touched`."""
+    places = [number for number, name in enumerate(user.operands) if name == source.name]
+    if user.opcode in _SLICES and places[0] == 0:
+        return user.shape.bytes
+    if updated and user is fused.root and user.opcode == "tuple":
+        return 0  # it stays where it is
+    if depth >= _DEEPEST:
+        return None
+    if user.opcode == "dynamic-update-slice" and places == [0]:
+        # The rest of it is not read, unless something uses the result.
+        return _touched(module, fused, user, depth + 1, updated=True)
+    if _only_renames(user):
+        return _touched(module, fused, user, depth + 1, updated=updated)
+    if user.opcode != "fusion" or len(user.callees) != 1:
+        return None
+    nested = module[user.callees[0]]
+    total = 0
+    for number in places:
+        parameter = nested.parameters.get(number)
+        read = None if parameter is None else _touched(module, nested, parameter, depth + 1)
+        if read is None:
             return None
+        total += read
     return total
 
 

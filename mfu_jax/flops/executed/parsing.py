@@ -12,7 +12,7 @@ from mfu_jax.flops.executed.hlo import (
     HloParseError,
     Place,
 )
-from mfu_jax.flops.executed.hlo_shapes import is_balanced
+from mfu_jax.flops.executed.hlo_shapes import COMMENT, is_balanced, split_top_level
 
 # A tuple's shape ends where ` opcode(` begins: nothing within a shape looks like that. Operands
 # without brackets and strings end at the first parenthesis. What excludes one character only is
@@ -22,6 +22,7 @@ _INSTRUCTION = re.compile(
     re.DOTALL,
 )
 _INSTRUCTION_START = re.compile(r"\s*(?:ROOT )?%?[^\s=%\"{}(),]+ = \S")
+_ELEMENT = re.compile(r"%([^\s,(){}#]+)#(\d+)")
 _COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(]+) (?:\(.*\) -> .* )?\{\s*$", re.DOTALL)
 
 
@@ -55,6 +56,8 @@ def parse_hlo(text: str) -> HloModule:
                 if operands is None or "(" in operands or '"' in operands:
                     # brackets in them, or more lines
                     unread, operands, rest = [line[match.end(4) + 1 :]], "", ""
+                if "#" in operands and opcode != "constant":
+                    _name_elements(operands, instructions, number)
                 last = HloInstruction(instruction, shape, opcode, operands, rest, number)
                 instructions[instruction] = last
                 if opcode in INDEXED:
@@ -87,6 +90,21 @@ def parse_hlo(text: str) -> HloModule:
     if not entry:
         raise HloParseError("no ENTRY computation", text[:200], 1)
     return HloModule(name, header, computations, indexed, entry)
+
+
+def _name_elements(operands: str, instructions: dict[str, HloInstruction], number: int) -> None:
+    """Adds what ``%tuple#3`` in a list of operands stands for, as libtpu dumps it (from 0.0.48)."""
+    for match in _ELEMENT.finditer(operands):
+        name, index = match[0][1:], int(match[2])
+        made = instructions.get(match[1])
+        if made is None or name in instructions:
+            continue
+        shapes = split_top_level(COMMENT.sub("", made.shape_text).strip()[1:-1])
+        if index < len(shapes):
+            shape, rest = shapes[index].strip(), f", index={index}"
+            instructions[name] = HloInstruction(
+                name, shape, "get-tuple-element", f"%{match[1]}", rest, number
+            )
 
 
 def _is_whole(tail: list[str]) -> bool:

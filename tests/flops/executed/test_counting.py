@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from mfu_jax.flops.executed.counting import executed_flops
+from mfu_jax.flops.executed.hlo import HloParseError
 from mfu_jax.flops.ledger import compare_flops
 from tests.support.reference_model import Shape, reference_step
 
@@ -66,3 +67,17 @@ def test_a_conditional_counts_its_most_expensive_branch_and_says_so() -> None:
     assert count.total == 2 * 2 * 32**3
     assert [f.times for f in count.flags] == [1]
     assert "131,072" in count.flags[0].text
+
+
+def test_an_element_of_a_tuple_by_its_number() -> None:
+    """As libtpu's dumps of scheduled programs have it: 2 · 2 · 3 · 4 FLOPs."""
+    text = """HloModule jit_f
+ENTRY %main (t: (f32[], f32[2,3]{1,0}), w: f32[3,4]) -> f32[2,4] {
+  %t = (f32[], /*index=1*/f32[2,3]{1,0}) parameter(0)
+  %w = f32[3,4] parameter(1)
+  ROOT %d = f32[2,4] dot(%t#1, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+    assert executed_flops(text).total == 48
+    with pytest.raises(HloParseError, match="no instruction %t#2"):
+        executed_flops(text.replace("%t#1", "%t#2"))

@@ -237,6 +237,18 @@ def test_of_a_stack_in_another_tiling_only_the_slice_is_read():
     assert one.hbm_bytes == 2 * (4 * 128 * 2) + 4
 
 
+def test_a_prefetch_of_a_slice_into_fast_memory_reads_the_slice():
+    """1,024 of 65,536 bytes; the fast memory is not HBM."""
+    text = """HloModule jit_f
+ENTRY %main (x: s8[65536]) -> s8[1024] {
+  %x = s8[65536]{0} parameter(0)
+  %start = ((s8[65536]{0}), s8[1024]{0:S(1)}, s32[]{:S(2)}) slice-start(%x), slice={[0:1024]}
+  ROOT %done = s8[1024]{0:S(1)} slice-done(%start)
+}
+"""
+    assert instruction_costs(text).records["start"].hbm_bytes == 1024
+
+
 def test_an_update_in_the_hosts_memory_sends_the_update_as_printed_with_its_computation():
     start = instruction_costs(STACKED).records["start"]
     assert (start.host_bytes, start.to_host) == (4 * 128 * 2, True)
@@ -252,3 +264,39 @@ ENTRY %main (x: u32[]) -> u32[] {{
 """
     executed = instruction_costs(text).executed
     assert (executed.total, executed.unaccounted) == (0, ())
+
+
+def _cache_fusion(root: str) -> str:
+    """A fusion that writes a row of a cache in place, and what it makes of the result."""
+    return f"""HloModule jit_f
+
+%fused (all: f32[64,128], row: f32[1,128], i: s32[]) -> f32[64,128] {{
+  %all = f32[64,128] parameter(0)
+  %row = f32[1,128] parameter(1)
+  %i = s32[] parameter(2)
+  %z = s32[] constant(0)
+  %u = f32[64,128] dynamic-update-slice(%all, %row, %i, %z)
+  {root}
+}}
+
+ENTRY %main (all: f32[64,128], row: f32[1,128], i: s32[]) -> f32[64,128] {{
+  %all = f32[64,128] parameter(0)
+  %row = f32[1,128] parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %f = f32[64,128] fusion(%all, %row, %i), kind=kLoop, calls=%fused
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("root", "read", "written"),
+    [
+        ("ROOT %r = f32[64,128] bitcast(%u)", 0, 128 * 4),  # the rest stays where it is
+        ("ROOT %n = f32[64,128] negate(%u)", 64 * 128 * 4, 64 * 128 * 4),
+    ],
+)
+def test_an_updated_array_is_read_where_something_uses_it(
+    root: str, read: int, written: int
+) -> None:
+    record = instruction_costs(_cache_fusion(root)).records["f"]
+    assert record.hbm_bytes == read + written + 128 * 4 + 4  # the row, and its index

@@ -1,0 +1,215 @@
+"""Our train step beside MaxText's, compiled for chips that are not here: memory, cycles, bytes.
+
+    python -m scripts.compare_with_maxtext [--maxtext-python=FILE] [--cache=FOLDER] [REGEX]
+
+Each case is one set of MaxText's keys; ours are the same keys by the names of the reference
+trainer, as `mfu-jax plan --run` reads them. Both steps compile for the same chips, each in a child
+process: ours with this interpreter, MaxText's with the other one, which has the same jax and the
+same compilers (libtpu; the CUDA plugin with cuDNN). Cases are named "model on chips"; REGEX picks
+some. Minutes a case. ``--json=FILE`` keeps the exact numbers.
+
+Columns: the compiler's bytes of temporaries, and of all at the peak; XLA's estimated cycles (TPU
+programs only), loops multiplied out; bytes read from and written to HBM; bytes of collectives;
+matmul FLOPs that run; and the planner's seconds, which also hold what carries no cycles: attention
+and grouped kernels, and collectives that nothing hides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
+from mfu_jax.planning.cache import compile_cached, installed_versions
+from mfu_jax.planning.compiling import Limits, Request, TooLarge
+from mfu_jax.planning.measured_runs import read_run
+from mfu_jax.planning.plan import make_plan
+from mfu_jax.planning.step_sources import MaxTextStep, StepSource
+from mfu_jax.planning.targets import Target
+from mfu_jax.trainer.planned_run import reference_keys
+from mfu_jax.trainer.planned_step import TrainerStep
+
+_LIMITS = Limits(seconds=3600, code_seconds=1800)  # cycles come with the machine code
+_GIB = 2**30
+# Full remat, weights over all devices, one sequence a device: what MaxText does unless it is told.
+_COMMON = {"per_device_batch_size": 1, "mesh": {"ici_fsdp_parallelism": -1}, "remat_policy": "full"}
+MODELS: Mapping[str, Mapping[str, Any]] = {
+    "llama3.1-8b": {"model_name": "llama3.1-8b", "max_target_length": 8192},
+    "qwen3-8b": {"model_name": "qwen3-8b", "max_target_length": 8192},
+    "mixtral-8x7b": {
+        "devices": 64,  # eight hold its weights, but no step
+        "model_name": "mixtral-8x7b",
+        "max_target_length": 4096,
+        "other_flags": {"megablox": False, "sparse_matmul": False, "capacity_factor": 1.25},
+    },
+}
+CHIPS: Mapping[str, Mapping[str, Any]] = {
+    "v5p": {"hardware": "v5p", "attention": "flash"},
+    "v6e": {"hardware": "v6e", "attention": "flash"},
+    "h100": {"hardware": "h100", "attention": "cudnn_flash_jax"},
+}
+_DEVICES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What a step compiled to, for one device.
+
+    Attributes:
+        temporaries: bytes; None if the compiler refused the program.
+        peak: bytes of everything at once.
+        cycles: XLA's estimate of a step; None on GPUs.
+        hbm_bytes: of a step.
+        collective_bytes: of a step.
+        executed_flops: of a step.
+        seconds: the plan's.
+    """
+
+    temporaries: int | None
+    peak: int | None
+    cycles: int | None
+    hbm_bytes: int
+    collective_bytes: int
+    executed_flops: int
+    seconds: float
+
+
+COLUMNS = tuple(field.name for field in dataclasses.fields(Figures))
+_UNITS = {
+    **{"temporaries": (_GIB, "GiB"), "peak": (_GIB, "GiB"), "cycles": (1e9, "10⁹")},
+    **{"hbm_bytes": (1e9, "GB"), "collective_bytes": (1e9, "GB")},
+    **{"executed_flops": (1e12, "TFLOP"), "seconds": (1.0, "s")},
+}
+
+
+def figures(program: ProgramDump, target: Target) -> Figures:
+    """Of a compiled, or only scheduled, program."""
+    costs = instruction_costs(program)
+    plan = make_plan(program, target)
+    memory = program.memory or {}
+    return Figures(
+        temporaries=memory.get("temp_size_in_bytes"),
+        peak=plan.memory_peak_bytes,
+        cycles=_cycles(costs),
+        hbm_bytes=sum(record.runs * record.hbm_bytes for record in costs.records.values()),
+        collective_bytes=sum(
+            record.runs * record.collective.bytes
+            for record in costs.records.values()
+            if record.collective
+        ),
+        executed_flops=plan.executed_flops or 0,
+        seconds=plan.step_time_seconds or 0.0,
+    )
+
+
+def _cycles(costs: ProgramCosts) -> int | None:
+    """None if no instruction has any."""
+    known = [r for r in costs.records.values() if r.estimated_cycles is not None]
+    return sum(r.runs * (r.estimated_cycles or 0) for r in known) if known else None
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Compiles the cases whose name matches, and prints a row of each."""
+    arguments = _arguments(argv)
+    rows = []
+    _say_versions(sys.executable, arguments.maxtext_python)
+    print(header())
+    for model, keys in MODELS.items():
+        devices = keys.get("devices", _DEVICES)
+        for chips, hardware in CHIPS.items():
+            name = f"{model} on {devices} {chips}"
+            if re.search(arguments.pattern, name):
+                run = {**_COMMON, **keys, **hardware, "chips": devices}
+                found = compare(run, arguments)
+                rows.append({"case": name, **found})
+                print(row(name, found["ours"], found["maxtext"]), flush=True)
+    if arguments.json:
+        text = json.dumps(rows, indent=1, default=dataclasses.asdict)
+        arguments.json.write_text(text, encoding="utf-8")
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--maxtext-python", default=sys.executable)
+    parser.add_argument("--cache", type=Path)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("pattern", nargs="?", default="")
+    return parser.parse_args(argv)
+
+
+def _say_versions(*pythons: str) -> None:
+    for python in dict.fromkeys(pythons):
+        found = ", ".join(
+            f"{name} {version}" for name, version in installed_versions(python).items()
+        )
+        print(f"{python}: {found}", file=sys.stderr, flush=True)
+
+
+def compare(keys: Mapping[str, Any], arguments: argparse.Namespace) -> dict[str, Figures | None]:
+    """Compiles both steps of one case; None for one that the compiler refused unscheduled."""
+    run = read_run(keys)
+    ours, notes = reference_keys(run)
+    for note in notes[1:]:  # the first says that MaxText is not installed
+        print(f"  ours: {note}", file=sys.stderr, flush=True)
+    theirs = MaxTextStep(arguments.maxtext_python)
+    return {
+        "ours": _compiled(TrainerStep(run.target), ours, run.target, arguments.cache),
+        "maxtext": _compiled(theirs, run.keys, run.target, arguments.cache),
+    }
+
+
+def _compiled(
+    source: StepSource, keys: Mapping[str, str], target: Target, cache: Path | None
+) -> Figures | None:
+    request = Request(
+        module=source.module,
+        target=target,
+        python=source.python,
+        config={"arguments": source.words(keys)},
+        identity=source.identity(keys),
+    )
+    program, notes, _ = compile_cached(request, folder=cache, limits=_LIMITS)
+    for note in notes:
+        print(f"  {source.module}: {note}", file=sys.stderr, flush=True)
+    if not isinstance(program, TooLarge):
+        return figures(program, target)
+    print(f"  {source.module}: does not fit: {program.message}", file=sys.stderr, flush=True)
+    if program.program is None:
+        return None
+    scheduled = figures(program.program, target)
+    return dataclasses.replace(scheduled, peak=program.used_bytes)
+
+
+def header() -> str:
+    """Two lines of a Markdown table."""
+    heads = [f"{name.replace('_', ' ')}, {_UNITS[name][1]}" for name in COLUMNS]
+    return f"| step | {' | '.join(heads)} |\n|---|{'---|' * len(heads)}"
+
+
+def row(name: str, ours: Figures | None, theirs: Figures | None) -> str:
+    """Ours, MaxText's and their ratio in each column."""
+    cells = [_cell(column, ours, theirs) for column in COLUMNS]
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def _cell(column: str, ours: Figures | None, theirs: Figures | None) -> str:
+    unit, _ = _UNITS[column]
+    pair = [None if f is None else getattr(f, column) for f in (ours, theirs)]
+    texts = ["–" if value is None else f"{value / unit:,.4g}" for value in pair]
+    if not all(pair):
+        return " / ".join(texts) if any(pair) else "–"
+    return f"{' / '.join(texts)} = {pair[0] / pair[1]:.3f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -236,7 +236,7 @@ def masked_attention(
         pattern: for its scale and soft cap.
         sinks: [N].
     """
-    return _weighted(v, masked_probabilities(q, k, mask, pattern=pattern, sinks=sinks), q.dtype)
+    return weighted(v, masked_probabilities(q, k, mask, pattern=pattern, sinks=sinks), q.dtype)
 
 
 def masked_probabilities(
@@ -259,8 +259,8 @@ def masked_probabilities(
     return _softmax(scores, sinks)
 
 
-def _weighted(v: jax.Array, probabilities: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """[B, T, K, v] → [B, S, N, v]."""
+def weighted(v: jax.Array, probabilities: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """[B, T, K, v] by probabilities of `masked_probabilities` → [B, S, N, v]."""
     B, K, G, S, _ = probabilities.shape
     with jax.named_scope("values"):
         values = jnp.einsum("bkgst,btkv->bskgv", probabilities.astype(dtype), v)
@@ -271,7 +271,7 @@ def attended_with_probabilities(x: AttentionInputs) -> tuple[jax.Array, jax.Arra
     """The result, as of `dot_product`, and the mean of the heads' probabilities [B, S, T]."""
     x = with_gathered_keys(x)
     found = masked_probabilities(x.q, x.k, x.mask, pattern=x.pattern, sinks=x.sinks)
-    return _weighted(x.v, found, x.q.dtype), found.mean(axis=(1, 2))
+    return weighted(x.v, found, x.q.dtype), found.mean(axis=(1, 2))
 
 
 def _softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:

@@ -13,7 +13,7 @@ from .building import Builder, Inputs, Spec
 from .engram import EngramSpec
 from .hyper_connections import HyperConnection
 from .per_layer_inputs import PerLayerInput
-from .sharding import BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS, constrain
+from .sharding import BATCH_AXES, IMAGE_AXES, SEQUENCE_AXIS, WIDTH_AXIS, constrain
 
 PRE_NORMS = ("pre_mixer", "pre_mlp")
 POST_NORMS = ("post_mixer", "post_mlp")
@@ -38,6 +38,7 @@ class LayerSpec:
         engram: n-gram memory in front.
         per_layer_width: of this layer's own input; 0: none.
         scaled: a trained scalar multiplies the layer's result.
+        of_images: rows are images, whole ones on a device, also where sequences are split.
     """
 
     mixer: Spec
@@ -47,6 +48,7 @@ class LayerSpec:
     engram: EngramSpec | None = None
     per_layer_width: int = 0
     scaled: bool = False
+    of_images: bool = False
 
     @property
     def stands_alone(self) -> bool:
@@ -95,7 +97,7 @@ class Block(nnx.Module):
             x = self.per_layer_input(x, inputs)
         if spec.scaled:
             x = x * self.scale[...].astype(x.dtype)
-        return _split(x)
+        return self._split(x)
 
     def _around(
         self, part: str, scope: str, x: jax.Array, run: Callable[[jax.Array], jax.Array]
@@ -103,9 +105,9 @@ class Block(nnx.Module):
         """A part between its norms and its residual connection."""
 
         def branch(y: jax.Array) -> jax.Array:
-            y = _split(self._normed(f"pre_{part}", y))
+            y = self._split(self._normed(f"pre_{part}", y))
             with jax.named_scope(scope):
-                y = _split(run(y))
+                y = self._split(run(y))
             return self._normed(f"post_{part}", y)
 
         if not self.spec.streams:
@@ -121,7 +123,8 @@ class Block(nnx.Module):
             normed: jax.Array = getattr(self, f"{name}_norm")(y)
             return normed
 
-
-def _split(x: jax.Array) -> jax.Array:
-    """[batch, sequence, (streams,) emb_dim], with a part of the width on each device."""
-    return constrain(x, BATCH_AXES, SEQUENCE_AXIS, *(None,) * (x.ndim - 3), WIDTH_AXIS)
+    def _split(self, x: jax.Array) -> jax.Array:
+        """[batch, sequence, (streams,) emb_dim], with a part of the width on each device."""
+        if self.spec.of_images:
+            return constrain(x, IMAGE_AXES, None, WIDTH_AXIS)
+        return constrain(x, BATCH_AXES, SEQUENCE_AXIS, *(None,) * (x.ndim - 3), WIDTH_AXIS)

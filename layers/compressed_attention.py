@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from .attention_ops import WHOLE, Pattern, masked_attention
+from .attention_ops import WHOLE, Pattern, masked_probabilities, weighted
 from .building import Builder, Inputs
-from .indexer import IndexerSpec, indexer_scores, top_keys
+from .indexer import IndexerSpec, Picked, divergence, indexer_scores, top_keys
 from .normalizations import scaled_to_one
 from .rope import Rope, apply_rope
 
@@ -81,14 +81,19 @@ class CompressedAttention(nnx.Module):
             kv = self.key_norm(checkpoint_name(self.key(x), "key_proj"))
         q, kv = (rotated(y, inputs.positions, spec) for y in (q, kv))
         mask = Pattern(window=spec.window).mask(inputs.segment_ids)
+        found = None
         if spec.ratio and x.shape[1] >= spec.ratio:
             with jax.named_scope("compressor"):
-                keys, seen = self._compressed(x, latent, inputs)
+                keys, seen, found = self._compressed(x, latent, inputs)
             keys = jnp.repeat(keys[:, :, None], spec.kv_heads, axis=2)
             kv = jnp.concatenate([kv, keys], axis=1)
             mask = jnp.concatenate([mask, seen], axis=-1)
         with jax.named_scope("attention_op"):
-            context = masked_attention(q, kv, kv, mask, sinks=self.sinks[...])
+            probabilities = masked_probabilities(q, kv, mask, sinks=self.sinks[...])
+            context = weighted(kv, probabilities, q.dtype)
+            if found is not None and found.is_trained:
+                target = of_compressed_keys(probabilities, found.scores.shape[-1])
+                inputs.notes["indexer_loss"] = divergence(target, found.scores, seen)
         # Keys are values: the rotation is taken back at the query's position.
         context = checkpoint_name(rotated(context, -inputs.positions, spec), "context")
         grouped = context.reshape(*x.shape[:2], spec.out_groups, -1)
@@ -99,20 +104,35 @@ class CompressedAttention(nnx.Module):
 
     def _compressed(
         self, x: jax.Array, latent: jax.Array, inputs: Inputs
-    ) -> tuple[jax.Array, jax.Array]:
-        """Keys [batch, keys, head_dim], and which each query sees [batch, sequence, keys]."""
+    ) -> tuple[jax.Array, jax.Array, Picked | None]:
+        """Keys [batch, keys, head_dim], which each query sees [batch, sequence, keys], and why."""
         keys = self.compressor(x, inputs)
         seen = closed_windows(inputs.segment_ids, self.spec.ratio)
-        if self.spec.indexer is not None:
-            with jax.named_scope("indexer"):
-                seen &= self.indexer(x, latent, seen, inputs)
-        return keys, seen
+        if self.spec.indexer is None:
+            return keys, seen, None
+        with jax.named_scope("indexer"):
+            found = self.indexer(x, latent, seen, inputs)
+        return keys, seen if found.is_dense else seen & found.keys, found
 
 
 def rotated(x: jax.Array, positions: jax.Array, spec: CompressedAttentionSpec) -> jax.Array:
     """[batch, sequence, heads, head_dim] with the first `rope_dim` values of each head rotated."""
     dim = min(spec.rope_dim, x.shape[-1])
     return apply_rope(x, positions, spec.rope, rotary_dim=dim)
+
+
+def of_compressed_keys(probabilities: jax.Array, count: int) -> jax.Array:
+    """The mean over heads of the softmax over the compressed keys alone.
+
+    Args:
+        probabilities: over the window, the compressed keys and a sink, [B, K, G, S, T + count].
+
+    Returns:
+        [B, S, count]; 0 for queries that see no compressed key.
+    """
+    own = probabilities[..., -count:]
+    whole = own.sum(-1, keepdims=True)
+    return jnp.where(whole > 0, own / jnp.where(whole > 0, whole, 1), 0).mean(axis=(1, 2))
 
 
 def closed_windows(segment_ids: jax.Array, ratio: int) -> jax.Array:
@@ -187,13 +207,11 @@ class CompressedIndexer(nnx.Module):
         self.head_weights = build.dense((build.emb_dim,), (spec.heads,), ("embed", "indexer_heads"))
         self.spec, self.outer = spec, outer
 
-    def __call__(
-        self, x: jax.Array, latent: jax.Array, seen: jax.Array, inputs: Inputs
-    ) -> jax.Array:
-        """Which of the `seen` keys each query picks, [batch, sequence, keys]."""
+    def __call__(self, x: jax.Array, latent: jax.Array, seen: jax.Array, inputs: Inputs) -> Picked:
+        """Scores of the `seen` keys for each query, and which it picks, [batch, sequence, keys]."""
         x, latent = jax.lax.stop_gradient(x), jax.lax.stop_gradient(latent)
         keys = self.compressor(x, inputs)
         q = rotated(self.query(latent), inputs.positions, self.outer)
         scores = indexer_scores(q, keys, self.head_weights(x))
-        scores = jnp.where(seen, scores, -jnp.inf)
-        return jax.lax.stop_gradient(top_keys(scores, self.spec.topk))
+        best = jax.lax.stop_gradient(jnp.where(seen, scores, -jnp.inf))
+        return Picked(top_keys(best, self.spec.topk), scores, self.spec.loss)

@@ -16,14 +16,21 @@ from .embeddings import Embed
 from .families import model_spec
 from .hyper_connections import HyperHead
 from .linears import Dense
-from .lora import lora, trains_only_above_the_embedding
+from .lora import lora, lora_of_tower, trains_only_above_the_embedding
 from .multi_token_prediction import MultiTokenPrediction
 from .per_layer_inputs import PerLayerEmbedding
 from .pipeline import Pipeline, schedule_of
 from .quantization import quantization
 from .remat import remat
 from .routers import moved_bias
-from .sharding import EDGE_BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS, constrain
+from .sharding import (
+    EDGE_BATCH_AXES,
+    IMAGE_AXES,
+    SEQUENCE_AXIS,
+    WIDTH_AXIS,
+    axis_size,
+    constrain,
+)
 from .stack import Stack
 from .vision import Images, ImageTokens, VisionEncoder, VisionProjector
 
@@ -95,8 +102,13 @@ class Decoder(nnx.Module):
         if spec.hyper_head:
             self.hyper_head = HyperHead(spec.streams, build)
         if spec.vision is not None:
-            scan = config.scan_layers
-            self.vision_encoder = VisionEncoder(spec.vision, build, scan=scan, remat=policy)
+            self.vision_encoder = VisionEncoder(
+                spec.vision,
+                dataclasses.replace(build, lora=lora_of_tower(config)),
+                scan=config.scan_layers,
+                remat=policy,
+                first_alone=bool(config.lora_rank or config.frozen),
+            )
             self.vision_projector = VisionProjector(spec.vision, build)
         self.decoder_norm = build.norm()
         self.tied = config.logits_via_embedding
@@ -111,10 +123,14 @@ class Decoder(nnx.Module):
         )
 
     def __call__(
-        self, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        segment_ids: jax.Array,
+        images: Images | None = None,
     ) -> jax.Array:
-        """Logits in float32; all inputs are [batch, sequence] of integers."""
-        return self.logits(self.outputs(tokens, positions, segment_ids).hidden)
+        """Logits in float32; tokens and their places are [batch, sequence] of integers."""
+        return self.logits(self.outputs(tokens, positions, segment_ids, images).hidden)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[batch, sequence, emb_dim] → [batch, sequence, vocab_size] in float32."""
@@ -175,11 +191,14 @@ class Decoder(nnx.Module):
         """The images through the tower, all of a batch at once."""
         assert self.spec.vision is not None
         rows, count, *pixels = images.pixels.shape
+        whole = constrain(images.pixels.reshape(rows * count, *pixels), IMAGE_AXES)
         with jax.named_scope("vision_encoder"):
-            x = self.vision_encoder(images.pixels.reshape(rows * count, *pixels))
+            x = self.vision_encoder(whole)
         with jax.named_scope("vision_projector"):
             x = self.vision_projector(x)
         tokens = x.reshape(rows, -1, x.shape[-1])
+        if axis_size(SEQUENCE_AXIS) > 1:  # a part of a sequence may have tokens of any image
+            tokens = constrain(tokens, EDGE_BATCH_AXES)
         return ImageTokens(tokens=tokens, places=images.places, per_image=self.spec.vision.tokens)
 
     def _embedded(self, inputs: Inputs, seen: ImageTokens | None) -> jax.Array:

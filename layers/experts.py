@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -18,6 +18,7 @@ from .building import Builder, Inputs
 from .feed_forwards import MlpSpec
 from .grouped_matmuls import grouped_dot, has_tiles, runs_on_tpus
 from .linears import ACTIVATIONS
+from .lora import ExpertsAdapter
 from .quantization import quantized_dot, quantized_ragged_dot, shard_of
 from .routers import RouterSpec, Routing
 from .row_moves import moved
@@ -35,6 +36,12 @@ _WEIGHT_SPECS = {
     "wi_0": PartitionSpec("expert", None, "tensor"),
     "wi_1": PartitionSpec("expert", None, "tensor"),
     "wo": PartitionSpec("expert", "tensor", None),
+    "wi_0/lora_a": PartitionSpec("expert", None, None),
+    "wi_0/lora_b": PartitionSpec("expert", None, "tensor"),
+    "wi_1/lora_a": PartitionSpec("expert", None, None),
+    "wi_1/lora_b": PartitionSpec("expert", None, "tensor"),
+    "wo/lora_a": PartitionSpec("expert", "tensor", None),
+    "wo/lora_b": PartitionSpec("expert", None, None),
     "wi_0_bias": PartitionSpec("expert", "tensor"),
     "wi_1_bias": PartitionSpec("expert", "tensor"),
     "wo_bias": PartitionSpec("expert", None),
@@ -85,6 +92,21 @@ class Experts(nnx.Module):
         self.wi_0 = build.matrix((E, D, F), D, inwards)
         self.wi_1 = build.matrix((E, D, F), D, inwards)
         self.wo = build.matrix((E, F, D), F, outwards)
+        self.lora = build.lora
+        if build.lora is not None:
+            self.adapters = nnx.Dict(
+                {
+                    name: ExpertsAdapter(
+                        build.lora,
+                        getattr(self, name)[...].shape,
+                        logical_axes=outwards if name == "wo" else inwards,
+                        weight_dtype=build.weight_dtype,
+                        rngs=build.rngs,
+                    )
+                    for name in ("wi_0", "wi_1", "wo")
+                    if name in build.lora.targets
+                }
+            )
         if spec.bias:
             self.wi_0_bias = build.vector((E, F), 0.0, ("experts", "mlp"))
             self.wi_1_bias = build.vector((E, F), 0.0, ("experts", "mlp"))
@@ -130,10 +152,11 @@ class Experts(nnx.Module):
         if self.spec.bias:
             names += ["wi_0_bias", "wi_1_bias", "wo_bias"]
         weights = {name: getattr(self, name)[...].astype(self.dtype) for name in names}
+        weights |= self._of_adapters()
         if jax.sharding.get_abstract_mesh().empty:
             return self._sorted_rows(x, routing, weights, first=0, own=self.spec.router.experts)
         rows = PartitionSpec(BATCH_AXES, SEQUENCE_AXIS, None)
-        specs = {name: _WEIGHT_SPECS[name] for name in names}
+        specs = {name: _WEIGHT_SPECS[name] for name in weights}
         shards = self._shards() if self.gathers_narrow else {}
         specs |= shards
 
@@ -161,6 +184,16 @@ class Experts(nnx.Module):
         )
         y: jax.Array = over_shards(x, (routing.experts, routing.weights), weights)
         return y
+
+    def _of_adapters(self) -> dict[str, jax.Array]:
+        """Both matrices of each adapter, by the name of the experts' and its own."""
+        if self.lora is None:
+            return {}
+        return {
+            f"{name}/{half}": getattr(adapter, half)[...].astype(self.dtype)
+            for name, adapter in self.adapters.items()
+            for half in ("lora_a", "lora_b")
+        }
 
     @property
     def gathers_narrow(self) -> bool:
@@ -214,6 +247,13 @@ class Experts(nnx.Module):
                 product = quantized_ragged_dot(
                     rows, weights[name], sizes, recipe, self.on_tpu and fits, shard
                 )
+            product = self._adapted(
+                product,
+                name,
+                weights,
+                rows,
+                lambda x, kernels: grouped_dot(x, kernels, sizes, on_tpu=self.on_tpu),
+            )
             if not self.spec.bias:
                 return product
             return product + weights[f"{name}_bias"][jnp.minimum(sorted_experts, E - 1)]
@@ -252,16 +292,19 @@ class Experts(nnx.Module):
         slots = constrain(slots.reshape(B, E, capacity, D), BATCH_AXES)
         slots = constrain(slots, ("data", "fsdp"), "expert", SEQUENCE_AXIS, None)
 
-        def multiply(slots: jax.Array, kernel: nnx.Param, bias: str) -> jax.Array:
-            product = self._of_each(slots, kernel[...].astype(self.dtype))
-            return product + self._bias(bias)[:, None] if self.spec.bias else product
+        adapters = self._of_adapters()
+
+        def multiply(slots: jax.Array, name: str) -> jax.Array:
+            product = self._of_each(slots, getattr(self, name)[...].astype(self.dtype))
+            product = self._adapted(product, name, adapters, slots, _slot_by_slot)
+            return product + self._bias(f"{name}_bias")[:, None] if self.spec.bias else product
 
         with jax.named_scope("wi_0"):
-            gate = _named(multiply(slots, self.wi_0, "wi_0_bias"), "mlpwi_0")
+            gate = _named(multiply(slots, "wi_0"), "mlpwi_0")
         with jax.named_scope("wi_1"):
-            up = _named(multiply(slots, self.wi_1, "wi_1_bias"), "mlpwi_1")
+            up = _named(multiply(slots, "wi_1"), "mlpwi_1")
         with jax.named_scope("wo"):
-            out = multiply(self._activated(gate, up), self.wo, "wo_bias")
+            out = multiply(self._activated(gate, up), "wo")
             out = _named(out, "mlpwo")
         out = constrain(out, BATCH_AXES, None, None, WIDTH_AXIS).reshape(B, E * capacity, -1)
         back = jax.vmap(functools.partial(moved, 1))(out, slot, choice)
@@ -272,14 +315,27 @@ class Experts(nnx.Module):
     def _of_each(self, slots: jax.Array, kernels: jax.Array) -> jax.Array:
         """[batch, experts, slots, inputs] · [experts, inputs, outputs], expert by expert."""
         if self.quantization is None:
-            if axis_size("expert") > 1:  # XLA 0.10 splits the other product wrongly
-                return jnp.einsum("becd,edf->becf", slots, kernels)
-            # Experts first, as in their matrices: else XLA lays gathered matrices out anew.
-            return jnp.einsum("ebcd,edf->ebcf", slots.swapaxes(0, 1), kernels).swapaxes(0, 1)
+            return _slot_by_slot(slots, kernels)
         recipe = self.quantization
         of_one = jax.vmap(lambda x, kernel: quantized_dot(x, kernel, 1, recipe), (1, 0), 1)
         products: jax.Array = of_one(slots, kernels)
         return products
+
+    def _adapted(
+        self,
+        product: jax.Array,
+        name: str,
+        adapters: Mapping[str, jax.Array],
+        x: jax.Array,
+        multiply: Callable[[jax.Array, jax.Array], jax.Array],
+    ) -> jax.Array:
+        """The product of the experts' matrices `name` with `x`, and what an adapter adds to it."""
+        if self.lora is None or f"{name}/lora_a" not in adapters:
+            return product
+        with jax.named_scope("lora_a"):
+            low = multiply(x, adapters[f"{name}/lora_a"])
+        with jax.named_scope("lora_b"):
+            return product + multiply(low, adapters[f"{name}/lora_b"]) * self.lora.scale
 
     def _bias(self, name: str) -> jax.Array:
         bias: jax.Array = getattr(self, name)[...]
@@ -299,6 +355,14 @@ def _by_choice(routed: jax.Array) -> jax.Array:
     return routed.reshape(-1, routed.shape[-1]).T
 
 
+def _slot_by_slot(slots: jax.Array, kernels: jax.Array) -> jax.Array:
+    """[batch, experts, slots, inputs] · [experts, inputs, outputs]."""
+    if axis_size("expert") > 1:  # XLA of JAX 0.10 partitions the other product wrongly
+        return jnp.einsum("becd,edf->becf", slots, kernels)
+    # Experts first, as in their matrices: else XLA lays gathered matrices out anew.
+    return jnp.einsum("ebcd,edf->ebcf", slots.swapaxes(0, 1), kernels).swapaxes(0, 1)
+
+
 def _named(x: jax.Array, name: str) -> jax.Array:
     """For remat, under the MLP's name and the experts' own, as MaxText has it."""
     named: jax.Array = checkpoint_name(checkpoint_name(x, name), f"moe_{name}")
@@ -313,37 +377,3 @@ def _summed(rows: jax.Array) -> jax.Array:
         return rows
     summed: jax.Array = jax.lax.psum_scatter(rows, WIDTH_AXIS, scatter_dimension=1, tiled=True)
     return summed
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpertsBesideMlpSpec:
-    """Gemma 4: experts beside the dense MLP, each between norms of its own."""
-
-    experts: ExpertsSpec
-    mlp: MlpSpec
-    scope: str = "moe"
-    needs: frozenset[str] = frozenset()
-
-    def make(self, build: Builder) -> ExpertsBesideMlp:
-        """The weights of both."""
-        return ExpertsBesideMlp(self, build)
-
-
-class ExpertsBesideMlp(nnx.Module):
-    """``norm(mlp(norm(x))) + norm(experts(norm(x)))``; the router reads x itself."""
-
-    def __init__(self, spec: ExpertsBesideMlpSpec, build: Builder) -> None:
-        self.pre_mlp_norm, self.post_mlp_norm = build.norm(), build.norm()
-        self.pre_experts_norm, self.post_experts_norm = build.norm(), build.norm()
-        self.mlp = spec.mlp.make(build)
-        self.experts = spec.experts.make(build)
-
-    def __call__(self, x: jax.Array, inputs: Inputs) -> jax.Array:
-        """[batch, sequence, emb_dim] → the same."""
-        with jax.named_scope("shared"):
-            dense = self.post_mlp_norm(self.mlp(self.pre_mlp_norm(x)))
-        with jax.named_scope("router"):
-            routing = self.experts.router(x, inputs)
-        with jax.named_scope("experts"):
-            routed = self.experts.routed(self.pre_experts_norm(x), routing)
-        return dense + self.post_experts_norm(routed)

@@ -16,6 +16,7 @@ _TILE = 512  # rows and columns at most of a block of the kernel
 _WHOLE = 7936
 _ROWS, _FEW_ROWS, _IN, _OUT = 256, 128, 4096, 512  # of a tile instead: two fit into any TPU's VMEM
 _LANES = 128
+_TILES_OF_A_GROUP = 4  # at least, where there are enough rows
 
 
 def runs_on_tpus(attention: str) -> bool:
@@ -104,7 +105,10 @@ def gradient_of_matrices(
     """Rows [rows, in] and dy [rows, out] in groups → [groups, in, out] in `dtype`; on TPUs."""
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
-    tiling = (_tile(rows.shape[0]), _TILE, _TILE)
+    # Tiles of groups that are short: those that two groups share are multiplied twice.
+    few = rows.shape[0] // (_TILES_OF_A_GROUP * sizes.shape[0])
+    columns = (min(_TILE, -(-matrix.shape[1] // _LANES) * _LANES) for matrix in (rows, dy))
+    tiling = (_tile(rows.shape[0], max(few, _FEW_ROWS)), *columns)
     return tgmm(rows.swapaxes(0, 1), dy, sizes, dtype, tiling, interpret=interpret)
 
 
@@ -113,6 +117,7 @@ def has_tiles(rows: int) -> bool:
     return _tile(rows) > 0
 
 
-def _tile(rows: int) -> int:
+def _tile(rows: int, most: int = _TILE) -> int:
     """Rows of a block, which have to divide all rows; 0 if the kernel cannot split them."""
-    return next((tile for tile in (_TILE, 256, 128) if rows % tile == 0), 0)
+    tiles = [tile for tile in (_TILE, _ROWS, _FEW_ROWS) if rows % tile == 0]
+    return next((tile for tile in tiles if tile <= most), tiles[-1] if tiles else 0)

@@ -36,7 +36,7 @@ class IndexerSpec:
 
 
 class Picked(NamedTuple):
-    """What an indexer says of [batch, sequence, sequence] queries and keys.
+    """What an indexer says of [batch, queries, keys].
 
     Attributes:
         keys: whether a query attends to a key.
@@ -119,7 +119,9 @@ def top_keys(scores: jax.Array, count: int) -> jax.Array:
 
 
 def divergence(probabilities: jax.Array, scores: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean over queries of KL(attention ‖ softmax of the scores) (section 2.1.1, equation 3).
+    """The mean of KL(attention ‖ softmax of the scores) over queries that see a key.
+
+    Equation 3 of section 2.1.1.
 
     Args:
         probabilities: of the attention, the mean over its heads, [B, S, T]; they get no gradient.
@@ -129,4 +131,4 @@ def divergence(probabilities: jax.Array, scores: jax.Array, mask: jax.Array) -> 
     target = jax.lax.stop_gradient(probabilities.astype(jnp.float32))
     learned = jax.nn.log_softmax(jnp.where(mask, scores, -1e30), axis=-1)
     terms = jnp.where(target > 0, target * (jnp.log(jnp.maximum(target, 1e-30)) - learned), 0.0)
-    return terms.sum(-1).mean()
+    return terms.sum() / jnp.maximum(mask.any(-1).sum(), 1)

@@ -34,8 +34,13 @@ def lora(config: Any) -> Lora | None:
     return Lora(rank=config.lora_rank, scale=scale, targets=frozenset(config.lora_targets))
 
 
+def lora_of_tower(config: Any) -> Lora | None:
+    """Those of the vision tower's projections: none while it is frozen."""
+    return None if config.freeze_vision_encoder_params else lora(config)
+
+
 def trains_only_above_the_embedding(config: Any) -> bool:
-    """Whether the first layer's input needs no gradient, unlike that of the others."""
+    """Whether the first layer's input may need no gradient, unlike that of the others."""
     return bool(config.lora_rank) or bool({"tokens", "embedding"} & set(config.frozen))
 
 
@@ -68,3 +73,27 @@ class Adapter(nnx.Module):
             low = jnp.tensordot(x, a, self.in_rank)
         with jax.named_scope("lora_b"):
             return jnp.tensordot(low, b, 1) * self.scale
+
+
+class ExpertsAdapter(nnx.Module):
+    """An adapter for each expert's matrix: a is [experts, in, rank], b [experts, rank, out].
+
+    It holds the weights; who multiplies, sorted rows or slots, is the experts' business.
+    """
+
+    def __init__(
+        self,
+        spec: Lora,
+        shape: tuple[int, int, int],
+        *,
+        logical_axes: tuple[str, str, str],
+        weight_dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ) -> None:
+        experts, inputs, outputs = shape
+        of_experts, of_inputs, of_outputs = logical_axes
+        a = jax.random.normal(rngs.params(), (experts, inputs, spec.rank), weight_dtype)
+        b = jnp.zeros((experts, spec.rank, outputs), weight_dtype)
+        scale = 1 / math.sqrt(inputs)
+        self.lora_a = nnx.Param(a * scale, logical_axes=(of_experts, of_inputs, "norm"))
+        self.lora_b = nnx.Param(b, logical_axes=(of_experts, "norm", of_outputs))

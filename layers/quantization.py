@@ -141,8 +141,8 @@ def quantized_ragged_dot(
     """`jax.lax.ragged_dot`: each group of rows times its kernel.
 
     XLA's kernel for groups takes operands of eight bits on TPUs; qwix's way to it does not reach
-    it. The gradient of the matrices has another kernel, which multiplies the rounded values in
-    bfloat16, which holds them exactly.
+    it. The gradient of the matrices has another kernel, which multiplies the rounded values in the
+    dtype of the incoming gradient, scaled back before.
 
     Args:
         rows: [rows, inputs]; each row has a scale.
@@ -191,9 +191,10 @@ def _ragged_backward(
     if on_tpu:
         drows = _on_tpu(dy_wide.qvalue, narrow_kernels.qvalue.swapaxes(1, 2), sizes, dy.dtype)
         drows = drows * dy_wide.scale
-        wide_rows, wide_dy = _wide(narrow_rows.qvalue), _wide(dy_tall.qvalue)
+        # Scales of columns go to the rows, which are fewer than all experts' gradients.
+        wide_rows = narrow_rows.qvalue.astype(dy.dtype)
+        wide_dy = dy_tall.qvalue.astype(dy.dtype) * dy_tall.scale.astype(dy.dtype)
         dkernels = gradient_of_matrices(wide_rows, wide_dy, sizes, dtype)
-        dkernels = dkernels * dy_tall.scale.reshape(1, 1, -1)
     else:
         drows = _qwix().ragged_dot(dy_wide, narrow_kernels.qvalue.swapaxes(1, 2), sizes)
         dkernels = _qwix().ragged_dot_general(narrow_rows.qvalue, dy_tall, sizes, _BY_GROUP)
@@ -218,10 +219,6 @@ def _gathered(part: jax.Array, shard: Shard) -> jax.Array:
         return part
     whole: jax.Array = jax.lax.all_gather(part, shard.axes, axis=shard.dim, tiled=True)
     return whole
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.bfloat16)
 
 
 def _on_tpu(rows: jax.Array, kernels: jax.Array, sizes: jax.Array, dtype: jnp.dtype) -> jax.Array:

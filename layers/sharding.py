@@ -17,6 +17,8 @@ STAGE_AXIS = "pipeline"
 EDGE_BATCH_AXES = (*BATCH_AXES, STAGE_AXIS)
 # The sequence of tokens, and with it the work of every layer.
 SEQUENCE_AXIS = "context"
+# Images, of which a tower sees whole ones.
+IMAGE_AXES = (*BATCH_AXES, SEQUENCE_AXIS)
 # The width of the residual stream between the parts of a layer; each part gathers it for itself.
 WIDTH_AXIS = "tensor"
 

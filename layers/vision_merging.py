@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from .building import Builder
@@ -45,6 +47,36 @@ class PoolSpec:
     def make(self, build: Builder) -> Merge:
         """Nothing to train."""
         return lambda x: _squares(x, self.side).mean(axis=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandardizedPoolSpec:
+    """The mean of a square of patches, shifted and scaled by learned values (Gemma 4)."""
+
+    side: int
+
+    def width(self, before: int) -> int:
+        """The same."""
+        return before
+
+    def make(self, build: Builder) -> StandardizedPool:
+        """The learned values."""
+        return StandardizedPool(self, build)
+
+
+class StandardizedPool(nnx.Module):
+    """``(√width · mean − shift) · scale``, in float32."""
+
+    def __init__(self, spec: StandardizedPoolSpec, build: Builder) -> None:
+        self.shift = build.vector((build.emb_dim,), 0.0, ("norm",))
+        self.scale = build.vector((build.emb_dim,), 1.0, ("norm",))
+        self.side = spec.side
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[images, rows, columns, width] → [images, tokens, width]."""
+        mean = _squares(x.astype(jnp.float32), self.side).mean(axis=2)
+        standard = (math.sqrt(x.shape[-1]) * mean - self.shift[...]) * self.scale[...]
+        return standard.astype(x.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

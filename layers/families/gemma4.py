@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 from ..attentions import AttentionSpec
 from ..blocks import POST_NORMS, PRE_NORMS, LayerSpec
-from ..experts import ExpertsBesideMlpSpec
+from ..experts_beside_mlp import ExpertsBesideMlpSpec
 from ..rope import Rope
 from . import parts
 from .dense import local_global
@@ -28,6 +29,9 @@ def _kinds(config: Any) -> dict[str, AttentionSpec]:
         rotary_dim=0,
     )
     near = parts.window(config, local)
+    if config.images_per_sequence:  # in local layers only, unlike Gemma 3
+        inside = dataclasses.replace(near.pattern, joins_images=True)
+        near = near.replace(pattern=inside)
     if config.local_rope_max_timescale:
         near = near.replace(rope=Rope(timescale=config.local_rope_max_timescale))
     return {"global": whole, "local": near}

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..vision import VisionSpec
-from ..vision_merging import PoolSpec, ShuffleSpec
+from ..blocks import POST_NORMS, PRE_NORMS
+from ..feed_forwards import MlpSpec
+from ..vision import WEIGHTLESS, VisionSpec
+from ..vision_attention import GridRope, VisionAttentionSpec
+from ..vision_merging import PoolSpec, ShuffleSpec, StandardizedPoolSpec
 
 _TOWERS: dict[str, Callable[[Any], VisionSpec]] = {}
-# Gemma 3 averages 4 × 4 patches.
-_POOLED = 4
+# Gemma 3 averages 4 × 4 patches, Gemma 4 3 × 3.
+_POOLED, _GEMMA4_POOLED = 4, 3
+# meta-llama/Llama-4-Scout-17B-16E, config.json, vision_config: rope_theta; google/gemma-4-31B-it.
+_LLAMA4_TIMESCALE, _GEMMA4_TIMESCALE = 10_000.0, 100.0
 
 
 def tower(block: str) -> Callable[[Callable[[Any], VisionSpec]], Callable[[Any], VisionSpec]]:
@@ -36,8 +41,11 @@ def vision_spec(config: Any) -> VisionSpec | None:
 @tower("gemma3")
 def siglip(config: Any) -> VisionSpec:
     """SigLIP (arXiv 2303.15343), averaged, normed and projected."""
+    sides = _sides(config)
     return VisionSpec(
-        side=config.image_size_for_vit,
+        sides=sides,
+        attention=_attention(config, sides),
+        feed_forward=_plain_mlp(config, "gelu"),
         merge=PoolSpec(side=_POOLED),
         patch_bias=True,
         projector_norm="zero_centered_rmsnorm",
@@ -45,22 +53,65 @@ def siglip(config: Any) -> VisionSpec:
     )
 
 
+@tower("gemma4")
+def gemma4(config: Any) -> VisionSpec:
+    """Norms around every part, gated MLPs, a table of places for each axis, standardised means."""
+    sides = _sides(config)
+    gated = MlpSpec(
+        hidden=config.intermediate_size_for_vit, activations=tuple(config.mlp_activations)
+    )
+    rope = GridRope(timescale=_GEMMA4_TIMESCALE)
+    return VisionSpec(
+        sides=sides,
+        attention=_attention(config, sides, rope=rope, bias=False, normed=True),
+        feed_forward=gated,
+        merge=StandardizedPoolSpec(side=_GEMMA4_POOLED),
+        norms=PRE_NORMS + POST_NORMS,
+        normalization="rmsnorm",
+        last_norm=False,
+        axis_rows=config.num_position_embeddings_for_vit,
+        projector_norm=WEIGHTLESS,
+        **_sizes(config),
+    )
+
+
 @tower("llama4")
 def llama4(config: Any) -> VisionSpec:
     """Tiles, each with a class token, rotated by row and column; pixel shuffle."""
+    sides = (config.tile_size_for_vit, config.tile_size_for_vit)
+    rope = GridRope(timescale=_LLAMA4_TIMESCALE, first=1, neighbours=True)
     return VisionSpec(
-        side=config.tile_size_for_vit,
+        sides=sides,
+        attention=_attention(config, sides, rope=rope),
+        feed_forward=_plain_mlp(config, "exact_gelu"),
         merge=ShuffleSpec(
             side=round(1 / config.pixel_shuffle_ratio_for_vit),
             hidden=config.projector_input_dim_for_vit,
             out=config.projector_output_dim_for_vit,
         ),
-        activation="exact_gelu",
         class_token=True,
-        grid_rope=True,
         epsilon=1e-5,
         **_sizes(config),
     )
+
+
+def _sides(config: Any) -> tuple[int, int]:
+    """Height and width of an image; one number is a square."""
+    size = config.image_size_for_vit
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
+
+
+def _attention(config: Any, sides: tuple[int, int], **changes: Any) -> VisionAttentionSpec:
+    return VisionAttentionSpec(
+        heads=config.num_attention_heads_for_vit,
+        columns=sides[1] // config.patch_size_for_vit,
+        **changes,
+    )
+
+
+def _plain_mlp(config: Any, activation: str) -> MlpSpec:
+    return MlpSpec(hidden=config.intermediate_size_for_vit, activations=(activation,), bias=True)
 
 
 def _sizes(config: Any) -> dict[str, Any]:
@@ -68,7 +119,5 @@ def _sizes(config: Any) -> dict[str, Any]:
         "patch": config.patch_size_for_vit,
         "channels": config.num_channels_for_vit,
         "width": config.hidden_size_for_vit,
-        "hidden": config.intermediate_size_for_vit,
         "layers": config.num_hidden_layers_for_vit,
-        "heads": config.num_attention_heads_for_vit,
     }

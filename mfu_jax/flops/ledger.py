@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
+from mfu_jax.flops.count import FlopCount
 from mfu_jax.flops.executed.counting import ExecutedCount
+from mfu_jax.flops.missing import largest, missing_operations
 from mfu_jax.formatting import columns
 
 # What the compiler removed of the model's work.
@@ -21,7 +23,6 @@ REMOVED = "removed by XLA"
 OVERHEAD_ATTENTION = "pipeline bubble: attention"
 _ON_HOST = "moved to the host"
 THREE_REAL = "complex products by three real ones"
-_MOST_NAMED = 4
 _FFT = re.compile(r"\bfft\)*$")
 
 
@@ -100,12 +101,18 @@ class Ledger:
         head, *rows = _cells(self._rows(), self.executed)
         return fragment("FLOPs ledger", head, rows, words=(3,), notes=self.notes)
 
+    def _doubt(self) -> str:
+        """What to do about a residual."""
+        if self.residual < 0:
+            return "not explained; model=count_model_flops(…) says what XLA removed"
+        return "not explained" if self.residual else ""
+
     def _rows(self) -> list[tuple[str, int | None, str]]:
         """Label, FLOPs and note of every line."""
         rows: list[tuple[str, int | None, str]] = []
         for i, line in enumerate(self.lines):
             rows.append((line.label if i == 0 else f"+ {line.label}", line.flops, line.note))
-        rows.append(("+ residual", self.residual, "" if self.residual == 0 else "not explained"))
+        rows.append(("+ residual", self.residual, self._doubt()))
         rows.append(("= executed", self.executed, "what the compiled program runs"))
         rows += [(f"  of which {line.label}", line.flops, line.note) for line in self.of_which]
         rows += [(f"+ {line.label}", line.flops, line.note) for line in self.causes]
@@ -135,7 +142,7 @@ def _cells(rows: list[tuple[str, int | None, str]], whole: int) -> list[tuple[st
 
 def compare_flops(
     *,
-    model: int | Fraction,
+    model: int | Fraction | FlopCount,
     executed: ExecutedCount,
     convention: str = "maxtext",
     dense: int | Fraction | None = None,
@@ -146,11 +153,14 @@ def compare_flops(
     operations: Mapping[str, int | Fraction] | None = None,
     unaccounted: Sequence[str] = (),
     complex_products: int | Fraction = 0,
+    checkpointed: int | Fraction = 0,
+    devices: int = 1,
 ) -> Ledger:
     """Explains executed FLOPs in terms of model FLOPs, and XLA's number in terms of executed.
 
     Args:
-        model: model FLOPs per step per device by `convention`.
+        model: model FLOPs per step per device by `convention`; or a traced count of the function
+            that was compiled, which gives all pairs (``dense``), and says what XLA removed.
         executed: ``executed_flops(compiled)`` of the same step.
         convention: the name of the convention of `model`.
         dense: model FLOPs with every attention pair, including masked ones; None if the program
@@ -167,10 +177,19 @@ def compare_flops(
         unaccounted: work that `model` lacks because it could not be counted, in words.
         complex_products: the part of `model` that is products of complex numbers, as four real
             ones.
+        checkpointed: what `jax.checkpoint` adds to the traced step.
+        devices: that share a traced `model`.
 
     Returns:
         The ledger; its `residual` is the unexplained rest.
     """
+    if isinstance(model, FlopCount):
+        convention, checkpointed = "dense", Fraction(model.rematerialized, devices)
+        operations = {name: Fraction(n, devices) for name, n in model.by_operation.items()}
+        unaccounted = [f"{i.name} {i.where} {i.shapes}: {i.reason}" for i in model.unaccounted]
+        is_whole = not (model.unaccounted or executed.unaccounted)
+        attention = Fraction(getattr(model, "activations", 0), devices)
+        model = Fraction(model.forward + model.backward, devices)
     model = round(model)
     lines = [LedgerLine(label="model", flops=model, note=f"convention {convention}")]
     kernels = executed.attention_kernels
@@ -211,6 +230,16 @@ def compare_flops(
         note = "pieces of images multiply more than the whole: they overlap, or have zeros"
         lines.append(LedgerLine(label=label, flops=max(0, min(missing, flops)), note=note))
         missing -= lines[-1].flops
+    unnamed = min(missing, round(checkpointed) - executed.rematerialized)
+    if is_whole and unnamed > 0:
+        note = "backward work that jax.checkpoint does again; its names do not say so"
+        lines.append(LedgerLine(label="rematerialised backward", flops=unnamed, note=note))
+        missing -= unnamed
+    own = min(-missing, executed.repeated_by_user)
+    if is_whole and own > 0:
+        note = "a shard_map runs it on each of these devices: the model has it as often"
+        lines.append(LedgerLine(label="repeated by the model as well", flops=-own, note=note))
+        missing += own
     if is_whole and missing < 0 and executed.host:
         on_host = min(executed.host, -missing)
         note = "the host runs it instead (compute_on)"
@@ -267,67 +296,15 @@ def _by_three(complex_products: int | Fraction, executed: ExecutedCount) -> int:
 
 def _removed(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> str:
     """What the program lacks most of a model's operations, and why it may."""
-    why = "merged with equal work, not needed for a result, or elementwise"
-    named = _largest(missing_operations(operations, executed.by_operation))
+    why = "merged with equal work, moved out of a loop, not needed for a result, or elementwise"
+    named = largest(missing_operations(operations, executed.by_operation))
     return f"{why}: {named}" if named else why
 
 
 def _surplus(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> tuple[str, ...]:
     """Which operations run more FLOPs than the model has of them, as a note."""
     surplus = missing_operations(executed.by_operation, operations) if operations else {}
-    return (f"more FLOPs than the model has of: {_largest(surplus)}",) if surplus else ()
-
-
-def _largest(operations: Mapping[str, int | Fraction]) -> str:
-    """The operations with most FLOPs, in words."""
-    largest = sorted(operations.items(), key=lambda item: -item[1])
-    named = [f"{name} ({round(flops):,})" for name, flops in largest[:_MOST_NAMED]]
-    more = [f"{len(largest) - _MOST_NAMED} more"] if len(largest) > _MOST_NAMED else []
-    return ", ".join(named + more)
-
-
-def missing_operations(
-    model: Mapping[str, int | Fraction], executed: Mapping[str, int | Fraction]
-) -> dict[str, Fraction]:
-    """The operations of a model that a program lacks, with their FLOPs.
-
-    Fusions and rewrites may give work the name of a neighbour: what is too much under one name
-    stands for what lacks under another of the same phase and scope, else of the same phase, else
-    of any.
-    """
-    balance = {
-        name: Fraction(model.get(name, 0)) - Fraction(executed.get(name, 0))
-        for name in {**model, **executed}
-    }
-    for kind in (_phase_and_scope, _phase, lambda _: ""):
-        by_kind: dict[str, list[str]] = {}
-        for name in balance:
-            by_kind.setdefault(kind(name), []).append(name)
-        for names in by_kind.values():
-            _settle(balance, names)
-    return {name: flops for name, flops in balance.items() if flops > 0}
-
-
-def _phase(operation: str) -> str:
-    return operation.split()[0]
-
-
-def _phase_and_scope(operation: str) -> str:
-    return operation.rpartition("/")[0] or _phase(operation)
-
-
-def _settle(balance: dict[str, Fraction], names: list[str]) -> None:
-    """Sets off what is too much under some names against what lacks under others."""
-    lacking = [name for name in names if balance[name] > 0]
-    spare = [name for name in names if balance[name] < 0]
-    totals = [sum((abs(balance[n]) for n in side), Fraction(0)) for side in (lacking, spare)]
-    moved = min(totals)
-    for side, sign in ((lacking, 1), (spare, -1)):
-        rest = moved
-        for name in side:
-            taken = min(rest, abs(balance[name]))
-            balance[name] -= sign * taken
-            rest -= taken
+    return (f"more FLOPs than the model has of: {largest(surplus)}",) if surplus else ()
 
 
 def _of_which(executed: ExecutedCount) -> tuple[LedgerLine, ...]:

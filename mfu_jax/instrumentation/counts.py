@@ -68,6 +68,7 @@ class ModelCount:
             pairs, by kind of mask as declared with `attention_mask`.
         operations: a traced `per_device` with all attention pairs, as in `FlopCount.by_operation`.
         complex_products: the part of `per_device` that is products of complex numbers.
+        checkpointed: what `jax.checkpoint` adds to it in a traced step.
         flops_by_dtype: FLOPs of the step's matmuls, to find the peak; any scale.
         unaccounted: work that could not be counted, in words.
         overheads: other known work of the program, by label; see `compare_flops`.
@@ -83,6 +84,7 @@ class ModelCount:
     packed: Mapping[str, Exact] = dataclasses.field(default_factory=dict)
     operations: Mapping[str, Exact] = dataclasses.field(default_factory=dict)
     complex_products: Exact = 0
+    checkpointed: Exact = 0
     flops_by_dtype: Mapping[str, int] = dataclasses.field(default_factory=dict)
     unaccounted: tuple[str, ...] = ()
     overheads: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -123,6 +125,7 @@ def traced_model(
         packed={k: _share(count.by_mask[k], devices) for k in PACKED if k in count.by_mask},
         operations={name: _share(n, devices) for name, n in count.by_operation.items()},
         complex_products=_share(sum(count.by_dtype.get(d, 0) for d in _COMPLEX), devices),
+        checkpointed=_share(count.rematerialized, devices),
         flops_by_dtype=count.by_dtype,
         unaccounted=tuple(
             f"{item.name} {item.where} {item.shapes}: {item.reason}" for item in count.unaccounted
@@ -289,6 +292,7 @@ def count_program(
         operations=model.operations,
         unaccounted=model.unaccounted,
         complex_products=model.complex_products,
+        checkpointed=model.checkpointed,
         overheads=model.overheads,
     )
     return StepFlops(model=model, executed=executed, xla_reported=reported, ledger=ledger)

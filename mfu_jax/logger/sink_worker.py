@@ -246,6 +246,7 @@ class SinkWorker:
         while not self._is_abandoned:
             source, batch = self._next()
             if not batch:
+                self._retry_seconds = 0.0  # nothing to try again: the thread may sleep
                 return
             if isinstance(batch[0], StepRecord):
                 self._write(batch, source)  # type: ignore[arg-type]  # a batch is of one kind

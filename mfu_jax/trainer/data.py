@@ -19,7 +19,7 @@ import numpy as np
 
 from mfu_jax.errors import UserError
 from mfu_jax.parts import TRAIN, load_part
-from mfu_jax.trainer.images import image_shape, with_images
+from mfu_jax.trainer.images import image_shape, image_tokens, with_images
 from mfu_jax.trainer.preferences import preference_pair
 from mfu_jax.trainer.pyconfig import Config
 
@@ -133,9 +133,10 @@ def make_iterator(
 
 def _cut(config: Config) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
     """What makes a sequence, or a pair, of a row of tokens."""
+    split: Callable[[np.ndarray], dict[str, np.ndarray]] = split_row
     if config.use_dpo:
-        return preference_pair
-    return with_images(config, split_row) if config.images_per_sequence else split_row
+        split = functools.partial(preference_pair, images=image_tokens(config))
+    return with_images(config, split) if config.images_per_sequence else split
 
 
 def split_row(row: np.ndarray) -> dict[str, np.ndarray]:

@@ -15,8 +15,6 @@ _SIZES = (
     "patch_size_for_vit num_channels_for_vit hidden_size_for_vit intermediate_size_for_vit "
     "num_hidden_layers_for_vit num_attention_heads_for_vit"
 ).split()
-# What images are not trained with.
-_EXCLUDED = ("lora_rank", "frozen", "use_dpo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +22,10 @@ class TowerRules:
     """The rules of one tower.
 
     Attributes:
-        side: the key that has the pixels of an image's side.
+        side: the key that has the pixels of an image's side, or of its height and width.
         sizes: further keys that it needs.
         joined: of a config, the patches of a side of the square that becomes one token.
+        rows: the key that has the rows of a table of places for each axis; empty: there is none.
         head_unit: what the width of a head is a multiple of.
         mlp_reads_squares: whether `intermediate_size_for_vit` is the width of a square of patches.
     """
@@ -34,6 +33,7 @@ class TowerRules:
     side: str
     sizes: tuple[str, ...] = ()
     joined: Callable[[Config], int]
+    rows: str = ""
     head_unit: int = 1
     mlp_reads_squares: bool = False
 
@@ -41,6 +41,13 @@ class TowerRules:
 # decoder_block → its tower
 TOWERS: Mapping[str, TowerRules] = {
     "gemma3": TowerRules(side="image_size_for_vit", joined=lambda config: 4),
+    "gemma4": TowerRules(
+        side="image_size_for_vit",
+        sizes=("num_position_embeddings_for_vit",),
+        joined=lambda config: 3,
+        rows="num_position_embeddings_for_vit",
+        head_unit=4,
+    ),
     "llama4": TowerRules(
         side="tile_size_for_vit",
         sizes=(
@@ -65,29 +72,47 @@ def check_images(config: Config) -> None:
     rules = TOWERS.get(config.decoder_block)
     if rules is None:
         raise UserError(
-            f"{wanted}: the reference model has the towers of {' and '.join(TOWERS)}, not that of "
+            f"{wanted}: the reference model has the towers of {', '.join(TOWERS)}, not that of "
             f"decoder_block={config.decoder_block}; 0 trains the text model"
         )
-    for key in (*_SIZES, rules.side, *rules.sizes):
+    for key in (*_SIZES, *rules.sizes):
         if getattr(config, key) <= 0:
             raise UserError(f"{wanted} needs {key}, which is {getattr(config, key)}")
-    for key in _EXCLUDED:
-        if getattr(config, key):
-            raise UserError(f"{wanted} with {key}: expected one of them only")
-    if config.context_parallelism > 1:
-        raise UserError(f"{wanted} with context_parallelism: images are whole; use fsdp or tensor")
     _check_patches(config, rules)
+
+
+def _sides(config: Config, rules: TowerRules) -> tuple[int, ...]:
+    """Pixels of a square's side, or of an image's height and width."""
+    size = getattr(config, rules.side)
+    sides = (size,) if isinstance(size, int) else tuple(size)
+    if len(sides) not in (1, 2) or min(sides) <= 0 or (len(sides) == 2 and not rules.rows):
+        wanted = "a size, or [height, width]" if rules.rows else "the side of a square"
+        raise UserError(
+            f"images_per_sequence needs {rules.side}, which is {size}: expected {wanted}"
+        )
+    return sides
+
+
+def _rows(config: Config, rules: TowerRules) -> int:
+    """Places of an axis that have a row; 0: as many as are needed."""
+    return getattr(config, rules.rows) if rules.rows else 0
 
 
 def _check_patches(config: Config, rules: TowerRules) -> None:
     """The sides and widths of a tower that have to divide each other."""
-    side, joined = getattr(config, rules.side), rules.joined(config)
-    columns = side // config.patch_size_for_vit
-    if columns < joined or columns % joined:
-        raise UserError(
-            f"{rules.side}={side} makes {columns} patches in a row; expected a multiple of "
-            f"{joined}, which become one token"
-        )
+    joined, most = rules.joined(config), _rows(config, rules)
+    for side in _sides(config, rules):
+        patches = side // config.patch_size_for_vit
+        if patches < joined or patches % joined:
+            raise UserError(
+                f"{rules.side}: {side} pixels make {patches} patches; expected a multiple of "
+                f"{joined}, which become one token"
+            )
+        if most and patches > most:
+            raise UserError(
+                f"{rules.side}: {side} pixels make {patches} patches; expected at most "
+                f"{rules.rows}={most}"
+            )
     width, heads = config.hidden_size_for_vit, config.num_attention_heads_for_vit
     if width % (heads * rules.head_unit):
         raise UserError(

@@ -17,12 +17,12 @@ _PLACEHOLDER = 1
 
 
 def image_shape(config: Config) -> tuple[int, ...]:
-    """The images of a sequence: [images × tiles, side, side, channels]."""
+    """The images of a sequence: [images × tiles, height, width, channels]."""
     spec = model_spec(config).vision
     if spec is None:
         return ()
     tiles = config.images_per_sequence * max(config.tiles_per_image, 1)
-    return tiles, spec.side, spec.side, spec.channels
+    return tiles, *spec.sides, spec.channels
 
 
 def image_tokens(config: Config) -> int:
@@ -44,6 +44,8 @@ def image_tokens(config: Config) -> int:
 def with_images(config: Config, split: Callable[[np.ndarray], Row]) -> Callable[[np.ndarray], Row]:
     """`split` for rows of S + 1 tokens that begin with images, whose pixels are random.
 
+    Both sequences of a pair have the same images.
+
     The first document of a row becomes the text behind the images; of these, only the last token
     has a target.
 
@@ -60,8 +62,11 @@ def with_images(config: Config, split: Callable[[np.ndarray], Row]) -> Callable[
         row = row.copy()
         row[:count] = _PLACEHOLDER
         found = split(row)
-        found["targets_weight"][: count - 1] = 0
-        places = np.arange(1, len(row), dtype=np.int32)
-        return {**found, "images": pixels, "inputs_image": np.where(places <= count, places, 0)}
+        *pair, length = found["inputs"].shape
+        found["targets_weight"][..., : count - 1] = 0
+        places = np.arange(1, length + 1, dtype=np.int32)
+        images = np.broadcast_to(pixels, (*pair, *shape))
+        at = np.broadcast_to(np.where(places <= count, places, 0), (*pair, length))
+        return {**found, "images": images, "inputs_image": at}
 
     return cut

@@ -48,8 +48,9 @@ def objective(
         batch: [batch, sequence].
     """
     model = nnx.merge(graph, trained, frozen)
-    inputs = (batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"])
-    outputs = model.outputs(*inputs, _images(batch))
+    text = (batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"])
+    inputs = (*text, _images(batch))
+    outputs = model.outputs(*inputs)
     shown: dict[str, jax.Array] = {}
     if config.use_dpo:
         with jax.named_scope("reference"):

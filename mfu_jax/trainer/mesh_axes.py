@@ -186,6 +186,13 @@ def check_shape(config: Any, shape: MeshShape) -> None:
                     f"{key}={getattr(config, key)} is not divisible by {' × '.join(used)}={parts}, "
                     f"over which it is split"
                 )
+    images = config.images_per_sequence * max(config.tiles_per_image, 1)
+    if images % sizes["context"]:
+        raise UserError(
+            f"images_per_sequence={config.images_per_sequence} makes {images} images and tiles of "
+            f"each sequence, which context={sizes['context']} does not divide; expected whole "
+            "images on each of its devices"
+        )
 
 
 def check_batch(config: Any, shape: MeshShape, devices: int) -> None:

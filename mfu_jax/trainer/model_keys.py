@@ -145,7 +145,7 @@ class VisionKeys:
     images_per_sequence: int
     tiles_per_image: int
     freeze_vision_encoder_params: bool
-    image_size_for_vit: int
+    image_size_for_vit: int | tuple[int, ...]
     tile_size_for_vit: int
     patch_size_for_vit: int
     num_channels_for_vit: int
@@ -153,6 +153,7 @@ class VisionKeys:
     intermediate_size_for_vit: int
     num_hidden_layers_for_vit: int
     num_attention_heads_for_vit: int
+    num_position_embeddings_for_vit: int
     projector_input_dim_for_vit: int
     projector_output_dim_for_vit: int
     pixel_shuffle_ratio_for_vit: float

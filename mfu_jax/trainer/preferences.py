@@ -12,14 +12,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Of a row, the first part is the prompt.
+# Of a row's text, the first part is the prompt.
 _PROMPT = 0.5
 
 
-def preference_pair(row: np.ndarray) -> dict[str, np.ndarray]:
+def preference_pair(row: np.ndarray, images: int = 0) -> dict[str, np.ndarray]:
     """A row of S + 1 tokens → a pair with the same prompt; each int32 [2, S].
 
     Chosen is the text as it goes on, rejected the same tokens in random order.
+
+    Args:
+        row: [S + 1].
+        images: tokens of images, which begin the prompt.
 
     >>> pair = preference_pair(np.arange(10, 19))
     >>> pair["inputs"][0].tolist(), pair["inputs"][1, :4].tolist()
@@ -29,7 +33,7 @@ def preference_pair(row: np.ndarray) -> dict[str, np.ndarray]:
     """
     row = row.astype(np.int32)
     length = len(row) - 1
-    prompt = int(length * _PROMPT)
+    prompt = images + int((length - images) * _PROMPT)
     order = np.random.default_rng(zlib.crc32(row.tobytes())).permutation(len(row) - prompt)
     rejected = np.concatenate([row[:prompt], row[prompt:][order]])
     rows = np.stack([row, rejected])

@@ -49,9 +49,12 @@ _AT_MOST = {
     "intermediate_size_for_vit": 128,  # of Llama 4, four patches
     "num_hidden_layers_for_vit": 2,
     "num_attention_heads_for_vit": 4,
+    "num_position_embeddings_for_vit": 16,
     "projector_input_dim_for_vit": 48,
     "projector_output_dim_for_vit": 48,
 }
+# Of images that are no squares: 6 × 9 patches.
+_SIDES = [24, 36]
 _QUERY_HEADS = 4
 # Layers after which a family's pattern repeats, where its sizes do not say so.
 _PERIODS = {"gemma3": 6, "gemma4": 6, "olmo3": 4, "gpt_oss": 2}
@@ -72,7 +75,8 @@ def scaled_down(model: Mapping[str, Any]) -> dict[str, Any]:
     small = dict(model)
     for key, limit in _AT_MOST.items():
         if key in small:
-            small[key] = min(small[key], limit)
+            is_one = isinstance(small[key], int)
+            small[key] = min(small[key], limit) if is_one else _SIDES
     small["vocab_size"], small["emb_dim"] = _VOCABULARY, _WIDTH
     small["num_query_heads"] = _QUERY_HEADS
     if "num_kv_heads" in model:

@@ -18,15 +18,28 @@ _PROJECTIONS = {
     "out": "o_proj",
     "query_a": "q_a",
     "query_b": "q_b",
+    "out_a": "o_a",
+    "out_b": "o_b",
 }
+# Hyper-connections → the block that they stand around.
+_AROUND = {"mixer_connection": "attention", "feed_forward_connection": "mlp"}
 _OF_INDEXER = {"query": "q_proj", "key": "k_proj", "head_weights": "weights_proj"}
 _OUTSIDE = {
     "token_embedder": frozenset({"embedding", "tokens"}),
     "position_embedder": frozenset({"embedding", "positions"}),
     "logits_dense": frozenset({"head", "logits"}),
+    "hyper_head": frozenset({"head", "hyper_head"}),
 }
 _ADAPTERS = ("lora_a", "lora_b")
-_FROZEN_TOWER = "vision_encoder"
+_TOWER = "vision_encoder"
+# Parts of the tower and its projector → their layers in the analytic count, and their names there.
+_OF_SIGHT = {
+    "patches": ("vision/patches", "patch_embedding"),
+    "positions": ("vision/patches", "positions"),
+    "fc1": ("vision/pixel_shuffle", "fc1"),
+    "fc2": ("vision/pixel_shuffle", "fc2"),
+    "projection": ("vision/projector", "projection"),
+}
 
 
 def trained_and_frozen(config: Config, params: Any) -> tuple[Any, Any]:
@@ -58,11 +71,12 @@ def _chosen(config: Config, paths: Sequence[Any]) -> dict[Any, bool]:
     """Path of a weight → whether it is trained."""
     if config.lora_rank:
         return {path: path[-1] in _ADAPTERS for path in paths}
+    still = _TOWER if config.freeze_vision_encoder_params else ""
     if not config.frozen:
-        is_frozen = config.freeze_vision_encoder_params
-        return {path: not (is_frozen and path[0] == _FROZEN_TOWER) for path in paths}
+        return {path: path[0] != still for path in paths}
     words = {path: _words(path, len(config.mlp_activations) > 1) for path in paths}
-    known = sorted({word for found in words.values() for word in found})
+    tied = _OUTSIDE["logits_dense"] if config.logits_via_embedding else frozenset()
+    known = sorted(tied.union(*words.values()))
     for name in config.frozen:
         if name not in known:
             raise UserError(
@@ -70,7 +84,10 @@ def _chosen(config: Config, paths: Sequence[Any]) -> dict[Any, bool]:
                 f"{nearest(name, known)}; expected {', '.join(known)}"
             )
     frozen = set(config.frozen)
-    return {path: bool(found) and not found & frozen for path, found in words.items()}
+    return {
+        path: path[0] != still and bool(found) and not found & frozen
+        for path, found in words.items()
+    }
 
 
 def _words(path: Sequence[Any], gated: bool) -> frozenset[str]:
@@ -82,10 +99,16 @@ def _words(path: Sequence[Any], gated: bool) -> frozenset[str]:
     names = [str(name) for name in path]
     if names[0] in _OUTSIDE:
         return _OUTSIDE[names[0]] if names[-1] in ("kernel", "embedding") else frozenset()
-    if "indexer" in names and names[-1] == "kernel":
-        return frozenset({"layers", "indexer", _OF_INDEXER.get(names[-2], names[-2])})
-    if "mixer" in names and names[-1] == "kernel":
-        return frozenset({"layers", "attention", _PROJECTIONS.get(names[-2], names[-2])})
+    if names[0].startswith("vision_"):
+        return _words_of_sight(names)
+    if names[-1] == "kernel" and (block := _AROUND.get(names[-3])):
+        return frozenset({"layers", "hyper_connection", block, "mix_proj"})
+    part = names[-2] if names[-1] == "kernel" else names[-1]
+    if "mixer" in names and (names[-1] == "kernel" or part == "out_a"):
+        part = "compressor" if "compressor" in names else part
+        if "indexer" in names:
+            return frozenset({"layers", "indexer", _OF_INDEXER.get(part, part)})
+        return frozenset({"layers", "attention", _PROJECTIONS.get(part, part)})
     if "feed_forward" not in names:
         return frozenset()
     after = names[names.index("feed_forward") + 1 :]
@@ -97,3 +120,19 @@ def _words(path: Sequence[Any], gated: bool) -> frozenset[str]:
         return frozenset({"layers", "moe", "router"})
     name = after[-2] if gated or after[-2] == "wo" else "wi"
     return frozenset({"layers", name} | ({"moe", "shared"} if "shared" in after else {"mlp"}))
+
+
+def _words_of_sight(names: list[str]) -> frozenset[str]:
+    """Those of the vision tower and its projector.
+
+    >>> sorted(_words_of_sight(["vision_encoder", "layers", "0", "mixer", "query", "kernel"]))
+    ['attention', 'q_proj', 'vision', 'vision/layers']
+    """
+    part = names[-2] if names[-1] == "kernel" else names[-1]
+    if part in _OF_SIGHT:
+        return frozenset({"vision", *_OF_SIGHT[part]})
+    if names[-1] != "kernel":
+        return frozenset()
+    if "mixer" in names:
+        return frozenset({"vision", "vision/layers", "attention", _PROJECTIONS[part]})
+    return frozenset({"vision", "vision/layers", "mlp", "wi" if part == "wi_0" else part})

@@ -145,19 +145,28 @@ def _check_rope(config: Config) -> None:
             )
 
 
+# Tokens in a compressed key of DeepSeek V4 where an indexer picks them.
+INDEXED_RATIO = 4
+
+
 def _check_indexer(config: Config) -> None:
     if not config.indexer_loss_scaling_factor:
         return
     wanted = f"indexer_loss_scaling_factor={config.indexer_loss_scaling_factor:g}"
-    if not config.use_indexer or config.decoder_block != "deepseek":
+    of_compressed = config.decoder_block == "deepseek4"
+    if not of_compressed and not (config.use_indexer and config.decoder_block == "deepseek"):
         raise UserError(
-            f"{wanted}: expected use_indexer=true and decoder_block=deepseek, whose indexer's loss "
-            "the reference model has"
+            f"{wanted}: expected decoder_block=deepseek with use_indexer=true, or deepseek4, whose "
+            "indexers the reference model has"
         )
-    if config.max_target_length <= config.indexer_topk:
+    ratio = INDEXED_RATIO if of_compressed else 1
+    if of_compressed and ratio not in config.compress_ratios[: config.num_decoder_layers]:
+        raise UserError(f"{wanted}: expected a layer of ratio {ratio} in compress_ratios")
+    if (keys := config.max_target_length // ratio) <= config.indexer_topk:
         raise UserError(
-            f"{wanted}: sequences of max_target_length={config.max_target_length} tokens leave no "
-            f"key out; expected more than indexer_topk={config.indexer_topk}"
+            f"{wanted}: sequences of max_target_length={config.max_target_length} tokens have "
+            f"{keys} keys, of which none is left out; expected more than "
+            f"indexer_topk={config.indexer_topk}"
         )
 
 
@@ -232,7 +241,6 @@ def _is_fixed_range(text: str) -> bool:
 
 
 _ADAPTABLE = "q_proj k_proj v_proj o_proj q_a q_b kv_a kv_b wi wi_0 wi_1 wo".split()
-_OF_EXPERTS = ("wi", "wi_0", "wi_1", "wo")
 _BOTTOM, _TOP = {"tokens", "embedding"}, {"logits", "head"}
 
 
@@ -258,11 +266,6 @@ def _check_trained(config: Config) -> None:
             raise UserError(
                 f"lora_targets names {name!r}{nearest(name, _ADAPTABLE)}; expected some of "
                 f"{', '.join(_ADAPTABLE)}"
-            )
-        if config.num_experts > 1 and name in _OF_EXPERTS:
-            raise UserError(
-                f"lora_targets names {name!r} of a model with experts, which get no adapters in "
-                "the reference model; name projections of the attention"
             )
     frozen = set(config.frozen)
     if config.logits_via_embedding and bool(frozen & _BOTTOM) != bool(frozen & _TOP):

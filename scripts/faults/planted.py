@@ -33,7 +33,9 @@ Array = jax.Array
 _KEYS = ("dataset_type=synthetic", "max_target_length=256", "per_device_batch_size=4")
 _LOG_SECONDS = 0.1  # that a loop takes for itself: hidden, unless it waits for the device
 _DATA_SECONDS = 0.2
-_CALLBACK_SECONDS = 0.05
+# A step that waits for Python reuses the memory of the one before; one that is called ahead gets
+# fresh pages, which takes milliseconds: the wait must be long beside them.
+_CALLBACK_SECONDS = 0.2
 _COMPILE_EVERY = 4  # steps
 
 
@@ -171,13 +173,14 @@ def _straggles(rounds: int) -> Callable[[Any, Any], Any]:
     """The first device computes for longer before the step, and the others wait for it there.
 
     Where it computed beside the others' matmuls, these would have more of the shared memory's
-    bandwidth than in the healthy run.
+    bandwidth than in the healthy run. A round is long, for each is an event: a trace would slow
+    many short ones down.
     """
 
     def local() -> Array:
         is_first = jax.lax.axis_index("data") == 0
         often = jnp.where(is_first, rounds, 0)
-        busy = jax.lax.fori_loop(0, often, lambda _, y: jnp.sin(y), jnp.ones((4096,)))
+        busy = jax.lax.fori_loop(0, often, lambda _, y: jnp.sin(jnp.sin(y)), jnp.ones((2**17,)))
         return jax.lax.psum(busy[0], "data")
 
     def change(loss_of: Callable[[Any], Any], batch: Any) -> Any:
@@ -236,11 +239,12 @@ FAULTS: Mapping[str, Fault] = {
     "recompile": Fault(cause="recompiles", options={"plant": _recompiles}),
     "remat": Fault(
         cause="remat heavier than memory needs",
-        # Wide and short: else a CPU, which gets fresh memory from the system in every step, takes
-        # longer to keep what narrow layers compute than to compute it again.
+        # Wide: a CPU, which gets fresh memory from the system in every step, takes longer to keep
+        # what narrow layers compute than to compute it again. With tokens enough for the matmuls
+        # to take most of a step.
         keys=(
-            *("max_target_length=64", "per_device_batch_size=2", "vocab_size=1024"),
-            *("emb_dim=512", "mlp_dim=2048", "num_decoder_layers=4"),
+            *("max_target_length=256", "per_device_batch_size=2", "vocab_size=1024"),
+            *("emb_dim=1024", "mlp_dim=4096", "num_decoder_layers=2"),
         ),
         faulty_keys=("remat_policy=full",),
         healthy_keys=("remat_policy=none",),
@@ -260,7 +264,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "straggler": Fault(
         cause="imbalance between devices",
-        options={"plant": _in_loss(_straggles(4000))},
+        options={"plant": _in_loss(_straggles(300))},
         healthy={"plant": _in_loss(_straggles(0))},
         devices=2,
     ),

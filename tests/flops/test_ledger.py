@@ -5,8 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from mfu_jax.flops.executed.counting import ExecutedCount
+from mfu_jax.flops.count import FlopCount
+from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
 from mfu_jax.flops.ledger import compare_flops
+from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.hardware.step_peaks import find_peaks
 from mfu_jax.instrumentation.counts import count_program, traced_model
 from mfu_jax.logger.diagnosis import diagnose
@@ -40,6 +42,31 @@ def test_work_that_xla_merged_is_a_named_line_and_no_alarm() -> None:
 def test_missing_work_of_a_model_that_was_not_traced_stays_a_residual() -> None:
     ledger = compare_flops(model=1000, executed=ExecutedCount(forward=600))
     assert (ledger.residual, ledger.removed) == (-400, 0)
+
+
+def test_a_traced_count_as_the_model_says_what_xla_removed() -> None:
+    def twice(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.sum(x @ w), jnp.max(x @ w)
+
+    args = (jnp.ones((16, 32)), jnp.ones((8, 16)))
+    product = 2 * 8 * 16 * 32
+    executed = executed_flops(jax.jit(twice).lower(*args).compile())
+    model = count_model_flops(twice, *args)
+    ledger = compare_flops(model=model, executed=executed)
+    assert (ledger.model, ledger.executed, ledger.convention) == (2 * product, product, "dense")
+    assert (ledger.residual, ledger.removed) == (0, product)
+    assert f"forward dot_general ({product:,})" in str(ledger)
+    assert "model=count_model_flops" in str(compare_flops(model=model.total, executed=executed))
+    shared = compare_flops(model=model, executed=executed, devices=2)
+    assert (shared.model, shared.removed) == (product, 0)
+
+
+def test_backward_work_that_a_checkpoint_repeats_unnamed_has_a_line() -> None:
+    model = FlopCount(forward=100, backward=200, rematerialized=150)
+    executed = ExecutedCount(forward=100, backward=250, rematerialized=100)
+    ledger = compare_flops(model=model, executed=executed)
+    assert {line.label: line.flops for line in ledger.lines}["rematerialised backward"] == 50
+    assert ledger.residual == 0
 
 
 def test_work_beyond_the_model_is_named_by_its_operations() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from mfu_jax.layers.building import Inputs
 from mfu_jax.layers.experts import Experts, ExpertsSpec
+from mfu_jax.layers.lora import Lora
 from mfu_jax.layers.routers import Router, RouterSpec, moved_bias
 
 from tests.support.floats import assert_close_as_float32
@@ -103,3 +105,26 @@ def test_the_balance_loss_is_one_for_an_even_load() -> None:
 def test_the_bias_moves_against_the_load() -> None:
     moved = moved_bias(jnp.zeros(4), jnp.array([0.0, 4.0, 2.0, 2.0]), 0.25)
     assert moved.tolist() == [0.25, -0.25, 0.0, 0.0]
+
+
+def test_each_expert_has_an_adapter_of_its_own() -> None:
+    rank, scale = 2, 0.5
+    spec = ExpertsSpec(router=RouterSpec(experts=E, per_token=3), hidden=F)
+    lora = Lora(rank=rank, scale=scale, targets=frozenset({"wi_1", "wo", "q_proj"}))
+    layer = spec.make(dataclasses.replace(tiny_builder(D), lora=lora))
+    assert set(layer.adapters) == {"wi_1", "wo"}
+    rng = np.random.default_rng(3)
+    merged = spec.make(tiny_builder(D))
+    for name, adapter in layer.adapters.items():
+        b = rng.normal(size=adapter.lora_b[...].shape).astype(np.float32)
+        adapter.lora_b.set_value(jnp.asarray(b))
+        added = np.einsum("eir,ero->eio", np.asarray(adapter.lora_a[...]), b) * scale
+        getattr(merged, name).set_value(getattr(layer, name)[...] + added)
+    merged.wi_0.set_value(layer.wi_0[...])
+    merged.router.gate.kernel.set_value(layer.router.gate.kernel[...])
+    want = merged(jnp.asarray(X), inputs())
+    assert_close_as_float32(layer(jnp.asarray(X), inputs()), np.asarray(want), terms=F * D)
+    for each in (layer, merged):
+        each.spec = dataclasses.replace(spec, capacity_factor=1.0)
+    want = merged(jnp.asarray(X), inputs())
+    assert_close_as_float32(layer(jnp.asarray(X), inputs()), np.asarray(want), terms=F * D)

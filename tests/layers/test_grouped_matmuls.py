@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mfu_jax.layers.grouped_matmuls import grouped_dot, runs_on_tpus
+from mfu_jax.layers.grouped_matmuls import gradient_of_matrices, grouped_dot, runs_on_tpus
 
 ROWS, IN, OUT = 256, 8, 16
 SIZES = (100, 0, 60)  # 96 rows belong to no group
@@ -66,6 +66,17 @@ def test_a_long_contraction_is_cut_into_equal_tiles(rows: int, contracted: int, 
     ]
     text = jax.jit(product).trace(*shapes).lower(lowering_platforms=("tpu",)).as_text()
     assert re.findall(r'ragged_dot_tiling = "([^"]*)"', text) == [tiling] * bool(tiling)
+
+
+@pytest.mark.parametrize(("groups", "tile"), [(1, 512), (4, 256), (16, 128), (64, 128)])
+def test_short_groups_have_small_tiles(groups: int, tile: int) -> None:
+    """Of 4096 rows; four tiles a group, where that leaves 128 rows a tile."""
+
+    def gradient(rows: jax.Array) -> jax.Array:
+        return gradient_of_matrices(rows, rows, jnp.zeros(groups, jnp.int32), rows.dtype)
+
+    text = str(jax.make_jaxpr(gradient)(jnp.zeros((4096, 512), jnp.bfloat16)))
+    assert re.search(r"block_shape=\(Blocked\(block_size=(\d+)\)", text)[1] == str(tile)
 
 
 def test_attention_tells_the_platform() -> None:

@@ -52,6 +52,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "local_rope_max_timescale": 10_000,
         **TIED,
     },
+    "gemma4": {
+        "decoder_block": "gemma4",
+        "num_decoder_layers": 6,
+        "mlp_activations": ["gelu", "linear"],
+        "logits_via_embedding": True,
+        "sliding_window_size": 8,
+        "global_head_dim": 16,
+        "global_num_kv_heads": 1,
+        "share_kv_projections": True,
+    },
     "olmo3": {"decoder_block": "olmo3", "num_decoder_layers": 4, "sliding_window_size": 8},
     "gpt2": {
         "decoder_block": "gpt2",
@@ -123,6 +133,11 @@ TOWER = {
     "num_attention_heads_for_vit": 4,
 }
 SEEING: dict[str, dict[str, Any]] = {
+    "gemma4": {
+        "image_size_for_vit": [12, 48],
+        "intermediate_size_for_vit": 48,
+        "num_position_embeddings_for_vit": 16,
+    },
     "gemma3": {"image_size_for_vit": 32, "intermediate_size_for_vit": 48},
     "llama4": {
         "tile_size_for_vit": 16,

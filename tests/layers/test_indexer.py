@@ -11,16 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from mfu_jax.layers.attention_ops import masked_probabilities
 from mfu_jax.layers.building import Inputs
+from mfu_jax.layers.compressed_attention import of_compressed_keys
 from mfu_jax.layers.indexer import DENSE, SPARSE, IndexerSpec, divergence
 from mfu_jax.layers.latent_attention import LatentAttentionSpec
 from mfu_jax.layers.rope import Rope
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.counting import count_model_flops
+from mfu_jax.trainer.trainable import trained_and_frozen
 from tests.support.floats import assert_close_as_float32
 from tests.support.tiny_layers import tiny_builder
-from tests.support.tiny_models import analytic, gradient, sized
+from tests.support.tiny_models import analytic, gradient, one_period, sized
 
 S, D = 12, 16
 SPEC = LatentAttentionSpec(
@@ -97,24 +100,59 @@ def test_in_the_warm_up_queries_attend_to_all_keys() -> None:
     assert dense.loss != sparse.loss
 
 
-WARM_UP = {"frozen": ["tokens", "logits", "attention", "mlp", "moe"]}
+def test_of_joint_attention_the_share_of_compressed_keys_is_their_own_softmax() -> None:
+    rng = np.random.default_rng(2)
+    q, k = rng.normal(size=(4, 2, 3)), rng.normal(size=(7, 3))  # of 7 keys, the last 3 compressed
+    mask = np.tril(np.ones((4, 7), bool), k=3)  # the first query sees none of them
+    args = (jnp.asarray(q)[None], jnp.asarray(k)[None, :, None], jnp.asarray(mask)[None])
+    joint = masked_probabilities(*args, sinks=jnp.array([0.3, -1.0]))
+    want = np.zeros((4, 3))
+    for query, head in np.ndindex(4, 2):
+        seen = np.exp(k[4:] @ q[query, head] / np.sqrt(3)) * mask[query, 4:]
+        want[query] += seen / max(seen.sum(), 1e-9) / 2
+    assert not want[0].any()
+    assert want[3].all()
+    assert_close_as_float32(of_compressed_keys(joint, 3)[0], want.astype(np.float32), terms=16)
+
+
+# Stages of V3.2 and V4: what is frozen in the warm-up.
+WARM_UP = ("tokens", "attention", "mlp", "moe")
+SPARSE_KEYS = {"indexer_sparse_training": True}
 
 
 @pytest.mark.parametrize(
-    "keys", [{"indexer_sparse_training": True}, WARM_UP], ids=["sparse", "warm-up"]
+    ("name", "keys"),
+    [
+        ("deepseek3.2-671b", SPARSE_KEYS),
+        ("deepseek3.2-671b", {"frozen": (*WARM_UP, "logits"), "indexer_sparse_training": False}),
+        ("deepseek4-284b", SPARSE_KEYS),
+        ("deepseek4-284b", {"frozen": (*WARM_UP, "head")}),
+    ],
+    ids=["V3.2 sparse", "V3.2 warm-up", "V4 sparse", "V4 warm-up"],
 )
-def test_its_flops_are_counted(keys: dict[str, Any]) -> None:
-    c = sized("deepseek3.2-671b", indexer_loss_scaling_factor=0.5, **keys)
+def test_its_flops_are_counted(name: str, keys: dict[str, Any]) -> None:
+    c = one_period(name, indexer_loss_scaling_factor=0.5, **keys)
     step, arguments = gradient(c)
     traced = count_model_flops(step, *arguments)
     assert traced.total == analytic(c)
+    if c.frozen:
+        moved, _ = trained_and_frozen(c, arguments[0])
+        assert all("indexer" in path for path, _ in nnx.to_flat_state(moved))
+    if name == "deepseek4-284b":
+        return
     # The scores' gradients: of queries and of keys.
     scores = sum(count for scope, count in traced.by_scope.items() if "indexer/scores" in scope)
-    assert scores == 3 * 3 * 2 * c.indexer_n_heads * c.indexer_head_dim * 2 * 128**2
+    assert (
+        scores == c.num_decoder_layers * 3 * 2 * c.indexer_n_heads * c.indexer_head_dim * 2 * 128**2
+    )
 
 
 def test_a_loss_without_an_indexer_that_chooses_is_refused() -> None:
     with pytest.raises(UserError, match="use_indexer=true"):
         sized("deepseek3-671b", indexer_loss_scaling_factor=0.5)
-    with pytest.raises(UserError, match="indexer_topk=16"):
-        sized("deepseek3.2-671b", indexer_loss_scaling_factor=0.5, max_target_length=16)
+    for name, length in (("deepseek3.2-671b", 16), ("deepseek4-284b", 64)):
+        with pytest.raises(UserError, match=r"16 keys, .* indexer_topk=16"):
+            sized(name, indexer_loss_scaling_factor=0.5, max_target_length=length)
+    keys = {"compress_ratios": [0], "num_decoder_layers": 1, "override_model_config": True}
+    with pytest.raises(UserError, match="ratio 4"):
+        sized("deepseek4-284b", indexer_loss_scaling_factor=0.5, **keys)

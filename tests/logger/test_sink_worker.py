@@ -343,3 +343,24 @@ def test_without_a_period_every_sink_is_written_at_once(make: Callable[..., Sink
     for step in range(5):
         worker.put(records(step))
         wait_until(lambda: len(sink.steps) == step + 1)  # noqa: B023
+
+
+def test_a_worker_that_failed_with_nothing_to_write_sleeps(
+    make: Callable[..., SinkWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mfu_jax.logger.sink_worker.FIRST_RETRY_SECONDS", 0.01)
+    worker = make(ListSink())
+    looks = []
+
+    def fails_once() -> None:
+        looks.append(1)
+        if len(looks) == 1:
+            worker.keep_rest(0.0)
+            raise RuntimeError("a bug of ours")
+        SinkWorker._work(worker)
+
+    monkeypatch.setattr(worker, "_work", fails_once)
+    worker.put(records(0))
+    wait_until(lambda: len(looks) > 1)
+    time.sleep(0.2)
+    assert len(looks) < 10

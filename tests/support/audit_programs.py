@@ -143,6 +143,12 @@ def hvp(w, x, v):
     return jax.jvp(lambda w: jax.grad(loss)(w, x), (w,), (v,))[1]
 
 
+@audit(MLP, X, MLP, forward=6 * ONE, backward=7 * ONE, removed=ONE)
+def hvp_along_the_inputs(w, x, v):
+    """Both tangents of the first product are needed; that of `x` is the product itself again."""
+    return jax.jvp(jax.jit(jax.grad(loss)), (w, x), (v, x))[1]
+
+
 @audit(MLP, X, MLP, forward=2 * ONE, backward=9 * ONE + 2 * 2 * D * H, removed=None)
 def hvp_reverse(w, x, v):
     def directional(w):

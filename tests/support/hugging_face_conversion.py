@@ -49,6 +49,7 @@ _PLACES = {
     "mlp.gate.e_score_correction_bias": "feed_forward.router.choice_bias",
     "mlp.router": "feed_forward.router.gate",
     "mlp.shared_expert_gate": "feed_forward.shared_gate",
+    "layer_scalar": "scale",
     "input_layernorm": "pre_mixer_norm",
     "post_attention_layernorm": "pre_mlp_norm",
 }
@@ -120,7 +121,7 @@ def _load(model: Any, family: str, name: str, value: np.ndarray) -> int:
     return _put(block, places[stem], kind, _reordered(family, stem, value, model))
 
 
-_SANDWICHED = ("gemma2", "gemma3", "olmo3")
+_SANDWICHED = ("gemma2", "gemma3", "gemma4", "olmo3")
 # Families whose rotary pairs are neighbours; ours are halves.
 _INTERLEAVED = {
     "llama4": {"self_attn.q_proj": (8, 8), "self_attn.k_proj": (8, 8)},

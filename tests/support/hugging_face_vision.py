@@ -18,12 +18,24 @@ _IN_LAYERS = {
     "self_attn.o_proj": "mixer.out",
     "mlp.fc1": "feed_forward.wi_0",
     "mlp.fc2": "feed_forward.wo",
+    "self_attn.q_norm": "mixer.query_norm",
+    "self_attn.k_norm": "mixer.key_norm",
+    "mlp.gate_proj": "feed_forward.wi_0",
+    "mlp.up_proj": "feed_forward.wi_1",
+    "mlp.down_proj": "feed_forward.wo",
     "layer_norm1": "pre_mixer_norm",
     "layer_norm2": "pre_mlp_norm",
     "input_layernorm": "pre_mixer_norm",
     "post_attention_layernorm": "pre_mlp_norm",
 }
+_POST_NORMS = {
+    "post_attention_layernorm": "post_mixer_norm",
+    "pre_feedforward_layernorm": "pre_mlp_norm",
+    "post_feedforward_layernorm": "post_mlp_norm",
+}
 _AROUND = {
+    "vision_tower.patch_embedder.input_proj": "vision_encoder.patches",
+    "embed_vision.embedding_projection": "vision_projector.projection",
     "vision_tower.embeddings.patch_embedding": "vision_encoder.patches",
     "vision_tower.embeddings.position_embedding": "vision_encoder.positions",
     "vision_tower.post_layernorm": "vision_encoder.norm",
@@ -37,6 +49,9 @@ _AROUND = {
 }
 # Parameters that are not a module's weight or bias.
 _ALONE = {
+    "vision_tower.patch_embedder.position_embedding_table": "vision_encoder.positions",
+    "vision_tower.std_bias": "vision_encoder.merge.shift",
+    "vision_tower.std_scale": "vision_encoder.merge.scale",
     "vision_model.class_embedding": "vision_encoder.class_token",
     "vision_model.positional_embedding_vlm": "vision_encoder.positions",
     "multi_modal_projector.mm_input_projection_weight": "vision_projector.projection.kernel",
@@ -46,7 +61,7 @@ _CHANNELS = 3
 
 def is_of_tower(name: str) -> bool:
     """Whether a weight's name, without ``model.`` in front, is of the tower or its projector."""
-    return name.startswith(("vision_", "multi_modal_projector"))
+    return name.startswith(("vision_", "multi_modal_projector", "embed_vision"))
 
 
 def load_of_tower(model: Any, name: str, value: np.ndarray) -> int:
@@ -56,7 +71,8 @@ def load_of_tower(model: Any, name: str, value: np.ndarray) -> int:
     stem, _, kind = name.rpartition(".")
     if layer := re.fullmatch(r"vision_\w+\.(?:encoder|model)\.layers\.(\d+)\.(.*)", stem):
         place = model.vision_encoder.layers.groups[int(layer[1])][0]
-        target = _module(place, _IN_LAYERS[layer[2]])
+        names = {**_IN_LAYERS, **(_POST_NORMS if hasattr(place, "post_mixer_norm") else {})}
+        target = _module(place, names[layer[2].removesuffix(".linear")])
     else:
         target = _module(model, _AROUND[stem])
     if kind == "bias":

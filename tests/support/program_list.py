@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tests.support import (
+    program_devices,
     program_factorizations,
     program_families,
     program_kernel_bodies,
@@ -172,6 +173,10 @@ def _fill() -> None:
                 PROGRAMS[f"{platform}_{topic}_{name}"] = Program(
                     platform=platform, build=on_one_device(function, *arguments), flops=flops
                 )
+    for platform in program_devices.PLATFORMS:
+        for name in program_devices.PROGRAMS:
+            build = functools.partial(program_devices.build, name)
+            PROGRAMS[f"{platform}_devices_{name}"] = Program(platform=platform, build=build)
     PROGRAMS["v5e_splash_context"] = Program(
         platform="v5e", build=program_kernels.splash_in_context
     )

@@ -12,6 +12,7 @@ TRITON_SHAPE = (2, 512, 4, 128)
 BATCH, LENGTH, HEADS, WIDTH = 1, 384, 2, 128  # of the other attention
 TOKENS, INPUTS, VOCABULARY = 1024, 384, 2560  # of a fused loss
 GROUPS, ROWS, IN, OUT, TILE = 4, 512, 256, 384, 128  # of grouped matmuls
+TRITON_ROWS = 32  # of a tile of the gradient by Triton
 
 Kernel = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -54,14 +55,14 @@ def _attention(platform: str, implementation: str) -> Callable[..., Any]:
     return gradients
 
 
-def _grouped(platform: str) -> Callable[..., Any]:
+def _grouped(platform: str, implementation: str = "mosaic") -> Callable[..., Any]:
     def gradients(x: jax.Array, w: jax.Array, group_sizes: jax.Array) -> Any:
         import tokamax
 
         _pretend(platform)
 
         def loss(x: jax.Array, w: jax.Array) -> jax.Array:
-            y = tokamax.ragged_dot(x, w, group_sizes=group_sizes, implementation="mosaic")
+            y = tokamax.ragged_dot(x, w, group_sizes=group_sizes, implementation=implementation)
             return (y.astype(jnp.float32) ** 2).sum()
 
         return jax.value_and_grad(loss, (0, 1))(x, w)
@@ -99,6 +100,7 @@ KERNELS: dict[str, dict[str, Kernel]] = {
     },
     "h100": {
         "tokamax_gmm": (_grouped("h100"), _EXPERTS),
+        "tokamax_gmm_triton": (_grouped("h100", "triton"), _EXPERTS),
         "tokamax_wgmma": (_attention("h100", "mosaic"), _QKV),
         "tokamax": (_attention("h100", "triton"), (_of(*TRITON_SHAPE),) * 3),
     },

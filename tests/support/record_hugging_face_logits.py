@@ -47,6 +47,20 @@ FAMILIES = {
         {"num_hidden_layers": 6, "sliding_window": 8, "query_pre_attn_scalar": 12}
         | {"tie_word_embeddings": True},
     ),
+    "gemma4": (
+        "Gemma4",
+        {
+            "num_hidden_layers": 6,
+            "sliding_window": 8,
+            "tie_word_embeddings": True,
+            "hidden_size_per_layer_input": 0,
+            "global_head_dim": 16,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "use_bidirectional_attention": "vision",
+            "rope_parameters": BY_KIND,
+        },
+    ),
     "olmo3": ("Olmo3", {"num_hidden_layers": 4, "sliding_window": 8, "rope_parameters": BY_KIND}),
     "gpt2": (
         "GPT2",
@@ -142,6 +156,12 @@ SEEING = {
         {"image_size": 32, "intermediate_size": 48},
         {"mm_tokens_per_image": 4, "tie_word_embeddings": True},
     ),
+    "gemma4": (
+        "Gemma4",
+        {"intermediate_size": 48, "head_dim": 8, "num_key_value_heads": 4, "standardize": True}
+        | {"position_embedding_size": 16},
+        {"tie_word_embeddings": True},
+    ),
     "llama4": (
         "Llama4",
         {"image_size": 16, "intermediate_size": 128, "pixel_shuffle_ratio": 0.5}
@@ -149,6 +169,8 @@ SEEING = {
         {},
     ),
 }
+# Height and width of images that are no squares.
+SIDES = {"gemma4": [12, 48]}
 # Two images of four tokens.
 PLACES = (0, *range(1, 5), 0, *range(5, 9), *(0,) * 14)
 
@@ -164,7 +186,7 @@ def with_images(family: str) -> dict[str, Any]:
     config = getattr(transformers, f"{name}Config")(
         text_config=text,
         vision_config=TOWER | tower,
-        image_token_index=IMAGE,
+        **{"image_token_id" if family == "gemma4" else "image_token_index": IMAGE},
         **own,
         **dict.fromkeys(implementations, "eager"),
     )
@@ -172,21 +194,21 @@ def with_images(family: str) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     places = np.array([PLACES], np.int32)
     tokens = np.where(places, IMAGE, rng.integers(1, 60, places.shape))
-    pixels = rng.integers(0, 256, (1, 2, tower["image_size"], tower["image_size"], 3), np.uint8)
+    sides = SIDES.get(family) or [tower["image_size"]] * 2
+    pixels = rng.integers(0, 256, (1, 2, *sides, 3), np.uint8)
     shapes = {}
     with torch.no_grad():
         for key, tensor in model.state_dict().items():
-            if "vision_tower.head" in key or (key == "lm_head.weight" and family == "gemma3"):
+            if "vision_tower.head" in key or (
+                key == "lm_head.weight" and own.get("tie_word_embeddings")
+            ):
                 continue
             shapes[key] = tuple(tensor.shape)
             tensor.copy_(torch.from_numpy(named_weight(key, shapes[key])))
-        values = torch.from_numpy(pixels[0]).permute(0, 3, 1, 2).float() * (2 / 255) - 1
-        kinds = {"token_type_ids": torch.from_numpy((places > 0).astype(np.int64))}
         logits = model(
             torch.from_numpy(tokens),
-            pixel_values=values,
             attention_mask=torch.ones(tokens.shape, dtype=torch.int64),
-            **(kinds if family == "gemma3" else {}),
+            **_seen(family, pixels[0], torch.from_numpy((places > 0).astype(np.int64))),
         ).logits.numpy()
     return {
         "shapes": np.array(json.dumps(shapes)),
@@ -197,13 +219,32 @@ def with_images(family: str) -> dict[str, Any]:
     }
 
 
+def _seen(family: str, pixels: np.ndarray, is_image: Any) -> dict[str, Any]:
+    """What a model takes for images [images, height, width, 3] of bytes."""
+    import torch
+
+    values = torch.from_numpy(pixels).float() / 255
+    if family != "gemma4":
+        kinds = {"token_type_ids": is_image} if family == "gemma3" else {}
+        return {"pixel_values": 2 * values.permute(0, 3, 1, 2) - 1, **kinds}
+    count, height, width, _ = pixels.shape
+    rows, columns, side = height // 4, width // 4, TOWER["patch_size"]
+    patches = values.reshape(count, rows, side, columns, side, 3).transpose(2, 3)
+    places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(-1)
+    return {
+        "pixel_values": patches.reshape(count, rows * columns, -1),
+        "image_position_ids": places.expand(count, -1, -1),
+        "mm_token_type_ids": is_image,
+    }
+
+
 def logits_of(family: str) -> tuple[dict[str, tuple[int, ...]], np.ndarray, np.ndarray]:
     """Shapes of the weights, tokens [1, 24] and logits [1, 24, 64]."""
     import torch
     import transformers
 
     name, own = FAMILIES[family]
-    suffix = "TextConfig" if name in ("Gemma3", "Llama4") else "Config"
+    suffix = "TextConfig" if name in ("Gemma3", "Gemma4", "Llama4") else "Config"
     model_class = "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM"
     settings = {**COMMON, **own}
     if name in ("GPT2", "DeepseekV3"):

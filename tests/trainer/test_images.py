@@ -10,9 +10,12 @@ import pytest
 from mfu_jax.layers.families import known_towers
 
 from mfu_jax.errors import UserError
-from mfu_jax.trainer import mesh, step
+from mfu_jax.flops.executed.counting import executed_flops
+from mfu_jax.trainer import mesh, state, step
 from mfu_jax.trainer.data import make_iterator
 from mfu_jax.trainer.image_rules import TOWERS
+from tests.support.compilation import only_counted
+from tests.support.floats import assert_close_as_float32
 from tests.support.tiny_models import LENGTH, ROWS, sized
 
 
@@ -35,13 +38,55 @@ def test_rows_begin_with_images_of_which_the_last_token_predicts_text() -> None:
     }
 
 
+def test_both_answers_of_a_pair_follow_the_same_images() -> None:
+    c = sized("gemma3-4b", images_per_sequence=3, dataset_type="synthetic", use_dpo=True)
+    batch = next(make_iterator(c, split="train", rows_per_process=2 * ROWS, accumulation=1))
+    assert batch["images"].shape[:3] == (1, 2 * ROWS, 3)
+    assert (batch["images"][0, ::2] == batch["images"][0, 1::2]).all()
+    tokens = 3 * (32 // 4 // 4) ** 2
+    prompt = tokens + (LENGTH - tokens) // 2
+    chosen, rejected = batch["inputs"][0, 0], batch["inputs"][0, 1]
+    assert (chosen[:prompt] == rejected[:prompt]).all()
+    assert (chosen[prompt:] != rejected[prompt:]).any()
+    assert batch["inputs_image"][0, 1].tolist() == [*range(1, tokens + 1), *[0] * (LENGTH - tokens)]
+    assert batch["targets_weight"][0, 0].tolist() == [0] * (prompt - 1) + [1] * (
+        LENGTH - prompt + 1
+    )
+
+
+ONE_LAYER = {
+    "num_decoder_layers": 1,
+    "num_hidden_layers_for_vit": 1,
+    "freeze_vision_encoder_params": False,
+    "override_model_config": True,
+}
+
+
+def test_devices_that_share_a_sequence_share_its_images() -> None:
+    losses, flops = [], []
+    for devices, axes in ((1, {}), (4, {"fsdp": 2, "context_parallelism": 2})):
+        rows = {"per_device_batch_size": ROWS / devices, "dataset_type": "synthetic"}
+        c = sized("gemma3-4b", images_per_sequence=2, **rows, **ONE_LAYER, **axes)
+        grid = mesh.make_mesh(c, jax.devices()[:devices])
+        with only_counted():
+            program = step.compile_train_step(c, grid, state.abstract_state(c, grid))
+        batch = next(make_iterator(c, split="train", rows_per_process=ROWS, accumulation=1))
+        _, metrics = program(state.create_state(c, grid), mesh.put_batch(batch, grid))
+        losses.append(float(metrics["loss"]))
+        flops.append(executed_flops(program).total * devices)
+    assert flops[0] == flops[1]
+    assert_close_as_float32(losses[1], losses[0], terms=ROWS * LENGTH)
+
+
 @pytest.mark.parametrize(
     ("name", "keys", "said"),
     [
-        ("llama3-8b", {}, "gemma3 and llama4"),
+        ("llama3-8b", {}, "gemma3, gemma4, llama4"),
         ("qwen3-vl-2b", {}, "not that of decoder_block=qwen3"),
-        ("gemma3-4b", {"lora_rank": 4}, "with lora_rank"),
         ("gemma3-4b", {"images_per_sequence": 32}, "makes 128 tokens of each sequence"),
+        ("gemma4-31b", {"image_size_for_vit": [24, 28]}, "28 pixels make 7 patches"),
+        ("gemma4-31b", {"num_position_embeddings_for_vit": 8}, "at most"),
+        ("gemma4-31b", {"image_size_for_vit": [24, 36, 3]}, "or .height, width."),
         ("llama4-17b-16e", {"tile_size_for_vit": 20}, "expected a multiple of 2"),
         ("llama4-17b-16e", {"intermediate_size_for_vit": 64}, "expected 128"),
     ],
@@ -54,3 +99,9 @@ def test_what_cannot_be_built_is_refused(name: str, keys: dict[str, Any], said: 
 
 def test_the_config_knows_the_models_that_see() -> None:
     assert known_towers() == sorted(TOWERS)
+
+
+def test_a_device_of_a_split_sequence_has_whole_images() -> None:
+    c = sized("gemma3-4b", images_per_sequence=3, context_parallelism=2)
+    with pytest.raises(UserError, match=r"3 images and tiles .* context=2 does not divide"):
+        mesh.make_mesh(c, jax.devices()[:2])

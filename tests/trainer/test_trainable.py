@@ -44,6 +44,13 @@ MLA = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 6,
 }
+EXPERTS = {
+    "decoder_block": "mixtral",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_mlp_dim": 12,
+    "scan_layers": False,
+}
 
 
 def config(**keys: Any) -> Config:
@@ -57,6 +64,7 @@ def config(**keys: Any) -> Config:
         {"lora_rank": 3, "scan_layers": False, "lora_targets": ["k_proj"]},
         {"lora_rank": 2, "lora_targets": ["wo", "wi_0"], "logits_via_embedding": True},
         {"lora_rank": 2, "lora_targets": ["q_b", "kv_a", "o_proj"], **MLA},
+        {"lora_rank": 2, "lora_targets": ["wo", "wi_1"], "capacity_factor": 1.0, **EXPERTS},
         {"frozen": ["mlp"]},
         {"frozen": ["tokens", "attention"]},
         {"frozen": ["tokens", "q_proj", "wo"]},
@@ -123,16 +131,6 @@ def test_frozen_weights_stay() -> None:
         ({"lora_rank": 2, "lora_targets": ["qproj"]}, "'q_proj'"),
         ({"lora_rank": 2, "frozen": ["mlp"]}, "leave frozen out"),
         ({"frozen": ["tokens"], "logits_via_embedding": True}, "tied"),
-        (
-            {
-                "lora_rank": 2,
-                "lora_targets": ["wo"],
-                "num_experts": 4,
-                "moe_mlp_dim": 8,
-                "decoder_block": "mixtral",
-            },
-            "experts",
-        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused(keys: dict[str, Any], message: str) -> None:

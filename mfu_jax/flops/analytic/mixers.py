@@ -228,6 +228,7 @@ def compressed_attention(
     window: int,
     ratio: int,
     topk: int = 0,
+    sparse: bool = True,
     name: str = "attention",
 ) -> Components:
     """DeepSeek-V4's attention: a sliding window, and keys that each summarise `ratio` tokens.
@@ -241,6 +242,7 @@ def compressed_attention(
     Args:
         ratio: tokens in one compressed key; 0: window only.
         topk: compressed keys that the indexer picks; 0: all.
+        sparse: False: queries attend to all compressed keys nevertheless, as in its warm-up.
     """
     parts = [
         projection(f"{name}/q_a", width, q_lora_rank),
@@ -260,7 +262,7 @@ def compressed_attention(
     ]
     if ratio:
         parts.extend(_compressor(width, head_dim, ratio, overlap=topk > 0, name=name))
-        mask = Strided(ratio, topk)
+        mask = Strided(ratio, topk if sparse else 0)
         compressed = f"{name}/compressed_scores"
         kept = Cache(head_dim)
         parts.extend(attention_scores(heads, head_dim, head_dim, mask, compressed, cache=kept))

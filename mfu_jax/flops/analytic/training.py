@@ -8,7 +8,7 @@ counted.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from mfu_jax.errors import UserError, nearest
 from mfu_jax.flops.analytic.architectures import build
@@ -69,12 +69,13 @@ def _with_adapters(model: Model, rank: int, targets: tuple[str, ...]) -> Model:
             f"lora_rank={rank} needs lora_targets, the projections that get adapters; for example "
             f"lora_targets=q_proj,v_proj"
         )
-    names = {_last(part) for part in _parts(model) if part.inputs}
+    open_layers = [layer for layer in model.layers if not _is_frozen_tower(layer)]
+    names = {_last(part) for layer in open_layers for part in layer.components if part.inputs}
     _check_names("lora_targets", targets, names)
 
-    def adapted(part: Component) -> tuple[Component, ...]:
+    def adapted(layer: Layer, part: Component) -> tuple[Component, ...]:
         frozen = part.replace(right_gradient=part.kind == "attention")
-        if _last(part) not in targets or not part.inputs:
+        if _last(part) not in targets or not part.inputs or _is_frozen_tower(layer):
             return (frozen,)
         copies = part.parameters // (part.inputs * part.outputs) or 1
         times = part.macs // (part.inputs * part.outputs)
@@ -97,12 +98,14 @@ def _with_adapters(model: Model, rank: int, targets: tuple[str, ...]) -> Model:
 
 def _frozen(model: Model, frozen: tuple[str, ...]) -> Model:
     """Freezes the weights of the layers and components that `frozen` names."""
-    words = {word for part in _parts(model) for word in part.name.split("/")}
-    _check_names("frozen", frozen, {*words, *(layer.name for layer in model.layers)})
+    known = {
+        name for layer in model.layers for part in layer.components for name in _names(layer, part)
+    }
+    _check_names("frozen", frozen, known)
     chosen = set(frozen)
 
     def freeze(layer: Layer, part: Component) -> Component:
-        named = chosen & {layer.name, *part.name.split("/")}
+        named = chosen & _names(layer, part)
         if part.kind == "attention" or not named:
             return part
         return part.replace(right_gradient=False)
@@ -115,6 +118,17 @@ def _frozen(model: Model, frozen: tuple[str, ...]) -> Model:
             for layer in model.layers
         )
     )
+
+
+def _names(layer: Layer, part: Component) -> set[str]:
+    """What `frozen` may call a part: its layer, its tower, a word of its name."""
+    tower, slash, _ = layer.name.partition("/")
+    return {layer.name, *part.name.split("/"), *((tower,) if slash else ())}
+
+
+def _is_frozen_tower(layer: Layer) -> bool:
+    """Whether nothing in a layer trains before adapters come: it gets none."""
+    return not any(part.right_gradient for part in layer.components if part.macs)
 
 
 def _without_unneeded_gradients(model: Model) -> Model:
@@ -215,15 +229,12 @@ def _last(part: Component) -> str:
     return part.name.rsplit("/", 1)[-1]
 
 
-def _parts(model: Model) -> Iterable[Component]:
-    return (part for layer in model.layers for part in layer.components)
-
-
-def _changed(model: Model, change: Callable[[Component], tuple[Component, ...]]) -> Model:
+def _changed(model: Model, change: Callable[[Layer, Component], tuple[Component, ...]]) -> Model:
     return Model(
         layers=tuple(
             dataclasses.replace(
-                layer, components=tuple(new for part in layer.components for new in change(part))
+                layer,
+                components=tuple(new for part in layer.components for new in change(layer, part)),
             )
             for layer in model.layers
         )

@@ -17,6 +17,7 @@ KINDS = {
     "collective-permute",
     "collective-broadcast",
 }
+_LAST_LINK = "AsyncCollectiveDone"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,30 @@ def is_further_link(computation: HloComputation, instruction: HloInstruction) ->
     users = computation.users.get(instruction.name, ())
     targets = (user.attribute_string("custom_call_target") for user in users)
     return "AsyncCollectiveStart" not in targets
+
+
+def carried_along(fused: HloComputation) -> frozenset[str]:
+    """Instructions of a fusion that only pass on the arrays of a collective under way.
+
+    The fusion of such a chain takes the collective's arrays and gives them back, and reads and
+    writes none of them: the links do. Empty for the fusion that starts a chain, and outside one.
+    """
+    links = {
+        i.name
+        for i in fused.instructions.values()
+        if i.opcode.removesuffix("-start") in KINDS and is_further_link(fused, i)
+    }
+    if not links:
+        return frozenset()
+    root = fused.root
+    done = {root.name} if root.attribute_string("custom_call_target") == _LAST_LINK else set()
+    passes = links | {root.name} if root.opcode == "tuple" else links | done
+    parameters = {
+        parameter.name
+        for parameter in fused.parameters.values()
+        if all(user.name in passes for user in fused.users.get(parameter.name, ()))
+    }
+    return frozenset(links | done | parameters)
 
 
 def read_collective(

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mfu_jax.flops.count import FlopCount, Unaccounted
+from mfu_jax.flops.exact import Number
 from mfu_jax.flops.executed.collectives import Collective
 from mfu_jax.flops.executed.costs import (
     ComputationCost,
@@ -36,7 +38,7 @@ from mfu_jax.flops.executed.parsing import parse_hlo
 from mfu_jax.flops.executed.plans import Planner
 from mfu_jax.flops.executed.replication import holders
 from mfu_jax.flops.executed.runs import RunCounter
-from mfu_jax.flops.executed.sums import MODEL_PHASES, Found, Sums
+from mfu_jax.flops.executed.sums import MODEL_PHASES, Found, Sums, whole
 from mfu_jax.flops.executed.validation import check_module
 from mfu_jax.flops.executed.value_graph import value_graph
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
@@ -71,6 +73,7 @@ class ExecutedCount(FlopCount):
         repeated: FLOPs of forward and backward matmuls that several devices run on the same values,
             beyond one run each, by extent in words. Part of `total`.
         repeated_attention: the part of `repeated` in `attention_kernels`.
+        repeated_by_user: the part of `repeated` inside a `shard_map`.
         padding: FLOPs of forward and backward matmuls on explicit zero padding. Part of `total`.
         expansion: the same on zeros of ragged and depthwise products that XLA computes densely.
         in_pieces: FLOPs of convolutions on pieces of images, which overlap: by the kind of pieces,
@@ -102,6 +105,7 @@ class ExecutedCount(FlopCount):
     duplicated: int = 0
     repeated: Mapping[str, int] = field(default_factory=dict)
     repeated_attention: int = 0
+    repeated_by_user: int = 0
     padding: int = 0
     expansion: int = 0
     in_pieces: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -237,33 +241,35 @@ class ProgramCounter:
         ran = [(name, cost) for name, cost in reached if name not in self.host]
         host = [(name, cost) for name, cost in reached if name in self.host]
         sums = self._sums(self.matmuls())
+        phases = whole(sums.phases)
         return ExecutedCount(
-            forward=sums.phases["forward"] + sums.phases["evaluation"],
-            evaluation=sums.phases["evaluation"],
-            backward=sums.phases["backward"],
-            rematerialized=sums.phases["rematerialized"],
-            optimizer=sums.phases["optimizer"],
-            other=sums.phases["other"],
-            by_scope=dict(sums.scopes),
-            by_dtype=dict(sums.dtypes),
-            by_operation=dict(sums.operations),
+            forward=phases["forward"] + phases["evaluation"],
+            evaluation=phases["evaluation"],
+            backward=phases["backward"],
+            rematerialized=phases["rematerialized"],
+            optimizer=phases["optimizer"],
+            other=phases["other"],
+            by_scope=dict(whole(sums.scopes)),
+            by_dtype=dict(whole(sums.dtypes)),
+            by_operation=dict(whole(sums.operations)),
             unaccounted=tuple(self._unaccounted()),
-            xla_rematerialized=sums.phases["xla_rematerialized"],
-            duplicated=sum(m.flops * runs for _, m, runs in self._duplicates.values()),
+            xla_rematerialized=phases["xla_rematerialized"],
+            duplicated=int(sum(m.flops * runs for _, m, runs in self._duplicates.values())),
             repeated={where: round(flops) for where, flops in sums.repeated.items()},
             repeated_attention=round(sums.repeated_attention),
-            padding=sums.padding,
-            expansion=sums.expansion,
-            in_pieces=sums.in_pieces,
-            vector_matmuls=sums.vector_matmuls,
-            hardware_passes=dict(sums.passes),
-            host=sum(times[name] * m.flops for name, cost in host for m in cost.matmuls),
-            kernels=dict(sums.kernels),
-            attention_kernels=sums.attention_kernels,
-            elementwise=sum(times[name] * cost.elementwise for name, cost in ran),
-            hbm_bytes=sum(times[name] * cost.hbm_bytes for name, cost in ran),
+            repeated_by_user=round(sums.repeated_by_user),
+            padding=int(sums.padding),
+            expansion=int(sums.expansion),
+            in_pieces={name: dict(whole(parts)) for name, parts in sums.in_pieces.items()},
+            vector_matmuls=int(sums.vector_matmuls),
+            hardware_passes=dict(whole(sums.passes)),
+            host=int(sum(times[name] * m.flops for name, cost in host for m in cost.matmuls)),
+            kernels=dict(whole(sums.kernels)),
+            attention_kernels=int(sums.attention_kernels),
+            elementwise=int(sum(times[name] * cost.elementwise for name, cost in ran)),
+            hbm_bytes=int(sum(times[name] * cost.hbm_bytes for name, cost in ran)),
             collectives=tuple(
-                dataclasses.replace(item, times=item.times * times[name])
+                dataclasses.replace(item, times=math.ceil(item.times * times[name]))
                 for name, cost in ran
                 for item in cost.collectives
             ),
@@ -275,14 +281,14 @@ class ProgramCounter:
             elementwise_once=sum(once[name] * cost.elementwise for name, cost in ran),
             flags=(
                 *(Flag(text=text, times=n) for text, n in runs.choices.items()),
-                *(Flag(text=text, times=times[n]) for n, cost in ran for text in cost.notes),
+                *(Flag(text=t, times=math.ceil(times[n])) for n, c in ran for t in c.notes),
             ),
         )
 
     def _unaccounted(self) -> Iterator[Unaccounted]:
         """What cannot be counted, with its runs, including those in branches not counted."""
         for name in reversed(self.order):
-            runs = self.runs.times[name] + self.runs.untaken[name]
+            runs = math.ceil(self.runs.times[name]) + self.runs.untaken[name]
             for item in self.costs[name].unaccounted if runs else ():
                 yield dataclasses.replace(item, times=item.times * runs)
         for instruction, reason, runs in self.runs.unknown_loops.values():
@@ -311,7 +317,7 @@ class ProgramCounter:
             zeros = self.waste.wasted(item.computation, *item.matmul.spent)
             sums.add_model(item, scope, zeros, self.pieces.label(item.op_name))
             if number in held:
-                sums.add_repeated(item.matmul, held[number], item.runs, sum(zeros))
+                sums.add_repeated(item, held[number], sum(zeros))
         return sums
 
     def _scopes(self, found: list[Found]) -> list[Scope]:
@@ -354,7 +360,7 @@ class ProgramCounter:
         return order
 
     @functools.cached_property
-    def _duplicates(self) -> dict[int, tuple[HloComputation, MatmulCost, int]]:
+    def _duplicates(self) -> dict[int, tuple[HloComputation, MatmulCost, Number]]:
         """Other matmuls that repeat what one computes, with their runs, by ``id``."""
         first = {n: matmul for n, matmul in self._running.items() if n not in self._recomputed}
         places = ((computation, m.instruction) for computation, m, _ in first.values())
@@ -371,7 +377,7 @@ class ProgramCounter:
         }
 
     @functools.cached_property
-    def _running(self) -> dict[int, tuple[HloComputation, MatmulCost, int]]:
+    def _running(self) -> dict[int, tuple[HloComputation, MatmulCost, Number]]:
         """The matmuls that run, with their runs, by ``id`` of the instruction."""
         return {
             id(matmul.instruction): (self.module[name], matmul, self.runs.times[name])

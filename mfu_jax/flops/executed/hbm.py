@@ -1,7 +1,8 @@
 """HBM traffic of instructions that are not fused into others.
 
 Operands are read once and results written once, but slices and in-place updates touch only part of
-their operand, and arrays in faster memory (TPU memory space S(1) and others) cause no HBM traffic.
+their operand, arrays in faster memory (TPU memory space S(1) and others) cause no HBM traffic, and
+those of a collective that a fusion carries along are counted where it starts.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Sequence
 
+from mfu_jax.flops.executed.collectives import carried_along
 from mfu_jax.flops.executed.hlo import (
     PARTS,
     HloComputation,
@@ -43,10 +45,7 @@ class Traffic:
         if not operands:
             return result.hbm_bytes
         if opcode == "fusion":
-            names = instruction.callees
-            if len(names) == 1 and names[0] in self._cut:
-                return _fusion(self.module, self.module[names[0]], operands, result)
-            return _bytes(operands) + result.hbm_bytes
+            return self._fusion(instruction, operands)
         if opcode.endswith("-start") and len(result.elements) > 1:
             # (destination, source, …) of a copy; (operands, result, …) of anything else.
             result = result.elements[0 if opcode == "copy-start" else 1]
@@ -58,6 +57,17 @@ class Traffic:
             # Reads and writes the updated rows.
             return 2 * _in_hbm(operands[0], operands[2]) + _bytes(operands[1:])
         return _bytes(operands) + result.hbm_bytes
+
+    def _fusion(self, instruction: HloInstruction, operands: list[Shape]) -> int:
+        names = instruction.callees
+        if len(names) == 1:
+            fused = self.module[names[0]]
+            # A chain's fusions give the collective's arrays back in place.
+            is_linked = _ALIASES in instruction.attribute_text
+            carried = carried_along(fused) if is_linked else frozenset()
+            if carried or names[0] in self._cut:
+                return _fusion(self.module, fused, operands, instruction.shape, carried)
+        return _bytes(operands) + instruction.shape.hbm_bytes
 
     @functools.cached_property
     def _cut(self) -> set[str]:
@@ -77,51 +87,88 @@ class Traffic:
         return found
 
 
-def _fusion(module: HloModule, fused: HloComputation, operands: list[Shape], result: Shape) -> int:
+def _fusion(
+    module: HloModule,
+    fused: HloComputation,
+    operands: list[Shape],
+    result: Shape,
+    carried: frozenset[str],
+) -> int:
     total = 0
     for number, shape in enumerate(operands):
         parameter = fused.parameters.get(number)
-        touched = None if parameter is None else _touched(module, fused, parameter, 0)
+        if parameter is not None and parameter.name in carried:
+            continue
+        touched = None if parameter is None else _touched(module, fused, parameter)
         total += shape.hbm_bytes if touched is None else min(shape.hbm_bytes, touched)
     root = fused.root
     parts = [fused[name] for name in root.operands] if root.opcode == "tuple" else [root]
     shapes = list(result.elements) if root.opcode == "tuple" else [result]
     for part, shape in zip(parts, shapes, strict=False):
+        if part.name in carried:
+            continue
         written = _written(fused, part)
         total += min(shape.hbm_bytes, written.bytes) if written else shape.hbm_bytes
     return total
 
 
 def _touched(
-    module: HloModule, fused: HloComputation, source: HloInstruction, depth: int
+    module: HloModule,
+    fused: HloComputation,
+    source: HloInstruction,
+    depth: int = 0,
+    *,
+    updated: bool = False,
 ) -> int | None:
-    """Bytes that slices and in-place updates read of a fused parameter; None if all bytes."""
+    """Bytes that slices and in-place updates read of a fused parameter; None if all bytes.
+
+    Args:
+        module: the program.
+        fused: the fusion's computation.
+        source: the parameter, or what it is renamed to.
+        depth: of renamings and fusions so far.
+        updated: whether `source` is the parameter after an update in place.
+    """
     total = 0
     for user in fused.users.get(source.name, []):
-        if user.opcode in _SLICES and user.operands[:1] == (source.name,):
-            total += user.shape.bytes
-        elif user.opcode == "dynamic-update-slice" and user.operands[:1] == (source.name,):
-            continue  # updated in place: the rest is not read
-        elif depth >= _DEEPEST:
+        read = _read_by(module, fused, source, user, depth, updated)
+        if read is None:
             return None
-        elif _only_renames(user):
-            inner = _touched(module, fused, user, depth + 1)
-            if inner is None:
-                return None
-            total += inner
-        elif user.opcode == "fusion" and len(user.callees) == 1:
-            nested = module[user.callees[0]]
-            for number, name in enumerate(user.operands):
-                if name == source.name:
-                    parameter = nested.parameters.get(number)
-                    if parameter is None:
-                        return None
-                    inner = _touched(module, nested, parameter, depth + 1)
-                    if inner is None:
-                        return None
-                    total += inner
-        else:
+        total += read
+    return total
+
+
+def _read_by(
+    module: HloModule,
+    fused: HloComputation,
+    source: HloInstruction,
+    user: HloInstruction,
+    depth: int,
+    updated: bool,
+) -> int | None:
+    """What one user reads; arguments as of `_touched`."""
+    places = [number for number, name in enumerate(user.operands) if name == source.name]
+    if user.opcode in _SLICES and places[0] == 0:
+        return user.shape.bytes
+    if updated and user is fused.root and user.opcode == "tuple":
+        return 0  # it stays where it is
+    if depth >= _DEEPEST:
+        return None
+    if user.opcode == "dynamic-update-slice" and places == [0]:
+        # The rest of it is not read, unless something uses the result.
+        return _touched(module, fused, user, depth + 1, updated=True)
+    if _only_renames(user):
+        return _touched(module, fused, user, depth + 1, updated=updated)
+    if user.opcode != "fusion" or len(user.callees) != 1:
+        return None
+    nested = module[user.callees[0]]
+    total = 0
+    for number in places:
+        parameter = nested.parameters.get(number)
+        read = None if parameter is None else _touched(module, nested, parameter, depth + 1)
+        if read is None:
             return None
+        total += read
     return total
 
 

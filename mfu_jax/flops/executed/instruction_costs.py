@@ -6,6 +6,7 @@ Their sums are the totals of `executed_flops`. Profiles join them with times, by
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -43,7 +44,8 @@ class InstructionRecord:
         op_name: JAX's name stack of it, or of its largest matmul.
         scope: named scopes of `op_name`, joined by ``/``.
         phase: of its largest matmul, else of `op_name`.
-        runs: in one step; 0 in a branch that is not counted.
+        runs: in one step; 0 in a branch that is not counted. Where devices differ, the mean,
+            rounded up.
         flops_by_dtype: matmul FLOPs, those in a fusion included, by operand dtype.
         flops_by_phase: the same by phase.
         vector_matmuls: the part of the matmul FLOPs that vector units do, as products and sums.
@@ -221,7 +223,7 @@ class _RecordReader:
                 names += instruction.callees
 
     def _records_of(self, computation: HloComputation) -> Iterator[InstructionRecord]:
-        runs = self.runs.times[computation.name]
+        runs = math.ceil(self.runs.times[computation.name])
         for instruction in computation.instructions.values():
             if instruction.opcode not in _NOT_LAUNCHED:
                 yield self._record(computation, instruction, runs)

@@ -49,6 +49,7 @@ class InstructionShape:
         operands: names of the instructions that it reads, behind bitcasts and barriers.
         operand_arrays: their arrays.
         matmul: its largest one; None if it has none, or the shape cannot be told.
+        passes: in which the hardware runs that, on parts of its precision; 6 of ``bf16_x6``.
         is_elementwise: every result element comes from one element of each operand.
         target: of a custom call; ``host transfer`` of messages to and from the host.
     """
@@ -58,6 +59,7 @@ class InstructionShape:
     operands: tuple[str, ...] = ()
     operand_arrays: tuple[Array, ...] = ()
     matmul: MatmulShape | None = None
+    passes: int = 1
     is_elementwise: bool = False
     target: str = ""
 
@@ -84,6 +86,7 @@ def shape_of(
         operands=tuple(_source(computation, name) for name in instruction.operands),
         operand_arrays=tuple(arrays),
         matmul=_matmul_shape(computation, inside, largest) if largest else None,
+        passes=int(largest.passes.rpartition("_x")[2]) if largest and largest.passes else 1,
         is_elementwise=_is_elementwise(instruction, inside),
         target=_target(instruction),
     )

@@ -16,6 +16,7 @@ from mfu_jax.flops.executed.integers.instructions import branch_index
 from mfu_jax.flops.executed.integers.values import Value
 from mfu_jax.flops.executed.loops import Loop, stated_trip_count
 from mfu_jax.flops.executed.slices import (
+    DEVICE,
     Evaluation,
     Leaf,
     Slice,
@@ -185,7 +186,8 @@ class Planner:
         self.module = module
         self.calls = calls
         self.given_trip_count = given_trip_count
-        self.evaluation = Evaluation(module, full_module, self._loop)
+        self.devices, device_opcode = _devices(module)
+        self.evaluation = Evaluation(module, full_module, self._loop, device_opcode)
         self.loops: dict[tuple[int, tuple[TuplePath, ...]], Loop] = {}
         self.nodes: dict[str, Node] = {}  # of computations that need nothing from callers
         self.plans: dict[str, Plan] = {}
@@ -196,6 +198,15 @@ class Planner:
         self.plans[name] = plan
         if not plan.needs:
             self.nodes[name] = Node(name, plan.environment(()))
+
+    def entries(self) -> Counter[Node]:
+        """The program as devices run it, and how many do; one device stands for equal ones."""
+        name = self.module.entry.name
+        if name in self.nodes:
+            return Counter([self.nodes[name]])
+        plan = self.plans[name]
+        nodes = Counter(Node(name, plan.environment([n])) for n in range(self.devices))
+        return nodes if len(nodes) > 1 else Counter(set(nodes))
 
     def _plan(self, computation: HloComputation) -> Plan:
         plan = Plan()
@@ -219,8 +230,13 @@ class Planner:
         def callee(name: str, first: int = 0) -> Callee:
             """What a callee needs; its parameter 0 is the call's operand `first`."""
             plan = self.plans[name]
-            operands = ((computation.operand(call, first + n), path) for n, path in plan.needs)
-            return Callee(name, plan, [part.register(*operand) for operand in operands])
+            at = [
+                part.register(
+                    call if path == DEVICE else computation.operand(call, first + n), path
+                )
+                for n, path in plan.needs
+            ]
+            return Callee(name, plan, at)
 
         if call.opcode == "while":
             parts = [(name, self.plans[name]) for name in call.loop_computations]
@@ -266,3 +282,11 @@ class Planner:
                 f"while {where}: the compiler states {stated:,} iterations, its condition ends it "
                 f"after {proved:,}; the compiler's number is used"
             )
+
+
+def _devices(module: HloModule) -> tuple[int, str]:
+    """How many devices run a program, and the opcode that numbers them, if one does."""
+    partitions, replicas = (module.header_int(key) for key in ("num_partitions", "replica_count"))
+    if partitions > 1 and replicas > 1:
+        return partitions * replicas, ""
+    return max(partitions, replicas), "partition-id" if partitions > 1 else "replica-id"

@@ -4,6 +4,8 @@ What a computation runs may depend on a few integers: the bound of a loop, the i
 Their values are its environment. From the entry downwards, each computation is resolved once for
 every environment that it runs in, and the number of its runs is kept for each.
 Most computations depend on nothing, and have one environment: the empty one.
+The entry's is the number of the device, where that decides anything: then all devices are resolved,
+and runs are their mean.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from __future__ import annotations
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
+from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.executed.hlo import HloInstruction
 from mfu_jax.flops.executed.plans import Node, Planner, Resolved
 
@@ -25,7 +29,7 @@ class RunCounter:
         flops: of one run of each computation, without what it calls.
 
     Attributes:
-        times: runs of each computation in one step.
+        times: runs of each computation in one step; a fraction where devices differ.
         once: the same with every loop body counted once.
         untaken: upper bound of the runs in branches that are not counted.
         unknown_loops: loops whose trip count is not known, with the reason and their runs.
@@ -45,9 +49,10 @@ class RunCounter:
         self.entry = order[-1]
         self.flops = flops
         self.resolved: dict[str, dict[Node, list[Resolved]]] = defaultdict(dict)
+        self.entries: Counter[Node] = Counter()
         self.totals: dict[Node, int] = {}
         self.least: dict[Node, int] = {}
-        self.times: dict[str, int] = defaultdict(int)
+        self.times: dict[str, Number] = defaultdict(int)
         self.once: dict[str, int] = defaultdict(int)
         self.untaken: dict[str, int] = defaultdict(int)
         self.unknown_loops: dict[int, tuple[HloInstruction, str, int]] = {}
@@ -57,14 +62,17 @@ class RunCounter:
         """Fills the attributes."""
         for name in self.order:
             self.planner.add(name)
+        self.entries = self.planner.entries()
         self._resolve()
         for name in self.order:
             self._add_totals(name)
         self._run()
+        if len(self.entries) > 1:
+            self._average(self.entries.total())
         self._run_once()
 
     def _resolve(self) -> None:
-        self.resolved[self.entry][self.planner.nodes[self.entry]] = []
+        self.resolved[self.entry] = {node: [] for node in self.entries}
         for name in reversed(self.order):
             plan = self.plans[name]
             for node in self.resolved[name]:
@@ -101,13 +109,13 @@ class RunCounter:
     # Runs, from callers to callees
 
     def _run(self) -> None:
-        times: dict[Node, int] = defaultdict(int)
+        times: dict[Node, int] = defaultdict(int, self.entries)
         untaken: dict[Node, int] = defaultdict(int)
-        times[self.planner.nodes[self.entry]] = 1
         for name in reversed(self.order):
+            of_all = 0
             for node, calls in self.resolved[name].items():
                 runs, not_run = times[node], untaken[node]
-                self.times[name] += runs
+                of_all += runs
                 self.untaken[name] += not_run
                 for call in calls:
                     self._note(call, runs, not_run)
@@ -119,10 +127,33 @@ class RunCounter:
                         else:
                             untaken[callee] += (runs + not_run) * factor
             for callee in self.plans[name].fixed:
-                times[callee] += self.times[name]
+                times[callee] += of_all
                 untaken[callee] += self.untaken[name]
-            if self.times[name] and (notes := self.plans[name].notes):
-                self.choices.update(dict.fromkeys(notes, self.times[name]))
+            if of_all and (notes := self.plans[name].notes):
+                self.choices.update(dict.fromkeys(notes, of_all))
+            if of_all:
+                self.times[name] = of_all
+
+    def _average(self, devices: int) -> None:
+        """Divides what all devices run among them; what is listed as unknown is rounded up."""
+        for name, runs in self.times.items():
+            self.times[name] = integral(Fraction(runs, devices))
+        for name, not_run in self.untaken.items():
+            self.untaken[name] = -(-not_run // devices)
+        for number, (instruction, reason, runs) in self.unknown_loops.items():
+            self.unknown_loops[number] = instruction, reason, -(-runs // devices)
+        for text, runs in self.choices.items():
+            self.choices[text] = -(-runs // devices)
+        totals = [self.totals[node] for node in self.entries]
+        if len(set(totals)) > 1:
+            text = (
+                f"devices run different branches or loops, {min(totals):,} to {max(totals):,} "
+                f"FLOPs; counted as the mean of {devices} devices"
+            )
+            whole = sum(self.totals[node] * n for node, n in self.entries.items())
+            if whole % devices:
+                text += f", rounded down: {whole:,} in all"
+            self.choices[text] += 1
 
     def _taken(self, call: Resolved) -> Node | None:
         """Of branches between which nothing decides, the most expensive one."""

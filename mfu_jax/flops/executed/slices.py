@@ -2,6 +2,7 @@
 
 A `Slice` is a straight line of steps over registers, through tuples, copies, fusions, calls, loops
 and conditionals. What it cannot evaluate is unknown: floats, large arrays, the program's arguments.
+The number of the device is an input like any other.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from mfu_jax.flops.executed.integers.values import (
 )
 
 UNKNOWN = 0  # the register of what is not known
+DEVICE: TuplePath = (-1,)  # of any value: the number of the device that runs the program
+_NUMBER = Shape("u32")  # what a device's number is
 MAX_STEPS = 2_000_000  # evaluated for one program: bounds the time to seconds
 _MAX_NESTING = 30  # of loops and conditionals
 _SAME_VALUE = frozenset(
@@ -65,6 +68,8 @@ class Place(NamedTuple):
 
     def shape(self) -> Shape | None:
         """The array's shape; None if the tuple has no such element."""
+        if self.path == DEVICE:
+            return _NUMBER
         shape = self.instruction.shape
         for index in self.path:
             if index >= len(shape.elements):
@@ -106,6 +111,7 @@ class Evaluation:
         module: the program.
         full_module: returns the program with its large constants written out, or None.
         make_loop: slices a ``while``, for the wanted paths of its state.
+        device_opcode: of the instruction that says which device runs the program.
         steps_left: of `MAX_STEPS`.
         elided: whether a constant was needed that the text elides.
         limited: whether a loop was too long to be run.
@@ -114,6 +120,7 @@ class Evaluation:
     module: HloModule
     full_module: Callable[[], HloModule | None]
     make_loop: Callable[[Evaluation, HloInstruction, tuple[TuplePath, ...]], LoopSlice]
+    device_opcode: str = ""
     steps_left: int = MAX_STEPS
     elided: bool = False
     limited: bool = False
@@ -262,6 +269,8 @@ class Slice:
         if shape is None or not is_small_integer(shape):
             return _NOT_KNOWN
         opcode = instruction.opcode
+        if path == DEVICE or opcode == self.evaluation.device_opcode:
+            return lambda _: self._input(Leaf(0, DEVICE), _NUMBER), []
         if opcode == "get-tuple-element":
             return _same(place.operand(0, (*instruction.integers("index"), *path)))
         if opcode == "tuple" and path:

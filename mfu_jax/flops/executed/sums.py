@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
 from mfu_jax.flops.count import operation
+from mfu_jax.flops.exact import Number
 from mfu_jax.flops.executed.costs import MatmulCost
 from mfu_jax.flops.executed.hlo import HloComputation
 from mfu_jax.flops.executed.padding import Wasted
@@ -22,18 +24,19 @@ class Found(NamedTuple):
         computation: where it is.
         matmul: its cost.
         op_name: its own, its fusion's, or one inferred from its neighbours.
-        runs: how often it runs in one step.
+        runs: how often it runs in one step; a fraction where devices differ.
         once: the same with every loop body counted once.
     """
 
     computation: HloComputation
     matmul: MatmulCost
     op_name: str
-    runs: int
+    runs: Number
     once: int
 
 
 MODEL_PHASES = ("forward", "evaluation", "backward")
+_SHARD_MAP = "/shard_map/"  # around what each device runs because the user wrote it so
 _AGAIN = ("rematerialized", "xla_rematerialized")
 
 
@@ -41,25 +44,26 @@ _AGAIN = ("rematerialized", "xla_rematerialized")
 class Sums:
     """What the top-down pass adds up."""
 
-    phases: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    scopes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    dtypes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    kernels: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    attention_kernels: int = 0
+    phases: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
+    scopes: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
+    dtypes: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
+    kernels: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
+    attention_kernels: Number = 0
     repeated: dict[str, Fraction] = field(default_factory=lambda: defaultdict(Fraction))
     repeated_attention: Fraction = Fraction(0)
-    operations: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    padding: int = 0
-    expansion: int = 0
-    in_pieces: dict[str, dict[str, int]] = field(default_factory=dict)
+    repeated_by_user: Fraction = Fraction(0)
+    operations: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
+    padding: Number = 0
+    expansion: Number = 0
+    in_pieces: dict[str, dict[str, Number]] = field(default_factory=dict)
     loops_once: int = 0
     kernels_once: int = 0
     kernels_xla: int = 0
-    vector_matmuls: int = 0
+    vector_matmuls: Number = 0
     vector_once: int = 0
-    passes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    passes: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
 
-    def add(self, matmul: MatmulCost, scope: Scope, runs: int, once: int) -> None:
+    def add(self, matmul: MatmulCost, scope: Scope, runs: Number, once: int) -> None:
         again = 0 if scope.phase == "xla_rematerialized" else matmul.rematerialized
         if matmul.is_attention and scope.phase not in _AGAIN:
             self.attention_kernels += runs * (matmul.flops - again)
@@ -96,8 +100,9 @@ class Sums:
         self.padding += item.runs * zeros.padding
         self.expansion += item.runs * zeros.expansion
 
-    def add_repeated(self, matmul: MatmulCost, holders: Groups, runs: int, zeros: int) -> None:
+    def add_repeated(self, item: Found, holders: Groups, zeros: int) -> None:
         """Adds what devices repeat of a forward or backward matmul, without its known zeros."""
+        matmul, runs = item.matmul, item.runs
         devices, groups = len(holders), len(set(holders))
         needed = matmul.flops - matmul.rematerialized - zeros
         if groups == devices:
@@ -107,3 +112,21 @@ class Sums:
         self.repeated[f"repeated {where} ({devices - groups} of {devices})"] += flops
         if matmul.is_attention:
             self.repeated_attention += flops
+        if _SHARD_MAP in item.op_name:
+            self.repeated_by_user += flops
+
+
+def whole(parts: Mapping[str, Number]) -> Counter[str]:
+    """Parts rounded to whole numbers, of which the sum is rounded down.
+
+    >>> dict(whole({"a": Fraction(1, 2), "b": Fraction(3, 2), "c": 1}))
+    {'a': 0, 'b': 2, 'c': 1}
+    """
+    rounded: Counter[str] = Counter()
+    exact: Number = 0
+    before = 0
+    for name, part in parts.items():
+        exact += part
+        rounded[name] = int(exact) - before
+        before = int(exact)
+    return rounded

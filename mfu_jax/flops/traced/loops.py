@@ -10,6 +10,7 @@ import numpy as np
 from mfu_jax.flops.traced.integers.evaluation import Integers, TooLongError, Values
 from mfu_jax.flops.traced.integers.needs import Need, Scan, While
 from mfu_jax.flops.traced.known_values import Known
+from mfu_jax.flops.traced.shards import Place, Share
 
 _LARGEST_KEY = 4096  # elements of an array that is compared by its contents
 
@@ -42,6 +43,17 @@ class Decisions:
 
     def __init__(self, constants: Mapping[Any, Known]) -> None:
         self._integers = Integers(constants)
+
+    @property
+    def place(self) -> Place:
+        """Of the device that decides, on the axes of meshes that matter."""
+        return self._integers.place
+
+    def by_place(
+        self, eqn: Any, known: Sequence[Known], run: Callable[[Sequence[Known]], Any]
+    ) -> list[tuple[Share, Any]]:
+        """What `run` makes of a `shard_map`'s operands, for devices that decide differently."""
+        return self._integers.by_place(eqn, known, run)
 
     def inside(self, jaxpr: Any, known: Sequence[Known]) -> Decided:
         """The decisions of one run of a jaxpr with these inputs."""

@@ -76,6 +76,27 @@ def ragged_dot(eqn: Any) -> int:
     return 2 * math.prod(lhs) * rhs_free
 
 
+@register_rule("bcoo_dot_general")
+def sparse_dot(eqn: Any) -> int:
+    """A sparse [.., k] times a dense array: 2 · stored elements · what each is multiplied by."""
+    (_, contracted), (_, batch) = eqn.params["dimension_numbers"]
+    stored, rhs = eqn.invars[0].aval.shape, eqn.invars[2].aval.shape
+    free = math.prod(size for d, size in enumerate(rhs) if d not in (*contracted, *batch))
+    return _per_pair(eqn) * math.prod(stored) * free
+
+
+@register_rule("bcoo_dot_general_sampled")
+def sampled_dot(eqn: Any) -> int:
+    """Elements of a dense product where another array has some: 2 · elements · contracted."""
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    lhs = eqn.invars[0].aval.shape
+    return (
+        _per_pair(eqn)
+        * math.prod(eqn.outvars[0].aval.shape)
+        * math.prod(lhs[d] for d in contracted)
+    )
+
+
 @register_rule("conv_general_dilated")
 def convolution(eqn: Any) -> int:
     """2 · batch · output features · input features per group · pairs of real positions.

@@ -1,53 +1,118 @@
-"""What devices know of constants that `shard_map` splits: each has its own part of a table.
+"""What devices know inside `shard_map`: their own part of a table, and their place in the mesh.
 
-Splash attention over a split sequence skips blocks by such a table.
+Splash attention over a split sequence skips blocks by such a table; a stage of a pipeline chooses
+its branch by its place.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mfu_jax.flops.traced.known_values import ConstantTable, Known
 from mfu_jax.flops.traced.tracing import inner_jaxprs
 
-_MOST_PARTS = 64  # the body is walked for each
+_MOST_SHARES = 64  # the body is walked for each
+_MOST_ELEMENTS = 2**26  # that are compared
+
+Place = Mapping[str, int]  # by axis of the mesh
 
 
-def known_by_devices(eqn: Any, known: Sequence[Known]) -> Iterator[tuple[list[Known], int]]:
-    """The known operands of a `shard_map`'s body, and how many devices have them.
+class Share(NamedTuple):
+    """Devices that know the same.
+
+    Attributes:
+        values: of the body's operands.
+        place: on the axes that were asked for.
+        places: of them all, on every axis that matters.
+        devices: how many they are.
+    """
+
+    values: list[Known]
+    place: Place
+    places: list[Place]
+    devices: int
+
+
+def manual_axes(eqn: Any) -> dict[str, int]:
+    """The axes of the mesh along which each device runs the body, and their sizes."""
+    sizes = eqn.params["mesh"].shape
+    names = eqn.params[next(name for name in eqn.params if name.endswith("manual_axes"))]
+    return {name: size for name, size in sizes.items() if name in names}
+
+
+def shares(eqn: Any, known: Sequence[Known], asked: Collection[str]) -> list[Share]:
+    """The known operands of a `shard_map`'s body, for all devices.
 
     Args:
         eqn: the `shard_map`.
         known: values of its operands.
+        asked: axes of meshes on which the place of a device decides something.
     """
+    sizes = manual_axes(eqn)
     (jaxpr,) = inner_jaxprs(eqn.params)["jaxpr"]
-    sizes = eqn.params["mesh"].shape
-    manual = eqn.params[next(name for name in eqn.params if name.endswith("manual_axes"))]
-    devices = math.prod(sizes[axis] for axis in manual)
-    is_part = [
+    is_cut = [
         inner.aval.shape != outer.aval.shape
         for inner, outer in zip(jaxpr.invars, eqn.invars, strict=True)
     ]
     splits: list[Sequence[tuple[str, ...]] | None] = [
         _axes(spec) if cut and isinstance(value, ConstantTable | np.ndarray) else None
-        for spec, cut, value in zip(eqn.params["in_specs"], is_part, known, strict=True)
+        for spec, cut, value in zip(eqn.params["in_specs"], is_cut, known, strict=True)
     ]
-    axes = sorted({axis for split in splits if split for axes in split for axis in axes})
-    parts = math.prod(sizes[axis] for axis in axes)
-    if parts > _MOST_PARTS:
-        splits, axes, parts = [None] * len(known), [], 1
-    for place in itertools.product(*(range(sizes[axis]) for axis in axes)):
-        at = dict(zip(axes, place, strict=True))
+    split_by = {axis for split in splits if split for axes in split for axis in axes}
+    matter = {axis: size for axis, size in sizes.items() if axis in split_by or axis in asked}
+    elements = sum(_array(v).size for v, split in zip(known, splits, strict=True) if split)
+    others = math.prod(sizes.values()) // math.prod(matter.values())
+    if math.prod(matter.values()) * max(1, elements) > _MOST_ELEMENTS:
+        matter, splits, others = {}, [None] * len(splits), math.prod(sizes.values())
+    found: dict[Any, Share] = {}
+    for place in all_places(matter):
         values = [
-            _part(value, split, at, sizes) if split else None if cut else value
-            for value, split, cut in zip(known, splits, is_part, strict=True)
+            _part(value, split, place, sizes) if split else None if cut else value
+            for value, split, cut in zip(known, splits, is_cut, strict=True)
         ]
-        yield values, devices // parts
+        chosen = {axis: place[axis] for axis in matter if axis in asked}
+        parts = (_array(v).tobytes() for v, split in zip(values, splits, strict=True) if split)
+        key = (*chosen.values(), *parts)
+        places = found[key].places if key in found else []
+        places.append(place)
+        found[key] = Share(values, chosen, places, others * len(places))
+    if len(found) > _MOST_SHARES:
+        values = [None if cut else value for value, cut in zip(known, is_cut, strict=True)]
+        return [Share(values, {}, [{}], math.prod(sizes.values()))]
+    return list(found.values())
+
+
+def all_places(sizes: Mapping[str, int]) -> Iterator[Place]:
+    """All places of a mesh of these axes."""
+    for place in itertools.product(*map(range, sizes.values())):
+        yield dict(zip(sizes, place, strict=True))
+
+
+def joined(eqn: Any, result: int, parts: Sequence[tuple[Share, Known]]) -> Known:
+    """A result of a `shard_map`, of the part that each device makes of it.
+
+    Args:
+        eqn: the `shard_map`.
+        result: its index.
+        parts: of all devices.
+    """
+    sizes, aval = manual_axes(eqn), eqn.outvars[result].aval
+    devices, elements = math.prod(sizes.values()), math.prod(aval.shape)
+    if any(part is None for _, part in parts) or devices * elements > _MOST_ELEMENTS:
+        return None
+    by_place = {tuple(place.values()): v for share, v in parts for place in share.places}
+    matter = parts[0][0].places[0].keys()
+    split = _axes(eqn.params["out_specs"][result])
+    whole: Any = np.zeros(aval.shape, aval.dtype)
+    for place in all_places(sizes):
+        part = by_place[tuple([place[axis] for axis in matter])]
+        whole[_block(whole.shape, split, place, sizes)] = part
+    return whole[()]
 
 
 def _axes(spec: Any) -> list[tuple[str, ...]]:
@@ -55,15 +120,28 @@ def _axes(spec: Any) -> list[tuple[str, ...]]:
     return [() if a is None else (a,) if isinstance(a, str) else tuple(a) for a in spec]
 
 
+def _array(value: Known) -> np.ndarray:
+    return value.values if isinstance(value, ConstantTable) else value
+
+
 def _part(
-    value: Known, split: Sequence[tuple[str, ...]], at: Mapping[str, int], sizes: Mapping[str, int]
+    value: Known, split: Sequence[tuple[str, ...]], at: Place, sizes: Mapping[str, int]
 ) -> Known:
     """The part of an array that a device has."""
-    array = value.values if isinstance(value, ConstantTable) else value
-    for dim, axes in enumerate(split):
+    array = _array(value)
+    part = array[_block(array.shape, split, at, sizes)]
+    return ConstantTable(part) if isinstance(value, ConstantTable) else part
+
+
+def _block(
+    shape: Sequence[int], split: Sequence[tuple[str, ...]], at: Place, sizes: Mapping[str, int]
+) -> tuple[slice, ...]:
+    """Where in an array a device's part is."""
+    block = []
+    for length, axes in zip(shape, split, strict=False):
         number = 0
         for axis in axes:
             number = number * sizes[axis] + at[axis]
-        length = array.shape[dim] // math.prod(sizes[axis] for axis in axes)
-        array = array.take(range(number * length, (number + 1) * length), axis=dim)
-    return ConstantTable(array) if isinstance(value, ConstantTable) else array
+        part = length // math.prod(sizes[axis] for axis in axes)
+        block.append(slice(number * part, (number + 1) * part))
+    return tuple(block)

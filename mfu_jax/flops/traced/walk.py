@@ -29,7 +29,7 @@ from mfu_jax.flops.traced.flow import (
 from mfu_jax.flops.traced.integers.arithmetic import typed
 from mfu_jax.flops.traced.integers.evaluation import LONGEST_LOOP, chosen_branch
 from mfu_jax.flops.traced.integers.needs import scan_of, while_of
-from mfu_jax.flops.traced.known_values import constant, scalar
+from mfu_jax.flops.traced.known_values import Known, constant, scalar
 from mfu_jax.flops.traced.loops import Decided, Decisions, Runs
 from mfu_jax.flops.traced.masks import patterns as mask_patterns
 from mfu_jax.flops.traced.masks.pairs import Band
@@ -38,7 +38,6 @@ from mfu_jax.flops.traced.mosaic_gpu import MESH_KERNELS
 from mfu_jax.flops.traced.primitive_kinds import FREE, is_call
 from mfu_jax.flops.traced.ragged import RAGGED_DOTS, share_of_ragged_dot
 from mfu_jax.flops.traced.rules import RULES
-from mfu_jax.flops.traced.shards import known_by_devices
 from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.flops.traced.value_graph import value_graph
 from mfu_jax.flops.traced.walk_kernels import mesh_kernel, pallas_call
@@ -94,7 +93,8 @@ class Walker:
         elif decided is None:
             decided = self.decisions.inside(jaxpr, [flow.known for flow in flows])
         flows = [flow.without_value() for flow in flows]
-        key = (id(jaxpr), tuple(flows), stack, decided.key, self.takes_decisions)
+        place = tuple(self.decisions.place.items())
+        key = (id(jaxpr), tuple(flows), stack, decided.key, self.takes_decisions, place)
         if key not in self._seen:
             self._seen[key] = (jaxpr, decided, *self._walk(jaxpr, flows, stack, decided))
         _, _, out_flows, tally = self._seen[key]
@@ -282,14 +282,18 @@ def _cond(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally)
 def _shard_map(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
     """The body is one device's; all devices along the manual axes run it."""
     (jaxpr,) = inner_jaxprs(eqn.params)["jaxpr"]
-    out_flows: list[Flow] = []
-    for values, devices in known_by_devices(eqn, [flow.known for flow in flows]):
+
+    def run(values: Sequence[Known]) -> tuple[list[Flow], Tally]:
         given = [
             flow if flow.known is value else flow._replace(known=value)
             for flow, value in zip(flows, values, strict=True)
         ]
-        found, body = walker.walk(jaxpr, given, stack)
-        tally.add(body, devices)
+        return walker.walk(jaxpr, given, stack)
+
+    out_flows: list[Flow] = []
+    known = [flow.known for flow in flows]
+    for share, (found, body) in walker.decisions.by_place(eqn, known, run):
+        tally.add(body, share.devices)
         pairs = zip(out_flows, found, strict=True)
         out_flows = [either(a, b) for a, b in pairs] if out_flows else found
     return out_flows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mfu_jax.formatting import percent, readable
-from mfu_jax.logger.health.finding import Health
+from mfu_jax.logger.health.finding import NOTHING, Health
 from mfu_jax.logger.health.window import SortedWindow
 from mfu_jax.logger.sinks.base import StepRecord
 
@@ -29,16 +29,16 @@ class DriftWatch:
     def judge(self, record: StepRecord) -> Health:
         """What is to be said at the end of a window."""
         if record.kind != "step":
-            return Health()
+            return NOTHING
         name, value = _speed(record)
         if name != self._name:  # another program may come without FLOPs
             self._name, self._best = name, None
             self._window.clear()
         if value is None:
-            return Health()
+            return NOTHING
         self._window.add(value)
         if len(self._window) < WINDOW:
-            return Health()
+            return NOTHING
         median, spread = self._window.median, self._window.spread
         self._window.clear()
         return self._compare(record.step, median, spread)

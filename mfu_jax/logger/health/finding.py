@@ -22,3 +22,7 @@ class Health:
         if not (other.scalars or other.notes):
             return self
         return Health(scalars={**self.scalars, **other.scalars}, notes=(*self.notes, *other.notes))
+
+
+NOTHING = Health()
+"""What almost every step has, made once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from mfu_jax.formatting import loss_text
-from mfu_jax.logger.health.finding import Health
+from mfu_jax.logger.health.finding import NOTHING, Health
 from mfu_jax.logger.health.window import SortedWindow
 from mfu_jax.logger.sinks.base import StepRecord
 
@@ -33,23 +33,23 @@ class LossSpikeWatch:
         """What is to be said of the loss of one step."""
         loss = record.scalars.get("learning/loss")
         if loss is None:
-            return Health()
+            return NOTHING
         if not math.isfinite(loss):
             if self._has_broken:
-                return Health()
+                return NOTHING
             self._has_broken = True
             return Health(notes=(f"the loss is {loss}, for the first time",))
-        health = self._spike(loss) if len(self._window) >= _FEWEST else Health()
+        health = self._spike(loss) if len(self._window) >= _FEWEST else NOTHING
         self._window.add(loss)
         return health
 
     def _spike(self, loss: float) -> Health:
         median = self._window.median
         if loss - median <= _FRACTION * abs(median):
-            return Health()
+            return NOTHING
         spread = self._window.spread
         if loss - median <= _SPREADS * spread:
-            return Health()
+            return NOTHING
         self._told += 1
         scalars = {"health/loss_spike": loss - median}
         if self._told > _TOLD:

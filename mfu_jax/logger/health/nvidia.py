@@ -14,7 +14,7 @@ import jax
 
 from mfu_jax.boundary import Boundary
 from mfu_jax.errors import UserError
-from mfu_jax.logger.health.finding import Health
+from mfu_jax.logger.health.finding import NOTHING, Health
 from mfu_jax.logger.health.nvml import GpuReading, Gpus
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.parts import load_part
@@ -58,7 +58,7 @@ class GpuWatch:
         if not self._is_started:
             self._start()
         if not self._readings or not record.is_logged:
-            return Health()
+            return NOTHING
         readings = self._readings.popleft()
         return Health(scalars=scalars_of(readings, record), notes=self._notes(readings))
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from mfu_jax.formatting import readable
-from mfu_jax.logger.health.finding import Health
+from mfu_jax.logger.health.finding import NOTHING, Health
 from mfu_jax.logger.health.window import SortedWindow
 from mfu_jax.logger.sinks.base import StepRecord
 from mfu_jax.logger.timing.timed_step import TimedStep
@@ -53,8 +53,8 @@ class OutlierWatch:
             self._since_checkpoint = 0
         seconds = step.seconds + waits
         if record.kind != "step" or not 0 < seconds < float("inf"):
-            return Health()
-        health = Health()
+            return NOTHING
+        health = NOTHING
         if len(self._window) >= _FEWEST and seconds > _TIMES_MEDIAN * self._window.median:
             limit = self._window.median + _SPREADS * self._window.spread
             if seconds > limit:

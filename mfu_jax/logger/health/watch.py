@@ -7,6 +7,7 @@ import dataclasses
 from mfu_jax.boundary import Boundary
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.health.drift import DriftWatch
+from mfu_jax.logger.health.finding import NOTHING
 from mfu_jax.logger.health.losses import LossSpikeWatch
 from mfu_jax.logger.health.nvidia import GpuWatch
 from mfu_jax.logger.health.outliers import OutlierWatch
@@ -30,14 +31,16 @@ class HealthWatch:
 
     def adds(self, step: TimedStep, record: StepRecord) -> StepRecord:
         """The record with what is to be said of its step; mostly the record as it is."""
-        health = (
-            self._losses.judge(record)
-            + self._outliers.judge(step, record)
-            + self._drift.judge(record)
-            + self._gpus.judge(record)
+        judged = (
+            self._losses.judge(record),
+            self._outliers.judge(step, record),
+            self._drift.judge(record),
+            self._gpus.judge(record),
         )
-        if not (health.scalars or health.notes):
+        found = [health for health in judged if health is not NOTHING]
+        if not found:
             return record
+        health = sum(found, NOTHING)
         return dataclasses.replace(
             record,
             scalars={**record.scalars, **health.scalars},

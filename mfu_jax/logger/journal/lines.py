@@ -52,7 +52,7 @@ class StepMark(NamedTuple):
 class StepsLine:
     """Steps of one kind and cost, at equal distances, in one line.
 
-    Encoded twenty times a second while it grows, so its numbers are texts already.
+    Encoded ten times a second while it grows, so its columns are texts already.
 
     Args:
         step: the first.
@@ -62,7 +62,8 @@ class StepsLine:
     def __init__(self, step: StepMark, gap_us: int) -> None:
         self._first, self._last = step, step
         self._by = 0
-        self._columns: dict[str, list[str]] = {"us": [], "gap_us": [], "data_us": []}
+        self._count = 0
+        self._columns = {"us": "", "gap_us": "", "data_us": ""}
         self._filled = {"us"}  # columns with a number that is not 0
         self._encoded = b""
         self._append(step, gap_us)
@@ -71,7 +72,7 @@ class StepsLine:
         """Adds a step; False if it belongs to another line."""
         by = step.number - self._last.number
         fits = by == (self._by or by) and step.cost == self._first.cost
-        if not fits or len(self._columns["us"]) >= MOST_STEPS:
+        if not fits or self._count >= MOST_STEPS:
             return False
         self._by, self._last = by, step
         self._append(step, gap_us)
@@ -79,10 +80,9 @@ class StepsLine:
 
     def _append(self, step: StepMark, gap_us: int) -> None:
         self._encoded = b""
-        for (name, texts), number in zip(
-            self._columns.items(), (step.us, gap_us, step.data_us), strict=True
-        ):
-            texts.append(str(number))
+        self._count += 1
+        for name, number in (("us", step.us), ("gap_us", gap_us), ("data_us", step.data_us)):
+            self._columns[name] += f",{number}"
             if number:
                 self._filled.add(name)
 
@@ -101,8 +101,8 @@ class StepsLine:
         known = {"kind": kind, "optimal_s": optimal, "executed_s": executed}
         values |= {name: value for name, value in known.items() if value not in ("step", None)}
         columns = [
-            f',"{name}":[{",".join(texts)}]'
-            for name, texts in self._columns.items()
+            f',"{name}":[{text[1:]}]'
+            for name, text in self._columns.items()
             if name in self._filled
         ]
         head = line("steps", self._last.end, values)

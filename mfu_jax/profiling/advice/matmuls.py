@@ -45,9 +45,10 @@ def _is_float32(record: InstructionRecord) -> bool:
 
 def _narrowed(facts: Facts, op: OpTime, peak: float) -> float:
     """The time with the same share of the other roof: of the peak, or of the bandwidth."""
-    faster = op.seconds * min(1.0, facts.peaks.of("f32") / peak)
+    passes = record_of(op).shape.passes
+    faster = op.seconds * min(1.0, facts.peaks.of("f32") / passes / peak)
     moving = facts.moving(op)
-    least, halved = facts.shortest(op), op.seconds / 2
+    least, halved = passes * facts.shortest(op), op.seconds / 2
     is_moving = moving is not None and moving > least
     return halved if is_moving else max(faster, min(halved, (moving or 0.0) / 2))
 

@@ -264,3 +264,39 @@ ENTRY %main (x: u32[]) -> u32[] {{
 """
     executed = instruction_costs(text).executed
     assert (executed.total, executed.unaccounted) == (0, ())
+
+
+def _cache_fusion(root: str) -> str:
+    """A fusion that writes a row of a cache in place, and what it makes of the result."""
+    return f"""HloModule jit_f
+
+%fused (all: f32[64,128], row: f32[1,128], i: s32[]) -> f32[64,128] {{
+  %all = f32[64,128] parameter(0)
+  %row = f32[1,128] parameter(1)
+  %i = s32[] parameter(2)
+  %z = s32[] constant(0)
+  %u = f32[64,128] dynamic-update-slice(%all, %row, %i, %z)
+  {root}
+}}
+
+ENTRY %main (all: f32[64,128], row: f32[1,128], i: s32[]) -> f32[64,128] {{
+  %all = f32[64,128] parameter(0)
+  %row = f32[1,128] parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %f = f32[64,128] fusion(%all, %row, %i), kind=kLoop, calls=%fused
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("root", "read", "written"),
+    [
+        ("ROOT %r = f32[64,128] bitcast(%u)", 0, 128 * 4),  # the rest stays where it is
+        ("ROOT %n = f32[64,128] negate(%u)", 64 * 128 * 4, 64 * 128 * 4),
+    ],
+)
+def test_an_updated_array_is_read_where_something_uses_it(
+    root: str, read: int, written: int
+) -> None:
+    record = instruction_costs(_cache_fusion(root)).records["f"]
+    assert record.hbm_bytes == read + written + 128 * 4 + 4  # the row, and its index

@@ -279,3 +279,51 @@ def test_a_while_loop_whose_condition_alone_reads_the_position() -> None:
     ir = TTIR.replace(loop, b"%n = " + WHILE.replace(b"DOT", DOT))
     body = triton.kernel_body(ir, (5, 2, 1))
     assert grid_flops(body, lambda _: ((), ())) == 2 * (0 + 1 + 2 + 3 + 4) * (2 * 64 * 32 * 16)
+
+
+def hlo_of_tensor_cores(assembly: str) -> str:
+    """A Mosaic GPU kernel of three blocks of eight warps, which all run an instruction."""
+    module = f"""module {{
+  func.func @kernel() {{
+    %one = arith.constant 1 : index
+    %blocks = arith.constant 3 : index
+    %threads = arith.constant 256 : index
+    gpu.launch blocks(%bx, %by, %bz) in (%gx = %blocks, %gy = %one, %gz = %one)
+               threads(%tx, %ty, %tz) in (%sx = %threads, %sy = %one, %sz = %one) {{
+      llvm.inline_asm has_side_effects asm_dialect = att "{assembly}", "" : () -> ()
+      gpu.terminator
+    }}
+    return
+  }}
+}}"""
+    escaped = module.replace('"', r"\22").replace("\n", r"\0A")
+    call = f'custom_call_target="mosaic_gpu_v2", backend_config={{module = "{escaped}"}}'
+    return f"HloModule kernel\nENTRY main {{\n  ROOT k.1 = f32[] custom-call(), {call}\n}}"
+
+
+@reads_recorded_tensor_cores
+@pytest.mark.parametrize(
+    ("assembly", "flops"),
+    [
+        # A warp group's 64 × 64 × 16, by two groups; k = 32 of a sparse one has 16 stored.
+        ("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 d, a, b;", 2 * 2 * 64 * 64 * 16),
+        ("wgmma.mma_async.sp.sync.aligned.m64n64k32.f32.f16.f16 d, a, b;", 2 * 2 * 64 * 64 * 16),
+        ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 d, a, b, c;", 8 * 2 * 16 * 8 * 16),
+        ("mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 d;", 8 * 2 * 16 * 8 * 16),
+        (
+            "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 d;",
+            8 * 2 * 16 * 8 * 16,
+        ),
+    ],
+)
+def test_a_sparse_instruction_multiplies_what_is_stored(assembly: str, flops: int) -> None:
+    executed = executed_flops(hlo_of_tensor_cores(assembly))
+    assert (executed.total, executed.by_dtype) == (3 * flops, {"f16": 3 * flops})
+    assert executed.unaccounted == ()
+
+
+@reads_recorded_tensor_cores
+@pytest.mark.parametrize("name", ["mma.other.sync.aligned.m16n8k32", "tcgen05.mma.sp.cta_group::1"])
+def test_an_instruction_that_is_not_known_is_listed(name: str) -> None:
+    executed = executed_flops(hlo_of_tensor_cores(f"{name}.f16 d;"))
+    assert (executed.total, len(executed.unaccounted)) == (0, 1)

@@ -92,6 +92,23 @@ def test_a_grouped_matmul_on_tensor_cores_without_sizes_is_an_upper_bound_and_sa
     assert all("the kernel has 4 groups" in item.reason for item in others.unaccounted)
 
 
+@reads_recorded_triton
+@pytest.mark.parametrize("sizes", [*SIZES, ()])
+def test_a_grouped_matmul_by_triton_begins_its_tiles_with_each_group(
+    sizes: tuple[int, ...],
+) -> None:
+    executed = executed_flops(text_of("h100_tokamax_gmm_triton"), group_sizes=sizes)
+    groups = sizes or (1, 1, 1, programs.ROWS - 3)  # most tiles: an upper bound
+    rows = sum(-(-size // programs.TILE) for size in groups) * programs.TILE
+    # The gradient of the matrices multiplies one tile for a group without rows, too.
+    of_matrices = sum(max(1, -(-size // programs.TRITON_ROWS)) for size in groups)
+    of_matrices *= programs.TRITON_ROWS
+    assert (executed.forward, executed.backward) == (rows * ROW, (rows + of_matrices) * ROW)
+    assert executed.padding == (2 * rows + of_matrices - 3 * sum(groups)) * ROW
+    assert executed.unaccounted == ()
+    assert len(executed.flags) == (0 if sizes else 3)
+
+
 @reads_recorded_kernels
 def test_a_grouped_matmul_on_tpu_without_sizes_is_an_estimate_and_says_so() -> None:
     executed = count("v6e_tokamax_gmm")

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from jax.experimental import sparse
 
 from mfu_jax import jax_internals
 from mfu_jax.errors import UserError
@@ -157,6 +158,22 @@ def test_scaled_dots():
         jax.nn.scaled_matmul, eight(2, 4, 64), eight(2, 8, 64), scale(2, 4, 2), scale(2, 8, 2)
     )
     assert scaled.by_dtype == nn.by_dtype == {"f8e4m3fn": 2 * 2 * 4 * 64 * 8}
+
+
+def test_a_sparse_product_multiplies_what_is_stored():
+    stored, rows, columns = 20, 16, 8
+    indices, values = shape(stored, 2, dtype=jnp.int32), shape(stored)
+
+    def loss(values, indices, x):
+        matrix = sparse.BCOO((values, indices), shape=(rows, rows))
+        return jnp.sum(jnp.tanh(matrix @ x))
+
+    count = count_model_flops(
+        jax.value_and_grad(loss, (0, 2)), values, indices, shape(rows, columns)
+    )
+    # Both gradients are as large: a product at the stored places, and one with the transposed.
+    assert (count.forward, count.backward) == (2 * stored * columns, 2 * 2 * stored * columns)
+    assert not count.unaccounted
 
 
 def test_static_arguments():

@@ -66,6 +66,12 @@ def batched(s):
     return xs[0], s[1] + 3 * 5
 
 
+def in_sorted_order(s):
+    """Sorted, the pattern's places are 0, 4, 2, 3, 1, 5."""
+    places = jnp.argsort(jnp.asarray(PATTERN))
+    return over(jnp.arange(4), lambda s, i: lax.cond(places[i] < 3, layer, skip, s))(s)
+
+
 def table_from_a_loop(s):
     """The bounds are the stacked results of an earlier scan."""
     _, bounds = lax.scan(lambda i, _: (i * 2 + 1, i), jnp.int32(0), None, length=4)
@@ -106,6 +112,7 @@ PROGRAMS = {
     "counted chunks": (lambda s: lax.fori_loop(0, 7, lambda i, s: layers(0, i + 1)(s), s), 28),
     "three deep": (three_deep, 30),
     "every other": (over(jnp.arange(7), lambda s, i: lax.cond(i % 2 == 0, layer, skip, s)), 4),
+    "sorted": (in_sorted_order, 2),
     "slices": (over(PATTERN, lambda s, kind: branch(kind, s)), 6),
     "table": (over(jnp.arange(6), lambda s, i: branch(jnp.asarray(PATTERN)[i], s)), 6),
     "reversed": (over(jnp.arange(4), lambda s, i: layers(i, 4)(s), reverse=True), 10),

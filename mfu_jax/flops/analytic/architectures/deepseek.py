@@ -60,8 +60,11 @@ def _deepseek_attention(config: ModelConfig) -> Components:
 
 def _indexed_mask(sparse: SparseAttention) -> Mask:
     """Every key in the indexer's dense warm-up (arXiv 2512.02556, section 2.1.1)."""
-    is_warm_up = sparse.indexer_loss_scaling_factor > 0 and not sparse.indexer_sparse_training
-    return Causal() if is_warm_up else TopK(sparse.indexer_topk)
+    return Causal() if _is_warm_up(sparse) else TopK(sparse.indexer_topk)
+
+
+def _is_warm_up(sparse: SparseAttention) -> bool:
+    return sparse.indexer_loss_scaling_factor > 0 and not sparse.indexer_sparse_training
 
 
 def _hyper_connections(config: ModelConfig) -> Components:
@@ -241,6 +244,7 @@ def _compressed_attention(config: ModelConfig, ratio: int) -> Components:
         window=heads.sliding_window_size,
         ratio=ratio,
         topk=sparse.indexer_topk if indexed else 0,
+        sparse=not _is_warm_up(sparse),
     )
     if not indexed:
         return attended

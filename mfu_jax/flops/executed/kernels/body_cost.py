@@ -12,14 +12,17 @@ from mfu_jax.flops.attention_kernels import kernel_in_scope, kernels_named
 from mfu_jax.flops.executed.kernels.bodies.body import KernelBody, Table, UnknownBodyError
 from mfu_jax.flops.executed.kernels.bodies.walk import grid_flops
 from mfu_jax.flops.executed.kernels.ragged import of_given_groups, sequence_lengths
-from mfu_jax.flops.executed.kernels.ragged_gpu import of_groups_on_gpu
+from mfu_jax.flops.executed.kernels.ragged_gpu import of_groups_by_triton, of_groups_on_gpu
 from mfu_jax.flops.executed.kernels.registry import (
     MOSAIC_GPU,
+    TRITON,
     KernelCall,
     KernelCost,
     UnknownCost,
 )
 from mfu_jax.flops.loss_kernels import loss_kernel, product_flops
+
+_GROUPS = {MOSAIC_GPU: of_groups_on_gpu, TRITON: of_groups_by_triton}
 
 
 def body_cost(
@@ -57,8 +60,7 @@ def body_cost(
 def _flops(call: KernelCall, body: KernelBody, notes: list[str]) -> tuple[int, int]:
     """FLOPs of all steps, and the part that is needed; adds to `notes` what they assume."""
     first = sum(steps < 0 for steps in body.grid)  # sizes of the grid precede the tables
-    find = of_groups_on_gpu if call.target == MOSAIC_GPU else of_given_groups
-    groups = find(call, body)
+    groups = _GROUPS.get(call.target, of_given_groups)(call, body)
     notes += [groups.note] if groups.note else []
 
     def table(index: int) -> Table:

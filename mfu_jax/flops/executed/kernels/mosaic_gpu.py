@@ -26,7 +26,10 @@ from mfu_jax.flops.executed.kernels.registry import (
 
 _WARP = 32  # threads
 # wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16, mma.sync.aligned.m16n8k16.row.col.f32.bf16…
-_INSTRUCTION = re.compile(r"\b(wgmma\.mma_async|mma)\.sync\.aligned\.m(\d+)n(\d+)k(\d+)\.([\w.]+)")
+# mma.sp.sync.aligned.m16n8k32…: of the k elements of `a` in a row, half are stored and multiplied.
+_INSTRUCTION = re.compile(
+    r"\b(wgmma\.mma_async|mma)(\.sp(?:::\w+)?)?\.sync\.aligned\.m(\d+)n(\d+)k(\d+)\.([\w.]+)"
+)
 _WARPS = {"wgmma.mma_async": 4, "mma": 1}
 _MULTIPLIES = re.compile(r"\bw?g?mma(_async)?\b(?!\.(commit|wait|fence))|tcgen05\.mma")
 _ARGUMENT = "mosaic_gpu.from_kernel_arg_idx"
@@ -121,6 +124,7 @@ def _matmul(operation: Any) -> tuple[int, str] | None:
     if not match:
         shown = _MULTIPLIES.search(text)
         raise UnknownBodyError(f"it multiplies by {shown[0] if shown else text}")
-    m, n, k = (int(match[i]) for i in (2, 3, 4))
-    dtypes = [t for t in match[5].split(".") if t not in ("row", "col")]
-    return 2 * m * n * k // _WARPS[match[1]], dtypes[1]
+    m, n, k = (int(match[i]) for i in (3, 4, 5))
+    multiplied = k // 2 if match[2] else k
+    dtypes = [t for t in match[6].split(".") if t not in ("row", "col")]
+    return 2 * m * n * multiplied // _WARPS[match[1]], dtypes[1]

@@ -1,12 +1,13 @@
-"""Tokamax's grouped matmuls on tensor cores, which read their groups from tables in memory.
+"""Tokamax's grouped matmuls on GPU, which read their groups from tables in memory.
 
-The user may give the groups' sizes. Where she doesn't, every group begins within a tile that
-another one ends in, an upper bound.
+The user may give the groups' sizes. Where she doesn't, all groups but one have one row, which costs
+a whole tile: an upper bound.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 
 from mfu_jax.flops.executed.hlo_shapes import Shape
@@ -15,6 +16,7 @@ from mfu_jax.flops.executed.kernels.ragged import Groups, needed_flops, visits
 from mfu_jax.flops.executed.kernels.registry import KernelCall
 
 _BY_VISIT, _BY_GROUP = 7, 2  # number of tables
+_RAGGED = re.compile(r"ragged_?dot", re.IGNORECASE)
 
 
 def of_groups_on_gpu(call: KernelCall, body: KernelBody) -> Groups:
@@ -49,6 +51,26 @@ def of_groups_on_gpu(call: KernelCall, body: KernelBody) -> Groups:
     return Groups(body, tables, needed_flops(call, groups, sum(sizes)), note)
 
 
+def of_groups_by_triton(call: KernelCall, body: KernelBody) -> Groups:
+    """A grouped matmul whose last operands are each group's first and last row; others unchanged.
+
+    It multiplies rows [rows, in] by matrices [groups, in, out], or [rows, in] by [rows, out] for
+    their gradient.
+    """
+    tables, arrays = call.operands[-2:], call.operands[:-2]
+    matrices = next((s.dims for s in (*arrays, *call.results) if len(s.dims) == 3), (0,))
+    is_ragged = _RAGGED.search(call.name) or _RAGGED.search(call.instruction.op_name)
+    if not is_ragged or len(arrays) != 2 or not all(map(_is_table, tables)):
+        return Groups(body, {})
+    groups = matrices[0]
+    if [table.dims for table in tables] != [(groups,)] * 2 or call.literal(2) is not None:
+        return Groups(body, {})
+    sizes, note = _sizes(call, groups, arrays[0].dims[0])
+    ends = tuple(itertools.accumulate(sizes))
+    made: dict[int, Table] = {2: ((groups,), (0, *ends[:-1])), 3: ((groups,), ends)}
+    return Groups(body, made, needed_flops(call, groups, sum(sizes)), note)
+
+
 def _is_table(shape: Shape) -> bool:
     return shape.dtype == "s32" and len(shape.dims) == 1
 
@@ -73,8 +95,8 @@ def _sizes(call: KernelCall, groups: int, rows: int) -> tuple[tuple[int, ...], s
     if given:
         return given, ""
     note = (
-        f"{call.name}: the groups' sizes are data; counted as if each of the {groups} groups began "
-        "within a tile of another: an upper bound; give group_sizes="
+        f"{call.name}: the groups' sizes are data; counted as if all of {groups} groups but one "
+        "had one row: an upper bound; give group_sizes="
     )
     return (*(1,) * (groups - 1), max(0, rows - groups + 1)), note
 

@@ -119,7 +119,8 @@ def _read_module(grid: Grid, module: Any) -> KernelBody:
     if len(functions) != 1:
         raise UnknownBodyError("a Triton kernel of several functions")
     reader = Reader(_matmul)
-    return reader.body(reader.block(functions[0].operation.regions[0].blocks[0]), grid=grid)
+    block = reader.block(functions[0].operation.regions[0].blocks[0])
+    return reader.body(block, grid=grid, tables=block.arguments)
 
 
 def _matmul(operation: Any) -> tuple[int, str] | None:

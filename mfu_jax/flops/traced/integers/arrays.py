@@ -128,8 +128,14 @@ def _cumulative(function: Any) -> Rule:
     return run
 
 
-def _sort(eqn: Any, operands: Sequence[Any]) -> Any:
-    return np.sort(operands[0], axis=eqn.params["dimension"]) if len(operands) == 1 else None
+def sorted_together(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+    """Arrays in the order of the first ones, the keys; None for one that is not known."""
+    axis, keys = eqn.params["dimension"], operands[: eqn.params["num_keys"]]
+    is_stable = eqn.params["is_stable"] or len(operands) == len(keys) == 1
+    if not is_stable or any(key is None for key in keys):
+        return [None] * len(operands)
+    order = np.lexsort(keys[::-1], axis=axis)
+    return [None if v is None else np.take_along_axis(v, order, axis) for v in operands]
 
 
 ARRAYS: dict[str, Rule] = {
@@ -159,5 +165,4 @@ ARRAYS: dict[str, Rule] = {
     "cumprod": _cumulative(np.multiply),
     "cummax": _cumulative(np.maximum),
     "cummin": _cumulative(np.minimum),
-    "sort": _sort,
 }

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mfu_jax.flops.traced.integers.arithmetic import evaluate, typed
+from mfu_jax.flops.traced.integers.arrays import sorted_together
 from mfu_jax.flops.traced.integers.needs import (
     PARTS,
     Branches,
@@ -16,11 +17,13 @@ from mfu_jax.flops.traced.integers.needs import (
     Need,
     Needs,
     Scan,
+    Shards,
     Step,
     While,
 )
 from mfu_jax.flops.traced.integers.proofs import prove
 from mfu_jax.flops.traced.known_values import Known, scalar
+from mfu_jax.flops.traced.shards import Place, Share, joined, manual_axes, shares
 from mfu_jax.jax_internals import Literal
 
 LONGEST_LOOP = 50_000  # iterations that are evaluated of one loop
@@ -36,10 +39,16 @@ class Integers:
 
     Args:
         constants: known values of constants inside the jaxprs, by variable.
+
+    Attributes:
+        place: of the device whose integers these are, on the axes of meshes that are known.
+        asked: axes on which a place was wanted that is not known.
     """
 
     def __init__(self, constants: Mapping[Any, Known] | None = None) -> None:
         self.constants = constants or {}
+        self.place: Place = {}
+        self.asked: set[str] = set()
         self.needs = Needs()
         self._left = _MOST_EQUATIONS
         self._literals: dict[int, tuple[Any, Known]] = {}
@@ -82,14 +91,62 @@ class Integers:
             found = self.scan(inner, operands, wanted)
         elif isinstance(inner, While):
             found = self.while_loop(inner, operands, wanted)[1]
+        elif isinstance(inner, Shards):
+            found = self._shards(step.eqn, inner, operands, wanted)
         elif isinstance(inner, Call):
             found = self.outputs(self.needs.of(inner.jaxpr, wanted), operands)
         elif step.eqn.primitive.name in PARTS:
             parts = _parts(step.eqn, operands)
             return [parts[i] for i in wanted]
+        elif step.eqn.primitive.name == "axis_index":
+            return [self._axis_index(step.eqn)]
         else:
             return [evaluate(step.eqn, operands)]
         return [found.get(i) for i in wanted]
+
+    @contextlib.contextmanager
+    def at(self, place: Place) -> Iterator[None]:
+        """While integers are those of a device at this place, beside what was known of it."""
+        before, self.place = self.place, {**self.place, **place}
+        try:
+            yield
+        finally:
+            self.place = before
+
+    def _axis_index(self, eqn: Any) -> Known:
+        """The place of the device on an axis of the mesh."""
+        axis = eqn.params["axis_name"]
+        if isinstance(axis, str) and axis in self.place:
+            return typed(self.place[axis], eqn.outvars[0].aval)
+        self.asked |= {axis} if isinstance(axis, str) else set()
+        return None
+
+    def by_place(
+        self, eqn: Any, known: Sequence[Known], run: Callable[[Sequence[Known]], Any]
+    ) -> list[tuple[Share, Any]]:
+        """What `run` makes of a `shard_map`'s operands, for devices that differ.
+
+        Args:
+            eqn: the `shard_map`.
+            known: values of its operands.
+            run: takes those of its body.
+        """
+        axes = manual_axes(eqn)
+        while True:
+            asked = self.asked & axes.keys()
+            found = []
+            for share in shares(eqn, known, asked):
+                with self.at(share.place):
+                    found.append((share, run(share.values)))
+            if self.asked & axes.keys() == asked:
+                return found
+
+    def _shards(
+        self, eqn: Any, inner: Shards, operands: Sequence[Known], wanted: Sequence[int]
+    ) -> dict[int, Known]:
+        need = self.needs.of(inner.jaxpr, wanted)
+        found = self.by_place(eqn, operands, lambda values: self.outputs(need, values))
+        return {i: joined(eqn, i, [(share, v[i]) for share, v in found]) for i in wanted}
 
     def _cond(
         self, inner: Branches, operands: Sequence[Known], wanted: Sequence[int]
@@ -295,12 +352,14 @@ def _stack(slices: list[Known], is_reversed: bool) -> Known:
 
 
 def _parts(eqn: Any, operands: Sequence[Known]) -> Sequence[Known]:
-    """The results of a primitive that has several, each a part of an operand."""
+    """The results of a primitive that has several, as `PARTS`."""
     if eqn.primitive.name == "optimization_barrier":
         return operands
     array = operands[0]
     if array is None:
         return [None] * len(eqn.outvars)
+    if eqn.primitive.name == "sort":
+        return sorted_together(eqn, operands)
     axis = eqn.params["axis"]
     if eqn.primitive.name == "unstack":
         return [np.take(array, i, axis) for i in range(len(eqn.outvars))]

@@ -18,8 +18,8 @@ from mfu_jax.flops.traced.primitive_kinds import has_work, is_call
 from mfu_jax.flops.traced.tracing import inner_jaxprs
 from mfu_jax.jax_internals import Literal, scan_groups
 
-# Several results, each a part of an operand.
-PARTS = {"optimization_barrier", "split", "unstack"}
+# Several results, each a part of an operand, or an operand in another order.
+PARTS = {"optimization_barrier", "sort", "split", "unstack"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,6 +78,15 @@ class Call(NamedTuple):
     jaxpr: Any
 
 
+class Shards(NamedTuple):
+    """The jaxpr that each device of a `shard_map` runs."""
+
+    jaxpr: Any
+
+
+Inner = Branches | Call | Scan | Shards | While
+
+
 class Step(NamedTuple):
     """An equation to evaluate.
 
@@ -91,10 +100,10 @@ class Step(NamedTuple):
     eqn: Any
     results: tuple[int, ...]
     variables: tuple[Any, ...]
-    inner: Branches | Call | Scan | While | None
+    inner: Inner | None
 
 
-def inner_of(eqn: Any) -> Branches | Call | Scan | While | None:
+def inner_of(eqn: Any) -> Inner | None:
     """What an equation runs that can be evaluated."""
     name = eqn.primitive.name
     if name == "cond":
@@ -103,6 +112,9 @@ def inner_of(eqn: Any) -> Branches | Call | Scan | While | None:
         return scan_of(eqn)
     if name == "while":
         return while_of(eqn)
+    if name == "shard_map":
+        ((jaxpr,),) = inner_jaxprs(eqn.params).values()
+        return Shards(jaxpr)
     if is_call(eqn):
         ((jaxpr,),) = inner_jaxprs(eqn.params).values()
         # `run_state` takes references, and returns their contents.
@@ -212,9 +224,7 @@ class Needs:
             return ()
         return self.of(jaxprs[0], decides=True).inputs
 
-    def _inner(
-        self, inner: Branches | Call | Scan | While, results: Sequence[int], decides: bool
-    ) -> Iterable[int]:
+    def _inner(self, inner: Inner, results: Sequence[int], decides: bool) -> Iterable[int]:
         if isinstance(inner, Branches):
             return self._cond(inner, results, decides)
         if isinstance(inner, Scan):

@@ -305,6 +305,8 @@ class _Walk:
             return self.value(op.operands[1])
         if op.name == "memref.load":
             return self.load(op)
+        if op.name == "tt.load":
+            return self.load_at(op.operands[0])
         if op.name == "scf.if":
             region = op.regions[0 if self.value(op.operands[0]) else 1]
             return self.value(region.ops[-1].operands[op.results.index(number)])
@@ -325,21 +327,39 @@ class _Walk:
             raise UnknownBodyError("it skips blocks by values that a loop computes from data")
         return results[position]
 
+    def load_at(self, pointer: int) -> int:
+        """An element of a table: a pointer is one of the kernel's arguments and an offset."""
+        position = 0
+        while (maker := self.body.makers.get(pointer)) and maker.name == "tt.addptr":
+            pointer, offset = maker.operands
+            position += self.value(offset)
+        return self.element(pointer, lambda dims: position)
+
     def load(self, op: Op) -> int:
-        tables = self.body.tables
         source, *indices = op.operands
         maker = self.body.makers.get(source)
         if maker and maker.name == "memref.subview" and not indices:  # of one element
             source, *indices = maker.operands
-        if source not in tables or not indices:
+        if not indices:
             raise UnknownBodyError("it skips blocks by values in memory")
-        number = tables.index(source)
+
+        def place(dims: Sequence[int]) -> int:
+            position = 0
+            for size, index in zip(dims, indices, strict=False):
+                position = position * size + self.value(index)
+            return position
+
+        return self.element(source, place)
+
+    def element(self, source: int, place: Callable[[Sequence[int]], int]) -> int:
+        """The element of a table at a place, which its dimensions may decide."""
+        if source not in self.body.tables:
+            raise UnknownBodyError("it skips blocks by values in memory")
+        number = self.body.tables.index(source)
         if number not in self.tables:
             self.tables[number] = self.table(number)
         dims, values = self.tables[number]
-        position = 0
-        for size, index in zip(dims, indices, strict=False):
-            position = position * size + self.value(index)
+        position = place(dims)
         if not 0 <= position < len(values):
             raise UnknownBodyError("it reads outside of its table")
         return values[position]

@@ -1,0 +1,60 @@
+"""Which operations of a model a program lacks, or has beyond it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+
+_MOST_NAMED = 4
+
+
+def largest(operations: Mapping[str, int | Fraction]) -> str:
+    """The operations with most FLOPs, in words."""
+    largest = sorted(operations.items(), key=lambda item: -item[1])
+    named = [f"{name} ({round(flops):,})" for name, flops in largest[:_MOST_NAMED]]
+    more = [f"{len(largest) - _MOST_NAMED} more"] if len(largest) > _MOST_NAMED else []
+    return ", ".join(named + more)
+
+
+def missing_operations(
+    model: Mapping[str, int | Fraction], executed: Mapping[str, int | Fraction]
+) -> dict[str, Fraction]:
+    """The operations of a model that a program lacks, with their FLOPs.
+
+    Fusions and rewrites may give work the name of a neighbour: what is too much under one name
+    stands for what lacks under another of the same phase and scope, else of the same phase, else
+    of any.
+    """
+    balance = {
+        name: Fraction(model.get(name, 0)) - Fraction(executed.get(name, 0))
+        for name in {**model, **executed}
+    }
+    for kind in (_phase_and_scope, _phase, lambda _: ""):
+        by_kind: dict[str, list[str]] = {}
+        for name in balance:
+            by_kind.setdefault(kind(name), []).append(name)
+        for names in by_kind.values():
+            _settle(balance, names)
+    return {name: flops for name, flops in balance.items() if flops > 0}
+
+
+def _phase(operation: str) -> str:
+    return operation.split()[0]
+
+
+def _phase_and_scope(operation: str) -> str:
+    return operation.rpartition("/")[0] or _phase(operation)
+
+
+def _settle(balance: dict[str, Fraction], names: list[str]) -> None:
+    """Sets off what is too much under some names against what lacks under others."""
+    lacking = [name for name in names if balance[name] > 0]
+    spare = [name for name in names if balance[name] < 0]
+    totals = [sum((abs(balance[n]) for n in side), Fraction(0)) for side in (lacking, spare)]
+    moved = min(totals)
+    for side, sign in ((lacking, 1), (spare, -1)):
+        rest = moved
+        for name in side:
+            taken = min(rest, abs(balance[name]))
+            balance[name] -= sign * taken
+            rest -= taken

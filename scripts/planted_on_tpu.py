@@ -1,0 +1,116 @@
+"""Plants faults in the reference trainer's step for a TPU that is not here, and asks for advice.
+
+    python -m scripts.planted_on_tpu [--only chain,remat] [--topology v6e:2x4] [--programs FOLDER]
+
+Each step is compiled for one chip with the fault and without. A trace is made of the faulty one in
+which every op takes the time that XLA's scheduler gives it, `mfu-jax profile` reads that trace, and
+its first advice is compared with the difference of both schedules. The times are XLA's, not those
+of our rules. The exit code is 1 if a fault is not named first, or its gain is off by more than 20%,
+or if a healthy step gets advice. Needs libtpu: ``pip install 'jax[tpu]'``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from mfu_jax.dumps.files import load, write
+from mfu_jax.formatting import columns
+from mfu_jax.planning.targets import Target, parse_target
+from scripts.absent_devices import TPU_ENVIRONMENT
+from scripts.faults.on_accelerators import FAULTS, Side
+from scripts.faults.scheduled_trace import Schedule, write_scheduled
+
+_WITHIN = 0.2
+_LEAST = 0.05  # of a step: what removing brings is worth no advice below
+_HEAD = ("fault", "step", "advice", "gain", "scheduled", "off", "others")
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="names of faults, joined by commas")
+    parser.add_argument("--topology", default="v6e:2x4", help="whose first chip it is")
+    parser.add_argument("--programs", type=Path, help="keeps compiled programs, and takes them")
+    parser.add_argument("--compile", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.compile:
+        name, path = arguments.compile
+        _compile(_side(name), arguments.topology, Path(path))
+        return 0
+    names = arguments.only.split(",") if arguments.only else list(FAULTS)
+    with tempfile.TemporaryDirectory() as folder:
+        programs = arguments.programs or Path(folder, "programs")
+        programs.mkdir(parents=True, exist_ok=True)
+        rows = []
+        for number, name in enumerate(names):
+            row = _row(name, arguments.topology, programs, Path(folder, str(number)))
+            print("  ".join(row[0]), file=sys.stderr, flush=True)
+            rows.append(row)
+    print("\n".join(columns([_HEAD, *(row for row, _ in rows)], "<><>>><")))
+    return 0 if all(right for _, right in rows) else 1
+
+
+def _side(name: str) -> Side:
+    fault, _, side = name.rpartition(".")
+    return getattr(FAULTS[fault], side) if fault else Side()
+
+
+def _compile(side: Side, topology: str, path: Path) -> None:
+    """In a process of its own, which libtpu wants for itself."""
+    from mfu_jax.dumps.recording import record
+    from mfu_jax.instrumentation.dumping import model_flops
+    from mfu_jax.trainer import pyconfig
+    from mfu_jax.trainer.ahead_of_time import lower
+    from mfu_jax.trainer.run_logger import model_of
+    from scripts.absent_devices import devices
+
+    with side.plant():
+        lowered = lower(side.words, devices("tpu", topology)[:1])
+    model = model_flops(model_of(pyconfig.load(side.words)))
+    write(record(lowered.compile(), model=model), path)
+
+
+def _program(name: str, topology: str, programs: Path) -> Path:
+    """The compiled program of one side, such as ``chain.faulty``; most share the healthy one."""
+    name = "healthy" if _side(name) == Side() else name
+    path = programs / f"{topology} {name}.mfu"
+    if not path.exists():
+        command = [sys.executable, "-m", "scripts.planted_on_tpu", "--topology", topology]
+        environment = {**os.environ, **TPU_ENVIRONMENT, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+        subprocess.run([*command, "--compile", name, str(path)], env=environment, check=True)
+    return path
+
+
+def _row(name: str, topology: str, programs: Path, folder: Path) -> tuple[tuple[str, ...], bool]:
+    from mfu_jax.profiling.profile import read_profile
+
+    fault, target = FAULTS[name], parse_target(topology=topology)
+    step = write_scheduled(folder, load(_program(f"{name}.faulty", topology, programs)), target)
+    advice = read_profile(folder).advice
+    first, gain = (advice[0].cause, advice[0].gain_seconds) if advice else ("none", 0.0)
+    others = ", ".join(f"{one.cause} {_ms(one.gain_seconds)}" for one in advice[1:])
+    if not fault.cause:
+        return (name, _ms(step), first, _ms(gain), "", "", others), not advice
+    brought = step - fault.share * _scheduled(name, topology, programs, target)
+    off = gain / brought - 1 if brought else 0.0
+    is_right = first == fault.cause and abs(off) <= _WITHIN
+    if brought < _LEAST * step:
+        is_right = fault.cause not in {one.cause for one in advice}
+    return (name, _ms(step), first, _ms(gain), _ms(brought), f"{off:+.0%}", others), is_right
+
+
+def _scheduled(name: str, topology: str, programs: Path, target: Target) -> float:
+    return Schedule(load(_program(f"{name}.healthy", topology, programs)), target).seconds
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

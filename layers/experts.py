@@ -21,7 +21,7 @@ from .linears import ACTIVATIONS
 from .lora import ExpertsAdapter
 from .quantization import quantized_dot, quantized_ragged_dot, shard_of
 from .routers import RouterSpec, Routing
-from .row_moves import moved
+from .row_moves import moved, sum_of_copies
 from .sharding import (
     BATCH_AXES,
     SEQUENCE_AXIS,
@@ -269,7 +269,7 @@ class Experts(nnx.Module):
         back = moved(1, out, reverse, order)
         if not self.spec.weigh_inputs:
             back = back * weight_of
-        return back.reshape(k, -1, back.shape[-1]).sum(axis=0).reshape(*x.shape[:-1], -1)
+        return sum_of_copies(k, back).reshape(*x.shape[:-1], -1)
 
     def _with_capacity(self, x: jax.Array, routing: Routing) -> jax.Array:
         """Each expert has slots for its share of a sequence, filled in the sequence's order."""
@@ -310,7 +310,8 @@ class Experts(nnx.Module):
         back = jax.vmap(functools.partial(moved, 1))(out, slot, choice)
         if not self.spec.weigh_inputs:
             back = back * weights
-        return back.reshape(B, k, S, D).sum(axis=1)
+        y: jax.Array = jax.vmap(functools.partial(sum_of_copies, k))(back)
+        return y
 
     def _of_each(self, slots: jax.Array, kernels: jax.Array) -> jax.Array:
         """[batch, experts, slots, inputs] · [experts, inputs, outputs], expert by expert."""

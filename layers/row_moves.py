@@ -34,11 +34,25 @@ def _forward(
 
 
 def _backward(copies: int, back: jax.Array, dy: jax.Array) -> tuple[jax.Array, None, None]:
-    of_copies = _taken(dy, back)
-    return of_copies.reshape(copies, -1, dy.shape[-1]).sum(axis=0), None, None
+    return sum_of_copies(copies, _taken(dy, back)), None, None
 
 
 moved.defvjp(_forward, _backward)
+
+
+def sum_of_copies(copies: int, rows: jax.Array) -> jax.Array:
+    """The sum of each row's copies, ordered as `moved` counts them, in float32.
+
+    Written out: of a reduction over few, TPUs lay the rows out anew.
+
+    Args:
+        rows: [copies · rows, width].
+
+    Returns:
+        [rows, width], in the dtype of `rows`.
+    """
+    parts = (part.astype(jnp.float32) for part in jnp.split(rows, copies))
+    return functools.reduce(jnp.add, parts).astype(rows.dtype)
 
 
 def _row_of(places: jax.Array, rows: int, copies: int) -> jax.Array:

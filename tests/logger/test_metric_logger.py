@@ -178,53 +178,6 @@ def test_an_error_of_the_device_reaches_the_loop_and_the_rest_is_written(
     assert [record.step for record in run.sink.records] == [0, 1]
 
 
-def interrupt_once(array: Any) -> None:
-    """Ctrl-C while the loop waits for an array: Python raises it when the wait is over."""
-    block = array.block_until_ready
-
-    def interrupted() -> None:
-        array.block_until_ready = block
-        block()
-        raise KeyboardInterrupt
-
-    array.block_until_ready = interrupted
-
-
-@pytest.mark.parametrize("at", [1, 2])
-def test_an_interrupt_of_the_wait_loses_no_step(at: int) -> None:
-    run = Run()
-
-    def loop() -> None:
-        with run.logger:
-            for step in range(3):
-                metrics = run.device.run(1.0 + step)
-                if step == at:
-                    interrupt_once(metrics["loss"])
-                run.logger.record(step, metrics)
-            with run.logger.pause("checkpoint"):  # waits for step 2
-                pass
-
-    with pytest.raises(KeyboardInterrupt):
-        loop()
-    assert run.sink.scalar("perf/step_time_seconds") == [1.0, 2.0, 3.0]
-    assert run.sink.closed
-
-
-def test_an_interrupt_of_close_closes_all_the_same() -> None:
-    before = set(threading.enumerate())
-    run = Run()
-    run.steps(1.0, 1.0)
-    metrics = run.device.run(1.0)
-    interrupt_once(metrics["loss"])
-    run.logger.record(2, metrics)
-    with pytest.raises(KeyboardInterrupt):
-        run.logger.close()
-    assert run.sink.closed
-    assert run.logger.summary().steps == 2
-    ours = set(threading.enumerate()) - before
-    assert not [thread for thread in ours if thread.name == "mfu_jax builder"]
-
-
 def test_only_steps_of_the_log_period_are_logged_but_some_sinks_keep_all() -> None:
     some, all_of_them = ListSink(every_step=False), ListSink()
     run = Run(log_period=4, sinks=[some, all_of_them])

@@ -75,27 +75,6 @@ def test_an_eval_is_part_of_its_steps_record_and_of_no_steps_time() -> None:
     assert summary.goodput == 3.0 / 33.0
 
 
-def test_an_interrupt_of_an_eval_loses_none_of_the_steps_after_it() -> None:
-    run = Run()
-    run.steps(1.0, 1.0)
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    metrics = run.device.run(1.0)
-    metrics["loss"].block_until_ready = interrupted  # type: ignore[assignment]
-    pause = run.logger.pause("eval")
-    pause.__enter__()
-    run.logger.spans.add_call(1, metrics)
-    run.clock.advance(30.0)
-    with pytest.raises(KeyboardInterrupt):
-        pause.__exit__(None, None, None)
-    run.steps(1.0, 1.0, start=2)
-    run.logger.close()
-    assert run.sink.scalar("perf/step_time_seconds") == [1.0, 1.0, 1.0, 1.0]
-    assert run.sink.scalar("goodput/eval_seconds") == [None, 30.0, None, None]
-
-
 def test_an_eval_that_comes_late_tells_of_which_step_it_is() -> None:
     run = Run()
     run.steps(1.0, 1.0)

@@ -21,8 +21,15 @@ from .linears import ACTIVATIONS
 from .lora import ExpertsAdapter
 from .quantization import quantized_dot, quantized_ragged_dot, shard_of
 from .routers import RouterSpec, Routing
-from .row_moves import moved
-from .sharding import BATCH_AXES, SEQUENCE_AXIS, WIDTH_AXIS, constrain, partition_spec
+from .row_moves import moved, sum_of_copies
+from .sharding import (
+    BATCH_AXES,
+    SEQUENCE_AXIS,
+    WIDTH_AXIS,
+    axis_size,
+    constrain,
+    partition_spec,
+)
 
 # How `shard_map` takes the experts' weights: split over experts and hidden width, else gathered.
 _WEIGHT_SPECS = {
@@ -219,10 +226,10 @@ class Experts(nnx.Module):
         """
         E, k = own, self.spec.router.per_token
         flat = x.reshape(-1, x.shape[-1])
-        expert_of = routing.experts.reshape(-1) - first
+        expert_of = _by_choice(routing.experts).reshape(-1) - first
         # Rows of other devices' experts go to the end, and belong to no group.
         expert_of = jnp.where((expert_of >= 0) & (expert_of < E), expert_of, E)
-        weight_of = routing.weights.reshape(-1, 1).astype(x.dtype)
+        weight_of = _by_choice(routing.weights).reshape(-1, 1).astype(x.dtype)
         order = jnp.argsort(expert_of, stable=True)
         reverse = jnp.argsort(order)
         sizes = jnp.zeros(E + 1, jnp.int32).at[expert_of].add(1)[:E]
@@ -262,7 +269,7 @@ class Experts(nnx.Module):
         back = moved(1, out, reverse, order)
         if not self.spec.weigh_inputs:
             back = back * weight_of
-        return back.reshape(-1, k, back.shape[-1]).sum(axis=1).reshape(*x.shape[:-1], -1)
+        return sum_of_copies(k, back).reshape(*x.shape[:-1], -1)
 
     def _with_capacity(self, x: jax.Array, routing: Routing) -> jax.Array:
         """Each expert has slots for its share of a sequence, filled in the sequence's order."""
@@ -270,11 +277,12 @@ class Experts(nnx.Module):
         E, k = self.spec.router.experts, self.spec.router.per_token
         capacity = min(math.ceil(self.spec.capacity_factor * S * k / E), S * k)
         expert_of = routing.experts.reshape(B, S * k)
-        weights = routing.weights.reshape(B, S * k, 1).astype(x.dtype)
+        weights = routing.weights.swapaxes(1, 2).reshape(B, S * k, 1).astype(x.dtype)
         chosen = jax.nn.one_hot(expert_of, E, dtype=jnp.int32)
         place = jnp.take_along_axis(jnp.cumsum(chosen, axis=1), expert_of[..., None], -1)[..., 0]
         is_kept = place <= capacity
         slot = jnp.where(is_kept, expert_of * capacity + place - 1, E * capacity)
+        slot = slot.reshape(B, S, k).swapaxes(1, 2).reshape(B, S * k)  # as `moved` counts copies
         # Which choice of which token has a slot; those of no slot share one behind the last.
         free = jnp.full((B, E * capacity + 1), S * k)
         choice = free.at[jnp.arange(B)[:, None], slot].set(jnp.arange(S * k))[:, :-1]
@@ -283,17 +291,13 @@ class Experts(nnx.Module):
             slots = slots * jax.vmap(functools.partial(moved, 1))(weights, choice, slot)
         slots = constrain(slots.reshape(B, E, capacity, D), BATCH_AXES)
         slots = constrain(slots, ("data", "fsdp"), "expert", SEQUENCE_AXIS, None)
-        # Experts first, as in their matrices: else XLA lays gathered matrices out anew.
-        slots = slots.swapaxes(0, 1)
 
         adapters = self._of_adapters()
 
         def multiply(slots: jax.Array, name: str) -> jax.Array:
             product = self._of_each(slots, getattr(self, name)[...].astype(self.dtype))
             product = self._adapted(product, name, adapters, slots, _slot_by_slot)
-            if not self.spec.bias:
-                return product
-            return product + self._bias(f"{name}_bias")[:, None, None]
+            return product + self._bias(f"{name}_bias")[:, None] if self.spec.bias else product
 
         with jax.named_scope("wi_0"):
             gate = _named(multiply(slots, "wi_0"), "mlpwi_0")
@@ -302,19 +306,19 @@ class Experts(nnx.Module):
         with jax.named_scope("wo"):
             out = multiply(self._activated(gate, up), "wo")
             out = _named(out, "mlpwo")
-        out = constrain(out.swapaxes(0, 1), BATCH_AXES, None, None, WIDTH_AXIS)
-        out = out.reshape(B, E * capacity, -1)
+        out = constrain(out, BATCH_AXES, None, None, WIDTH_AXIS).reshape(B, E * capacity, -1)
         back = jax.vmap(functools.partial(moved, 1))(out, slot, choice)
         if not self.spec.weigh_inputs:
             back = back * weights
-        return back.reshape(B, S, k, D).sum(axis=2)
+        y: jax.Array = jax.vmap(functools.partial(sum_of_copies, k))(back)
+        return y
 
     def _of_each(self, slots: jax.Array, kernels: jax.Array) -> jax.Array:
-        """[experts, batch, slots, inputs] · [experts, inputs, outputs], expert by expert."""
+        """[batch, experts, slots, inputs] · [experts, inputs, outputs], expert by expert."""
         if self.quantization is None:
             return _slot_by_slot(slots, kernels)
         recipe = self.quantization
-        of_one = jax.vmap(lambda x, kernel: quantized_dot(x, kernel, 1, recipe))
+        of_one = jax.vmap(lambda x, kernel: quantized_dot(x, kernel, 1, recipe), (1, 0), 1)
         products: jax.Array = of_one(slots, kernels)
         return products
 
@@ -347,9 +351,17 @@ class Experts(nnx.Module):
         return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
 
 
+def _by_choice(routed: jax.Array) -> jax.Array:
+    """[batch, sequence, choices] → [choices, batch · sequence], as `moved` counts copies."""
+    return routed.reshape(-1, routed.shape[-1]).T
+
+
 def _slot_by_slot(slots: jax.Array, kernels: jax.Array) -> jax.Array:
-    """[experts, batch, slots, inputs] · [experts, inputs, outputs]."""
-    return jnp.einsum("ebcd,edf->ebcf", slots, kernels)
+    """[batch, experts, slots, inputs] · [experts, inputs, outputs]."""
+    if axis_size("expert") > 1:  # XLA of JAX 0.10 partitions the other product wrongly
+        return jnp.einsum("becd,edf->becf", slots, kernels)
+    # Experts first, as in their matrices: else XLA lays gathered matrices out anew.
+    return jnp.einsum("ebcd,edf->ebcf", slots.swapaxes(0, 1), kernels).swapaxes(0, 1)
 
 
 def _named(x: jax.Array, name: str) -> jax.Array:

@@ -40,7 +40,7 @@ from mfu_jax.trainer.planned_step import TrainerStep
 _LIMITS = Limits(seconds=3600, code_seconds=1800)  # cycles come with the machine code
 _GIB = 2**30
 # Full remat, weights over all devices, one sequence a device: what MaxText does unless it is told.
-_COMMON = {"per_device_batch_size": 1, "mesh": {"ici_fsdp_parallelism": -1}, "remat_policy": "full"}
+_COMMON = {"per_device_batch_size": 1, "remat_policy": "full"}
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "llama3.1-8b": {"model_name": "llama3.1-8b", "max_target_length": 8192},
     "qwen3-8b": {"model_name": "qwen3-8b", "max_target_length": 8192},
@@ -127,7 +127,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         for chips, hardware in CHIPS.items():
             name = f"{model} on {devices} {chips}"
             if re.search(arguments.pattern, name):
-                run = {**_COMMON, **keys, **hardware, "chips": devices}
+                mesh = {"ici_fsdp_parallelism": devices}
+                run = {**_COMMON, **keys, **hardware, "chips": devices, "mesh": mesh}
                 found = compare(run, arguments)
                 rows.append({"case": name, **found})
                 print(row(name, found["ours"], found["maxtext"]), flush=True)

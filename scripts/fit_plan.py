@@ -4,8 +4,9 @@
 
 RUNS.json is a list of runs as `mfu-jax plan --run` takes them. Those of compared_runs.yml that say
 `left_out_seconds` are compiled without machine code (or read from the cache), and the share that
-makes the mean squared logarithm of predicted / measured least is found. Prints that share, and for
-each run its prediction, and the one with the share as it is fitted to all the others.
+makes the mean absolute logarithm of predicted / measured least is found: a run that is slow for
+another reason than its matmuls does not move it far. Prints that share, and for each run its
+prediction, and the one with the share as it is fitted to all the others.
 """
 
 from __future__ import annotations
@@ -75,11 +76,11 @@ def predict(run: Mapping[str, Any], measured_seconds: float, folder: Path) -> Fi
 
 
 def best_share(runs: Sequence[Fitted]) -> float:
-    """The share with the least mean squared logarithm of predicted / measured."""
+    """The share with the least mean absolute logarithm of predicted / measured."""
     return min(
         SHARES,
         key=lambda share: sum(
-            math.log(run.predicted_seconds[share] / run.measured_seconds) ** 2 for run in runs
+            abs(math.log(run.predicted_seconds[share] / run.measured_seconds)) for run in runs
         ),
     )
 

@@ -9,8 +9,8 @@ code is 1 if a fault is not named first, or its gain is off by more than 20%, or
 gets advice. It wants a machine with two cores and nothing else to do; each line says how long it
 took.
 
-The faults that CPUs do not feel (float32, odd vocabulary, an elementwise chain, float32 logits) are
-in tests/profiling/advice. Matmuls run on one thread each, so that virtual devices share no core.
+Those that CPUs do not feel (float32, odd vocabulary, an elementwise chain) are in
+scripts/planted_on_tpu.py. Matmuls run on one thread each, so that virtual devices share no core.
 """
 
 from __future__ import annotations

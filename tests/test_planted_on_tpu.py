@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax.dumps.program import ProgramDump, Topology
+from mfu_jax.flops.executed.instruction_costs import instruction_costs
 from mfu_jax.planning.targets import parse_target
 from mfu_jax.profiling.profile import Profile, read_profile
 from scripts.faults.scheduled_trace import write_scheduled
@@ -17,6 +18,7 @@ from scripts.faults.scheduled_trace import write_scheduled
 V5E = parse_target(topology="v5e:2x4")
 MILLISECOND = 1_500_000  # cycles
 TRIPS = 3
+TIMES = 2  # as long as the matmul, that the update takes
 M, K, N = 8192, 4096, 8192
 MATMUL = 2 * M * K * N / (0.7 * 197e12)  # seconds
 
@@ -111,3 +113,72 @@ def test_float32_in_six_passes_gains_five_of_them(tmp_path: Path) -> None:
     assert [advice.cause for advice in faulty.advice] == ["float32 matmuls"]
     assert faulty.advice[0].gain_seconds == pytest.approx(step - without, rel=0.2)
     assert not healthy.advice
+
+
+_BETWEEN_MATMULS = """HloModule jit_train_step, is_scheduled=true
+
+%exponential (p: bf16[M,N]) -> bf16[M,N] {
+  %p = bf16[M,N] parameter(0)
+  ROOT %e = bf16[M,N] exponential(%p)
+}
+
+%negative (q: bf16[M,N]) -> bf16[M,N] {
+  %q = bf16[M,N] parameter(0)
+  ROOT %n = bf16[M,N] negate(%q)
+}
+
+ENTRY %main (x: bf16[M,K], y: bf16[K,N], z: bf16[N,K]) -> bf16[M,K] {
+  %x = bf16[M,K]{1,0:T(8,128)} parameter(0)
+  %y = bf16[K,N]{1,0:T(8,128)} parameter(1)
+  %z = bf16[N,K]{1,0:T(8,128)} parameter(2)
+  %up = bf16[M,N]{1,0:T(8,128)} convolution(%x, %y), dim_labels=bf_io->bf, MATMUL
+  %one = bf16[M,N]{1,0:T(8,128)} fusion(%up), kind=kLoop, calls=%exponential, EACH
+  %two = bf16[M,N]{1,0:T(8,128)} fusion(%one), kind=kLoop, calls=%negative, EACH
+  ROOT %down = bf16[M,K]{1,0:T(8,128)} convolution(%two, %z), dim_labels=bf_io->bf, MATMUL
+}
+""".replace("MATMUL", f"backend_config={{{_cycles(round(MATMUL * 1.5e9))}}}")
+
+_UPDATE = f"""HloModule jit_train_step, is_scheduled=true
+
+%update (p: f32[4096,8192]) -> f32[4096,8192] {{
+  %p = f32[4096,8192] parameter(0)
+  ROOT %n = f32[4096,8192] negate(%p)
+}}
+
+ENTRY %main (w: f32[4096,8192], x: bf16[512,4096], y: bf16[4096,8192]) -> (f32[4096,8192], bf16[512,8192]) {{
+  %w = f32[4096,8192] parameter(0)
+  %x = bf16[512,4096]{{1,0:T(8,128)}} parameter(1)
+  %y = bf16[4096,8192]{{1,0:T(8,128)}} parameter(2)
+  %up = bf16[512,8192]{{1,0:T(8,128)}} convolution(%x, %y), dim_labels=bf_io->bf, backend_config={{{_cycles(MILLISECOND)}}}
+  %moved = f32[4096,8192] fusion(%w), kind=kLoop, calls=%update, backend_config={{{_cycles(TIMES * MILLISECOND)}}}
+  ROOT %both = (f32[4096,8192], bf16[512,8192]) tuple(%moved, %up)
+}}
+"""  # noqa: E501
+
+
+def test_a_tpus_matmuls_take_a_chain_between_them_in(tmp_path: Path) -> None:
+    text = _BETWEEN_MATMULS.replace("EACH", f"backend_config={{{_cycles(MILLISECOND)}}}")
+    for word, size in {"M,N": (M, N), "M,K": (M, K), "K,N": (K, N), "N,K": (N, K)}.items():
+        text = text.replace(f"[{word}]", f"[{size[0]},{size[1]}]")
+    profile, _ = scheduled(tmp_path, text)
+    assert [advice.cause for advice in profile.advice] == ["unfused elementwise chain"]
+    assert profile.advice[0].gain_seconds == pytest.approx(2e-3)
+
+
+def test_an_optimizer_that_takes_most_of_a_step_wants_a_larger_batch(tmp_path: Path) -> None:
+    profile, _ = scheduled(tmp_path, _UPDATE)
+    assert [advice.cause for advice in profile.advice] == ["small batch"]
+    assert profile.advice[0].gain_seconds == pytest.approx(TIMES * 1e-3 * (1 - 1 / 8))
+
+
+def test_scores_of_a_tpu_have_their_batch_folded_into_windows() -> None:
+    """[4, 2048, 8, 128] queries and keys, as XLA writes them for a v6e."""
+    text = """HloModule m
+ENTRY %main (q: bf16[4,2048,8,128], k: bf16[4,2048,8,128]) -> bf16[4,8,2048,2048] {
+  %q = bf16[4,2048,8,128] parameter(0)
+  %k = bf16[4,2048,8,128] parameter(1)
+  ROOT %s = bf16[4,8,2048,2048] convolution(%q, %k), window={size=4x8 stride=3x7 lhs_dilate=4x8}, \
+dim_labels=0b1f_0o1i->01bf
+}"""
+    shape = instruction_costs(text).records["s"].shape
+    assert shape.matmul == (4 * 8, 2048, 2048, 128)

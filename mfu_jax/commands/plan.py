@@ -151,7 +151,8 @@ def _of_run(arguments: Arguments) -> Plan:
         raise UserError(f"{name}: not JSON ({error}); expected {expected}") from None
     run = read_run(given)
     source, keys, notes = _source_of_run(arguments, run)
-    work = replace(work_of(run.model), own_rows=source.own_rows(keys))
+    tiles = None if isinstance(source, MaxTextStep) else run.tiles
+    work = replace(work_of(run.model), own_rows=source.own_rows(keys), tiles=tiles)
     plan = _compiled(arguments, run.target, source, keys, work=work, flags=run.flags)
     return plan.with_notes(*notes, *run.notes)
 

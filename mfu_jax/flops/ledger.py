@@ -14,7 +14,7 @@ from typing import Any
 
 from mfu_jax.flops.count import FlopCount
 from mfu_jax.flops.executed.counting import ExecutedCount
-from mfu_jax.flops.missing import largest, missing_operations
+from mfu_jax.flops.missing import lacking, largest, missing_operations
 from mfu_jax.formatting import columns
 
 # What the compiler removed of the model's work.
@@ -235,9 +235,8 @@ def compare_flops(
         note = "backward work that jax.checkpoint does again; its names do not say so"
         lines.append(LedgerLine(label="rematerialised backward", flops=unnamed, note=note))
         missing -= unnamed
-    own = min(-missing, executed.repeated_by_user)
-    if is_whole and own > 0:
-        note = "a shard_map runs it on each of these devices: the model has it as often"
+    if is_whole and missing < 0 and (own := _own(-missing, operations or {}, executed)) > 0:
+        note = "the model has it as often: a shard_map asks for it, or rows of constants are alike"
         lines.append(LedgerLine(label="repeated by the model as well", flops=-own, note=note))
         missing += own
     if is_whole and missing < 0 and executed.host:
@@ -286,6 +285,13 @@ def _beyond_whole_images(
         for label, by_operation in executed.in_pieces.items()
     }
     return {label: flops for label, flops in above.items() if operations and flops > 0}
+
+
+def _own(missing: int, operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> int:
+    """What devices repeat that is no more than their parts of the model, as far as names tell."""
+    repeated = sum(executed.repeated.values())
+    alike = min(missing - round(lacking(operations, executed.by_operation)), repeated)
+    return max(min(missing, executed.repeated_by_user), alike if operations else 0)
 
 
 def _by_three(complex_products: int | Fraction, executed: ExecutedCount) -> int:

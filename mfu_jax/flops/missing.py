@@ -16,6 +16,14 @@ def largest(operations: Mapping[str, int | Fraction]) -> str:
     return ", ".join(named + more)
 
 
+def lacking(
+    model: Mapping[str, int | Fraction], executed: Mapping[str, int | Fraction]
+) -> Fraction:
+    """FLOPs that a program lacks under the names of the model's operations."""
+    lacks = (Fraction(n) - Fraction(executed.get(name, 0)) for name, n in model.items())
+    return sum((max(lack, Fraction(0)) for lack in lacks), Fraction(0))
+
+
 def missing_operations(
     model: Mapping[str, int | Fraction], executed: Mapping[str, int | Fraction]
 ) -> dict[str, Fraction]:

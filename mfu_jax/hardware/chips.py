@@ -107,6 +107,7 @@ _INTERCONNECT = (
     "devices_per_host",
     "dcn_gbps_per_device",
     "host_gbps_per_device",
+    "host_gbps_taken",
 )
 
 

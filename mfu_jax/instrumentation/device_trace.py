@@ -59,7 +59,12 @@ class StepProfile:
         self.close()
 
     def step(self, number: int, logger: Any) -> contextlib.AbstractContextManager[Any]:
-        """Wraps the call of a step: marks it in the trace, which the first step starts."""
+        """Wraps the call of a step: marks it in the trace, which the first step starts.
+
+        A step made of phases is recorded only after its last call, so the next one ends the trace.
+        """
+        if number > self._last and (self._is_on or self._reading is not None):
+            self.after(number, logger)
         if not self._is_on and not self._is_done and self._first <= number <= self._last:
             self._logger = logger
             self._attempt("there is no device trace", self._start)

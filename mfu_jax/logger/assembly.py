@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from mfu_jax.boundary import Boundary
 from mfu_jax.errors import UserError, nearest
@@ -20,6 +23,8 @@ from mfu_jax.logger.sinks.console import ConsoleSink
 from mfu_jax.logger.step_cost import CostFields, StepCost
 from mfu_jax.logger.strict_json import printable
 from mfu_jax.logger.summary import Summary
+
+_log = logging.getLogger("mfu_jax")
 
 
 class LoggerFields(CostFields, ConfigFields, total=False):
@@ -100,6 +105,9 @@ def whole_number(step: Any) -> int:
     Raises:
         UserError: it is none.
     """
+    if isinstance(step, jax.Array):
+        _say_that_it_waits()
+        step = np.asarray(step)  # once, and no work for the device
     try:
         number = int(step)
         if not isinstance(step, str | bytes | bool) and number == step:
@@ -109,6 +117,15 @@ def whole_number(step: Any) -> int:
     raise UserError(
         f"step {printable(repr(step)[:100])} is no whole number; expected 0, 1, 2, …; usually the "
         f"name of a file, or metrics and step were exchanged; pass int(step)"
+    )
+
+
+@functools.cache
+def _say_that_it_waits() -> None:
+    _log.warning(
+        "record(step) was given an array of the device, such as state.step; reading it waits for "
+        "the step just dispatched, so the device idles between the steps; pass the loop's own "
+        "counter, an int"
     )
 
 

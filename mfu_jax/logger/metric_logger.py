@@ -28,18 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, Unpack
 
 from mfu_jax.boundary import Boundary, guarded
-from mfu_jax.logger.assembly import (
-    LoggerFields,
-    disabled_scope,
-    journal_of,
-    no_span,
-    no_summary,
-    refused_metrics,
-    refused_step,
-    sinks_of_process,
-    whole_number,
-    with_fields,
-)
+from mfu_jax.logger import assembly
 from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.journal.absent import NoJournal
@@ -110,9 +99,9 @@ class MetricLogger:
         watcher: Watcher | None = None,
         boundary: Boundary | None = None,
         journal: Journal | NoJournal | None = None,
-        **fields: Unpack[LoggerFields],
+        **fields: Unpack[assembly.LoggerFields],
     ) -> None:
-        self.cost, config = with_fields(cost, config, fields)
+        self.cost, config = assembly.with_fields(cost, config, fields)
         self._monotonic = monotonic
         self._compile_log = compile_log or CompileLog(boundary=boundary)
         self._boundary = boundary or self._compile_log.boundary
@@ -129,8 +118,8 @@ class MetricLogger:
         self._thread_id, self._process_id = threading.get_ident(), os.getpid()
         self._closing = threading.RLock()
         watchdog = self._watchdog = Watchdog(config, self._boundary, monotonic=monotonic)
-        used = sinks_of_process(sinks, config)
-        self._journal = journal or journal_of(used, self._boundary, clock, monotonic)
+        used = assembly.sinks_of_process(sinks, config)
+        self._journal = journal or assembly.journal_of(used, self._boundary, clock, monotonic)
         self._pipeline = RecordPipeline(self._builder, used, config, watchdog.saw, self._journal)
         watchdog.connect(self._pipeline.hosts.who_is_silent, self._pipeline.flush)
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
@@ -188,11 +177,11 @@ class MetricLogger:
         """
         begin = self._monotonic()
         if type(step) is not int:
-            step = whole_number(step)
+            step = assembly.whole_number(step)
         if self._pipeline.failure or self._summary or step <= self._last_step:
             self._refuse(step)
         if type(metrics) is not dict and not isinstance(metrics, Mapping):
-            raise refused_metrics(metrics)
+            raise assembly.refused_metrics(metrics)
         self._last_step = step
         self._thread_id = threading.get_ident()
         metrics = self._small.of(metrics)
@@ -217,6 +206,7 @@ class MetricLogger:
             self.spans.hold(taken)  # a later eval may still add to it
         self._watchdog.completed(step)
         taken.overhead_seconds = self._monotonic() - begin - self._timer.waited_seconds
+        self._timer.raise_interrupt()
 
     @guarded("an eval is not logged", passes=MEANT_FOR_THE_LOOP)
     def record_eval(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -227,7 +217,7 @@ class MetricLogger:
         """
         self.spans.add(step, self._small.of(metrics))
 
-    @guarded("a pause is not timed", passes=MEANT_FOR_THE_LOOP, instead=no_span)
+    @guarded("a pause is not timed", passes=MEANT_FOR_THE_LOOP, instead=assembly.no_span)
     def pause(
         self, name: str, *, flush: bool | None = None
     ) -> contextlib.AbstractContextManager[None]:
@@ -247,7 +237,7 @@ class MetricLogger:
         flush = name == "checkpoint" if flush is None else flush
         return self.spans.pause(name, functools.partial(self._check_pause, flush))
 
-    @guarded("a wait is not timed", passes=MEANT_FOR_THE_LOOP, instead=no_span)
+    @guarded("a wait is not timed", passes=MEANT_FOR_THE_LOOP, instead=assembly.no_span)
     def waiting(self, name: str = "data") -> contextlib.AbstractContextManager[None]:
         """Context manager for waits during which the device may be busy: ``next(batches)``.
 
@@ -255,7 +245,7 @@ class MetricLogger:
         """
         return self.spans.wait(name)
 
-    @guarded("a step is not logged", passes=MEANT_FOR_THE_LOOP, instead=disabled_scope)
+    @guarded("a step is not logged", passes=MEANT_FOR_THE_LOOP, instead=assembly.disabled_scope)
     def step(self, number: int | None = None) -> StepScope:
         """Context manager around one step, recorded at its end: ``with logger.step() as step: …``.
 
@@ -263,7 +253,7 @@ class MetricLogger:
         """
         return self.phases.step(self, self.next_step if number is None else number)
 
-    @guarded("a phase is not logged", passes=MEANT_FOR_THE_LOOP, instead=disabled_scope)
+    @guarded("a phase is not logged", passes=MEANT_FOR_THE_LOOP, instead=assembly.disabled_scope)
     def phase(self, name: str, *, cost: StepCost | None = None) -> Phase:
         """Context manager around a part of a step: ``with logger.phase("rollout"): …``.
 
@@ -299,14 +289,14 @@ class MetricLogger:
         self.spans.release()
         self._pipeline.flush()
 
-    @guarded("there is no summary", instead=no_summary)
+    @guarded("there is no summary", instead=assembly.no_summary)
     def summary(self) -> Summary:
         """The run so far; after `close`, the whole run."""
         if self._summary is None:
             self.flush()
         return self._summary or self._summarize()
 
-    @guarded("there is no summary", passes=MEANT_FOR_THE_LOOP, instead=no_summary)
+    @guarded("there is no summary", passes=MEANT_FOR_THE_LOOP, instead=assembly.no_summary)
     def close(self) -> Summary:
         """Waits for the step in flight, writes everything, closes the sinks.
 
@@ -339,15 +329,21 @@ class MetricLogger:
     def _close_all(self) -> None:
         self._summary = Summary(steps=0)  # whatever fails below, it is closed
         attempt = self._boundary.attempt
-        if self._pipeline.failure is None:
-            attempt("the last step is not logged", self.spans.hold_last)
         try:
-            attempt("metrics may not all be written", self._close_pipeline)
+            if self._pipeline.failure is None:
+                attempt("the last step is not logged", self.spans.hold_last)
         finally:
-            for part in (self._watchdog, self._timer, self.phases, self._journal):
-                attempt("the logger is not closed", part.close)
-            attempt("the logger is not closed", self._compile_log.unsubscribe, self._on_compile)
-            attempt("the logger is not closed", atexit.unregister, self._close_quietly)
+            try:
+                attempt("metrics may not all be written", self._close_pipeline)
+            finally:
+                self._close_parts()
+
+    def _close_parts(self) -> None:
+        attempt = self._boundary.attempt
+        for part in (self._watchdog, self._timer, self.phases, self._journal):
+            attempt("the logger is not closed", part.close)
+        attempt("the logger is not closed", self._compile_log.unsubscribe, self._on_compile)
+        attempt("the logger is not closed", atexit.unregister, self._close_quietly)
 
     def _close_pipeline(self) -> None:
         parts = self.spans.take_last(), self._timer.take_spans(), self._summarize
@@ -375,7 +371,7 @@ class MetricLogger:
 
     def _refuse(self, step: int) -> None:
         self._raise_failure()
-        raise refused_step(step, self._last_step, is_closed=self._summary is not None)
+        raise assembly.refused_step(step, self._last_step, is_closed=self._summary is not None)
 
     def _check_pause(self, flush: bool) -> None:
         if flush:

@@ -216,7 +216,13 @@ class Pause:
             self._watchdog.resume()
         if start is None:
             return
-        spans.end_calls()
+        try:
+            spans.end_calls()
+        finally:  # a Ctrl-C in its wait
+            self._end(start)
+
+    def _end(self, start: Reading) -> None:
+        spans = self._spans
         spans.active, self._start, spans.paused = False, None, ""
         self._watchdog.resume()
         end = self._timer.read()

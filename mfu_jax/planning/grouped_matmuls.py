@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import NamedTuple
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
 
@@ -20,13 +21,30 @@ def visited_share(record: InstructionRecord) -> float | None:
     None if it is no such kernel: its operands are the groups' offsets [groups + 1], the group and
     the tile of rows of each step [tiles + groups − 1], and the rows.
     """
+    found = _tiles(record)
+    return found.visited / found.filled if found else None
+
+
+def grouped_rows(record: InstructionRecord) -> int | None:
+    """Rows of such a kernel; None if it is none."""
+    found = _tiles(record)
+    return found.rows if found else None
+
+
+class _Tiles(NamedTuple):
+    rows: int
+    filled: int
+    visited: int
+
+
+def _tiles(record: InstructionRecord) -> _Tiles | None:
     arrays = record.shape.operand_arrays
     lists = [a.dims[0] for a in arrays if a.dtype == "s32" and len(a.dims) == _LIST]
     rows = next((a.dims[0] for a in arrays if len(a.dims) == _ROWS and a.dtype != "s32"), 0)
     for offsets, groups_of, tiles_of in zip(lists, lists[1:], lists[2:], strict=False):
         filled = groups_of - offsets + 2
         if groups_of == tiles_of and filled > 0 and rows % filled == 0 and rows:
-            return groups_of / filled
+            return _Tiles(rows, filled, groups_of)
     return None
 
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic.inputs import as_model_config
 from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS
+from mfu_jax.planning.kernel_tiles import KernelTiles, tiles_of_run
 from mfu_jax.planning.targets import Target, generation_of, parse_target
 from mfu_jax.values import typed
 
@@ -60,6 +62,14 @@ class MeasuredRun:
     model: Mapping[str, Any]
     flags: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def tiles(self) -> KernelTiles | None:
+        """In which MaxText's kernels multiply its experts' rows; None without such kernels."""
+        config = as_model_config(self.model)
+        if config.experts.num_experts < 2:
+            return None
+        return tiles_of_run(self.keys, config.emb_dim)
 
 
 def read_run(run: Mapping[str, Any]) -> MeasuredRun:

@@ -15,6 +15,7 @@ from mfu_jax.planning.changes import Change, Room, changes
 from mfu_jax.planning.compiling import TooLarge
 from mfu_jax.planning.durations import Durations, Efficiencies
 from mfu_jax.planning.grouped_matmuls import without_skipped_rows
+from mfu_jax.planning.kernel_tiles import KernelTiles
 from mfu_jax.planning.layer_timeline import Layer, largest_layer
 from mfu_jax.planning.memory import memory_of
 from mfu_jax.planning.schedule import Timeline, timeline
@@ -39,6 +40,7 @@ class Work:
         convention: how attention pairs are counted.
         experts: whether the model has any; None if that is not known.
         own_rows: share of the rows of grouped kernels that they multiply (expert parallelism).
+        tiles: in which grouped kernels multiply; None: those of the program.
     """
 
     model_flops: int
@@ -46,6 +48,7 @@ class Work:
     convention: str
     experts: bool | None = None
     own_rows: float = 1.0
+    tiles: KernelTiles | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +218,11 @@ def make_plan(
         lengths=program.lengths,
     )
     costs = without_skipped_rows(costs, work.own_rows if work else 1.0)
-    durations = Durations(target=target, efficiencies=efficiencies or Efficiencies())
+    durations = Durations(
+        target=target,
+        efficiencies=efficiencies or Efficiencies(),
+        tiles=work.tiles if work else None,
+    )
     line = timeline(costs, durations)
     if residuals is None:
         residuals = compared_runs.residuals(target.platform, work.experts if work else None)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mfu_jax.flops.executed.instruction_costs import ProgramCosts
-from mfu_jax.planning.durations import FAST, HOST, SLOW, TYPICAL_HOST, Durations, Efficiencies
+from mfu_jax.planning.durations import FAST, HOST, SLOW, Durations, Efficiencies, host_gbps
 from mfu_jax.planning.schedule import timeline
 from mfu_jax.planning.targets import Target
 
-_FASTER_HOST = 2  # 32 GB/s is the most that anybody says of a TPU
+_FASTER_HOST = 2  # of what is taken where it is not known
 
 
 def time_range(
@@ -40,8 +40,7 @@ def time_range(
     if durations.target.platform != "cuda":
         return None
     least, most = (
-        _seconds(costs, Durations(target=durations.target, efficiencies=shares))
-        for shares in (FAST, SLOW)
+        _seconds(costs, replace(durations, efficiencies=shares)) for shares in (FAST, SLOW)
     )
     return max(bound, least), max(bound, most)
 
@@ -51,9 +50,10 @@ def host_notes(costs: ProgramCosts, target: Target) -> tuple[str, ...]:
     copies = any(record.host_bytes and record.runs for record in costs.records.values())
     if not copies or HOST in target.chip.interconnect:
         return ()
+    taken = host_gbps(target.chip)
     return (
         f"the bandwidth between a {target.chip.name} and its host's memory is not known: "
-        f"{TYPICAL_HOST} GB/s are taken, and up to {_FASTER_HOST * TYPICAL_HOST} in the range",
+        f"{taken:g} GB/s are taken, and up to {_FASTER_HOST * taken:g} in the range",
     )
 
 

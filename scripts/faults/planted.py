@@ -239,9 +239,8 @@ FAULTS: Mapping[str, Fault] = {
     "recompile": Fault(cause="recompiles", options={"plant": _recompiles}),
     "remat": Fault(
         cause="remat heavier than memory needs",
-        # Wide: a CPU, which gets fresh memory from the system in every step, takes longer to keep
-        # what narrow layers compute than to compute it again. With tokens enough for the matmuls
-        # to take most of a step.
+        # Wide: with narrow layers a CPU was seen to take longer to keep what they compute than to
+        # compute it again. With tokens enough for the matmuls to take most of a step.
         keys=(
             *("max_target_length=256", "per_device_batch_size=2", "vocab_size=1024"),
             *("emb_dim=1024", "mlp_dim=4096", "num_decoder_layers=2"),

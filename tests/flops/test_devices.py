@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.traced.counting import count_model_flops
@@ -78,6 +78,22 @@ def test_what_a_shard_map_repeats_is_the_models_and_not_removed() -> None:
     assert lines["repeated on every device (3 of 4)"] == share
     assert lines["repeated by the model as well"] == -share
     assert flops.model.per_device == flops.executed.total == ONE
+    assert flops.ledger.residual == flops.ledger.removed == 0
+
+
+def test_rows_of_constants_that_are_alike_are_no_repetition_of_the_model() -> None:
+    """The gradient of a mean is the same everywhere; each device multiplies its own rows."""
+
+    def step(w, x):
+        return jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(x @ w) @ w.T))(w)
+
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+    x = jax.ShapeDtypeStruct((DEVICES * 8, 16), jnp.float32, sharding=rows)
+    w = jax.ShapeDtypeStruct((16, 16), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec()))
+    model = traced_model(jax.jit(step), (w, x), {}, devices=DEVICES)
+    flops = count_program(jax.jit(step).lower(w, x).compile(), model)
+    assert model.per_device == flops.executed.total == 5 * ONE
     assert flops.ledger.residual == flops.ledger.removed == 0
 
 

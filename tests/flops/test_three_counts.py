@@ -6,7 +6,6 @@ Compiled and run on this CPU; compiled for a TPU v5e and an H100 and recorded.
 from __future__ import annotations
 
 import resource
-from typing import Any
 
 import jax
 import numpy as np
@@ -73,7 +72,7 @@ def test_a_compiled_step_runs_the_flops_that_are_counted_and_trains(name: str) -
         assert executed.forward == traced.forward + expansion // 3
         assert executed.backward == traced.backward + 2 * expansion // 3
 
-    weights = some_weights(shapes)
+    weights = tiny_models.some_weights(shapes)
     batch = some_batch(config)
     (first, parts), grads = compiled(weights, batch)
     untrained = (*UNTRAINED, *(() if config.indexer_loss_scaling_factor else ("indexer",)))
@@ -84,17 +83,6 @@ def test_a_compiled_step_runs_the_flops_that_are_counted_and_trains(name: str) -
     weights = jax.tree.map(lambda w, g: np.asarray(w - rate * g), weights, grads)
     (second, _), _ = compiled(weights, batch)
     assert second < first < np.inf
-
-
-def some_weights(shapes: Any) -> Any:
-    """Random weights; the initial ones take longer to compile than the step."""
-    rng = np.random.default_rng(0)
-
-    def of(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-        around = 1.0 if "scale" in jax.tree_util.keystr(path) else 0.0
-        return (around + rng.normal(size=leaf.shape) / 10).astype(leaf.dtype)
-
-    return jax.tree.map_with_path(of, shapes)
 
 
 def some_batch(config: Config) -> dict[str, np.ndarray]:

@@ -48,6 +48,19 @@ def test_the_trace_holds_the_steps_asked_for(tmp_path: Path) -> None:
     assert_has_numbers_of(memory, tmp_path)
 
 
+@pytest.mark.slow
+def test_steps_made_of_phases_end_the_trace_too(tmp_path: Path) -> None:
+    step = mfu_jax.instrument(
+        jax.jit(train_step), sinks=[], profile_steps="1-2", profile_dir=str(tmp_path), **PEAK
+    )
+    state = make_state()
+    for _ in range(5):
+        with step.logger.step(), step.logger.phase("update"):
+            state, _ = step(state, batch())
+    assert marked_steps(tmp_path) == {"1", "2"}  # written before the end of the run
+    step.close()
+
+
 def assert_has_numbers_of(memory: ListSink, folder: Path) -> None:
     """One record has the numbers that the trace's reader gives, as seconds and as points."""
     (record,) = [r for r in memory.records if "profile/coverage" in r.scalars]

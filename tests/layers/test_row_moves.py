@@ -15,7 +15,7 @@ BACK = jnp.array([1, 4, 6, 3, 5, 0, 6, 6])
 
 
 def plain(x: jax.Array) -> jax.Array:
-    copies = jnp.concatenate([jnp.repeat(x, COPIES, axis=0), jnp.zeros((1, WIDTH))])
+    copies = jnp.concatenate([jnp.tile(x, (COPIES, 1)), jnp.zeros((1, WIDTH))])
     return copies[PLACES]
 
 

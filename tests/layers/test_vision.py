@@ -19,20 +19,17 @@ from tests.support.tiny_models import analytic, gradient, sized
 TILES = {"gemma3-4b": 0, "gemma4-31b": 0, "llama4-17b-16e": 2}
 
 
-@pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize("name", TILES)
-def test_a_step_with_images_has_the_weights_and_flops_that_are_counted(
-    name: str, frozen: bool
-) -> None:
-    tiles = {"tiles_per_image": TILES[name]}
-    c = sized(name, images_per_sequence=2, freeze_vision_encoder_params=frozen, **tiles)
+def test_a_step_with_images_has_the_weights_and_flops_that_are_counted(name: str) -> None:
+    """The tower is frozen; `tests/flops/test_three_counts.py` has those that are trained."""
+    c = sized(name, images_per_sequence=2, tiles_per_image=TILES[name])
     train, (weights, batch) = gradient(c)
     traced = count_model_flops(train, weights, batch)
     assert traced.total == analytic(c)
     assert traced.unaccounted == ()
     assert sum(leaf.size for leaf in jax.tree.leaves(weights)) == count_parameters(c).total
     trained, still = (dict(nnx.to_flat_state(part)) for part in trained_and_frozen(c, weights))
-    assert {path[0] for path in still} == ({"vision_encoder"} if frozen else set())
+    assert {path[0] for path in still} == {"vision_encoder"}
     assert any(path[0] == "vision_projector" for path in trained)
 
 
@@ -49,7 +46,6 @@ TRAINED: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"layers", "vision_encoder"},
     ),
     "projector": ({"frozen": ["attention", "mlp", "tokens", "logits"]}, {"vision_projector"}),
-    "text": ({"frozen": ["vision"]}, {"layers", "token_embedder"}),
     "answers": (
         {"use_dpo": True},
         {*DECODER, "vision_projector"},

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mfu_jax.errors import UserError
+from mfu_jax.logger import assembly
 from mfu_jax.logger.config import ConfigFields, LoggerConfig
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.step_cost import CostFields, StepCost
@@ -289,12 +290,15 @@ def test_a_step_that_is_no_whole_number_is_refused(step: Any) -> None:
     run.logger.close()
 
 
-def test_a_steps_number_may_be_an_integer_of_any_library() -> None:
+def test_a_steps_number_may_be_an_integer_of_any_library(caplog: pytest.LogCaptureFixture) -> None:
+    assembly._say_that_it_waits.cache_clear()
     run = Run()
-    for step in (0, np.int64(1), jnp.int32(2), 3.0):
+    for step in (0, np.int64(1), jnp.int32(2), 3.0, jnp.int32(4)):
         run.logger.record(step, {}, step_time_seconds=1.0)  # type: ignore[arg-type]
     run.logger.close()
-    assert [(type(r.step), r.step) for r in run.sink.records] == [(int, i) for i in range(4)]
+    assert [(type(r.step), r.step) for r in run.sink.records] == [(int, i) for i in range(5)]
+    (warning,) = caplog.messages
+    assert "the device idles between the steps; pass the loop's own counter" in warning
 
 
 @pytest.mark.parametrize(

@@ -218,3 +218,15 @@ ENTRY %main (x: f32[8]) -> (s32[], f32[8]) {{
 
 def _root(operand):
     return f"  ROOT %r = f32[8] bitcast(%{operand})"
+
+
+def test_float32_in_six_passes_is_no_faster_than_six_at_the_peak():
+    """XLA's cycles leave the passes out."""
+    text = f"""HloModule m
+ENTRY %main (x: f32[512,512], y: f32[512,512]) -> f32[512,512] {{
+  %x = f32[512,512]{{1,0:T(8,128)}} parameter(0)
+  %y = f32[512,512]{{1,0:T(8,128)}} parameter(1)
+  ROOT %d = f32[512,512]{{1,0:T(8,128)}} convolution(%x, %y), dim_labels=bf_io->bf, \
+operand_precision={{highest,highest}}, {_cycles(1)}
+}}"""
+    assert _time(text).seconds == pytest.approx(6 * 2 * 512**3 / 197e12)

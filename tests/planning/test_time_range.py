@@ -28,10 +28,19 @@ def _range(topology, residuals):
     return time_range(costs, durations, seconds=SECONDS, bound=1e-9, residuals=residuals)
 
 
-def test_an_unknown_bandwidth_to_the_host_may_be_twice_what_is_taken():
-    assert _range("v5p-8", (0.9, 1.2)) == pytest.approx((0.9 * SECONDS / 2, 1.2 * SECONDS))
-    (note,) = host_notes(instruction_costs(TEXT), parse_target(topology="v5p-8"))
-    assert "16 GB/s are taken, and up to 32" in note
+@pytest.mark.parametrize(
+    ("topology", "words"),
+    [
+        ("v5p-8", "16 GB/s are taken, and up to 32"),
+        ("tpu7x:2x2x1", "32 GB/s are taken, and up to 64"),  # of a v6e, the generation before
+    ],
+)
+def test_an_unknown_bandwidth_to_the_host_may_be_twice_what_is_taken(topology, words):
+    assert _range(topology, (0.9, 1.2))[1] == pytest.approx(1.2 * SECONDS)
+    taken = 16e6 / float(words.split()[0]) / 1e9
+    assert _range(topology, (0.9, 1.2))[0] == pytest.approx(0.9 * (SECONDS - taken / 2))
+    (note,) = host_notes(instruction_costs(TEXT), parse_target(topology=topology))
+    assert words in note
 
 
 def test_a_known_one_is_not():

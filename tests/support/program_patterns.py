@@ -1,4 +1,4 @@
-"""Layers that follow a pattern which TPU programs keep in memory of their own, or rotate.
+"""What TPU programs write in ways of their own: patterns of layers, sums that they broadcast.
 
 Each entry of `PROGRAMS`: the function, the shapes of its arguments, its matmul FLOPs by hand.
 """
@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.scipy.linalg import cho_solve
 
 ROWS, WIDTH, LAYERS = 8, 16, 7
 ROTATED = (0, 1, 1, 0, 1, 1, 1, 1)  # which of the layers have a matmul
@@ -42,15 +43,30 @@ def rotated(w: jax.Array, x: jax.Array) -> jax.Array:
     return lax.scan(layer, (x, jnp.array(ROTATED)), None, length=len(ROTATED))[0][0]
 
 
+def chained(a: jax.Array, x: jax.Array) -> jax.Array:
+    """Products with vectors of products: a TPU sums a window as wide as a vector at each place."""
+    return jax.vmap(lambda a, x: a @ (a.T @ (a @ x)))(a, x)
+
+
+def solved(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Two triangular solves with one right-hand side, the first of which is such a sum."""
+    return jax.vmap(lambda a, b: cho_solve((jnp.linalg.cholesky(a), True), b))(a, b)
+
+
 def _of(*dims: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(dims, jnp.float32)
 
 
+BATCH, SIDE = 12, 8
+_VECTORS = (_of(BATCH, SIDE, SIDE), _of(BATCH, SIDE))
 _ARGUMENTS = (_of(WIDTH, WIDTH), _of(ROWS, WIDTH))
 # Forward, and the gradient of x.
 _MATMULS = sum(i % 3 for i in range(LAYERS))
 PROGRAMS = {
     "alternating": (alternating, _ARGUMENTS, 2 * _MATMULS * _ONE),
+    "chained": (chained, _VECTORS, 3 * BATCH * 2 * SIDE * SIDE),
+    # n³ / 3, rounded down, and two solves of n².
+    "solved": (solved, _VECTORS, BATCH * (SIDE**3 // 3 + 2 * SIDE**2)),
     "rotated": (rotated, _ARGUMENTS, sum(ROTATED) * _ONE),
 }
 PLATFORMS = ("v5e",)

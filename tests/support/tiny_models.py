@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from mfu_jax.flops.analytic.inputs import as_model_config
@@ -30,7 +31,7 @@ _ONE_PERIOD: dict[str, dict[str, Any]] = {
     "envy": {"num_decoder_layers": 2},
     "gemma2": {"num_decoder_layers": 1},
     "gemma3": {"num_decoder_layers": 6, **_TRAINED_TOWER},
-    "gemma4": {"num_decoder_layers": 6},
+    "gemma4": {"num_decoder_layers": 6, **_TRAINED_TOWER},
     "gpt_oss": {"num_decoder_layers": 2},
     "llama4": {"num_decoder_layers": 4, **_TRAINED_TOWER},
     "olmo3": {"num_decoder_layers": 4},
@@ -70,7 +71,7 @@ def one_period(name: str, **changes: Any) -> Config:
         keys["engram_layers"] = [1]
     if tiny.decoder_block == "deepseek" and tiny.q_lora_rank:
         keys["q_lora_rank"] = 32
-    if tiny.decoder_block == "deepseek" and tiny.use_indexer:
+    if tiny.decoder_block == "deepseek4" or tiny.use_indexer:
         keys |= {"indexer_loss_scaling_factor": 0.5, "indexer_sparse_training": True}
     return sized(name, override_model_config=True, **{**keys, **changes})
 
@@ -101,6 +102,17 @@ def gradient(config: Config) -> tuple[Callable[..., Any], tuple[Any, losses.Batc
         return differentiate(trained, frozen, reference, graph, batch, config)
 
     return step, (params, batch)
+
+
+def some_weights(shapes: Any) -> Any:
+    """Random weights; the initial ones take longer to compile than the step."""
+    rng = np.random.default_rng(0)
+
+    def of(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        around = 1.0 if "scale" in jax.tree_util.keystr(path) else 0.0
+        return (around + rng.normal(size=leaf.shape) / 10).astype(leaf.dtype)
+
+    return jax.tree.map_with_path(of, shapes)
 
 
 def analytic(config: Config) -> int:

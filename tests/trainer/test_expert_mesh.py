@@ -42,12 +42,16 @@ def losses(c: pyconfig.Config, devices: int) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("capacity", "whole"), [(-1.0, True), (1.5, False)], ids=["dropless", "capacity"]
+    ("capacity", "whole", "expert"),
+    [(-1.0, True, 2), (1.5, False, 2), (1.5, False, 1)],
+    ids=["dropless", "capacity", "capacity, whole experts"],
 )
-def test_a_mesh_of_eight_gives_the_losses_of_one_device(capacity: float, whole: bool) -> None:
+def test_a_mesh_of_eight_gives_the_losses_of_one_device(
+    capacity: float, whole: bool, expert: int
+) -> None:
     # Two key/value heads, so that `tensor` can split them.
     both = {"capacity_factor": capacity, "num_kv_heads": 2, "override_model_config": True}
-    axes = {"fsdp": 2, "expert": 2, "tensor": 2, "shard_exp_on_fsdp": whole}
+    axes = {"fsdp": 4 // expert, "expert": expert, "tensor": 2, "shard_exp_on_fsdp": whole}
     eight = config(per_device_batch_size=1, **axes, **both)
     one = config(per_device_batch_size=ROWS, **both)
     assert_close_as_float32(losses(eight, 8), losses(one, 1), terms=64 * ROWS * LENGTH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -11,12 +12,13 @@ from mfu_jax.layers.families import known_towers
 
 from mfu_jax.errors import UserError
 from mfu_jax.flops.executed.counting import executed_flops
-from mfu_jax.trainer import mesh, state, step
+from mfu_jax.trainer import mesh, step
 from mfu_jax.trainer.data import make_iterator
 from mfu_jax.trainer.image_rules import TOWERS
 from tests.support.compilation import only_counted
 from tests.support.floats import assert_close_as_float32
-from tests.support.tiny_models import LENGTH, ROWS, sized
+from tests.support.jax_versions import FASTER_TO_COMPILE
+from tests.support.tiny_models import LENGTH, ROWS, gradient, sized, some_weights
 
 
 def test_rows_begin_with_images_of_which_the_last_token_predicts_text() -> None:
@@ -63,16 +65,19 @@ ONE_LAYER = {
 
 
 def test_devices_that_share_a_sequence_share_its_images() -> None:
+    c = sized("gemma3-4b", images_per_sequence=2, dataset_type="synthetic", **ONE_LAYER)
+    train, (shapes, _) = gradient(c)
+    weights = some_weights(shapes)
+    batch = next(make_iterator(c, split="train", rows_per_process=ROWS, accumulation=1))
     losses, flops = [], []
-    for devices, axes in ((1, {}), (4, {"fsdp": 2, "context_parallelism": 2})):
-        rows = {"per_device_batch_size": ROWS / devices, "dataset_type": "synthetic"}
-        c = sized("gemma3-4b", images_per_sequence=2, **rows, **ONE_LAYER, **axes)
-        grid = mesh.make_mesh(c, jax.devices()[:devices])
-        with only_counted():
-            program = step.compile_train_step(c, grid, state.abstract_state(c, grid))
-        batch = next(make_iterator(c, split="train", rows_per_process=ROWS, accumulation=1))
-        _, metrics = program(state.create_state(c, grid), mesh.put_batch(batch, grid))
-        losses.append(float(metrics["loss"]))
+    for devices in (1, 2):
+        over = dataclasses.replace(c, context_parallelism=devices)
+        grid = mesh.make_mesh(over, jax.devices()[:devices])
+        split = {key: rows[0] for key, rows in mesh.put_batch(batch, grid).items()}
+        with jax.set_mesh(grid), only_counted():
+            program = jax.jit(train).lower(weights, split).compile(FASTER_TO_COMPILE)
+        (loss, _), _ = program(weights, split)
+        losses.append(float(loss) / (ROWS * LENGTH))
         flops.append(executed_flops(program).total * devices)
     assert flops[0] == flops[1]
     assert_close_as_float32(losses[1], losses[0], terms=ROWS * LENGTH)

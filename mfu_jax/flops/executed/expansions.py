@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -26,6 +27,7 @@ _BLOCKS = {
 }
 _ROUTINES = tuple(_BLOCKS.values())
 _LEAST_RANK = {**dict.fromkeys(_BLOCKS, 2), "triangular_solve": 3, "eigh": 1}
+_WINDOW = re.compile(r"size=([\dx]+)")
 _PASSED_ON = frozenset({"get-tuple-element", "bitcast", "tuple", "copy"})
 
 
@@ -125,7 +127,7 @@ def _is_part(instruction: HloInstruction) -> bool:
 
     A matmul by a vector is a multiplication and a sum.
     """
-    is_matmul = instruction.opcode in MATMULS or instruction.opcode == "reduce"
+    is_matmul = instruction.opcode in MATMULS or instruction.opcode in ("reduce", "reduce-window")
     return is_matmul or _target(instruction).startswith(_ROUTINES)
 
 
@@ -139,10 +141,19 @@ def _counted(
     shapes = [next(i.shape.leaves()) for i in blocks]
     if any(len(shape.dims) < _LEAST_RANK[primitive] for shape in shapes):
         raise blocks[0].error("a factorisation's block with too few dimensions")
-    matmuls = [i.shape for _, i in members if i.opcode != "custom-call"]
+    matmuls = [_summed(i) for _, i in members if i.opcode != "custom-call"]
     flops = _RULES[primitive](shapes, matmuls)
     counted = {id(i): Part(primitive) for _, i in members}
     return counted | {id(blocks[0]): Part(primitive, flops, seen)}
+
+
+def _summed(instruction: HloInstruction) -> Shape:
+    """A matmul's result; of a sum that is broadcast again at once, the sum."""
+    sizes = _WINDOW.search(instruction.attribute("window"))
+    if instruction.opcode != "reduce-window" or not sizes:
+        return instruction.shape
+    pairs = zip(instruction.shape.dims, sizes[1].split("x"), strict=False)
+    return Shape(instruction.shape.dtype, tuple(dim for dim, size in pairs if size == "1"))
 
 
 _Rule = Callable[[Sequence[Shape], Sequence[Shape]], int | None]

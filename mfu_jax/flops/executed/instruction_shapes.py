@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mfu_jax.flops.executed.costs import MatmulCost
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, Shape
-from mfu_jax.flops.executed.matmuls import flops_per_multiply_add, result_shape
+from mfu_jax.flops.executed.matmuls import flops_per_multiply_add, parse_window, result_shape
 
 # With one result element for each operand element, so that a chain of them could be one loop.
 _ELEMENTWISE = frozenset(
@@ -163,4 +163,15 @@ def _convolution_shape(instruction: HloInstruction, result: Shape, k: int) -> Ma
     if not arrow or len(labels) != len(result.dims) or "f" not in labels:
         return None
     n = result.dims[labels.index("f")]
-    return MatmulShape(1, result.size // n, n, k)
+    batch = _folded_batch(instruction, labels, result)
+    return MatmulShape(batch, result.size // n // batch, n, k)
+
+
+def _folded_batch(instruction: HloInstruction, labels: str, result: Shape) -> int:
+    """Batch dimensions of a matmul that a TPU runs as windows over a dilated input."""
+    batch = 1
+    for number, window in enumerate(parse_window(instruction)):
+        size = result.dims[labels.index(str(number))]
+        if window.base_dilation > 1 and window.stride > 1 and window.size == size:
+            batch *= size
+    return batch

@@ -2,8 +2,9 @@
 
 A matrix unit gains nothing where m, n or k is 1. XLA then broadcasts both operands to all m·n·k
 pairs, multiplies them, and sums over k (DotStrengthReduction); an outer product sums nothing. The
-sum may be in another fusion, or in two stages. Of a product, either the multiplication or the sum
-keeps the op_name of JAX's matmul, which a user's own ``(a * b).sum()`` does not have.
+sum may be in another fusion, or in two stages; where it is broadcast again at once, a TPU sums a
+window as wide as k at every place. Of a product, either the multiplication or the sum keeps the
+op_name of JAX's matmul, which a user's own ``(a * b).sum()`` does not have.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, dtype_bit
 from mfu_jax.flops.executed.matmuls import flops_per_multiply_add
 
 _MATMUL_NAME = "dot_general"
-_PARTS = ("multiply", "reduce")
+_PARTS = ("multiply", "reduce", "reduce-window")
 # Between a product and its sum, with the operands that lead there: bf16_x3 adds three products.
 _SAME_ELEMENTS = {
     **dict.fromkeys("convert bitcast reshape transpose copy pad".split(), (0,)),

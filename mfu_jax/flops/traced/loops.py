@@ -62,6 +62,8 @@ class Decisions:
 
     def of_scan(self, scan: Scan, operands: Sequence[Known]) -> list[Runs]:
         """The iterations of a scan, by what they decide."""
+        if not scan.length:
+            return []
         need = self._integers.needs.of(scan.body, decides=True)
         if all(i < scan.consts for i in need.inputs):
             return [Runs(self._steady(scan.body, scan.consts, operands, {}), scan.length)]
@@ -90,6 +92,8 @@ class Decisions:
                 carry = dict(enumerate(start))
         trips, _ = self._integers.while_loop(loop, operands, ())
         trips = None if trips is None else int(trips)
+        if trips == 0:  # what never runs may never end
+            return 0, []
         decided = self._steady(loop.body, loop.body_consts, consts, carry)
         return trips, [Runs(decided, 1 if trips is None else trips)]
 

@@ -77,6 +77,7 @@ class StepTimer:
         self._left_at: float | None = None  # the end of the last `dispatched`, unless paused since
         self._called_at: float | None = None
         self._loop_waits = 0.0
+        self._interrupt: BaseException | None = None
 
     def read(self) -> Reading:
         """Both clocks, now."""
@@ -100,14 +101,18 @@ class StepTimer:
     def dispatched(self, step: TimedStep) -> TimedStep | None:
         """Takes the step just dispatched and returns the one before it, timed.
 
-        Blocks until the step before it is done; `waited_seconds` says for how long.
+        Blocks until the step before it is done; `waited_seconds` says for how long. Call
+        `raise_interrupt` when both are safe.
         """
         previous = self._pending
         self.waited_seconds = 0.0
         before = left_at = self._monotonic()
         if previous is not None:
             self._pending = None  # an error of the device is raised once
-            block_until_ready(previous.metrics)
+            try:
+                block_until_ready(previous.metrics)
+            except (KeyboardInterrupt, SystemExit) as error:  # raised when the wait is over
+                self._interrupt = error
             now = self._clock(), self._monotonic()
             left_at = now[1]
             self.waited_seconds = left_at - before
@@ -134,10 +139,20 @@ class StepTimer:
         step, self._pending = self._pending, None
         if step is None:
             return None
-        block_until_ready(step.metrics)
+        try:
+            block_until_ready(step.metrics)
+        except (KeyboardInterrupt, SystemExit):
+            self._pending = step  # for the end of the run
+            raise
         now = self.read()
         self._finish(step, step.completed or now)
         return step
+
+    def raise_interrupt(self) -> None:
+        """Raises what interrupted the wait in `dispatched`, now that both steps are kept."""
+        if (error := self._interrupt) is not None:
+            self._interrupt = None
+            raise error
 
     def cut(self, name: str, start: Reading, end: Reading) -> None:
         """Cuts a span outside the loop out of the step in whose interval it lies."""

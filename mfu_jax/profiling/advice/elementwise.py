@@ -18,7 +18,7 @@ _BUSY = 0.3  # of the memory's bandwidth, from which on an op is bound by it
 
 
 def chain(facts: Facts) -> tuple[float, str] | None:
-    """Elementwise ops write what only the next one reads.
+    """Elementwise ops write what only others like them read.
 
     On CPUs caches keep it, and the first touch of a result costs more: fusing was seen to gain
     nothing.
@@ -28,34 +28,74 @@ def chain(facts: Facts) -> tuple[float, str] | None:
         for op in facts.compute()
         if record_of(op).shape.is_elementwise and op.runs
     }
-    links = list(_links(facts, ops))
-    saved = sum(gain for _, _, gain in links)
+    users = _users(facts)
+    links = {name: found for name, op in ops.items() if (found := _next(op, ops, users))}
     if not links or facts.is_cpu:
         return None
-    members = [ops[name] for name in {n for first, second, _ in links for n in (first, second)}]
+    chains = _joined(links)
+    saved = sum(_saved(facts, one, links, ops, users) for one in chains)
+    members = [ops[name] for one in chains for name in one]
     return saved, (
-        f"{len(members)} elementwise ops pass arrays on through memory, {len(links)} times, and "
-        f"take {milliseconds(seconds_of(members))}: {largest_names(members)}; one fusion would keep"
-        f" them in registers; look for an optimization_barrier, a checkpoint or a callback between "
-        f"them"
+        f"{len(members)} elementwise ops pass arrays on through memory, "
+        f"{sum(map(len, links.values()))} times, and take {milliseconds(seconds_of(members))}: "
+        f"{largest_names(members)}; one fusion would keep them in registers; look for an "
+        f"optimization_barrier, a checkpoint or a callback between them"
     )
 
 
-def _links(facts: Facts, ops: dict[str, OpTime]) -> list[tuple[str, str, float]]:
-    """Pairs of ops, with the time of writing and reading what is between them."""
+def _users(facts: Facts) -> dict[str, list[str]]:
+    """Who reads each result, also from a copy of it in another memory."""
+    records = facts.program.costs.records
     users: dict[str, list[str]] = {}
-    for record in facts.program.costs.records.values():
-        for operand in record.shape.operands if "barrier" not in record.opcode else ():
+    for record in records.values():
+        is_copy = record.opcode.startswith("copy")
+        for operand in () if is_copy or "barrier" in record.opcode else record.shape.operands:
+            while (source := records.get(operand)) and source.opcode.startswith("copy"):
+                operand = source.shape.operands[0]
             users.setdefault(operand, []).append(record.name)
-    found = []
-    for name, op in ops.items():
-        following = users.get(name, [])
-        if len(following) == 1 and (after := ops.get(following[0])) is not None:
-            size = record_of(op).shape.result_bytes
-            if _elements(record_of(op)) == _elements(record_of(after)):
-                gain = _time_of(facts, op, size) + _time_of(facts, after, size)
-                found.append((name, following[0], gain))
-    return found
+    return users
+
+
+def _next(op: OpTime, ops: dict[str, OpTime], users: dict[str, list[str]]) -> list[str]:
+    """The readers of a result, if all of them are elementwise on as many elements."""
+    record = record_of(op)
+    found = users.get(record.name, [])
+    is_passed_on = all(
+        name in ops and _elements(record) == _elements(record_of(ops[name])) for name in found
+    )
+    return found if is_passed_on else []
+
+
+def _joined(links: dict[str, list[str]]) -> list[set[str]]:
+    """The ops that links connect."""
+    chains: list[set[str]] = []
+    for name, following in links.items():
+        one = {name, *following}
+        apart = [other for other in chains if not other & one]
+        chains = [*apart, one.union(*(other for other in chains if other & one))]
+    return chains
+
+
+def _saved(
+    facts: Facts,
+    members: set[str],
+    links: dict[str, list[str]],
+    ops: dict[str, OpTime],
+    users: dict[str, list[str]],
+) -> float:
+    """Writing and reading what is between them; all of it where a TPU's matmul would take them in.
+
+    XLA fuses elementwise ops into a matmul beside them on TPUs, where a library does it on GPUs.
+    """
+    records = facts.program.costs.records
+    readers = {reader for name in members for reader in users.get(name, ())}
+    if facts.measured.platform == "tpu" and any(records[name].shape.matmul for name in readers):
+        return seconds_of(ops[name] for name in members)
+    saved = 0.0
+    for name in members & set(links):
+        size = record_of(ops[name]).shape.result_bytes
+        saved += sum(_time_of(facts, ops[other], size) for other in (name, *links[name]))
+    return saved
 
 
 def _elements(record: InstructionRecord) -> tuple[int, ...]:

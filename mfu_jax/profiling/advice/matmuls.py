@@ -21,6 +21,9 @@ _TILES = {"gpu": 8, "tpu": 128}  # elements: what tensor cores load at once, lan
 _LARGE = {"cpu": 512, "gpu": 256, "tpu": 256}  # keys from which on a head's scores leave caches
 _WIDEST_HEAD = 256  # elements: what attention kernels take
 _KERNEL = 0.6  # of the peak, that attention kernels usually reach
+# A TPU's two backward kernels (splash attention) compute scores and their gradient again: of a
+# forward and backward pass nine matmuls, where autodiff has six.
+_TPU_AGAIN = 9 / 6
 _MASKED = "masked pairs"
 
 
@@ -45,10 +48,12 @@ def _is_float32(record: InstructionRecord) -> bool:
 
 def _narrowed(facts: Facts, op: OpTime, peak: float) -> float:
     """The time with the same share of the other roof: of the peak, or of the bandwidth."""
-    passes = record_of(op).shape.passes
-    faster = op.seconds * min(1.0, facts.peaks.of("f32") / passes / peak)
+    record = record_of(op)
+    passes = record.shape.passes  # of bfloat16, on parts of a float32
+    rate = facts.peaks.of("f32") if passes == 1 else peak / passes
+    faster = op.seconds * min(1.0, rate / peak)
     moving = facts.moving(op)
-    least, halved = passes * facts.shortest(op), op.seconds / 2
+    least, halved = op.runs * sum(record.flops_by_dtype.values()) / rate, op.seconds / 2
     is_moving = moving is not None and moving > least
     return halved if is_moving else max(faster, min(halved, (moving or 0.0) / 2))
 
@@ -127,7 +132,11 @@ def attention(facts: Facts) -> tuple[float, str] | None:
         op for op in facts.compute() if not record_of(op).flops and _touches(record_of(op), scores)
     ]
     masked = _masked_share(facts, dots)
-    kernel = (1 - masked) * sum(map(facts.shortest, dots)) / _KERNEL
+    is_again = facts.measured.platform == "tpu" and any(
+        record_of(op).phase == "backward" for op in dots
+    )
+    again = _TPU_AGAIN if is_again else 1.0
+    kernel = again * (1 - masked) * sum(map(facts.shortest, dots)) / _KERNEL
     return seconds_of(dots) + seconds_of(beside) - kernel, (
         f"attention runs as matmuls over all pairs, {milliseconds(seconds_of(dots))} of a step "
         f"({masked:.0%} of the pairs are masked), and its scores go through memory, "

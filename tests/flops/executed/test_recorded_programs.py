@@ -53,7 +53,7 @@ def test_the_matrix_runs_what_its_shapes_say(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", names("v5e_patterns_.*"))
-def test_branches_follow_patterns_in_memory_of_their_own(name: str) -> None:
+def test_what_tpus_write_in_ways_of_their_own(name: str) -> None:
     executed = count(name)
     assert executed.total == PROGRAMS[name].flops
     assert not executed.flags

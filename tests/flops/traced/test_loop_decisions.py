@@ -72,6 +72,14 @@ def in_sorted_order(s):
     return over(jnp.arange(4), lambda s, i: lax.cond(places[i] < 3, layer, skip, s))(s)
 
 
+def never_reached(s):
+    """An endless loop in one that is not entered takes nothing of what may be evaluated."""
+    endless = repeat(0, lambda i: i <= i, lambda i: i + 1)
+    for _ in range(6):
+        s = lax.while_loop(lambda c: c[0] < 0, lambda c: (c[0], endless(c[1])), (0, s))[1]
+    return over(jnp.arange(7), lambda s, i: layers(0, i + 1)(s))(s)
+
+
 def table_from_a_loop(s):
     """The bounds are the stacked results of an earlier scan."""
     _, bounds = lax.scan(lambda i, _: (i * 2 + 1, i), jnp.int32(0), None, length=4)
@@ -112,6 +120,7 @@ PROGRAMS = {
     "counted chunks": (lambda s: lax.fori_loop(0, 7, lambda i, s: layers(0, i + 1)(s), s), 28),
     "three deep": (three_deep, 30),
     "every other": (over(jnp.arange(7), lambda s, i: lax.cond(i % 2 == 0, layer, skip, s)), 4),
+    "never reached": (never_reached, 28),
     "sorted": (in_sorted_order, 2),
     "slices": (over(PATTERN, lambda s, kind: branch(kind, s)), 6),
     "table": (over(jnp.arange(6), lambda s, i: branch(jnp.asarray(PATTERN)[i], s)), 6),

@@ -21,9 +21,10 @@ logger = logging.getLogger("mfu_jax")
 
 # How often the thread looks around while no items come.
 IDLE_SECONDS = 1.0
-# Longest wait for room, in all of a run, if items come faster than they are handled; then the
-# oldest go.
+# Longest wait for room if items come faster than they are handled; then the oldest go. It comes
+# back at this part of the time that passes: no run is slowed by more.
 PATIENCE_SECONDS = 1.0
+_REGAINED = 0.01
 
 
 # Python's lock is let go between slices of work, by sleeping for a moment: otherwise the training
@@ -37,8 +38,8 @@ class BuilderThread:
 
     Args:
         handle: takes a batch of items that are not callable; items that are, are called.
-        size: items that may wait. If the thread is too slow, `put` waits for `PATIENCE_SECONDS` in
-            all; from then on the oldest item goes for each that comes, where there is no room.
+        size: items that may wait. If the thread is too slow, `put` waits for a second, and from
+            then on for 1% of the time; else the oldest item goes for each that comes.
         period_seconds: how often items are taken while they come; 0: each at once.
 
     Attributes:
@@ -54,7 +55,7 @@ class BuilderThread:
     ) -> None:
         self.dropped = 0
         self._period_seconds = period_seconds
-        self._patience_seconds = PATIENCE_SECONDS
+        self._patience_seconds, self._waited_at = PATIENCE_SECONDS, time.monotonic()
         self._handle = handle
         self._size = size
         self._queue: deque[Any] = deque()
@@ -93,14 +94,17 @@ class BuilderThread:
 
     def _make_room(self) -> None:
         begun = time.monotonic()
+        regained = _REGAINED * (begun - self._waited_at)
+        patience = min(PATIENCE_SECONDS, self._patience_seconds + regained)
         while len(self._queue) >= self._size:
             self._has_moved.clear()
             self._wake.set()
-            left = begun + self._patience_seconds - time.monotonic()
+            left = begun + patience - time.monotonic()
             if left <= 0 or not self._has_moved.wait(left):
                 self._drop_oldest()
                 break
-        self._patience_seconds = max(0.0, self._patience_seconds - (time.monotonic() - begun))
+        self._waited_at = time.monotonic()
+        self._patience_seconds = max(0.0, patience - (self._waited_at - begun))
 
     def _drop_oldest(self) -> None:
         if not self._is_stuck:

@@ -47,7 +47,8 @@ class LoggerConfig:
         abort_on_inf_loss: the same for infinities.
         is_main_process: whether this process writes; None: only process 0 does.
         queue_size: steps that may wait until records are made of them. Only if that is stuck
-            or too slow does it fill up; after a second of waiting, in all, the oldest steps go.
+            or too slow does it fill up; after a second of waiting, and 1% of the time from then
+            on, the oldest steps go.
         write_period_seconds: steps shorter than this are written together, which costs less; a
             killed process loses at most the steps of its last period. 0: each step at once.
         hang_factor: median step times without a completed step that count as a hang, which is

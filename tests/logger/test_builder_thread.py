@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from mfu_jax.logger.builder_thread import BuilderThread
+from tests.support.fake_device import FakeClock
 from tests.support.work import HANG_SECONDS
 
 
@@ -150,6 +151,27 @@ def test_a_slow_thread_holds_up_the_run_for_a_bounded_time_in_all(
     assert thread.dropped > 0
     assert seen == sorted(seen)
     assert caplog.text.count("making records is stuck or too slow") == 1
+
+
+def test_patience_comes_back_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr("mfu_jax.logger.builder_thread.time.monotonic", clock.monotonic)
+    thread = BuilderThread(len, size=2)
+    waited = []
+
+    def never(left: float) -> bool:
+        waited.append(left)
+        clock.advance(left)
+        return False
+
+    monkeypatch.setattr(thread._has_moved, "wait", never)
+    thread._size = 0  # always full
+    for pause in (0.0, 0.0, 10.0, 1e6):
+        clock.advance(pause)
+        thread._make_room()
+    monkeypatch.undo()
+    thread.close(HANG_SECONDS)
+    assert waited == pytest.approx([1.0, 0.1, 1.0])
 
 
 def test_what_is_left_at_the_end_counts_as_dropped() -> None:

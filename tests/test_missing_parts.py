@@ -108,7 +108,7 @@ def test_a_terminal_without_rich_gets_lines_and_no_bar() -> None:
     code = """
 sys.stderr.isatty = lambda: True
 import mfu_jax.logger.sinks as s
-print(s.ConsoleSink()._bar)
+print(s.ConsoleSink(progress=None)._bar)
 """
     assert run(("rich",), code).stdout == "None\n"
     pytest.importorskip("rich")

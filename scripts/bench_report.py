@@ -65,7 +65,7 @@ def write_run(folder: Path, steps: int, restarts: int) -> None:
 
 def _start(attempt: int, now: float) -> dict[str, object]:
     known = {"version": VERSION, "process": 0, "processes": 1, "host": "host", "pid": attempt + 1}
-    return {**known, "boot": "boot", "began_m": now - 1.0, "mark_us": 100_000}
+    return {**known, "boot": "boot", "began_m": now - 1.0, "mark_us": 50_000}
 
 
 def _marks(chance: random.Random, numbers: range, now: float) -> Iterator[StepMark]:

@@ -52,7 +52,7 @@ class StepMark(NamedTuple):
 class StepsLine:
     """Steps of one kind and cost, at equal distances, in one line.
 
-    Encoded ten times a second while it grows, so its columns are texts already.
+    Encoded up to twenty times a second while it grows, so its columns are texts already.
 
     Args:
         step: the first.

@@ -97,9 +97,11 @@ class Journal:
 
     def steps(self, steps: Sequence[tuple[TimedStep, StepRecord | None]]) -> None:
         """Completed steps with their records, in order."""
-        self._has_steps = True
         waited = max((step.waited_seconds for step, _ in steps), default=0.0)
         self._put(self._note, [self._mark(*step) for step in steps], waited)
+        if not self._has_steps:
+            self._has_steps = True
+            self._wake.set()  # a kill before it is written would make a long first step start-up
 
     def begin(self, name: str, at: Reading, last: TimedStep | None = None) -> None:
         """A pause begins, which the step `last` has just ended for."""

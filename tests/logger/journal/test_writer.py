@@ -21,6 +21,7 @@ from mfu_jax.logger.sinks import JsonlSink
 from mfu_jax.runs.goodput import read_run
 from mfu_jax.runs.journals import read_journals
 from tests.support.paths import ROOT
+from tests.support.work import HANG_SECONDS
 
 NAME = "metrics.jsonl.journal.0.jsonl"
 
@@ -67,6 +68,19 @@ def test_a_loops_steps_pauses_and_end_are_in_the_journal(tmp_path: Path) -> None
     assert stop["how"] == "clean"
     assert all(begin <= line["t"] <= end for line in lines(tmp_path))
     assert read_run(tmp_path).steps == 6
+
+
+def test_the_first_step_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with logger_in(tmp_path) as logger:
+        deadline = time.monotonic() + 60.0
+        while not (tmp_path / NAME).exists() or "alive" not in events(tmp_path):
+            assert time.monotonic() < deadline
+        monkeypatch.setattr("mfu_jax.logger.journal.writer.MARK_SECONDS", HANG_SECONDS)
+        time.sleep(0.1)  # the present wait ends
+        logger.record(0, {}, step_time_seconds=1.0)
+        logger.record(1, {}, step_time_seconds=1.0)
+        while "steps" not in events(tmp_path):
+            assert time.monotonic() < deadline
 
 
 def test_a_loop_that_raises_says_so(tmp_path: Path) -> None:

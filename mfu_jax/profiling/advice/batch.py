@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Sequence
 
 from mfu_jax.flops.executed.hlo_shapes import dtype_bits
@@ -25,8 +27,8 @@ def small_batch(facts: Facts) -> tuple[float, str] | None:
 
     An accelerator's optimizer alone may be as much of a step. A CPU's often is in small models.
     """
-    thin = [op for op in facts.compute() if _is_thin(facts, op)]
     weights = _weights(facts)
+    thin = [op for op in facts.compute() if _is_thin(facts, op, weights)]
     updates = [op for op in facts.measured.ops if _is_on_weights(op, weights)]
     if not thin and facts.is_cpu:
         return None
@@ -43,20 +45,54 @@ def small_batch(facts: Facts) -> tuple[float, str] | None:
     )
 
 
-def _weights(facts: Facts) -> set[Array]:
-    """The weights and moments, whole and by layer, as arrays of one dimension, and as bytes.
+Weights = dict[tuple[str, int], set[tuple[int, ...]]]
+"""The dimensions of weights and moments by dtype and number of elements; none of bytes."""
+
+
+def _weights(facts: Facts) -> Weights:
+    """The weights and moments, whole and by layer, and as bytes.
 
     A TPU copies parts of them to its vector memory, as bytes.
     """
-    state = [(a.dtype, d) for a in facts.program.costs.state for d in (a.dims, a.dims[1:])]
-    sizes = {(dtype, math.prod(dims)) for dtype, dims in state if _is_matrix(dims)}
-    largest = max((size for _, size in sizes), default=0)
-    found = {(dtype, size) for dtype, size in sizes if size >= _LARGE * largest}
-    found |= {("s8", size * dtype_bits(dtype) // 8) for dtype, size in found}
-    return {Array(dtype, (size,)) for dtype, size in found}
+    found: Weights = {}
+    for array in facts.program.costs.state:
+        for dims in (array.dims, array.dims[1:]):
+            if _is_matrix(dims):
+                found.setdefault((array.dtype, math.prod(dims)), set()).add(_without_ones(dims))
+    largest = max((size for _, size in found), default=0)
+    found = {key: dims for key, dims in found.items() if key[1] >= _LARGE * largest}
+    as_bytes = {("s8", size * dtype_bits(dtype) // 8) for dtype, size in found}
+    return {key: set() for key in as_bytes} | found
 
 
-def _is_on_weights(op: OpTime, weights: set[Array]) -> bool:
+def _is_like(array: Array, weights: Weights) -> bool:
+    """Whether an array may be a weight: transposed, or with dimensions that are split or merged.
+
+    An activation may have as many elements by chance: [64, 256] is no weight of [128, 128].
+    """
+    forms = weights.get((array.dtype, math.prod(array.dims)))
+    if forms is None:
+        return False
+    dims = _without_ones(array.dims)
+    return not forms or any(_is_form(dims, form) for form in forms)
+
+
+def _is_form(dims: Sequence[int], form: Sequence[int]) -> bool:
+    bounds = _bounds(dims)
+    orders = itertools.permutations(form)
+    return any(of <= bounds or bounds <= of for of in map(_bounds, orders))
+
+
+def _bounds(dims: Sequence[int]) -> set[int]:
+    """Where dimensions end among the elements: splitting adds to them, merging takes away."""
+    return set(itertools.accumulate(dims, operator.mul))
+
+
+def _without_ones(dims: Sequence[int]) -> tuple[int, ...]:
+    return tuple(dim for dim in dims if dim > 1)
+
+
+def _is_on_weights(op: OpTime, weights: Weights) -> bool:
     """Whether it reads, makes or copies arrays like weights, or one layer of them, without matmuls.
 
     The loop over the layers, whose own time is that of handing its arrays on, is one of them.
@@ -67,7 +103,7 @@ def _is_on_weights(op: OpTime, weights: set[Array]) -> bool:
     if op.op.work is Work.COMPUTE and not record.is_vector:
         return False
     arrays = (*record.shape.results, *record.shape.operand_arrays)
-    return any(Array(array.dtype, (math.prod(array.dims),)) in weights for array in arrays)
+    return any(_is_like(array, weights) for array in arrays)
 
 
 def _is_matrix(dims: Sequence[int]) -> bool:
@@ -79,6 +115,18 @@ def _rows(op: OpTime) -> int:
     return min(shape.m, shape.n, shape.k) if shape and shape.batch == 1 else 0
 
 
-def _is_thin(facts: Facts, op: OpTime) -> bool:
+def _is_thin(facts: Facts, op: OpTime, weights: Weights) -> bool:
     few = 0 < _rows(op) < _FEW_ROWS[facts.measured.platform]
-    return few and facts.shortest(op) < _BELOW * op.seconds
+    is_slow = facts.shortest(op) < _BELOW * op.seconds
+    return few and is_slow and not _is_narrow(facts, op, weights)
+
+
+def _is_narrow(facts: Facts, op: OpTime, weights: Weights) -> bool:
+    """Whether its weight is what has few rows or columns, as a critic's or a low-rank adapter's."""
+    shape = record_of(op).shape.matmul
+    assert shape is not None
+    few, *others = sorted((shape.m, shape.n, shape.k))
+    if any(size == math.prod(others) for _, size in weights):
+        return False
+    state = {array.dims[-2:] for array in facts.program.costs.state if len(array.dims) > 1}
+    return any({few, other} == set(dims) for dims in state for other in others)

@@ -1,0 +1,68 @@
+"""What counts as work that a larger batch would share, on numbers written by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mfu_jax.flops.executed.instruction_shapes import Array, MatmulShape
+from mfu_jax.profiling.advice.batch import small_batch
+from mfu_jax.profiling.join import Work
+from tests.support.written_profiles import BF16
+
+STATE = frozenset({Array("f32", (128, 128)), Array("f32", (128, 1)), Array("f32", (1024, 16))})
+
+
+def gain(*, matmul: MatmulShape | None = None, array: tuple[int, ...] = ()) -> float | None:
+    """Of a step of 100 ms in which one op, with this matmul or on this array, takes 80 ms."""
+    shape = SimpleNamespace(matmul=matmul, results=(Array("f32", array),), operand_arrays=())
+    record = SimpleNamespace(shape=shape, is_vector=matmul is None, flops=0)
+    op = SimpleNamespace(
+        op=SimpleNamespace(work=Work.COMPUTE, record=record, start=None), seconds=0.08, runs=1
+    )
+    work = 2 * matmul.m * matmul.n * matmul.k if matmul else 0
+    facts: Any = SimpleNamespace(
+        is_cpu=False,
+        step=0.1,
+        compute=lambda: [op] if matmul else [],
+        shortest=lambda op: work / BF16,
+        host=lambda kind: SimpleNamespace(idle=0.0, seconds=0.0),
+        measured=SimpleNamespace(ops=[op], platform="gpu", late_calls=0.0),
+        program=SimpleNamespace(costs=SimpleNamespace(state=STATE)),
+    )
+    found = small_batch(facts)
+    return found[0] if found else None
+
+
+SEVEN_EIGHTHS = pytest.approx(0.08 * 7 / 8, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "n", "expected"),
+    [
+        (1, 128, 128, SEVEN_EIGHTHS),  # one row by a weight
+        (128, 1, 128, SEVEN_EIGHTHS),  # the gradient of that weight
+        (8, 512, 512, SEVEN_EIGHTHS),  # by a weight that is gathered: no state is as large
+        (16384, 128, 1, None),  # a critic: its weight has one column, the batch many rows
+        (128, 16384, 1, None),  # its gradient
+        (16384, 1024, 16, None),  # a low-rank adapter
+    ],
+)
+def test_matmuls_with_few_rows_of_the_batch(m: int, k: int, n: int, expected: Any) -> None:
+    assert gain(matmul=MatmulShape(1, m, n, k)) == expected
+
+
+@pytest.mark.parametrize(
+    ("dims", "expected"),
+    [
+        ((128, 128), SEVEN_EIGHTHS),
+        ((16, 8, 128), SEVEN_EIGHTHS),  # in tiles
+        ((128 * 128,), SEVEN_EIGHTHS),
+        ((16, 1024), SEVEN_EIGHTHS),  # transposed
+        ((64, 256), None),  # 64 steps of 256 environments, as many as a weight's elements
+    ],
+)
+def test_arrays_like_weights(dims: tuple[int, ...], expected: Any) -> None:
+    assert gain(array=dims) == expected

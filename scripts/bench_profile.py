@@ -71,9 +71,8 @@ def main(events: int, folder: Path, more: int) -> None:
     start, used = time.perf_counter(), time.process_time()
     profile = read_profile(folder, peak_tflops_per_device=1)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    runs = sum(op.runs for op in profile.measured.ops) * profile.measured.steps
     print(
-        f"{file.stat().st_size / 2**20:,.0f} MiB, {runs:,.0f} events in {profile.measured.steps} "
+        f"{file.stat().st_size / 2**20:,.0f} MiB, {events:,} events in {profile.measured.steps} "
         f"steps: {time.perf_counter() - start:.1f} s, {time.process_time() - used:.1f} s of CPU, "
         f"{memory:.2f} GiB; coverage {profile.coverage:.3f}"
     )

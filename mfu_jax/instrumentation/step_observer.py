@@ -163,7 +163,7 @@ class StepObserver:
                 "the documents of a batch are not known, all its pairs are counted",
                 options.documents.of, args, kwargs,
             )  # fmt: skip
-        if self._profile is not None:
+        if self._profile is not None and self._profile.concerns(logger.next_step):
             mark = self._boundary.attempt("there is no device trace", self._begin_trace)
         compile_count = self._programs.begin_call()
         logger.begin_call()
@@ -204,7 +204,7 @@ class StepObserver:
                 logger.spans.add_call(logger.next_step - 1, metrics)
                 return
             logger.record(logger.next_step, metrics, cost=cost)
-        if self._profile is not None:
+        if begun.mark is not None:
             self._boundary.attempt("the device trace does not end", self._end_trace)
 
     @guarded("the device trace has one step more")

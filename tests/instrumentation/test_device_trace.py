@@ -121,6 +121,19 @@ def test_a_run_that_ends_inside_or_before(tmp_path: Path, caplog: pytest.LogCapt
     assert "profile_steps=5-9: the run had none of these steps" in caplog.text
 
 
+def test_steps_that_are_not_traced_do_nothing_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[int] = []
+    monkeypatch.setattr(StepProfile, "step", lambda self, number, logger: called.append(number))
+    monkeypatch.setattr(StepProfile, "after", lambda self, number, logger: called.append(number))
+    options = {"profile_steps": "5-9", "profile_dir": str(tmp_path), "sinks": [], **PEAK}
+    step = mfu_jax.instrument(jax.jit(train_step), **options)
+    run(step, 5)
+    step.close()
+    assert called == []
+
+
 @pytest.mark.parametrize("text", ["9-3", "all", "3-", "1,2"])
 def test_wrong_steps(text: str) -> None:
     with pytest.raises(UserError, match=r"expected the first and the last step.*usually"):

@@ -1,0 +1,75 @@
+"""The gain of an attention kernel, on numbers written by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mfu_jax.flops.executed.instruction_shapes import MatmulShape
+from mfu_jax.profiling.advice.matmuls import attention
+
+HEADS, LENGTH, WIDTH = 8, 2048, 128
+SHORTEST = 0.003  # seconds of a matmul at the peak
+SECONDS = 0.02  # that it takes
+
+
+def op(phase: str, length: int) -> Any:
+    shape = SimpleNamespace(
+        matmul=MatmulShape(HEADS, length, length, WIDTH), results=(), operand_arrays=()
+    )
+    record = SimpleNamespace(name="qk", scope="", phase=phase, flops=1, shape=shape)
+    return SimpleNamespace(op=SimpleNamespace(record=record), seconds=SECONDS, runs=1)
+
+
+def gain(
+    platform: str, *phases: str, length: int = LENGTH, kernels: int = 0, masked: int = 0
+) -> float | None:
+    """Of scores that are computed once, with one FLOP, in each of these phases.
+
+    Args:
+        platform: of the device.
+        *phases: forward or backward.
+        length: of the sequences.
+        kernels: attention kernels in the program.
+        masked: FLOPs on masked pairs.
+    """
+    ops = [op(phase, length) for phase in phases]
+    facts: Any = SimpleNamespace(
+        measured=SimpleNamespace(platform=platform),
+        compute=lambda: ops,
+        shortest=lambda op: SHORTEST,
+        program=SimpleNamespace(
+            costs=SimpleNamespace(executed=SimpleNamespace(attention_kernels=kernels)),
+            ledger=SimpleNamespace(lines=[SimpleNamespace(label="masked pairs", flops=masked)]),
+        ),
+    )
+    found = attention(facts)
+    return found[0] if found else None
+
+
+@pytest.mark.parametrize(
+    ("platform", "phases", "matmuls"),
+    [
+        ("gpu", ("forward", "backward"), 2),
+        ("tpu", ("forward",), 1),
+        ("tpu", ("forward", "backward"), 2 * 9 / 6),  # its backward kernels make scores again
+    ],
+)
+def test_the_kernels_matmuls_run_at_six_tenths_of_the_peak(
+    platform: str, phases: tuple[str, ...], matmuls: float
+) -> None:
+    dense = len(phases) * SECONDS
+    assert gain(platform, *phases) == pytest.approx(dense - matmuls * SHORTEST / 0.6)
+
+
+def test_the_kernel_leaves_masked_pairs_out() -> None:
+    half = gain("gpu", "forward", "backward", masked=1)
+    assert half == pytest.approx(2 * SECONDS - 2 * SHORTEST / 0.6 / 2)
+
+
+def test_short_sequences_and_kernels_get_no_advice() -> None:
+    assert gain("tpu", "forward", length=256) is not None
+    assert gain("tpu", "forward", length=255) is None
+    assert gain("tpu", "forward", kernels=1) is None

@@ -14,9 +14,9 @@ def render(run: RunTime) -> str:
     if not run.has_journal or run.wall_seconds is None:
         return "\n".join(f"  note         {note}" for note in run.notes)
     lines = [
-        f"  wall clock   {span(run.wall_seconds)} in {_count(len(run.attempts), 'process', 'es')}: "
+        f"  wall clock   {span(run.wall_seconds)} in {_count((run.restarts or 0) + 1, 'process', 'es')}: "
         f"goodput {percent(run.goodput)}, effective MFU {percent(run.effective_mfu)}",
-        f"  steps        {run.steps} counted, {run.lost_steps} lost (done again after a restart)",
+        f"  steps        {run.steps} counted, {run.lost_steps} lost (done again)",
         *(f"  {line}" for line in _table(run)),
         *(f"  {line}" for line in _attempts(run)),
         *(f"  note         {note}" for note in run.notes),

@@ -35,6 +35,12 @@ class Scribe:
             if mark.number > self._last_number:
                 self._add(mark)
 
+    def went_back(self, at: Moment, step: int) -> None:
+        """The steps from `step` on come again."""
+        self.settle()
+        self.event("back", at, {"step": step})
+        self._last_number = step - 1
+
     def begin(self, name: str, at: Moment, last: tuple[int, float] | None) -> None:
         """A pause begins; `last` is the step before it and its seconds, if it has just ended."""
         values: dict[str, Any] = {"name": name}

@@ -127,6 +127,10 @@ class Journal:
         """The run goes on from a checkpoint; its next step is `step`."""
         self._put(self._scribe.event, "restored", self._now(), {"step": step})
 
+    def went_back(self, step: int) -> None:
+        """The process does the steps from `step` on again."""
+        self._put(self._scribe.went_back, self._now(), step)
+
     def compiled(self, event: CompileEvent) -> None:
         """A stage of a compilation has ended just now; the run has waited for it."""
         self._put(self._scribe.compiled, self._now(), event.seconds)

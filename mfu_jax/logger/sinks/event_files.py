@@ -49,7 +49,7 @@ class ScalarsForm:
     """
 
     def __init__(self, columns: Sequence[tuple[int, str]]) -> None:
-        # tensorflow/core/framework/summary.proto: Summary.value = 1; Value.tag = 1, simple_value = 2
+        # Summary.value = 1; Value.tag = 1, simple_value = 2 (TensorFlow's summary.proto)
         number = bytes((2 << 3 | 5, 0, 0, 0, 0))
         heads = [as_field(1, as_field(1, tag.encode()) + number)[:-4] for _, tag in columns]
         self._places = [place for place, _ in columns]

@@ -36,7 +36,10 @@ _SIZE = r"\(?([\d.]+)([KMGT]?)\)?"
 _DOES_NOT_FIT = re.compile(
     rf"{_SIZE} exceeds (?:available HBM )?{_SIZE}|Used {_SIZE} of {_SIZE} hbm", re.IGNORECASE
 )
-_OUT_OF_MEMORY = re.compile(r"std::bad_alloc|MemoryError|Cannot allocate memory|bad allocation")
+_OUT_OF_MEMORY = re.compile(
+    r"std::bad_alloc|MemoryError|Cannot allocate memory|bad allocation|mmap error: 12\b|"
+    r"LLVM ERROR: out of memory|tcmalloc.* (?:failed|[Uu]nable to allocate)"
+)
 _NO_COMPILER = (
     (re.compile(r"TPU support not installed|No module named 'libtpu'"), "plan-tpu"),
     (re.compile(r"topology not implemented for cuda|Unknown backend cuda"), "plan-gpu"),

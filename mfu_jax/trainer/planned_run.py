@@ -26,6 +26,7 @@ _ATTENTION = {
     "cudnn_flash_jax": "cudnn_flash",
 }
 _MESH_KEY = "_parallelism"
+_CALIBRATION = "_quantization_calibration_method"
 # Keys that do not change the program.
 _SILENT = (
     *("dataset_type", "dataset_path", "allow_split_physical_axes", "use_iota_embed", "steps"),
@@ -36,7 +37,12 @@ _SILENT = (
     *("enable_goodput_recording", "base_config", "learning_rate", "log_period"),
     "use_qwix_quantization",  # all quantisation here is qwix's
 )
-_SAME = {"opt_type": "adamw", "matmul_precision": "default", "use_custom_sort_vjp": "true"}
+# Values that say what our step does anyway. MaxText's dropout_rate is 0.
+_SAME = {
+    **{"opt_type": "adamw", "matmul_precision": "default", "use_custom_sort_vjp": "true"},
+    **{"logits_dot_in_fp32": "false", "enable_dropout": "false", "use_2d_fsdp_sharding": "false"},
+    "shard_exp_on_fsdp": "false",
+}
 # Older names of MaxText's keys.
 _RENAMED = {"fsdp_shard_on_exp": "shard_exp_on_fsdp"}
 _SCALE = "global_parameter_scale"
@@ -62,6 +68,8 @@ def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
             lost.append(f"{name}={value}")
         elif "quantization" in own and importlib.util.find_spec("qwix") is None:
             lost.append(f"{name}={value} (it needs pip install {QUANTIZE})")
+        elif own.endswith(_CALIBRATION) and not run.keys.get("quantization"):
+            lost.append(f"{name}={value} (without quantization)")
         else:
             keys[own] = value
     mesh, others = _mesh(run.keys, run.target)
@@ -119,6 +127,8 @@ def _sizes_of(run: MeasuredRun) -> dict[str, str]:
         "num_kv_heads": str(heads.num_kv_heads),
         "mlp_dim": str(mlp.mlp_dim),
     }
+    if config.experts.num_experts > 1:
+        sizes["moe_mlp_dim"] = str(config.experts.moe_mlp_dim)
     if run.keys["model_name"] != "default":
         return {**sizes, "model_name": run.keys["model_name"]}
     activations = ",".join(DEFAULT_MODEL["mlp_activations"])

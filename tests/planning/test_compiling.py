@@ -92,6 +92,7 @@ def test_unknown_flags_and_keys_are_left_out_and_said(tmp_path):
             r"mfu_jax\[plan-gpu\]",
         ),
         ({"message": "terminate called after throwing std::bad_alloc"}, "out of host memory"),
+        ({"message": "F1 low_level_alloc.cc:625] RAW: mmap error: 12"}, "out of host memory"),
     ],
 )
 def test_failures_are_one_line(config, word):

@@ -45,6 +45,8 @@ _NO_COMPILER = (
     (re.compile(r"topology not implemented for cuda|Unknown backend cuda"), "plan-gpu"),
 )
 _UNKNOWN_FLAG = re.compile(r"Unknown command line flag '([^']+)'")
+_UNKNOWN_GPU_FLAGS = re.compile(r"Unknown flags? in XLA_FLAGS: (.+)")
+_FLAG_NAME = re.compile(r"--(\w+)")
 _REFUSED_FLAG = re.compile(r"FAILED_PRECONDITION: .*Please disable it with (\w+)=false")
 _UNKNOWN_KEY = re.compile(r"ValueError: '(\w+)' not in '")
 _ABOUT_TRACEBACKS = "For simplicity, JAX has removed its internal frames"
@@ -332,6 +334,12 @@ def _allowed(limits: Limits) -> str:
     return f"compile_gib={gib:g}" if gib else "all that this machine had"
 
 
+def _unknown_flags(log: str) -> list[str]:
+    """Names of the flags that the compiler names so: of a TPU one a line, of a GPU all in one."""
+    gpu = _UNKNOWN_GPU_FLAGS.search(log)
+    return _FLAG_NAME.findall(gpu[1]) if gpu else _UNKNOWN_FLAG.findall(log)
+
+
 def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
     chip = request.target.chip.name
     if code is None:
@@ -340,7 +348,7 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
             "large program on few cores; pass compile_seconds=… or plan fewer layers"
         )
     last = _last_line(log)
-    if flags := _UNKNOWN_FLAG.findall(log):
+    if flags := _unknown_flags(log):
         message = f"the compiler for {chip} does not know the flags {', '.join(flags)}"
         raise UnknownOptionError(message, *dict.fromkeys(flags))
     if flag := _REFUSED_FLAG.search(log):

@@ -10,6 +10,7 @@ from mfu_jax.planning.compiling import (
     Limits,
     Request,
     TooLarge,
+    UnknownOptionError,
     compile_known_flags,
     compile_program,
 )
@@ -68,6 +69,14 @@ def test_unknown_flags_and_keys_are_left_out_and_said(tmp_path):
     assert program.as_text() == TEXT
     assert [note.rpartition(": ")[2] for note in notes] == ["xla_old, xla_older", "old_key"]
     assert len(log.read_text().splitlines()) == 3  # compiles: all flags at once, then the key
+
+
+def test_gpu_flags_that_are_unknown_are_all_left_out():
+    """XLA's own words; it names them with their values, and ends the process."""
+    said = "F1122 parse_flags_from_env.cc:234] Unknown flags in XLA_FLAGS: --xla_old=0 --xla_older="
+    with pytest.raises(UnknownOptionError) as failure:
+        compile_program(_request(message=said))
+    assert failure.value.options == ("xla_old", "xla_older")
 
 
 @pytest.mark.parametrize(

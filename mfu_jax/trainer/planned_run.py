@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+import re
 import typing
 from collections.abc import Iterator, Mapping
 
@@ -15,6 +16,7 @@ from mfu_jax.planning.targets import Target
 from mfu_jax.trainer.mesh_axes import AXES
 from mfu_jax.trainer.model_keys import RematKeys
 from mfu_jax.trainer.pyconfig import Config
+from mfu_jax.trainer.validation import FUSED_BLOCKS
 from mfu_jax.values import typed
 
 # MaxText's defaults where ours differ.
@@ -26,6 +28,8 @@ _ATTENTION = {
     "cudnn_flash_jax": "cudnn_flash",
 }
 _MESH_KEY = "_parallelism"
+# Tiles of the experts' kernels: the plan's times are those of the run's.
+_TILE = re.compile(r"tile_.*(?:batch_seq|_dim)$")
 _CALIBRATION = "_quantization_calibration_method"
 # Keys that do not change the program.
 _SILENT = (
@@ -68,6 +72,8 @@ def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
             lost.append(f"{name}={value}")
         elif "quantization" in own and importlib.util.find_spec("qwix") is None:
             lost.append(f"{name}={value} (it needs pip install {QUANTIZE})")
+        elif own == "fused_qkv" and not _may_fuse(run):
+            lost.append(f"{name}={value}")
         elif own.endswith(_CALIBRATION) and not run.keys.get("quantization"):
             lost.append(f"{name}={value} (without quantization)")
         else:
@@ -82,6 +88,13 @@ def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
     return {**keys, **mesh}, tuple(notes)
 
 
+def _may_fuse(run: MeasuredRun) -> bool:
+    """Whether its attention has as many heads of keys and values as of queries."""
+    config = as_model_config(run.model)
+    heads = config.attention
+    return config.decoder_block in FUSED_BLOCKS and heads.num_query_heads == heads.num_kv_heads
+
+
 def _has_whole_experts(run: MeasuredRun, mesh: Mapping[str, str]) -> bool:
     """Whether each device can have as many whole experts."""
     parts = math.prod(int(mesh[axis]) for axis in ("expert", "fsdp", "context_parallelism"))
@@ -94,7 +107,7 @@ def _program_keys(run: MeasuredRun) -> Iterator[tuple[str, str]]:
     tensors = {field.name for field in dataclasses.fields(RematKeys)} - {"remat_policy"}
     keeps = run.keys.get("remat_policy") == "custom"
     for name, value in run.keys.items():
-        if _is_as_experts_are(name, run.keys):
+        if _is_as_experts_are(name, run.keys) or (_TILE.search(name) and run.tiles):
             continue
         if name.endswith(_MESH_KEY) or name in _SILENT or _SAME.get(name) == value or not value:
             continue

@@ -187,14 +187,14 @@ def compile_known_flags(
             found = compile_program(request, limits=limits, progress=progress)
             return found._replace(notes=(*notes, *found.notes))
         except UnknownOptionError as error:
-            flags = tuple(f for f in request.flags if not error.sets(f))
+            flags = tuple(f for f in request.flags if not error.sets(f)) + error.instead
             words = request.config.get("arguments", ())
             config = {**request.config, "arguments": [w for w in words if not error.sets(w)]}
             smaller = dataclasses.replace(request, flags=flags, config=config)
             if smaller == request:
                 raise
             request = smaller
-            notes.append(f"left out, unknown to what is installed: {', '.join(error.options)}")
+            notes.append(error.note)
 
 
 class NoCompilerError(UserError):
@@ -206,11 +206,16 @@ class UnknownOptionError(UserError):
 
     Attributes:
         options: their names.
+        instead: flags to pass in their place.
+        note: what is done about it.
     """
 
-    def __init__(self, message: str, *options: str) -> None:
+    def __init__(self, message: str, *options: str, instead: tuple[str, ...] = ()) -> None:
         super().__init__(message)
-        self.options = options
+        self.options, self.instead = options, instead
+        self.note = f"left out, unknown to what is installed: {', '.join(options)}"
+        if instead:
+            self.note = f"{message}: {' '.join(instead)} is passed"
 
     def sets(self, word: str) -> bool:
         """Whether a ``key=value``, or a flag, sets one."""
@@ -353,7 +358,7 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
         raise UnknownOptionError(message, *dict.fromkeys(flags))
     if flag := _REFUSED_FLAG.search(log):
         message = f"the compiler for {chip} refuses the flag --{flag[1]}"
-        raise UnknownOptionError(message, flag[1])
+        raise UnknownOptionError(message, flag[1], instead=(f"--{flag[1]}=false",))
     if key := _UNKNOWN_KEY.search(log):
         raise UnknownOptionError(f"MaxText does not know the key {key[1]}", key[1])
     if "No module named 'maxtext'" in log:

@@ -71,6 +71,15 @@ def test_unknown_flags_and_keys_are_left_out_and_said(tmp_path):
     assert len(log.read_text().splitlines()) == 3  # compiles: all flags at once, then the key
 
 
+@pytest.mark.parametrize("given", [(), ("--xla_on=true",)])
+def test_a_refused_flag_is_switched_off_and_said(given):
+    """Left out, it would have its default: libtpu names the flag, set or not."""
+    program, notes, _ = compile_known_flags(_request(given, refuses="xla_on"))
+    assert program.as_text() == TEXT
+    assert len(notes) == 1
+    assert notes[0].endswith("refuses the flag --xla_on: --xla_on=false is passed")
+
+
 def test_gpu_flags_that_are_unknown_are_all_left_out():
     """XLA's own words; it names them with their values, and ends the process."""
     said = "F1122 parse_flags_from_env.cc:234] Unknown flags in XLA_FLAGS: --xla_old=0 --xla_older="

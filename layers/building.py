@@ -104,6 +104,9 @@ class Inputs:
         kept: keys and values that earlier layers keep for later ones, by name; layers add theirs.
         per_layer: this layer's own input, [batch, sequence, width].
         images: the image of each token, from 1 on; 0: text; [batch, sequence]; None: no images.
+        deep: what inner layers of the tower say of the images, zeros in text, each
+            [batch, sequence, emb_dim].
+        grid: positions in time, rows and columns, [batch, sequence, 3]; None: no layer reads them.
         notes: what the layer says of itself, by name: losses, loads; empty when it starts.
     """
 
@@ -113,6 +116,8 @@ class Inputs:
     kept: dict[str, Any] = field(default_factory=dict)
     per_layer: jax.Array | None = None
     images: jax.Array | None = None
+    deep: tuple[jax.Array, ...] = ()
+    grid: jax.Array | None = None
     notes: dict[str, jax.Array] = field(default_factory=dict)
 
     def shifted(self, count: int) -> Inputs:

@@ -27,6 +27,7 @@ class Builder:
         normalization: a name of `NORMS`.
         epsilon: of the norms.
         attention: name of the attention implementation.
+        on_tpu: whether dropless experts take the kernels of TPUs.
         rngs: for the initial weights.
         quantization: of the matmuls with weights; None: they run in `dtype`.
         lora: adapters beside projections; None: there are none.
@@ -41,6 +42,7 @@ class Builder:
     rngs: nnx.Rngs
     quantization: Quantization | None = None
     lora: Lora | None = None
+    on_tpu: bool = False
 
     def of_layer(self, key: jax.Array) -> Builder:
         """The same for a layer that starts from `key`."""

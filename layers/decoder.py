@@ -70,6 +70,7 @@ class Decoder(nnx.Module):
             attention=attention,
             rngs=rngs,
             lora=lora(config),
+            on_tpu=config.grouped_matmul == "kernel",
         )
         self.spec = spec
         self.token_embedder = Embed(

@@ -115,6 +115,7 @@ class ModelKeys:
     interleave_moe_layer_step: int
     moe_expert_input_dim: int
     capacity_factor: float
+    grouped_matmul: Literal["auto", "kernel", "xla"]
     norm_topk_prob: bool
     routed_score_func: Literal["auto", "softmax", "sigmoid"]
     routed_bias: bool

@@ -163,20 +163,17 @@ class MetricLogger:
         """Records the step that has just been dispatched; waits for the one before it.
 
         Args:
-            step: its number. One that is not above the last one is a loop that went back, as after
-                a loss spike: a warning, and the steps from there on are done again.
+            step: its number; one not above the last one is a warning: the loop went back.
             metrics: name -> scalar: a JAX array, a number, or a function that returns one or
                 None, called later on a background thread. ``loss`` is shown as ``learning/loss``,
-                ``_loss`` only waited for. Nothing is copied to the host here, and nothing larger
-                than a vector of 16 numbers is kept.
+                ``_loss`` only waited for. Nothing is copied here; at most 16 numbers are kept.
             step_time_seconds: the step's time, if the caller measured it: the logger doesn't wait.
             cost: of this step, if it differs; or a function that returns it, called later on a
                 background thread.
 
         Raises:
             NonFiniteLossError: an earlier step's loss is NaN or infinite.
-            UserError: the logger is closed, `step` is no whole number, or the first one is before
-                `start_step`.
+            UserError: the logger is closed, `step` is no whole number, or is before `start_step`.
         """
         begin = self._monotonic()
         if type(step) is not int:
@@ -375,7 +372,6 @@ class MetricLogger:
         return dataclasses.replace(summary, phases=self.phases.totals())
 
     def _refuse(self, step: int) -> None:
-        """Raises, unless the loop only went back."""
         self._raise_failure()
         if self._summary is not None:
             raise after_close(step)

@@ -239,8 +239,8 @@ FAULTS: Mapping[str, Fault] = {
     "recompile": Fault(cause="recompiles", options={"plant": _recompiles}),
     "remat": Fault(
         cause="remat heavier than memory needs",
-        # Wide: a CPU copies what a scan keeps into the array of all layers and out of it, which took
-        # all that narrow layers would gain.
+        # Wide: a CPU copies what a scan keeps into the array of all layers and out of it, which
+        # took all that narrow layers would gain.
         keys=(
             *("max_target_length=256", "per_device_batch_size=2", "vocab_size=1024"),
             *("emb_dim=1536", "mlp_dim=6144", "num_decoder_layers=2"),

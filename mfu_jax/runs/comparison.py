@@ -146,11 +146,11 @@ def window_ends(steps: int) -> list[int]:
 
 
 def _estimate(values: Sequence[float], rounding: float) -> _Estimate:
-    logs = list(map(math.log, values))
-    cut = int(_TRIMMED * len(logs))
-    kept = sorted(logs)[cut : len(logs) - cut]
-    mean = math.fsum(kept) / len(kept)
-    windows = _influences(logs, kept[0], kept[-1], len(logs) / len(kept))
+    steps = len(values)
+    cut = int(_TRIMMED * steps)
+    kept = sorted(values)[cut : steps - cut]
+    mean = _mean_log(kept)
+    windows = _influences(values, kept[0], kept[-1], steps / len(kept))
     count = len(windows)
     if count < _FEWEST_WINDOWS:
         return _Estimate(mean, math.nan, 0.0, count)
@@ -160,17 +160,21 @@ def _estimate(values: Sequence[float], rounding: float) -> _Estimate:
     return _Estimate(mean, variance, max(count / stretch - 1, 1.0), count)
 
 
-def _influences(logs: Sequence[float], low: float, high: float, weight: float) -> list[float]:
+def _mean_log(values: Sequence[float]) -> float:
+    return math.fsum(map(math.log, values)) / len(values)
+
+
+def _influences(values: Sequence[float], low: float, high: float, weight: float) -> list[float]:
     """How far each window pulls the trimmed mean from its middle.
 
     Args:
-        logs: of all steps.
+        values: of all steps.
         low: the smallest of those that are kept.
         high: the largest of them.
         weight: all steps / those that are kept.
     """
-    clipped = [min(max(log, low), high) for log in logs]
-    means = [math.fsum(clipped[i:j]) / (j - i) for i, j in pairwise(window_ends(len(logs)))]
+    clipped = [low if x < low else high if x > high else x for x in values]
+    means = [_mean_log(clipped[i:j]) for i, j in pairwise(window_ends(len(values)))]
     center = math.fsum(means) / len(means)
     return [weight * (mean - center) for mean in means]
 
@@ -199,7 +203,8 @@ def _rounded(kept: Sequence[float], rounding: float) -> float:
     """Variance of what rounding adds to all steps alike: step times that scatter average it out."""
     if not rounding:
         return 0.0
-    scatter = math.exp(-((2 * math.pi * statistics.pstdev(kept) / rounding) ** 2))
+    spread = statistics.pstdev(map(math.log, kept))
+    scatter = math.exp(-((2 * math.pi * spread / rounding) ** 2))
     return rounding**2 / 12 * scatter
 
 

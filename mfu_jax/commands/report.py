@@ -302,7 +302,7 @@ def _render(data: RunData) -> str:
     asides = [
         f"{count} {text}"
         for count, text in (
-            (data.time.restarts, "restarts"),
+            (data.time.restarts, "restart" if data.time.restarts == 1 else "restarts"),
             (run.other_records, "records that are not steps"),
             (run.repeated, "lines that repeat a step"),
             (run.unreadable, "unreadable lines"),

@@ -6,8 +6,8 @@ for data; rates are of all devices, whose number follows from its summary of the
 
 torchtitan's metrics (components/metrics.py) are per device, a record for each `log_freq` steps. Its
 structured logs (observability/structured_logger) have spans in milliseconds; read are only the
-step's own and those inside it that do not train, of the first rank in the file. Its console is read by
-`torchtitan_console`.
+step's own and those inside it that do not train, of the first rank in the file. Its console is
+read by `torchtitan_console`.
 """
 
 from __future__ import annotations

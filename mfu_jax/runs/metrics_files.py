@@ -19,6 +19,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger.summary import StepStatistics, Summary
 from mfu_jax.runs.metrics_lines import (
     TIME,
+    gpu_of,
     object_of,
     profile_of,
 )
@@ -47,6 +48,7 @@ class MetricsRun:
         unreadable: lines that look like a record but are broken; a killed run leaves one.
         notes: step → what its record says in words, of the last steps that have any.
         last_record: the last record that is JSON, whole.
+        gpu: the last reading of the GPUs, and its step; empty if there is none.
         profile: the numbers ``profile/…`` of the last profiled steps.
     """
 
@@ -59,6 +61,7 @@ class MetricsRun:
     notes: Mapping[int, str] = dataclasses.field(default_factory=dict)
     last_record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     profile: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    gpu: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def restarts(self) -> int:
@@ -191,5 +194,6 @@ def _run_of(reader: Reader, path: str) -> MetricsRun:
         notes=reader.notes,
         last_record={} if form == "log" else object_of(reader.last_line),
         profile=dict(profile_of(reader.profile_line)),
+        gpu=dict(gpu_of(reader.gpu_line)),
         **reader.counts,
     )

@@ -21,6 +21,7 @@ from mfu_jax.logger.health import nvidia
 from mfu_jax.logger.health.nvml import GpuReading, Gpus
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import JsonlSink
+from mfu_jax.runs.metrics_files import read_metrics
 from tests.support.logger_run import RUN_COST
 from tests.support.nvml import GPU_IS_LOST, NAME, UNSUPPORTED, Driver, build
 from tests.support.work import HANG_SECONDS
@@ -195,3 +196,7 @@ def test_a_run_whose_gpu_is_lost_and_comes_back_loses_no_step(
     joules = {round(1000 * r["gpu/energy_joules"]) for r in records if "gpu/energy_joules" in r}
     told = [(gpu, value) for gpu, what, value in driver.answers() if what == "energy_mj"]
     assert joules <= {a + b for (i, a), (j, b) in pairwise(told) if (i, j) == (0, 1)}
+    shown = read_metrics(file)
+    last = next(r for r in reversed(records) if any(name.startswith("gpu/") for name in r))
+    assert shown.gpu["step"] == last["step"]
+    assert shown.gpu["gpu/sm_clock_mhz"] == last["gpu/sm_clock_mhz"] == 1485.0

@@ -124,7 +124,7 @@ class Attention(nnx.Module):
         gate = None
         if spec.output_gate:
             q, gate = jnp.split(q, 2, axis=-1)
-        q = self._placed(self._normed(q, "query_norm"), inputs.positions)
+        q = self._placed(self._normed(q, "query_norm"), inputs)
         if spec.temperature is not None:
             q = q * _temperature(inputs.positions, *spec.temperature).astype(q.dtype)
         k, v = inputs.kept[spec.borrows] if spec.borrows else self._keys_and_values(x, inputs, made)
@@ -171,7 +171,7 @@ class Attention(nnx.Module):
             v = made["value"] if made else self._heads(x, "value")
         if self.spec.value_norm:
             v = scaled_to_one(v, self.epsilon)
-        return self._placed(self._normed(k, "key_norm"), inputs.positions), v
+        return self._placed(self._normed(k, "key_norm"), inputs), v
 
     def _normed(self, x: jax.Array, name: str) -> jax.Array:
         """Queries or keys [batch, sequence, heads, head_dim] after their norm with weights."""
@@ -182,10 +182,12 @@ class Attention(nnx.Module):
             normed: jax.Array = getattr(self, name)(joined)
             return normed.reshape(x.shape)
 
-    def _placed(self, x: jax.Array, positions: jax.Array) -> jax.Array:
+    def _placed(self, x: jax.Array, inputs: Inputs) -> jax.Array:
         """Queries or keys, rotated by their positions."""
         spec = self.spec
         if spec.rope is not None:
+            positions = inputs.grid if spec.rope.sections else inputs.positions
+            assert positions is not None  # the decoder gives both to a model that sees
             with jax.named_scope("rope"):
                 x = apply_rope(x, positions, spec.rope, rotary_dim=spec.rotary_dim)
         return scaled_to_one(x, self.epsilon) if spec.qk_norm == "weightless" else x

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 from .building import Builder, Inputs
 from .feed_forwards import MlpSpec
-from .grouped_matmuls import grouped_dot, has_tiles, runs_on_tpus
+from .grouped_matmuls import grouped_dot, has_tiles
 from .linears import ACTIVATIONS
 from .lora import ExpertsAdapter
 from .quantization import quantized_dot, quantized_ragged_dot, shard_of
@@ -115,7 +115,7 @@ class Experts(nnx.Module):
             self.shared = spec.shared.make(build)
             if spec.shared_gate:
                 self.shared_gate = build.dense((D,), (1,), ("embed", "norm"))
-        self.on_tpu = runs_on_tpus(build.attention)
+        self.on_tpu = build.on_tpu
         self.spec = spec
         self.dtype = build.dtype
         self.quantization = build.quantization

@@ -8,7 +8,7 @@ with `topology`, `device_type` or `chips`, `num_slices`; the groups `mesh`, `rem
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,12 +91,13 @@ def read_run(run: Mapping[str, Any]) -> MeasuredRun:
         values |= {str(key): value for key, value in given.items() if value is not None}
     values |= {key: run[key] for key in (*_REQUIRED[:3], *_SINGLE) if run.get(key)}
     values |= {"scan_layers": False} if run.get("scan_layers") is False else {}
+    flags, words = _flags(run.get("xla_flags") or ())
     return MeasuredRun(
         target=_target(run),
         keys={key: _text(value) for key, value in values.items()},
         model=_model(values),
-        flags=_flags(run.get("xla_flags") or ()),
-        notes=_not_followed(run),
+        flags=flags,
+        notes=_not_followed(run, words),
     )
 
 
@@ -122,9 +123,14 @@ def _with_experts_width(sizes: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**sizes, "base_moe_mlp_dim": sizes["base_mlp_dim"]}
 
 
-def _flags(flags: Any) -> tuple[str, ...]:
-    """A list of flags, or all of them in one text."""
-    return tuple(flags.split()) if isinstance(flags, str) else tuple(map(str, flags))
+def _flags(flags: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Flags and other words, of a list or of one text, without a shell's quotes."""
+    words = flags.split() if isinstance(flags, str) else map(str, flags)
+    bare = [word.replace("'", "").replace('"', "") for word in words]
+    return (
+        tuple(word for word in bare if word.startswith("--")),
+        tuple(word for word in bare if word and not word.startswith("--")),
+    )
 
 
 def _target(run: Mapping[str, Any]) -> Target:
@@ -156,8 +162,8 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _not_followed(run: Mapping[str, Any]) -> tuple[str, ...]:
-    notes = []
+def _not_followed(run: Mapping[str, Any], words: Sequence[str]) -> tuple[str, ...]:
+    notes = [f"no flags of the compiler, left out: {' '.join(words)}"] if words else []
     if run.get("env"):
         notes.append(f"environment variables are not set: {', '.join(map(str, run['env']))}")
     if run.get("framework_commit_or_image"):

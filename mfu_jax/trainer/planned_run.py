@@ -143,7 +143,8 @@ def _sizes_of(run: MeasuredRun) -> dict[str, str]:
     if config.experts.num_experts > 1:
         sizes["moe_mlp_dim"] = str(config.experts.moe_mlp_dim)
     if run.keys["model_name"] != "default":
-        return {**sizes, "model_name": run.keys["model_name"]}
+        given = {key: size for key, size in sizes.items() if size != "0"}  # not of such a model
+        return {**given, "model_name": run.keys["model_name"]}
     activations = ",".join(DEFAULT_MODEL["mlp_activations"])
     return {
         **sizes,

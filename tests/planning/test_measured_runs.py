@@ -77,10 +77,11 @@ def test_wrong_runs_are_one_line(run, word):
 
 
 def test_overridden_sizes_count_and_flags_may_be_one_text():
-    flags = "--xla_a=1 --xla_b=2"
+    flags = "--xla_a='' TPU_MEGACORE=MEGACORE_DENSE --xla_b=2"
     run = read_run({**RUN, "other_flags": {"base_num_decoder_layers": 2}, "xla_flags": flags})
     assert run.model["base_num_decoder_layers"] == 2
-    assert run.flags == ("--xla_a=1", "--xla_b=2")
+    assert run.flags == ("--xla_a=", "--xla_b=2")
+    assert run.notes[0] == "no flags of the compiler, left out: TPU_MEGACORE=MEGACORE_DENSE"
 
 
 def test_a_size_that_contradicts_the_named_model_is_the_runs():

@@ -166,7 +166,7 @@ class MetricLogger:
             step: its number; one not above the last one is a warning: the loop went back.
             metrics: name -> scalar: a JAX array, a number, or a function that returns one or
                 None, called later on a background thread. ``loss`` is shown as ``learning/loss``,
-                ``_loss`` only waited for. Nothing is copied here; at most 16 numbers are kept.
+                ``_loss`` only waited for. At most 16 numbers are kept; NumPy arrays are copied.
             step_time_seconds: the step's time, if the caller measured it: the logger doesn't wait.
             cost: of this step, if it differs; or a function that returns it, called later on a
                 background thread.

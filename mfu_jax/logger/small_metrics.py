@@ -1,6 +1,7 @@
 """Which metrics are small enough to keep until they are written: scalars and short vectors.
 
 A metric waits for its step, so it outlives it. Sizes are judged by shapes, before anything is kept.
+NumPy arrays are copied: a loop may fill the same buffer again in the next step.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 _log = logging.getLogger("mfu_jax")
 
@@ -64,7 +66,7 @@ def small(metrics: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[str]]:
             kept[name], inner = small(value)
             left_out += [f"{name}/{text}" for text in inner]
         elif size_of(value) <= MOST_NUMBERS:
-            kept[name] = value
+            kept[name] = value.copy() if isinstance(value, np.ndarray) else value
         else:
             left_out.append(f"{name} {shown(value)}")
     return kept, left_out

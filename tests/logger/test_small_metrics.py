@@ -51,3 +51,17 @@ def test_a_short_vector_is_a_metric_for_each_number() -> None:
         "learning/accuracy/2": 1.0,
     }
     assert not record.notes
+
+
+def test_a_buffer_that_the_loop_fills_again_keeps_the_numbers_of_its_step() -> None:
+    run = Run(write_period_seconds=60.0)  # all steps are recorded before the first is written
+    loss, norms = np.zeros(()), np.zeros(2)
+    for step in range(5):
+        loss[...], norms[:] = step, 10 + step
+        metrics = {"loss": loss, "by": {"norms": norms}}
+        run.logger.record(step, metrics, step_time_seconds=1.0)
+        run.logger.record_eval(step, {"norms": norms})
+    run.logger.close()
+    assert run.sink.scalar("learning/loss") == [0.0, 1.0, 2.0, 3.0, 4.0]
+    for name in ("learning/by/norms/1", "eval/norms/1"):
+        assert run.sink.scalar(name) == [10.0, 11.0, 12.0, 13.0, 14.0]

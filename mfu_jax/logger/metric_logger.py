@@ -107,7 +107,6 @@ class MetricLogger:
         self._compile_log = compile_log or CompileLog(boundary=boundary)
         self._boundary = boundary or self._compile_log.boundary
         self.lock = threading.RLock()
-        self._small = SmallMetrics()
         self._compiled_before_seconds = self._compile_log.seconds
         seen = self._compile_log.available
         self._builder = RecordBuilder(self.cost, config, compile_is_seen=seen)
@@ -122,6 +121,7 @@ class MetricLogger:
         used = assembly.sinks_of_process(sinks, config)
         self._journal = journal or assembly.journal_of(used, self._boundary, clock, monotonic)
         self._pipeline = RecordPipeline(self._builder, used, config, watchdog.saw, self._journal)
+        self._small = SmallMetrics(self._pipeline.hurry)
         watchdog.connect(self._pipeline.hosts.who_is_silent, self._pipeline.flush)
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
         written = (self._pipeline, self._watchdog, self._boundary, self._journal)

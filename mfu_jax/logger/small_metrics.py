@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,9 +23,14 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class SmallMetrics:
-    """The door of a logger: what is too big is left out, and named once."""
+    """The door of a logger: what is too big is left out, and named once.
 
-    def __init__(self) -> None:
+    Args:
+        on_function: called when a metric is a function, which may keep arrays of any size.
+    """
+
+    def __init__(self, on_function: Callable[[], object]) -> None:
+        self._on_function = on_function
         self._left_out: set[str] = set()
         # What each name last was, if that is small: outputs of one program share their abstract
         # values, so that one look at each tells that nothing has changed.
@@ -49,6 +54,8 @@ class SmallMetrics:
         if left_out and (new := [text for text in left_out if text not in self._left_out]):
             self._left_out.update(new)
             _log.warning("metrics left out: %s", listed(new))
+        if _has_function(kept):
+            self._on_function()
         return kept
 
 
@@ -70,6 +77,13 @@ def small(metrics: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[str]]:
         else:
             left_out.append(f"{name} {shown(value)}")
     return kept, left_out
+
+
+def _has_function(metrics: Mapping[Any, Any]) -> bool:
+    return any(
+        _has_function(value) if isinstance(value, Mapping) else callable(value)
+        for value in metrics.values()
+    )
 
 
 def size_of(value: Any) -> int:

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from mfu_jax.logger.sinks.last_pass import in_last_pass
 from mfu_jax.parts import load_part
-from mfu_jax.storage.files import replace_file
+from mfu_jax.storage.files import remove_stale, replace_file
 
 # Ours among the files of a folder: other writers' files are left alone.
 ENDING = ".mfu_jax"
@@ -89,6 +89,7 @@ def cut(path: Path, stop: int, event_class: Any) -> None:
         stop: first step to drop.
         event_class: the protobuf class ``Event``.
     """
+    remove_stale(path)
     kept, is_over, comes_again, found = 0, False, False, array("q")
     with open(path, "rb") as file:
         for end, data in _records(file):

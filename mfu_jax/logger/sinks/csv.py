@@ -52,6 +52,7 @@ class CsvSink(Sink):
         self.made_by = ("csv", {"path": self._target.place})
         self.warnings: list[str] = list(self._target.warnings)
         self._columns: list[str] = []
+        self._is_replaced = False  # the file, but not the one that is open
         self._names = UniqueNames("csv_file", _one_line, reserved=_RECORD_FIELDS)
         self._fsync_seconds = fsync_seconds
         with self._target.opening():
@@ -70,7 +71,11 @@ class CsvSink(Sink):
         try:
             if new:
                 self._add_columns(new)
+            if self._is_replaced:
+                self._reopen()
             lines = [_line(row, self._columns) for row in rows]
+        except UserError:  # a path that cannot be written now
+            raise
         except (ValueError, TypeError, OverflowError) as error:
             steps = f"steps {records[0].step} to {records[-1].step}"
             raise RecordError(f"{steps} cannot be rows: {error}") from error
@@ -119,9 +124,12 @@ class CsvSink(Sink):
         if self._columns:
             self._file.find_again()  # its rows are read back
             replace_file(self.path, self._widened(columns))
-        self._columns = columns
+        self._columns, self._is_replaced = columns, True
+
+    def _reopen(self) -> None:
+        file = self._open()
         self._file.close()
-        self._file = self._open()
+        self._file, self._is_replaced = file, False
 
     def _widened(self, columns: Sequence[str]) -> Iterator[bytes]:
         """The table with empty cells at the end of each row, in pieces.

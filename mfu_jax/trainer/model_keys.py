@@ -71,6 +71,7 @@ class ModelKeys:
     head_dim: int
     attention_type: Literal["global", "mla"]
     attention_bias: bool
+    fused_qkv: bool
     use_qk_norm: bool
     query_pre_attn_scalar: float
     attn_logits_soft_cap: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from mfu_jax.flops.analytic.totals import FlopsRow, flops_breakdown
@@ -14,7 +14,7 @@ from mfu_jax.trainer.pyconfig import Config
 # The halves of experts' adapters that `tensor` does not split (see `layers/experts.py`).
 _WHOLE_HALVES = ("wi_0/lora_a", "wi_1/lora_a", "wo/lora_b")
 _FIRST = "layers/first"
-_Rows = tuple[FlopsRow, ...]
+_Rows = Sequence[FlopsRow]
 
 
 def pipeline_schedule(config: Config) -> Schedule | None:

@@ -60,6 +60,20 @@ def gradient_with_respect_to_inputs_twice(w, x):
     return jax.hessian(lambda row: jnp.sum(jnp.tanh(jnp.tanh(row @ w) @ w)))(x[0])
 
 
+def adversaries(generator, critic, z, real):
+    """CPUs name no product with a vector; what uses it is a fusion named for its last step."""
+
+    def criticised(critic, x):
+        return jnp.mean(jax.nn.softplus(x @ critic))
+
+    def made(generator):
+        return jnp.tanh(z @ generator)
+
+    of_critic = jax.grad(lambda c: criticised(c, made(generator)) - criticised(c, real))(critic)
+    of_generator = jax.grad(lambda g: criticised(critic, made(g)))(generator)
+    return generator - of_generator, critic - of_critic
+
+
 def long_sum(x, y):
     """CPUs sum windows first, under no name, and their sums under the matmul's."""
     return jnp.vdot(x, y)
@@ -97,7 +111,7 @@ def _of(*dims: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(dims, jnp.float32)
 
 
-_VECTOR = 2 * D * D
+_VECTOR, _CRITIC = 2 * D * D, 2 * B * D
 ALGEBRA: dict[str, Audit] = {
     "natural_gradient": Audit(
         natural_gradient, (W, W, X), forward=SQUARE, backward=SQUARE,
@@ -119,6 +133,12 @@ ALGEBRA: dict[str, Audit] = {
         padded_by_the_user, (_of(D + PADDED, D), X),
         forward=2 * (B + PADDED) * (D + PADDED) * D,
         backward=2 * 2 * (B + PADDED) * (D + PADDED) * D,
+    ),
+    # What is made, and what the critic says of it, is the same for both: it runs once.
+    "adversaries": Audit(
+        adversaries, (W, _of(D, 1), X, X),
+        forward=2 * SQUARE + 3 * _CRITIC, backward=SQUARE + 3 * _CRITIC,
+        removed=SQUARE + _CRITIC,
     ),
     "long_sum": Audit(long_sum, (_of(LONG), _of(LONG)), forward=2 * LONG),
     "full_contraction": Audit(full_contraction, (_of(B, D), _of(B, D)), forward=2 * B * D),

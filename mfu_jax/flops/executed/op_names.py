@@ -15,6 +15,8 @@ from mfu_jax.flops.scopes import FlopPhase, read_scope
 _MAX_VISITS = 256
 _USER_ORDER: Sequence[FlopPhase] = ("forward", "rematerialized", "backward")
 _OPERAND_ORDER: Sequence[FlopPhase] = ("backward", "rematerialized", "forward")
+# Backward work whose result may be a weight's gradient, not a cotangent of an activation.
+_OF_WEIGHTS = ("/dot_general", "/conv_general_dilated", "/reduce_sum", "/scatter-add")
 
 _Place = tuple[HloComputation, HloInstruction]
 _Neighbours = Callable[[HloModule, HloComputation, HloInstruction], Iterator[_Place]]
@@ -26,7 +28,8 @@ def inferred_op_name(
     """The op_name of the nearest users that have one, or of the nearest operands.
 
     A user that is not differentiated may be an update. What it uses is a gradient if one operand
-    is a cotangent, and the other an activation, or the backward pass uses it as well.
+    is a cotangent, and the other an activation, or an input of the program, or the backward pass
+    uses it as well.
     """
     users, operands = (list(of(module, computation, instruction)) for of in (_users, _operands))
     by_phase = _by_phase(module, users, _users)
@@ -36,6 +39,8 @@ def inferred_op_name(
         cotangents = [maker for maker in makers if read_scope(maker).phase == "backward"]
         activations = [m for m in makers if m not in cotangents and _is_differentiated(m)]
         if cotangents and (activations or "backward" in by_phase):
+            return cotangents[0]
+        if len(cotangents) == 1 and "" in makers and not cotangents[0].endswith(_OF_WEIGHTS):
             return cotangents[0]
     return name or _first(_by_phase(module, operands, _operands), _OPERAND_ORDER)
 
@@ -101,10 +106,14 @@ def _nearest_names(
 def _users(
     module: HloModule, computation: HloComputation, instruction: HloInstruction
 ) -> Iterator[_Place]:
-    """Users of a result: in its computation, inside fusions, and at its caller."""
+    """Users of a result: in its computation, inside fusions, and at its caller.
+
+    A fusion has the name of its result; what it does with an operand has one of its own.
+    """
     for user in computation.users.get(instruction.name, []):
-        yield computation, user
-        if user.opcode == "fusion" and not user.op_name:
+        if user.opcode != "fusion":
+            yield computation, user
+        else:
             for fused in map(module.__getitem__, user.callees):
                 for number, operand in enumerate(user.operands):
                     if operand == instruction.name and number in fused.parameters:

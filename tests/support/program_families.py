@@ -32,7 +32,7 @@ MODELS = {
     "mixtral": "mixtral-8x7b",
     "olmo3": "olmo3-7b",
     "qwen2": "qwen2.5-7b",
-    "qwen3": "qwen3-8b",
+    "qwen3": "qwen3-vl-2b",
     "qwen3_custom_moe": "qwen3-custom-30b-a3b",
     "qwen3_moe": "qwen3-30b-a3b",
     "qwen3_next": "qwen3-next-80b-a3b",

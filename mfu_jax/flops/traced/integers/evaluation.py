@@ -30,6 +30,10 @@ LONGEST_LOOP = 50_000  # iterations that are evaluated of one loop
 _MOST_EQUATIONS = 1_000_000  # of one count: about ten seconds
 _MOST_SPECULATED = 10_000  # of them in code that may never run
 
+# Where a GPU's block may take over the work of one that has not started. That each does its own is
+# as much work.
+_TAKES_OVER = "query_cluster_cancel"
+
 Values = dict[Any, Known]  # by variable
 Visit = Callable[[Values], None]
 
@@ -100,6 +104,9 @@ class Integers:
             return [parts[i] for i in wanted]
         elif step.eqn.primitive.name == "axis_index":
             return [self._axis_index(step.eqn)]
+        elif step.eqn.primitive.name == _TAKES_OVER:
+            last = len(step.eqn.outvars) - 1
+            return [np.False_ if i == last else None for i in wanted]
         else:
             return [evaluate(step.eqn, operands)]
         return [found.get(i) for i in wanted]

@@ -31,8 +31,8 @@ _INSTRUCTION = re.compile(
     r"\b(wgmma\.mma_async|mma)(\.sp(?:::\w+)?)?\.sync\.aligned\.m(\d+)n(\d+)k(\d+)\.([\w.]+)"
 )
 _WARPS = {"wgmma.mma_async": 4, "mma": 1}
-# tcgen05.mma.cta_group::2.kind::f16, of Blackwell: m, n and the dtype are in a descriptor, its fourth
-# operand, which counts the rows of both blocks of a group.
+# tcgen05.mma.cta_group::2.kind::f16, of Blackwell: m, n and the dtype are in a descriptor, which
+# counts the rows of both blocks of a group.
 _DESCRIBED = re.compile(r"\btcgen05\.mma(?:\.sp)?\.cta_group::[12]\.kind::(\w+)")
 # Kind → how many elements of a row of `a` are multiplied, and dtypes by their code.
 _KINDS = {

@@ -198,7 +198,7 @@ class CostReader:
         """Cost of one run of an instruction of `computation`; `fused` as in `computation_cost`."""
         rule = _RULES.get(instruction.opcode.removesuffix("-start"))
         expansion = self.expansions.part(instruction) if rule else None
-        is_iterated = self.iterations.contains(instruction)
+        is_iterated = self.iterations.any and self.iterations.contains(instruction)
         if is_iterated and rule not in (None, CostReader._call):
             cost = _NOTHING
         elif expansion is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,8 @@ class AttentionSpec:
         temperature: (span, factor): queries at position p are scaled by
             1 + factor · ln(1 + ⌊(p + 1) / span⌋) (arXiv 2501.19399).
         output_width: of the result, if it is not the residual stream's.
+        fused: queries, keys and values, of as many heads each, are one product: over ``tensor`` it
+            moves activations and their gradients once, not three times.
     """
 
     heads: int
@@ -58,6 +61,7 @@ class AttentionSpec:
     borrows: str = ""
     temperature: tuple[int, float] | None = None
     output_width: int = 0
+    fused: bool = False
     scope: str = "self_attention"
 
     @property
@@ -85,8 +89,12 @@ class Attention(nnx.Module):
             (spec.kv_heads, spec.head_dim),
         )
         axes = ("embed", *q_axes), ("embed", *kv_axes)
-        self.query = build.dense(width, q_shape, axes[0], bias=spec.bias, name="q_proj")
-        if not spec.borrows:
+        if spec.fused:
+            joined = ("embed", "qkv", *q_axes)
+            self.qkv = build.dense(width, (3, *q_shape), joined, bias=spec.bias)
+        else:
+            self.query = build.dense(width, q_shape, axes[0], bias=spec.bias, name="q_proj")
+        if not spec.borrows and not spec.fused:
             self.key = build.dense(width, kv_shape, axes[1], bias=spec.bias, name="k_proj")
             if not spec.shared_kv:
                 self.value = build.dense(width, kv_shape, axes[1], bias=spec.bias, name="v_proj")
@@ -111,15 +119,15 @@ class Attention(nnx.Module):
     def __call__(self, x: jax.Array, inputs: Inputs) -> jax.Array:
         """[batch, sequence, emb_dim] → the same, or the spec's `output_width`."""
         spec = self.spec
-        with jax.named_scope("query"):
-            q = _saved(self.query(x), "query_proj")
+        made = self._fused(x) if spec.fused else {}
+        q = made["query"] if made else self._heads(x, "query")
         gate = None
         if spec.output_gate:
             q, gate = jnp.split(q, 2, axis=-1)
-        q = self._placed(self._normed(q, "query_norm"), inputs.positions)
+        q = self._placed(self._normed(q, "query_norm"), inputs)
         if spec.temperature is not None:
             q = q * _temperature(inputs.positions, *spec.temperature).astype(q.dtype)
-        k, v = inputs.kept[spec.borrows] if spec.borrows else self._keys_and_values(x, inputs)
+        k, v = inputs.kept[spec.borrows] if spec.borrows else self._keys_and_values(x, inputs, made)
         if spec.keeps:
             inputs.kept[spec.keeps] = (k, v)
         with jax.named_scope("attention_op"):
@@ -140,16 +148,30 @@ class Attention(nnx.Module):
         with jax.named_scope("out"):
             return checkpoint_name(self.out(context), "out_proj")
 
-    def _keys_and_values(self, x: jax.Array, inputs: Inputs) -> tuple[jax.Array, jax.Array]:
-        with jax.named_scope("key"):
-            k = _saved(self.key(x), "key_proj")
+    def _heads(self, x: jax.Array, name: str) -> jax.Array:
+        """Queries, keys or values [batch, sequence, heads, head_dim], saved under their name."""
+        with jax.named_scope(name):
+            return _saved(getattr(self, name)(x), f"{name}_proj")
+
+    def _fused(self, x: jax.Array) -> dict[str, jax.Array]:
+        """All three by their name."""
+        with jax.named_scope("qkv_proj"):
+            joined = checkpoint_name(self.qkv(x), "qkv_proj")
+            if axis_size(SEQUENCE_AXIS) > 1:
+                joined = constrain(joined, BATCH_AXES, SEQUENCE_AXIS, None, "tensor", None)
+            return {name: joined[:, :, i] for i, name in enumerate(("query", "key", "value"))}
+
+    def _keys_and_values(
+        self, x: jax.Array, inputs: Inputs, made: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        """Those of this layer; `made` has them if they are fused."""
+        k = made["key"] if made else self._heads(x, "key")
         v = k
         if not self.spec.shared_kv:
-            with jax.named_scope("value"):
-                v = _saved(self.value(x), "value_proj")
+            v = made["value"] if made else self._heads(x, "value")
         if self.spec.value_norm:
             v = scaled_to_one(v, self.epsilon)
-        return self._placed(self._normed(k, "key_norm"), inputs.positions), v
+        return self._placed(self._normed(k, "key_norm"), inputs), v
 
     def _normed(self, x: jax.Array, name: str) -> jax.Array:
         """Queries or keys [batch, sequence, heads, head_dim] after their norm with weights."""
@@ -160,10 +182,12 @@ class Attention(nnx.Module):
             normed: jax.Array = getattr(self, name)(joined)
             return normed.reshape(x.shape)
 
-    def _placed(self, x: jax.Array, positions: jax.Array) -> jax.Array:
+    def _placed(self, x: jax.Array, inputs: Inputs) -> jax.Array:
         """Queries or keys, rotated by their positions."""
         spec = self.spec
         if spec.rope is not None:
+            positions = inputs.grid if spec.rope.sections else inputs.positions
+            assert positions is not None  # the decoder gives both to a model that sees
             with jax.named_scope("rope"):
                 x = apply_rope(x, positions, spec.rope, rotary_dim=spec.rotary_dim)
         return scaled_to_one(x, self.epsilon) if spec.qk_norm == "weightless" else x

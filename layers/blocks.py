@@ -39,6 +39,8 @@ class LayerSpec:
         per_layer_width: of this layer's own input; 0: none.
         scaled: a trained scalar multiplies the layer's result.
         of_images: rows are images, whole ones on a device, also where sequences are split.
+        shown: its result is a note.
+        deep: which of the tower's inner layers is added to the result, from 1 on; 0: none.
     """
 
     mixer: Spec
@@ -49,12 +51,14 @@ class LayerSpec:
     per_layer_width: int = 0
     scaled: bool = False
     of_images: bool = False
+    shown: bool = False
+    deep: int = 0
 
     @property
     def stands_alone(self) -> bool:
         """Whether it reads nothing of other layers, and leaves nothing for them."""
         shares = getattr(self.mixer, "keeps", "") or getattr(self.mixer, "borrows", "")
-        return not (shares or self.per_layer_width)
+        return not (shares or self.per_layer_width or self.deep)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -97,7 +101,12 @@ class Block(nnx.Module):
             x = self.per_layer_input(x, inputs)
         if spec.scaled:
             x = x * self.scale[...].astype(x.dtype)
-        return self._split(x)
+        if spec.deep:
+            x = x + inputs.deep[spec.deep - 1]
+        x = self._split(x)
+        if spec.shown:
+            inputs.notes["result"] = x
+        return x
 
     def _around(
         self, part: str, scope: str, x: jax.Array, run: Callable[[jax.Array], jax.Array]

@@ -27,6 +27,7 @@ class Builder:
         normalization: a name of `NORMS`.
         epsilon: of the norms.
         attention: name of the attention implementation.
+        on_tpu: whether dropless experts take the kernels of TPUs.
         rngs: for the initial weights.
         quantization: of the matmuls with weights; None: they run in `dtype`.
         lora: adapters beside projections; None: there are none.
@@ -41,6 +42,7 @@ class Builder:
     rngs: nnx.Rngs
     quantization: Quantization | None = None
     lora: Lora | None = None
+    on_tpu: bool = False
 
     def of_layer(self, key: jax.Array) -> Builder:
         """The same for a layer that starts from `key`."""
@@ -104,6 +106,9 @@ class Inputs:
         kept: keys and values that earlier layers keep for later ones, by name; layers add theirs.
         per_layer: this layer's own input, [batch, sequence, width].
         images: the image of each token, from 1 on; 0: text; [batch, sequence]; None: no images.
+        deep: what inner layers of the tower say of the images, zeros in text, each
+            [batch, sequence, emb_dim].
+        grid: positions in time, rows and columns, [batch, sequence, 3]; None: no layer reads them.
         notes: what the layer says of itself, by name: losses, loads; empty when it starts.
     """
 
@@ -113,6 +118,8 @@ class Inputs:
     kept: dict[str, Any] = field(default_factory=dict)
     per_layer: jax.Array | None = None
     images: jax.Array | None = None
+    deep: tuple[jax.Array, ...] = ()
+    grid: jax.Array | None = None
     notes: dict[str, jax.Array] = field(default_factory=dict)
 
     def shifted(self, count: int) -> Inputs:

@@ -12,6 +12,7 @@ from flax import nnx
 from . import attention_kernels as attention_kernels  # registers them
 from . import ring_attention as ring_attention
 from .building import Builder, Inputs
+from .deep_stack import grid_positions
 from .embeddings import Embed
 from .families import model_spec
 from .hyper_connections import HyperHead
@@ -32,7 +33,7 @@ from .sharding import (
     constrain,
 )
 from .stack import Stack
-from .vision import Images, ImageTokens, VisionEncoder, VisionProjector
+from .vision import Images, ImageTokens, VisionEncoder, make_projector
 
 
 class Outputs(NamedTuple):
@@ -69,6 +70,7 @@ class Decoder(nnx.Module):
             attention=attention,
             rngs=rngs,
             lora=lora(config),
+            on_tpu=config.grouped_matmul == "kernel",
         )
         self.spec = spec
         self.token_embedder = Embed(
@@ -109,7 +111,7 @@ class Decoder(nnx.Module):
                 remat=policy,
                 first_alone=bool(config.lora_rank or config.frozen),
             )
-            self.vision_projector = VisionProjector(spec.vision, build)
+            self.vision_projector = make_projector(spec.vision, build)
         self.decoder_norm = build.norm()
         self.tied = config.logits_via_embedding
         if not self.tied:
@@ -154,6 +156,10 @@ class Decoder(nnx.Module):
         )
         with jax.named_scope("decoder"):
             x = self._embedded(inputs, seen)
+            if seen is not None:
+                inputs = dataclasses.replace(
+                    inputs, deep=seen.deep_placed(x), grid=self._grid(positions, seen)
+                )
             per_layer = None
             if self.spec.per_layer_width:
                 with jax.named_scope("per_layer_embedder"):
@@ -193,13 +199,25 @@ class Decoder(nnx.Module):
         rows, count, *pixels = images.pixels.shape
         whole = constrain(images.pixels.reshape(rows * count, *pixels), IMAGE_AXES)
         with jax.named_scope("vision_encoder"):
-            x = self.vision_encoder(whole)
+            x, deep = self.vision_encoder(whole)
         with jax.named_scope("vision_projector"):
             x = self.vision_projector(x)
-        tokens = x.reshape(rows, -1, x.shape[-1])
+        first, *others = (y.reshape(rows, -1, y.shape[-1]) for y in (x, *deep))
         if axis_size(SEQUENCE_AXIS) > 1:  # a part of a sequence may have tokens of any image
-            tokens = constrain(tokens, EDGE_BATCH_AXES)
-        return ImageTokens(tokens=tokens, places=images.places, per_image=self.spec.vision.tokens)
+            first, *others = (constrain(y, EDGE_BATCH_AXES) for y in (first, *others))
+        return ImageTokens(
+            tokens=first,
+            deep=tuple(others),
+            places=images.places,
+            per_image=self.spec.vision.tokens,
+        )
+
+    def _grid(self, positions: jax.Array, seen: ImageTokens) -> jax.Array | None:
+        """Positions [batch, sequence] in time, rows and columns, if the model has them."""
+        vision = self.spec.vision
+        if vision is None or not vision.grid_positions:
+            return None
+        return grid_positions(positions, seen.places, vision.token_grid)
 
     def _embedded(self, inputs: Inputs, seen: ImageTokens | None) -> jax.Array:
         with jax.named_scope("token_embedder"):

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 from .building import Builder, Inputs
 from .feed_forwards import MlpSpec
-from .grouped_matmuls import grouped_dot, has_tiles, runs_on_tpus
+from .grouped_matmuls import grouped_dot, has_tiles
 from .linears import ACTIVATIONS
 from .lora import ExpertsAdapter
 from .quantization import quantized_dot, quantized_ragged_dot, shard_of
@@ -115,7 +115,7 @@ class Experts(nnx.Module):
             self.shared = spec.shared.make(build)
             if spec.shared_gate:
                 self.shared_gate = build.dense((D,), (1,), ("embed", "norm"))
-        self.on_tpu = runs_on_tpus(build.attention)
+        self.on_tpu = build.on_tpu
         self.spec = spec
         self.dtype = build.dtype
         self.quantization = build.quantization
@@ -290,7 +290,7 @@ class Experts(nnx.Module):
         if self.spec.weigh_inputs:
             slots = slots * jax.vmap(functools.partial(moved, 1))(weights, choice, slot)
         slots = constrain(slots.reshape(B, E, capacity, D), BATCH_AXES)
-        slots = constrain(slots, ("data", "fsdp"), "expert", SEQUENCE_AXIS, None)
+        slots = _at_experts(slots, None)
 
         adapters = self._of_adapters()
 
@@ -300,11 +300,11 @@ class Experts(nnx.Module):
             return product + self._bias(f"{name}_bias")[:, None] if self.spec.bias else product
 
         with jax.named_scope("wi_0"):
-            gate = _named(multiply(slots, "wi_0"), "mlpwi_0")
+            gate = _named(_at_experts(multiply(slots, "wi_0"), "tensor"), "mlpwi_0")
         with jax.named_scope("wi_1"):
-            up = _named(multiply(slots, "wi_1"), "mlpwi_1")
+            up = _named(_at_experts(multiply(slots, "wi_1"), "tensor"), "mlpwi_1")
         with jax.named_scope("wo"):
-            out = multiply(self._activated(gate, up), "wo")
+            out = _at_experts(multiply(self._activated(gate, up), "wo"), WIDTH_AXIS)
             out = _named(out, "mlpwo")
         out = constrain(out, BATCH_AXES, None, None, WIDTH_AXIS).reshape(B, E * capacity, -1)
         back = jax.vmap(functools.partial(moved, 1))(out, slot, choice)
@@ -354,6 +354,14 @@ class Experts(nnx.Module):
 def _by_choice(routed: jax.Array) -> jax.Array:
     """[batch, sequence, choices] → [choices, batch · sequence], as `moved` counts copies."""
     return routed.reshape(-1, routed.shape[-1]).T
+
+
+def _at_experts(slots: jax.Array, last: str | None) -> jax.Array:
+    """Slots [batch, experts, slots, width] where their experts are, in the backward pass, too.
+
+    Left to XLA, gradients come with the batch split over `expert`, and it gathers all batches.
+    """
+    return constrain(slots, ("data", "fsdp"), "expert", SEQUENCE_AXIS, last)
 
 
 def _slot_by_slot(slots: jax.Array, kernels: jax.Array) -> jax.Array:

@@ -6,10 +6,9 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import sequential_vmap
 from jax.experimental.xla_metadata import set_xla_metadata
 
-# Attention kernels that are chosen on TPUs only, so that these run there, too.
-_OF_TPUS = ("flash", "splash")
 _TILE = 512  # rows and columns at most of a block of the kernel
 # The longest contraction that XLA's own tiles hold whole on every TPU. A longer one it cuts into
 # tiles of 7936 (v5e, v5p) or 11776 (v6e): of 8192, or of 14336, two, the second nearly empty.
@@ -17,11 +16,6 @@ _WHOLE = 7936
 _ROWS, _FEW_ROWS, _IN, _OUT = 256, 128, 4096, 512  # of a tile instead: two fit into any TPU's VMEM
 _LANES = 128
 _TILES_OF_A_GROUP = 4  # at least, where there are enough rows
-
-
-def runs_on_tpus(attention: str) -> bool:
-    """Whether a model with this attention runs on TPUs."""
-    return attention in _OF_TPUS
 
 
 def grouped_dot(
@@ -84,7 +78,8 @@ def product_on_tpus(
     """
     groups, contracted, out = kernels.shape
     of_matrix = _largest_part(contracted, _IN), _largest_part(out, _OUT)
-    multiply = partial(jax.lax.ragged_dot, preferred_element_type=dtype)
+    # Stages of a pipeline come as a dimension, which is 1 on a device; the kernels take none.
+    multiply = sequential_vmap(partial(jax.lax.ragged_dot, preferred_element_type=dtype))
     if contracted <= _WHOLE or not all(of_matrix):
         return multiply(rows, kernels, sizes)
     # A tile is multiplied for each group that has a row in it: few rows, small tiles.
@@ -109,7 +104,13 @@ def gradient_of_matrices(
     few = rows.shape[0] // (_TILES_OF_A_GROUP * sizes.shape[0])
     columns = (min(_TILE, -(-matrix.shape[1] // _LANES) * _LANES) for matrix in (rows, dy))
     tiling = (_tile(rows.shape[0], max(few, _FEW_ROWS)), *columns)
-    return tgmm(rows.swapaxes(0, 1), dy, sizes, dtype, tiling, interpret=interpret)
+
+    @sequential_vmap
+    def gradient(rows: jax.Array, dy: jax.Array, sizes: jax.Array) -> jax.Array:
+        return tgmm(rows.swapaxes(0, 1), dy, sizes, dtype, tiling, interpret=interpret)
+
+    made: jax.Array = gradient(rows, dy, sizes)
+    return made
 
 
 def has_tiles(rows: int) -> bool:

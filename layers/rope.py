@@ -22,12 +22,15 @@ class Rope:
         factor: by which positions are stretched; 1: they are not.
         pretrained: tokens of a sequence before the stretch.
         stretch: how pairs are stretched.
+        sections: pairs that turn by time, by rows and by columns, in turns (Qwen3-VL: interleaved
+            M-RoPE); empty: all turn by the position.
     """
 
     timescale: float
     factor: float = 1.0
     pretrained: int = 0
     stretch: Stretch = _LINEAR
+    sections: tuple[int, ...] = ()
 
     def frequencies(self, rotary_dim: int) -> np.ndarray:
         """Radians per token of each pair, [rotary_dim / 2], in float32."""
@@ -35,6 +38,12 @@ class Rope:
             self.timescale, rotary_dim // 2, self.factor, self.pretrained
         )
         return of_pairs.astype(np.float32)
+
+    def axes(self, rotary_dim: int) -> np.ndarray:
+        """By which of its positions each pair turns, [rotary_dim / 2]."""
+        pairs = np.arange(rotary_dim // 2)
+        turn = pairs % 3
+        return np.where(pairs < 3 * np.asarray(self.sections)[turn], turn, 0)
 
     @property
     def output_scale(self) -> float:
@@ -48,14 +57,15 @@ def apply_rope(x: jax.Array, positions: jax.Array, rope: Rope, *, rotary_dim: in
     Args:
         x: [batch, sequence, heads, head_dim].
         positions: the position of each token in its document, [batch, sequence]; negative ones
-            turn back.
+            turn back. With `sections`, three of them, [batch, sequence, 3].
         rotary_dim: how many of the first values of a head are rotated; 0: all.
     """
     rotary_dim = rotary_dim or x.shape[-1]
     if rotary_dim < x.shape[-1]:
         rotated, rest = jnp.split(x, [rotary_dim], axis=-1)
         return jnp.concatenate([apply_rope(rotated, positions, rope), rest], axis=-1)
-    angle = positions[..., None, None].astype(jnp.float32) * rope.frequencies(rotary_dim)
+    by_pair = positions[..., rope.axes(rotary_dim)] if rope.sections else positions[..., None]
+    angle = by_pair[:, :, None].astype(jnp.float32) * rope.frequencies(rotary_dim)
     sin, cos = (rope.output_scale * f(angle) for f in (jnp.sin, jnp.cos))
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = [first * cos - second * sin, second * cos + first * sin]

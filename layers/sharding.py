@@ -28,6 +28,7 @@ MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
     "embed": ("fsdp", "context", "expert"),
     "vocab": "tensor",
     "q_heads": "tensor",
+    "qkv": None,
     "kv_heads": "tensor",
     "mlp": "tensor",
     "experts": "expert",

@@ -229,6 +229,18 @@ def _blocks(spec: LayerSpec, keys: jax.Array, build: Builder) -> nnx.Module:
     return made
 
 
+def results(segments: Sequence[Segment], notes: Notes) -> list[jax.Array]:
+    """Those that layers show (see `LayerSpec`), from first to last."""
+    found: dict[int, jax.Array] = {}
+    for segment, places in zip(segments, notes, strict=True):
+        for place, note in enumerate(places):
+            if "result" in note:
+                period, first = len(segment.pattern), segment.first + place
+                stacked = note["result"] if segment.repeats > 1 else note["result"][None]
+                found |= {first + period * i: one for i, one in enumerate(stacked)}
+    return [found[number] for number in sorted(found)]
+
+
 def total(notes: Notes, name: str) -> jax.Array:
     """The sum of a note over all layers; 0 if none has it."""
     return sum((value.sum() for value in _found(notes, name)), jnp.zeros((), jnp.float32))

@@ -12,9 +12,10 @@ from flax import nnx
 
 from .blocks import PRE_NORMS, LayerSpec
 from .building import Builder, Inputs
+from .deep_stack import SquareProjector, stretched
 from .feed_forwards import MlpSpec
 from .normalizations import scaled_to_one
-from .stack import Remat, Stack
+from .stack import Remat, Stack, results
 from .vision_attention import VisionAttentionSpec
 from .vision_merging import MergeSpec
 
@@ -50,8 +51,14 @@ class VisionSpec:
             with a row for each patch.
         class_token: behind the patches stands one more token, which is left out in the end, and a
             norm stands before the layers, too.
+        table_rows: of a table for a square of patches, which is stretched to an image's; 0: it has
+            a row for each patch.
+        frames: how often a patch stands beside itself, as that of a film.
         projector_norm: before the projection to the decoder's width, a name of `NORMS` or
             `WEIGHTLESS`; empty: none.
+        projector_is_mlp: see `SquareProjector`.
+        deep: layers whose results go to the decoder's first layers, each by a projector of its own.
+        grid_positions: images have rows and columns in the text, too.
     """
 
     sides: tuple[int, int]
@@ -69,7 +76,12 @@ class VisionSpec:
     patch_bias: bool = False
     axis_rows: int = 0
     class_token: bool = False
+    table_rows: int = 0
+    frames: int = 1
     projector_norm: str = ""
+    projector_is_mlp: bool = False
+    deep: tuple[int, ...] = ()
+    grid_positions: bool = False
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -86,12 +98,18 @@ class VisionSpec:
     @property
     def tokens(self) -> int:
         """Tokens that an image becomes."""
+        rows, columns = self.token_grid
+        return rows * columns
+
+    @property
+    def token_grid(self) -> tuple[int, int]:
+        """Tokens in a column and in a row of an image."""
         rows, columns = self.grid
-        return (rows // self.merge.side) * (columns // self.merge.side)
+        return rows // self.merge.side, columns // self.merge.side
 
 
 class VisionEncoder(nnx.Module):
-    """Images → their tokens, in the tower's width."""
+    """Images → their tokens, in the tower's width, and those of inner layers in the decoder's."""
 
     def __init__(
         self,
@@ -105,9 +123,9 @@ class VisionEncoder(nnx.Module):
         own = dataclasses.replace(
             build, emb_dim=spec.width, normalization=spec.normalization, epsilon=spec.epsilon
         )
-        pixels = spec.channels * spec.patch**2
+        pixels = spec.frames * spec.channels * spec.patch**2
         self.patches = own.dense((pixels,), (spec.width,), ("patch", "embed"), bias=spec.patch_bias)
-        places = 2 * spec.axis_rows or spec.patches + spec.class_token
+        places = 2 * spec.axis_rows or spec.table_rows or spec.patches + spec.class_token
         self.positions = own.matrix((places, spec.width), spec.width, ("position", "embed"))
         if spec.class_token:
             self.class_token = own.matrix((spec.width,), spec.width, ("norm",))
@@ -119,16 +137,27 @@ class VisionEncoder(nnx.Module):
             of_images=True,
         )
         keys = jax.random.split(build.rngs.params(), spec.layers)
-        self.layers = Stack(
-            (layer,) * spec.layers, keys, own, scan=scan, remat=remat, first_alone=first_alone
-        )
+        layers = [dataclasses.replace(layer, shown=n in spec.deep) for n in range(spec.layers)]
+        self.layers = Stack(layers, keys, own, scan=scan, remat=remat, first_alone=first_alone)
         if spec.last_norm:
             self.norm = own.norm()
         self.merge = spec.merge.make(own)
+        joined = spec.merge.width(spec.width)
+        self.deep = nnx.List(
+            [SquareProjector(joined, joined, build.emb_dim, own) for _ in spec.deep]
+        )
         self.spec = spec
 
-    def __call__(self, pixels: jax.Array) -> jax.Array:
-        """[images, height, width, channels], from 0 to 255 → [images, tokens, merge's width]."""
+    def __call__(self, pixels: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+        """Runs the tower.
+
+        Args:
+            pixels: [images, height, width, channels], from 0 to 255.
+
+        Returns:
+            [images, tokens, merge's width]; and of each of the `deep` layers
+            [images, tokens, emb_dim].
+        """
         spec = self.spec
         with jax.named_scope("patches"):
             x = self.patches(self._cut(pixels))
@@ -141,31 +170,48 @@ class VisionEncoder(nnx.Module):
         if spec.class_token:
             x = self.first_norm(x)
         of_patches = Inputs(tokens=numbers, positions=numbers, segment_ids=jnp.ones_like(numbers))
-        x, _ = self.layers(x, of_patches)
+        x, notes = self.layers(x, of_patches)
+        with jax.named_scope("deep"):
+            shown = results(self.layers.segments, notes)
+            deep = [p(self._merged(y)) for p, y in zip(self.deep, shown, strict=True)]
         x = (self.norm(x) if spec.last_norm else x)[:, : spec.patches]
         with jax.named_scope("merge"):
-            merged: jax.Array = self.merge(x.reshape(len(x), *spec.grid, -1))
+            return self._merged(x), deep
+
+    def _merged(self, x: jax.Array) -> jax.Array:
+        """[images, patches, width] → [images, tokens, merge's width]."""
+        merged: jax.Array = self.merge(x.reshape(len(x), *self.spec.grid, -1))
         return merged
 
     def _of_places(self) -> jax.Array:
         """What is added to each patch, and to the class token, [patches, width]."""
         table = self.positions[...]
+        if self.spec.table_rows:
+            return stretched(table, self.spec.grid)
         if not self.spec.axis_rows:
             return table
         numbers, columns = jnp.arange(self.spec.patches), self.spec.grid[1]
         return table[numbers % columns] + table[self.spec.axis_rows + numbers // columns]
 
     def _cut(self, pixels: jax.Array) -> jax.Array:
-        """Patches with values from −1 to 1: [images, patches, patch · patch · channels]."""
+        """Patches from −1 to 1: [images, patches, frames · patch · patch · channels]."""
         (rows, columns), patch = self.spec.grid, self.spec.patch
         scaled = (pixels.astype(jnp.float32) * (2 / _BYTE) - 1).astype(self.patches.dtype)
         cut = scaled[:, : rows * patch, : columns * patch]
         cut = cut.reshape(len(cut), rows, patch, columns, patch, -1).swapaxes(2, 3)
-        return cut.reshape(len(cut), rows * columns, -1)
+        return jnp.tile(cut.reshape(len(cut), rows * columns, -1), self.spec.frames)
 
 
 # A projector's norm without a weight.
 WEIGHTLESS = "weightless"
+
+
+def make_projector(spec: VisionSpec, build: Builder) -> VisionProjector | SquareProjector:
+    """A tower's tokens → the decoder's width."""
+    if not spec.projector_is_mlp:
+        return VisionProjector(spec, build)
+    own = dataclasses.replace(build, normalization=spec.projector_norm, epsilon=spec.epsilon)
+    return SquareProjector(spec.merge.width(spec.width), spec.width, build.emb_dim, own)
 
 
 class VisionProjector(nnx.Module):
@@ -194,11 +240,13 @@ class ImageTokens:
 
     Attributes:
         tokens: of each sequence's images, one after another, [batch, image tokens, emb_dim].
+        deep: the same, of inner layers.
         places: of `Images`.
         per_image: tokens of an image.
     """
 
     tokens: jax.Array
+    deep: tuple[jax.Array, ...]
     places: jax.Array
     per_image: int
 
@@ -213,7 +261,15 @@ class ImageTokens:
         return dataclasses.replace(self, places=ahead)
 
     def put_into(self, x: jax.Array) -> jax.Array:
-        """The embedded text [batch, sequence, emb_dim] with them. A gather: no matmul."""
+        """The embedded text [batch, sequence, emb_dim] with them."""
+        return self._instead(x, self.tokens)
+
+    def deep_placed(self, x: jax.Array) -> tuple[jax.Array, ...]:
+        """`deep` where the images stand, zeros elsewhere, each of the shape of the text `x`."""
+        return tuple(self._instead(jnp.zeros_like(x), tokens) for tokens in self.deep)
+
+    def _instead(self, x: jax.Array, tokens: jax.Array) -> jax.Array:
+        """A gather: no matmul."""
         numbers = jnp.maximum(self.places - 1, 0)
-        picked = jax.vmap(lambda tokens, numbers: tokens[numbers])(self.tokens, numbers)
+        picked = jax.vmap(lambda tokens, numbers: tokens[numbers])(tokens, numbers)
         return jnp.where(self.places[..., None] > 0, picked.astype(x.dtype), x)

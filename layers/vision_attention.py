@@ -21,11 +21,13 @@ class GridRope:
         timescale: of the slowest pair, about.
         first: the number of the first row and column.
         neighbours: pairs are neighbouring values; else the two halves of what an axis turns.
+        across: pairs are the two halves of a head, of which the first turn by the row.
     """
 
     timescale: float
     first: int = 0
     neighbours: bool = False
+    across: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +97,12 @@ def grid_rotated(x: jax.Array, numbers: jax.Array, columns: int, rope: GridRope)
     """
     pairs = x.shape[-1] // 4  # of an axis
     steps = rope.timescale ** -(jnp.arange(pairs) / pairs)
-    places = jnp.stack([numbers % columns, numbers // columns], axis=-1) + rope.first
+    turns = [numbers % columns, numbers // columns]
+    places = jnp.stack(turns[::-1] if rope.across else turns, axis=-1) + rope.first
     angle = places[:, :, None, :, None] * steps
     angle = jnp.where(numbers[:, :, None, None, None] < 0, 0.0, angle)
-    cut, axis = ((2, pairs, 2), -1) if rope.neighbours else ((2, 2, pairs), -2)
+    cut = (2, pairs, 2) if rope.neighbours else (2, 2, pairs)
+    axis = -1 if rope.neighbours else -3 if rope.across else -2
     values = x.astype(jnp.float32).reshape(*x.shape[:-1], *cut)
     first, second = jnp.moveaxis(values, axis, 0)
     sin, cos = jnp.sin(angle), jnp.cos(angle)

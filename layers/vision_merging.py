@@ -80,6 +80,21 @@ class StandardizedPool(nnx.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
+class JoinSpec:
+    """A square of patches side by side (Qwen3-VL)."""
+
+    side: int
+
+    def width(self, before: int) -> int:
+        """Of the square."""
+        return before * self.side**2
+
+    def make(self, build: Builder) -> Merge:
+        """Nothing to train."""
+        return lambda x: _joined(x, self.side)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShuffleSpec:
     """A square of patches side by side, then an MLP (Llama 4: pixel shuffle).
 
@@ -111,11 +126,16 @@ class Shuffle(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[images, rows, columns, width] → [images, tokens, out]."""
-        joined = _squares(x, self.side)
-        joined = joined.reshape(*joined.shape[:2], -1)
+        joined = _joined(x, self.side)
         for fc in (self.fc1, self.fc2):
             joined = jax.nn.gelu(fc(joined), approximate=False)
         return joined
+
+
+def _joined(x: jax.Array, side: int) -> jax.Array:
+    """[images, rows, columns, width] → [images, squares, side · side · width]."""
+    squares: jax.Array = _squares(x, side)
+    return squares.reshape(*squares.shape[:2], -1)
 
 
 def _squares(x: jax.Array, side: int) -> Any:

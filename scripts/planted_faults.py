@@ -9,6 +9,10 @@ code is 1 if a fault is not named first, or its gain is off by more than 20%, or
 gets advice. It wants a machine with two cores and nothing else to do; each line says how long it
 took.
 
+The C library keeps the memory that arrays free, as an accelerator's pool does. Its default gives
+large arrays back to the system, which clears their pages anew: up to a third of the CPU time of a
+step, and more where a step is called ahead, so that removing a fault seemed to bring less, or loss.
+
 Those that CPUs do not feel (float32, odd vocabulary, an elementwise chain) are in
 scripts/planted_on_tpu.py. Matmuls run on one thread each, so that virtual devices share no core.
 """
@@ -31,6 +35,12 @@ from typing import Any
 from mfu_jax.formatting import columns
 
 _WITHIN = 0.2
+_KEEPS_MEMORY = {  # of glibc's malloc
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(10**12),
+    "MALLOC_TOP_PAD_": str(2**28),
+    "MALLOC_ARENA_MAX": "1",
+}
 _HEAD = ("fault", "step", "advice", "gain", "measured", "off", "took", "others")
 
 
@@ -67,7 +77,7 @@ def _in_child(name: str, devices: int, arguments: argparse.Namespace) -> Any:
     options = [word for name, count in counts.items() for word in (f"--{name}", str(count))]
     process = subprocess.run(
         [sys.executable, "-m", "scripts.planted_faults", "--child", name, *options],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+        env={**os.environ, **_KEEPS_MEMORY, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

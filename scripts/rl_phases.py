@@ -9,9 +9,10 @@ an update that learns (forward and backward over everything played).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ import optax
 import mfu_jax
 from mfu_jax.flags import add_arguments, from_mapping
 from mfu_jax.instrumentation.assembly import logger_of
+from mfu_jax.settings import Settings, parse_steps
 
 ENVIRONMENTS = 256
 STEPS = 64
@@ -141,6 +143,23 @@ def update(learner: Learner, played: Played) -> tuple[Learner, dict[str, jax.Arr
     return Learner(params, opt_state), {"loss": value, "episode_steps": episode}
 
 
+def steps_of(settings: Settings, iterations: int) -> Iterator[int]:
+    """Numbers of iterations, those of ``profile_steps`` marked in a trace of them."""
+    chosen = settings.profile_steps
+    first, last = parse_steps(chosen) if chosen else (iterations, iterations)
+    with contextlib.ExitStack() as trace:
+        for number in range(iterations):
+            if number == first:
+                trace.enter_context(mfu_jax.profile(settings.trace_folder))
+            if first <= number <= last:
+                with jax.profiler.StepTraceAnnotation("train", step_num=number):
+                    yield number
+            else:
+                yield number
+            if number == last:
+                trace.close()
+
+
 def main(arguments: Sequence[str] | None = None) -> float:
     """Trains; returns the mean number of steps that a pole stays up at the end."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
@@ -158,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
         peak = {key: getattr(settings, key) for key in ("hardware", "peak_tflops_per_device")}
         play = mfu_jax.instrument(rollout, logger=logger, **peak)
         learn = mfu_jax.instrument(update, logger=logger, **peak)
-        for _ in range(options.iterations):
+        for _ in steps_of(settings, options.iterations):
             with logger.step():
                 with logger.phase("rollout"):
                     environments, played = play(learner.params, environments)

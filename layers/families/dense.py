@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from ..blocks import POST_NORMS, PRE_NORMS, LayerSpec
+from ..rope import Rope
 from ..routers import RouterSpec
 from . import parts
 from .registry import ModelSpec, family
@@ -36,8 +38,23 @@ def qwen2(config: Any) -> ModelSpec:
 
 @family("qwen3", "qwen3_moe")
 def qwen3(config: Any) -> ModelSpec:
-    """Norms on each head's queries and keys."""
-    return uniform(config, qk_norm="head")
+    """Norms on each head's queries and keys; of Qwen3-VL, images in its first layers."""
+    if not config.images_per_sequence:
+        return uniform(config, qk_norm="head")
+    seeing = uniform(config, qk_norm="head", rope=_by_grid(parts.rope(config), config.head_dim))
+    deep = len(config.deepstack_visual_indexes_for_vit)
+    layers = tuple(
+        dataclasses.replace(layer, deep=number if number <= deep else 0)
+        for number, layer in enumerate(seeing.layers, start=1)
+    )
+    return dataclasses.replace(seeing, layers=layers)
+
+
+def _by_grid(rope: Rope, head_dim: int) -> Rope:
+    """With 20 of 64 pairs for rows, as many for columns (Qwen3-VL, config.json: mrope_section)."""
+    pairs = head_dim // 2
+    of_side = pairs * 20 // 64
+    return dataclasses.replace(rope, sections=(pairs - 2 * of_side, of_side, of_side))
 
 
 @family("olmo3")

@@ -108,6 +108,7 @@ def attention(config: Any, **changes: Any) -> AttentionSpec:
         "bias": bias,
         "output_bias": bias,
         "qk_norm": "head" if config.use_qk_norm else "",
+        "fused": config.fused_qkv and not config.lora_rank,  # adapters are of each
         **changes,
     }
     if options["rotary_dim"] == options["head_dim"]:

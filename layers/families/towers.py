@@ -9,20 +9,21 @@ from ..blocks import POST_NORMS, PRE_NORMS
 from ..feed_forwards import MlpSpec
 from ..vision import WEIGHTLESS, VisionSpec
 from ..vision_attention import GridRope, VisionAttentionSpec
-from ..vision_merging import PoolSpec, ShuffleSpec, StandardizedPoolSpec
+from ..vision_merging import JoinSpec, PoolSpec, ShuffleSpec, StandardizedPoolSpec
 
 _TOWERS: dict[str, Callable[[Any], VisionSpec]] = {}
 # Gemma 3 averages 4 × 4 patches, Gemma 4 3 × 3.
 _POOLED, _GEMMA4_POOLED = 4, 3
 # meta-llama/Llama-4-Scout-17B-16E, config.json, vision_config: rope_theta; google/gemma-4-31B-it.
 _LLAMA4_TIMESCALE, _GEMMA4_TIMESCALE = 10_000.0, 100.0
+_QWEN3_TIMESCALE = 10_000.0  # transformers, Qwen3VLVisionConfig
 
 
-def tower(block: str) -> Callable[[Callable[[Any], VisionSpec]], Callable[[Any], VisionSpec]]:
-    """Registers a function of the config for a `decoder_block`."""
+def tower(*blocks: str) -> Callable[[Callable[[Any], VisionSpec]], Callable[[Any], VisionSpec]]:
+    """Registers a function of the config for the `decoder_block` names that it serves."""
 
     def register(function: Callable[[Any], VisionSpec]) -> Callable[[Any], VisionSpec]:
-        _TOWERS[block] = function
+        _TOWERS.update(dict.fromkeys(blocks, function))
         return function
 
     return register
@@ -91,6 +92,28 @@ def llama4(config: Any) -> VisionSpec:
         ),
         class_token=True,
         epsilon=1e-5,
+        **_sizes(config),
+    )
+
+
+@tower("qwen3", "qwen3_moe")
+def qwen3(config: Any) -> VisionSpec:
+    """Qwen3-VL: patches of two frames, squares through an MLP, those of inner layers, too."""
+    sides = _sides(config)
+    rope = GridRope(timescale=_QWEN3_TIMESCALE, across=True)
+    return VisionSpec(
+        sides=sides,
+        attention=_attention(config, sides, rope=rope),
+        feed_forward=_plain_mlp(config, "gelu"),
+        merge=JoinSpec(side=config.spatial_merge_size_for_vit),
+        patch_bias=True,
+        last_norm=False,
+        table_rows=config.num_position_embeddings_for_vit,
+        frames=config.temporal_patch_size_for_vit,
+        projector_norm="layernorm",
+        projector_is_mlp=True,
+        deep=tuple(config.deepstack_visual_indexes_for_vit),
+        grid_positions=True,
         **_sizes(config),
     )
 

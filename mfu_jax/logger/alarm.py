@@ -9,7 +9,7 @@ class Alarm:
     """Like `threading.Event`, but `wait` resets it, and each of its methods is one call into C.
 
     An `Event` makes a lock, a deque and several Python calls for every wait. That would be most of
-    what a thread costs that wakes up ten times a second.
+    what a thread costs that wakes up several times a second.
 
     >>> alarm = Alarm()
     >>> alarm.set(), alarm.wait(0.0), alarm.wait(0.0)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from mfu_jax.boundary import Boundary
 from mfu_jax.errors import UserError, nearest
@@ -21,7 +19,6 @@ from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.sinks.console import ConsoleSink
 from mfu_jax.logger.step_cost import CostFields, StepCost
-from mfu_jax.logger.strict_json import printable
 from mfu_jax.logger.summary import Summary
 
 _log = logging.getLogger("mfu_jax")
@@ -97,49 +94,6 @@ def journal_of(
     index, processes = jax.process_index(), jax.process_count()
     options: dict[str, Any] = {"clock": clock, "monotonic": monotonic, "boundary": boundary}
     return Journal(paths[0], index=index, processes=processes, **options)
-
-
-def whole_number(step: Any) -> int:
-    """The number of a step, given as an integer of any library.
-
-    Raises:
-        UserError: it is none.
-    """
-    if isinstance(step, jax.Array):
-        _say_that_it_waits()
-        step = np.asarray(step)  # once, and no work for the device
-    try:
-        number = int(step)
-        if not isinstance(step, str | bytes | bool) and number == step:
-            return number
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise UserError(
-        f"step {printable(repr(step)[:100])} is no whole number; expected 0, 1, 2, …; usually the "
-        f"name of a file, or metrics and step were exchanged; pass int(step)"
-    )
-
-
-@functools.cache
-def _say_that_it_waits() -> None:
-    _log.warning(
-        "record(step) was given an array of the device, such as state.step; reading it waits for "
-        "the step just dispatched, so the device idles between the steps; pass the loop's own "
-        "counter, an int"
-    )
-
-
-def refused_step(step: int, last: int, *, is_closed: bool) -> UserError:
-    """Why a logger does not take a step."""
-    if is_closed:
-        return UserError(
-            f"step {step} was recorded after close(); expected all steps before; usually the "
-            f"`with` block of the logger ends before the loop does; close it after the loop"
-        )
-    return UserError(
-        f"step {step} was recorded after step {last}; expected increasing numbers from start_step "
-        f"on; usually start_step was not set on a resume; pass start_step={step}"
-    )
 
 
 def refused_metrics(metrics: object) -> UserError:

@@ -29,7 +29,7 @@ _REGAINED = 0.01
 
 # Python's lock is let go between slices of work, by sleeping for a moment: otherwise the training
 # thread may wait for it for 5 ms, which is a whole step.
-SLICE = 20
+SLICE = 25
 BREATH_SECONDS = 1e-4
 
 

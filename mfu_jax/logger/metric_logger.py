@@ -42,6 +42,7 @@ from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.small_metrics import SmallMetrics
 from mfu_jax.logger.spans import LoopSpans
 from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.logger.step_numbers import StepNumbers, after_close, whole_number
 from mfu_jax.logger.strict_json import printable
 from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
@@ -112,7 +113,7 @@ class MetricLogger:
         self._builder = RecordBuilder(self.cost, config, compile_is_seen=seen)
         if self._compiled_before_seconds:
             self._builder.add_spans({"compile": self._compiled_before_seconds})
-        self._last_step = config.start_step - 1
+        self._numbers = StepNumbers(config.start_step)
         self._failure_was_raised = False
         self._summary: Summary | None = None
         self._thread_id, self._process_id = threading.get_ident(), os.getpid()
@@ -143,7 +144,7 @@ class MetricLogger:
     @property
     def next_step(self) -> int:
         """The last recorded step's number plus one."""
-        return self._last_step + 1
+        return self._numbers.last + 1
 
     @guarded("the time of a step is not exact")
     def begin_call(self) -> None:
@@ -162,27 +163,26 @@ class MetricLogger:
         """Records the step that has just been dispatched; waits for the one before it.
 
         Args:
-            step: its number, larger than the last one.
+            step: its number; one not above the last one is a warning: the loop went back.
             metrics: name -> scalar: a JAX array, a number, or a function that returns one or
                 None, called later on a background thread. ``loss`` is shown as ``learning/loss``,
-                ``_loss`` only waited for. Nothing is copied to the host here, and nothing larger
-                than a vector of 16 numbers is kept.
+                ``_loss`` only waited for. Nothing is copied here; at most 16 numbers are kept.
             step_time_seconds: the step's time, if the caller measured it: the logger doesn't wait.
             cost: of this step, if it differs; or a function that returns it, called later on a
                 background thread.
 
         Raises:
             NonFiniteLossError: an earlier step's loss is NaN or infinite.
-            UserError: the logger is closed, or `step` is no whole number after the last one.
+            UserError: the logger is closed, `step` is no whole number, or is before `start_step`.
         """
         begin = self._monotonic()
         if type(step) is not int:
-            step = assembly.whole_number(step)
-        if self._pipeline.failure or self._summary or step <= self._last_step:
+            step = whole_number(step)
+        if self._pipeline.failure or self._summary or step <= self._numbers.last:
             self._refuse(step)
         if type(metrics) is not dict and not isinstance(metrics, Mapping):
             raise assembly.refused_metrics(metrics)
-        self._last_step = step
+        self._numbers.last = step
         self._thread_id = threading.get_ident()
         metrics = self._small.of(metrics)
         if self.phases.has_phases:
@@ -202,6 +202,8 @@ class MetricLogger:
             self.spans.release()
         if finished is not None:
             self._pipeline.put(finished)
+        if self._numbers.has_gone_back:
+            self._pipeline.put(self._numbers.tell(self._journal))
         if given is not None:
             self.spans.hold(taken)  # a later eval may still add to it
         self._watchdog.completed(step)
@@ -371,7 +373,9 @@ class MetricLogger:
 
     def _refuse(self, step: int) -> None:
         self._raise_failure()
-        raise assembly.refused_step(step, self._last_step, is_closed=self._summary is not None)
+        if self._summary is not None:
+            raise after_close(step)
+        self._numbers.go_back(step)
 
     def _check_pause(self, flush: bool) -> None:
         if flush:

@@ -145,8 +145,8 @@ class RecordPipeline:
     def _end(self, end: float, summarize: Callable[[], Summary]) -> Summary:
         """Ends the threads; what is not written by now goes to the backlogs."""
         self._thread.close(HUNG_DRAIN_SECONDS)
-        self.hosts.close()
-        self._health.close()
+        for watch in (self.hosts, self._health):
+            self._boundary.attempt("slow hosts or GPUs may be asked on", watch.close)
         for worker in self._workers:  # what fails in one costs the others nothing
             missing = f"{worker.name} may have lost its last records"
             self._boundary.attempt(missing, _keep_rest, worker, end)

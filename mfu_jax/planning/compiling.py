@@ -36,12 +36,17 @@ _SIZE = r"\(?([\d.]+)([KMGT]?)\)?"
 _DOES_NOT_FIT = re.compile(
     rf"{_SIZE} exceeds (?:available HBM )?{_SIZE}|Used {_SIZE} of {_SIZE} hbm", re.IGNORECASE
 )
-_OUT_OF_MEMORY = re.compile(r"std::bad_alloc|MemoryError|Cannot allocate memory|bad allocation")
+_OUT_OF_MEMORY = re.compile(
+    r"std::bad_alloc|MemoryError|Cannot allocate memory|bad allocation|mmap error: 12\b|"
+    r"LLVM ERROR: out of memory|tcmalloc.* (?:failed|[Uu]nable to allocate)"
+)
 _NO_COMPILER = (
     (re.compile(r"TPU support not installed|No module named 'libtpu'"), "plan-tpu"),
     (re.compile(r"topology not implemented for cuda|Unknown backend cuda"), "plan-gpu"),
 )
 _UNKNOWN_FLAG = re.compile(r"Unknown command line flag '([^']+)'")
+_UNKNOWN_GPU_FLAGS = re.compile(r"Unknown flags? in XLA_FLAGS: (.+)")
+_FLAG_NAME = re.compile(r"--(\w+)")
 _REFUSED_FLAG = re.compile(r"FAILED_PRECONDITION: .*Please disable it with (\w+)=false")
 _UNKNOWN_KEY = re.compile(r"ValueError: '(\w+)' not in '")
 _ABOUT_TRACEBACKS = "For simplicity, JAX has removed its internal frames"
@@ -182,14 +187,14 @@ def compile_known_flags(
             found = compile_program(request, limits=limits, progress=progress)
             return found._replace(notes=(*notes, *found.notes))
         except UnknownOptionError as error:
-            flags = tuple(f for f in request.flags if not error.sets(f))
+            flags = tuple(f for f in request.flags if not error.sets(f)) + error.instead
             words = request.config.get("arguments", ())
             config = {**request.config, "arguments": [w for w in words if not error.sets(w)]}
             smaller = dataclasses.replace(request, flags=flags, config=config)
             if smaller == request:
                 raise
             request = smaller
-            notes.append(f"left out, unknown to what is installed: {', '.join(error.options)}")
+            notes.append(error.note)
 
 
 class NoCompilerError(UserError):
@@ -201,11 +206,16 @@ class UnknownOptionError(UserError):
 
     Attributes:
         options: their names.
+        instead: flags to pass in their place.
+        note: what is done about it.
     """
 
-    def __init__(self, message: str, *options: str) -> None:
+    def __init__(self, message: str, *options: str, instead: tuple[str, ...] = ()) -> None:
         super().__init__(message)
-        self.options = options
+        self.options, self.instead = options, instead
+        self.note = f"left out, unknown to what is installed: {', '.join(options)}"
+        if instead:
+            self.note = f"{message}: {' '.join(instead)} is passed"
 
     def sets(self, word: str) -> bool:
         """Whether a ``key=value``, or a flag, sets one."""
@@ -329,6 +339,12 @@ def _allowed(limits: Limits) -> str:
     return f"compile_gib={gib:g}" if gib else "all that this machine had"
 
 
+def _unknown_flags(log: str) -> list[str]:
+    """Names of the flags that the compiler names so: of a TPU one a line, of a GPU all in one."""
+    gpu = _UNKNOWN_GPU_FLAGS.search(log)
+    return _FLAG_NAME.findall(gpu[1]) if gpu else _UNKNOWN_FLAG.findall(log)
+
+
 def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
     chip = request.target.chip.name
     if code is None:
@@ -337,12 +353,12 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
             "large program on few cores; pass compile_seconds=… or plan fewer layers"
         )
     last = _last_line(log)
-    if flags := _UNKNOWN_FLAG.findall(log):
+    if flags := _unknown_flags(log):
         message = f"the compiler for {chip} does not know the flags {', '.join(flags)}"
         raise UnknownOptionError(message, *dict.fromkeys(flags))
     if flag := _REFUSED_FLAG.search(log):
         message = f"the compiler for {chip} refuses the flag --{flag[1]}"
-        raise UnknownOptionError(message, flag[1])
+        raise UnknownOptionError(message, flag[1], instead=(f"--{flag[1]}=false",))
     if key := _UNKNOWN_KEY.search(log):
         raise UnknownOptionError(f"MaxText does not know the key {key[1]}", key[1])
     if "No module named 'maxtext'" in log:

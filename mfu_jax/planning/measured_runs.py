@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mfu_jax.errors import UserError
-from mfu_jax.flops.analytic.inputs import as_model_config
+from mfu_jax.flops.analytic.inputs import as_model_config, parse_override
 from mfu_jax.flops.analytic.model_configs.model import MAXTEXT_FIELDS
 from mfu_jax.planning.kernel_tiles import KernelTiles, tiles_of_run
 from mfu_jax.planning.targets import Target, generation_of, parse_target
@@ -80,7 +80,7 @@ def read_run(run: Mapping[str, Any]) -> MeasuredRun:
     """
     if not isinstance(run, Mapping):
         raise UserError(f"a run is {type(run).__name__}; expected a JSON object")
-    missing = [key for key in _REQUIRED if run.get(key) is None]
+    missing = [key for key in _REQUIRED if run.get(key) in (None, "")]
     if missing:
         raise UserError(f"the run lacks {', '.join(missing)}; expected {', '.join(_REQUIRED)}")
     values: dict[str, Any] = {}
@@ -88,7 +88,7 @@ def read_run(run: Mapping[str, Any]) -> MeasuredRun:
         given = run.get(group) or {}
         if not isinstance(given, Mapping):
             raise UserError(f"{group} of the run is {given!r}; expected a JSON object")
-        values |= {str(key): value for key, value in given.items()}
+        values |= {str(key): value for key, value in given.items() if value is not None}
     values |= {key: run[key] for key in (*_REQUIRED[:3], *_SINGLE) if run.get(key)}
     values |= {"scan_layers": False} if run.get("scan_layers") is False else {}
     return MeasuredRun(
@@ -103,10 +103,23 @@ def read_run(run: Mapping[str, Any]) -> MeasuredRun:
 def _model(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """What of the keys the model's FLOPs depend on, without slots that experts leave empty."""
     known = {"model_name", "global_parameter_scale", *MAXTEXT_FIELDS} - {"capacity_factor"}
-    sizes = {key: value for key, value in values.items() if key.removeprefix("base_") in known}
+    sizes = {
+        key: parse_override(key, value) if isinstance(value, str) else value
+        for key, value in values.items()
+        if key.removeprefix("base_") in known
+    }
     if sizes["model_name"] != "default":
+        return {"override_model_config": True, **sizes}
+    del sizes["model_name"]
+    return _with_experts_width({**DEFAULT_MODEL, **sizes})
+
+
+def _with_experts_width(sizes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """MaxText's Mixtral block gives experts the MLP's width unless they have one of their own."""
+    own = any(key in sizes for key in ("moe_mlp_dim", "base_moe_mlp_dim"))
+    if own or sizes["decoder_block"] != "mixtral":
         return sizes
-    return {**DEFAULT_MODEL, **{key: sizes[key] for key in sizes if key != "model_name"}}
+    return {**sizes, "base_moe_mlp_dim": sizes["base_mlp_dim"]}
 
 
 def _flags(flags: Any) -> tuple[str, ...]:
@@ -120,14 +133,11 @@ def _target(run: Mapping[str, Any]) -> Target:
     if not generation:
         devices = _whole(run, "jax_devices") or _whole(run, "chips")
         return parse_target(hardware=hardware.lower(), devices=devices)
-    for name in (run.get("topology"), run.get("device_type")):
-        if name:  # 4x4x8, or the name of a slice
-            is_shape = str(name)[0].isdigit() and not any(
-                map(str.isalpha, str(name).replace("x", ""))
-            )
-            return parse_target(
-                topology=f"{generation}:{name}" if is_shape else str(name), slices=slices
-            )
+    for given in (run.get("topology"), run.get("device_type")):
+        if name := str(given or "").lower():  # 4x4x8, or the name of a slice
+            is_shape = name[0].isdigit() and not any(map(str.isalpha, name.replace("x", "")))
+            full = f"{generation}:{name}" if is_shape else name
+            return parse_target(topology=full, slices=slices)
     chips = _whole(run, "chips")
     if not chips:
         raise UserError("the run has neither topology, device_type nor chips; expected one of them")
@@ -141,6 +151,8 @@ def _whole(run: Mapping[str, Any], key: str) -> int | None:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(map(_text, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mfu_jax.profiling.late_calls import Intervals, LateCalls
+from mfu_jax.profiling.timeline.devices import Executions
 from mfu_jax.profiling.timeline.host import HostThread
 from mfu_jax.profiling.timeline.sweep import NO_PARENT, Floats, parents_of
 from mfu_jax.profiling.trace.wire import Integers
@@ -34,7 +35,8 @@ class HostTime(NamedTuple):
     """Time of one kind of work.
 
     Attributes:
-        seconds: of a step, in which the thread did it.
+        seconds: of a step, in which the thread did it; of calls, without the programs that the
+            device runs within them.
         idle: the part in which the device has run a step, and the next one is not called; of
             waiting, from its start until that call.
         times: how often in a step.
@@ -119,6 +121,7 @@ class HostSums:
         self,
         thread: HostThread,
         late: LateCalls,
+        executions: Executions,
         window: tuple[int, int],
         scale: float,
     ) -> None:
@@ -127,6 +130,7 @@ class HostSums:
         Args:
             thread: that calls the device's steps.
             late: its intervals from the end of a step to the call of the next one.
+            executions: of all programs on the device.
             window: begin and end of the steps that are measured, picoseconds.
             scale: seconds of a step in a picosecond of the trace.
         """
@@ -135,8 +139,10 @@ class HostSums:
         if id(thread) not in self._threads:
             self._threads[id(thread)] = _Events.of(thread)
         events = self._threads[id(thread)]
-        lengths = np.clip(thread.ends, begin, end) - np.clip(thread.starts, begin, end)
-        own = _without_inner(lengths.astype(np.float64), events.parents) * scale
+        first, last = np.clip(thread.starts, begin, end), np.clip(thread.ends, begin, end)
+        own = _without_inner((last - first).astype(np.float64), events.parents)
+        is_call = events.is_first & (events.kinds == _WORK.index(HostWork.DISPATCH))
+        own = (own - np.where(is_call, _executing(executions, first, last), 0.0)) * scale
         idle = _without_inner(late.idle_within(thread.starts, thread.ends), events.parents) * scale
         starts = events.is_first & (thread.starts >= begin) & (thread.starts < end)
         stalls = np.where(events.is_first, _stalls(thread, late) * scale, 0.0)
@@ -207,6 +213,20 @@ def _stalls(thread: HostThread, late: LateCalls) -> Floats:
     most its length; 0 where the device has another step to run when it ends."""
     idle = late.idle_within(thread.starts, late.next_step(thread.ends))
     return np.minimum(idle, (thread.ends - thread.starts).astype(np.float64))
+
+
+def _executing(executions: Executions, starts: Integers, ends: Integers) -> Floats:
+    """How long the device runs what begins and ends within intervals.
+
+    The host's thread waits for it there: a CPU's runtime runs programs of several devices, and
+    those with callbacks, within their call.
+    """
+    done = np.maximum.accumulate(executions.ends)
+    begins = np.maximum(executions.starts, np.append(0, done[:-1]))  # what overlaps counts once
+    until = np.append(0, np.cumsum(np.maximum(done - begins, 0)))
+    first = np.searchsorted(executions.starts, starts)
+    last = np.maximum(first, np.searchsorted(done, ends, "right"))
+    return (until[last] - until[first]).astype(np.float64)
 
 
 def _callers(thread: HostThread, parents: Integers) -> list[str]:

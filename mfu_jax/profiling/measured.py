@@ -233,7 +233,7 @@ class _Sums:
             late = LateCalls(
                 thread, waits_of(thread), executions, executions.of(versions), division
             )
-            self.host.add(thread, late, (window.begin, window.end), scale)
+            self.host.add(thread, late, executions, (window.begin, window.end), scale)
         self._add_executions(timeline.executions, window, division, scale)
         self.steps.append(window.steps)
         step = (window.end - window.begin) * scale

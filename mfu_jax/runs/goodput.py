@@ -125,7 +125,7 @@ class _Process:
             goodput=goodput_of(spent),
             effective_mfu=product(mfu, goodput_of(spent)),
             wall_seconds=sum(spent.values()),
-            restarts=len(self.placed) - 1,
+            restarts=sum(not placed.life.goes_on for placed in self.placed) - 1,
             lost_steps=lost,
             median_seconds=self._median_us / 1e6 if self._median_us else None,
             time=spent,

@@ -5,6 +5,7 @@ Their lines are described in `mfu_jax.logger.journal.lines`.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import operator
@@ -19,6 +20,7 @@ from mfu_jax.storage.addresses import Address, filesystem_of, open_object
 from mfu_jax.user_files import opened
 
 _EXPECTED = "the journal of a run"
+_BACK = "went back"
 
 
 @dataclass(kw_only=True)
@@ -88,6 +90,7 @@ class Life:
         spans: name, begin and end (None: open) of its pauses.
         compiled: begin and seconds of its compilations.
         restored: the step it went on with.
+        goes_on: it is no new process: the one before it went back to an earlier step.
     """
 
     process: int
@@ -104,6 +107,7 @@ class Life:
     spans: list[tuple[str, float, float | None]] = field(default_factory=list)
     compiled: list[tuple[float, float]] = field(default_factory=list)
     restored: int | None = None
+    goes_on: bool = False
 
     @property
     def first_step(self) -> int | None:
@@ -242,6 +246,28 @@ class _Reader:
 
     def _on_stop(self, life: Life, values: dict[str, Any]) -> None:
         life.how = str(values["how"])
+
+    def _on_back(self, life: Life, values: dict[str, Any]) -> None:
+        """Its steps so far and those to come are two lives, of which the later counts."""
+        if not life.blocks:
+            return
+        now = life.alive
+        cut = max(block.end_m for block in life.blocks)
+        rest = dataclasses.replace(
+            life,
+            began=cut,
+            alive=now,
+            blocks=[],
+            spans=[span for span in life.spans if span[1] >= cut],
+            compiled=[span for span in life.compiled if span[0] >= cut],
+            restored=int(values["step"]),
+            goes_on=True,
+        )
+        life.spans = [span for span in life.spans if span[1] < cut]
+        life.compiled = [span for span in life.compiled if span[0] < cut]
+        life.alive, life.how = cut, _BACK
+        self._finish()
+        self._life = rest
 
     def _on_restored(self, life: Life, values: dict[str, Any]) -> None:
         life.restored = int(values["step"])

@@ -48,7 +48,8 @@ def events(job: str, attempts: Sequence[Placed]) -> list[dict[str, Any]]:
     """
     found: list[tuple[float, dict[str, Any]]] = []
     for placed in attempts:
-        found += _start(placed)
+        if not placed.life.goes_on:
+            found += _start(placed)
         found += _steps(placed)
         found += _pauses(placed)
     if attempts and attempts[-1].how == "clean":

@@ -93,7 +93,7 @@ class Division:
         self._next = 0
         self._now = placed.start
         for index, block in enumerate(placed.life.blocks):
-            self._add_block(block, is_first=index == 0)
+            self._add_block(block, is_first=index == 0 and not placed.life.goes_on)
         self._add_tail()
         return self.times
 
@@ -180,7 +180,7 @@ class Division:
         """What comes after the last step that is known."""
         placed, life = self.placed, self.placed.life
         if not life.blocks:
-            self._until(placed.end, "startup")
+            self._until(placed.end, "idle" if life.goes_on else "startup")
             return
         if placed.done_after:
             done = self._now + placed.done_after * self.median_us

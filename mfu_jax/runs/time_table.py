@@ -13,10 +13,11 @@ def render(run: RunTime) -> str:
     """Goodput, the time by category, and how the last processes ended."""
     if not run.has_journal or run.wall_seconds is None:
         return "\n".join(f"  note         {note}" for note in run.notes)
+    processes = _count((run.restarts or 0) + 1, "process", "es")
     lines = [
-        f"  wall clock   {span(run.wall_seconds)} in {_count(len(run.attempts), 'process', 'es')}: "
+        f"  wall clock   {span(run.wall_seconds)} in {processes}: "
         f"goodput {percent(run.goodput)}, effective MFU {percent(run.effective_mfu)}",
-        f"  steps        {run.steps} counted, {run.lost_steps} lost (done again after a restart)",
+        f"  steps        {run.steps} counted, {run.lost_steps} lost (done again)",
         *(f"  {line}" for line in _table(run)),
         *(f"  {line}" for line in _attempts(run)),
         *(f"  note         {note}" for note in run.notes),

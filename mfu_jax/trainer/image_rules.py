@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,7 +28,9 @@ class TowerRules:
         joined: of a config, the patches of a side of the square that becomes one token.
         rows: the key that has the rows of a table of places for each axis; empty: there is none.
         head_unit: what the width of a head is a multiple of.
+        oblong: whether images need not be square.
         mlp_reads_squares: whether `intermediate_size_for_vit` is the width of a square of patches.
+        goes_deep: whether inner layers go to the decoder, and the table of places is a square's.
     """
 
     side: str
@@ -35,8 +38,23 @@ class TowerRules:
     joined: Callable[[Config], int]
     rows: str = ""
     head_unit: int = 1
+    oblong: bool = False
     mlp_reads_squares: bool = False
+    goes_deep: bool = False
 
+
+_QWEN3 = TowerRules(
+    side="image_size_for_vit",
+    sizes=(
+        "spatial_merge_size_for_vit",
+        "temporal_patch_size_for_vit",
+        "num_position_embeddings_for_vit",
+    ),
+    joined=lambda config: config.spatial_merge_size_for_vit,
+    head_unit=4,
+    oblong=True,
+    goes_deep=True,
+)
 
 # decoder_block → its tower
 TOWERS: Mapping[str, TowerRules] = {
@@ -47,6 +65,7 @@ TOWERS: Mapping[str, TowerRules] = {
         joined=lambda config: 3,
         rows="num_position_embeddings_for_vit",
         head_unit=4,
+        oblong=True,
     ),
     "llama4": TowerRules(
         side="tile_size_for_vit",
@@ -59,6 +78,8 @@ TOWERS: Mapping[str, TowerRules] = {
         head_unit=4,
         mlp_reads_squares=True,
     ),
+    "qwen3": _QWEN3,
+    "qwen3_moe": _QWEN3,
 }
 
 
@@ -79,14 +100,39 @@ def check_images(config: Config) -> None:
         if getattr(config, key) <= 0:
             raise UserError(f"{wanted} needs {key}, which is {getattr(config, key)}")
     _check_patches(config, rules)
+    if rules.goes_deep:
+        _check_depth(config)
+
+
+def _check_depth(config: Config) -> None:
+    """What the decoder is given of a tower's inner layers, and where they stand."""
+    rows = config.num_position_embeddings_for_vit
+    if math.isqrt(rows) ** 2 != rows:
+        raise UserError(
+            f"num_position_embeddings_for_vit={rows}: expected a square, whose table of places is "
+            "stretched to an image's patches"
+        )
+    if config.out_hidden_size_for_vit not in (0, config.emb_dim):
+        raise UserError(
+            f"out_hidden_size_for_vit={config.out_hidden_size_for_vit}: expected "
+            f"emb_dim={config.emb_dim}, which it is added to"
+        )
+    deep, layers = config.deepstack_visual_indexes_for_vit, config.num_hidden_layers_for_vit
+    fits = len(deep) <= config.num_decoder_layers and all(0 <= n < layers for n in deep)
+    if not fits or list(deep) != sorted(set(deep)):
+        raise UserError(
+            f"deepstack_visual_indexes_for_vit={list(deep)}: expected ascending numbers below "
+            f"num_hidden_layers_for_vit={layers}, one for each of the first layers of at most "
+            f"num_decoder_layers={config.num_decoder_layers}"
+        )
 
 
 def _sides(config: Config, rules: TowerRules) -> tuple[int, ...]:
     """Pixels of a square's side, or of an image's height and width."""
     size = getattr(config, rules.side)
     sides = (size,) if isinstance(size, int) else tuple(size)
-    if len(sides) not in (1, 2) or min(sides) <= 0 or (len(sides) == 2 and not rules.rows):
-        wanted = "a size, or [height, width]" if rules.rows else "the side of a square"
+    if len(sides) not in (1, 2) or min(sides) <= 0 or (len(sides) == 2 and not rules.oblong):
+        wanted = "a size, or [height, width]" if rules.oblong else "the side of a square"
         raise UserError(
             f"images_per_sequence needs {rules.side}, which is {size}: expected {wanted}"
         )

@@ -71,6 +71,7 @@ class ModelKeys:
     head_dim: int
     attention_type: Literal["global", "mla"]
     attention_bias: bool
+    fused_qkv: bool
     use_qk_norm: bool
     query_pre_attn_scalar: float
     attn_logits_soft_cap: float
@@ -115,6 +116,7 @@ class ModelKeys:
     interleave_moe_layer_step: int
     moe_expert_input_dim: int
     capacity_factor: float
+    grouped_matmul: Literal["auto", "kernel", "xla"]
     norm_topk_prob: bool
     routed_score_func: Literal["auto", "softmax", "sigmoid"]
     routed_bias: bool
@@ -154,6 +156,10 @@ class VisionKeys:
     num_hidden_layers_for_vit: int
     num_attention_heads_for_vit: int
     num_position_embeddings_for_vit: int
+    temporal_patch_size_for_vit: int
+    spatial_merge_size_for_vit: int
+    out_hidden_size_for_vit: int
+    deepstack_visual_indexes_for_vit: tuple[int, ...]
     projector_input_dim_for_vit: int
     projector_output_dim_for_vit: int
     pixel_shuffle_ratio_for_vit: float

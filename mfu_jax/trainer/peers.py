@@ -24,6 +24,7 @@ PEER_LOST_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes 
 _KEY = "mfu_jax/peers"
 _TICKS_PER_TIMEOUT = 5
 _LOOK_UP_SECONDS = 60.0
+_RETRY_SECONDS = 0.1
 _LONGEST_REASON = 300
 
 
@@ -191,8 +192,10 @@ class Peers:
 
     def _accept(self) -> None:
         assert self._listener is not None
-        with contextlib.suppress(OSError):
+        try:
             self._add(self._listener.accept()[0])
+        except OSError:  # no descriptor is left: the connection waits, and would be seen at once
+            time.sleep(_RETRY_SECONDS)
 
     def _read(self, connection: _Connection) -> None:
         is_open = connection.read()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+import re
 import typing
 from collections.abc import Iterator, Mapping
 
@@ -15,6 +16,7 @@ from mfu_jax.planning.targets import Target
 from mfu_jax.trainer.mesh_axes import AXES
 from mfu_jax.trainer.model_keys import RematKeys
 from mfu_jax.trainer.pyconfig import Config
+from mfu_jax.trainer.validation import FUSED_BLOCKS
 from mfu_jax.values import typed
 
 # MaxText's defaults where ours differ.
@@ -26,6 +28,9 @@ _ATTENTION = {
     "cudnn_flash_jax": "cudnn_flash",
 }
 _MESH_KEY = "_parallelism"
+# Tiles of the experts' kernels: the plan's times are those of the run's.
+_TILE = re.compile(r"tile_.*(?:batch_seq|_dim)$")
+_CALIBRATION = "_quantization_calibration_method"
 # Keys that do not change the program.
 _SILENT = (
     *("dataset_type", "dataset_path", "allow_split_physical_axes", "use_iota_embed", "steps"),
@@ -36,7 +41,12 @@ _SILENT = (
     *("enable_goodput_recording", "base_config", "learning_rate", "log_period"),
     "use_qwix_quantization",  # all quantisation here is qwix's
 )
-_SAME = {"opt_type": "adamw", "matmul_precision": "default", "use_custom_sort_vjp": "true"}
+# Values that say what our step does anyway. MaxText's dropout_rate is 0.
+_SAME = {
+    **{"opt_type": "adamw", "matmul_precision": "default", "use_custom_sort_vjp": "true"},
+    **{"logits_dot_in_fp32": "false", "enable_dropout": "false", "use_2d_fsdp_sharding": "false"},
+    "shard_exp_on_fsdp": "false",
+}
 # Older names of MaxText's keys.
 _RENAMED = {"fsdp_shard_on_exp": "shard_exp_on_fsdp"}
 _SCALE = "global_parameter_scale"
@@ -62,6 +72,10 @@ def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
             lost.append(f"{name}={value}")
         elif "quantization" in own and importlib.util.find_spec("qwix") is None:
             lost.append(f"{name}={value} (it needs pip install {QUANTIZE})")
+        elif own == "fused_qkv" and not _may_fuse(run):
+            lost.append(f"{name}={value}")
+        elif own.endswith(_CALIBRATION) and not run.keys.get("quantization"):
+            lost.append(f"{name}={value} (without quantization)")
         else:
             keys[own] = value
     mesh, others = _mesh(run.keys, run.target)
@@ -72,6 +86,13 @@ def reference_keys(run: MeasuredRun) -> tuple[dict[str, str], tuple[str, ...]]:
     if lost:
         notes.append(f"not followed by the reference model: {', '.join(lost)}")
     return {**keys, **mesh}, tuple(notes)
+
+
+def _may_fuse(run: MeasuredRun) -> bool:
+    """Whether its attention has as many heads of keys and values as of queries."""
+    config = as_model_config(run.model)
+    heads = config.attention
+    return config.decoder_block in FUSED_BLOCKS and heads.num_query_heads == heads.num_kv_heads
 
 
 def _has_whole_experts(run: MeasuredRun, mesh: Mapping[str, str]) -> bool:
@@ -86,7 +107,7 @@ def _program_keys(run: MeasuredRun) -> Iterator[tuple[str, str]]:
     tensors = {field.name for field in dataclasses.fields(RematKeys)} - {"remat_policy"}
     keeps = run.keys.get("remat_policy") == "custom"
     for name, value in run.keys.items():
-        if _is_as_experts_are(name, run.keys):
+        if _is_as_experts_are(name, run.keys) or (_TILE.search(name) and run.tiles):
             continue
         if name.endswith(_MESH_KEY) or name in _SILENT or _SAME.get(name) == value or not value:
             continue
@@ -119,6 +140,8 @@ def _sizes_of(run: MeasuredRun) -> dict[str, str]:
         "num_kv_heads": str(heads.num_kv_heads),
         "mlp_dim": str(mlp.mlp_dim),
     }
+    if config.experts.num_experts > 1:
+        sizes["moe_mlp_dim"] = str(config.experts.moe_mlp_dim)
     if run.keys["model_name"] != "default":
         return {**sizes, "model_name": run.keys["model_name"]}
     activations = ",".join(DEFAULT_MODEL["mlp_activations"])

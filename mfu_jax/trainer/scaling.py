@@ -50,6 +50,7 @@ _AT_MOST = {
     "num_hidden_layers_for_vit": 2,
     "num_attention_heads_for_vit": 4,
     "num_position_embeddings_for_vit": 16,
+    "out_hidden_size_for_vit": _WIDTH,
     "projector_input_dim_for_vit": 48,
     "projector_output_dim_for_vit": 48,
 }
@@ -84,6 +85,8 @@ def scaled_down(model: Mapping[str, Any]) -> dict[str, Any]:
         small["num_kv_heads"] = max(1, _QUERY_HEADS // group)
     if "engram_vocab_bases" in model:
         small["engram_vocab_bases"] = [_VOCABULARY for _ in model["engram_vocab_bases"]]
+    if deep := model.get("deepstack_visual_indexes_for_vit"):
+        small["deepstack_visual_indexes_for_vit"] = list(range(len(deep)))[:_REPEATS]
     return small | _layers(model)
 
 

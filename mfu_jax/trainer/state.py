@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -66,9 +66,11 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
 def resolve_attention(config: Config, mesh: Mesh) -> Config:
     """The config with `attention=auto` replaced by the fastest kernel on the mesh's devices.
 
+    So is `grouped_matmul=auto`.
+
     Raises:
-        UserError: the attention kernel does not support this platform or dtype, or the layers
-            cannot be split as the mesh wants.
+        UserError: a kernel does not support this platform or dtype, or the layers cannot be split
+            as the mesh wants.
     """
     platform = mesh.devices.flat[0].platform
     spec = model_spec(config)
@@ -83,7 +85,19 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
         schedule_of(config, spec.layers)
     except ValueError as error:
         raise UserError(str(error)) from None
-    return dataclasses.replace(config, attention=attention)
+    grouped = _grouped_matmul(config, platform)
+    return dataclasses.replace(config, attention=attention, grouped_matmul=grouped)
+
+
+def _grouped_matmul(config: Config, platform: str) -> Literal["kernel", "xla"]:
+    """What multiplies the rows of dropless experts on a platform."""
+    if config.grouped_matmul == "kernel" and platform != "tpu":
+        raise UserError(
+            f"grouped_matmul=kernel is a TPU's, and the devices are {platform}; leave it at auto"
+        )
+    if config.grouped_matmul == "auto":
+        return "kernel" if platform == "tpu" else "xla"
+    return config.grouped_matmul
 
 
 def _ring(config: Config) -> str:

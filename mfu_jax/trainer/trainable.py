@@ -40,6 +40,7 @@ _OF_SIGHT = {
     "fc2": ("vision/pixel_shuffle", "fc2"),
     "projection": ("vision/projector", "projection"),
 }
+_OF_SQUARES = ("mlp_0", "mlp_2")
 
 
 def trained_and_frozen(config: Config, params: Any) -> tuple[Any, Any]:
@@ -133,6 +134,9 @@ def _words_of_sight(names: list[str]) -> frozenset[str]:
         return frozenset({"vision", *_OF_SIGHT[part]})
     if names[-1] != "kernel":
         return frozenset()
+    if part in _OF_SQUARES:
+        layer = "vision/deepstack_mergers" if "deep" in names else "vision/projector"
+        return frozenset({"vision", layer, part})
     if "mixer" in names:
         return frozenset({"vision", "vision/layers", "attention", _PROJECTIONS[part]})
     return frozenset({"vision", "vision/layers", "mlp", "wi" if part == "wi_0" else part})

@@ -41,6 +41,8 @@ _FRACTIONS = (
 ).split()
 
 
+# Whose attention may have its queries, keys and values in one product.
+FUSED_BLOCKS = ("default", "gpt2", "gpt3", "llama2", "mistral", "mixtral")
 _ACTIVATIONS = ("silu", "gelu", "exact_gelu", "relu", "sigmoid", "linear")
 
 
@@ -104,6 +106,13 @@ def _check_model(config: Config) -> None:
         raise UserError(
             f"num_query_heads={config.num_query_heads} is not divisible by "
             f"num_kv_heads={config.num_kv_heads}: every key/value head serves as many query heads"
+        )
+    equal = config.num_query_heads == config.num_kv_heads
+    if config.fused_qkv and not (equal and config.decoder_block in FUSED_BLOCKS):
+        raise UserError(
+            f"fused_qkv=true with decoder_block={config.decoder_block}, "
+            f"num_query_heads={config.num_query_heads}, num_kv_heads={config.num_kv_heads}; "
+            f"expected as many of each, and one of {', '.join(FUSED_BLOCKS)}"
         )
     if not 1 <= len(config.mlp_activations) <= 2:
         raise UserError(

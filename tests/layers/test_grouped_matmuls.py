@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mfu_jax.layers.grouped_matmuls import gradient_of_matrices, grouped_dot, runs_on_tpus
+from mfu_jax.layers.grouped_matmuls import gradient_of_matrices, grouped_dot
 
 ROWS, IN, OUT = 256, 8, 16
 SIZES = (100, 0, 60)  # 96 rows belong to no group
@@ -79,6 +80,22 @@ def test_short_groups_have_small_tiles(groups: int, tile: int) -> None:
     assert re.search(r"block_shape=\(Blocked\(block_size=(\d+)\)", text)[1] == str(tile)
 
 
-def test_attention_tells_the_platform() -> None:
-    assert runs_on_tpus("splash")
-    assert not runs_on_tpus("dot_product")
+def test_stages_of_a_pipeline_are_multiplied_one_by_one() -> None:
+    """A TPU's grouped kernels take no dimension of a batch."""
+
+    def loss(rows: jax.Array, kernels: jax.Array) -> jax.Array:
+        grouped = partial(grouped_dot, on_tpu=True, interpret=True)
+        return (jax.vmap(grouped)(rows, kernels, sizes) ** 2).sum()
+
+    sizes = jnp.array([SIZES, SIZES[::-1]])
+    rows, kernels = jnp.stack([X, 2 * X]), jnp.stack([K, K + 1])
+    got = jax.grad(loss, argnums=(0, 1))(rows, kernels)
+    for stage in range(2):
+        want = jax.grad(
+            lambda x, k, sizes=sizes[stage]: (jax.lax.ragged_dot(x, k, sizes) ** 2).sum(),
+            argnums=(0, 1),
+        )(rows[stage], kernels[stage])
+        for mine, theirs in zip(got, want, strict=True):
+            np.testing.assert_allclose(mine[stage], theirs, rtol=1e-4, atol=1e-3)
+    text = jax.jit(loss).trace(rows, kernels).lower(lowering_platforms=("tpu",)).as_text()
+    assert f"-> tensor<{ROWS}x{OUT}xf32>" in next(t for t in text.split("\n") if "ragged_dot" in t)

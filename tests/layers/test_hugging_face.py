@@ -146,6 +146,14 @@ SEEING: dict[str, dict[str, Any]] = {
         "projector_input_dim_for_vit": 40,
         "projector_output_dim_for_vit": 40,
     },
+    "qwen3": {
+        "image_size_for_vit": 16,
+        "intermediate_size_for_vit": 48,
+        "num_position_embeddings_for_vit": 9,
+        "temporal_patch_size_for_vit": 2,
+        "spatial_merge_size_for_vit": 2,
+        "deepstack_visual_indexes_for_vit": [0, 1],
+    },
 }
 
 FACTORS = {"rope_short_factor": [1.0, 1.1, 1.3, 2.0], "rope_long_factor": [1.0, 1.5, 4.0, 9.0]}

@@ -16,7 +16,7 @@ from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.trainer.trainable import trained_and_frozen
 from tests.support.tiny_models import analytic, gradient, sized
 
-TILES = {"gemma3-4b": 0, "gemma4-31b": 0, "llama4-17b-16e": 2}
+TILES = {"gemma3-4b": 0, "gemma4-31b": 0, "llama4-17b-16e": 2, "qwen3-vl-30b-a3b": 0}
 
 
 @pytest.mark.parametrize("name", TILES)

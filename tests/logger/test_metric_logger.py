@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mfu_jax.errors import UserError
-from mfu_jax.logger import assembly
+from mfu_jax.logger import step_numbers
 from mfu_jax.logger.config import ConfigFields, LoggerConfig
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.step_cost import CostFields, StepCost
@@ -270,16 +270,27 @@ def test_a_failing_sink_never_stops_training(caplog: pytest.LogCaptureFixture) -
 
 def test_wrong_use_says_what_to_do() -> None:
     run = Run(start_step=5)
-    with pytest.raises(UserError, match=r"step 3 was recorded after step 4.*start_step=3"):
+    with pytest.raises(UserError, match=r"step 3 was recorded first; expected 5.*start_step=3"):
         run.steps(1.0, start=3)
     with pytest.raises(UserError, match="given float as metrics; expected a mapping"):
         run.logger.record(5, 1.0)  # type: ignore[arg-type]
     run.steps(1.0, start=5)
-    with pytest.raises(UserError, match="step 5 was recorded after step 5"):
-        run.steps(1.0, start=5)
     run.logger.close()
     with pytest.raises(UserError, match=r"after close\(\)"):
         run.steps(1.0, start=6)
+
+
+def test_a_loop_that_goes_back_is_told_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run()
+    with caplog.at_level(logging.WARNING, "mfu_jax"):
+        run.steps(*[1.0] * 4)
+        run.steps(*[1.0] * 3, start=2)
+        for _ in range(9):
+            run.steps(1.0, start=4)
+        run.logger.close()
+    assert [record.step for record in run.sink.records] == [0, 1, 2, 3, 2, 3, 4, *[4] * 9]
+    assert "step 2 was recorded after step 3: the loop went back" in caplog.messages[0]
+    assert len(caplog.messages) == 3  # and not twelve
 
 
 @pytest.mark.parametrize("step", ["2", 2.5, None, True, math.nan, [2]])
@@ -291,7 +302,7 @@ def test_a_step_that_is_no_whole_number_is_refused(step: Any) -> None:
 
 
 def test_a_steps_number_may_be_an_integer_of_any_library(caplog: pytest.LogCaptureFixture) -> None:
-    assembly._say_that_it_waits.cache_clear()
+    step_numbers._say_that_it_waits.cache_clear()
     run = Run()
     for step in (0, np.int64(1), jnp.int32(2), 3.0, jnp.int32(4)):
         run.logger.record(step, {}, step_time_seconds=1.0)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from mfu_jax.planning.compiling import (
     Limits,
     Request,
     TooLarge,
+    UnknownOptionError,
     compile_known_flags,
     compile_program,
 )
@@ -70,6 +71,23 @@ def test_unknown_flags_and_keys_are_left_out_and_said(tmp_path):
     assert len(log.read_text().splitlines()) == 3  # compiles: all flags at once, then the key
 
 
+@pytest.mark.parametrize("given", [(), ("--xla_on=true",)])
+def test_a_refused_flag_is_switched_off_and_said(given):
+    """Left out, it would have its default: libtpu names the flag, set or not."""
+    program, notes, _ = compile_known_flags(_request(given, refuses="xla_on"))
+    assert program.as_text() == TEXT
+    assert len(notes) == 1
+    assert notes[0].endswith("refuses the flag --xla_on: --xla_on=false is passed")
+
+
+def test_gpu_flags_that_are_unknown_are_all_left_out():
+    """XLA's own words; it names them with their values, and ends the process."""
+    said = "F1122 parse_flags_from_env.cc:234] Unknown flags in XLA_FLAGS: --xla_old=0 --xla_older="
+    with pytest.raises(UnknownOptionError) as failure:
+        compile_program(_request(message=said))
+    assert failure.value.options == ("xla_old", "xla_older")
+
+
 @pytest.mark.parametrize(
     ("config", "word"),
     [
@@ -92,6 +110,7 @@ def test_unknown_flags_and_keys_are_left_out_and_said(tmp_path):
             r"mfu_jax\[plan-gpu\]",
         ),
         ({"message": "terminate called after throwing std::bad_alloc"}, "out of host memory"),
+        ({"message": "F1 low_level_alloc.cc:625] RAW: mmap error: 12"}, "out of host memory"),
     ],
 )
 def test_failures_are_one_line(config, word):

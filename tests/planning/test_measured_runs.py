@@ -3,6 +3,7 @@
 import pytest
 
 from mfu_jax.errors import UserError
+from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.planning.measured_runs import read_run
 
 RUN = {
@@ -49,6 +50,7 @@ def test_keys_mesh_remat_and_flags_are_passed_on():
         ({"hardware": "TPU v6e", "topology": "16x16"}, "v6e:16x16", 256),
         ({"hardware": "trillium", "device_type": "2xv6e-256"}, "v6e:16x16", 512),
         ({"hardware": "h100", "chips": 16}, "1x2x8", 16),
+        ({"hardware": "TPU7x", "device_type": "TPU7X-4X4X4"}, "tpu7x:4x4x4", 128),
     ],
 )
 def test_chips_by_topology_name_or_number(chips, topology, devices):
@@ -62,6 +64,7 @@ def test_chips_by_topology_name_or_number(chips, topology, devices):
     [
         ([], "expected a JSON object"),
         ({"hardware": "v6e"}, "lacks model_name"),
+        ({**RUN, "model_name": ""}, "lacks model_name"),
         ({**RUN, "mesh": [1]}, "mesh of the run"),
         ({**RUN, "device_type": None}, "neither topology, device_type nor chips"),
         ({**RUN, "device_type": "v6e-7"}, "power of 2"),
@@ -78,3 +81,18 @@ def test_overridden_sizes_count_and_flags_may_be_one_text():
     run = read_run({**RUN, "other_flags": {"base_num_decoder_layers": 2}, "xla_flags": flags})
     assert run.model["base_num_decoder_layers"] == 2
     assert run.flags == ("--xla_a=1", "--xla_b=2")
+
+
+def test_a_size_that_contradicts_the_named_model_is_the_runs():
+    """MaxText's gpu/models/mixtral_8x1b.yml: a Mixtral of 5 layers, 4,096 wide."""
+    flags = {"base_num_decoder_layers": 5, "base_emb_dim": "4096", "num_experts": None}
+    run = read_run({**RUN, "model_name": "mixtral-8x7b", "other_flags": flags})
+    row = {**run.model, "base_num_decoder_layers": 32}
+    assert "num_experts" not in run.keys
+    share = count_parameters(run.model).total / count_parameters(row).total
+    assert 5 / 32 < share < 6 / 32  # the embedding does not shrink
+
+
+def test_lists_are_one_value():
+    run = read_run({**RUN, "other_flags": {"mlp_activations": ["silu", "linear"]}})
+    assert run.keys["mlp_activations"] == "[silu,linear]"

@@ -62,11 +62,24 @@ def test_a_better_chip_is_faster(llama, better):
     assert _seconds(llama, faster) < _seconds(llama, v5p)
 
 
-def test_measured_runs_of_one_model_are_in_their_measured_order():
-    """Llama 3.1 70B on v6e and TPU7x, with 8,192 and 131,072 tokens."""
-    runs = [run for run in compared_runs() if "llama3.1-70b-" in run.run]
+# Runs of Llama 3.1 70B → tokens of a chip in a step: sequences × length (× two devices on TPU7x).
+TOKENS = {
+    "v6e-llama3.1-70b-llama3_1_70b_8192-v6e-256": 5 * 8192,
+    "ironwood-llama3.1-70b-8192-bf16-tpu7x-4x4x4": 2 * 8192 * 2,
+    "ironwood-llama3.1-70b-131072-bf16-tpu7x-4x8x8": 131072 // 8 * 2,
+}
+
+
+@pytest.mark.parametrize("of", ["seconds of a step", "tokens/s of a chip"])
+def test_measured_runs_of_one_model_are_in_their_measured_order(of):
+    """On v6e and TPU7x, with 8,192 and 131,072 tokens: all pairs of the table."""
+    runs = [run for run in compared_runs() if run.run in TOKENS]
     pairs = list(itertools.combinations(runs, 2))
     assert len(pairs) == 3
-    for one, other in pairs:
-        measured = one.measured_seconds < other.measured_seconds
-        assert (one.judged_seconds < other.judged_seconds) == measured
+    for pair in pairs:
+        amounts = [TOKENS[run.run] if of.startswith("tokens") else 1 for run in pair]
+        measured, predicted = (
+            [amount / seconds for amount, seconds in zip(amounts, times, strict=True)]
+            for times in ([r.measured_seconds for r in pair], [r.judged_seconds for r in pair])
+        )
+        assert (predicted[0] < predicted[1]) == (measured[0] < measured[1])

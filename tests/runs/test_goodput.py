@@ -224,6 +224,25 @@ def test_three_attempts_at_the_same_steps_count_them_once(tmp_path: Path) -> Non
     assert run.time["train"] == pytest.approx(15)
 
 
+def test_a_process_that_goes_back_loses_the_steps_that_it_does_again(tmp_path: Path) -> None:
+    journal = WrittenJournal(tmp_path)
+    journal.start(0.0, 1.0)
+    journal.steps(12.0, 0, [S] * 10)
+    journal.span("restore", 12.5, 2.0)
+    journal.line("back", 14.6, step=4)
+    journal.steps(25.0, 4, [S] * 10)
+    journal.stop(25.0)
+    run = read_run(tmp_path, now=LATER)
+    assert (run.steps, run.lost_steps, run.restarts, run.wall_seconds) == (14, 6, 0, 25)
+    assert spent(run) == pytest.approx(
+        {"startup": 2, "train": 14, "lost_steps": 6, "restore": 2, "idle": 1}
+    )
+    assert [(attempt.how, attempt.steps) for attempt in run.attempts] == [
+        ("went back", 4),
+        ("clean", 10),
+    ]
+
+
 def test_a_start_from_the_first_step_after_a_clean_end_is_a_new_run(tmp_path: Path) -> None:
     journal = WrittenJournal(tmp_path)
     for begin in (0.0, 1000.0):

@@ -31,6 +31,8 @@ def main(asked: str, out: str) -> None:
         sys.exit("\n".join(f"ERROR: Unknown command line flag '{flag}'" for flag in old))
     if any(word.startswith("old_key=") for word in config.get("arguments", ())):
         sys.exit("ValueError: 'old_key' not in 'emb_dim', 'mlp_dim'")
+    if (name := config.get("refuses")) and f"--{name}=false" not in flags:
+        sys.exit(f"FAILED_PRECONDITION: two at once. Please disable it with {name}=false")
     bytes(config.get("bytes", 0))
     if config.get("scheduled"):
         _dump(Path(os.environ["XLA_FLAGS"].partition("--xla_dump_to=")[2].split()[0]))

@@ -168,7 +168,16 @@ SEEING = {
         | {"projector_input_dim": 40, "projector_output_dim": 40, "vision_output_dim": 40},
         {},
     ),
+    "qwen3": (
+        "Qwen3VL",
+        {"intermediate_size": 48, "out_hidden_size": 32, "num_position_embeddings": 9}
+        | {"deepstack_visual_indexes": [0, 1]},
+        {},
+    ),
 }
+# What the text of a model that sees has beside that of `FAMILIES`.
+SEEING_TEXT = {"qwen3": {"rope_parameters": ROPE | {"mrope_section": [2, 1, 1]}}}
+IMAGE_SIDE = 16
 # Height and width of images that are no squares.
 SIDES = {"gemma4": [12, 48]}
 # Two images of four tokens.
@@ -182,11 +191,12 @@ def with_images(family: str) -> dict[str, Any]:
 
     name, tower, own = SEEING[family]
     implementations = ("attn_implementation", "experts_implementation")
-    text = {k: v for k, v in {**COMMON, **FAMILIES[family][1]}.items() if k not in implementations}
+    text = {**COMMON, **FAMILIES[family][1], **SEEING_TEXT.get(family, {})}
+    text = {k: v for k, v in text.items() if k not in implementations}
     config = getattr(transformers, f"{name}Config")(
         text_config=text,
         vision_config=TOWER | tower,
-        **{"image_token_id" if family == "gemma4" else "image_token_index": IMAGE},
+        **{"image_token_id" if family in ("gemma4", "qwen3") else "image_token_index": IMAGE},
         **own,
         **dict.fromkeys(implementations, "eager"),
     )
@@ -194,7 +204,7 @@ def with_images(family: str) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     places = np.array([PLACES], np.int32)
     tokens = np.where(places, IMAGE, rng.integers(1, 60, places.shape))
-    sides = SIDES.get(family) or [tower["image_size"]] * 2
+    sides = SIDES.get(family) or [tower.get("image_size", IMAGE_SIDE)] * 2
     pixels = rng.integers(0, 256, (1, 2, *sides, 3), np.uint8)
     shapes = {}
     with torch.no_grad():
@@ -224,6 +234,8 @@ def _seen(family: str, pixels: np.ndarray, is_image: Any) -> dict[str, Any]:
     import torch
 
     values = torch.from_numpy(pixels).float() / 255
+    if family == "qwen3":
+        return {**_squares(2 * values - 1), "mm_token_type_ids": is_image}
     if family != "gemma4":
         kinds = {"token_type_ids": is_image} if family == "gemma3" else {}
         return {"pixel_values": 2 * values.permute(0, 3, 1, 2) - 1, **kinds}
@@ -236,6 +248,19 @@ def _seen(family: str, pixels: np.ndarray, is_image: Any) -> dict[str, Any]:
         "image_position_ids": places.expand(count, -1, -1),
         "mm_token_type_ids": is_image,
     }
+
+
+def _squares(values: Any) -> dict[str, Any]:
+    """Patches of two equal frames, 2 × 2 of them after each other, and each image's grid."""
+    import torch
+
+    count, height, width, channels = values.shape
+    side = TOWER["patch_size"]
+    rows, columns = height // side, width // side
+    cut = values.reshape(count, rows // 2, 2, side, columns // 2, 2, side, channels)
+    patches = cut.permute(0, 1, 4, 2, 5, 7, 3, 6).unsqueeze(6).expand(*(-1,) * 6, 2, -1, -1)
+    grid = torch.tensor([[1, rows, columns]] * count)
+    return {"pixel_values": patches.reshape(count * rows * columns, -1), "image_grid_thw": grid}
 
 
 def logits_of(family: str) -> tuple[dict[str, tuple[int, ...]], np.ndarray, np.ndarray]:

@@ -67,6 +67,8 @@ def one_period(name: str, **changes: Any) -> Config:
     """A bundled model with each of its kinds of layers once, and other keys."""
     tiny = config(name)
     keys = dict(_ONE_PERIOD.get(tiny.decoder_block, {}))
+    if "-vl-" in name:
+        keys |= _TRAINED_TOWER
     if tiny.engram_layers:
         keys["engram_layers"] = [1]
     if tiny.decoder_block == "deepseek" and tiny.q_lora_rank:

@@ -86,8 +86,11 @@ def test_devices_that_share_a_sequence_share_its_images() -> None:
 @pytest.mark.parametrize(
     ("name", "keys", "said"),
     [
-        ("llama3-8b", {}, "gemma3, gemma4, llama4"),
-        ("qwen3-vl-2b", {}, "not that of decoder_block=qwen3"),
+        ("llama3-8b", {}, "gemma3, gemma4, llama4, qwen3, qwen3_moe, not that of"),
+        ("qwen3-8b", {}, "needs patch_size_for_vit, which is 0"),
+        ("qwen3-vl-2b", {"num_position_embeddings_for_vit": 15}, "expected a square"),
+        ("qwen3-vl-2b", {"out_hidden_size_for_vit": 32}, "expected emb_dim=64"),
+        ("qwen3-vl-2b", {"deepstack_visual_indexes_for_vit": [1, 2]}, "numbers below"),
         ("gemma3-4b", {"images_per_sequence": 32}, "makes 128 tokens of each sequence"),
         ("gemma4-31b", {"image_size_for_vit": [24, 28]}, "28 pixels make 7 patches"),
         ("gemma4-31b", {"num_position_embeddings_for_vit": 8}, "at most"),

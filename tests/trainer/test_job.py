@@ -2,10 +2,13 @@
 
 import dataclasses
 import os
+import re
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mfu_jax.errors import UserError
 from mfu_jax.trainer import job as job_module
@@ -94,3 +97,34 @@ def test_either_of_two_processes_dies_and_a_resume_gives_the_losses_of_an_uninte
     assert Pair(tmp_path / "whole", "steps=60").wait() == [0, 0]
     assert losses == read_losses(tmp_path / "whole")
     assert [step for step, _ in losses] == list(range(60))
+
+
+def documented(language: str, word: str) -> str:
+    """The block of the documentation of meshes that has a word."""
+    page = (Path(__file__).parents[2] / "docs" / "parallelism.md").read_text(encoding="utf-8")
+    blocks = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+    return next(block for block in blocks if word in block)
+
+
+def test_the_documented_slurm_job_is_a_script_whose_keys_are_known() -> None:
+    script = documented("sh", "#SBATCH")
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    command = re.search(r"srun mfu-jax train my.yml (.*?)\n  code", script, re.DOTALL)
+    assert command is not None
+    words = command[1].replace("\\\n", " ").split()
+    assert load(["configs/base.yml", *words]).distributed
+
+
+def test_the_documented_jobset_has_a_pod_for_each_host_of_its_slice() -> None:
+    job = yaml.safe_load(documented("yaml", "JobSet"))
+    assert (job["apiVersion"], job["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    slice_ = job["spec"]["replicatedJobs"][0]["template"]["spec"]
+    pod = slice_["template"]["spec"]
+    rows, columns = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x")
+    container = pod["containers"][0]
+    hosts = int(rows) * int(columns) // container["resources"]["limits"]["google.com/tpu"]
+    assert slice_["parallelism"] == slice_["completions"] == hosts
+    assert pod["restartPolicy"] == "Never"  # JobSet starts all pods of a slice again
+    program, command, file, *words = container["command"]
+    assert (program, command, file) == ("mfu-jax", "train", "my.yml")
+    assert load(["configs/base.yml", *words]).distributed

@@ -14,6 +14,11 @@ MLP = 3 * 3 * 2 * TOKENS * WIDTH * HIDDEN
 ROUTER = 3 * 2 * TOKENS * WIDTH * 4
 EXPERTS = ["num_experts=4", "num_experts_per_tok=2", "moe_mlp_dim=352"]
 NEIGHBOURS = "rows of other devices' experts"
+HALVES = "halves of adapters on every device"
+RANK = 4
+# Of an expert's adapters: a of wi_0 and wi_1, b of wo; two experts a token.
+HALVES_OF_A_LAYER = 3 * 3 * 2 * (2 * TOKENS) * WIDTH * RANK
+Q_ADAPTER = 3 * 2 * TOKENS * RANK * (WIDTH + 32 * 4)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +42,22 @@ NEIGHBOURS = "rows of other devices' experts"
                 "pipeline bubble": Fraction(LAYERS * (PROJECTIONS + ROUTER + 2 * MLP), 4),
                 "pipeline bubble: attention": Fraction(LAYERS * PAIRS, 4),
                 NEIGHBOURS: Fraction(LAYERS * 2 * MLP * 5, 4),
+            },
+        ),
+        (
+            ["tensor=2", "lora_rank=4", "lora_targets=[q_proj,wi_0,wi_1,wo]", *EXPERTS],
+            {HALVES: LAYERS * HALVES_OF_A_LAYER},
+        ),
+        # Two microbatches, twice around: one turn of five. Frozen weights have two of three
+        # products; the first layer lacks the gradients of its input, and of keys and values.
+        (
+            ["pipeline=2", "lora_rank=4", "lora_targets=[q_proj]"],
+            {
+                "pipeline bubble": LAYERS * ((PROJECTIONS + MLP) * Fraction(2, 3) + Q_ADAPTER) / 4,
+                "pipeline bubble: attention": LAYERS * Fraction(PAIRS, 4) + Fraction(PAIRS, 3),
+                "gradients below the first layer": (
+                    2 * TOKENS * WIDTH * 32 * (4 + 2 + 2) + 2 * TOKENS * WIDTH * RANK
+                ),
             },
         ),
     ],

@@ -129,3 +129,15 @@ def test_without_qwix_quantisation_is_not_followed_and_says_what_to_install(monk
     )
     assert "quantization" not in keys
     assert "quantization=int8 (it needs pip install 'mfu-jax[quantize]')" in notes[1]
+
+
+def test_calibration_of_no_quantisation_is_named():
+    flags = {"act_quantization_calibration_method": "absmax", "logits_dot_in_fp32": False}
+    keys, notes = reference_keys(
+        read_run({**RUN, "hardware": "v6e", "device_type": "v6e-8", "other_flags": flags})
+    )
+    assert "act_quantization_calibration_method" not in keys
+    assert notes[1:] == (
+        "not followed by the reference model: act_quantization_calibration_method=absmax "
+        "(without quantization)",
+    )

@@ -126,3 +126,24 @@ def test_tensors_without_the_custom_policy_are_left_out_as_maxtext_does():
     words, _ = reference_keys(read)
     assert words["decoder_layer_input"] == "device"
     assert TrainerStep(read.target).invalid(words) == ""
+
+
+def test_the_default_model_with_mixtrals_experts_has_them_as_wide_as_its_mlp():
+    """MaxText's custom_moe_700b, with four experts of one layer; by hand: 4·3·8192·32768…"""
+    sizes = {"base_emb_dim": 8192, "base_mlp_dim": 32768, "base_num_decoder_layers": 1}
+    heads = {"base_num_query_heads": 128, "base_num_kv_heads": 8, "head_dim": "256"}
+    experts = {"decoder_block": "mixtral", "num_experts": 4, "num_experts_per_tok": 2}
+    run = read_run(
+        {
+            **{"hardware": "v6e", "device_type": "v6e-256", "model_name": "default"},
+            **{"per_device_batch_size": 1, "max_target_length": 2048},
+            "mesh": {"ici_fsdp_parallelism": 64, "ici_expert_parallelism": 4},
+            "other_flags": sizes | heads | experts,
+        }
+    )
+    words, _ = reference_keys(run)
+    assert TrainerStep(run.target).invalid(words) == ""
+    layer = 4 * 3 * 8192 * 32768 + 4 * 8192 + 8192 * 256 * (2 * 128 + 2 * 8) + 2 * 8192
+    config = load(TrainerStep(run.target).words(words))
+    assert count_parameters(config).total == layer + 2 * 32000 * 8192 + 8192
+    assert count_parameters(run.model).total == count_parameters(config).total

@@ -238,6 +238,7 @@ BAD = {
         "tag.yml",
     ),
     "attention": (["attention=splash"], "runs on tpu only"),
+    "grouped matmul": (["grouped_matmul=kernel"], "is a TPU's, and the devices are cpu"),
     "model": (["model_name=llama9"], "unknown model 'llama9'"),
     "memory": (["emb_dim=1048576", "vocab_size=262144"], "parameters do not fit"),
     "trillion": (["emb_dim=1e12"], "below 2^31"),

@@ -23,6 +23,8 @@ class NoJournal:
 
     def restored(self, step: int) -> None: ...
 
+    def went_back(self, step: int) -> None: ...
+
     def compiling(self, log: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 try:
@@ -34,18 +35,22 @@ class JournalFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._descriptor = _locked(path)
         self._offset = os.fstat(self._descriptor).st_size
+        self._open: tuple[bytes, ...] = ()  # the open lines in the file
         if self._offset and os.pread(self._descriptor, 1, self._offset - 1) != b"\n":
             self._put(b"\n")  # a torn line stays a line of its own
             self._offset += 1
 
-    def write(self, settled: bytes, open_lines: bytes) -> None:
-        """Settles lines, and replaces the open ones after them.
+    def write(self, settled: bytes, *open_lines: bytes) -> None:
+        """Settles lines, and replaces the open ones after them from the first that has changed.
 
         Raises:
             OSError: nothing is settled; the same lines may come again.
         """
-        self._put(settled + open_lines)
+        before, self._open = self._open, ()
+        same = 0 if settled else _first_difference(before, open_lines)
+        self._put(b"".join((settled, *open_lines[same:])), sum(map(len, open_lines[:same])))
         self._offset += len(settled)
+        self._open = open_lines
 
     def find_again(self) -> None:
         """Writes the file again, with all it held, if it was deleted or moved meanwhile.
@@ -63,6 +68,7 @@ class JournalFile:
         path, descriptor = _locked(self.path)
         os.close(self._descriptor)
         self.path, self._descriptor, self._offset = path, descriptor, os.fstat(descriptor).st_size
+        self._open = ()
         self._put(content)
         self._offset += len(content)
 
@@ -74,10 +80,15 @@ class JournalFile:
         """Closes the file, which frees the lock."""
         os.close(self._descriptor)
 
-    def _put(self, text: bytes) -> None:
-        done = 0
+    def _put(self, text: bytes, place: int = 0) -> None:
+        done, begin = 0, self._offset + place
         while done < len(text):  # a nearly full disk takes only a part
-            done += os.pwrite(self._descriptor, text[done:], self._offset + done)
+            done += os.pwrite(self._descriptor, text[done:], begin + done)
+
+
+def _first_difference(before: Sequence[bytes], after: Sequence[bytes]) -> int:
+    pairs = enumerate(zip(before, after, strict=False))
+    return next((i for i, (old, new) in pairs if old != new), min(len(before), len(after)))
 
 
 def _locked(path: Path) -> tuple[Path, int]:

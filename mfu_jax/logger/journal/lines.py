@@ -9,6 +9,7 @@ included; ``…_us`` and ``us`` are whole microseconds.
             at the peak: optimal_s, executed_s; t and m at the last step's end
 ``span``    name, t, m at its start, us; without us it is open; step and step_us of a step before
 ``restored`` step: the next one, after a checkpoint was read
+``back``    step: the next one; the process does the steps from there on again
 ``compile`` spans: [m, us] of each
 ``alive``   the process lived; wait_us: the wait for data since the last step in the journal ended
 ``stop``    how: clean, a signal's name, or ``exception: …``

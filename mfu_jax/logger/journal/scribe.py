@@ -35,6 +35,12 @@ class Scribe:
             if mark.number > self._last_number:
                 self._add(mark)
 
+    def went_back(self, at: Moment, step: int) -> None:
+        """The steps from `step` on come again."""
+        self.settle()
+        self.event("back", at, {"step": step})
+        self._last_number = step - 1
+
     def begin(self, name: str, at: Moment, last: tuple[int, float] | None) -> None:
         """A pause begins; `last` is the step before it and its seconds, if it has just ended."""
         values: dict[str, Any] = {"name": name}
@@ -61,15 +67,15 @@ class Scribe:
         if len(spans) >= _MOST_COMPILATIONS:
             self._settle_compilations()
 
-    def take(self, now: Moment, wait_seconds: float) -> tuple[bytes, bytes]:
-        """The lines settled since the last call, and the open ones."""
+    def take(self, now: Moment, wait_seconds: float) -> tuple[bytes, list[bytes]]:
+        """The lines settled since the last call, and the open ones; the last one always changes."""
         settled, self._settled = b"".join(self._settled), []
         parts = [self._compile_line()] if self._compiled else []
         if self._steps is not None:
             parts.append(self._steps.encode())
         if self._span is not None:
             parts.append(line("span", *self._span))
-        return settled, b"".join((*parts, alive_line(now, wait_seconds)))
+        return settled, [*parts, alive_line(now, wait_seconds)]
 
     def settle(self) -> None:
         """Settles all lines but an open pause."""

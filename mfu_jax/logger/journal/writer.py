@@ -98,7 +98,9 @@ class Journal:
     def steps(self, steps: Sequence[tuple[TimedStep, StepRecord | None]]) -> None:
         """Completed steps with their records, in order."""
         waited = max((step.waited_seconds for step, _ in steps), default=0.0)
-        self._put(self._note, [self._mark(*step) for step in steps], waited)
+        asleep_seconds = self._asleep_seconds()
+        marks = [_mark(step, record, asleep_seconds) for step, record in steps]
+        self._put(self._note, marks, waited)
         if not self._has_steps:
             self._has_steps = True
             self._wake.set()  # a kill before it is written would make a long first step start-up
@@ -124,6 +126,10 @@ class Journal:
     def restored(self, step: int) -> None:
         """The run goes on from a checkpoint; its next step is `step`."""
         self._put(self._scribe.event, "restored", self._now(), {"step": step})
+
+    def went_back(self, step: int) -> None:
+        """The process does the steps from `step` on again."""
+        self._put(self._scribe.went_back, self._now(), step)
 
     def compiled(self, event: CompileEvent) -> None:
         """A stage of a compilation has ended just now; the run has waited for it."""
@@ -183,8 +189,10 @@ class Journal:
 
     def _moment(self, at: Reading) -> Moment:
         """A reading of both clocks, with the machine's sleep."""
-        is_real = self._monotonic is time.monotonic
-        return at[0], at[1] + (process.asleep_seconds() if is_real else 0.0)
+        return at[0], at[1] + self._asleep_seconds()
+
+    def _asleep_seconds(self) -> float:
+        return process.asleep_seconds() if self._monotonic is time.monotonic else 0.0
 
     def _start(self, now: Moment, index: int, processes: int) -> dict[str, Any]:
         is_real = self._monotonic is time.monotonic
@@ -198,20 +206,6 @@ class Journal:
             "began_m": round(process.began(now[1]) if is_real else now[1], 6),
             "mark_us": round(1e6 * MARK_SECONDS),
         }
-
-    def _mark(self, step: TimedStep, record: StepRecord | None) -> StepMark:
-        scalars = {} if record is None else record.scalars
-        at_peak = [
-            None if (rate := scalars.get(name)) is None else float(f"{rate * step.seconds:.9g}")
-            for name in ("perf/mfu", "perf/hfu")
-        ]
-        return StepMark(
-            number=int(step.step),
-            end=self._moment((step.ended_at, step.ended_monotonic)),
-            us=round(1e6 * step.seconds),
-            data_us=round(1e6 * step.spans.get("data_wait", 0.0)),
-            cost=("step" if record is None else record.kind, at_peak[0], at_peak[1]),
-        )
 
     def _run(self, metrics_file: Path | Address, index: int) -> None:
         """Writes what has come, and that the process lives, every `MARK_SECONDS`."""
@@ -267,7 +261,7 @@ class Journal:
         try:
             if looks:
                 file.find_again()
-            file.write(self._unwritten, open_lines)
+            file.write(self._unwritten, *open_lines)
             self._unwritten, self._failed_at = b"", None
             while self._waiting:
                 self._waiting.pop().set()
@@ -286,6 +280,21 @@ class Journal:
         self._failed_at = time.monotonic()
         if len(self._unwritten) > _MOST_BYTES:
             self._unwritten = b""
+
+
+def _mark(step: TimedStep, record: StepRecord | None, asleep_seconds: float) -> StepMark:
+    at_peak: list[float | None] = [None, None]
+    if record is not None:
+        rates = record.scalars.get("perf/mfu"), record.scalars.get("perf/hfu")
+        # Rounded, so that steps of one cost share a line.
+        at_peak = [None if r is None else float(f"{r * step.seconds:.9g}") for r in rates]
+    return StepMark(
+        number=int(step.step),
+        end=(step.ended_at, step.ended_monotonic + asleep_seconds),
+        us=round(1e6 * step.seconds),
+        data_us=round(1e6 * step.spans.get("data_wait", 0.0)),
+        cost=("step" if record is None else record.kind, at_peak[0], at_peak[1]),
+    )
 
 
 def _opened(metrics_file: Path | Address, index: int) -> tuple[SpooledTarget | None, Path]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,15 +16,20 @@ from mfu_jax.parts import load_part
 ENDING = ".mfu_jax"
 _POLYNOMIAL = 0x82F63B78  # CRC-32C, reflected (RFC 3720, appendix B.4)
 _BLOCK_BYTES = 512
+_LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+_INVERTED = bytes(range(255, -1, -1))
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _HEAD_BYTES = _LENGTH.size + _CRC.size
 
 
-def framed(data: bytes) -> bytes:
-    """A TFRecord: length, its checksum, the data, its checksum."""
-    length = _LENGTH.pack(len(data))
-    return length + _checksum_of_length(length) + data + _CRC.pack(_masked(data))
+def framed(*messages: bytes) -> bytes:
+    """TFRecords: of each message its length, the length's checksum, itself, its checksum."""
+    parts = []
+    for message, checksum in zip(messages, crc32c(messages), strict=True):
+        length = _LENGTH.pack(len(message))
+        parts += [length, _checksum_of_length(length), message, _CRC.pack(_masked(checksum))]
+    return b"".join(parts)
 
 
 def as_field(number: int, message: bytes) -> bytes:
@@ -33,6 +39,41 @@ def as_field(number: int, message: bytes) -> bytes:
         length.append(size & 127 | 128)
         size >>= 7
     return bytes((number << 3 | 2, *length, size)) + message
+
+
+class ScalarsForm:
+    """A serialised ``Summary`` of scalars, in which only the numbers differ from step to step.
+
+    Args:
+        columns: of each scalar the place of its number among those of a step, and its tag.
+    """
+
+    def __init__(self, columns: Sequence[tuple[int, str]]) -> None:
+        # Summary.value = 1; Value.tag = 1, simple_value = 2 (TensorFlow's summary.proto)
+        number = bytes((2 << 3 | 5, 0, 0, 0, 0))
+        heads = [as_field(1, as_field(1, tag.encode()) + number)[:-4] for _, tag in columns]
+        self._places = [place for place, _ in columns]
+        self._parts: list[Any] = [part for head in heads for part in (head, 0.0)]
+        self._struct = struct.Struct("<" + "".join(f"{len(head)}sf" for head in heads))
+
+    def filled(self, numbers: Iterable[float]) -> bytes:
+        """The message with the numbers of a step; as float32, so 1e308 is infinite.
+
+        Raises:
+            TypeError, ValueError: one of them is no number.
+        """
+        values, parts = list(numbers), self._parts.copy()
+        parts[1::2] = [values[place] for place in self._places]
+        try:
+            return self._struct.pack(*parts)
+        except (OverflowError, struct.error):  # beyond float32, or no number
+            parts[1::2] = map(_float32, parts[1::2])
+            return self._struct.pack(*parts)
+
+
+def _float32(value: float) -> float:
+    number = float(value)
+    return number if not abs(number) > _LARGEST_FLOAT32 else math.copysign(math.inf, number)
 
 
 def cut(path: Path, stop: int, event_class: Any) -> None:
@@ -90,24 +131,33 @@ def ours(folder: Path) -> list[Path]:
     return sorted(file for file in folder.glob(f"*{ENDING}") if file.is_file())
 
 
-def crc32c(data: bytes) -> int:
-    """The CRC-32C of `data`, a tenth of the time of a loop over its bytes.
+def crc32c(messages: Sequence[bytes]) -> list[int]:
+    """The CRC-32C of each message; of all at once, a fraction of the time of a loop over bytes.
 
-    >>> hex(crc32c(b"123456789"))
-    '0xe3069283'
+    >>> [hex(checksum) for checksum in crc32c([b"123456789", b""])]
+    ['0xe3069283', '0x0']
     """
     import numpy as np
 
     tables, offsets = _tables()
-    state = 0xFFFFFFFF
-    for start in range(0, len(data), _BLOCK_BYTES):
-        block = bytearray(data[start : start + _BLOCK_BYTES])
-        size = len(block)
-        for i in range(min(4, size)):
-            block[i] ^= (state >> 8 * i) & 0xFF
-        places = offsets[_BLOCK_BYTES - size :] + np.frombuffer(block, np.uint8)
-        state = (state >> 8 * size) ^ int(np.bitwise_xor.reduce(tables[places]))
-    return state ^ 0xFFFFFFFF
+    width = max(map(len, messages), default=0)
+    # A CRC of zeros is 0 but for its start value, which is XORed to the first four bytes: so zeros
+    # in front of a message change nothing, and all become as long as the longest.
+    rows = b"".join(
+        part
+        for message in messages
+        for part in (bytes(width - len(message)), message[:4].translate(_INVERTED), message[4:])
+    )
+    places: Any = np.frombuffer(rows, np.uint8).reshape(len(messages), width)
+    states: Any = np.zeros(len(messages), "<u4")
+    for start in range(-(-width % _BLOCK_BYTES), width, _BLOCK_BYTES):
+        block = places[:, max(0, start) : start + _BLOCK_BYTES].copy()
+        block[:, :4] ^= states.view(np.uint8).reshape(-1, 4)[:, : block.shape[1]]
+        found = tables.take(offsets[-block.shape[1] :] + block)
+        states = np.bitwise_xor.reduce(found, axis=1)
+    # What of the start value a message of fewer than four bytes has no place for.
+    rests = (0xFFFFFFFF >> 8 * len(message) for message in messages)
+    return [int(state) ^ rest ^ 0xFFFFFFFF for state, rest in zip(states, rests, strict=True)]
 
 
 @functools.cache
@@ -134,11 +184,10 @@ def _tables() -> tuple[Any, Any]:
 
 @functools.lru_cache(maxsize=1024)
 def _checksum_of_length(length: bytes) -> bytes:
-    return _CRC.pack(_masked(length))
+    return _CRC.pack(_masked(*crc32c([length])))
 
 
-def _masked(data: bytes) -> int:
-    crc = crc32c(data)
+def _masked(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -147,11 +196,11 @@ def _records(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     end = 0
     while len(head := file.read(_HEAD_BYTES)) == _HEAD_BYTES:
         (size,) = _LENGTH.unpack(head[: _LENGTH.size])
-        if _CRC.unpack(head[_LENGTH.size :])[0] != _masked(head[: _LENGTH.size]):
+        if _CRC.unpack(head[_LENGTH.size :])[0] != _masked(*crc32c([head[: _LENGTH.size]])):
             return
         data = file.read(size)
         checksum = file.read(_CRC.size)
-        if len(data) < size or checksum != _CRC.pack(_masked(data)):
+        if len(data) < size or checksum != _CRC.pack(_masked(*crc32c([data]))):
             return
         end += _HEAD_BYTES + size + _CRC.size
         yield end, data

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ class JsonlSink(Sink):
 
     def _line(self, record: StepRecord) -> bytes:
         try:
-            return _ENCODER.encode(as_json(record, self._names.__getitem__)).encode() + b"\n"
+            return _ENCODER.encode(as_json(record, self._names.of)).encode() + b"\n"
         except (TypeError, ValueError, OverflowError) as error:
             raise RecordError(f"step {record.step} cannot be JSON: {error}") from error
 
@@ -102,19 +102,24 @@ class JsonlSink(Sink):
         replace_file(path, [self._beside[path]])
 
 
-def as_json(record: StepRecord, name_of: Callable[[str], str] = str) -> dict[str, Any]:
+def as_json(
+    record: StepRecord, names_of: Callable[[Iterable[str]], Iterable[str]] = tuple
+) -> dict[str, Any]:
     """A record as one flat object that every JSON parser can read.
 
     Args:
         record: the record.
-        name_of: the field of each metric.
+        names_of: names of metrics → the fields of them.
     """
+    values: Iterable[float | str] = record.scalars.values()
+    if not all(map(math.isfinite, record.scalars.values())):
+        values = map(_json_number, record.scalars.values())
     result: dict[str, Any] = {
         "step": record.step,
         "kind": record.kind,
         "unix_seconds": record.unix_seconds,
+        **dict(zip(names_of(record.scalars), values, strict=True)),
     }
-    result |= {name_of(name): _json_number(value) for name, value in record.scalars.items()}
     if record.flags:
         result["flags"] = record.flags
     if record.notes:

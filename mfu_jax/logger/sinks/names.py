@@ -47,11 +47,19 @@ class UniqueNames:
         self._is_tree = is_tree
         self._folders: set[str] = set()
         self._mapped: dict[str, str] = {}
+        self._last: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
         self._is_full = False
 
     def __getitem__(self, name: str) -> str:
         found = self._mapped.get(name)
         return self._add(name) if found is None else found
+
+    def of(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The backend's names of a record's metrics; mostly they are those of the record before."""
+        key = tuple(names)
+        if key != self._last[0]:
+            self._last = key, tuple(self[name] for name in key)
+        return self._last[1]
 
     def _add(self, name: str) -> str:
         allowed = self._allowed(name)[: self._longest] or "_"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 from mfu_jax.errors import UserError
 from mfu_jax.logger.sinks import event_files, tensorboard_plugins
 from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_sink
+from mfu_jax.logger.sinks.event_files import ScalarsForm
 from mfu_jax.logger.sinks.markdown import as_markdown, values_as_markdown
 from mfu_jax.logger.sinks.names import UniqueNames
 from mfu_jax.logger.sinks.plots import HEIGHT, WIDTH, CurveMemory, plots
@@ -22,9 +21,8 @@ from mfu_jax.storage.addresses import Address, check_path
 from mfu_jax.storage.files import AppendOnlyFile, unwritable
 from mfu_jax.storage.targets import folder_target
 
-_FLOAT = struct.Struct("<f")
 _SUMMARY_FIELD = 5  # of Event (tensorflow/core/util/event.proto)
-_MOST_HEADS = 10_000  # a loop that invents new names in every step must not fill the memory
+_MOST_FORMS = 100  # a loop that invents new names in every step must not fill the memory
 _OWN_TAGS = (
     "step/kind/text_summary",
     "step/notes/text_summary",
@@ -65,10 +63,9 @@ class TensorBoardSink(Sink):
         fsync_seconds: float = -1.0,
     ) -> None:
         self._events = _tensorboardx("proto.event_pb2")
-        self._summaries = _tensorboardx("proto.summary_pb2")
         self._text_summary = _tensorboardx("summary").text
         self._names = UniqueNames("TensorBoard", reserved=_OWN_TAGS)
-        self._heads: dict[str, bytes] = {}
+        self._forms: dict[tuple[str, ...], ScalarsForm] = {}
         self._step = resume_from_step
         self._curves = CurveMemory()
         self._is_experiment = self._has_failed = False
@@ -102,7 +99,7 @@ class TensorBoardSink(Sink):
         self.write_many([record])
 
     def write_many(self, records: Sequence[StepRecord]) -> None:
-        self._append(b"".join(map(self._step_event, records)))
+        self._append(event_files.framed(*map(self._step_event, records)))
         self._step = records[-1].step
         for record in records:
             self._curves.add(record)
@@ -155,45 +152,34 @@ class TensorBoardSink(Sink):
         return ""
 
     def _step_event(self, record: StepRecord) -> bytes:
+        """A step as a serialised ``Event``."""
+        scalars = record.scalars
+        if record.flags:
+            scalars = {**scalars, **{f"flags/{flag}": 1.0 for flag in record.flags}}
         try:
-            parts = [
-                self._scalar(self._names[name], value) for name, value in record.scalars.items()
-            ]
-            if record.kind == "step":
-                parts += [
-                    self._scalar(tag, record.scalars[name])
-                    for name, tag in tensorboard_plugins.OVERVIEW.items()
-                    if name in record.scalars
-                ]
-        except (TypeError, ValueError, struct.error) as error:
+            parts = [self._form(record.kind, *scalars).filled(scalars.values())]
+        except (TypeError, ValueError, OverflowError) as error:
             raise RecordError(f"step {record.step} cannot be an event: {error}") from error
-        parts += [self._scalar(self._names[f"flags/{flag}"], 1.0) for flag in record.flags]
         if record.kind != "step":
             parts.append(self._text("step/kind", record.kind).SerializeToString())
         if record.notes:
             text = self._text("step/notes", "\n\n".join(record.notes))
             parts.append(text.SerializeToString())
         event = self._events.Event(step=record.step, wall_time=record.unix_seconds)
-        return event_files.framed(
-            event.SerializeToString() + event_files.as_field(_SUMMARY_FIELD, b"".join(parts))
-        )
+        return event.SerializeToString() + event_files.as_field(_SUMMARY_FIELD, b"".join(parts))
 
-    def _scalar(self, tag: str, value: float) -> bytes:
-        """A serialised ``Summary`` of one scalar; such bytes, joined, are that of all.
-
-        Only the number differs from step to step, so the rest is serialised once.
-        """
-        head = self._heads.get(tag)
-        if head is None:
-            if len(self._heads) >= _MOST_HEADS:
-                self._heads.clear()
-            summary = self._summaries.Summary()
-            summary.value.add(tag=tag, simple_value=0.0)
-            head = self._heads[tag] = summary.SerializeToString()[: -_FLOAT.size]
-        try:
-            return head + _FLOAT.pack(float(value))
-        except OverflowError:  # TensorBoard's values are float32
-            return head + _FLOAT.pack(math.copysign(math.inf, value))
+    def _form(self, kind: str, *names: str) -> ScalarsForm:
+        """The form of a step of a kind with these scalars."""
+        if form := self._forms.get((kind, *names)):
+            return form
+        if len(self._forms) >= _MOST_FORMS:
+            self._forms.clear()
+        tags = dict(enumerate(self._names.of(names)))
+        overview = tensorboard_plugins.OVERVIEW if kind == "step" else {}
+        columns = [*tags.items()]
+        columns += [(names.index(name), tag) for name, tag in overview.items() if name in names]
+        form = self._forms[kind, *names] = ScalarsForm(columns)
+        return form
 
     def _text(self, tag: str, text: str) -> Any:
         return self._text_summary(tag, text)

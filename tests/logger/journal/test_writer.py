@@ -263,3 +263,17 @@ def test_all_waits_since_the_last_written_step_are_told(tmp_path: Path) -> None:
     assert 0.1 + 0.1 + 0.15 < told / 1e6 < 3 * 0.1 + 0.3 + 1.0
     assert noted >= 2 * 100_000
     assert left >= 300_000  # of the wait after the last step
+
+
+def test_a_loop_that_goes_back_loses_the_steps_that_it_does_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricLogger(sinks=[JsonlSink(path)], warmup_steps=0) as logger:
+        for step in (0, 1, 2, 3, 2, 3, 4):
+            logger.record(step, {"loss": 1.0})
+            time.sleep(0.02)
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [record["step"] for record in records] == [0, 1, 2, 3, 2, 3, 4]
+    lost = sum(record["perf/step_time_seconds"] for record in records[2:4])
+    run = read_run(tmp_path)
+    assert (run.steps, run.lost_steps, run.restarts) == (5, 2, 0)
+    assert run.time["lost_steps"] == pytest.approx(lost, abs=1e-5)

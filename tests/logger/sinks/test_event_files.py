@@ -20,7 +20,7 @@ record_writer = pytest.importorskip("tensorboardX.record_writer")
     ],
 )
 def test_checksums_of_the_standard(data: bytes, expected: int) -> None:
-    assert crc32c(data) == expected
+    assert crc32c([data]) == [expected]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 511, 512, 513, 515, 2000])
@@ -30,3 +30,12 @@ def test_records_of_any_size_are_those_of_tensorboardx(size: int) -> None:
     assert framed(data)[12:] == data + checksum
     head = size.to_bytes(8, "little")
     assert framed(data)[:12] == head + record_writer.masked_crc32c(head).to_bytes(4, "little")
+
+
+def test_records_written_together_are_those_written_one_by_one() -> None:
+    messages = [random.Random(size).randbytes(size) for size in (700, 3, 0, 1025, 512, 1, 4, 2000)]
+    checksums = [record_writer.masked_crc32c(m).to_bytes(4, "little") for m in messages]
+    together = framed(*messages)
+    assert together == b"".join(framed(message) for message in messages)
+    for message, checksum in zip(messages, checksums, strict=True):
+        assert message + checksum in together

@@ -267,6 +267,15 @@ def test_idle_time_has_one_cause(
     assert len(profile.advice) == 1
 
 
+def test_a_call_that_runs_the_program_itself_is_no_dispatch_meanwhile(tmp_path: Path) -> None:
+    """The call lasts until the step is done, then the loop works, and nothing runs."""
+    call = ("PjitFunction(step)", -5e-7, 2 * MATMUL + 1e-6)
+    work = ("$metrics.py:7 plot", 2.01 * MATMUL, 0.98 * MATMUL)
+    profile = written_profile(tmp_path, HEALTHY, HEALTHY_SECONDS, idle=MATMUL, host=[call, work])
+    first(profile, "host-bound loop", MATMUL)
+    assert len(profile.advice) == 1
+
+
 def test_a_step_called_in_time_is_not_the_hosts_fault(tmp_path: Path) -> None:
     """The device idles although its next step was called long ago."""
     work = [("$metrics.py:7 plot", -0.99 * MATMUL, 0.97 * MATMUL)]

@@ -88,6 +88,7 @@ setup(
             "import-linter>=2.5",
             "matplotlib>=3.8",
             "mypy>=1.15",
+            "nvidia-ml-py>=12.535",
             "qwix>=0.1.8",
             "ruff>=0.11",
             "tensorboard>=2.19",

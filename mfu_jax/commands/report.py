@@ -302,7 +302,7 @@ def _render(data: RunData) -> str:
     asides = [
         f"{count} {text}"
         for count, text in (
-            (data.time.restarts, "restarts"),
+            (data.time.restarts, "restart" if data.time.restarts == 1 else "restarts"),
             (run.other_records, "records that are not steps"),
             (run.repeated, "lines that repeat a step"),
             (run.unreadable, "unreadable lines"),
@@ -324,6 +324,22 @@ def _render(data: RunData) -> str:
             lines.append(
                 f"    {name:<10} {readable(row['tflops'])} TFLOP, MFU {percent(row['mfu'])}"
             )
+    if run.gpu:
+        lines.append(f"  GPUs         {_gpus(run.gpu)}")
     hosts = data.hosts.render() if data.hosts else ""
     waits = data.waits.render() if data.waits else ""
     return "\n".join([*lines, *filter(None, [time_table.render(data.time), hosts, waits])])
+
+
+def _gpus(reading: Mapping[str, float]) -> str:
+    """The last reading of the GPUs, in one line."""
+    shown = {
+        "gpu/power_watts": "W",
+        "gpu/temperature_celsius": "°C",
+        "gpu/sm_clock_mhz": "MHz",
+        "gpu/tokens_per_joule": "tokens/J",
+    }
+    values = [f"{reading[name]:.4g} {unit}" for name, unit in shown.items() if name in reading]
+    if "perf/mfu_at_clock" in reading:
+        values.append(f"MFU at that clock {percent(reading['perf/mfu_at_clock'])}")
+    return f"{', '.join(values)} (at step {reading.get('step', 0):.0f})"

@@ -6,8 +6,8 @@ for data; rates are of all devices, whose number follows from its summary of the
 
 torchtitan's metrics (components/metrics.py) are per device, a record for each `log_freq` steps. Its
 structured logs (observability/structured_logger) have spans in milliseconds; read are only the
-step's own and that of fetching a batch, of the first rank in the file. Its console is read by
-`torchtitan_console`.
+step's own and those inside it that do not train, of the first rank in the file. Its console is
+read by `torchtitan_console`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ _TORCHTITAN = {
     "loss_metrics/global_avg_loss": ("learning/loss", 1.0),
     "memory/max_reserved(GiB)": ("memory/peak_bytes_in_use", 2.0**30),
 }
-_SPANS = {"step_end": _TIME, "fetching_batch_end": "goodput/data_wait_seconds"}
+_INSIDE_A_STEP = {
+    "fetching_batch_end": "goodput/data_wait_seconds",
+    "checkpoint_save_end": "goodput/checkpoint_seconds",
+    "eval_end": "goodput/eval_seconds",
+}
+_SPANS = {"step_end": _TIME, **_INSIDE_A_STEP}
 _FLOPS, _FLOPS_OF_ONE = "throughput/theoretical_flops", "throughput/theoretical_flops_per_device"
 
 Found = tuple[str, Any, dict[str, float]]
@@ -87,13 +92,16 @@ class ForeignLines:
         ended = list(self.rest()) if (form, step) != (self._form, self._step) else []
         self._form, self._step = form, step
         for name, value in scalars:
-            is_sum = name == "goodput/data_wait_seconds" and form == "torchtitan"
+            is_sum = name in _INSIDE_A_STEP.values() and form == "torchtitan"
             self._scalars[name] = value + (self._scalars.get(name, 0.0) if is_sum else 0.0)
         return ended
 
     def rest(self) -> Iterator[Found]:
         """The step whose lines are being read."""
         if self._scalars:
+            if self._form == "torchtitan" and _TIME in self._scalars:
+                inside = (self._scalars.get(name, 0.0) for name in _INSIDE_A_STEP.values())
+                self._scalars[_TIME] -= sum(inside)
             yield self._form, self._step, dict(_per_device(self._scalars, self.devices))
         self._scalars = {}
 

@@ -11,7 +11,7 @@ import itertools
 import operator
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +19,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.logger.summary import StepStatistics, Summary
 from mfu_jax.runs.metrics_lines import (
     TIME,
+    gpu_of,
     object_of,
     profile_of,
 )
@@ -47,6 +48,7 @@ class MetricsRun:
         unreadable: lines that look like a record but are broken; a killed run leaves one.
         notes: step → what its record says in words, of the last steps that have any.
         last_record: the last record that is JSON, whole.
+        gpu: the last reading of the GPUs, and its step; empty if there is none.
         profile: the numbers ``profile/…`` of the last profiled steps.
     """
 
@@ -59,6 +61,7 @@ class MetricsRun:
     notes: Mapping[int, str] = dataclasses.field(default_factory=dict)
     last_record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     profile: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    gpu: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def restarts(self) -> int:
@@ -73,15 +76,17 @@ class MetricsRun:
             warmup_steps: steps to exclude after each start, if the file does not mark them.
         """
         statistics, left_out, loss = StepStatistics(), Counter[str](), None
+        measured = []
         for kind, segment in self.segments(warmup_steps=warmup_steps):
             if losses := segment.columns.get("learning/loss"):
                 loss = losses[-1]
             if kind == "step":
                 statistics.add_many(segment.columns)
+                measured.append(segment.columns)
             else:
                 left_out[kind] += len(segment.numbers)
         return Summary(
-            **statistics.fields(),
+            **statistics.fields() | _rates(measured),
             warmup_steps=left_out["warmup"],
             compile_steps=left_out["compile"],
             last_loss=loss,
@@ -113,6 +118,23 @@ class MetricsRun:
     def with_scalars(self, change: Change) -> MetricsRun:
         """The same run with `change` applied to the scalars of every step."""
         return dataclasses.replace(self, steps=self.steps.changed(change))
+
+
+def _rates(measured: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float | None]:
+    """Rates of the steps whose amounts are known: a file may lack those of a batch that grows.
+
+    Args:
+        measured: steps, by metric; an amount of 0 is not known.
+    """
+    rates: dict[str, float | None] = {}
+    for amount in ("tokens", "tflops"):
+        total = seconds = 0.0
+        for columns in measured:
+            known = columns.get(f"perf/per_device_{amount}", ())
+            total += sum(known)
+            seconds += sum(itertools.compress(columns[TIME], known))
+        rates[f"{amount}_per_sec_per_device"] = total / seconds if seconds else None
+    return rates
 
 
 def read_metrics(path: str | Path) -> MetricsRun:
@@ -172,5 +194,6 @@ def _run_of(reader: Reader, path: str) -> MetricsRun:
         notes=reader.notes,
         last_record={} if form == "log" else object_of(reader.last_line),
         profile=dict(profile_of(reader.profile_line)),
+        gpu=dict(gpu_of(reader.gpu_line)),
         **reader.counts,
     )

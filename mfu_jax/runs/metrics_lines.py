@@ -60,6 +60,14 @@ def profile_of(line: str) -> Iterator[tuple[str, float]]:
             yield name, float(value)
 
 
+def gpu_of(line: str) -> Iterator[tuple[str, float]]:
+    """The step of a record, its numbers ``gpu/…``, and the MFU at the GPUs' clock."""
+    for name, value in object_of(line).items():
+        is_kept = name.startswith("gpu/") or name in ("step", "perf/mfu_at_clock")
+        if is_kept and isinstance(value, int | float):
+            yield name, value
+
+
 def words_of(line: str) -> str:
     """The notes and flags of a record."""
     record = object_of(line)

@@ -33,6 +33,7 @@ class Reader:
         notes: step → what its record says in words, of the last steps that have any.
         last_line: of a step.
         profile_line: the last one with the numbers of a profile.
+        gpu_line: the last one with a reading of the GPUs.
     """
 
     def __init__(self) -> None:
@@ -42,12 +43,14 @@ class Reader:
         self.notes: dict[int, str] = {}
         self.last_line = ""
         self.profile_line = ""
+        self.gpu_line = ""
         self._foreign = ForeignLines()
         self._templates = Templates(NAMES, is_special)
 
     def read(self, blocks: Iterable[bytes]) -> None:
         """Adds the lines of a file, in blocks."""
         for block in blocks:
+            self.gpu_line = _last_line_with(b'"gpu/', block) or self.gpu_line
             place = 0
             while place < len(block):
                 place = self._read_rows(block, place) or self._read_one(block, place)
@@ -124,7 +127,17 @@ class Reader:
             del self.notes[step]
         self.last_line = later.last_line or self.last_line
         self.profile_line = later.profile_line or self.profile_line
+        self.gpu_line = later.gpu_line or self.gpu_line
 
     def __getstate__(self) -> dict[str, object]:
         """For another process: what was found, not the expressions that found it."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+
+def _last_line_with(words: bytes, block: bytes) -> str:
+    """The last line of a block that has these words; empty if none has."""
+    place = block.rfind(words)
+    if place < 0:
+        return ""
+    begin, end = block.rfind(b"\n", 0, place) + 1, block.find(b"\n", place)
+    return block[begin : end if end >= 0 else len(block)].decode("utf-8", "replace")

@@ -75,6 +75,8 @@ def with_peak(run: MetricsRun, peak: hardware.Peak) -> MetricsRun:
     def change(scalars: Mapping[str, float]) -> dict[str, float]:
         optimal = scalars["perf/per_device_tflops"] / peak.tflops_per_sec
         new = dict(scalars)
+        if not optimal:  # not known, as of a batch that grows
+            return new
         new["perf/mfu"] = optimal / max(scalars["perf/step_time_seconds"], _SMALLEST)
         if "perf/hfu" in scalars and scalars.get("perf/mfu"):
             new["perf/hfu"] = scalars["perf/hfu"] * new["perf/mfu"] / scalars["perf/mfu"]

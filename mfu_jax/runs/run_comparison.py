@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +19,8 @@ from mfu_jax.runs.metrics_lines import TIME
 # Repeats of one run differ by as much, whatever their intervals say: other machines, other clocks.
 SMALLEST = 0.01
 _SAME = 1e-3  # relative: logs round tokens per second
+_LOG_SECONDS = 1e-3  # a log line has three decimals
+_FEW_WINDOWS = 30  # of 150 steps
 
 Result = Literal["faster", "slower", "same", "unknown"]
 
@@ -185,6 +189,19 @@ class RunComparison:
         return (row.metric.title, text(found.a), text(found.b), change_text(found), interval(found))
 
 
+def unseen(speed: Difference) -> float:
+    """The change that noise slower than a short run may make: such noise cannot be seen in it.
+
+    Args:
+        speed: as `result` takes it.
+
+    Returns:
+        A fraction; 0 for runs of 150 steps or more.
+    """
+    windows = min(speed.windows)
+    return SMALLEST * math.sqrt(_FEW_WINDOWS / windows) if windows < _FEW_WINDOWS else 0.0
+
+
 def result(speed: Difference) -> Result:
     """Whether B is faster: the interval excludes chance, and the change is 1% or more.
 
@@ -193,7 +210,7 @@ def result(speed: Difference) -> Result:
     """
     if not speed.is_known:
         return "unknown"
-    if not speed.is_real or abs(speed.change) < SMALLEST:
+    if not speed.is_real or abs(speed.change) < max(SMALLEST, unseen(speed)):
         return "same"
     return "faster" if speed.change > 0 else "slower"
 
@@ -212,9 +229,18 @@ def verdict(speed: Difference, *steps: int) -> str:
             f"least 4 of each, better 20"
         )
     if found == "same":
-        why = f", less than repeats of one run may differ ({SMALLEST:.0%})" if speed.is_real else ""
-        return f"is as fast as A, as far as can be told: {signed(speed.change)} ± {half}{why}"
+        text = f"is as fast as A, as far as can be told: {signed(speed.change)} ± {half}"
+        return f"{text}{_why_not_called(speed, *steps)}"
     return f"is {percent(abs(speed.change))} ± {half} {found}"
+
+
+def _why_not_called(speed: Difference, *steps: int) -> str:
+    """Why a change that excludes chance is not called one."""
+    if not speed.is_real:
+        return ""
+    if abs(speed.change) < SMALLEST:
+        return f", less than repeats of one run may differ ({SMALLEST:.0%})"
+    return f", less than runs of {min(steps)} steps can tell ({percent(unseen(speed))})"
 
 
 def signed(fraction: float) -> str:
@@ -265,8 +291,12 @@ def compare_with_runs(
         [_columns_of(run, warmup_steps) for run in baselines],
         _columns_of(b, warmup_steps),
     )
+    rounding = max(map(_rounding, [*baselines, b], [*columns, of_b]))
     rows = tuple(
-        Row(metric=metric, difference=compare_with_repeats(values, of_b[metric.name]))
+        Row(
+            metric=metric,
+            difference=compare_with_repeats(values, of_b[metric.name], rounding=rounding),
+        )
         for metric in METRICS
         if _is_comparable(*(values := [c[metric.name] for c in columns]), of_b[metric.name])
     )
@@ -296,6 +326,11 @@ def _columns_of(run: MetricsRun, warmup_steps: int) -> dict[str, list[float]]:
             f"warmup_steps=0, or a longer run"
         )
     return found
+
+
+def _rounding(run: MetricsRun, columns: Mapping[str, Sequence[float]]) -> float:
+    """What a run's times are multiples of, relative to them; rates follow from times."""
+    return _LOG_SECONDS / statistics.median(columns[STEP_TIME.name]) if run.form == "log" else 0.0
 
 
 def _timed(columns: Columns) -> Columns:

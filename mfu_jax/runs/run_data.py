@@ -253,6 +253,7 @@ def _answer(
         "peak": None if peak is None else str(peak),
         **summary.to_json(),
         "reported_tflops": reported,
+        "gpu": dict(run.gpu) or None,
         "conventions": {
             name: {"tflops": tflops, "mfu": mfu(tflops)} for name, tflops in conventions.items()
         },

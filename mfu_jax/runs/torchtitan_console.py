@@ -1,7 +1,8 @@
 """torchtitan's console: ``[titan] 2025-12-17 01:18:26,708 - root - INFO - step:  2  loss: …``.
 
 Its lines (components/metrics.py, tools/logging.py) have rates, but no step time: that follows from
-the time stamps of two lines, a line for each `log_freq` steps, and holds what came between them.
+the time stamps of two lines, a line for each `log_freq` steps, and holds what came between them,
+but for a validation, which has a line at its end. Quantised training has ``mfu: N/A``.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _LINE = re.compile(
     r"(?P<rank>\[[\w ]*\]:)?(?:\[\w+\] )?"
     r"(?P<at>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) - .* - INFO - "
-    r"step: +(?P<step>\d+)  (?P<values>.*tps: .*)"
+    r"(?P<validation>validate )?step: +(?P<step>\d+)  (?P<values>.*tps: .*)"
 )
-_VALUE = re.compile(r"(?P<name>\w+): +(?P<value>[-+.,\w]+)")
+_VALUE = re.compile(r"(?P<name>\w+): +(?P<value>[-+.,\w/]+)")
 # Their name → ours, and the factor.
 _NAMES = {
     "loss": ("learning/loss", 1.0),
@@ -34,6 +35,7 @@ class Console:
     def __init__(self) -> None:
         self._rank: str | None = None
         self._last: tuple[int, datetime.datetime] | None = None
+        self._eval_seconds = 0.0
 
     def take(self, line: str) -> tuple[int, dict[str, float]] | None:
         """The step of a line and its scalars; None if it is no such line, or of another rank.
@@ -52,17 +54,29 @@ class Console:
             return None
         step = int(found["step"])
         at = datetime.datetime.strptime(found["at"], "%Y-%m-%d %H:%M:%S,%f")
+        if found["validation"]:
+            self._validated(step, at)
+            return None
         return step, dict([*self._time(step, at), *_values(found["values"])])
+
+    def _validated(self, step: int, at: datetime.datetime) -> None:
+        """The next steps begin at its end; its own time follows from a line of the same step."""
+        last, self._last = self._last, (step, at)
+        if last is not None and step == last[0] and at > last[1]:
+            self._eval_seconds = (at - last[1]).total_seconds()
 
     def _time(self, step: int, at: datetime.datetime) -> Iterator[tuple[str, float]]:
         """The mean time of the steps since the last line; none after a start."""
         last, self._last = self._last, (step, at)
+        seconds, self._eval_seconds = self._eval_seconds, 0.0
         if last is not None and step > last[0] and at > last[1]:
             yield _TIME, (at - last[1]).total_seconds() / (step - last[0])
+            if seconds:
+                yield "goodput/eval_seconds", seconds
 
 
 def _values(text: str) -> Iterator[tuple[str, float]]:
     for found in _VALUE.finditer(text):
-        if found["name"] in _NAMES:
+        if found["name"] in _NAMES and found["value"] != "N/A":
             name, factor = _NAMES[found["name"]]
             yield name, float(found["value"].replace(",", "")) * factor

@@ -344,3 +344,20 @@ def test_the_page_goes_into_the_runs_folder_or_where_it_is_told(
         assert main(["report", *words]) == 0
         assert capsys.readouterr().out.strip() == str(page)
         assert page.read_text().startswith("<!doctype html>")
+
+
+def test_the_last_reading_of_the_gpus_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Records with a reading are few: one every ten seconds."""
+    gpu = {"gpu/power_watts": 1400.0, "gpu/tokens_per_joule": 12.5, "perf/mfu_at_clock": 0.44}
+    lines = [line(n, 1.0, **(gpu if n == 7 else {})) for n in range(20)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    assert main(["report", str(tmp_path)]) == 0
+    assert "GPUs         1400 W, 12.5 tokens/J, MFU at that clock 44.0% (at step 7)" in (
+        capsys.readouterr().out
+    )
+    main(["report", str(tmp_path), "--json"])
+    assert json.loads(capsys.readouterr().out)["gpu"] == {"step": 7, **gpu}
+    main(["report", str(tmp_path), "--html"])
+    assert "GPUs at step 7" in (tmp_path / "report.html").read_text()

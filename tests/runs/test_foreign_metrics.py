@@ -88,14 +88,18 @@ def test_torchtitans_spans_are_the_times_of_its_steps(tmp_path: Path) -> None:
     lines = []
     for step in (1, 2):
         lines += [span(step, "fetching_batch_end", 20.0), span(step, "fetching_batch_end", 10.0)]
-        lines += [span(step, "fwd_bwd_end", 800.0), span(step, "step_end", 1000.0 * step)]
+        lines += [span(step, "fwd_bwd_end", 800.0), span(step, "checkpoint_save_end", 5.0)]
+        lines += [span(step, "eval_end", 100.0), span(step, "step_end", 1000.0 * step)]
         lines += [span(step, "step_end", 9.0, rank=1), span(step, "step_start", 0.0)]
     run = read(tmp_path / "rank0.jsonl", lines)
     assert (run.form, len(run.steps)) == ("torchtitan", 2)
     times = [step.scalars["perf/step_time_seconds"] for step in run.steps]
-    assert times == [1.0, 2.0]
+    assert times == pytest.approx([0.865, 1.865])  # without what the span of the step has inside
     waits = [step.scalars["goodput/data_wait_seconds"] for step in run.steps]
     assert waits == pytest.approx([0.03, 0.03])
+    first, _ = run.steps
+    assert first.scalars["goodput/eval_seconds"] == pytest.approx(0.1)
+    assert first.scalars["goodput/checkpoint_seconds"] == pytest.approx(0.005)
 
 
 def test_torchtitans_older_spans_group_their_columns(tmp_path: Path) -> None:
@@ -148,13 +152,33 @@ def test_torchtitans_console_has_times_between_its_lines(color: bool, tmp_path: 
     assert (run.form, run.unreadable, run.other_records) == ("torchtitan", 0, 1)
     assert [(s.number, s.scalars["perf/step_time_seconds"]) for s in run.steps] == [
         (10, pytest.approx(4.5 / 9)),
-        (20, pytest.approx(10.0 / 10)),
+        (20, pytest.approx(7.5 / 10)),  # 19.5 s − the 12.0 s at which the validation ended
     ]
     (_, last) = run.steps
+    assert last.scalars["goodput/eval_seconds"] == pytest.approx(12.0 - 9.5)
     assert last.scalars["learning/loss"] == 10.0
     assert last.scalars["perf/mfu"] == pytest.approx(0.4025)
     assert last.scalars["perf/per_device_tflops_per_sec"] == 1150.5
-    assert last.scalars["perf/per_device_tokens"] == pytest.approx(3000.0)
+    assert last.scalars["perf/per_device_tokens"] == pytest.approx(3000.0 * 0.75)
+
+
+def test_quantised_training_of_torchtitan_has_no_mfu(tmp_path: Path) -> None:
+    lines = [titan(n, n).replace("mfu: 40.25%", "mfu: N/A") for n in (1, 2, 3)]
+    run = read(tmp_path / "log.txt", lines)
+    assert ([step.number for step in run.steps], run.unreadable) == ([2, 3], 0)
+    assert all("perf/mfu" not in step.scalars for step in run.steps)
+    assert [step.scalars["perf/per_device_tflops_per_sec"] for step in run.steps] == [1150.5] * 2
+
+
+def test_a_validation_between_two_lines_of_torchtitans_console_is_no_step_time(
+    tmp_path: Path,
+) -> None:
+    """Step 15 is not logged, so what its validation took is not known."""
+    validate = titan(15, 14.0).replace("step: ", "validate step: ")
+    run = read(tmp_path / "log.txt", [titan(10, 5.0), validate, titan(20, 16.5)])
+    (step,) = run.steps
+    assert step.scalars["perf/step_time_seconds"] == pytest.approx((16.5 - 14.0) / (20 - 15))
+    assert "goodput/eval_seconds" not in step.scalars
 
 
 def test_a_restart_in_torchtitans_console_has_no_time(tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from mfu_jax.hardware.peak import Peak
 from mfu_jax.runs import metrics_lines, metrics_pieces, metrics_reader
 from mfu_jax.runs.metrics_files import MetricsRun, read_metrics
 from mfu_jax.runs.metrics_lines import read_line
 from mfu_jax.runs.record_templates import Templates
+from mfu_jax.runs.recounted import with_peak
 from mfu_jax.runs.step_table import LoggedStep, StepTable
 
 
@@ -232,3 +234,27 @@ def test_a_long_run_takes_no_more_than_its_numbers(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert len(run.steps) == 20_000
     assert held < 20_000 * 100  # 4 scalars, a number, an end and a shape of 8 bytes; a dict has 352
+
+
+@pytest.mark.parametrize("is_log", [False, True])
+def test_steps_without_amounts_are_not_in_the_rates(is_log: bool, tmp_path: Path) -> None:
+    """MaxText, while its batch grows: five steps of 0.5 s without TFLOPs, then five with 100."""
+    lines = []
+    for n in range(10):
+        grown = n >= 5
+        rates = {"perf/per_device_tflops": 100.0, "perf/per_device_tokens": 4096.0} if grown else {}
+        if is_log:
+            text = ", TFLOP/s/device: 200.000, Tokens/s/device: 8192.000" if grown else ""
+            lines.append(f"completed step: {n}, seconds: 0.500{text}, total_weights: 2048\n")
+        else:
+            lines.append(line(step=n, kind=None, **{"perf/step_time_seconds": 0.5}, **rates))
+    (tmp_path / "run").write_text("".join(lines))
+    run = read_metrics(tmp_path / "run")
+    found = run.summary(warmup_steps=0)
+    assert (found.steps, found.tflops_per_sec_per_device) == (10, 200.0)
+    assert found.tokens_per_sec_per_device == 8192.0
+    peak = Peak(flops_per_sec=400e12, dtype="bf16", kind="flag", source="the test")
+    assert with_peak(run, peak).summary(warmup_steps=0).mfu == pytest.approx(0.5)
+    (tmp_path / "times").write_text("".join(lines[:5]))
+    unknown = read_metrics(tmp_path / "times").summary(warmup_steps=0)
+    assert (unknown.tflops_per_sec_per_device, unknown.tokens_per_sec_per_device) == (None, None)

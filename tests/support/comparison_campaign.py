@@ -1,39 +1,72 @@
 """Counts false alarms and missed differences of A/B verdicts over simulated pairs of runs.
 
-By hand: ``python -m tests.support.comparison_campaign [PAIRS [STEPS]]``
+By hand: ``python -m tests.support.comparison_campaign [PAIRS [SEED [STEPS …]]]``
 """
 
 from __future__ import annotations
 
+import operator
 import random
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mfu_jax.runs.comparison import compare
-from mfu_jax.runs.run_comparison import result
-from tests.support.run_noise import KINDS, Noise, step_times
+from mfu_jax.runs.comparison import Difference, compare
+from mfu_jax.runs.gate import Check
+from mfu_jax.runs.run_comparison import STEP_TIME, WITH_WAITS, Metric, Row, result
+from tests.support.run_noise import KINDS, UNSEEN_KINDS, Noise, step_times
+
+_WAIT_SECONDS = 0.01  # mean of an exponential law
 
 
 @dataclass
 class Counts:
-    """Of pairs without a difference, and of pairs in which B takes 2% longer."""
+    """Of pairs without a difference, and of pairs in which B takes 2% longer.
+
+    Attributes:
+        pairs: of either sort.
+        false_alarms: verdicts *faster* and *slower* on the former.
+        detected: verdicts *slower* on the latter.
+        gate_alarms: failures of the gate on the former, by the step time or that with waits.
+        gate_detected: failures of the gate on the latter.
+    """
 
     pairs: int = 0
     false_alarms: int = 0
     detected: int = 0
+    gate_alarms: int = 0
+    gate_detected: int = 0
 
     def add(self, noise: Noise, steps: int, rng: random.Random) -> None:
         """Simulates one pair of either sort."""
         a, b, slower = (step_times(noise, steps, rng, mean=mean) for mean in (1.0, 1.0, 1.02))
+        same, worse = compare(a, b), compare(a, slower)
         self.pairs += 1
-        self.false_alarms += result(compare(a, b).inverse) != "same"
-        self.detected += result(compare(a, slower).inverse) == "slower"
+        self.false_alarms += result(same.inverse) != "same"
+        self.detected += result(worse.inverse) == "slower"
+        waited_a, waited_b, waited_slower = (_with_waits(run, rng) for run in (a, b, slower))
+        self.gate_alarms += _fails(same, compare(waited_a, waited_b))
+        self.gate_detected += _fails(worse, compare(waited_a, waited_slower))
 
 
-def campaign(pairs: int, steps: int, *, seed: int) -> dict[str, Counts]:
+def _with_waits(run: Sequence[float], rng: random.Random) -> list[float]:
+    return list(map(operator.add, run, (rng.expovariate(1 / _WAIT_SECONDS) for _ in run)))
+
+
+def _fails(step_time: Difference, with_waits: Difference) -> bool:
+    return _has_failed(STEP_TIME, step_time) or _has_failed(WITH_WAITS, with_waits)
+
+
+def _has_failed(metric: Metric, difference: Difference) -> bool:
+    return Check(row=Row(metric=metric, difference=difference), threshold=0.01).has_failed
+
+
+def campaign(
+    pairs: int, steps: int, *, seed: int, kinds: Mapping[str, Noise] = KINDS
+) -> dict[str, Counts]:
     """The counts by kind of noise; `pairs` of each."""
     counts = {}
-    for kind, noise in KINDS.items():
+    for kind, noise in kinds.items():
         rng = random.Random(f"{kind} {seed}")
         counts[kind] = Counts()
         for _ in range(pairs):
@@ -41,12 +74,16 @@ def campaign(pairs: int, steps: int, *, seed: int) -> dict[str, Counts]:
     return counts
 
 
-def main(pairs: int = 200, steps: int = 400) -> None:
+def main(pairs: int = 200, seed: int = 0, *steps: int) -> None:
     """Prints the counts."""
-    print(f"{steps} steps a run; false alarms at 0%, detections at 2%, of {pairs} pairs each")
-    for kind, found in campaign(pairs, steps, seed=0).items():
-        alarms, detected = found.false_alarms / found.pairs, found.detected / found.pairs
-        print(f"{kind:<12} {alarms:6.1%} {detected:7.1%}", flush=True)
+    print(f"of {pairs} pairs each: false alarms at 0%, detections at 2%; the same of the gate")
+    for count in steps or (200,):
+        for kind, found in campaign(
+            pairs, count, seed=seed, kinds={**KINDS, **UNSEEN_KINDS}
+        ).items():
+            shares = (found.false_alarms, found.detected, found.gate_alarms, found.gate_detected)
+            text = " ".join(f"{share / pairs:7.1%}" for share in shares)
+            print(f"{count:>5} {kind:<16} {text}", flush=True)
 
 
 if __name__ == "__main__":

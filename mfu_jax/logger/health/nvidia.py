@@ -25,6 +25,14 @@ _log = logging.getLogger("mfu_jax")
 _PERSISTS = 3
 _TOLD = 10
 _TOKENS = "perf/per_device_tokens_per_sec"
+# One number for all GPUs of a process.
+_OF_ALL: dict[str, Callable[[list[float]], float]] = {
+    "power_watts": sum,
+    "energy_joules": sum,
+    "sm_clock_mhz": min,
+    "memory_clock_mhz": min,
+    "temperature_celsius": max,
+}
 
 
 class GpuWatch:
@@ -51,6 +59,7 @@ class GpuWatch:
         self._thread: threading.Thread | None = None
         self._is_started = period_seconds <= 0
         self._throttled = dict.fromkeys(("power", "hardware", "thermal", "power_brake"), 0)
+        self._silent: frozenset[int] = frozenset()
         self._told = 0
 
     def judge(self, record: StepRecord) -> Health:
@@ -84,7 +93,7 @@ class GpuWatch:
                 return
 
     def _notes(self, readings: Sequence[GpuReading]) -> tuple[str, ...]:
-        notes = []
+        notes = self._silences(readings)
         for reason in self._throttled:
             those = [i for i, reading in enumerate(readings) if reason in reading.throttles]
             self._throttled[reason] = self._throttled[reason] + 1 if those else 0
@@ -93,32 +102,33 @@ class GpuWatch:
                 notes.append(_throttling(reason, those, readings))
         return tuple(notes)
 
+    def _silences(self, readings: Sequence[GpuReading]) -> list[str]:
+        """Says once that a GPU falls silent, and that it answers again."""
+        silent = frozenset(i for i, reading in enumerate(readings) if reading.silence)
+        fallen, back = sorted(silent - self._silent), sorted(self._silent - silent)
+        self._silent = silent
+        notes = [f"GPU {i} does not answer: {readings[i].silence}" for i in fallen]
+        notes += [f"GPU {i} answers again" for i in back]
+        self._told += len(notes)
+        return notes if self._told <= _TOLD else []
+
 
 def scalars_of(readings: Sequence[GpuReading], record: StepRecord) -> dict[str, float]:
     """Metrics of one reading: power is that of all GPUs of this process, clocks of the slowest.
 
-    MFU at the clock is relative to the peak as far as the clock allows: MFU × highest / present
-    clock. It tells a throttled GPU from a program that waits.
+    Power and energy are left out unless all GPUs tell them. MFU at the clock is relative to the
+    peak as far as the clock allows: MFU × highest / present clock. It tells a throttled GPU from a
+    program that waits.
     """
-    known: dict[str, list[float]] = {}
-    for name in ("power_watts", "sm_clock_mhz", "memory_clock_mhz", "temperature_celsius"):
-        values = [getattr(reading, name) for reading in readings]
-        known[name] = [value for value in values if value is not None]
     scalars: dict[str, float] = {}
-    for name, pick in (
-        ("power_watts", sum),
-        ("sm_clock_mhz", min),
-        ("memory_clock_mhz", min),
-        ("temperature_celsius", max),
-    ):
-        if known[name]:
-            scalars[f"gpu/{name}"] = pick(known[name])
-    energy = [r.energy_joules for r in readings if r.energy_joules is not None]
-    if energy and len(energy) == len(readings):
-        scalars["gpu/energy_joules"] = sum(energy)
+    for name, pick in _OF_ALL.items():
+        values = [getattr(reading, name) for reading in readings]
+        known = [value for value in values if value is not None]
+        if known and (pick is not sum or len(known) == len(readings)):
+            scalars[f"gpu/{name}"] = pick(known)
     scalars |= {f"gpu/throttled_{reason}": 1.0 for r in readings for reason in r.throttles}
     tokens, watts = record.scalars.get(_TOKENS), scalars.get("gpu/power_watts")
-    if tokens and watts and len(known["power_watts"]) == len(readings):
+    if tokens and watts:
         scalars["gpu/tokens_per_joule"] = tokens * len(readings) / watts
     shares = [
         r.sm_clock_mhz / r.max_sm_clock_mhz
@@ -153,4 +163,5 @@ def gpus_of_jax() -> Gpus | None:
     except UserError as error:
         _log.info("%s", error)
         return None
-    return Gpus(nvml, [getattr(d, "local_hardware_id", i) or 0 for i, d in enumerate(devices)])
+    kinds = [device.device_kind for device in devices]
+    return Gpus(nvml, [device.local_hardware_id for device in devices], kinds)

@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mfu_jax.errors import UserError
+
 # NVML's numbers of what it asks for (nvml.h).
 _SM_CLOCK, _MEMORY_CLOCK, _GPU_SENSOR = 1, 2, 0
 # Why a clock is lower than it could be: nvmlClocksEventReason… of nvml.h. Idle, and clocks that
@@ -25,13 +27,14 @@ class GpuReading:
     """One GPU at one moment; None: the driver does not tell.
 
     Attributes:
-        power_watts: drawn now.
-        energy_joules: since the driver was loaded.
+        power_watts: drawn now; None for a slice of a GPU (MIG), whose board all slices share.
+        energy_joules: since the driver was loaded; None for a slice.
         sm_clock_mhz: of the multiprocessors.
         max_sm_clock_mhz: the highest that it can have.
         memory_clock_mhz: of the memory.
         temperature_celsius: of the chip.
         throttles: names from `THROTTLES`.
+        silence: why the GPU answers nothing at all; empty if it answers.
     """
 
     power_watts: float | None = None
@@ -41,6 +44,7 @@ class GpuReading:
     memory_clock_mhz: float | None = None
     temperature_celsius: float | None = None
     throttles: tuple[str, ...] = ()
+    silence: str = ""
 
 
 class Gpus:
@@ -49,49 +53,160 @@ class Gpus:
     Args:
         nvml: the module ``pynvml`` of the package nvidia-ml-py.
         ordinals: their numbers among the GPUs that this process can see.
+        kinds: their names, as CUDA has them.
 
     Raises:
-        Exception: whatever NVML raises: no driver, no such GPU.
+        UserError: no driver, no such GPU, or none that is surely the one that JAX uses.
     """
 
-    def __init__(self, nvml: Any, ordinals: Sequence[int]) -> None:
+    def __init__(self, nvml: Any, ordinals: Sequence[int], kinds: Sequence[str] = ()) -> None:
         self._nvml = nvml
-        nvml.nvmlInit()
-        self._handles = [self._handle(visible(number)) for number in ordinals]
+        self._names = [visible(number) for number in ordinals]
+        self._kinds = kinds
+        self._silence = ""
+        try:
+            self._gpus = self._open()
+        except nvml.NVMLError as error:
+            raise UserError(
+                f"NVIDIA's management library (NVML) says {str(error)!r} of GPU "
+                f"{', '.join(self._names)}; expected its power and clocks; usually a container "
+                f"without the driver's utilities; start it with "
+                f"NVIDIA_DRIVER_CAPABILITIES=compute,utility, or pass gpu_period_seconds=0"
+            ) from error
 
     def read(self) -> list[GpuReading]:
-        """Asks each GPU."""
-        return [self._read(handle) for handle in self._handles]
+        """Asks each GPU; where none answered before, the library is started anew."""
+        if self._silence:
+            self._open_again()
+        if not self._gpus:
+            return [GpuReading(silence=self._silence)] * len(self._names)
+        readings = [gpu.read() for gpu in self._gpus]
+        is_silent = all(reading.silence for reading in readings)
+        self._silence = readings[0].silence if is_silent else ""
+        return readings
 
-    def _handle(self, name: str) -> Any:
+    def _open(self) -> list[_Gpu]:
+        self._nvml.nvmlInit()
+        gpus = [self._gpu(name) for name in self._names]
+        for gpu, kind in zip(gpus, self._kinds, strict=False):
+            gpu.check_kind(kind)
+        return gpus
+
+    def _open_again(self) -> None:
+        """Handles of before are not used again: nobody knows what they point to."""
+        self._gpus = []
+        with contextlib.suppress(self._nvml.NVMLError):  # it ended with the driver
+            self._nvml.nvmlShutdown()
+        try:
+            self._gpus = self._open()
+        except self._nvml.NVMLError as error:
+            self._silence = str(error)
+
+    def _gpu(self, name: str) -> _Gpu:
         if name.isdigit():
-            return self._nvml.nvmlDeviceGetHandleByIndex(int(name))
-        return self._nvml.nvmlDeviceGetHandleByUUID(name)
+            return _Gpu(self._nvml, self._nvml.nvmlDeviceGetHandleByIndex(int(name)))
+        return _Gpu(self._nvml, self._by_uuid(name))
 
-    def _read(self, handle: Any) -> GpuReading:
-        nvml = self._nvml
-        reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None) or getattr(
-            nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None
+    def _by_uuid(self, name: str) -> Any:
+        """The handle of a UUID, or of its beginning: CUDA takes both, NVML the former only."""
+        try:
+            return self._nvml.nvmlDeviceGetHandleByUUID(name)
+        except self._nvml.NVMLError:
+            count = self._nvml.nvmlDeviceGetCount()
+            handles = map(self._nvml.nvmlDeviceGetHandleByIndex, range(count))
+            found = [h for h in handles if str(self._nvml.nvmlDeviceGetUUID(h)).startswith(name)]
+            if len(found) != 1:
+                raise
+            return found[0]
+
+
+class _Gpu:
+    """One GPU, or a slice of one.
+
+    Args:
+        nvml: as `Gpus` takes it.
+        handle: of the GPU or the slice. Of a slice, the GPU that it is cut from is asked.
+    """
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml = nvml
+        self._handle = handle
+        self._is_shared = False
+        self._silence = ""
+        self._answers = 0
+        if self._ask(self._whole) is not None:
+            self._handle, self._is_shared = self._whole(handle), True
+        elif (mode := self._ask(nvml.nvmlDeviceGetMigMode)) is not None:
+            self._is_shared = bool(mode[0])
+
+    def check_kind(self, kind: str) -> None:
+        """Checks that this is the GPU that JAX has, where the machine has GPUs of several kinds.
+
+        Raises:
+            UserError: it is another one.
+        """
+        count = self._nvml.nvmlDeviceGetCount()
+        handles = map(self._nvml.nvmlDeviceGetHandleByIndex, range(count))
+        kinds = {str(self._nvml.nvmlDeviceGetName(handle)) for handle in handles}
+        own = str(self._nvml.nvmlDeviceGetName(self._handle))
+        if len(kinds) > 1 and not kind.startswith(own):
+            raise UserError(
+                f"CUDA's GPU is a {kind!r}, that of this number in NVML a {own!r}; expected the "
+                f"same; CUDA numbers the fastest first; set CUDA_DEVICE_ORDER=PCI_BUS_ID, or the "
+                f"UUIDs in CUDA_VISIBLE_DEVICES"
+            )
+
+    def read(self) -> GpuReading:
+        """Asks the driver; says why, if it answers nothing."""
+        nvml, self._silence, self._answers = self._nvml, "", 0
+        power, energy = (
+            None if self._is_shared else self._number(function, scale=1e-3)
+            for function in (
+                nvml.nvmlDeviceGetPowerUsage,
+                nvml.nvmlDeviceGetTotalEnergyConsumption,
+            )
         )
-        given = self._ask(reasons, handle) or 0
         clock, most = nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetMaxClockInfo
-        return GpuReading(
-            power_watts=self._ask(nvml.nvmlDeviceGetPowerUsage, handle, scale=1e-3),
-            energy_joules=self._ask(nvml.nvmlDeviceGetTotalEnergyConsumption, handle, scale=1e-3),
-            sm_clock_mhz=self._ask(clock, handle, _SM_CLOCK),
-            max_sm_clock_mhz=self._ask(most, handle, _SM_CLOCK),
-            memory_clock_mhz=self._ask(clock, handle, _MEMORY_CLOCK),
-            temperature_celsius=self._ask(nvml.nvmlDeviceGetTemperature, handle, _GPU_SENSOR),
-            throttles=tuple(name for name, bits in THROTTLES.items() if int(given) & bits),
+        reading = GpuReading(
+            power_watts=power,
+            energy_joules=energy,
+            sm_clock_mhz=self._number(clock, _SM_CLOCK),
+            max_sm_clock_mhz=self._number(most, _SM_CLOCK),
+            memory_clock_mhz=self._number(clock, _MEMORY_CLOCK),
+            temperature_celsius=self._number(nvml.nvmlDeviceGetTemperature, _GPU_SENSOR),
+            throttles=self._throttles(),
         )
+        if self._answers:
+            return reading
+        return dataclasses.replace(reading, silence=self._silence)
 
-    def _ask(
-        self, function: Callable[..., Any] | None, *arguments: Any, scale: float = 1.0
+    def _throttles(self) -> tuple[str, ...]:
+        """Drivers before 535 know the question by its old name only."""
+        new = getattr(self._nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+        old = self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons
+        given = None if new is None else self._number(new)
+        given = self._number(old) if given is None else given
+        bits = int(given or 0)
+        return tuple(name for name, mask in THROTTLES.items() if bits & mask)
+
+    def _whole(self, handle: Any) -> Any:
+        return self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+
+    def _number(
+        self, function: Callable[..., Any], *arguments: Any, scale: float = 1.0
     ) -> float | None:
-        """One number; None if this GPU or driver lacks it."""
-        with contextlib.suppress(self._nvml.NVMLError):
-            return None if function is None else float(function(*arguments)) * scale
-        return None
+        found = self._ask(function, *arguments)
+        return None if found is None else float(found) * scale
+
+    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """An answer; None if this GPU or driver has none."""
+        try:
+            found = function(self._handle, *arguments)
+        except self._nvml.NVMLError as error:
+            self._silence = str(error)
+            return None
+        self._answers += 1
+        return found
 
 
 def visible(ordinal: int) -> str:

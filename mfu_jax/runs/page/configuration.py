@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from mfu_jax.formatting import loss_text
 from mfu_jax.pages.document import quiet, section
@@ -75,9 +75,23 @@ def last_record(run: RunData, name: str) -> Iterator[Markup]:
         run: whose record.
         name: of the run, if there are several.
     """
+    yield from _metrics("All metrics of", run.metrics.last_record, name)
+
+
+def last_gpus(run: RunData, name: str) -> Iterator[Markup]:
+    """The last reading of the GPUs: not every record has one.
+
+    Args:
+        run: whose GPUs.
+        name: of the run, if there are several.
+    """
+    yield from _metrics("GPUs at", run.metrics.gpu, name)
+
+
+def _metrics(title: str, record: Mapping[str, Any], name: str) -> Iterator[Markup]:
     found = [
         (key, float(value))
-        for key, value in run.metrics.last_record.items()
+        for key, value in record.items()
         if key not in _FIELDS and _is_number(value)
     ]
     if found:
@@ -85,8 +99,7 @@ def last_record(run: RunData, name: str) -> Iterator[Markup]:
             Column("value", lambda r: _finite(r[1]), lambda r: _text(r[1]))
         ]
         body = table("metric", found, lambda row: row[0], columns, most=_MOST_METRICS)
-        step = run.metrics.last_record.get("step", "")
-        yield section(f"All metrics of step {step}{name}", wide(body))
+        yield section(f"{title} step {record.get('step', '')}{name}", wide(body))
 
 
 def _is_number(value: object) -> bool:

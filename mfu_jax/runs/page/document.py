@@ -11,7 +11,7 @@ from mfu_jax.pages.markup import Markup, tag
 from mfu_jax.pages.tables import Column, Word, table, wide
 from mfu_jax.runs.comparison import CONFIDENCE
 from mfu_jax.runs.page import curves
-from mfu_jax.runs.page.configuration import configuration, last_record, record_notes
+from mfu_jax.runs.page.configuration import configuration, last_gpus, last_record, record_notes
 from mfu_jax.runs.page.hosts import collectives, hosts
 from mfu_jax.runs.page.ledgers import flops, time_ledger
 from mfu_jax.runs.page.planned import planned
@@ -62,6 +62,7 @@ def page(
         body += flops(run, _of(name, runs))
     body += configuration(runs, [short(name) for name in names])
     for run, name in zip(runs, names, strict=True):
+        body += last_gpus(run, _of(name, runs))
         body += last_record(run, _of(name, runs))
     title = f"{short(names[0])}: MFU {percent(runs[0].summary.mfu)}"
     return document(title, body, style=_STYLE)

@@ -35,6 +35,10 @@ def driver(**changes: Any) -> Any:
 
     functions = {
         "nvmlInit": lambda: None,
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": unsupported,
+        "nvmlDeviceGetMigMode": unsupported,
+        "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetName": lambda handle: "NVIDIA H100",
         "nvmlDeviceGetHandleByIndex": lambda index: f"index {index}",
         "nvmlDeviceGetHandleByUUID": lambda uuid: f"uuid {uuid}",
         "nvmlDeviceGetPowerUsage": lambda handle: 700_000,
@@ -43,6 +47,7 @@ def driver(**changes: Any) -> Any:
         "nvmlDeviceGetMaxClockInfo": lambda handle, kind: {1: 1980, 2: 2619}[kind],
         "nvmlDeviceGetTemperature": lambda handle, sensor: 85,
         "nvmlDeviceGetCurrentClocksEventReasons": lambda handle: 0x20 | 0x1,
+        "nvmlDeviceGetCurrentClocksThrottleReasons": unsupported,
     }
     changes = {name: unsupported if value is None else value for name, value in changes.items()}
     return types.SimpleNamespace(NVMLError=NVMLError, **{**functions, **changes})
@@ -103,7 +108,8 @@ def test_a_driver_that_hangs_holds_up_nothing() -> None:
 def test_cuda_renumbers_gpus_and_nvml_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,GPU-12ab")
     assert [visible(0), visible(1), visible(2)] == ["6", "GPU-12ab", "2"]
-    assert Gpus(driver(), [0, 1])._handles == ["index 6", "uuid GPU-12ab"]
+    gpus = Gpus(driver(), [0, 1])._gpus
+    assert [gpu._handle for gpu in gpus] == ["index 6", "uuid GPU-12ab"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert visible(3) == "3"
 

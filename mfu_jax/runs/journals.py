@@ -164,6 +164,8 @@ class _Reader:
     def read(self, lines: Iterable[bytes]) -> None:
         """Adds the lines; a broken one costs itself."""
         for line in lines:
+            if line.isspace():  # as a killed process leaves one
+                continue
             try:
                 self._take(json.loads(line))
             except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import mfu_jax
+from mfu_jax.instrumentation import step_observer
 from tests.support.instrumented import PEAK
 from tests.support.sinks import ListSink
 
@@ -49,6 +51,47 @@ def test_threads_that_share_a_logger_lose_no_step(steps: tuple[float, ...]) -> N
     logger.close()
     assert not errors
     assert [record.step for record in memory.records] == list(range(3 * _CALLS))
+
+
+@pytest.mark.parametrize(("sizes", "programs"), [((8, 8, 8), 1), ((8, 16, 8), 2)])
+def test_concurrent_first_calls_share_a_logger_and_analyse_each_program_once(
+    sizes: tuple[int, ...], programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    together = threading.Barrier(len(sizes))
+
+    def slowly(name: str) -> Any:
+        make = getattr(step_observer, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            made.append(name)
+            time.sleep(0.05)  # the others arrive meanwhile
+            return make(*args, **kwargs)
+
+        monkeypatch.setattr(step_observer, name, call)
+
+    slowly("logger_of")
+    slowly("ProgramAnalysis")
+    memory = ListSink()
+    train = jax.jit(lambda x: {"loss": jnp.sum(x @ x)})
+    step = mfu_jax.instrument(train, sinks=[memory], **PEAK)
+
+    def call(x: jax.Array) -> None:
+        together.wait(30)
+        step(x)
+
+    xs = [jnp.ones((size, size)) for size in sizes]
+    threads = [threading.Thread(target=call, args=(x,)) for x in xs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    step.close()
+    assert made.count("logger_of") == 1
+    assert made.count("ProgramAnalysis") == programs
+    assert [record.step for record in memory.records] == [0, 1, 2]
+    flops = sorted(memory.scalar("perf/per_device_tflops"))
+    assert flops == sorted(2 * size**3 / 1e12 for size in sizes)
 
 
 _FORK = """

@@ -13,13 +13,14 @@ from mfu_jax.flops.lengths import Lengths
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.jitting import caller_of, jitted, jitting_error, name_of
 from mfu_jax.instrumentation.options import (
+    StepOptions,
     check_kinds,
     checked_trip_counts,
     refuse_logger_settings,
     resolve,
 )
 from mfu_jax.instrumentation.packed_documents import PackedDocuments
-from mfu_jax.instrumentation.step_observer import COUNT_SECONDS, StepObserver, StepOptions
+from mfu_jax.instrumentation.step_observer import COUNT_SECONDS, StepObserver
 from mfu_jax.instrumentation.wrapped_step import DisabledStep, WrappedStep
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mfu_jax.errors import UserError
+from mfu_jax.flops.lengths import Lengths
 from mfu_jax.instrumentation.counts import analytic_model
+from mfu_jax.instrumentation.outputs import Select
+from mfu_jax.instrumentation.packed_documents import PackedDocuments
 from mfu_jax.logger.assembly import checked_sinks
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
@@ -15,6 +18,18 @@ from mfu_jax.settings import LOGGER_KEYS, Settings
 
 # Settings that belong to a logger and its loop, so they cannot accompany a given one.
 _OF_SHARED = ("metrics_file", "tensorboard_dir", *LOGGER_KEYS, "profile_steps")
+
+
+class StepOptions(NamedTuple):
+    """What the user chose; see `mfu_jax.instrument`."""
+
+    settings: Settings
+    config: Any
+    metrics: Select | None
+    documents: PackedDocuments | None
+    sinks: Sequence[Sink] | None
+    trip_counts: Mapping[str, int] | None
+    lengths: Lengths
 
 
 def resolve(

@@ -26,6 +26,18 @@ class StepProgram(NamedTuple):
     selection: Selection
 
 
+class BeforeCall(NamedTuple):
+    """What was known before a call.
+
+    Attributes:
+        compile_count: compilations on its thread.
+        added: how many programs.
+    """
+
+    compile_count: int
+    added: int
+
+
 class StepPrograms:
     """Tells which program a call ran, if possible without looking at its arguments.
 
@@ -42,6 +54,7 @@ class StepPrograms:
         is_ambiguous: a call may have run a program other than the last one.
         functions: JAX's names of what was compiled in calls of the step.
         added: how many programs are known.
+        lock: held while a new program is analysed: of concurrent first calls, one does it.
     """
 
     def __init__(
@@ -50,6 +63,7 @@ class StepPrograms:
         self.is_ambiguous = True
         self.functions: set[str] = set()
         self.added = 0
+        self.lock = threading.RLock()
         self._boundary = boundary
         self._known: SignatureTable[StepProgram] = SignatureTable(whole=has_earlier_programs)
         self._signature: Signature | None = None
@@ -58,18 +72,21 @@ class StepPrograms:
         self._compile_log = compile_log
         compile_log.subscribe(self._on_compile)
 
-    def begin_call(self) -> int:
-        """Call it on the same thread before the step; returns `compile_count`."""
-        return self._compile_counts.setdefault(threading.get_ident(), 0)
+    def begin_call(self) -> BeforeCall:
+        """Call it on the same thread before the step."""
+        return BeforeCall(self._compile_counts.setdefault(threading.get_ident(), 0), self.added)
 
-    @property
-    def compile_count(self) -> int:
-        """Compilations on this thread since it first called the step."""
-        return self._compile_counts.get(threading.get_ident(), 0)
+    def has_compiled(self, before: BeforeCall) -> bool:
+        """Whether the call on this thread has compiled something."""
+        return self._compile_counts.get(threading.get_ident(), 0) != before.compile_count
 
     def look_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepProgram | None:
         """The program of these arguments; None if unknown."""
         return self._known.find(args, kwargs)
+
+    def known(self, signature: Signature) -> StepProgram | None:
+        """The program of this signature; None if unknown."""
+        return self._known.get(signature)
 
     def add(self, signature: Signature, program: StepProgram) -> list[str] | None:
         """Adds the program that has just run for the first time.

@@ -199,6 +199,10 @@ class SignatureTable(Generic[_Entry]):
         for known, probe in probes.items():
             self._found[probe] = self._known[known]
 
+    def get(self, signature: Signature) -> _Entry | None:
+        """The entry of a signature, None if it is not known."""
+        return self._known.get(signature)
+
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Entry | None:
         """The entry of a call, None if its signature is not known."""
         probe: tuple[Any, ...]

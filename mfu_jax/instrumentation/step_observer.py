@@ -9,41 +9,38 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from mfu_jax.boundary import Boundary, guarded
 from mfu_jax.errors import UserError
-from mfu_jax.flops.lengths import Lengths
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.instrumentation.assembly import logger_of
 from mfu_jax.instrumentation.counts import StepFlops
 from mfu_jax.instrumentation.device_trace import StepProfile
 from mfu_jax.instrumentation.jitting import programs_of
+from mfu_jax.instrumentation.options import StepOptions
 from mfu_jax.instrumentation.outputs import (
     Metrics,
-    Select,
     Selection,
     marker_only,
     read_marker,
     select_metrics,
 )
-from mfu_jax.instrumentation.packed_documents import PackedBatch, PackedDocuments
+from mfu_jax.instrumentation.packed_documents import PackedBatch
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
-from mfu_jax.instrumentation.programs import StepProgram, StepPrograms
+from mfu_jax.instrumentation.programs import BeforeCall, StepProgram, StepPrograms
 from mfu_jax.instrumentation.signatures import Signature
 from mfu_jax.instrumentation.wrapped_step import WrappedStep
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP, NonFiniteLossError
-from mfu_jax.logger.sinks import Sink
 from mfu_jax.logger.sinks.base import format_values
 from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.compile_events import CompileLog
-from mfu_jax.settings import Settings
 
 _log = logging.getLogger("mfu_jax")
 
@@ -54,28 +51,16 @@ _UNKNOWN = StepCost(model_flops_per_device=None)
 _UNSELECTED = StepProgram(None, marker_only())
 
 
-class StepOptions(NamedTuple):
-    """What the user chose; see `mfu_jax.instrument`."""
-
-    settings: Settings
-    config: Any
-    metrics: Select | None
-    documents: PackedDocuments | None
-    sinks: Sequence[Sink] | None
-    trip_counts: Mapping[str, int] | None
-    lengths: Lengths
-
-
 class Begun(NamedTuple):
     """A call under way.
 
     Attributes:
-        compile_count: compilations before it.
+        before: what was known of the programs.
         packed: the documents of its batch, if batches are packed.
         mark: its mark in the device trace, entered, if it is traced.
     """
 
-    compile_count: int
+    before: BeforeCall
     packed: PackedBatch | None
     mark: Any
 
@@ -130,7 +115,8 @@ class StepObserver:
             UserError: an output folder cannot be written.
         """
         if self._logger is None:
-            self._logger = self._make_logger()
+            with self._programs.lock:
+                self._logger = self._logger or self._make_logger()
         return self._logger
 
     @guarded(
@@ -165,9 +151,9 @@ class StepObserver:
             )  # fmt: skip
         if self._profile is not None and self._profile.concerns(logger.next_step):
             mark = self._boundary.attempt("there is no device trace", self._begin_trace)
-        compile_count = self._programs.begin_call()
+        before = self._programs.begin_call()
         logger.begin_call()
-        return Begun(compile_count, packed, mark)
+        return Begun(before, packed, mark)
 
     @guarded("a step of {0._step.__name__} is not logged", passes=MEANT_FOR_THE_LOOP)
     def end(self, begun: Begun, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -269,15 +255,20 @@ class StepObserver:
     ) -> StepProgram | None:
         """The program that the call has run; None inside another function's trace."""
         programs = self._programs
-        is_new = self.current is None or programs.compile_count != begun.compile_count
-        if self._is_lost or not (is_new or programs.is_ambiguous):
+        is_new = self.current is None or programs.has_compiled(begun.before)
+        if self.current and (self._is_lost or not (is_new or programs.is_ambiguous)):
             return self.current
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, output))):
             self._say_traced()
             return None
         found = None if is_new else programs.look_up(args, kwargs)
-        self.current = found or self._new_program(args, kwargs, output)
-        return self.current
+        if found is None:
+            with programs.lock:
+                if programs.added != begun.before.added:  # by another thread
+                    found = programs.known(Signature.of(self._step.__wrapped__, args, kwargs))
+                found = found or self._new_program(args, kwargs, output)
+        self.current = found
+        return found
 
     def _new_program(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any

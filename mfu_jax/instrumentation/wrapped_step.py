@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any, NoReturn, Self
@@ -11,9 +12,13 @@ from mfu_jax.instrumentation.jitting import name_of
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.settings import Settings
 
+_LIKE_IT = ("__module__", "__qualname__", "__annotations__")
+
 
 class WrappedStep:
-    """Has the name of the wrapped step; attributes that it lacks are looked up on that step.
+    """Looks like the wrapped step; attributes that it lacks are looked up on that step.
+
+    A copy is the step itself, as of a function; pickled is the wrapped step, which logs nothing.
 
     Args:
         step_fn: the step.
@@ -25,7 +30,7 @@ class WrappedStep:
 
     def __init__(self, step_fn: Callable[..., Any], settings: Settings) -> None:
         self.settings = settings
-        self.__wrapped__ = step_fn
+        functools.update_wrapper(self, step_fn, _LIKE_IT, updated=())  # type: ignore[arg-type]
         self.__name__ = name_of(step_fn)
         self.__doc__ = getattr(step_fn, "__doc__", None)
 
@@ -43,6 +48,15 @@ class WrappedStep:
         call: Any = self
         return types.MethodType(call, instance) if is_bound else self
 
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any]]:
+        return _bare, (self.__wrapped__,)
+
     def __enter__(self) -> Self:
         return self
 
@@ -52,6 +66,10 @@ class WrappedStep:
             f"least one before; usually the loop calls the function that was wrapped, or "
             f"enable_mfu is false; use what instrument() returned in the loop"
         )
+
+
+def _bare(step_fn: Callable[..., Any]) -> Callable[..., Any]:
+    return step_fn
 
 
 class DisabledStep(WrappedStep):

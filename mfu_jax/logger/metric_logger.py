@@ -104,19 +104,17 @@ class MetricLogger:
     ) -> None:
         self.cost, config = assembly.with_fields(cost, config, fields)
         self._monotonic = monotonic
-        self._compile_log = compile_log or CompileLog(boundary=boundary)
-        self._boundary = boundary or self._compile_log.boundary
-        self.lock = threading.RLock()
-        self._compiled_before_seconds = self._compile_log.seconds
-        seen = self._compile_log.available
-        self._builder = RecordBuilder(self.cost, config, compile_is_seen=seen)
+        log = self._compile_log = compile_log or CompileLog(boundary=boundary)
+        self._boundary = boundary or log.boundary
+        self.lock, self._closing = threading.RLock(), threading.RLock()
+        self._compiled_before_seconds = log.seconds
+        self._builder = RecordBuilder(self.cost, config, compile_is_seen=log.available)
         if self._compiled_before_seconds:
             self._builder.add_spans({"compile": self._compiled_before_seconds})
         self._numbers = StepNumbers(config.start_step)
-        self._failure_was_raised = False
+        self._failure_was_raised = self._is_at_exit = False
         self._summary: Summary | None = None
         self._thread_id, self._process_id = threading.get_ident(), os.getpid()
-        self._closing = threading.RLock()
         watchdog = self._watchdog = Watchdog(config, self._boundary, monotonic=monotonic)
         used = assembly.sinks_of_process(sinks, config)
         self._journal = journal or assembly.journal_of(used, self._boundary, clock, monotonic)
@@ -124,8 +122,7 @@ class MetricLogger:
         self._small = SmallMetrics(self._pipeline.hurry)
         watchdog.connect(self._pipeline.hosts.who_is_silent, self._pipeline.flush)
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
-        written = (self._pipeline, self._watchdog, self._boundary, self._journal)
-        self.spans = LoopSpans(self._timer, *written)
+        self.spans = LoopSpans(self._timer, self._pipeline, watchdog, self._boundary, self._journal)
         self.phases = PhaseBook(
             monotonic, warmup_steps=config.warmup_steps, boundary=self._boundary
         )
@@ -179,6 +176,8 @@ class MetricLogger:
         if type(step) is not int:
             step = whole_number(step)
         if self._pipeline.failure or self._summary or step <= self._numbers.last:
+            if self._is_at_exit:  # a daemon thread's
+                return
             self._refuse(step)
         if type(metrics) is not dict and not isinstance(metrics, Mapping):
             raise assembly.refused_metrics(metrics)
@@ -357,6 +356,7 @@ class MetricLogger:
 
     @guarded("metrics may not all be written")
     def _close_quietly(self) -> None:
+        self._is_at_exit = True
         if os.getpid() == self._process_id:  # a fork has the files, but none of the threads
             self._close()
             if self._pipeline.failure is not None and not self._failure_was_raised:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -68,6 +69,7 @@ class RecordPipeline:
         journal: Journal | NoJournal = _NO_JOURNAL,
     ) -> None:
         self.failure: NonFiniteLossError | None = None
+        self._process_id = os.getpid()
         self._boundary = Boundary()
         self.hosts = HostWatch(config, self._boundary)
         self._health = HealthWatch(config, self._boundary)
@@ -114,8 +116,12 @@ class RecordPipeline:
         self.put(call)
 
     def flush(self) -> None:
-        """Waits until every sink that works has everything handed over, on disk."""
-        self._settle(time.monotonic() + DRAIN_SECONDS)
+        """Waits until every sink that works has everything handed over, on disk.
+
+        In a forked child it does nothing: that has the files, but none of the threads.
+        """
+        if os.getpid() == self._process_id:
+            self._settle(time.monotonic() + DRAIN_SECONDS)
 
     def close(
         self,

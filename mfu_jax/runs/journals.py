@@ -164,6 +164,8 @@ class _Reader:
     def read(self, lines: Iterable[bytes]) -> None:
         """Adds the lines; a broken one costs itself."""
         for line in lines:
+            if line.isspace():  # as a killed process leaves one
+                continue
             try:
                 self._take(json.loads(line))
             except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError):
@@ -266,8 +268,11 @@ class _Reader:
         life.spans = [span for span in life.spans if span[1] < cut]
         life.compiled = [span for span in life.compiled if span[0] < cut]
         life.alive, life.how = cut, _BACK
+        # A pause notes its step at once, "back" comes with the steps: a little later.
+        later = [early for early in self._early if early[2] - early[1] / 2e6 > cut]
+        self._early = [early for early in self._early if early not in later]
         self._finish()
-        self._life = rest
+        self._life, self._early = rest, later
 
     def _on_restored(self, life: Life, values: dict[str, Any]) -> None:
         life.restored = int(values["step"])

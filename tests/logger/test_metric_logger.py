@@ -289,6 +289,19 @@ def test_wrong_use_says_what_to_do() -> None:
         run.steps(1.0, start=6)
 
 
+def test_a_daemon_threads_step_after_the_close_at_exit_is_dropped_in_silence(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    at_exit: list[Any] = []
+    monkeypatch.setattr("atexit.register", at_exit.append)
+    run = Run()
+    run.steps(1.0)
+    for close in reversed(at_exit):
+        close()
+    run.steps(1.0, start=1)
+    assert ([record.step for record in run.sink.records], caplog.messages) == ([0], [])
+
+
 def test_a_loop_that_goes_back_is_told_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     run = Run()
     with caplog.at_level(logging.WARNING, "mfu_jax"):

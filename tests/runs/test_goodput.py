@@ -243,6 +243,19 @@ def test_a_process_that_goes_back_loses_the_steps_that_it_does_again(tmp_path: P
     ]
 
 
+def test_a_pause_told_before_the_way_back_belongs_to_the_steps_after_it(tmp_path: Path) -> None:
+    journal = WrittenJournal(tmp_path)
+    journal.start(0.0, 1.0)
+    journal.steps(12.0, 0, [S] * 11)
+    journal.span("restore", 12.0, 2.0, step=10, step_us=S)
+    journal.span("eval", 22.0, 1.0, step=12, step_us=S)
+    journal.line("back", 23.1, step=5)
+    journal.steps(22.0, 5, [S] * 8)
+    journal.stop(23.2)
+    run = read_run(tmp_path, now=LATER)
+    assert (run.steps, run.lost_steps) == (13, 6), "0 to 12; 5 to 10 twice"
+
+
 def test_a_start_from_the_first_step_after_a_clean_end_is_a_new_run(tmp_path: Path) -> None:
     journal = WrittenJournal(tmp_path)
     for begin in (0.0, 1000.0):

@@ -18,8 +18,9 @@ _MOST_NAMES = 1000
 class JournalFile:
     """Settled lines stay; the open ones after them are replaced at each write, all in one call.
 
-    A later write is never shorter than the one before, so a reader and a killed process see whole
-    lines. The file is locked while its process lives: an overlapping process writes beside it.
+    A shorter write ends in a blank line until the file is cut there, so a reader and a killed
+    process see whole lines. The file is locked while its process lives: an overlapping process
+    writes beside it.
 
     Args:
         path: ``NAME.jsonl``; where another process writes to it, ``NAME.2.jsonl``, ``.3`` ….
@@ -34,7 +35,8 @@ class JournalFile:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._descriptor = _locked(path)
-        self._offset = os.fstat(self._descriptor).st_size
+        self._offset = self._end = os.fstat(self._descriptor).st_size
+        self._first = b""  # the first settled line
         self._open: tuple[bytes, ...] = ()  # the open lines in the file
         if self._offset and os.pread(self._descriptor, 1, self._offset - 1) != b"\n":
             self._put(b"\n")  # a torn line stays a line of its own
@@ -48,12 +50,15 @@ class JournalFile:
         """
         before, self._open = self._open, ()
         same = 0 if settled else _first_difference(before, open_lines)
-        self._put(b"".join((settled, *open_lines[same:])), sum(map(len, open_lines[:same])))
+        self._replace(b"".join((settled, *open_lines[same:])), sum(map(len, open_lines[:same])))
+        self._first = self._first or settled[: settled.find(b"\n") + 1]
         self._offset += len(settled)
         self._open = open_lines
 
     def find_again(self) -> None:
-        """Writes the file again, with all it held, if it was deleted or moved meanwhile.
+        """Writes the file again, if it was deleted or moved meanwhile.
+
+        With all it held; after a move, with the first line that was settled.
 
         Raises:
             OSError: it cannot be written again.
@@ -63,12 +68,12 @@ class JournalFile:
             if os.path.samestat(os.stat(self.path), mine):
                 return
         is_kept = mine.st_nlink > 0  # under another name
-        content = b"" if is_kept else os.pread(self._descriptor, self._offset, 0)
+        content = self._first if is_kept else os.pread(self._descriptor, self._offset, 0)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         path, descriptor = _locked(self.path)
         os.close(self._descriptor)
-        self.path, self._descriptor, self._offset = path, descriptor, os.fstat(descriptor).st_size
-        self._open = ()
+        self.path, self._descriptor, self._open = path, descriptor, ()
+        self._offset = self._end = os.fstat(descriptor).st_size
         self._put(content)
         self._offset += len(content)
 
@@ -80,10 +85,21 @@ class JournalFile:
         """Closes the file, which frees the lock."""
         os.close(self._descriptor)
 
+    def _replace(self, text: bytes, place: int) -> None:
+        """Puts text there, and nothing after it."""
+        end = self._offset + place + len(text)
+        if end >= self._end:
+            self._put(text, place)
+            return
+        self._put(text + b"\n".rjust(self._end - end), place)
+        os.ftruncate(self._descriptor, end)
+        self._end = end
+
     def _put(self, text: bytes, place: int = 0) -> None:
         done, begin = 0, self._offset + place
         while done < len(text):  # a nearly full disk takes only a part
             done += os.pwrite(self._descriptor, text[done:], begin + done)
+            self._end = max(self._end, begin + done)
 
 
 def _first_difference(before: Sequence[bytes], after: Sequence[bytes]) -> int:

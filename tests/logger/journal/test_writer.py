@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -192,6 +193,56 @@ def test_open_lines_are_written_over_and_settled_ones_stay(tmp_path: Path) -> No
     after.write(b"next\n", b"")
     after.close()
     assert file.path.read_text() == "torn li\nnext\n"
+
+
+def test_lines_that_get_shorter_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = JournalFile(tmp_path / NAME)
+    file.write(b"", b"compiled 1, 2, 3\n", b"alive 1\n")
+    cut, seen = os.ftruncate, []
+
+    def truncate(descriptor: int, length: int) -> None:
+        seen.append(file.path.read_text())
+        cut(descriptor, length)
+
+    monkeypatch.setattr(os, "ftruncate", truncate)
+    file.write(b"", b"compiled 1\n", b"alive 2\n")
+    file.write(b"", b"compiled 1\n", b"alive 3\n")
+    assert seen == ["compiled 1\nalive 2\n     \n"], "whole lines until it is cut, once"
+    assert file.path.read_text() == "compiled 1\nalive 3\n"
+    file.close()
+
+
+def test_settled_lines_that_a_full_disk_took_in_part_and_that_are_given_up_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = JournalFile(tmp_path / NAME)
+    write, left = os.pwrite, [8, 0]
+
+    def fill(descriptor: int, text: bytes, place: int) -> int:
+        if not (taken := left.pop(0)):
+            raise OSError(errno.ENOSPC, "no space left")
+        return write(descriptor, text[:taken], place)
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", fill)
+        with pytest.raises(OSError, match="no space"):
+            file.write(b"a settled line\n", b"open\n")
+    file.write(b"", b"open\n")
+    assert file.path.read_text() == "open\n"
+    file.close()
+
+
+def test_a_journal_that_was_moved_begins_again_with_its_start(tmp_path: Path) -> None:
+    file = JournalFile(tmp_path / NAME)
+    file.write(b"start\nsteps 1\n", b"open\n")
+    file.path.rename(tmp_path / "moved")
+    file.find_again()
+    file.write(b"steps 2\n", b"open\n")
+    file.close()
+    assert (tmp_path / "moved").read_text() == "start\nsteps 1\nopen\n"
+    assert file.path.read_text() == "start\nsteps 2\nopen\n"
 
 
 def test_a_journal_that_was_deleted_is_written_again(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from mfu_jax.boundary import is_interrupt
 from mfu_jax.logger.timing.compile_events import CompileEvent
 from mfu_jax.logger.timing.gc_pauses import GcPauses, of_process
 from mfu_jax.logger.timing.readiness import block_until_ready, is_ready
@@ -111,8 +112,10 @@ class StepTimer:
             self._pending = None  # an error of the device is raised once
             try:
                 block_until_ready(previous.metrics)
-            except (KeyboardInterrupt, SystemExit) as error:  # raised when the wait is over
-                self._interrupt = error
+            except BaseException as error:
+                if not is_interrupt(error):
+                    raise
+                self._interrupt = error  # raised when the wait is over
             now = self._clock(), self._monotonic()
             left_at = now[1]
             self.waited_seconds = left_at - before
@@ -141,8 +144,9 @@ class StepTimer:
             return None
         try:
             block_until_ready(step.metrics)
-        except (KeyboardInterrupt, SystemExit):
-            self._pending = step  # for the end of the run
+        except BaseException as error:
+            if is_interrupt(error):
+                self._pending = step  # for the end of the run
             raise
         now = self.read()
         self._finish(step, step.completed or now)

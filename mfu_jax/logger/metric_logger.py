@@ -33,6 +33,7 @@ from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
+from mfu_jax.logger.loop_compilations import LoopCompilations
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP, NonFiniteLossError
 from mfu_jax.logger.phases import Phase, PhaseBook, StepScope
 from mfu_jax.logger.pipeline import RecordPipeline
@@ -45,7 +46,7 @@ from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.step_numbers import StepNumbers, after_close, whole_number
 from mfu_jax.logger.strict_json import printable
 from mfu_jax.logger.summary import Summary
-from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
+from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.logger.timing.timer import StepTimer
 from mfu_jax.logger.timing.watcher import Watcher
@@ -116,7 +117,7 @@ class MetricLogger:
         self._numbers = StepNumbers(config.start_step)
         self._failure_was_raised = False
         self._summary: Summary | None = None
-        self._thread_id, self._process_id = threading.get_ident(), os.getpid()
+        self._process_id = os.getpid()
         self._closing = threading.RLock()
         watchdog = self._watchdog = Watchdog(config, self._boundary, monotonic=monotonic)
         used = assembly.sinks_of_process(sinks, config)
@@ -129,7 +130,9 @@ class MetricLogger:
         self.phases = PhaseBook(
             monotonic, warmup_steps=config.warmup_steps, boundary=self._boundary
         )
-        self._compile_log.subscribe(self._on_compile)
+        parts = self._journal, self.spans, self.phases, self._timer, watchdog
+        self._compilations = LoopCompilations(*parts)
+        self._compile_log.subscribe(self._compilations.heard)
         atexit.register(self._close_quietly)
 
     @staticmethod
@@ -149,6 +152,7 @@ class MetricLogger:
     @guarded("the time of a step is not exact")
     def begin_call(self) -> None:
         """Call it just before a step that may compile, as instrumented ones do; it never waits."""
+        self._compilations.run_here()
         self._timer.begin_call()
 
     @guarded("a step is not logged", passes=MEANT_FOR_THE_LOOP)
@@ -183,7 +187,7 @@ class MetricLogger:
         if type(metrics) is not dict and not isinstance(metrics, Mapping):
             raise assembly.refused_metrics(metrics)
         self._numbers.last = step
-        self._thread_id = threading.get_ident()
+        self._compilations.run_here()
         metrics = self._small.of(metrics)
         if self.phases.has_phases:
             of_phases, cost_of_phases = self.phases.take()
@@ -344,7 +348,7 @@ class MetricLogger:
         attempt = self._boundary.attempt
         for part in (self._watchdog, self._timer, self.phases, self._journal):
             attempt("the logger is not closed", part.close)
-        attempt("the logger is not closed", self._compile_log.unsubscribe, self._on_compile)
+        attempt("the logger is not closed", self._compile_log.unsubscribe, self._compilations.heard)
         attempt("the logger is not closed", atexit.unregister, self._close_quietly)
 
     def _close_pipeline(self) -> None:
@@ -389,12 +393,3 @@ class MetricLogger:
             self._failure_was_raised = True
             # A new one: the traceback of a kept one would keep the arrays of the loop alive.
             raise NonFiniteLossError(failure.step, failure.value)
-
-    def _on_compile(self, event: CompileEvent) -> None:
-        if event.thread_id != self._thread_id:
-            return
-        self._journal.compiled(event)
-        if not self.spans.active:
-            self.phases.compiling()
-            self._timer.compiling(event)
-            self._watchdog.compiling(event.stage)

@@ -156,6 +156,7 @@ class StepObserver:
         logger = self.logger
         if isinstance(logger, DisabledLogger):
             return None
+        logger.interrupt.throw()
         options = self._options
         packed = mark = None
         if options.documents is not None:

@@ -79,6 +79,7 @@ class MetricLogger:
         cost: what a step costs, unless `record` is given another cost.
         phases: the phases of the step under way.
         spans: the pause or wait under way.
+        interrupt: of a wait for a step; raised where the loop next touches the logger.
         lock: of the loop's threads: held while a step gets its number and is recorded.
 
     Raises:
@@ -125,6 +126,7 @@ class MetricLogger:
         self._pipeline = RecordPipeline(self._builder, used, config, watchdog.saw, self._journal)
         watchdog.connect(self._pipeline.hosts.who_is_silent, self._pipeline.flush)
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
+        self.interrupt = self._timer.interrupt
         written = (self._pipeline, self._watchdog, self._boundary, self._journal)
         self.spans = LoopSpans(self._timer, *written)
         self.phases = PhaseBook(
@@ -212,7 +214,7 @@ class MetricLogger:
             self.spans.hold(taken)  # a later eval may still add to it
         self._watchdog.completed(step)
         taken.overhead_seconds = self._monotonic() - begin - self._timer.waited_seconds
-        self._timer.raise_interrupt()
+        self.interrupt.throw()
 
     @guarded("an eval is not logged", passes=MEANT_FOR_THE_LOOP)
     def record_eval(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -298,6 +300,7 @@ class MetricLogger:
     @guarded("there is no summary", instead=assembly.no_summary)
     def summary(self) -> Summary:
         """The run so far; after `close`, the whole run."""
+        self.interrupt.throw()
         if self._summary is None:
             self.flush()
         return self._summary or self._summarize()
@@ -310,6 +313,7 @@ class MetricLogger:
             NonFiniteLossError: a loss is NaN or infinite, and `record` has not raised for it yet.
         """
         summary = self._close()
+        self.interrupt.throw()
         if self._pipeline.failure is not None and not self._failure_was_raised:
             self._raise_failure()
         return summary

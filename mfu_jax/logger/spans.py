@@ -152,10 +152,12 @@ class LoopSpans:
 
     def pause(self, name: str, check: Callable[[], None]) -> Pause:
         """Waits for the step in flight, calls `check`, and attributes the time inside to `name`."""
+        self._timer.interrupt.throw()
         return Pause(self, self._timer, name, check, self._watchdog, self._boundary)
 
     def wait(self, name: str) -> Wait:
         """Measures the part of a wait in which the device is idle."""
+        self._timer.interrupt.throw()
         return Wait(self, self._timer, self._pipeline, name, self._watchdog, self._boundary)
 
 

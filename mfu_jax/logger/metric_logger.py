@@ -377,7 +377,7 @@ class MetricLogger:
             compile_count=self._compile_log.compile_count,
             dropped_by_sink=self._pipeline.dropped_by_sink,
         )
-        return dataclasses.replace(summary, phases=self.phases.totals())
+        return dataclasses.replace(summary, phases=self.phases.totals.values())
 
     def _refuse(self, step: int) -> None:
         self._raise_failure()

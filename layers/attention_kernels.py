@@ -26,6 +26,8 @@ from .attention_ops import (
 )
 from .sharding import BATCH_AXES, SEQUENCE_AXIS, axis_size
 
+_LANES = 128  # of a TPU's vector registers; the splash kernel's blocks are whole ones
+
 
 @register_attention("cudnn_flash", supports=(WINDOW, CHUNKS))
 def cudnn_flash(x: AttentionInputs) -> jax.Array:
@@ -176,20 +178,29 @@ def _splashed(attend: Any, x: AttentionInputs, of_keys: jax.Array) -> jax.Array:
 
 
 def _block_sizes(blocks: SplashBlocks, queries: int, keys: int) -> Any:
-    """Blocks no larger than the queries and keys of a row on one device."""
+    """Blocks that divide the queries and keys of a row on one device, as the kernel wants."""
     from jax.experimental.pallas.ops.tpu import splash_attention as kernel
 
+    kv, kv_dkv = _fitting(blocks.kv, keys), _fitting(blocks.kv_dkv, keys)
     of_queries: dict[str, Any] = {
-        "block_q_dq": min(blocks.q_dq, queries),
-        "block_kv_dq": min(blocks.kv_dq, keys),
+        "block_q_dq": _fitting(blocks.q_dq, queries),
+        "block_kv_dq": _fitting(blocks.kv_dq, keys),
     }
     return kernel.BlockSizes(
-        block_q=min(blocks.q, queries),
-        block_kv=min(blocks.kv, keys),
-        block_kv_compute=min(blocks.kv_compute, keys),
-        block_q_dkv=min(blocks.q_dkv, queries),
-        block_kv_dkv=min(blocks.kv_dkv, keys),
-        block_kv_dkv_compute=min(blocks.kv_dkv_compute, keys),
+        block_q=_fitting(blocks.q, queries),
+        block_kv=kv,
+        block_kv_compute=_fitting(blocks.kv_compute, kv),
+        block_q_dkv=_fitting(blocks.q_dkv, queries),
+        block_kv_dkv=kv_dkv,
+        block_kv_dkv_compute=_fitting(blocks.kv_dkv_compute, kv_dkv),
         use_fused_bwd_kernel=blocks.fused,
         **({} if blocks.fused else of_queries),
     )
+
+
+def _fitting(block: int, length: int) -> int:
+    """The largest block up to the wanted one that divides `length`."""
+    wanted = min(block, length)
+    sizes = range(wanted - wanted % _LANES, 0, -_LANES)
+    fitting = (size for size in (wanted, *sizes) if length % size == 0)
+    return next(fitting, wanted)  # the kernel says what it wants

@@ -24,7 +24,7 @@ from .stack import Notes, Remat, Segment, blocks_of, run_pattern, segments_of
 # Notes that are means over tokens; others are sums.
 _MEANS = ("balance_loss", "indexer_loss")
 # What a microbatch has of `Inputs`; stages share nothing else.
-OF_ROWS = ("tokens", "positions", "segment_ids", "images")
+OF_ROWS = ("tokens", "positions", "segment_ids", "images", "grid")
 
 
 class Schedule(NamedTuple):

@@ -23,6 +23,7 @@ REMOVED = "removed by XLA"
 OVERHEAD_ATTENTION = "pipeline bubble: attention"
 _ON_HOST = "moved to the host"
 THREE_REAL = "complex products by three real ones"
+_COMPLEX = ("c64", "c128")
 _FFT = re.compile(r"\bfft\)*$")
 
 
@@ -189,6 +190,7 @@ def compare_flops(
         unaccounted = [f"{i.name} {i.where} {i.shapes}: {i.reason}" for i in model.unaccounted]
         is_whole = not (model.unaccounted or executed.unaccounted)
         attention = Fraction(getattr(model, "activations", 0), devices)
+        complex_products = Fraction(sum(model.by_dtype.get(d, 0) for d in _COMPLEX), devices)
         model = Fraction(model.forward + model.backward, devices)
     model = round(model)
     lines = [LedgerLine(label="model", flops=model, note=f"convention {convention}")]
@@ -244,7 +246,7 @@ def compare_flops(
         note = "the host runs it instead (compute_on)"
         lines.append(LedgerLine(label=_ON_HOST, flops=-on_host, note=note))
         missing += on_host
-    if is_whole and missing < 0 and (fewer := _by_three(complex_products, executed)):
+    if is_whole and missing < 0 and (fewer := _by_three(complex_products, -missing, executed)):
         note = "a TPU multiplies three times and adds more often, instead of four products"
         lines.append(LedgerLine(label=THREE_REAL, flops=max(missing, -fewer), note=note))
         missing -= lines[-1].flops
@@ -294,10 +296,13 @@ def _own(missing: int, operations: Mapping[str, int | Fraction], executed: Execu
     return max(min(missing, executed.repeated_by_user), alike if operations else 0)
 
 
-def _by_three(complex_products: int | Fraction, executed: ExecutedCount) -> int:
-    """What a program without complex numbers saves by three real products instead of four."""
-    is_complex = any(dtype in ("c64", "c128") for dtype in executed.by_dtype)
-    return 0 if is_complex else round(complex_products) // 4
+def _by_three(complex_products: int | Fraction, missing: int, executed: ExecutedCount) -> int:
+    """What a program without complex numbers saves by three real products instead of four.
+
+    Where two of four are missing, only the real or the imaginary part of the result is used.
+    """
+    is_complex = any(dtype in _COMPLEX for dtype in executed.by_dtype)
+    return 0 if is_complex or 2 * missing == complex_products else round(complex_products) // 4
 
 
 def _removed(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> str:

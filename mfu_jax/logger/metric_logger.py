@@ -109,7 +109,6 @@ class MetricLogger:
         self._compile_log = compile_log or CompileLog(boundary=boundary)
         self._boundary = boundary or self._compile_log.boundary
         self.lock = threading.RLock()
-        self._small = SmallMetrics()
         self._compiled_before_seconds = self._compile_log.seconds
         seen = self._compile_log.available
         self._builder = RecordBuilder(self.cost, config, compile_is_seen=seen)
@@ -124,6 +123,7 @@ class MetricLogger:
         used = assembly.sinks_of_process(sinks, config)
         self._journal = journal or assembly.journal_of(used, self._boundary, clock, monotonic)
         self._pipeline = RecordPipeline(self._builder, used, config, watchdog.saw, self._journal)
+        self._small = SmallMetrics(self._pipeline.hurry)
         watchdog.connect(self._pipeline.hosts.who_is_silent, self._pipeline.flush)
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
         self.interrupt = self._timer.interrupt
@@ -172,7 +172,7 @@ class MetricLogger:
             step: its number; one not above the last one is a warning: the loop went back.
             metrics: name -> scalar: a JAX array, a number, or a function that returns one or
                 None, called later on a background thread. ``loss`` is shown as ``learning/loss``,
-                ``_loss`` only waited for. Nothing is copied here; at most 16 numbers are kept.
+                ``_loss`` only waited for. At most 16 numbers are kept; NumPy arrays are copied.
             step_time_seconds: the step's time, if the caller measured it: the logger doesn't wait.
             cost: of this step, if it differs; or a function that returns it, called later on a
                 background thread.

@@ -88,6 +88,7 @@ class RecordPipeline:
             self._handle, size=config.queue_size, period_seconds=config.write_period_seconds
         )
         self.put: Callable[[TimedStep | Callable[[], object]], None] = self._thread.put
+        self.hurry: Callable[[], None] = self._thread.hurry
 
     @property
     def dropped_by_sink(self) -> dict[str, int]:

@@ -49,7 +49,6 @@ class RecordBuilder:
     def __init__(self, cost: StepCost, config: LoggerConfig, *, compile_is_seen: bool) -> None:
         self._cost = cost
         self._rates = StepRates(cost)
-        self._start_step = config.start_step
         self._warmup_steps = config.warmup_steps
         self._log_period = config.log_period
         self._compile_is_seen = compile_is_seen
@@ -148,7 +147,7 @@ class RecordBuilder:
         )
 
     def _kind(self, step: TimedStep) -> str:
-        index = step.step - self._start_step
+        index = self._kinds.total()  # by this process: the loop may go back before its first step
         if step.is_compile or (index == 0 and not self._compile_is_seen):
             return "compile"
         return "warmup" if index < self._warmup_steps else "step"
@@ -158,7 +157,7 @@ class RecordBuilder:
         again = self._compiled.intersection(compiled)
         self._compiled.update(compiled)
         told = [name or "a function" for name in compiled if name not in self.explained]
-        if told and step.step > self._start_step:
+        if told and self._kinds:  # not of the first step
             what = f"{', '.join(told)} in {readable(_compile_seconds(step))} s"
             yield (
                 f"recompiled {what}; usually a shape, dtype or static argument changed"

@@ -1,16 +1,18 @@
 """Which metrics are small enough to keep until they are written: scalars and short vectors.
 
 A metric waits for its step, so it outlives it. Sizes are judged by shapes, before anything is kept.
+NumPy arrays are copied: a loop may fill the same buffer again in the next step.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 _log = logging.getLogger("mfu_jax")
 
@@ -21,9 +23,14 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class SmallMetrics:
-    """The door of a logger: what is too big is left out, and named once."""
+    """The door of a logger: what is too big is left out, and named once.
 
-    def __init__(self) -> None:
+    Args:
+        on_function: called when a metric is a function, which may keep arrays of any size.
+    """
+
+    def __init__(self, on_function: Callable[[], object]) -> None:
+        self._on_function = on_function
         self._left_out: set[str] = set()
         # What each name last was, if that is small: outputs of one program share their abstract
         # values, so that one look at each tells that nothing has changed.
@@ -47,6 +54,8 @@ class SmallMetrics:
         if left_out and (new := [text for text in left_out if text not in self._left_out]):
             self._left_out.update(new)
             _log.warning("metrics left out: %s", listed(new))
+        if _has_function(kept):
+            self._on_function()
         return kept
 
 
@@ -64,10 +73,17 @@ def small(metrics: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[str]]:
             kept[name], inner = small(value)
             left_out += [f"{name}/{text}" for text in inner]
         elif size_of(value) <= MOST_NUMBERS:
-            kept[name] = value
+            kept[name] = value.copy() if isinstance(value, np.ndarray) else value
         else:
             left_out.append(f"{name} {shown(value)}")
     return kept, left_out
+
+
+def _has_function(metrics: Mapping[Any, Any]) -> bool:
+    return any(
+        _has_function(value) if isinstance(value, Mapping) else callable(value)
+        for value in metrics.values()
+    )
 
 
 def size_of(value: Any) -> int:

@@ -61,6 +61,16 @@ def test_a_traced_count_as_the_model_says_what_xla_removed() -> None:
     assert (shared.model, shared.removed) == (product, 0)
 
 
+def test_complex_products_are_done_by_three_real_ones_or_their_real_part_by_two() -> None:
+    model = FlopCount(forward=800, by_dtype={"c64": 800}, by_operation={"forward dot_general": 800})
+    for ran, label in ((600, "complex products by three real ones"), (400, "removed by XLA")):
+        names = {"forward dot_general": ran}
+        executed = ExecutedCount(forward=ran, by_dtype={"f32": ran}, by_operation=names)
+        ledger = compare_flops(model=model, executed=executed)
+        lines = {line.label: line.flops for line in ledger.lines if line.flops}
+        assert lines == {"model": 800, label: ran - 800}
+
+
 def test_backward_work_that_a_checkpoint_repeats_unnamed_has_a_line() -> None:
     model = FlopCount(forward=100, backward=200, rematerialized=150)
     executed = ExecutedCount(forward=100, backward=250, rematerialized=100)

@@ -13,6 +13,7 @@ from mfu_jax.layers.attention_ops import (
     ATTENTION_OPS,
     AttentionInputs,
     Pattern,
+    SplashBlocks,
     choose_attention,
 )
 
@@ -103,15 +104,27 @@ def test_flash_is_attention_when_interpreted() -> None:
     assert_close_as_float32(got, written_out(*arrays), terms=128)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("need", [None, *PATTERNS])
-def test_splash_is_attention_when_interpreted(
-    need: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def interpreted_splash(monkeypatch: pytest.MonkeyPatch) -> None:
     from jax.experimental.pallas.ops.tpu import splash_attention as kernel
 
     interpreted = functools.partial(kernel.make_splash_mha, interpret=True)
     monkeypatch.setattr(kernel, "make_splash_mha", interpreted)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("interpreted_splash")
+def test_splash_takes_blocks_that_do_not_divide_a_row() -> None:
+    blocks = SplashBlocks(q=256, kv=256, kv_compute=256)
+    arrays = inputs(384, 2, 1, 128)
+    got = ATTENTION_OPS["splash"](attention_inputs(arrays, pattern=Pattern(blocks=blocks)))
+    assert_close_as_float32(got, written_out(*arrays), terms=384)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("interpreted_splash")
+@pytest.mark.parametrize("need", [None, *PATTERNS])
+def test_splash_is_attention_when_interpreted(need: str | None) -> None:
     options, pattern = PATTERNS.get(need or "", ({}, Pattern()))
     arrays = inputs(128, 4, 2, 128)
     sinks = jnp.asarray(options["sinks"]) if "sinks" in options else None

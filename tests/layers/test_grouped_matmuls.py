@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,10 @@ import numpy as np
 import pytest
 from mfu_jax.layers.grouped_matmuls import gradient_of_matrices, grouped_dot
 
+from mfu_jax.trainer.state import resolve_attention
+from tests.support.tiny_models import gradient, sized
+
+ONE_DEVICE = {"context": 1}
 ROWS, IN, OUT = 256, 8, 16
 SIZES = (100, 0, 60)  # 96 rows belong to no group
 RANDOM = np.random.default_rng(0)
@@ -89,13 +94,21 @@ def test_stages_of_a_pipeline_are_multiplied_one_by_one() -> None:
 
     sizes = jnp.array([SIZES, SIZES[::-1]])
     rows, kernels = jnp.stack([X, 2 * X]), jnp.stack([K, K + 1])
-    got = jax.grad(loss, argnums=(0, 1))(rows, kernels)
+    got = jax.jit(jax.grad(loss, argnums=(0, 1)))(rows, kernels)
+    alone = jax.jit(jax.grad(lambda *of: (jax.lax.ragged_dot(*of) ** 2).sum(), argnums=(0, 1)))
     for stage in range(2):
-        want = jax.grad(
-            lambda x, k, sizes=sizes[stage]: (jax.lax.ragged_dot(x, k, sizes) ** 2).sum(),
-            argnums=(0, 1),
-        )(rows[stage], kernels[stage])
+        want = alone(rows[stage], kernels[stage], sizes[stage])
         for mine, theirs in zip(got, want, strict=True):
             np.testing.assert_allclose(mine[stage], theirs, rtol=1e-4, atol=1e-3)
     text = jax.jit(loss).trace(rows, kernels).lower(lowering_platforms=("tpu",)).as_text()
     assert f"-> tensor<{ROWS}x{OUT}xf32>" in next(t for t in text.split("\n") if "ragged_dot" in t)
+
+
+@pytest.mark.parametrize(("asked", "has_kernel"), [("auto", True), ("xla", False)])
+def test_experts_beside_any_attention_take_the_kernel_on_tpus(asked: str, has_kernel: bool) -> None:
+    chip = SimpleNamespace(devices=np.array([SimpleNamespace(platform="tpu")]), shape=ONE_DEVICE)
+    c = resolve_attention(sized("mixtral-8x7b", grouped_matmul=asked), chip)
+    assert c.attention == "dot_product"
+    train, arguments = gradient(c)
+    text = jax.jit(train).trace(*arguments).lower(lowering_platforms=("tpu",)).as_text()
+    assert ("@tpu_custom_call" in text) == has_kernel

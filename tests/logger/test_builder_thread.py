@@ -87,6 +87,22 @@ def test_nobody_is_woken_while_items_come_faster_than_periods() -> None:
     thread.close(HANG_SECONDS)
 
 
+def test_in_a_hurry_the_thread_is_woken_for_two_items_within_a_period() -> None:
+    handled = threading.Semaphore(0)
+    thread = BuilderThread(lambda batch: handled.release(), size=100, period_seconds=HANG_SECONDS)
+    thread.put(0)
+    assert handled.acquire(timeout=HANG_SECONDS)
+    while thread._is_asleep or not thread._wake._lock.locked():  # it goes back to its wait
+        pass
+    thread.hurry()
+    for number in (1, 2):
+        thread.put(number)
+        assert handled.acquire(timeout=HANG_SECONDS / 2)
+    thread.put(3)
+    assert thread._wake._lock.locked()
+    thread.close(HANG_SECONDS)
+
+
 def test_without_a_period_each_item_is_handled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mfu_jax.logger.builder_thread.IDLE_SECONDS", HANG_SECONDS)
     handled = threading.Semaphore(0)

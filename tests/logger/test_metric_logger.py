@@ -103,6 +103,15 @@ def test_a_metric_that_is_not_a_number_is_left_out_and_noted_once() -> None:
     assert "(2, 3)" in notes[0]
 
 
+def test_a_loop_that_goes_back_before_its_first_step_is_not_warming_up_again() -> None:
+    run = Run(warmup_steps=2, start_step=100)
+    run.steps(*[1.0] * 5, start=100)
+    run.steps(*[1.0] * 4, start=50)
+    assert run.logger.close().steps == 7
+    kinds = [record.kind for record in run.sink.records]
+    assert kinds == ["warmup"] * 2 + ["step"] * 7
+
+
 def test_warmup_and_compile_steps_are_labelled_and_excluded_from_summaries() -> None:
     log = CompileLog()
     run = Run(warmup_steps=3, start_step=10, compile_log=log)

@@ -55,6 +55,19 @@ def bounds(mesh: Mesh) -> Step:
     return mapped(mesh, body, P(("stage", "copy")), x=P("copy"))
 
 
+def exchanged(mesh: Mesh) -> Step:
+    """As often as the stages' numbers sum to, then as the next stage's number says."""
+
+    def body(w: jax.Array, x: jax.Array) -> jax.Array:
+        stage = lax.axis_index("stage")
+        following = [((i + 1) % STAGES, i) for i in range(STAGES)]
+        for times in (lax.psum(stage, "stage"), lax.ppermute(stage, "stage", following)):
+            x = lax.fori_loop(0, times, lambda _, x: jnp.tanh(x @ w[0]), x)
+        return x
+
+    return mapped(mesh, body, P(("stage", "copy")), x=P("copy"))
+
+
 def pipeline(mesh: Mesh) -> Step:
     """The gradient of a pipeline: a stage works while it has a microbatch, the last one has a head.
 
@@ -87,6 +100,7 @@ _ROWS = (COPIES * ROWS, WIDTH)
 PROGRAMS: dict[str, tuple[Callable[[Mesh], Step], tuple[int, ...], PartitionSpec, int]] = {
     "branches": (branches, _ROWS, P("copy"), COPIES * (0 + 1 + 2 + 3) * ONE),
     "bounds": (bounds, _ROWS, P("copy"), sum(range(1, STAGES * COPIES + 1)) * ONE),
+    "exchanged": (exchanged, _ROWS, P("copy"), COPIES * (STAGES + 1) * sum(range(STAGES)) * ONE),
     "pipeline": (
         pipeline,
         (MICROBATCHES, *_ROWS),

@@ -32,7 +32,7 @@ MODELS = {
     "mixtral": "mixtral-8x7b",
     "olmo3": "olmo3-7b",
     "qwen2": "qwen2.5-7b",
-    "qwen3": "qwen3-8b",
+    "qwen3": "qwen3-vl-2b",
     "qwen3_custom_moe": "qwen3-custom-30b-a3b",
     "qwen3_moe": "qwen3-30b-a3b",
     "qwen3_next": "qwen3-next-80b-a3b",
@@ -54,13 +54,8 @@ SAMPLE = (
     "qwen3",
     "qwen3_custom_moe",
 )
-# Of H100, recorded without images, or without the loss of an indexer: XLA does not compile Llama
-# 4's attention of 17 tokens, and multiplies parts of an indexer's sum over heads more than once.
-_ON_H100: dict[str, dict[str, Any]] = {
-    "deepseek32": {"indexer_loss_scaling_factor": 0.0},
-    "deepseek4": {"indexer_loss_scaling_factor": 0.0},
-    "llama4": {"images_per_sequence": 0},
-}
+# Of H100, recorded without images: XLA does not compile Llama 4's attention of 17 tokens.
+_ON_H100: dict[str, dict[str, Any]] = {"llama4": {"images_per_sequence": 0}}
 _LATENT_QUERIES = ("deepseek3", "deepseek32", "deepseek_engram")
 
 

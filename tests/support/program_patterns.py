@@ -53,6 +53,11 @@ def solved(a: jax.Array, b: jax.Array) -> jax.Array:
     return jax.vmap(lambda a, b: cho_solve((jnp.linalg.cholesky(a), True), b))(a, b)
 
 
+def implicit(a: jax.Array, b: jax.Array) -> Any:
+    """The gradient of a solve: its own solves have the same matrix, which a TPU inverts once."""
+    return jax.grad(lambda b: jnp.sum(jnp.tanh(jnp.linalg.solve(a, b))))(b)
+
+
 def _of(*dims: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(dims, jnp.float32)
 
@@ -67,6 +72,8 @@ PROGRAMS = {
     "chained": (chained, _VECTORS, 3 * BATCH * 2 * SIDE * SIDE),
     # n³ / 3, rounded down, and two solves of n².
     "solved": (solved, _VECTORS, BATCH * (SIDE**3 // 3 + 2 * SIDE**2)),
+    # LU, rounded down, and two triangular solves of n² forward and backward.
+    "implicit": (implicit, (_of(WIDTH, WIDTH), _of(WIDTH)), 2 * WIDTH**3 // 3 + 4 * WIDTH**2),
     "rotated": (rotated, _ARGUMENTS, sum(ROTATED) * _ONE),
 }
 PLATFORMS = ("v5e",)

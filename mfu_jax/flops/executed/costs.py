@@ -44,6 +44,7 @@ from mfu_jax.flops.lengths import Lengths
 KernelFlops = Mapping[str, int] | Callable[[KernelCall], int | None]
 
 _REDUCER_DEPTH = 16
+_SUMS = ("reduce", "reduce-window")  # of products with a vector
 
 
 class MatmulCost(NamedTuple):
@@ -197,8 +198,9 @@ class CostReader:
     ) -> InstructionCost:
         """Cost of one run of an instruction of `computation`; `fused` as in `computation_cost`."""
         rule = _RULES.get(instruction.opcode.removesuffix("-start"))
-        expansion = self.expansions.part(instruction) if rule else None
-        is_iterated = self.iterations.contains(instruction)
+        has_part = rule or instruction.opcode in _SUMS
+        expansion = self.expansions.part(instruction) if has_part else None
+        is_iterated = self.iterations.any and self.iterations.contains(instruction)
         if is_iterated and rule not in (None, CostReader._call):
             cost = _NOTHING
         elif expansion is not None:

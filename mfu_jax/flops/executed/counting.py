@@ -288,9 +288,10 @@ class ProgramCounter:
     def _unaccounted(self) -> Iterator[Unaccounted]:
         """What cannot be counted, with its runs, including those in branches not counted."""
         for name in reversed(self.order):
-            runs = math.ceil(self.runs.times[name]) + self.runs.untaken[name]
-            for item in self.costs[name].unaccounted if runs else ():
-                yield dataclasses.replace(item, times=item.times * runs)
+            if unknown := self.costs[name].unaccounted:
+                runs = math.ceil(self.runs.times[name]) + self.runs.untaken[name]
+                for item in unknown if runs else ():
+                    yield dataclasses.replace(item, times=item.times * runs)
         for instruction, reason, runs in self.runs.unknown_loops.values():
             if self.reader.iterations.contains(instruction):
                 continue  # it counts by the textbook

@@ -132,18 +132,41 @@ class Dataflow:
             elif opcode == "parameter" and frame.call is not None:
                 frame, instruction = frame.argument(instruction)
             elif opcode == "parameter" and frame.loop is not None and len(path) == 1:
-                if not self._is_unchanged(computation, path[0]):
+                before = self._before(*frame.loop, computation, path)
+                if before is None:
                     break
-                frame, loop = frame.loop
-                instruction = frame.computation.operand(loop, 0)
+                frame, instruction, path = before
             elif opcode == "while" and len(path) == 1:
                 bodies = instruction.computations("body")
-                if len(bodies) != 1 or not self._is_unchanged(self.module[bodies[0]], path[0]):
+                if len(bodies) != 1:
                     break
-                instruction = computation.operand(instruction, 0)
+                before = self._before(frame, instruction, self.module[bodies[0]], path)
+                if before is None:
+                    break
+                frame, instruction, path = before
             else:
                 break
         return frame, instruction, path
+
+    def _before(
+        self, frame: Frame, loop: HloInstruction, body: HloComputation, path: TuplePath
+    ) -> tuple[Frame, HloInstruction, TuplePath] | None:
+        """What an element of a loop's state is in every iteration, as of `follow`; None: unknown.
+
+        A TPU copies a constant into fast memory before a loop, and again at the end of the body.
+        """
+        start = frame.computation.operand(loop, 0)
+        if self._is_unchanged(body, path[0]):
+            return frame, start, path
+        try:
+            inside, source, from_path = self.follow(Frame(body), body.root, path)
+        except UnknownValueError:
+            return None
+        is_state = source.opcode == "parameter" and inside.computation is body
+        if not is_state or len(from_path) != 1 or not self._is_unchanged(body, from_path[0]):
+            return None
+        first, later = self.follow(frame, start, path), self.follow(frame, start, from_path)
+        return first if _is_same(first, later) else None
 
     def _is_unchanged(self, body: HloComputation, index: int) -> bool:
         """Whether a loop's body passes element `index` of its state on unchanged."""
@@ -157,3 +180,16 @@ class Dataflow:
             is_state = source.opcode == "parameter" and frame.computation is body
             self._unchanged[key] = is_state and path == (index,)
         return self._unchanged[key]
+
+
+def _is_same(
+    one: tuple[Frame, HloInstruction, TuplePath], other: tuple[Frame, HloInstruction, TuplePath]
+) -> bool:
+    """Whether two ends of `follow` have one value: the same instruction, or equal constants."""
+    if one[1] is other[1]:
+        return one[0] is other[0] and one[2] == other[2]
+    constants = [source for _, source, _ in (one, other) if source.opcode == "constant"]
+    if len(constants) < 2 or "..." in constants[0].operand_text:
+        return False
+    first, second = constants
+    return first.shape == second.shape and first.operand_text == second.operand_text

@@ -66,7 +66,38 @@ class Expansions:
             for op_name in op_names:
                 for members in self._expansions(self.module[name], op_name):
                     parts |= _counted(_primitive(op_name), members)
+            for op_name, blocks in self._sharing(self.module[name], op_names).items():
+                for members in self._expansions(self.module[name], op_name):
+                    parts |= _counted(_primitive(op_name), members, blocks)
         return parts
+
+    def _sharing(
+        self, computation: HloComputation, op_names: set[str]
+    ) -> Mapping[str, list[HloInstruction]]:
+        """Names of expansions that read the blocks of another one, and these blocks.
+
+        The solves of a gradient and those of its primal have the same matrix: XLA inverts it once.
+        """
+        blocks: dict[str, HloInstruction] = {}
+        found: dict[str, list[HloInstruction]] = defaultdict(list)
+        for instruction in computation.instructions.values():
+            read = [blocks[name] for name in instruction.operands if name in blocks]
+            if _is_block(instruction):
+                blocks[instruction.name] = instruction
+            elif read and instruction.opcode in _PASSED_ON:
+                blocks[instruction.name] = read[0]
+            elif read:
+                for op_name in self._names(instruction) - op_names:
+                    if _primitive(op_name) == _primitive(read[0].op_name):
+                        found[op_name] += [b for b in read if b not in found[op_name]]
+        return found
+
+    def _names(self, instruction: HloInstruction) -> set[str]:
+        """The op_names of the matmuls and blocks that an instruction is or holds."""
+        if instruction.opcode != "fusion":
+            return {instruction.op_name} if _is_part(instruction) else set()
+        inside = (self.module[name].instructions.values() for name in instruction.callees)
+        return {name for inner in inside for i in inner for name in self._names(i)}
 
     def _expansions(
         self, computation: HloComputation, op_name: str
@@ -132,10 +163,13 @@ def _is_part(instruction: HloInstruction) -> bool:
 
 
 def _counted(
-    primitive: str, members: Sequence[tuple[HloComputation, HloInstruction]]
+    primitive: str,
+    members: Sequence[tuple[HloComputation, HloInstruction]],
+    shared: Sequence[HloInstruction] = (),
 ) -> dict[int, Part]:
-    blocks = [i for _, i in members if _is_block(i)]
-    if not blocks:
+    """The parts of an expansion; it counts at its first block, with shared ones at a matmul."""
+    blocks = [i for _, i in members if _is_block(i)] or list(shared)
+    if not blocks or not members:
         return {}
     seen = sum(MATMULS[i.opcode](c, i) for c, i in members if i.opcode in MATMULS)
     shapes = [next(i.shape.leaves()) for i in blocks]
@@ -144,7 +178,8 @@ def _counted(
     matmuls = [_summed(i) for _, i in members if i.opcode != "custom-call"]
     flops = _RULES[primitive](shapes, matmuls)
     counted = {id(i): Part(primitive) for _, i in members}
-    return counted | {id(blocks[0]): Part(primitive, flops, seen)}
+    first = members[0][1] if shared else blocks[0]
+    return counted | {id(first): Part(primitive, flops, seen)}
 
 
 def _summed(instruction: HloInstruction) -> Shape:

@@ -269,7 +269,11 @@ class HloComputation:
 
     def operand_shapes(self, instruction: HloInstruction) -> list[Shape]:
         """Shapes of all operands."""
-        return [self[name].shape for name in instruction.operands]
+        made = self.instructions
+        try:
+            return [made[name].shape for name in instruction.operands]
+        except KeyError:
+            return [self[name].shape for name in instruction.operands]  # says which is missing
 
     @property
     def root(self) -> HloInstruction:

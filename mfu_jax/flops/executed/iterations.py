@@ -33,7 +33,11 @@ class Iterated(NamedTuple):
 
 
 class Iterations:
-    """Finds the decompositions of a program that iterate."""
+    """Finds the decompositions of a program that iterate.
+
+    Attributes:
+        any: whether there are some.
+    """
 
     def __init__(self, module: HloModule) -> None:
         self._outermost: Mapping[int, Iterated] = {}
@@ -49,10 +53,11 @@ class Iterations:
         counted = {name for name, iterated in found.values() if iterated}
         unknown = {name for name, iterated in found.values() if not iterated}
         self._inside = tuple(f"{name}/" for name in counted - unknown)
+        self.any = bool(self._inside)
 
     def contains(self, instruction: HloInstruction) -> bool:
         """Whether an instruction is part of such a decomposition."""
-        return bool(self._inside) and instruction.op_name.startswith(self._inside)
+        return self.any and instruction.op_name.startswith(self._inside)
 
     def at(self, loop: HloInstruction) -> Iterated | None:
         """The decomposition of which a ``while`` is the outermost loop."""

@@ -15,13 +15,8 @@ from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.integers.instructions import branch_index
 from mfu_jax.flops.executed.integers.values import Value
 from mfu_jax.flops.executed.loops import Loop, stated_trip_count
-from mfu_jax.flops.executed.slices import (
-    DEVICE,
-    Evaluation,
-    Leaf,
-    Slice,
-    StepLimitError,
-)
+from mfu_jax.flops.executed.places import DEVICE, Leaf
+from mfu_jax.flops.executed.slices import Evaluation, Slice, StepLimitError
 
 Environment = tuple[Value, ...]
 
@@ -187,7 +182,7 @@ class Planner:
         self.calls = calls
         self.given_trip_count = given_trip_count
         self.devices, device_opcode = _devices(module)
-        self.evaluation = Evaluation(module, full_module, self._loop, device_opcode)
+        self.evaluation = Evaluation(module, full_module, self._loop, self.devices, device_opcode)
         self.loops: dict[tuple[int, tuple[TuplePath, ...]], Loop] = {}
         self.nodes: dict[str, Node] = {}  # of computations that need nothing from callers
         self.plans: dict[str, Plan] = {}

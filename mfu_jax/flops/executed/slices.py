@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from mfu_jax.flops.executed.dataflow import Frame, TuplePath, UnknownValueError
+from mfu_jax.flops.executed.exchanges import EXCHANGES, received
 from mfu_jax.flops.executed.hlo import (
     ELIDED,
     HloComputation,
@@ -28,54 +29,15 @@ from mfu_jax.flops.executed.integers.values import (
     constant_value,
     is_small_integer,
 )
+from mfu_jax.flops.executed.places import DEVICE, NUMBER, Key, Leaf, Place
 
 UNKNOWN = 0  # the register of what is not known
-DEVICE: TuplePath = (-1,)  # of any value: the number of the device that runs the program
-_NUMBER = Shape("u32")  # what a device's number is
 MAX_STEPS = 2_000_000  # evaluated for one program: bounds the time to seconds
 _MAX_NESTING = 30  # of loops and conditionals
 _SAME_VALUE = frozenset(
     "copy reshape opt-barrier optimization-barrier domain add-dependency".split()
 )
 _LAZY = frozenset("and or multiply select while conditional".split())  # not all operands needed
-
-
-class Leaf(NamedTuple):
-    """An array of a computation's arguments: a parameter, or at `path` of a tuple."""
-
-    number: int
-    path: TuplePath = ()
-
-
-_Key = tuple[int, str, TuplePath]
-
-
-class Place(NamedTuple):
-    """Where a value stands: an instruction's result, or the array at `path` of its tuple."""
-
-    frame: Frame
-    instruction: HloInstruction
-    path: TuplePath = ()
-
-    def key(self) -> _Key:
-        """Equal for the same place."""
-        return (id(self.frame), self.instruction.name, self.path)
-
-    def operand(self, index: int, path: TuplePath = ()) -> Place:
-        """The place of one of the instruction's operands."""
-        computation = self.frame.computation
-        return Place(self.frame, computation.operand(self.instruction, index), path)
-
-    def shape(self) -> Shape | None:
-        """The array's shape; None if the tuple has no such element."""
-        if self.path == DEVICE:
-            return _NUMBER
-        shape = self.instruction.shape
-        for index in self.path:
-            if index >= len(shape.elements):
-                return None
-            shape = shape.elements[index]
-        return shape
 
 
 class Step(NamedTuple):
@@ -111,6 +73,7 @@ class Evaluation:
         module: the program.
         full_module: returns the program with its large constants written out, or None.
         make_loop: slices a ``while``, for the wanted paths of its state.
+        devices: that run the program.
         device_opcode: of the instruction that says which device runs the program.
         steps_left: of `MAX_STEPS`.
         elided: whether a constant was needed that the text elides.
@@ -120,6 +83,7 @@ class Evaluation:
     module: HloModule
     full_module: Callable[[], HloModule | None]
     make_loop: Callable[[Evaluation, HloInstruction, tuple[TuplePath, ...]], LoopSlice]
+    devices: int = 1
     device_opcode: str = ""
     steps_left: int = MAX_STEPS
     elided: bool = False
@@ -187,7 +151,7 @@ class Slice:
         self.steps: list[Step] = []
         self.shapes: list[Shape] = [Shape("opaque")]
         self.initial: list[Value] = [None]
-        self._registers: dict[_Key, int] = {}
+        self._registers: dict[Key, int] = {}
         self._frames: dict[tuple[int, str], Frame] = {}
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
@@ -213,7 +177,7 @@ class Slice:
         """The register of an instruction of the computation; adds the steps that make it."""
         wanted = Place(self.frame, instruction, path)
         stack = [wanted]
-        pending: dict[_Key, _Sources] = {}
+        pending: dict[Key, _Sources] = {}
         while stack:
             place = stack[-1]
             key = place.key()
@@ -270,7 +234,7 @@ class Slice:
             return _NOT_KNOWN
         opcode = instruction.opcode
         if path == DEVICE or opcode == self.evaluation.device_opcode:
-            return lambda _: self._input(Leaf(0, DEVICE), _NUMBER), []
+            return lambda _: self._input(Leaf(0, DEVICE), NUMBER), []
         if opcode == "get-tuple-element":
             return _same(place.operand(0, (*instruction.integers("index"), *path)))
         if opcode == "tuple" and path:
@@ -291,6 +255,8 @@ class Slice:
             return self._conditional(place, shape)
         if opcode.endswith("-done"):
             return self._done(place, shape)
+        if opcode in EXCHANGES:
+            return self._received(place, opcode, shape)
         if opcode == "constant":
             return lambda _: self._constant(frame.computation, instruction), []
         return _NOT_KNOWN if path else self._computed(place, opcode, shape)
@@ -336,7 +302,26 @@ class Slice:
             return _same(started.operand(0, place.path))
         if opcode in ("async", "call", "fusion"):
             return _same(self._inside(place.frame, started.instruction, place.path))
+        if opcode in EXCHANGES:
+            return self._received(started, opcode, shape)
         return _NOT_KNOWN if place.path else self._computed(started, opcode, shape)
+
+    def _received(self, place: Place, opcode: str, shape: Shape) -> _Sources:
+        """What a device receives, where the devices' numbers alone say what they send."""
+        evaluation, frame, instruction, _ = self.evaluation, *place
+        if frame.call is not None or not evaluation.device_opcode or shape.size > 1:
+            return _NOT_KNOWN
+        part = Slice(evaluation, frame.computation, is_entry=self.is_entry)
+        sent = part.register(frame.computation.operand(instruction, 0))
+        if any(leaf.path != DEVICE for leaf in part.inputs):
+            return _NOT_KNOWN
+
+        def compute(values: list[Value]) -> Value:
+            runs = (part.run([d] * len(part.inputs)) for d in range(evaluation.devices))
+            return received(evaluation.module, instruction, opcode, values, [r[sent] for r in runs])
+
+        number = Place(frame, instruction, DEVICE)
+        return lambda registers: self._add_step(instruction, shape, compute, registers), [number]
 
     def _computed(self, place: Place, opcode: str, shape: Shape) -> _Sources:
         instruction, computation = place.instruction, place.frame.computation

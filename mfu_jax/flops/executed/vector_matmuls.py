@@ -4,7 +4,8 @@ A matrix unit gains nothing where m, n or k is 1. XLA then broadcasts both opera
 pairs, multiplies them, and sums over k (DotStrengthReduction); an outer product sums nothing. The
 sum may be in another fusion, or in two stages; where it is broadcast again at once, a TPU sums a
 window as wide as k at every place. Of a product, either the multiplication or the sum keeps the
-op_name of JAX's matmul, which a user's own ``(a * b).sum()`` does not have.
+op_name of JAX's matmul, which a user's own ``(a * b).sum()`` does not have. XLA moves a factor of
+the result to the smaller operand: that multiplication has the matmul's name, too.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ _SAME_ELEMENTS = {
 _STAGES = frozenset({"reduce", "reduce-window"})
 # Between an operand as the program holds it and the multiplication.
 _SAME_OPERAND = frozenset("convert bitcast reshape transpose copy broadcast parameter".split())
+# Between an operand that is multiplied by a factor and the matmul.
+_TO_THE_MATMUL = frozenset("convert bitcast reshape transpose copy broadcast".split())
+_MATMULS = frozenset({"multiply", "dot", "convolution"})
 _MAX_STEPS = 32
 
 _Place = tuple[Frame, HloInstruction]
@@ -81,7 +85,7 @@ class VectorMatmuls:
                 continue
             frame = self.dataflow.frame_in_fusions(computation)
             if instruction.opcode == "multiply":
-                if not _is_address(instruction):
+                if not (_is_address(instruction) or _is_factor(computation, instruction)):
                     parts[id(instruction)] = self._product(frame, instruction)
             elif places := self._summed(frame, instruction):
                 parts[id(instruction)] = _OTHER
@@ -158,6 +162,20 @@ def _is_named(instruction: HloInstruction) -> bool:
 def _is_address(multiply: HloInstruction) -> bool:
     """Whether it is a device's offset into a sharded operand: one integer."""
     return multiply.shape.size == 1 and multiply.shape.dtype[0] in "su"
+
+
+def _is_factor(computation: HloComputation, multiply: HloInstruction) -> bool:
+    """Whether it multiplies a matmul's operand by one number that was the result's factor."""
+    operands = (computation.operand(multiply, i) for i in (0, 1))
+    if not any(o.opcode == "broadcast" and not o.integers("dimensions") for o in operands):
+        return False
+    users = list(computation.users.get(multiply.name, ()))
+    for user in users:  # grows
+        if user.opcode in _MATMULS and user.op_name == multiply.op_name:
+            return True
+        if user.opcode in _TO_THE_MATMUL and len(users) < _MAX_STEPS:
+            users += computation.users.get(user.name, ())
+    return False
 
 
 def _is_users(instruction: HloInstruction) -> bool:

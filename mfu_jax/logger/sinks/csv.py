@@ -8,11 +8,13 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_sink
+from mfu_jax.logger.sinks.last_pass import in_last_pass
 from mfu_jax.logger.sinks.names import UniqueNames
 from mfu_jax.storage.files import AppendOnlyFile, replace_file, set_aside, unwritable
 from mfu_jax.storage.targets import file_target
@@ -27,8 +29,9 @@ class CsvSink(Sink):
 
     Args:
         path: the file, or its address in an object store (``gs://…``); folders are created.
-        resume_from_step: first step that this run will write; rows from there on are dropped. At 0
-            an existing file is renamed to ``<path>.previous1``.
+        resume_from_step: first step that this run will write; rows from there on are dropped, and
+            those that the loop went back from. At 0 an existing file is renamed to
+            ``<path>.previous1``.
         fsync_seconds: what a power cut may lose; see `AppendOnlyFile`.
 
     Raises:
@@ -49,6 +52,7 @@ class CsvSink(Sink):
         self.made_by = ("csv", {"path": self._target.place})
         self.warnings: list[str] = list(self._target.warnings)
         self._columns: list[str] = []
+        self._is_replaced = False  # the file, but not the one that is open
         self._names = UniqueNames("csv_file", _one_line, reserved=_RECORD_FIELDS)
         self._fsync_seconds = fsync_seconds
         with self._target.opening():
@@ -67,7 +71,11 @@ class CsvSink(Sink):
         try:
             if new:
                 self._add_columns(new)
+            if self._is_replaced:
+                self._reopen()
             lines = [_line(row, self._columns) for row in rows]
+        except UserError:  # a path that cannot be written now
+            raise
         except (ValueError, TypeError, OverflowError) as error:
             steps = f"steps {records[0].step} to {records[-1].step}"
             raise RecordError(f"{steps} cannot be rows: {error}") from error
@@ -89,8 +97,11 @@ class CsvSink(Sink):
             self.warnings.append(set_aside(self.path))
             return
         self._columns = self._header()
-        kept = (row for row in self._rows() if _step_of(row) < resume_from_step)
-        self._rewrite(self._columns, kept)
+        steps = array("q")
+        self._rewrite(self._columns, self._rows_before(resume_from_step, steps))
+        marks = in_last_pass(steps)
+        if not all(marks):
+            self._rewrite(self._columns, itertools.compress(self._rows(), marks))
 
     def _open(self) -> AppendOnlyFile:
         return AppendOnlyFile(
@@ -113,9 +124,12 @@ class CsvSink(Sink):
         if self._columns:
             self._file.find_again()  # its rows are read back
             replace_file(self.path, self._widened(columns))
-        self._columns = columns
+        self._columns, self._is_replaced = columns, True
+
+    def _reopen(self) -> None:
+        file = self._open()
         self._file.close()
-        self._file = self._open()
+        self._file, self._is_replaced = file, False
 
     def _widened(self, columns: Sequence[str]) -> Iterator[bytes]:
         """The table with empty cells at the end of each row, in pieces.
@@ -151,6 +165,13 @@ class CsvSink(Sink):
         with open(self.path, newline="", encoding="utf-8", errors="replace") as file:
             complete = (line for line in file if line.endswith("\n"))
             yield from csv.DictReader(complete)
+
+    def _rows_before(self, stop: int, steps: MutableSequence[int]) -> Iterator[dict[str, str]]:
+        """The rows of steps before `stop`, whose numbers it adds to `steps`."""
+        for row in self._rows():
+            if (step := _step_of(row)) < stop:
+                steps.append(int(step))
+                yield row
 
     def _rewrite(self, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
         replace_file(

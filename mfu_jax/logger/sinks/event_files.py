@@ -6,11 +6,14 @@ import functools
 import math
 import os
 import struct
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from mfu_jax.logger.sinks.last_pass import in_last_pass
 from mfu_jax.parts import load_part
+from mfu_jax.storage.files import remove_stale, replace_file
 
 # Ours among the files of a folder: other writers' files are left alone.
 ENDING = ".mfu_jax"
@@ -77,21 +80,46 @@ def _float32(value: float) -> float:
 
 
 def cut(path: Path, stop: int, event_class: Any) -> None:
-    """Ends a file of ours just before its first event of step `stop` or later, or a torn one.
+    """Takes from a file of ours its events of step `stop` or later, and a torn one.
+
+    So go the scalars of steps that the loop went back from.
 
     Args:
-        path: an event file; its steps never decrease.
+        path: an event file; nobody writes to it.
         stop: first step to drop.
         event_class: the protobuf class ``Event``.
     """
-    kept = 0
+    remove_stale(path)
+    kept, is_over, comes_again, found = 0, False, False, array("q")
     with open(path, "rb") as file:
         for end, data in _records(file):
-            if event_class.FromString(data).step >= stop:
-                break
-            kept = end
-    if kept < path.stat().st_size:
+            event = event_class.FromString(data)
+            if event.step >= stop:
+                is_over = True
+                continue
+            comes_again |= is_over
+            kept = kept if is_over else end
+            if _has_scalars(event):
+                found.append(event.step)
+    marks = in_last_pass(found)
+    if comes_again or not all(marks):
+        replace_file(path, _lasting(path, stop, event_class, marks))
+    elif kept < path.stat().st_size:
         os.truncate(path, kept)
+
+
+def _lasting(path: Path, stop: int, event_class: Any, marks: Iterable[int]) -> Iterator[bytes]:
+    """The events before `stop`; of those with scalars the marked ones."""
+    is_kept = iter(marks)
+    with open(path, "rb") as file:
+        for _, data in _records(file):
+            event = event_class.FromString(data)
+            if event.step < stop and (not _has_scalars(event) or next(is_kept)):
+                yield framed(data)
+
+
+def _has_scalars(event: Any) -> bool:
+    return any(value.HasField("simple_value") for value in event.summary.value)
 
 
 def steps(folder: Path) -> Iterator[int]:
@@ -103,7 +131,7 @@ def steps(folder: Path) -> Iterator[int]:
         with open(path, "rb") as file:
             for _, data in _records(file):
                 event = event_class.FromString(data)
-                if any(value.HasField("simple_value") for value in event.summary.value):
+                if _has_scalars(event):
                     yield event.step
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from pathlib import Path
 from typing import Any
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.sinks.base import RecordError, Sink, StepRecord, register_sink
+from mfu_jax.logger.sinks.last_pass import in_last_pass
 from mfu_jax.logger.sinks.names import UniqueNames
 from mfu_jax.logger.summary import Summary
 from mfu_jax.storage.files import AppendOnlyFile, replace_file, set_aside, unwritable
@@ -25,7 +28,7 @@ class JsonlSink(Sink):
     """Appends ``{"step": 7, "kind": "step", …}`` for every step, in one write each.
 
     A killed run loses at most the line it was writing. A resumed run drops that torn line and every
-    step that it will run again, so the file has each step once, without gaps.
+    step that it will run again, or that the loop went back from, so the file has each step once.
     NaN and Inf, which JSON lacks, are the strings ``"NaN"``, ``"Infinity"``,
     ``"-Infinity"``. The set-up goes to ``<path>.setup.json`` and the totals of the whole run to
     ``<path>.summary.json``, so that every line is a step.
@@ -143,15 +146,22 @@ def _prepare(path: Path, resume_from_step: int) -> tuple[list[str], range]:
         return [], range(0)
     if resume_from_step == 0:
         return [set_aside(path)], range(0)
-    counts = {"kept": 0, "dropped": 0, "broken": 0, "last": -1}
-    replace_file(path, _lines_before(path, resume_from_step, counts))
+    steps, broken = array("q"), array("q")
+    replace_file(path, _lines_before(path, resume_from_step, steps, broken))
+    marks = in_last_pass(steps)
+    if not all(marks):
+        with open(path, "rb") as file:
+            replace_file(path, itertools.compress(file, marks))
     warnings = []
-    if counts["broken"] > 1:
-        warnings.append(f"metrics_file {path}: {counts['broken']} broken lines were dropped")
-    return warnings, range(counts["last"] + 1, resume_from_step) if counts["kept"] else range(0)
+    if len(broken) > 1:
+        warnings.append(f"metrics_file {path}: {len(broken)} broken lines were dropped")
+    return warnings, range(steps[-1] + 1, resume_from_step) if steps else range(0)
 
 
-def _lines_before(path: Path, stop: int, counts: dict[str, int]) -> Iterator[bytes]:
+def _lines_before(
+    path: Path, stop: int, steps: MutableSequence[int], broken: MutableSequence[int]
+) -> Iterator[bytes]:
+    """The lines of steps before `stop`; adds their numbers, and the places of broken lines."""
     with open(path, "rb") as file:
         for number, line in enumerate(file):
             try:
@@ -165,10 +175,7 @@ def _lines_before(path: Path, stop: int, counts: dict[str, int]) -> Iterator[byt
                         f"path; give another metrics_file or move this one away"
                     ) from None
             if step is None:
-                counts["broken"] += 1
-            elif step < stop and step > counts["last"]:
-                counts["kept"] += 1
-                counts["last"] = step
+                broken.append(number)
+            elif 0 <= step < stop:
+                steps.append(step)
                 yield line
-            else:
-                counts["dropped"] += 1

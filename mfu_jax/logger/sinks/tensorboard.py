@@ -45,8 +45,8 @@ class TensorBoardSink(Sink):
     Args:
         folder: TensorBoard's log directory of this run, or its address in an object store.
         resume_from_step: first step that this run will write. Steps from there on are dropped from
-            this sink's earlier files in the folder; at 0 those are moved to ``previous1`` in it.
-            Files of other writers stay as they are.
+            this sink's earlier files in the folder, and those that the loop went back from; at 0
+            the files are moved to ``previous1`` in it. Files of other writers stay as they are.
         fsync_seconds: what a power cut may lose; see `AppendOnlyFile`.
 
     Raises:

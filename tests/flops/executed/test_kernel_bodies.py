@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import zlib
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from mfu_jax.dumps import ProgramDump
@@ -14,9 +16,11 @@ from mfu_jax.flops.executed.kernels import triton
 from mfu_jax.flops.executed.kernels.bodies.attributes import mlir_integer, mlir_string
 from mfu_jax.flops.executed.kernels.bodies.walk import grid_flops
 from mfu_jax.flops.lengths import Lengths
+from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.instrumentation.counts import count_program, given_model
 from tests.support import program_kernel_bodies as programs
 from tests.support.jax_versions import (
+    VERSION,
     reads_recorded_kernels,
     reads_recorded_tensor_cores,
 )
@@ -279,6 +283,25 @@ def test_a_while_loop_whose_condition_alone_reads_the_position() -> None:
     ir = TTIR.replace(loop, b"%n = " + WHILE.replace(b"DOT", DOT))
     body = triton.kernel_body(ir, (5, 2, 1))
     assert grid_flops(body, lambda _: ((), ())) == 2 * (0 + 1 + 2 + 3 + 4) * (2 * 64 * 32 * 16)
+
+
+@pytest.mark.skipif(VERSION < (0, 10), reason="its signature was another")
+def test_jaxs_matmul_for_blackwell_whose_pairs_of_blocks_take_over_the_work_of_others() -> None:
+    from jax.experimental.pallas.ops.gpu import blackwell_matmul_mgpu as blackwell
+
+    m, n, k = 512, 512, 128
+    config = blackwell.TuningConfig(
+        tile_m=128, tile_n=128, tile_k=64, max_concurrent_steps=2, collective=True
+    )
+
+    def product() -> jax.Array:
+        a, b = (jnp.zeros(dims, jnp.float16) for dims in ((m, k), (k, n)))
+        return blackwell.matmul_kernel(a, b, config)
+
+    executed, traced = executed_flops(hlo_of(product)), count_model_flops(product)
+    assert executed.total == traced.total == 2 * m * n * k
+    assert executed.by_dtype == traced.by_dtype == {"f16": executed.total}
+    assert executed.unaccounted == traced.unaccounted == ()
 
 
 def hlo_of_tensor_cores(assembly: str) -> str:

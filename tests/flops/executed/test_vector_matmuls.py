@@ -144,6 +144,29 @@ ENTRY %main (i: s32[1]) -> s32[1] {
     assert executed_flops(text).total == 0
 
 
+FACTOR = """HloModule m
+ENTRY %main (x: f32[4,8], y: f32[4], dot: f32[8,6]) -> (f32[4,8], f32[4,6]) {
+  %x = f32[4,8] parameter(0)
+  %y = f32[4] parameter(1)
+  %w = f32[8,6] parameter(2)
+  %half = f32[] constant(0.5)
+  %halves = f32[4] broadcast(%half), dimensions={}
+  %scaled = f32[4] multiply(%y, %halves), metadata={op_name="jit(f)/outer/dot_general"}
+  %rows = f32[4,8] broadcast(%scaled), dimensions={0}
+  %all = f32[4,8] broadcast(%half), dimensions={}
+  %less = f32[4,8] multiply(%x, %all), metadata={op_name="jit(f)/dot_general"}
+  %product = f32[4,8] multiply(%x, %rows), metadata={op_name="jit(f)/outer/dot_general"}
+  %dot = f32[4,6] dot(%less, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}, \
+metadata={op_name="jit(f)/dot_general"}
+  ROOT %results = (f32[4,8], f32[4,6]) tuple(%product, %dot)
+}"""
+
+
+def test_a_factor_of_the_result_that_xla_moves_to_an_operand_is_no_matmul() -> None:
+    executed = executed_flops(FACTOR)
+    assert (executed.vector_matmuls, executed.total) == (2 * 4 * 8, 2 * 4 * 8 + 2 * 4 * 8 * 6)
+
+
 @pytest.mark.parametrize("platform", ["cpu", "v5e", "v6e", "tpu7x"])
 def test_xlas_report_of_products_and_sums_is_explained_to_the_flop(platform: str) -> None:
     name = f"{platform}_vectors_training"

@@ -1,6 +1,7 @@
 """The CSV table: columns come when they are needed, rows stay."""
 
 import csv
+import errno
 import math
 import os
 import shutil
@@ -10,7 +11,7 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.sinks import CsvSink, StepRecord
-from mfu_jax.logger.sinks.base import RecordError
+from mfu_jax.logger.sinks.base import RecordError, is_permanent
 
 
 def record(step: int, **scalars: float) -> StepRecord:
@@ -50,6 +51,31 @@ def test_a_late_column_parses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyP
         'step,kind,unix_seconds,"a,b",late,later,""""\n'
         "0,step,1.0,1.0,,,\n1,step,1.0,,,,\n2,step,1.0,,2.0,3.0,\n3,step,1.0,,,,4.0\n"
     )
+
+
+@pytest.mark.parametrize("first", [1, 0])
+def test_a_failure_while_a_column_is_added_costs_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, first: int
+) -> None:
+    def open_nothing(path: Path) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    sink = CsvSink(tmp_path / "metrics.csv")
+    for step in range(first):
+        sink.write(record(step, loss=1.0))
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr("mfu_jax.storage.files._open_regular", open_nothing)
+            with pytest.raises(UserError, match="Too many open files") as raised:
+                sink.write(record(first, loss=2.0, late=3.0))
+        assert not is_permanent(raised.value)
+    for step in (first, first + 1):
+        sink.write(record(step, loss=2.0, late=3.0))
+    sink.close()
+    expected = [{"loss": "1.0", "late": ""}] * first + [{"loss": "2.0", "late": "3.0"}] * 2
+    assert [{name: row[name] for name in ("loss", "late")} for row in read(sink.path)] == expected
+    assert sink.path.read_text().count("step,") == 1 + len(expected)  # one header
+    assert not caplog.messages
 
 
 def test_a_resumed_table_has_every_step_once(tmp_path: Path) -> None:

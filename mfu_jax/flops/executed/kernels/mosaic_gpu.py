@@ -1,8 +1,8 @@
 """Pallas kernels for GPUs compiled by Mosaic: their body is in the program, down to the PTX.
 
 The tensor core's instructions are inline assembly. A warp group of four warps runs a ``wgmma``
-together, a warp an ``mma.sync``; so the body is walked once for every warp of every block, and each
-warp adds its share.
+together, a warp an ``mma.sync``, one thread a ``tcgen05.mma``; so the body is walked once for every
+warp of every block, and each warp adds its share.
 """
 
 from __future__ import annotations
@@ -31,6 +31,19 @@ _INSTRUCTION = re.compile(
     r"\b(wgmma\.mma_async|mma)(\.sp(?:::\w+)?)?\.sync\.aligned\.m(\d+)n(\d+)k(\d+)\.([\w.]+)"
 )
 _WARPS = {"wgmma.mma_async": 4, "mma": 1}
+# tcgen05.mma.cta_group::2.kind::f16, of Blackwell: m, n and the dtype are in a descriptor, which
+# counts the rows of both blocks of a group.
+_DESCRIBED = re.compile(r"\btcgen05\.mma(?:\.sp)?\.cta_group::[12]\.kind::(\w+)")
+# Kind → how many elements of a row of `a` are multiplied, and dtypes by their code.
+_KINDS = {
+    "f16": (16, ("f16", "bf16")),
+    "i8": (32, ("u8", "s8")),
+    "f8f6f4": (32, ("e4m3", "e5m2")),
+    "mxf8f6f4": (32, ("e4m3", "e5m2")),
+    "mxf4": (64, ("", "e2m1")),
+    "mxf4nvf4": (64, ("", "e2m1")),
+}
+_DESCRIPTOR = 3
 _MULTIPLIES = re.compile(r"\bw?g?mma(_async)?\b(?!\.(commit|wait|fence))|tcgen05\.mma")
 _ARGUMENT = "mosaic_gpu.from_kernel_arg_idx"
 _TEXTS = ("asm_string", "intrin")
@@ -67,20 +80,22 @@ def _read_module(module: Any) -> KernelBody:
     (launch,) = launches
     reader = Reader(_matmul)
     segments = integers(launch.attributes["operandSegmentSizes"])
-    sizes = [_constant(v) for v in list(launch.operands)[segments[0] : segments[0] + 6]]
+    count = sum(segments[:10])  # of a token, the grid, the threads, and blocks of a cluster
+    sizes = [_constant(v) for v in list(launch.operands)[segments[0] : count]]
     # The module's constants are outside of the launch.
     for operation in launch.parent.regions[0].blocks[0].operations:
         if operation.operation.name == "arith.constant":
             reader.op(operation.operation)
     tables = tuple(reader.number(argument) for argument in _arguments(launch.parent))
     block = reader.block(launch.regions[0].blocks[0])
-    blocks, (x, y, z) = sizes[:3], sizes[3:]
+    blocks, (x, y, z), cluster = sizes[:3], sizes[3:6], sizes[6:]
     if x % _WARP:
         raise UnknownBodyError(f"a Mosaic GPU kernel with {x} threads, which are no whole warps")
     return reader.body(
         block,
         grid=(*blocks, x // _WARP, y, z),
         strides=(1, 1, 1, _WARP, 1, 1),
+        cluster=tuple(cluster),
         positions=dict(zip(block.arguments[:6], range(6), strict=True)),
         tables=tables,
     )
@@ -120,6 +135,8 @@ def _matmul(operation: Any) -> tuple[int, str] | None:
     text = next(texts, str(operation.name))
     if not _MULTIPLIES.search(text):
         return None
+    if described := _DESCRIBED.search(text):
+        return _described(operation, described[1])
     match = _INSTRUCTION.search(text)
     if not match:
         shown = _MULTIPLIES.search(text)
@@ -128,3 +145,18 @@ def _matmul(operation: Any) -> tuple[int, str] | None:
     multiplied = k // 2 if match[2] else k
     dtypes = [t for t in match[6].split(".") if t not in ("row", "col")]
     return 2 * m * n * multiplied // _WARPS[match[1]], dtypes[1]
+
+
+def _described(operation: Any, kind: str) -> tuple[int, str]:
+    """2·m·n·k of a ``tcgen05.mma`` by its descriptor (PTX ISA, "Instruction descriptor")."""
+    k, dtypes = _KINDS.get(kind, (0, ()))
+    try:
+        descriptor = _constant(operation.operands[_DESCRIPTOR])
+    except (IndexError, UnknownBodyError):
+        raise UnknownBodyError("it multiplies by a tcgen05.mma of unknown size") from None
+    n = (descriptor >> 17 & 0x3F) << 3
+    m = (descriptor >> 27 & 0x3) << 7 if kind.startswith("mx") else (descriptor >> 24 & 0x1F) << 4
+    code = descriptor >> 7 & 0x7
+    if code >= len(dtypes):
+        raise UnknownBodyError(f"it multiplies by a tcgen05.mma of kind {kind} and dtype {code}")
+    return 2 * m * n * k, dtypes[code]

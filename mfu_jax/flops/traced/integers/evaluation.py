@@ -10,10 +10,12 @@ import numpy as np
 
 from mfu_jax.flops.traced.integers.arithmetic import evaluate, typed
 from mfu_jax.flops.traced.integers.arrays import sorted_together
+from mfu_jax.flops.traced.integers.exchanges import exchange_axes, received
 from mfu_jax.flops.traced.integers.needs import (
     PARTS,
     Branches,
     Call,
+    Exchange,
     Need,
     Needs,
     Scan,
@@ -23,12 +25,16 @@ from mfu_jax.flops.traced.integers.needs import (
 )
 from mfu_jax.flops.traced.integers.proofs import prove
 from mfu_jax.flops.traced.known_values import Known, scalar
-from mfu_jax.flops.traced.shards import Place, Share, joined, manual_axes, shares
+from mfu_jax.flops.traced.shards import Place, Share, all_places, joined, manual_axes, shares
 from mfu_jax.jax_internals import Literal
 
 LONGEST_LOOP = 50_000  # iterations that are evaluated of one loop
 _MOST_EQUATIONS = 1_000_000  # of one count: about ten seconds
 _MOST_SPECULATED = 10_000  # of them in code that may never run
+
+# Where a GPU's block may take over the work of one that has not started. That each does its own is
+# as much work.
+_TAKES_OVER = "query_cluster_cancel"
 
 Values = dict[Any, Known]  # by variable
 Visit = Callable[[Values], None]
@@ -48,6 +54,7 @@ class Integers:
     def __init__(self, constants: Mapping[Any, Known] | None = None) -> None:
         self.constants = constants or {}
         self.place: Place = {}
+        self.axes: dict[str, int] = {}  # of the meshes around, with their sizes
         self.asked: set[str] = set()
         self.needs = Needs()
         self._left = _MOST_EQUATIONS
@@ -87,6 +94,8 @@ class Integers:
         inner, wanted = step.inner, step.results
         if isinstance(inner, Branches):
             return self._cond(inner, operands, wanted)
+        if isinstance(inner, Exchange):
+            return [self._exchange(step.eqn, inner)]
         if isinstance(inner, Scan):
             found = self.scan(inner, operands, wanted)
         elif isinstance(inner, While):
@@ -100,6 +109,9 @@ class Integers:
             return [parts[i] for i in wanted]
         elif step.eqn.primitive.name == "axis_index":
             return [self._axis_index(step.eqn)]
+        elif step.eqn.primitive.name == _TAKES_OVER:
+            last = len(step.eqn.outvars) - 1
+            return [np.False_ if i == last else None for i in wanted]
         else:
             return [evaluate(step.eqn, operands)]
         return [found.get(i) for i in wanted]
@@ -121,6 +133,21 @@ class Integers:
         self.asked |= {axis} if isinstance(axis, str) else set()
         return None
 
+    def _exchange(self, eqn: Any, inner: Exchange) -> Known:
+        """What a device receives, where all places together say what is sent."""
+        axes = exchange_axes(eqn)
+        if not axes <= self.axes.keys():
+            return None
+        self.asked |= axes - self.place.keys()
+        if not axes <= self.place.keys():
+            return None
+        sent = []
+        for place in all_places({axis: self.axes[axis] for axis in axes}):
+            with self.at(place):
+                values = self.run(inner.sent, ())
+                sent.append((place, self.read(values, inner.variable)))
+        return typed(received(eqn, self.place, sent), eqn.outvars[0].aval)
+
     def by_place(
         self, eqn: Any, known: Sequence[Known], run: Callable[[Sequence[Known]], Any]
     ) -> list[tuple[Share, Any]]:
@@ -132,6 +159,7 @@ class Integers:
             run: takes those of its body.
         """
         axes = manual_axes(eqn)
+        self.axes |= axes
         while True:
             asked = self.asked & axes.keys()
             found = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from mfu_jax.flops.traced.integers.arithmetic import is_evaluable
@@ -84,6 +85,13 @@ class Shards(NamedTuple):
     jaxpr: Any
 
 
+class Exchange(NamedTuple):
+    """What the devices of a `shard_map` send each other: how each makes it, and the variable."""
+
+    sent: Need
+    variable: Any
+
+
 Inner = Branches | Call | Scan | Shards | While
 
 
@@ -100,7 +108,11 @@ class Step(NamedTuple):
     eqn: Any
     results: tuple[int, ...]
     variables: tuple[Any, ...]
-    inner: Inner | None
+    inner: Inner | Exchange | None
+
+
+# Of integers that follow from the places of devices.
+EXCHANGES = frozenset({"pmax", "pmin", "ppermute", "psum", "psum_invariant"})
 
 
 def inner_of(eqn: Any) -> Inner | None:
@@ -188,7 +200,8 @@ class Needs:
             results = tuple(i for i, v in enumerate(eqn.outvars) if v in needed)
             if results:
                 variables = tuple(eqn.outvars[i] for i in results)
-                steps.append(Step(eqn, results, variables, inner_of(eqn)))
+                inner = inner_of(eqn) or self._exchange(jaxpr, eqn)
+                steps.append(Step(eqn, results, variables, inner))
                 needed.update(_variables(eqn, self._operands(eqn, results)))
             if decides and has_work(eqn, self._work):
                 deciding = _variables(eqn, self.deciding(eqn))
@@ -201,6 +214,16 @@ class Needs:
             steps=tuple(reversed(steps)),
             decisive=tuple(decisive),
         )
+
+    def _exchange(self, jaxpr: Any, eqn: Any) -> Exchange | None:
+        """What an equation exchanges, if devices can tell without inputs of the jaxpr."""
+        if eqn.primitive.name not in EXCHANGES or len(eqn.invars) != 1:
+            return None
+        (variable,) = eqn.invars
+        eqns = jaxpr.eqns[: jaxpr.eqns.index(eqn)]
+        before = SimpleNamespace(invars=jaxpr.invars, eqns=eqns, outvars=[variable])
+        sent = self._of(before, frozenset({0}), False)
+        return None if sent.inputs or not _can_be_known(variable) else Exchange(sent, variable)
 
     def _operands(self, eqn: Any, results: Sequence[int]) -> Iterable[int]:
         """Indices of the operands that some of an equation's results depend on."""

@@ -8,6 +8,10 @@ Table = tuple[tuple[int, ...], tuple[int, ...]]  # dimensions, and values in row
 
 # Canonical names of operations that every dialect spells differently.
 POSITION, EXTENT = "grid.position", "grid.extent"
+# Of a block among those that share a cluster.
+IN_CLUSTER, CLUSTER = "cluster.position", "cluster.extent"
+# Whether a block takes over the work of one that has not started: then that one never does.
+TAKES_OVER = "cluster.takes_over"
 
 
 class UnknownBodyError(Exception):
@@ -45,6 +49,7 @@ class KernelBody:
         block: its operations.
         positions: axis of the grid whose position a block argument is, by the argument's number.
         tables: numbers of the arguments that are scalar-prefetch operands.
+        cluster: blocks of a cluster in each dimension; empty if every block is alone.
         strides: distance of two positions on each axis; empty if 1 everywhere.
         matmuls: number of matmul operations in the body's text.
         dtype: left operand's dtype of the first matmul.
@@ -55,6 +60,7 @@ class KernelBody:
     block: Block
     positions: dict[int, int] = field(default_factory=dict)
     tables: tuple[int, ...] = ()
+    cluster: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
     matmuls: int = 0
     dtype: str = ""

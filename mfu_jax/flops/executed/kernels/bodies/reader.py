@@ -8,8 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from mfu_jax.flops.executed.kernels.bodies.body import (
+    CLUSTER,
     EXTENT,
+    IN_CLUSTER,
     POSITION,
+    TAKES_OVER,
     Block,
     KernelBody,
     Op,
@@ -26,6 +29,8 @@ _POSITIONS = {
     "tt.get_num_programs": EXTENT,
     "gpu.block_id": POSITION,
     "gpu.grid_dim": EXTENT,
+    "gpu.cluster_block_id": IN_CLUSTER,
+    "gpu.cluster_dim_blocks": CLUSTER,
 }
 # An integer attribute of an operation, by its name.
 _ATTRIBUTES = {
@@ -36,6 +41,7 @@ _ATTRIBUTES = {
     "tt.get_program_id": "axis",
     "tt.get_num_programs": "axis",
 }
+_QUERY = "clusterlaunchcontrol.query_cancel"
 _BYTECODE = b"ML\xefR"
 _THREADS = {"gpu.thread_id": POSITION, "gpu.block_dim": EXTENT}
 
@@ -140,6 +146,8 @@ def _name_and_attribute(operation: Any) -> tuple[str, int]:
         return _THREADS[name], 3 + _axis(operation)  # after the three axes of the grid
     if name.startswith("gpu.") and "dimension" in operation.attributes:
         return _POSITIONS.get(name, name), _axis(operation)
+    if name == "llvm.inline_asm" and _QUERY in str(operation.attributes["asm_string"]):
+        return TAKES_OVER, 0
     key = _ATTRIBUTES.get(name, "")
     return _POSITIONS.get(name, name), integer(operation, key) if key else 0
 

@@ -12,8 +12,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from mfu_jax.flops.executed.kernels.bodies.body import (
+    CLUSTER,
     EXTENT,
+    IN_CLUSTER,
     POSITION,
+    TAKES_OVER,
     Block,
     KernelBody,
     Op,
@@ -85,7 +88,7 @@ def _deciding_axes(body: KernelBody) -> set[int]:
             stack += maker.operands
             stack += [v for op in _ops_inside(maker) for v in op.operands]
     makers = (body.makers[value] for value in seen if value in body.makers)
-    ids = {maker.attribute for maker in makers if maker.name == POSITION}
+    ids = {maker.attribute for maker in makers if maker.name in (POSITION, IN_CLUSTER)}
     return ids | {axis for value, axis in body.positions.items() if value in seen}
 
 
@@ -299,6 +302,12 @@ class _Walk:
             return self.body.position(op.attribute, self.indices[op.attribute])
         if op.name == EXTENT and op.attribute < len(self.body.grid):
             return self.body.position(op.attribute, self.body.grid[op.attribute])
+        if op.name == IN_CLUSTER and op.attribute < len(self.indices):
+            return self.indices[op.attribute] % self.cluster(op.attribute)
+        if op.name == CLUSTER:
+            return self.cluster(op.attribute)
+        if op.name == "llvm.extractvalue" and self.takes_over(op):
+            return 0  # every block does its own work: together they do as much
         if op.name == _ELECT:
             return 1
         if op.name == _SHUFFLE:
@@ -313,6 +322,15 @@ class _Walk:
         if op.name in _LOOPS:
             return self.loop_result(op, op.results.index(number))
         raise UnknownBodyError(f"it skips blocks by {op.name}")
+
+    def cluster(self, axis: int) -> int:
+        """Blocks of a cluster along an axis."""
+        return self.body.cluster[axis] if axis < len(self.body.cluster) else 1
+
+    def takes_over(self, op: Op) -> bool:
+        """Whether an operation reads what a block was told about another one's work."""
+        maker = self.body.makers.get(op.operands[0])
+        return maker is not None and maker.name == TAKES_OVER
 
     def loop_result(self, op: Op, position: int) -> int:
         """One of the values that a loop returns."""

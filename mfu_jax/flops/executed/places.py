@@ -1,0 +1,49 @@
+"""Where the values of a program stand."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mfu_jax.flops.executed.dataflow import Frame, TuplePath
+from mfu_jax.flops.executed.hlo import HloInstruction, Shape
+
+DEVICE: TuplePath = (-1,)  # of any value: the number of the device that runs the program
+NUMBER = Shape("u32")  # what a device's number is
+
+
+class Leaf(NamedTuple):
+    """An array of a computation's arguments: a parameter, or at `path` of a tuple."""
+
+    number: int
+    path: TuplePath = ()
+
+
+Key = tuple[int, str, TuplePath]
+
+
+class Place(NamedTuple):
+    """Where a value stands: an instruction's result, or the array at `path` of its tuple."""
+
+    frame: Frame
+    instruction: HloInstruction
+    path: TuplePath = ()
+
+    def key(self) -> Key:
+        """Equal for the same place."""
+        return (id(self.frame), self.instruction.name, self.path)
+
+    def operand(self, index: int, path: TuplePath = ()) -> Place:
+        """The place of one of the instruction's operands."""
+        computation = self.frame.computation
+        return Place(self.frame, computation.operand(self.instruction, index), path)
+
+    def shape(self) -> Shape | None:
+        """The array's shape; None if the tuple has no such element."""
+        if self.path == DEVICE:
+            return NUMBER
+        shape = self.instruction.shape
+        for index in self.path:
+            if index >= len(shape.elements):
+                return None
+            shape = shape.elements[index]
+        return shape

@@ -1,0 +1,25 @@
+"""A loop that went back did steps again: which records of a file are of its last pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def in_last_pass(steps: Sequence[int]) -> bytearray:
+    """Marks the records of steps below all that come later.
+
+    Args:
+        steps: of the records of a file, in its order.
+
+    Returns:
+        For each record 1, or 0 if the loop went back to its step or before it.
+
+    >>> list(in_last_pass([0, 1, 2, 3, 1, 2]))
+    [1, 0, 0, 0, 1, 1]
+    """
+    marks, lowest = bytearray(len(steps)), math.inf
+    for place in range(len(steps) - 1, -1, -1):
+        if steps[place] < lowest:
+            marks[place], lowest = 1, steps[place]
+    return marks

@@ -1,7 +1,8 @@
 """The boundary around a user's run: a failure of ours is one line and a missing number.
 
 Everything that runs beside her step is called through a `Boundary`. `KeyboardInterrupt`,
-`SystemExit` and whatever else is no `Exception` pass.
+`SystemExit` and whatever else is no `Exception` pass, and so does what a signal handler of hers
+raises in the middle of our work.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import contextlib
 import functools
 import logging
 import platform
+import signal
 import sys
 import tempfile
 import threading
 import traceback
+import types
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -82,6 +85,8 @@ class Boundary:
         except passes:
             raise
         except Exception as error:
+            if is_interrupt(error):
+                raise
             self.report(error, missing)
             return instead
 
@@ -138,12 +143,34 @@ def guarded(
             except passes:
                 raise
             except Exception as error:
+                if is_interrupt(error):
+                    raise
                 self._boundary.report(error, missing.format(self))
                 return instead(self)
 
         return wrapper  # type: ignore[return-value]  # the signature is that of `method`
 
     return decorate
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether a signal raised it, so that it is meant for the loop, wherever it struck.
+
+    That is Ctrl-C, an exit, or anything out of a signal handler of the user's.
+    """
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return True
+    codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+    return any(_code(signal.getsignal(number)) in codes for number in signal.valid_signals())
+
+
+def _code(handler: Any) -> types.CodeType | None:
+    """Of a function, a method, a partial, or an instance that can be called; else None."""
+    if not callable(handler):
+        return None
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return getattr(handler, "__code__", getattr(type(handler).__call__, "__code__", None))
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., None]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import re
+import signal
 import tempfile
 import time
 import weakref
@@ -88,6 +90,44 @@ def test_a_guarded_method_returns_something_else_or_passes_on(
         with pytest.raises(type(error)):
             observer.look(error)
     assert observer.look.__doc__ == "Doc."
+
+
+class PreemptedError(RuntimeError):
+    """What a handler of the user's raises to end her loop."""
+
+
+class _Handlers:
+    def method(self, number: int, frame: Any) -> None:
+        raise PreemptedError
+
+    def __call__(self, *_: Any) -> None:
+        raise PreemptedError
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [_Handlers().method, _Handlers(), functools.partial(_Handlers.method, _Handlers())],
+    ids=["method", "instance", "partial"],
+)
+def test_what_a_signal_handler_raises_is_meant_for_the_loop(
+    handler: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Waiting:
+        _boundary = Boundary()
+
+        @guarded("a step is not logged")
+        def wait(self) -> None:
+            signal.raise_signal(signal.SIGUSR2)
+
+    before = signal.signal(signal.SIGUSR2, handler)
+    try:
+        with pytest.raises(PreemptedError):
+            Waiting().wait()
+        with pytest.raises(PreemptedError):
+            Boundary().attempt("x", signal.raise_signal, signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert not caplog.messages
 
 
 def test_nothing_of_a_failure_stays_alive() -> None:

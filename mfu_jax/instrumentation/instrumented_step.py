@@ -184,7 +184,11 @@ class InstrumentedStep(WrappedStep):
             raise
         self._has_run = True
         if begun is not None:
-            observer.end(begun, args, kwargs, output)
+            try:
+                observer.end(begun, args, kwargs, output)
+            except BaseException as error:
+                if not self._keeps(error):
+                    raise
         return output
 
     @guarded("the metrics of {0.__name__} may not all be written", passes=MEANT_FOR_THE_LOOP)
@@ -250,6 +254,11 @@ class InstrumentedStep(WrappedStep):
     def _finish(self) -> None:
         self._closed = True
         self._observer.close()
+
+    def _keeps(self, error: BaseException) -> bool:
+        """Whether the loop meets it where it next touches the logger, with the outputs in hand."""
+        logger = self._observer.logger
+        return isinstance(logger, MetricLogger) and logger.interrupt.keep(error)
 
     def _check_has_run(self, asked: str) -> None:
         if not self._has_run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping
@@ -69,6 +70,12 @@ def select_metrics(output: Any, select: Select | None = None) -> Selection:
 def marker_only(hint: str = "") -> Selection:
     """No metric: the step is timed on a copy of its smallest output."""
     return Selection(read_marker, f"none; timed on a copy of the smallest output{hint}")
+
+
+def wait_for(selection: Selection, output: Any) -> None:
+    """Waits for a step: a busy CPU cannot be calibrated."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # of the device; the timer meets it, too
+        jax.block_until_ready(selection.read(output))
 
 
 def read_marker(output: Any) -> Metrics:

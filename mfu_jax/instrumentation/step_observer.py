@@ -6,7 +6,6 @@ whatever fails, the step runs.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from mfu_jax.boundary import Boundary, guarded
+from mfu_jax.boundary import Boundary, guarded, is_interrupt
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.instrumentation.assembly import logger_of
@@ -28,6 +27,7 @@ from mfu_jax.instrumentation.outputs import (
     marker_only,
     read_marker,
     select_metrics,
+    wait_for,
 )
 from mfu_jax.instrumentation.packed_documents import PackedBatch
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
@@ -142,6 +142,7 @@ class StepObserver:
         logger = self.logger
         if isinstance(logger, DisabledLogger):
             return None
+        logger.interrupt.throw()
         options = self._options
         packed = mark = None
         if options.documents is not None:
@@ -280,7 +281,7 @@ class StepObserver:
             select_metrics, output, self._options.metrics,
             instead=_UNSELECTED.selection,
         )  # fmt: skip
-        attempt("a calibrated peak may be too low", _wait_for, selection, output)
+        attempt("a calibrated peak may be too low", wait_for, selection, output)
         with self.logger.pause("count", flush=False):
             analysis = attempt(unknown, self._analyse, args, kwargs)
         program = StepProgram(analysis, selection)
@@ -355,6 +356,8 @@ class StepObserver:
         try:
             return selection.read(output)
         except Exception as error:
+            if is_interrupt(error):
+                raise
             self._boundary.report(error, f"the metrics of {self._step.__name__} are not logged")
         return self._boundary.attempt(
             f"the times of {self._step.__name__} are not known", read_marker, output, instead={}
@@ -383,9 +386,3 @@ class StepObserver:
                 "eval_shape; instrument the outermost function that the loop calls",
                 self._step.__name__,
             )
-
-
-def _wait_for(selection: Selection, output: Any) -> None:
-    """Waits for the step: a busy CPU cannot be calibrated."""
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # of the device; the timer meets it, too
-        jax.block_until_ready(selection.read(output))

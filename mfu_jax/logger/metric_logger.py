@@ -33,6 +33,7 @@ from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
+from mfu_jax.logger.loop_compilations import LoopCompilations
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP, NonFiniteLossError
 from mfu_jax.logger.phases import Phase, PhaseBook, StepScope
 from mfu_jax.logger.pipeline import RecordPipeline
@@ -45,7 +46,7 @@ from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.step_numbers import StepNumbers, after_close, whole_number
 from mfu_jax.logger.strict_json import printable
 from mfu_jax.logger.summary import Summary
-from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
+from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.logger.timing.timer import StepTimer
 from mfu_jax.logger.timing.watcher import Watcher
@@ -78,6 +79,7 @@ class MetricLogger:
         cost: what a step costs, unless `record` is given another cost.
         phases: the phases of the step under way.
         spans: the pause or wait under way.
+        interrupt: of a wait for a step; raised where the loop next touches the logger.
         lock: of the loop's threads: held while a step gets its number and is recorded.
 
     Raises:
@@ -114,7 +116,7 @@ class MetricLogger:
         self._numbers = StepNumbers(config.start_step)
         self._failure_was_raised = self._is_at_exit = False
         self._summary: Summary | None = None
-        self._thread_id, self._process_id = threading.get_ident(), os.getpid()
+        self._process_id = os.getpid()
         watchdog = self._watchdog = Watchdog(config, self._boundary, monotonic=monotonic)
         used = assembly.sinks_of_process(sinks, config)
         self._journal = journal or assembly.journal_of(used, self._boundary, clock, monotonic)
@@ -122,11 +124,14 @@ class MetricLogger:
         self._small = SmallMetrics(self._pipeline.hurry)
         watchdog.connect(self._pipeline.hosts.who_is_silent, self._pipeline.flush)
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
+        self.interrupt = self._timer.interrupt
         self.spans = LoopSpans(self._timer, self._pipeline, watchdog, self._boundary, self._journal)
         self.phases = PhaseBook(
             monotonic, warmup_steps=config.warmup_steps, boundary=self._boundary
         )
-        self._compile_log.subscribe(self._on_compile)
+        parts = self._journal, self.spans, self.phases, self._timer, watchdog
+        self._compilations = LoopCompilations(*parts)
+        self._compile_log.subscribe(self._compilations.heard)
         atexit.register(self._close_quietly)
 
     @staticmethod
@@ -146,6 +151,7 @@ class MetricLogger:
     @guarded("the time of a step is not exact")
     def begin_call(self) -> None:
         """Call it just before a step that may compile, as instrumented ones do; it never waits."""
+        self._compilations.run_here()
         self._timer.begin_call()
 
     @guarded("a step is not logged", passes=MEANT_FOR_THE_LOOP)
@@ -182,7 +188,7 @@ class MetricLogger:
         if type(metrics) is not dict and not isinstance(metrics, Mapping):
             raise assembly.refused_metrics(metrics)
         self._numbers.last = step
-        self._thread_id = threading.get_ident()
+        self._compilations.run_here()
         metrics = self._small.of(metrics)
         if self.phases.has_phases:
             of_phases, cost_of_phases = self.phases.take()
@@ -207,7 +213,7 @@ class MetricLogger:
             self.spans.hold(taken)  # a later eval may still add to it
         self._watchdog.completed(step)
         taken.overhead_seconds = self._monotonic() - begin - self._timer.waited_seconds
-        self._timer.raise_interrupt()
+        self.interrupt.throw()
 
     @guarded("an eval is not logged", passes=MEANT_FOR_THE_LOOP)
     def record_eval(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -293,6 +299,7 @@ class MetricLogger:
     @guarded("there is no summary", instead=assembly.no_summary)
     def summary(self) -> Summary:
         """The run so far; after `close`, the whole run."""
+        self.interrupt.throw()
         if self._summary is None:
             self.flush()
         return self._summary or self._summarize()
@@ -305,6 +312,7 @@ class MetricLogger:
             NonFiniteLossError: a loss is NaN or infinite, and `record` has not raised for it yet.
         """
         summary = self._close()
+        self.interrupt.throw()
         if self._pipeline.failure is not None and not self._failure_was_raised:
             self._raise_failure()
         return summary
@@ -343,7 +351,7 @@ class MetricLogger:
         attempt = self._boundary.attempt
         for part in (self._watchdog, self._timer, self.phases, self._journal):
             attempt("the logger is not closed", part.close)
-        attempt("the logger is not closed", self._compile_log.unsubscribe, self._on_compile)
+        attempt("the logger is not closed", self._compile_log.unsubscribe, self._compilations.heard)
         attempt("the logger is not closed", atexit.unregister, self._close_quietly)
 
     def _close_pipeline(self) -> None:
@@ -369,7 +377,7 @@ class MetricLogger:
             compile_count=self._compile_log.compile_count,
             dropped_by_sink=self._pipeline.dropped_by_sink,
         )
-        return dataclasses.replace(summary, phases=self.phases.totals())
+        return dataclasses.replace(summary, phases=self.phases.totals.values())
 
     def _refuse(self, step: int) -> None:
         self._raise_failure()
@@ -389,12 +397,3 @@ class MetricLogger:
             self._failure_was_raised = True
             # A new one: the traceback of a kept one would keep the arrays of the loop alive.
             raise NonFiniteLossError(failure.step, failure.value)
-
-    def _on_compile(self, event: CompileEvent) -> None:
-        if event.thread_id != self._thread_id:
-            return
-        self._journal.compiled(event)
-        if not self.spans.active:
-            self.phases.compiling()
-            self._timer.compiling(event)
-            self._watchdog.compiling(event.stage)

@@ -30,6 +30,7 @@ import jax
 from mfu_jax.boundary import Boundary, guarded
 from mfu_jax.errors import UserError
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
+from mfu_jax.logger.phase_totals import PhaseTotals
 from mfu_jax.logger.step_cost import StepCost, add_costs
 from mfu_jax.logger.timing.phase_ends import PhaseEnds
 from mfu_jax.logger.timing.readiness import end_marker
@@ -67,12 +68,22 @@ class _Part:
     metrics: dict[str, Any]
 
 
+@dataclasses.dataclass(slots=True)
+class _Scopes:
+    """What is open on one thread, and the phase that ended there last."""
+
+    phase: Phase | None = None
+    step: StepScope | None = None
+    last: Phase | None = None
+
+
 class Phase:
     """One part of a step; made by `MetricLogger.phase`.
 
     Attributes:
         name: shown as ``phase/<name>/…``.
         has_compiled: something was compiled inside, so its time is meaningless.
+        scopes: those of the thread that entered it.
     """
 
     def __init__(
@@ -80,6 +91,7 @@ class Phase:
     ) -> None:
         self.name = name
         self.has_compiled = False
+        self.scopes = _Scopes()
         self._book = book
         self._boundary = book.boundary
         self._clock = clock
@@ -147,33 +159,11 @@ class Phase:
         return self._span
 
 
-@dataclasses.dataclass(slots=True)
-class _Total:
-    times: int = 0
-    seconds: float = 0.0
-    cost: StepCost | None = None
-
-    def add(self, times: int, seconds: float, cost: StepCost | None) -> None:
-        self.times += times
-        self.seconds += seconds
-        if cost is not None:
-            self.cost = cost if self.cost is None else add_costs((self.cost, cost))
-
-    def values(self) -> dict[str, float]:
-        values = {"times": self.times, "seconds": self.seconds}
-        if self.cost is not None and self.seconds > 0:
-            rates = self.cost.rates(self.seconds)
-            names = {
-                "perf/per_device_tflops_per_sec": "tflops_per_sec_per_device",
-                "perf/mfu": "mfu",
-                "perf/hfu": "hfu",
-            }
-            values |= {name: rates[n] for n, name in names.items() if n in rates}
-        return values
-
-
 class PhaseBook:
     """The phases of one logger: those of the step under way, and the totals of all.
+
+    Each thread has its own steps and phases, as an actor and a learner do. One that opens none
+    works for the first thread that did.
 
     Args:
         clock: monotonic clock in seconds.
@@ -182,8 +172,8 @@ class PhaseBook:
 
     Attributes:
         boundary: the same, or a new one.
-        takes_calls: True inside a step or phase; an instrumented call is then part of it.
         has_phases: True if phases wait for the record of their step.
+        totals: of the measured steps that were written.
     """
 
     def __init__(
@@ -194,18 +184,37 @@ class PhaseBook:
         boundary: Boundary | None = None,
     ) -> None:
         self.boundary = boundary or Boundary()
-        self.takes_calls = False
         self.has_phases = False
         self._clock = clock
         self._warmup_steps = warmup_steps
-        self._open: Phase | None = None
         self._closed: deque[Phase] = deque()
         self._is_full = False
-        self._last: Phase | None = None
-        self._step: StepScope | None = None
+        self._has_scopes = False
+        self._first = _Scopes()
+        self._own = threading.local()
         self._ends: PhaseEnds | None = None
-        self._totals: dict[str, _Total] = {}
+        self.totals = PhaseTotals()
         self._lock = threading.Lock()
+
+    @property
+    def takes_calls(self) -> bool:
+        """Inside a step or phase of this thread; an instrumented call is then part of it."""
+        if not self._has_scopes:
+            return False
+        here = self._here
+        return here.phase is not None or here.step is not None
+
+    @property
+    def _here(self) -> _Scopes:
+        scopes: _Scopes = getattr(self._own, "scopes", self._first)
+        return scopes
+
+    def _own_here(self) -> _Scopes:
+        if not hasattr(self._own, "scopes"):
+            with self._lock:
+                self._own.scopes = _Scopes() if self._has_scopes else self._first
+                self._has_scopes = True
+        return self._here
 
     def phase(self, name: str, cost: StepCost | None) -> Phase:
         """A new phase."""
@@ -222,25 +231,27 @@ class PhaseBook:
 
     def open(self, phase: Phase) -> None:
         """Called when a phase is entered."""
-        if self._open is not None and not self.boundary.failures:  # else it could not be closed
+        here = self._own_here()
+        if here.phase is not None and not self.boundary.failures:  # else it could not be closed
             raise UserError(
-                f"phase {phase.name!r} was entered inside phase {self._open.name!r}; expected one "
+                f"phase {phase.name!r} was entered inside phase {here.phase.name!r}; expected one "
                 f"after the other; usually a phase around the whole step; use "
                 f"`with logger.step():` for that"
             )
-        self._open = phase
-        self.takes_calls = True
+        phase.scopes, here.phase = here, phase
 
     def closed(self, phase: Phase) -> None:
         """Called when a phase is left."""
-        self._open = None
-        self.takes_calls = self._step is not None
-        self.has_phases = True
-        phase.follow(self._last)
-        self._last = phase
-        self._closed.append(phase)
-        if len(self._closed) > _MOST_PHASES:
-            self._leave_out(self._closed.popleft())
+        here = phase.scopes
+        here.phase = None
+        phase.follow(here.last)
+        here.last = phase
+        with self._lock:
+            self._closed.append(phase)
+            self.has_phases = True
+            oldest = self._closed.popleft() if len(self._closed) > _MOST_PHASES else None
+        if oldest is not None:
+            self._leave_out(oldest)
 
     def _leave_out(self, phase: Phase) -> None:
         phase.follow(None)  # else each keeps alive all before it
@@ -256,43 +267,41 @@ class PhaseBook:
 
     def open_step(self, step: StepScope) -> None:
         """Called when a step is entered."""
-        if self._step is not None and not self.boundary.failures:
+        here = self._own_here()
+        if here.step is not None and not self.boundary.failures:
             raise UserError(
-                f"step {step.number} was entered inside step {self._step.number}; expected one "
+                f"step {step.number} was entered inside step {here.step.number}; expected one "
                 f"after the other; usually a part of the step was meant; use logger.phase(name)"
             )
-        self._step = step
-        self.takes_calls = True
-
-    def close_step(self) -> None:
-        """Called when a step is left."""
-        self._step = None
-        self.takes_calls = self._open is not None
+        step.scopes, here.step = here, step
 
     def add_call(self, name: str, cost: LateCost, metrics: dict[str, Any], output: Any) -> None:
         """Adds a call of an instrumented function to the phase and step it is in."""
-        if self._open is not None:
+        here = self._here
+        if here.phase is not None:
             arrays = [v for v in metrics.values() if isinstance(v, jax.Array)]
-            self._open.add(cost, arrays[-1] if arrays else end_marker(output))
-        if self._step is not None:
-            own = cost if self._open is None else None
-            self._step.parts.append(_Part(name, own, metrics))
+            here.phase.add(cost, arrays[-1] if arrays else end_marker(output))
+        if here.step is not None:
+            own = cost if here.phase is None else None
+            here.step.parts.append(_Part(name, own, metrics))
 
     def compiling(self) -> None:
         """Called when the training thread compiles."""
-        if self._open is not None:
-            self._open.has_compiled = True
+        if (phase := self._here.phase) is not None:
+            phase.has_compiled = True
 
     def watch(self, marker: Any) -> Future[float]:
         """The clock when `marker` is ready."""
-        if self._ends is None:
-            self._ends = PhaseEnds(self._clock)
+        with self._lock:
+            if self._ends is None:
+                self._ends = PhaseEnds(self._clock)
         return self._ends.watch(marker)
 
     def take(self) -> tuple[dict[str, Any], Callable[[], StepCost] | None]:
         """Metrics of the phases since the last step, and their total cost if known."""
-        phases, self._closed = self._closed, deque()
-        self.has_phases = False
+        with self._lock:
+            phases, self._closed = self._closed, deque()
+            self.has_phases = False
         is_warm, self._warmup_steps = self._warmup_steps <= 0, self._warmup_steps - 1
         by_name: dict[str, list[Phase]] = {}
         for phase in phases:
@@ -324,22 +333,11 @@ class PhaseBook:
         costs = [cost for phase in phases if (cost := phase.cost()) is not None]
         cost = add_costs(costs) if costs else None
         if is_warm and not any(phase.has_compiled for phase in phases):
-            with self._lock:
-                self._totals.setdefault(name, _Total()).add(len(phases), seconds, cost)
+            self.totals.add(name, len(phases), seconds, cost)
         if cost is None:
             return {"seconds": seconds}
         rates = {k.removeprefix("perf/"): v for k, v in cost.rates(seconds).items()}
         return rates | {"seconds": seconds}
-
-    def totals(self) -> dict[str, dict[str, float]]:
-        """Totals of each phase over the measured steps that were written.
-
-        Returns:
-            Phase → ``times``, total ``seconds``, and, if known, ``tflops_per_sec_per_device``,
-            ``mfu`` and ``hfu``.
-        """
-        with self._lock:
-            return {name: total.values() for name, total in self._totals.items()}
 
     def close(self) -> None:
         """Ends the thread."""
@@ -353,12 +351,14 @@ class StepScope:
     Attributes:
         number: the step's number.
         metrics: what will be logged with it; see `log`.
+        scopes: those of the thread that entered it.
     """
 
     def __init__(self, book: PhaseBook, logger: Recorder, number: int) -> None:
         self.number = number
         self.metrics: dict[str, Any] = {}
         self.parts: list[_Part] = []
+        self.scopes = _Scopes()
         self._book = book
         self._boundary = book.boundary
         self._logger = logger
@@ -380,7 +380,7 @@ class StepScope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._book.close_step()
+        self.scopes.step = None
         metrics, of_phases = self._book.take()
         if kind is not None:
             return

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -61,7 +61,8 @@ class LoopSpans:
         self.waits_for = ""
         self._calls: dict[str, list[Any]] = {}
         self._calls_after = -1
-        self._paused_by = 0
+        self._pause: object = None
+        self._inside = contextvars.ContextVar[object]("mfu_jax_pause", default=None)
         self._timer = timer
         self._pipeline = pipeline
         self._watchdog = watchdog
@@ -100,12 +101,13 @@ class LoopSpans:
 
     @property
     def takes_calls(self) -> bool:
-        """Whether this thread is inside a pause; other threads may go on meanwhile."""
-        return bool(self.paused) and self._paused_by == threading.get_ident()
+        """Whether this thread or task is inside a pause; others may go on meanwhile."""
+        return bool(self.paused) and self._inside.get() is self._pause
 
     def begin_calls(self, name: str) -> None:
-        """A pause begins on this thread."""
-        self.paused, self._paused_by = name, threading.get_ident()
+        """A pause begins on this thread, and in this task of asyncio and those it starts."""
+        self.paused, self._pause = name, object()
+        self._inside.set(self._pause)
 
     def add_call(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Adds an instrumented call to the pause that is open: it is no step.
@@ -152,10 +154,12 @@ class LoopSpans:
 
     def pause(self, name: str, check: Callable[[], None]) -> Pause:
         """Waits for the step in flight, calls `check`, and attributes the time inside to `name`."""
+        self._timer.interrupt.throw()
         return Pause(self, self._timer, name, check, self._watchdog, self._boundary)
 
     def wait(self, name: str) -> Wait:
         """Measures the part of a wait in which the device is idle."""
+        self._timer.interrupt.throw()
         return Wait(self, self._timer, self._pipeline, name, self._watchdog, self._boundary)
 
 

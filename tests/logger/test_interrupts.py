@@ -1,6 +1,8 @@
 """Ctrl-C in each wait of the logger: no step is lost, and what is open closes."""
 
+import signal
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,20 +10,37 @@ import pytest
 from tests.support.logger_run import Run
 
 
+class PreemptedError(Exception):
+    """What a handler of the user's raises to end her loop."""
+
+
+def preempt(number: int, frame: Any) -> None:
+    raise PreemptedError
+
+
+@pytest.fixture(params=[KeyboardInterrupt, PreemptedError])
+def kind(request: pytest.FixtureRequest) -> Iterator[type[BaseException]]:
+    """What a SIGUSR2 raises."""
+    handlers = {KeyboardInterrupt: signal.default_int_handler, PreemptedError: preempt}
+    before = signal.signal(signal.SIGUSR2, handlers[request.param])
+    yield request.param
+    signal.signal(signal.SIGUSR2, before)
+
+
 def interrupt_once(array: Any) -> None:
-    """Ctrl-C while the loop waits for an array: Python raises it when the wait is over."""
+    """A signal while the loop waits for an array: Python handles it when the wait is over."""
     block = array.block_until_ready
 
     def interrupted() -> None:
         array.block_until_ready = block
         block()
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGUSR2)
 
     array.block_until_ready = interrupted
 
 
 @pytest.mark.parametrize("at", [1, 2])
-def test_an_interrupt_of_the_wait_loses_no_step(at: int) -> None:
+def test_an_interrupt_of_the_wait_loses_no_step(at: int, kind: type[BaseException]) -> None:
     run = Run()
 
     def loop() -> None:
@@ -34,20 +53,20 @@ def test_an_interrupt_of_the_wait_loses_no_step(at: int) -> None:
             with run.logger.pause("checkpoint"):  # waits for step 2
                 pass
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(kind):
         loop()
     assert run.sink.scalar("perf/step_time_seconds") == [1.0, 2.0, 3.0]
     assert run.sink.closed
 
 
-def test_an_interrupt_of_close_closes_all_the_same() -> None:
+def test_an_interrupt_of_close_closes_all_the_same(kind: type[BaseException]) -> None:
     before = set(threading.enumerate())
     run = Run()
     run.steps(1.0, 1.0)
     metrics = run.device.run(1.0)
     interrupt_once(metrics["loss"])
     run.logger.record(2, metrics)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(kind):
         run.logger.close()
     assert run.sink.closed
     assert run.logger.summary().steps == 2

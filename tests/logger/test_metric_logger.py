@@ -17,7 +17,7 @@ from mfu_jax.logger import step_numbers
 from mfu_jax.logger.config import ConfigFields, LoggerConfig
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.step_cost import CostFields, StepCost
-from mfu_jax.logger.timing.compile_events import CompileEvent, CompileLog
+from mfu_jax.logger.timing.compile_events import CompileLog
 from tests.support.logger_run import RUN_COST, Run
 from tests.support.sinks import ListSink
 
@@ -377,15 +377,46 @@ def test_every_field_has_a_typed_keyword(keywords: type, kind: type) -> None:
     }
 
 
-def test_compile_events_know_their_thread() -> None:
-    event = CompileEvent(
-        stage="compile", function="f", seconds=1.0, own_seconds=1.0, thread_id=threading.get_ident()
-    )
+def in_thread(function: typing.Callable[[], object]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def compiled() -> None:
+    """What JAX says at the end of a compilation of a second, on its thread."""
+    jax.monitoring.record_event_duration_secs("/jax/core/compile/backend_compile_duration", 1.0)
+
+
+def test_compilations_count_on_the_threads_that_run_steps() -> None:
     run = Run()
-    run.logger._on_compile(event)
+    in_thread(compiled)
     run.steps(1.0)
+    in_thread(compiled)
+    run.steps(1.0, start=1)
+    compiled()
+    run.steps(1.0, start=2)
+
+    def call() -> None:
+        run.logger.begin_call()
+        compiled()
+        run.steps(1.0, start=3)
+
+    in_thread(call)
     run.logger.close()
-    assert run.sink.records[0].kind == "compile"
+    assert [record.kind for record in run.sink.records] == ["step", "step", "compile", "compile"]
+
+
+def test_a_loop_in_another_thread_than_its_logger_was_made_in_has_compiled() -> None:
+    run = Run()
+
+    def loop() -> None:
+        compiled()
+        run.steps(1.0, 1.0)
+
+    in_thread(loop)
+    run.logger.close()
+    assert [record.kind for record in run.sink.records] == ["compile", "step"]
 
 
 def test_sinks_are_told_that_the_loop_raised() -> None:

@@ -269,3 +269,41 @@ def test_actor_critic_learns_and_logs_its_phases(tmp_path: Path) -> None:
     assert last["phase/rollout/per_device_tflops"] * 1e12 == pytest.approx(64 * a_step, rel=1e-12)
     parts = [last[f"phase/{name}/per_device_tflops"] for name in ("rollout", "update")]
     assert last["perf/per_device_tflops"] == pytest.approx(sum(parts), rel=1e-12)
+
+
+def test_threads_that_share_a_logger_have_phases_of_their_own() -> None:
+    """An actor acts while the learner is in a phase; a pool works for the learner."""
+    memory = ListSink()
+    logger = mfu_jax.MetricLogger(sinks=[memory], warmup_steps=0)
+    act, update, work = (
+        mfu_jax.instrument(jax.jit(lambda x: {"sum": jnp.sum(x)}), logger=logger, **PEAK)
+        for _ in range(3)
+    )
+    errors: list[BaseException] = []
+
+    def run(function: Any) -> None:
+        def attempt() -> None:
+            try:
+                function()
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=attempt)
+        thread.start()
+        thread.join(HANG_SECONDS)
+
+    def actor() -> None:
+        for _ in range(2):
+            with logger.phase("rollout"):
+                act(jnp.ones(8))
+
+    for _ in range(3):
+        with logger.step(), logger.phase("update"):
+            update(jnp.ones(4))
+            run(actor)
+            run(lambda: work(jnp.ones(2)))
+    logger.close()
+    assert not errors
+    assert [record.step for record in memory.records] == [0, 1, 2]
+    totals = logger.summary().phases  # the first of each has compiled
+    assert {name: of["times"] for name, of in totals.items()} == {"update": 2, "rollout": 4}

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from mfu_jax.boundary import is_interrupt
 from mfu_jax.logger.scalars import is_deleted
 from mfu_jax.logger.small_metrics import MOST_NUMBERS
 
@@ -24,8 +25,8 @@ def block_until_ready(metrics: Mapping[str, Any]) -> None:
         if block is not None:
             try:
                 block()
-            except RuntimeError:
-                if not is_deleted(value):
+            except RuntimeError as error:
+                if is_interrupt(error) or not is_deleted(value):
                     raise
         elif isinstance(value, Mapping):
             block_until_ready(value)

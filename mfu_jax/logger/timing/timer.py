@@ -12,8 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from mfu_jax.boundary import is_interrupt
 from mfu_jax.logger.timing.compile_events import CompileEvent
 from mfu_jax.logger.timing.gc_pauses import GcPauses, of_process
+from mfu_jax.logger.timing.kept_interrupt import KeptInterrupt
 from mfu_jax.logger.timing.readiness import block_until_ready, is_ready
 from mfu_jax.logger.timing.timed_step import LoopTimes, Reading, TimedStep
 from mfu_jax.logger.timing.watcher import ThreadWatcher, Watcher
@@ -48,6 +50,10 @@ class StepTimer:
         watcher: watches the device while the training thread does something else.
         suspended: how long the machine has been suspended so far; read only after a clock jump.
         gc_pauses: the garbage collector's time so far.
+
+    Attributes:
+        interrupt: of a wait in `dispatched`.
+        waited_seconds: how long the last `dispatched` waited.
     """
 
     def __init__(
@@ -77,7 +83,7 @@ class StepTimer:
         self._left_at: float | None = None  # the end of the last `dispatched`, unless paused since
         self._called_at: float | None = None
         self._loop_waits = 0.0
-        self._interrupt: BaseException | None = None
+        self.interrupt = KeptInterrupt()
 
     def read(self) -> Reading:
         """Both clocks, now."""
@@ -101,8 +107,8 @@ class StepTimer:
     def dispatched(self, step: TimedStep) -> TimedStep | None:
         """Takes the step just dispatched and returns the one before it, timed.
 
-        Blocks until the step before it is done; `waited_seconds` says for how long. Call
-        `raise_interrupt` when both are safe.
+        Blocks until the step before it is done; `waited_seconds` says for how long. What
+        interrupts that is kept in `interrupt`; raise it when both are safe.
         """
         previous = self._pending
         self.waited_seconds = 0.0
@@ -111,8 +117,9 @@ class StepTimer:
             self._pending = None  # an error of the device is raised once
             try:
                 block_until_ready(previous.metrics)
-            except (KeyboardInterrupt, SystemExit) as error:  # raised when the wait is over
-                self._interrupt = error
+            except BaseException as error:
+                if not self.interrupt.keep(error):
+                    raise
             now = self._clock(), self._monotonic()
             left_at = now[1]
             self.waited_seconds = left_at - before
@@ -141,18 +148,13 @@ class StepTimer:
             return None
         try:
             block_until_ready(step.metrics)
-        except (KeyboardInterrupt, SystemExit):
-            self._pending = step  # for the end of the run
+        except BaseException as error:
+            if is_interrupt(error):
+                self._pending = step  # for the end of the run
             raise
         now = self.read()
         self._finish(step, step.completed or now)
         return step
-
-    def raise_interrupt(self) -> None:
-        """Raises what interrupted the wait in `dispatched`, now that both steps are kept."""
-        if (error := self._interrupt) is not None:
-            self._interrupt = None
-            raise error
 
     def cut(self, name: str, start: Reading, end: Reading) -> None:
         """Cuts a span outside the loop out of the step in whose interval it lies."""

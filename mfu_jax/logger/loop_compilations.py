@@ -1,0 +1,70 @@
+"""Which compilations the steps wait for: those on the threads that run them."""
+
+from __future__ import annotations
+
+import threading
+
+from mfu_jax.logger.journal.absent import NoJournal
+from mfu_jax.logger.journal.writer import Journal
+from mfu_jax.logger.phases import PhaseBook
+from mfu_jax.logger.spans import LoopSpans
+from mfu_jax.logger.timing.compile_events import CompileEvent
+from mfu_jax.logger.timing.timer import StepTimer
+from mfu_jax.logger.watchdog import Watchdog
+
+
+class LoopCompilations:
+    """Tells the parts of a logger what was compiled for its steps.
+
+    Until the first step it is unknown which thread will run them: the one that makes the logger
+    may only start it. What other threads compile by then is kept for the one that comes.
+
+    Args:
+        journal: notes each.
+        spans: what is compiled inside a pause or a wait is part of that.
+        phases: so does the phase under way.
+        timer: a step that was compiled for is not measured.
+        watchdog: a compilation may take its time.
+    """
+
+    def __init__(
+        self,
+        journal: Journal | NoJournal,
+        spans: LoopSpans,
+        phases: PhaseBook,
+        timer: StepTimer,
+        watchdog: Watchdog,
+    ) -> None:
+        self._journal = journal
+        self._spans = spans
+        self._phases = phases
+        self._timer = timer
+        self._watchdog = watchdog
+        self._threads = {threading.get_ident()}
+        self._early: list[CompileEvent] | None = []
+
+    def run_here(self) -> None:
+        """This thread runs a step."""
+        thread = threading.get_ident()
+        if self._early is not None:
+            self._first_step(thread)
+        elif thread not in self._threads:
+            self._threads.add(thread)
+
+    def heard(self, event: CompileEvent) -> None:
+        """JAX has compiled something, or ended a stage of that; on the thread that did."""
+        if event.thread_id in self._threads:
+            self._journal.compiled(event)
+            if not self._spans.active:
+                self._phases.compiling()
+                self._timer.compiling(event)
+                self._watchdog.compiling(event.stage)
+        elif self._early is not None and not self._spans.active:
+            self._early.append(event)
+
+    def _first_step(self, thread: int) -> None:
+        early, self._early = self._early or [], None
+        self._threads = {thread}
+        for event in early:
+            if event.thread_id == thread:
+                self._timer.compiling(event)

@@ -1,0 +1,31 @@
+"""An interrupt of the logger's own wait, kept until the loop can take it."""
+
+from __future__ import annotations
+
+import threading
+
+from mfu_jax.boundary import is_interrupt
+
+
+class KeptInterrupt:
+    """Ctrl-C, or what else a signal raised, while the loop waited inside the logger.
+
+    Raised at once, it would cost the step being recorded; raised out of an instrumented call, its
+    outputs, and the state that was donated for them.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[BaseException, int] | None = None
+
+    def keep(self, error: BaseException) -> bool:
+        """Keeps it for this thread; False if it is no interrupt."""
+        if not is_interrupt(error):
+            return False
+        self._kept = error, threading.get_ident()
+        return True
+
+    def throw(self) -> None:
+        """Raises what was kept for this thread, if anything was."""
+        if self._kept is not None and self._kept[1] == threading.get_ident():
+            error, self._kept = self._kept[0], None
+            raise error

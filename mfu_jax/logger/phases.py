@@ -214,7 +214,8 @@ class PhaseBook:
             with self._lock:
                 self._own.scopes = _Scopes() if self._has_scopes else self._first
                 self._has_scopes = True
-        return self._here
+        scopes: _Scopes = self._own.scopes
+        return scopes
 
     def phase(self, name: str, cost: StepCost | None) -> Phase:
         """A new phase."""
@@ -287,8 +288,9 @@ class PhaseBook:
 
     def compiling(self) -> None:
         """Called when the training thread compiles."""
-        if (phase := self._here.phase) is not None:
-            phase.has_compiled = True
+        here = getattr(self._own, "scopes", self._first)
+        if here.phase is not None:
+            here.phase.has_compiled = True
 
     def watch(self, marker: Any) -> Future[float]:
         """The clock when `marker` is ready."""
@@ -380,9 +382,9 @@ class StepScope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.scopes.step = None
+        was_open, self.scopes.step = self.scopes.step is self, None
         metrics, of_phases = self._book.take()
-        if kind is not None:
+        if kind is not None or not was_open:  # its calls are steps of their own then
             return
         costs = [part.cost for part in self.parts if part.cost is not None]
         if of_phases is not None:

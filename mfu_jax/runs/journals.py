@@ -212,6 +212,7 @@ class _Reader:
         life.blocks.sort(key=lambda block: block.end_m)
         for number, us, end_m in early:  # a kill in a pause may lose the step's own line
             if life.last_step is None or number > life.last_step:
+                _add_unwritten(life, number, end_m - us / 1e6)
                 life.blocks.append(Block(end_m=end_m, first=number, us=[us]))
         self.lives.append(life)
 
@@ -276,6 +277,31 @@ class _Reader:
 
     def _on_restored(self, life: Life, values: dict[str, Any]) -> None:
         life.restored = int(values["step"])
+
+
+def _add_unwritten(life: Life, stop: int, until: float) -> None:
+    """Adds the steps between the last known one and `stop`, whose lines a kill lost, as equal ones.
+
+    Args:
+        life: of the process.
+        stop: number of the next step that is known.
+        until: when that one began, seconds since boot.
+    """
+    if not life.blocks or life.blocks[-1].by > 1:
+        return
+    before = life.blocks[-1]
+    count = stop - before.last - 1
+    paused = sum(e - b for _, b, e in life.spans if e is not None and before.end_m <= b < until)
+    left = until - before.end_m - paused
+    if count <= 0 or left <= 0:
+        return
+    waited = min(left * before.wait_fraction, life.wait_seconds)
+    life.wait_seconds -= waited
+    us, gap_us = round(1e6 * (left - waited) / count), round(1e6 * waited / count)
+    gaps = [gap_us] * count if gap_us else []
+    life.blocks.append(
+        Block(end_m=until, first=before.last + 1, us=[us] * count, gap_us=gaps, data_us=gaps)
+    )
 
 
 def _whole(values: Any) -> list[int]:

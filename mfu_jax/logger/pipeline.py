@@ -203,6 +203,8 @@ class RecordPipeline:
             return None
         try:
             record = self._builder.build(step, is_last=is_last)
+            if not self._journal.has_steps:  # what the watches start with the first one takes time
+                self._journal.steps([(step, record)])
             record = self._watch(step, record)
         except Exception:
             self._lost_steps += 1

@@ -11,6 +11,7 @@ class NoJournal:
     """The methods of `Journal` as no-ops."""
 
     waited_seconds: Callable[[], float] = float
+    has_steps = True
 
     def steps(self, steps: Any) -> None: ...
 

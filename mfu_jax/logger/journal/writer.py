@@ -57,6 +57,7 @@ class Journal:
 
     Attributes:
         waited_seconds: how long the device has waited for data so far.
+        has_steps: a completed step is known.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Journal:
         self._is_over = self._is_stopped = False
         self._until_exit = until_exit
         self._failed_at: float | None = None
-        self._has_steps = False
+        self.has_steps = False
         self._unwritten = b""
         self._waiting: list[threading.Event] = []
         self._wake = Alarm()
@@ -101,8 +102,8 @@ class Journal:
         asleep_seconds = self._asleep_seconds()
         marks = [_mark(step, record, asleep_seconds) for step, record in steps]
         self._put(self._note, marks, waited)
-        if not self._has_steps:
-            self._has_steps = True
+        if not self.has_steps:
+            self.has_steps = True
             self._wake.set()  # a kill before it is written would make a long first step start-up
 
     def begin(self, name: str, at: Reading, last: TimedStep | None = None) -> None:
@@ -238,7 +239,7 @@ class Journal:
                 return JournalFile(path)
             except OSError as error:
                 # A run that cannot write at all says so itself when it has imported JAX, and ends.
-                if not is_told and (self._has_steps or attempt >= _PATIENT_LOOKS):
+                if not is_told and (self.has_steps or attempt >= _PATIENT_LOOKS):
                     self._warn(path, error)
                     is_told = True
             if self._is_over:

@@ -137,7 +137,8 @@ class BuilderThread:
                 self._wake.wait(self._period_seconds if waits else IDLE_SECONDS)
             self._is_asleep = False
             items = self._take()
-            waits = bool(items) and self._period_seconds > 0
+            # Calls alone, such as a set-up just before the loop, hold up no first step.
+            waits = self._period_seconds > 0 and not all(map(callable, items))
             self._guard(self._handle_all, items)
             items = []  # keep no device arrays alive while the thread waits
 

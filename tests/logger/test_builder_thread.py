@@ -28,6 +28,17 @@ class Gate:
         return [number for batch in self.batches for number in batch]
 
 
+def test_a_call_before_the_first_item_does_not_hold_it_up() -> None:
+    gate, called = Gate(), threading.Event()
+    thread = BuilderThread(gate, period_seconds=10 * HANG_SECONDS)
+    thread.put(called.set)
+    assert called.wait(HANG_SECONDS)
+    thread.put(0)
+    assert gate.begun.wait(HANG_SECONDS)
+    gate.release.set()
+    thread.close(HANG_SECONDS)
+
+
 def test_items_are_handled_in_order_and_in_batches() -> None:
     gate = Gate()
     thread = BuilderThread(gate, size=100)

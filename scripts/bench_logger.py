@@ -33,6 +33,7 @@ from scripts.maxtext_logger import MaxTextLogger
 
 WARMUP = 20
 STEP_SECONDS, PAUSE_SECONDS = 0.005, 0.01
+START_SECONDS = 0.3  # in which a logger's threads open their files
 COST: dict[str, Any] = {
     "model_flops_per_device": 10**9,
     "executed_flops_per_device": 10**9,
@@ -149,26 +150,28 @@ def cpu_costs(steps: int, blocks: int) -> dict[tuple[str, float], float]:
         found: dict[str, list[float]] = {}
         for _ in range(blocks):
             with tempfile.TemporaryDirectory() as name, open(Path(name) / "log", "w") as console:
-                loggers = {
-                    "`sinks=[]`": MetricLogger(sinks=[], **COST),
-                    "console, JSONL, TensorBoard": make_logger(Path(name), console),
+                makers: dict[str, Callable[[], MetricLogger]] = {
+                    "`sinks=[]`": lambda: MetricLogger(sinks=[], **COST),
+                    "console, JSONL, TensorBoard": lambda: make_logger(Path(name), console),
                 }
-                for sinks, logger in loggers.items():
-                    bare = cpu_milliseconds(steps, pause, None)
-                    ours = cpu_milliseconds(steps, pause, logger)
+                for sinks, make in makers.items():
+                    bare = cpu_milliseconds(steps, pause, None)  # before any thread of a logger
+                    with make() as logger:
+                        time.sleep(START_SECONDS)
+                        ours = cpu_milliseconds(steps, pause, logger)
                     found.setdefault(sinks, []).append(ours - bare)
-                    logger.close()
         result |= {(sinks, pause): statistics.median(values) for sinks, values in found.items()}
     return result
 
 
 def cpu_milliseconds(steps: int, pause: float, logger: MetricLogger | None) -> float:
     x = jnp.ones((8, 8))
-    begin = time.process_time()
-    for step in range(steps):
+    for step in range(-WARMUP, steps):
+        if step == 0:
+            begin = time.process_time()
         metrics = tiny_step(x)
         if logger is not None:
-            logger.record(step, metrics)
+            logger.record(WARMUP + step, metrics)
         time.sleep(pause)
     if logger is not None:
         logger.flush()  # what waits for its tick is a cost, too

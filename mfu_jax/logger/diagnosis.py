@@ -23,6 +23,23 @@ class Finding:
     text: str
 
 
+class Plausibility:
+    """Tells at once of most steps that none of their numbers is impossible.
+
+    Args:
+        cost: what each of the steps costs.
+    """
+
+    def __init__(self, cost: StepCost) -> None:
+        known = (cost.model_seconds, cost.executed_seconds, cost.memory_seconds)
+        self._plenty_seconds = max((best for best in known if best is not None), default=0.0)
+        self._is_possible = not _runs_too_little(cost)
+
+    def is_plausible(self, seconds: float) -> bool:
+        """Whether a step that takes `seconds` needs no `diagnose`."""
+        return self._is_possible and seconds > self._plenty_seconds
+
+
 def diagnose(cost: StepCost, scalars: Mapping[str, float]) -> list[Finding]:
     """The impossible numbers of one step.
 

@@ -11,7 +11,7 @@ import jax
 
 from mfu_jax.formatting import readable
 from mfu_jax.logger.config import LoggerConfig
-from mfu_jax.logger.diagnosis import diagnose
+from mfu_jax.logger.diagnosis import Finding, Plausibility, diagnose
 from mfu_jax.logger.scalars import (
     is_vector,
     plain_number,
@@ -30,8 +30,10 @@ DEFAULT_WINDOW = 100
 # A clock that disagrees by less is not worth a line, though the monotonic one is still believed.
 NOTED_JUMP_SECONDS = 0.05
 NOTED_JUMP_FRACTION = 0.01
-# Most names remembered; a loop that invents new ones in every step must not fill the memory.
+# Most names, and sets of names, remembered; a loop that invents new ones in every step must not
+# fill the memory.
 _MOST_NAMES = 10_000
+_MOST_SETS = 100
 
 
 class RecordBuilder:
@@ -48,7 +50,7 @@ class RecordBuilder:
 
     def __init__(self, cost: StepCost, config: LoggerConfig, *, compile_is_seen: bool) -> None:
         self._cost = cost
-        self._rates = StepRates(cost)
+        self._rates = StepRates(cost), Plausibility(cost)
         self._warmup_steps = config.warmup_steps
         self._log_period = config.log_period
         self._compile_is_seen = compile_is_seen
@@ -57,9 +59,10 @@ class RecordBuilder:
         self.explained: set[str] = set()
         self._compiled: set[str] = set()
         self._kinds: Counter[str] = Counter()
+        self._steps = 0
         self._flags: Counter[str] = Counter()
         self._seconds_by_use: defaultdict[str, float] = defaultdict(float, train=0.0)
-        self._names: dict[tuple[str, Any], str] = {}
+        self._full_names: dict[tuple[Any, ...], tuple[str, ...]] = {}
         self._noted: set[str] = set()
         self._last_loss: float | None = None
         self._clock_jumps = 0
@@ -75,23 +78,26 @@ class RecordBuilder:
         """The record of one step, which is also added to the statistics."""
         notes: list[str] = []
         kind = self._kind(step)
-        rates = self._rates_of(step, notes)
+        rates, plausibility = self._rates_of(step, notes)
         scalars = rates.at(step.seconds)
-        findings = diagnose(rates.cost, scalars) if kind == "step" else []
-        notes += [found.text for found in findings if not self._flags[found.flag]]
+        findings: list[Finding] = []
+        if kind == "step" and not plausibility.is_plausible(step.seconds):
+            findings = diagnose(rates.cost, scalars)
+            notes += [found.text for found in findings if not self._flags[found.flag]]
         if step.compile_events:
             notes += self._happened(step)
         if step.clock_jump_seconds is not None or step.refused_seconds is not None:
             notes += self._clock_notes(step)
-        self._count(step, kind, scalars, [found.flag for found in findings])
+        self._count(step, kind, rates, findings)
 
         self._fetch(step.metrics, "learning", scalars, notes)
         if step.extra:
             self._fetch(step.extra, "eval", scalars, notes)
         self._last_loss = scalars.get("learning/loss", self._last_loss)
         scalars["perf/logger_overhead_us"] = round(1e6 * step.overhead_seconds, 3)
-        for name, spent in step.spans.items():
-            scalars[f"goodput/{printable(name)}_seconds"] = spent
+        if step.spans:
+            for name, spent in step.spans.items():
+                scalars[f"goodput/{printable(name)}_seconds"] = spent
         spent = sum(self._seconds_by_use.values())
         if spent > 0:
             scalars["goodput/train_fraction"] = self._seconds_by_use["train"] / spent
@@ -100,7 +106,7 @@ class RecordBuilder:
         is_logged = bool(
             step.step % self._log_period == 0 or kind != "step" or notes or step.extra or is_last
         )
-        if is_logged:
+        if is_logged and self._memory_device is not None:
             scalars |= self._memory()
         if self._window_is_full(step.step):
             scalars |= self._roll()
@@ -147,7 +153,7 @@ class RecordBuilder:
         )
 
     def _kind(self, step: TimedStep) -> str:
-        index = self._kinds.total()  # by this process: the loop may go back before its first step
+        index = self._steps  # by this process: the loop may go back before its first step
         if step.is_compile or (index == 0 and not self._compile_is_seen):
             return "compile"
         return "warmup" if index < self._warmup_steps else "step"
@@ -182,18 +188,18 @@ class RecordBuilder:
                 f"the wall clock jumped by {jump:+.3f} s; this step's time is the monotonic clock's"
             )
 
-    def _rates_of(self, step: TimedStep, notes: list[str]) -> StepRates:
-        """The rates of the step's cost; of the run's cost if its own cannot be had."""
+    def _rates_of(self, step: TimedStep, notes: list[str]) -> tuple[StepRates, Plausibility]:
+        """Of the step's cost; of the run's cost if its own cannot be had."""
         try:
             cost = step.cost or self._cost
             if callable(cost):
                 cost = cost()
-            if cost is not self._rates.cost:
-                self._rates = StepRates(cost)
+            if cost is not self._rates[0].cost:
+                self._rates = StepRates(cost), Plausibility(cost)
         except Exception as error:  # the cost may be a function of the user's
             if self._is_first("cost"):
                 notes.append(f"the cost of the step is not known: {_text(error)}")
-            return StepRates(self._cost)
+            return StepRates(self._cost), Plausibility(self._cost)
         return self._rates
 
     def _is_first(self, subject: str) -> bool:
@@ -203,13 +209,13 @@ class RecordBuilder:
         self._noted.add(subject)
         return True
 
-    def _count(
-        self, step: TimedStep, kind: str, scalars: Mapping[str, float], flags: list[str]
-    ) -> None:
+    def _count(self, step: TimedStep, kind: str, rates: StepRates, findings: list[Finding]) -> None:
+        self._steps += 1
         self._kinds[kind] += 1
-        if flags:
-            self._flags.update(flags)
-        self.add_spans(step.spans)
+        if findings:
+            self._flags.update(found.flag for found in findings)
+        if step.spans:
+            self.add_spans(step.spans)
         is_time = 0 <= step.seconds < math.inf
         seconds = step.seconds if is_time else 0.0
         if kind == "compile":
@@ -218,8 +224,8 @@ class RecordBuilder:
             seconds -= compiling
         self._seconds_by_use["train"] += seconds
         if kind == "step" and is_time:
-            self._run.add(scalars)
-            self._window.add(scalars)
+            self._run.add(seconds, rates)
+            self._window.add(seconds, rates)
 
     def _window_is_full(self, step: int) -> bool:
         if self._log_period == 1:
@@ -251,45 +257,48 @@ class RecordBuilder:
     ) -> None:
         """Adds the numbers of `metrics` to `scalars`; what is none goes to `notes`, once."""
 
-        def leave_out(name: str, error: Exception) -> None:
-            if self._is_first(name):
-                notes.append(f"metric {name!r} is left out: {_text(error)}")
-
         try:
-            for name, value in self._named(metrics, folder):
+            names = self._full_names.get((folder, *metrics)) or self._name(folder, metrics)
+            for name, (key, value) in zip(names, metrics.items(), strict=True):
                 try:
                     number = quick_number(value)
-                    if number is None:
-                        _read(name, value, scalars)
-                    else:
+                    if number is not None and name:
                         scalars[name] = number
+                    elif name:
+                        inner = folder if key in ("scalar", "scalars") else name
+                        self._look_closer(name, value, inner, scalars, notes)
                 except Exception as error:  # the value may be of any library
-                    leave_out(name, error)
+                    self._leave_out(name, error, notes)
         except Exception as error:  # and so may a mapping
-            leave_out(f"{folder}/…", error)
+            self._leave_out(f"{folder}/…", error, notes)
 
-    def _named(self, metrics: Mapping[Any, Any], folder: str) -> Iterator[tuple[str, Any]]:
-        """Leaves under their full names; a name with a slash, like MaxText's, is already full.
+    def _look_closer(
+        self, name: str, value: Any, inner: str, scalars: dict[str, float], notes: list[str]
+    ) -> None:
+        """Adds what is no plain number: those of a mapping go into the folder `inner`."""
+        if isinstance(value, Mapping):
+            self._fetch(value, inner, scalars, notes)
+        elif value is not None:
+            _read(name, value, scalars)
 
-        Values under a name with a leading underscore are waited for, but not shown.
+    def _leave_out(self, name: str, error: Exception, notes: list[str]) -> None:
+        if self._is_first(name):
+            notes.append(f"metric {name!r} is left out: {_text(error)}")
+
+    def _name(self, folder: str, keys: Iterable[Any]) -> tuple[str, ...]:
+        """The names of metrics in records; empty for those that are waited for, but not shown.
+
+        A name with a slash, like MaxText's, is already full; one with a leading underscore is not
+        shown.
         """
-        for name, value in metrics.items():
-            full = self._names.get((folder, name)) or self._full_name(folder, name)
-            if full[0] == "_":
-                continue
-            if isinstance(value, Mapping):
-                yield from self._named(value, full if name not in ("scalar", "scalars") else folder)
-            elif value is not None:
-                yield full, value
-
-    def _full_name(self, folder: str, name: Any) -> str:
-        """The name of a metric in records; one that stays hidden starts with an underscore."""
-        text = printable(name if isinstance(name, str) else str(name))
-        full = text if "/" in text or text[:1] == "_" else f"{folder}/{text}"
-        if len(self._names) >= _MOST_NAMES:
-            self._names.clear()
-        self._names[folder, name] = full
-        return full
+        if len(self._full_names) >= _MOST_SETS:
+            self._full_names.clear()
+        keys = tuple(keys)
+        texts = (printable(key if isinstance(key, str) else str(key)) for key in keys)
+        names = self._full_names[folder, *keys] = tuple(
+            "" if text[:1] == "_" else text if "/" in text else f"{folder}/{text}" for text in texts
+        )
+        return names
 
     def _memory(self) -> dict[str, float]:
         if self._memory_device is None:

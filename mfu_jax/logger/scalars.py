@@ -18,17 +18,25 @@ from mfu_jax.logger.small_metrics import MOST_NUMBERS
 SHORTEST_SECONDS = 1e-9
 LONGEST_SECONDS = 1e9
 
+# Classes of what were arrays of JAX before: `isinstance` asks its metaclass each time.
+_ARRAY_CLASSES: set[type] = set()
+
 
 def quick_number(value: Any) -> int | float | None:
     """A float, or a scalar of the device, as most metrics are; None if a closer look is needed."""
     if value.__class__ is float:
         return value
-    if not isinstance(value, jax.Array) or value.shape != ():
-        return None
+    if value.__class__ not in _ARRAY_CLASSES:
+        if not isinstance(value, jax.Array):
+            return None
+        _ARRAY_CLASSES.add(value.__class__)
     try:
-        number = np.asarray(value).item()
+        array = np.asarray(value)
     except RuntimeError:  # it was deleted
         return None
+    if array.ndim:
+        return None
+    number = array.item()
     return number if number.__class__ is float or number.__class__ is int else None
 
 

@@ -124,37 +124,42 @@ class StepRates:
 
     Args:
         cost: what each of the steps costs.
+
+    Attributes:
+        tflops: of the model in a step (10¹²), None if unknown.
+        tokens: in a step.
+        optimal: name of a utilisation, as ``perf/mfu`` → shortest time in seconds, where known.
     """
 
     def __init__(self, cost: StepCost) -> None:
         self.cost = cost
         model = cost.model_flops_per_device
-        self._tflops = None if model is None else float(model) / 1e12
-        self._tokens = _plain(cost.tokens_per_device)
+        self.tflops = None if model is None else float(model) / 1e12
+        self.tokens = _plain(cost.tokens_per_device)
         optimal = {
             "perf/mfu": cost.model_seconds,
             "perf/hfu": cost.executed_seconds,
             "perf/mbu": cost.memory_seconds,
         }
-        self._optimal = {name: best for name, best in optimal.items() if best is not None}
+        self.optimal = {name: best for name, best in optimal.items() if best is not None}
         xla = cost.xla_reported_flops
         self._xla = {} if xla is None else {"perf/xla_reported_tflops": float(xla) / 1e12}
 
     def utilization(self, seconds: float) -> dict[str, float]:
         """See `StepCost.utilization`."""
-        return {name: best / seconds for name, best in self._optimal.items()}
+        return {name: best / seconds for name, best in self.optimal.items()}
 
     def at(self, seconds: float) -> dict[str, float]:
         """See `StepCost.rates`."""
         scalars = {"perf/step_time_seconds": seconds}
-        if self._tflops is not None:
-            scalars["perf/per_device_tflops"] = self._tflops
+        if self.tflops is not None:
+            scalars["perf/per_device_tflops"] = self.tflops
             if seconds > 0:
-                scalars["perf/per_device_tflops_per_sec"] = self._tflops / seconds
-        scalars["perf/per_device_tokens"] = self._tokens
+                scalars["perf/per_device_tflops_per_sec"] = self.tflops / seconds
+        scalars["perf/per_device_tokens"] = self.tokens
         if seconds > 0:
-            scalars["perf/per_device_tokens_per_sec"] = self._tokens / seconds
-            for name, best in self._optimal.items():
+            scalars["perf/per_device_tokens_per_sec"] = self.tokens / seconds
+            for name, best in self.optimal.items():
                 scalars[name] = best / seconds
         scalars.update(self._xla)
         return scalars

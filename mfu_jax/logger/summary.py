@@ -6,10 +6,12 @@ import array
 import dataclasses
 import math
 import operator
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mfu_jax.formatting import loss_text, percent, readable
+from mfu_jax.logger.step_cost import StepRates
 from mfu_jax.logger.strict_json import strict
 
 
@@ -187,25 +189,40 @@ class StepStatistics:
         self._tflops = 0.0
         # Optimal seconds, and the measured seconds of the steps for which they are known.
         self._optimal = {f"perf/{name}": [0.0, 0.0] for name in _UTILIZATIONS}
+        self._rates: StepRates | None = None  # of the steps that are in no sum yet
+        self._settled = 0  # steps before those
+        self._lock = threading.Lock()  # of the sums: a summary may be asked for by another thread
 
     def __len__(self) -> int:
         return len(self._seconds)
 
-    def add(self, scalars: Mapping[str, float]) -> None:
-        """Adds one step by its ``perf/`` scalars."""
-        seconds = scalars["perf/step_time_seconds"]
+    def add(self, seconds: float, rates: StepRates) -> None:
+        """Adds one step, mostly of the same rates as the one before."""
+        if rates is not self._rates:
+            self._settle()
+            self._rates = rates
         self._seconds.append(seconds)
-        self._tokens += scalars["perf/per_device_tokens"]
-        self._tflops += scalars.get("perf/per_device_tflops", math.nan)
-        for name, sums in self._optimal.items():
-            if (value := scalars.get(name)) is not None:
-                sums[0] += value * seconds
-                sums[1] += seconds
+
+    def _settle(self) -> None:
+        """Adds the steps of the last rates to the sums."""
+        with self._lock:
+            times, rates = self._seconds[self._settled :], self._rates
+            self._settled += len(times)
+            if rates is None or not times:
+                return
+            self._tokens += len(times) * rates.tokens
+            self._tflops += len(times) * (math.nan if rates.tflops is None else rates.tflops)
+            spent = sum(times)
+            for name, best in rates.optimal.items():
+                self._optimal[name][0] += len(times) * best
+                self._optimal[name][1] += spent
 
     def add_many(self, columns: Mapping[str, Sequence[float]]) -> None:
         """Adds steps, all with the same ``perf/`` scalars: metric name → its value in each step."""
+        self._settle()
         seconds = columns["perf/step_time_seconds"]
         self._seconds.extend(seconds)
+        self._settled = len(self._seconds)
         self._tokens = sum(columns["perf/per_device_tokens"], self._tokens)
         self._tflops = sum(columns.get("perf/per_device_tflops", (math.nan,)), self._tflops)
         for name, sums in self._optimal.items():
@@ -217,6 +234,7 @@ class StepStatistics:
         """The fields of `Summary` that follow from the measured steps."""
         if not self._seconds:
             return {"steps": 0}
+        self._settle()
         ordered = sorted(self._seconds)
         total = math.fsum(ordered)
         rates = {}

@@ -172,7 +172,7 @@ def summarize(path: Path) -> dict[str, float]:
     steps = read_metrics(path).steps
     for step in steps:
         if step.kind == "step":
-            statistics.add(step.scalars)
+            statistics.add_many({name: (value,) for name, value in step.scalars.items()})
     if not len(statistics):
         raise UserError(
             f"{path} has no measured step; expected some after compilation and warm-up; usually "

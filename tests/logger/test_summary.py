@@ -6,13 +6,14 @@ import math
 import numpy as np
 import pytest
 
+from mfu_jax.logger.step_cost import StepCost, StepRates
 from mfu_jax.logger.summary import StepStatistics, Summary, percentile
 
 
 def statistics(*steps: dict[str, float]) -> dict[str, float]:
     added = StepStatistics()
     for step in steps:
-        added.add(step)
+        added.add_many({name: [value] for name, value in step.items()})
     return added.fields()
 
 
@@ -31,6 +32,30 @@ def test_percentiles_are_numpys(count: int, fraction: float) -> None:
     values = sorted(np.random.default_rng(count).lognormal(size=count).tolist())
     expected = np.quantile(values, fraction)
     assert percentile(values, fraction) == pytest.approx(expected, rel=1e-14)
+
+
+def test_steps_of_several_costs_add_up() -> None:
+    """Two steps of 2 TFLOPs and 100 tokens, one of 3 TFLOPs and 50 tokens at another peak."""
+    first = StepRates(
+        StepCost(model_flops_per_device=2 * 10**12, tokens_per_device=100, peak_flops_per_sec=4e12)
+    )
+    second = StepRates(
+        StepCost(model_flops_per_device=3 * 10**12, tokens_per_device=50, peak_flops_per_sec=2e12)
+    )
+    added = StepStatistics()
+    added.add(1.0, first)
+    added.add(2.0, first)
+    assert added.fields()["mfu"] == (0.5 + 0.5) / 3.0  # asked in between
+    added.add(5.0, second)
+    fields = added.fields()
+    assert fields["steps"] == 3
+    assert fields["tokens_per_sec_per_device"] == 250 / 8.0
+    assert fields["tflops_per_sec_per_device"] == 7.0 / 8.0
+    assert fields["mfu"] == (0.5 + 0.5 + 1.5) / 8.0
+    assert "hfu" not in fields
+    added.add(2.0, StepRates(StepCost(model_flops_per_device=None)))
+    assert "tflops_per_sec_per_device" not in added.fields()  # not known of every step
+    assert added.fields()["mfu"] == (0.5 + 0.5 + 1.5) / 8.0
 
 
 def test_rates_are_totals_over_total_time_not_means_of_rates() -> None:

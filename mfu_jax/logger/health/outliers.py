@@ -48,9 +48,11 @@ class OutlierWatch:
     def judge(self, step: TimedStep, record: StepRecord) -> Health:
         """What is to be said of one step."""
         self._since_checkpoint += 1
-        waits = sum(s for name, s in step.spans.items() if name.endswith("_wait"))
-        if "checkpoint" in step.spans:
-            self._since_checkpoint = 0
+        waits = 0.0
+        if step.spans:
+            waits = sum(s for name, s in step.spans.items() if name.endswith("_wait"))
+            if "checkpoint" in step.spans:
+                self._since_checkpoint = 0
         seconds = step.seconds + waits
         if record.kind != "step" or not 0 < seconds < float("inf"):
             return NOTHING

@@ -55,6 +55,20 @@ class JournalFile:
         self._offset += len(settled)
         self._open = open_lines
 
+    def write_last(self, line: bytes) -> None:
+        """Replaces the last open line by one that is as long.
+
+        Raises:
+            OSError: it may be torn; a later write replaces all open lines.
+        """
+        *others, last = self._open
+        self._open = ()
+        if len(line) != len(last):
+            self.write(b"", *others, line)
+            return
+        self._put(line, sum(map(len, others)))
+        self._open = (*others, line)
+
     def find_again(self) -> None:
         """Writes the file again, if it was deleted or moved meanwhile.
 

@@ -35,6 +35,12 @@ def asleep_seconds() -> float:
     return 0.0 if boot is None else time.clock_gettime(boot) - time.monotonic()
 
 
+def since_boot() -> float:
+    """Seconds since the machine booted, its sleep included where that is known."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot is None else time.clock_gettime(boot)
+
+
 def boot_id() -> str:
     """The same for all processes that share a monotonic clock; empty if not known."""
     with contextlib.suppress(OSError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mfu_jax.logger.journal.lines import Moment, StepMark, StepsLine, alive_line, line
+from mfu_jax.logger.journal.lines import Moment, StepMark, StepsLine, line
 
 _MOST_COMPILATIONS = 256
 
@@ -67,15 +67,15 @@ class Scribe:
         if len(spans) >= _MOST_COMPILATIONS:
             self._settle_compilations()
 
-    def take(self, now: Moment, wait_seconds: float) -> tuple[bytes, list[bytes]]:
-        """The lines settled since the last call, and the open ones; the last one always changes."""
+    def take(self, alive: bytes) -> tuple[bytes, list[bytes]]:
+        """The lines settled since the last call, and the open ones, `alive` after them."""
         settled, self._settled = b"".join(self._settled), []
         parts = [self._compile_line()] if self._compiled else []
         if self._steps is not None:
             parts.append(self._steps.encode())
         if self._span is not None:
             parts.append(line("span", *self._span))
-        return settled, [*parts, alive_line(now, wait_seconds)]
+        return settled, [*parts, alive]
 
     def settle(self) -> None:
         """Settles all lines but an open pause."""

@@ -20,7 +20,7 @@ from mfu_jax.errors import first_line
 from mfu_jax.logger.alarm import Alarm
 from mfu_jax.logger.journal import process
 from mfu_jax.logger.journal.file import JournalFile
-from mfu_jax.logger.journal.lines import VERSION, Moment, StepMark, journal_name
+from mfu_jax.logger.journal.lines import VERSION, Moment, StepMark, alive_line, journal_name
 from mfu_jax.logger.journal.scribe import Scribe
 from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.storage.targets import SpooledTarget
@@ -186,7 +186,8 @@ class Journal:
         self._queue.append(functools.partial(function, *args))
 
     def _now(self) -> Moment:
-        return self._moment((self._clock(), self._monotonic()))
+        is_real = self._monotonic is time.monotonic
+        return self._clock(), process.since_boot() if is_real else self._monotonic()
 
     def _moment(self, at: Reading) -> Moment:
         """A reading of both clocks, with the machine's sleep."""
@@ -217,12 +218,15 @@ class Journal:
         is_over = False
         while not is_over:
             is_over = self._is_over  # read before the queue, so that nothing is left in it
-            self._drain()
             is_due = time.monotonic() - looked_at > _LOOK_SECONDS
             if is_due:
                 looked_at = time.monotonic()
-            if is_due or self._failed_at is None:
-                self._write(file, looks=is_due)
+            if is_due or self._queue or self._failed_at is not None or is_over:
+                self._drain()
+                if is_due or self._failed_at is None:
+                    self._write(file, looks=is_due)
+            else:
+                self._mark(file)
             if target is not None:
                 target.wrote()
             if not is_over:
@@ -255,9 +259,19 @@ class Journal:
         while self._queue:
             self._queue.popleft()()
 
+    def _mark(self, file: JournalFile) -> None:
+        """Nothing has happened, but the process lives: mostly this is all that there is to do."""
+        try:
+            file.write_last(self._alive())
+        except OSError as error:
+            self._fail(file, error)
+
+    def _alive(self) -> bytes:
+        waited_seconds = max(0.0, self.waited_seconds() - self._noted_seconds)
+        return alive_line(self._now(), waited_seconds)
+
     def _write(self, file: JournalFile, *, looks: bool) -> None:
-        waited = max(0.0, self.waited_seconds() - self._noted_seconds)
-        settled, open_lines = self._scribe.take(self._now(), waited)
+        settled, open_lines = self._scribe.take(self._alive())
         self._unwritten += settled
         try:
             if looks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -163,6 +164,13 @@ def format_window(scalars: Mapping[str, float]) -> str:
     )
 
 
+@functools.lru_cache(maxsize=32)  # mostly the names of the step before
+def _spans_and_evals(*names: str) -> tuple[list[tuple[str, str]], list[str]]:
+    """Of the scalars of a record: time beside the step, with labels; and results of an eval."""
+    spans = [(n[8:], n) for n in names if n.startswith("goodput/") and n.endswith("_seconds")]
+    return spans, [name for name in names if name.startswith("eval/")]
+
+
 def format_step(record: StepRecord) -> str:
     """The line of one step.
 
@@ -188,10 +196,11 @@ def format_step(record: StepRecord) -> str:
         parts.append(f"loss: {loss_text(scalars['learning/loss'])}")
     parts.append(f"MFU: {percent(scalars.get('perf/mfu'))}")
     parts.append(f"HFU: {percent(scalars.get('perf/hfu'))}")
-    for name, value in scalars.items():
-        if name.startswith("goodput/") and name.endswith("_seconds") and value >= 0.001:
-            parts.append(f"{name.removeprefix('goodput/')}: {readable(value)}")
-    parts += [f"{name}: {value:.4g}" for name, value in scalars.items() if name.startswith("eval/")]
+    spans, evals = _spans_and_evals(*scalars)
+    parts += [
+        f"{label}: {readable(scalars[name])}" for label, name in spans if scalars[name] >= 0.001
+    ]
+    parts += [f"{name}: {scalars[name]:.4g}" for name in evals]
     if record.kind != "step":
         parts.append(f"[{record.kind}]")
     parts += [f"[! {flag}]" for flag in record.flags]

@@ -23,6 +23,7 @@ _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 _INVERTED = bytes(range(255, -1, -1))
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
+_WALL_TIME = struct.Struct("<BdB")
 _HEAD_BYTES = _LENGTH.size + _CRC.size
 
 
@@ -37,11 +38,24 @@ def framed(*messages: bytes) -> bytes:
 
 def as_field(number: int, message: bytes) -> bytes:
     """A serialised message as a field of another: key, length in base 128, content."""
-    size, length = len(message), bytearray()
-    while size > 127:
-        length.append(size & 127 | 128)
-        size >>= 7
-    return bytes((number << 3 | 2, *length, size)) + message
+    return bytes((number << 3 | 2,)) + _varint(len(message)) + message
+
+
+def _varint(number: int) -> bytes:
+    """In base 128, the last digits first; a negative number as its complement of 64 bits."""
+    number &= 2**64 - 1
+    digits = bytearray()
+    while number > 127:
+        digits.append(number & 127 | 128)
+        number >>= 7
+    digits.append(number)
+    return bytes(digits)
+
+
+def event_head(step: int, unix_seconds: float) -> bytes:
+    """The fields ``wall_time`` and ``step`` of an ``Event``: those that a step of ours has."""
+    # Event.wall_time = 1, step = 2 (tensorflow/core/util/event.proto)
+    return _WALL_TIME.pack(1 << 3 | 1, unix_seconds, 2 << 3) + _varint(step)
 
 
 class ScalarsForm:

@@ -21,6 +21,7 @@ from mfu_jax.storage.targets import file_target
 
 _RECORD_FIELDS = ("step", "kind", "unix_seconds", "flags", "notes")
 _ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps would make one for every line
+_PLAIN_NUMBERS = frozenset((int, float))  # whose `repr` is JSON, if they are finite
 
 
 @register_sink("jsonl")
@@ -57,6 +58,7 @@ class JsonlSink(Sink):
         self.path = self._target.path
         self.made_by = ("jsonl", {"path": self._target.place})
         self._names = UniqueNames("metrics_file", reserved=_RECORD_FIELDS)
+        self._form: tuple[tuple[str, ...], list[str]] = (), []
         self._beside: dict[Path, bytes] = {}
         with self._target.opening():
             try:
@@ -93,10 +95,29 @@ class JsonlSink(Sink):
         self._target.close()
 
     def _line(self, record: StepRecord) -> bytes:
+        row = (record.step, record.unix_seconds, *record.scalars.values())
         try:
+            if (
+                _PLAIN_NUMBERS.issuperset(map(type, row))
+                and all(map(math.isfinite, row))
+                and not (record.flags or record.notes)
+            ):
+                return self._filled(record, row).encode()
             return _ENCODER.encode(as_json(record, self._names.of)).encode() + b"\n"
         except (TypeError, ValueError, OverflowError) as error:
             raise RecordError(f"step {record.step} cannot be JSON: {error}") from error
+
+    def _filled(self, record: StepRecord, row: Sequence[float]) -> str:
+        """The line of such a record; but for its numbers it is mostly that of the last one."""
+        key = (record.kind, *record.scalars)
+        if key != self._form[0]:
+            kind = f', "kind": {_ENCODER.encode(record.kind)}, "unix_seconds": '
+            names = self._names.of(record.scalars)
+            heads = ['{"step": ', kind, *(f", {_ENCODER.encode(name)}: " for name in names)]
+            self._form = key, [part for head in heads for part in (head, "")]
+        parts = self._form[1].copy()
+        parts[1::2] = map(repr, row)
+        return "".join(parts) + "}\n"
 
     def _write_beside(self, name: str, content: Mapping[str, Any]) -> None:
         path = self.path.with_name(f"{self.path.name}.{name}.json")

@@ -165,8 +165,8 @@ class TensorBoardSink(Sink):
         if record.notes:
             text = self._text("step/notes", "\n\n".join(record.notes))
             parts.append(text.SerializeToString())
-        event = self._events.Event(step=record.step, wall_time=record.unix_seconds)
-        return event.SerializeToString() + event_files.as_field(_SUMMARY_FIELD, b"".join(parts))
+        head = event_files.event_head(record.step, record.unix_seconds)
+        return head + event_files.as_field(_SUMMARY_FIELD, b"".join(parts))
 
     def _form(self, kind: str, *names: str) -> ScalarsForm:
         """The form of a step of a kind with these scalars."""

@@ -16,7 +16,7 @@ from mfu_jax.logger.scalars import (
     is_vector,
     plain_number,
     plain_numbers,
-    quick_number,
+    quick_numbers,
     start_copies,
 )
 from mfu_jax.logger.sinks.base import StepRecord
@@ -259,27 +259,28 @@ class RecordBuilder:
 
         try:
             names = self._full_names.get((folder, *metrics)) or self._name(folder, metrics)
+            numbers = quick_numbers(metrics.values())
+            if numbers is not None and "" not in names:
+                scalars.update(zip(names, numbers, strict=True))
+                return
             for name, (key, value) in zip(names, metrics.items(), strict=True):
-                try:
-                    number = quick_number(value)
-                    if number is not None and name:
-                        scalars[name] = number
-                    elif name:
-                        inner = folder if key in ("scalar", "scalars") else name
-                        self._look_closer(name, value, inner, scalars, notes)
-                except Exception as error:  # the value may be of any library
-                    self._leave_out(name, error, notes)
+                if name:
+                    inner = folder if key in ("scalar", "scalars") else name
+                    self._look_closer(name, value, inner, scalars, notes)
         except Exception as error:  # and so may a mapping
             self._leave_out(f"{folder}/…", error, notes)
 
     def _look_closer(
         self, name: str, value: Any, inner: str, scalars: dict[str, float], notes: list[str]
     ) -> None:
-        """Adds what is no plain number: those of a mapping go into the folder `inner`."""
-        if isinstance(value, Mapping):
-            self._fetch(value, inner, scalars, notes)
-        elif value is not None:
-            _read(name, value, scalars)
+        """Adds whatever it is; the metrics of a mapping go into the folder `inner`."""
+        try:
+            if isinstance(value, Mapping):
+                self._fetch(value, inner, scalars, notes)
+            elif value is not None:
+                _read(name, value, scalars)
+        except Exception as error:  # the value may be of any library
+            self._leave_out(name, error, notes)
 
     def _leave_out(self, name: str, error: Exception, notes: list[str]) -> None:
         if self._is_first(name):

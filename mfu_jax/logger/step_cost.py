@@ -133,7 +133,7 @@ class StepRates:
 
     def __init__(self, cost: StepCost) -> None:
         self.cost = cost
-        model = cost.model_flops_per_device
+        model, xla = cost.model_flops_per_device, cost.xla_reported_flops
         self.tflops = None if model is None else float(model) / 1e12
         self.tokens = _plain(cost.tokens_per_device)
         optimal = {
@@ -142,7 +142,6 @@ class StepRates:
             "perf/mbu": cost.memory_seconds,
         }
         self.optimal = {name: best for name, best in optimal.items() if best is not None}
-        xla = cost.xla_reported_flops
         self._xla = {} if xla is None else {"perf/xla_reported_tflops": float(xla) / 1e12}
 
     def utilization(self, seconds: float) -> dict[str, float]:
@@ -161,7 +160,8 @@ class StepRates:
             scalars["perf/per_device_tokens_per_sec"] = self.tokens / seconds
             for name, best in self.optimal.items():
                 scalars[name] = best / seconds
-        scalars.update(self._xla)
+        if self._xla:
+            scalars.update(self._xla)
         return scalars
 
 

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +100,7 @@ class Journal:
         """Completed steps with their records, in order."""
         waited = max((step.waited_seconds for step, _ in steps), default=0.0)
         asleep_seconds = self._asleep_seconds()
-        marks = [_mark(step, record, asleep_seconds) for step, record in steps]
+        marks = [*_marks(steps, asleep_seconds)]
         self._put(self._note, marks, waited)
         if not self.has_steps:
             self.has_steps = True
@@ -297,19 +297,33 @@ class Journal:
             self._unwritten = b""
 
 
-def _mark(step: TimedStep, record: StepRecord | None, asleep_seconds: float) -> StepMark:
-    at_peak: list[float | None] = [None, None]
-    if record is not None:
-        rates = record.scalars.get("perf/mfu"), record.scalars.get("perf/hfu")
-        # Rounded, so that steps of one cost share a line.
-        at_peak = [None if r is None else float(f"{r * step.seconds:.9g}") for r in rates]
-    return StepMark(
-        number=int(step.step),
-        end=(step.ended_at, step.ended_monotonic + asleep_seconds),
-        us=round(1e6 * step.seconds),
-        data_us=round(1e6 * step.spans.get("data_wait", 0.0)),
-        cost=("step" if record is None else record.kind, at_peak[0], at_peak[1]),
-    )
+def _marks(
+    steps: Iterable[tuple[TimedStep, StepRecord | None]], asleep_seconds: float
+) -> Iterator[StepMark]:
+    mfu_seconds = hfu_seconds = None
+    for step, record in steps:
+        kind = "step"
+        if record is not None:
+            kind, scalars = record.kind, record.scalars
+            mfu_seconds = _at_peak(scalars.get("perf/mfu"), step.seconds, mfu_seconds)
+            hfu_seconds = _at_peak(scalars.get("perf/hfu"), step.seconds, hfu_seconds)
+        yield StepMark(
+            number=int(step.step),
+            end=(step.ended_at, step.ended_monotonic + asleep_seconds),
+            us=round(1e6 * step.seconds),
+            data_us=round(1e6 * step.spans.get("data_wait", 0.0)),
+            cost=(kind, mfu_seconds, hfu_seconds) if record is not None else ("step", None, None),
+        )
+
+
+def _at_peak(utilization: float | None, seconds: float, last: float | None) -> float | None:
+    """Seconds at the peak; as the step before has them, if only rounding differs."""
+    if utilization is None:
+        return None
+    peak_seconds = utilization * seconds
+    if last is not None and abs(peak_seconds - last) <= 1e-9 * last:
+        return last
+    return float(f"{peak_seconds:.9g}")  # so that steps of one cost share a line
 
 
 def _opened(metrics_file: Path | Address, index: int) -> tuple[SpooledTarget | None, Path]:

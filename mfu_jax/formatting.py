@@ -12,9 +12,11 @@ _LONGEST_NAME = 60
 def readable(value: float) -> str:
     """Three decimals, or as many as it takes to show three digits of a small number.
 
-    >>> [readable(x) for x in (12.5, 0.1234, 0.00213, 0.0)]
-    ['12.500', '0.123', '0.00213', '0.000']
+    >>> [readable(x) for x in (12.5, 0.1234, 0.00213, 0.01, 0.00001, 0.0)]
+    ['12.500', '0.123', '0.00213', '0.0100', '0.0000100', '0.000']
     """
+    if 0.001 < value < 0.0999:  # as most step times are
+        return f"{value:#.3g}"
     if value == 0 or not math.isfinite(value) or abs(value) >= 0.1:
         return f"{value:.3f}"
     return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}"

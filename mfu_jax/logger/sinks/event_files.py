@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import os
 import struct
 from array import array
@@ -69,7 +70,8 @@ class ScalarsForm:
         # Summary.value = 1; Value.tag = 1, simple_value = 2 (TensorFlow's summary.proto)
         number = bytes((2 << 3 | 5, 0, 0, 0, 0))
         heads = [as_field(1, as_field(1, tag.encode()) + number)[:-4] for _, tag in columns]
-        self._places = [place for place, _ in columns]
+        # Two places or more, so that a tuple comes.
+        self._pick = operator.itemgetter(*(place for place, _ in columns), 0, 0)
         self._parts: list[Any] = [part for head in heads for part in (head, 0.0)]
         self._struct = struct.Struct("<" + "".join(f"{len(head)}sf" for head in heads))
 
@@ -79,8 +81,8 @@ class ScalarsForm:
         Raises:
             TypeError, ValueError: one of them is no number.
         """
-        values, parts = list(numbers), self._parts.copy()
-        parts[1::2] = [values[place] for place in self._places]
+        parts = self._parts.copy()
+        parts[1::2] = self._pick((*numbers, 0.0))[:-2]
         try:
             return self._struct.pack(*parts)
         except (OverflowError, struct.error):  # beyond float32, or no number

@@ -28,10 +28,20 @@ class CurveMemory:
 
     def __init__(self) -> None:
         self.names = tuple(name for names in _CURVES.values() for name in names)
-        self.steps: list[int] = []
-        self.values: dict[str, list[float]] = {name: [] for name in self.names}
+        self._unknown = (math.nan,) * len(self.names)
+        self._rows: list[tuple[Any, ...]] = []
         self._stride = 1
         self._seen = 0
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the points."""
+        return [row[0] for row in self._rows]
+
+    @property
+    def values(self) -> dict[str, list[float]]:
+        """Metric name → its value in each of those steps; NaN where it has none."""
+        return {name: [row[i] for row in self._rows] for i, name in enumerate(self.names, 1)}
 
     def add(self, record: StepRecord) -> None:
         """Takes a measured step."""
@@ -40,14 +50,10 @@ class CurveMemory:
         self._seen += 1
         if self._seen % self._stride:
             return
-        self.steps.append(record.step)
-        for name, values in self.values.items():
-            values.append(record.scalars.get(name, math.nan))
-        if len(self.steps) >= _MOST_POINTS:
+        self._rows.append((record.step, *map(record.scalars.get, self.names, self._unknown)))
+        if len(self._rows) >= _MOST_POINTS:
             self._stride *= 2
-            del self.steps[::2]
-            for values in self.values.values():
-                del values[::2]
+            del self._rows[::2]
 
 
 def plots(memory: CurveMemory, seconds_by_use: Mapping[str, float]) -> Iterator[tuple[str, bytes]]:

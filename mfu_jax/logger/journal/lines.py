@@ -120,8 +120,8 @@ def line(event: str, at: Moment, values: Mapping[str, Any] | None = None) -> byt
 
 def alive_line(at: Moment, wait_seconds: float) -> bytes:
     """That the process lives; as long as any other such line, so that one replaces another."""
-    t, m, wait_us = (round(1e6 * seconds) for seconds in (*at, wait_seconds))
-    return _ALIVE % (*divmod(t, 1_000_000), *divmod(m, 1_000_000), wait_us)
+    t, m = divmod(round(1e6 * at[0]), 1_000_000), divmod(round(1e6 * at[1]), 1_000_000)
+    return _ALIVE % (*t, *m, round(1e6 * wait_seconds))
 
 
 def journal_name(metrics_name: str, index: int) -> str:

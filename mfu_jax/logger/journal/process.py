@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+_BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)  # Linux
 _taken = False
 
 
@@ -31,14 +32,12 @@ def began(now: float) -> float:
 
 def asleep_seconds() -> float:
     """How long the machine slept since it booted, which the monotonic clock does not count."""
-    boot = getattr(time, "CLOCK_BOOTTIME", None)
-    return 0.0 if boot is None else time.clock_gettime(boot) - time.monotonic()
+    return 0.0 if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK) - time.monotonic()
 
 
 def since_boot() -> float:
     """Seconds since the machine booted, its sleep included where that is known."""
-    boot = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if boot is None else time.clock_gettime(boot)
+    return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
 
 
 def boot_id() -> str:

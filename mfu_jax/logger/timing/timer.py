@@ -222,13 +222,14 @@ class StepTimer:
         """Tells a step what the loop did since the last one, and begins anew."""
         gc_seconds = self._gc.seconds
         if self._left_at is not None:
-            step.loop = LoopTimes(
+            times = (
                 began - self._left_at,
                 self._loop_waits,
                 0.0 if self._called_at is None else began - self._called_at,
                 left_at - began,
                 gc_seconds - self._gc_seconds,
             )
+            step.loop = tuple.__new__(LoopTimes, times)  # one call into C
         self._left_at, self._gc_seconds = left_at, gc_seconds
         self._called_at, self._loop_waits = None, 0.0
 

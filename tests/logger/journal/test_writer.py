@@ -234,6 +234,29 @@ def test_settled_lines_that_a_full_disk_took_in_part_and_that_are_given_up_leave
     file.close()
 
 
+def test_a_mark_replaces_the_last_line_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = JournalFile(tmp_path / NAME)
+    file.write(b"start\n", b"steps 1\n", b"alive 1\n")
+    file.write_last(b"alive 2\n")
+    assert file.path.read_text() == "start\nsteps 1\nalive 2\n"
+    file.write_last(b"alive 10\n")  # longer than the one before
+    assert file.path.read_text() == "start\nsteps 1\nalive 10\n"
+
+    def fail(descriptor: int, text: bytes, place: int) -> int:
+        raise OSError(errno.EIO, "the disk fails")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pwrite", fail)
+        with pytest.raises(OSError, match="the disk fails"):
+            file.write_last(b"alive 11\n")
+    file.write(b"steps 1\n", b"steps 2\n", b"alive 3\n")
+    file.write_last(b"alive 4\n")
+    assert file.path.read_text() == "start\nsteps 1\nsteps 2\nalive 4\n"
+    file.close()
+
+
 def test_a_journal_that_was_moved_begins_again_with_its_start(tmp_path: Path) -> None:
     file = JournalFile(tmp_path / NAME)
     file.write(b"start\nsteps 1\n", b"open\n")

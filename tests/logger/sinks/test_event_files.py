@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from mfu_jax.logger.sinks.event_files import crc32c, framed
+from mfu_jax.logger.sinks.event_files import crc32c, event_head, framed
 
 record_writer = pytest.importorskip("tensorboardX.record_writer")
+event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,12 @@ def test_records_of_any_size_are_those_of_tensorboardx(size: int) -> None:
     assert framed(data)[12:] == data + checksum
     head = size.to_bytes(8, "little")
     assert framed(data)[:12] == head + record_writer.masked_crc32c(head).to_bytes(4, "little")
+
+
+@pytest.mark.parametrize("step", [0, 1, 127, 128, 2**31, 2**62 + 1, -1])
+def test_the_head_of_an_event_is_read_by_protobuf(step: int) -> None:
+    event = event_pb2.Event.FromString(event_head(step, 1.75e9 + 0.125))
+    assert (event.step, event.wall_time) == (step, 1.75e9 + 0.125)
 
 
 def test_records_written_together_are_those_written_one_by_one() -> None:

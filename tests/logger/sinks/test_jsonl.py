@@ -58,6 +58,28 @@ def test_a_line_is_one_flat_object(tmp_path: Path) -> None:
     }
 
 
+def test_a_line_of_numbers_is_what_json_writes(tmp_path: Path) -> None:
+    """Lines of plain numbers are filled in; whatever the names and digits, JSON reads them back."""
+    scalars = {
+        "learning/loss": 0.1 + 0.2,
+        'odd "name" of 100%r \u2028 ü \\': -0.0,
+        "tiny": 5e-324,
+        "large": 1.7976931348623157e308,
+        "whole": 10**30,
+        "exact": 1e16,
+    }
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    sink.write_many([record(7, **scalars), record(8, **scalars, more=1.5), record(9, **scalars)])
+    sink.close()
+    head = {"kind": "step", "unix_seconds": 1.0}
+    expected = [
+        {"step": 7, **head, **scalars},
+        {"step": 8, **head, **scalars, "more": 1.5},
+        {"step": 9, **head, **scalars},
+    ]
+    assert sink.path.read_text().splitlines() == [json.dumps(line) for line in expected]
+
+
 def test_numbers_that_json_does_not_know_are_strings_that_float_reads(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path / "metrics.jsonl")
     sink.write(record(0, a=math.nan, b=math.inf, c=-math.inf))

@@ -94,7 +94,7 @@ class MeasuredRun:
             limit_bytes: of the device.
         """
         more = self.loss_bytes
-        if more < _WORTH_SAYING * peak_bytes:
+        if not _WORTH_SAYING * peak_bytes <= more <= limit_bytes:  # more are made again
             return ()
         verdict = " and may then not fit" if peak_bytes + more > limit_bytes else ""
         return (

@@ -154,6 +154,9 @@ def _of_run(arguments: Arguments) -> Plan:
     tiles = None if isinstance(source, MaxTextStep) else run.tiles
     work = replace(work_of(run.model), own_rows=source.own_rows(keys), tiles=tiles)
     plan = _compiled(arguments, run.target, source, keys, work=work, flags=run.flags)
+    peak, limit = plan.memory_peak_bytes, plan.memory_limit_bytes
+    if plan.fits and peak and limit and not isinstance(source, MaxTextStep):
+        notes += run.loss_notes(peak, limit)
     return plan.with_notes(*notes, *run.notes)
 
 

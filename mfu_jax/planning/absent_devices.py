@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+_HOST = (2, 2, 1)  # chips of a host that libtpu takes without being told
 
 
 def absent_devices(request: Mapping[str, Any]) -> list[Any]:
@@ -28,4 +31,8 @@ def tpu_options(request: Mapping[str, Any]) -> dict[str, Any]:
         options["num_slices"] = request["slices"]
     if request["topology"].startswith("v4:"):  # its two cores as one device, as JAX has them there
         options["chip_config_name"] = "megacore"
+    axes = [int(size) for size in request["topology"].partition(":")[2].split("x")]
+    bounds = tuple(map(math.gcd, [*axes, 1][:3], _HOST))
+    if bounds != _HOST:  # a machine with fewer chips, such as v6e-1
+        options["chips_per_host_bounds"] = bounds
     return options

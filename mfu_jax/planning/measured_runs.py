@@ -43,6 +43,11 @@ DEFAULT_MODEL: Mapping[str, Any] = {
     "logits_via_embedding": False,
 }
 _TWO_CORES = ("v4", "v5p", "tpu7x")  # a chip; slices are named after cores
+# Of a logit: MaxText's cross_entropy_with_logits hands its backward pass the logits, their
+# exponentials and the targets' one-hot rows in float32, and gets the logits' gradient in float32.
+# XLA keeps between none and all of them: of the 22B model of docs/plan.md 3.5 times 4 bytes.
+_LOSS_BYTES = 4 * 4
+_WORTH_SAYING = 0.05  # of the peak
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +75,34 @@ class MeasuredRun:
         if config.experts.num_experts < 2:
             return None
         return tiles_of_run(self.keys, config.emb_dim)
+
+    @property
+    def loss_bytes(self) -> float:
+        """What MaxText's loss has in float32 at once, on one device, if XLA makes nothing again."""
+        config = as_model_config(self.model)
+        tokens = config.sequences_per_step * config.step.max_target_length
+        parts = config.step.gradient_accumulation_steps * max(
+            typed("num_vocab_tiling", self.keys.get("num_vocab_tiling", "1"), int), 1
+        )
+        return float(_LOSS_BYTES * tokens * config.vocab_size / parts)
+
+    def loss_notes(self, peak_bytes: int, limit_bytes: int) -> tuple[str, ...]:
+        """What MaxText's own step may need beside the reference model's, where that is much.
+
+        Args:
+            peak_bytes: of the reference model's step, which fits.
+            limit_bytes: of the device.
+        """
+        more = self.loss_bytes
+        if not _WORTH_SAYING * peak_bytes <= more <= limit_bytes:  # more are made again
+            return ()
+        verdict = " and may then not fit" if peak_bytes + more > limit_bytes else ""
+        return (
+            "the memory is that of the reference model's step; MaxText's may need up to "
+            f"{more / 2**30:,.3g} GiB more{verdict}: its loss has logits, exponentials, one-hot "
+            "targets and gradients in float32, of which XLA may keep none or all; "
+            "maxtext_python=FILE plans it",
+        )
 
 
 def read_run(run: Mapping[str, Any]) -> MeasuredRun:

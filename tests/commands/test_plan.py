@@ -126,10 +126,12 @@ def test_a_run_without_maxtext_is_planned_by_the_reference_model(capsys, fake_co
     file.write_text(json.dumps({**RUN, "quantization": "te_mxfp8"}), encoding="utf-8")
     code, shown = _plan(capsys, "--run", str(file), "--json")
     assert code == 0
-    assert json.loads(shown.out)["notes"] == [
+    *followed, memory = json.loads(shown.out)["notes"]
+    assert followed == [
         "MaxText is not installed: the reference model's step is planned in its place",
         "not followed by the reference model: quantization=te_mxfp8",
     ]
+    assert memory.startswith("the memory is that of the reference model's step")
 
 
 def test_what_does_not_fit_has_figures_and_exit_code_1(capsys, monkeypatch):

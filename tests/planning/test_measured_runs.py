@@ -97,3 +97,21 @@ def test_a_size_that_contradicts_the_named_model_is_the_runs():
 def test_lists_are_one_value():
     run = read_run({**RUN, "other_flags": {"mlp_activations": ["silu", "linear"]}})
     assert run.keys["mlp_activations"] == "[silu,linear]"
+
+
+@pytest.mark.parametrize(
+    ("flags", "peak", "words"),
+    [
+        # MaxText's 22b.sh: the reference model's step fits, MaxText's own needs 40.1 GiB.
+        ({}, 29.1, "up to 12.7 GiB more and may then not fit"),
+        ({}, 15.0, "up to 12.7 GiB more:"),
+        ({"num_vocab_tiling": 8}, 29.1, "up to 1.59 GiB more:"),
+        ({"num_vocab_tiling": 32}, 29.1, ""),
+    ],
+)
+def test_what_maxtexts_loss_may_need_more(flags, peak, words):
+    """13 sequences of 2,048 tokens, 32,000 words, four times four bytes: 12.7 GiB."""
+    run = {**RUN, "model_name": "default", "per_device_batch_size": 13, "max_target_length": 2048}
+    notes = read_run({**run, "other_flags": flags}).loss_notes(peak * 2**30, 30.75 * 2**30)
+    assert words in "".join(notes)
+    assert bool(notes) == bool(words)

@@ -121,12 +121,18 @@ class ComputationCost(NamedTuple):
     vector_xla: int
 
 
+@functools.lru_cache(maxsize=1024)
+def _only_elementwise(flops: int) -> ComputationCost:
+    """The cost of most fused computations."""
+    return ComputationCost((), (), (), (), (), flops, 0, 0)
+
+
 def _sum(
     instructions: list[HloInstruction], costs: list[InstructionCost], elementwise: int
 ) -> ComputationCost:
     """The sum of `costs`, and of `elementwise` FLOPs of instructions without a record."""
     if not costs:
-        return ComputationCost((), (), (), (), (), elementwise, 0, 0)
+        return _only_elementwise(elementwise)
     matmuls, is_call, collectives, unknown, notes, flops, traffic, vector_xla = zip(
         *costs, strict=True
     )

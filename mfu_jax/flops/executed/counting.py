@@ -236,10 +236,9 @@ class ProgramCounter:
 
     def count(self) -> ExecutedCount:
         runs = self.runs
-        times, once = runs.times, runs.once
-        reached = [(n, self.costs[n]) for n in reversed(self.order) if times[n] or once[n]]
-        ran = [(name, cost) for name, cost in reached if name not in self.host]
-        host = [(name, cost) for name, cost in reached if name in self.host]
+        times, once, costs = runs.times, runs.once, self.costs
+        reached = [n for n in reversed(self.order) if times[n] or once[n]]
+        ran = [n for n in reached if n not in self.host] if self.host else reached
         sums = self._sums(self.matmuls())
         phases = whole(sums.phases)
         return ExecutedCount(
@@ -263,25 +262,27 @@ class ProgramCounter:
             in_pieces={name: dict(whole(parts)) for name, parts in sums.in_pieces.items()},
             vector_matmuls=int(sums.vector_matmuls),
             hardware_passes=dict(whole(sums.passes)),
-            host=int(sum(times[name] * m.flops for name, cost in host for m in cost.matmuls)),
+            host=int(
+                sum(times[n] * m.flops for n in reached if n in self.host for m in costs[n].matmuls)
+            ),
             kernels=dict(whole(sums.kernels)),
             attention_kernels=int(sums.attention_kernels),
-            elementwise=int(sum(times[name] * cost.elementwise for name, cost in ran)),
-            hbm_bytes=int(sum(times[name] * cost.hbm_bytes for name, cost in ran)),
+            elementwise=int(sum([times[n] * costs[n].elementwise for n in ran])),
+            hbm_bytes=int(sum([times[n] * costs[n].hbm_bytes for n in ran])),
             collectives=tuple(
-                dataclasses.replace(item, times=math.ceil(item.times * times[name]))
-                for name, cost in ran
-                for item in cost.collectives
+                dataclasses.replace(item, times=math.ceil(item.times * times[n]))
+                for n in ran
+                for item in costs[n].collectives
             ),
             loops_once=sums.loops_once,
             kernels_once=sums.kernels_once,
             kernels_xla=sums.kernels_xla,
             vector_once=sums.vector_once,
-            vector_xla=sum(once[name] * cost.vector_xla for name, cost in ran),
-            elementwise_once=sum(once[name] * cost.elementwise for name, cost in ran),
+            vector_xla=sum([once[n] * costs[n].vector_xla for n in ran]),
+            elementwise_once=sum([once[n] * costs[n].elementwise for n in ran]),
             flags=(
                 *(Flag(text=text, times=n) for text, n in runs.choices.items()),
-                *(Flag(text=t, times=math.ceil(times[n])) for n, c in ran for t in c.notes),
+                *(Flag(text=t, times=math.ceil(times[n])) for n in ran for t in costs[n].notes),
             ),
         )
 

@@ -5,7 +5,6 @@ Shapes and attributes are parsed on first use, because a count never needs most 
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -246,15 +245,20 @@ class HloComputation:
         name: unique in its module.
         number: of its first line.
         instructions: by name, in the order of the text.
-        roots: those marked as ROOT: one, in a complete program.
+        marked: the instruction marked as ROOT, the first of several.
+        roots: how many are marked: one, in a complete program.
     """
+
+    __slots__ = ("_parameters", "_users", "instructions", "marked", "name", "number", "roots")
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name
         self.number = number
         self.instructions: dict[str, HloInstruction] = {}
-        self.roots: list[HloInstruction] = []
+        self.marked: HloInstruction | None = None
+        self.roots = 0
         self._parameters: dict[int, HloInstruction] | None = None
+        self._users: dict[str, list[HloInstruction]] | None = None
 
     def __getitem__(self, name: str) -> HloInstruction:
         try:
@@ -278,15 +282,20 @@ class HloComputation:
     @property
     def root(self) -> HloInstruction:
         """The instruction whose value the computation returns."""
-        if self.roots:
-            return self.roots[0]
+        if self.marked:
+            return self.marked
         for instruction in reversed(self.instructions.values()):
             return instruction
         raise HloParseError(f"computation %{self.name} is empty", number=self.number)
 
-    @functools.cached_property
+    @property
     def users(self) -> Mapping[str, list[HloInstruction]]:
         """The instructions that use each instruction's result, by its name."""
+        if self._users is None:
+            self._users = self._find_users()
+        return self._users
+
+    def _find_users(self) -> dict[str, list[HloInstruction]]:
         users: dict[str, list[HloInstruction]] = {}
         for instruction in self.instructions.values():
             for name in instruction.operands:

@@ -63,7 +63,8 @@ def parse_hlo(text: str) -> HloModule:
                 if opcode in INDEXED:
                     indexed.setdefault(opcode, []).append((computation, last))
                 if root:
-                    computation.roots.append(last)
+                    computation.roots += 1
+                    computation.marked = computation.marked or last
             elif line.startswith("}") and _is_whole(unread):
                 if unread and last:
                     last.read(unread)

@@ -20,8 +20,8 @@ def check_module(module: HloModule) -> None:
 
 def _check_root(computation: HloComputation) -> None:
     roots = computation.roots
-    if len(roots) != 1:
-        count = "no ROOT" if not roots else f"{len(roots)} ROOT instructions"
+    if roots != 1:
+        count = "no ROOT" if not roots else f"{roots} ROOT instructions"
         raise HloParseError(f"%{computation.name} has {count}", number=computation.number)
 
 

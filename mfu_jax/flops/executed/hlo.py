@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mfu_jax.flops.executed.hlo_shapes import (
-    COMMENT,
     ELIDED,
+    PERCENT_NAME,
     SPECIAL,
     HloParseError,
     Shape,
     closing_parenthesis,
     dtype_bits,
+    operand_names,
     parse_shape,
     split_top_level,
 )
@@ -34,7 +35,6 @@ __all__ = [
     "parse_shape",
 ]
 
-_PERCENT_NAME = re.compile(r"%([^\s,(){}]+)")
 WITHOUT_OPERANDS = frozenset({"parameter", "constant"})
 _INTEGER = re.compile(r"-?\d+")
 _PLAIN_VALUE = re.compile(r'(?:\{[^{}"]*\}|[^\s,{}()\["]+)(?=,|$)')
@@ -57,6 +57,10 @@ INDEXED = PARTS.union(
     ("pad", "select", "and", "maximum", "concatenate"),
     ("collective-permute", "collective-permute-start"),
 )
+
+
+Fields = tuple[str, str, str, str, str, int]
+"""What an `HloInstruction` is made of. Strings and numbers: no garbage collection visits it."""
 
 
 class HloInstruction:
@@ -127,18 +131,9 @@ class HloInstruction:
     def operands(self) -> tuple[str, ...]:
         """Names of the operands."""
         if self._operands is None:
-            self._operands = self._read_operands()
+            names = () if self.opcode in WITHOUT_OPERANDS else operand_names(self.operand_text)
+            self._operands = tuple(names)
         return self._operands
-
-    def _read_operands(self) -> tuple[str, ...]:
-        text = self.operand_text
-        if self.opcode in WITHOUT_OPERANDS:
-            return ()
-        if text[:1] == "%" and "/" not in text and "(" not in text:  # no types, no comments
-            return tuple(text[1:].split(", %"))
-        if "%" in text:
-            return tuple(_PERCENT_NAME.findall(text))
-        return tuple([part.split()[-1] for part in split_top_level(COMMENT.sub("", text))])
 
     def operand(self, index: int) -> str:
         """The name of one operand."""
@@ -180,7 +175,7 @@ class HloInstruction:
         """Names of the computations in an attribute: ``calls``, ``body``, ``condition`` …"""
         value = self.attribute(key)
         if "%" in value:
-            return tuple(_PERCENT_NAME.findall(value))
+            return tuple(PERCENT_NAME.findall(value))
         return tuple(part.strip() for part in value.strip("{}").split(",") if part.strip())
 
     @property
@@ -244,21 +239,44 @@ class HloComputation:
     Attributes:
         name: unique in its module.
         number: of its first line.
-        instructions: by name, in the order of the text.
-        marked: the instruction marked as ROOT, the first of several.
-        roots: how many are marked: one, in a complete program.
+        instructions: by name, in the order of the text; made from `deferred` when first needed.
+        deferred: the fields of its instructions, where a count may never need more of them.
+        roots: how many are marked as ROOT: one, in a complete program.
     """
 
-    __slots__ = ("_parameters", "_users", "instructions", "marked", "name", "number", "roots")
+    __slots__ = (
+        "_marked",
+        "_parameters",
+        "_users",
+        "deferred",
+        "instructions",
+        "name",
+        "number",
+        "roots",
+    )
+    instructions: dict[str, HloInstruction]
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name
         self.number = number
-        self.instructions: dict[str, HloInstruction] = {}
-        self.marked: HloInstruction | None = None
+        self.deferred: dict[str, Fields] | None = {}
         self.roots = 0
+        self._marked = ""
         self._parameters: dict[int, HloInstruction] | None = None
         self._users: dict[str, list[HloInstruction]] | None = None
+
+    def __getattr__(self, name: str) -> dict[str, HloInstruction]:
+        """`instructions`, which are made once."""
+        if name != "instructions":
+            raise AttributeError(name)
+        made = {name: HloInstruction(*fields) for name, fields in (self.deferred or {}).items()}
+        self.instructions, self.deferred = made, None
+        return made
+
+    def mark_root(self, name: str) -> None:
+        """Notes an instruction that is marked as ROOT."""
+        self.roots += 1
+        self._marked = self._marked or name
 
     def __getitem__(self, name: str) -> HloInstruction:
         try:
@@ -282,8 +300,8 @@ class HloComputation:
     @property
     def root(self) -> HloInstruction:
         """The instruction whose value the computation returns."""
-        if self.marked:
-            return self.marked
+        if self.roots:
+            return self.instructions[self._marked]
         for instruction in reversed(self.instructions.values()):
             return instruction
         raise HloParseError(f"computation %{self.name} is empty", number=self.number)

@@ -31,3 +31,7 @@ ONLY_ELEMENTWISE = ELEMENTWISE | NO_MATMUL - HAS_RULE
 def is_free(opcode: str) -> bool:
     """Whether an instruction costs nothing: that of asynchronous work is where it starts."""
     return opcode in _FREE or opcode.endswith(("-done", "-update"))
+
+
+MATMUL_NAME = "dot_general"
+"""How an op_name ends that JAX gives to a matmul."""

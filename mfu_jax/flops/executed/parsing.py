@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 
 from mfu_jax.flops.executed.hlo import (
     INDEXED,
+    Fields,
     HloComputation,
     HloInstruction,
     HloModule,
@@ -13,6 +15,7 @@ from mfu_jax.flops.executed.hlo import (
     Place,
 )
 from mfu_jax.flops.executed.hlo_shapes import COMMENT, is_balanced, split_top_level
+from mfu_jax.flops.executed.opcodes import MATMUL_NAME, ONLY_ELEMENTWISE
 
 # A tuple's shape ends where ` opcode(` begins: nothing within a shape looks like that. Operands
 # without brackets and strings end at the first parenthesis. What excludes one character only is
@@ -22,6 +25,8 @@ _INSTRUCTION = re.compile(
     re.DOTALL,
 )
 _INSTRUCTION_START = re.compile(r"\s*(?:ROOT )?%?[^\s=%\"{}(),]+ = \S")
+# Computations of nothing else are most of a program; their instructions are made when needed.
+_DEFERRED = ONLY_ELEMENTWISE - INDEXED
 _ELEMENT = re.compile(r"%([^\s,(){}#]+)#(\d+)")
 _COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(]+) (?:\(.*\) -> .* )?\{\s*$", re.DOTALL)
 
@@ -39,7 +44,9 @@ def parse_hlo(text: str) -> HloModule:
     computations: dict[str, HloComputation] = {}
     indexed: dict[str, list[Place]] = {}
     computation: HloComputation | None = None
-    instructions: dict[str, HloInstruction] = {}  # of `computation`
+    known: Container[str] = ()  # the names in `computation`
+    deferred: dict[str, Fields] | None = None  # of `computation`
+    instructions: dict[str, HloInstruction] = {}  # of `computation`, if not deferred
     last: HloInstruction | None = None
     unread: list[str] = []  # the tail of `last`, where its first line does not say all
     match_instruction = _INSTRUCTION.match
@@ -51,10 +58,22 @@ def parse_hlo(text: str) -> HloModule:
                     last.read(unread)
                     unread = []
                 root, instruction, shape, opcode, operands, rest = match.groups()
-                if instruction in instructions:
+                if instruction in known:
                     raise HloParseError("a second instruction of this name", line, number)
-                if operands is None or "(" in operands or '"' in operands:
-                    # brackets in them, or more lines
+                if root:
+                    computation.mark_root(instruction)
+                is_plain = operands is not None and "(" not in operands and '"' not in operands
+                if deferred is not None:
+                    if (
+                        is_plain
+                        and opcode in _DEFERRED
+                        and (opcode != "multiply" or MATMUL_NAME not in rest)
+                        and "#" not in operands
+                    ):
+                        deferred[instruction] = instruction, shape, opcode, operands, rest, number
+                        continue
+                    deferred, known = None, (instructions := computation.instructions)
+                if not is_plain:  # brackets in them, or more lines
                     unread, operands, rest = [line[match.end(4) + 1 :]], "", ""
                 if "#" in operands and opcode != "constant":
                     _name_elements(operands, instructions, number)
@@ -62,15 +81,15 @@ def parse_hlo(text: str) -> HloModule:
                 instructions[instruction] = last
                 if opcode in INDEXED:
                     indexed.setdefault(opcode, []).append((computation, last))
-                if root:
-                    computation.roots += 1
-                    computation.marked = computation.marked or last
             elif line.startswith("}") and _is_whole(unread):
                 if unread and last:
                     last.read(unread)
                     unread = []
                 computation = last = None
             elif line.strip():
+                if deferred:  # the last one has more lines
+                    deferred, known = None, (instructions := computation.instructions)
+                    last = instructions[next(reversed(instructions))]
                 if last is None or _INSTRUCTION_START.match(line):
                     raise HloParseError("not an instruction", line, number)
                 unread = unread or [f"{last.operand_text}){last.attribute_text}"]
@@ -78,7 +97,7 @@ def parse_hlo(text: str) -> HloModule:
         elif line.endswith("{") and (match := _COMPUTATION.match(line)):
             computation = HloComputation(match[2], number)
             computations[match[2]] = computation
-            instructions = computation.instructions
+            known = deferred = computation.deferred
             if match[1]:
                 entry = match[2]
         elif line.startswith("HloModule "):

@@ -97,7 +97,7 @@ def parse_hlo(text: str) -> HloModule:
         elif line.endswith("{") and (match := _COMPUTATION.match(line)):
             computation = HloComputation(match[2], number)
             computations[match[2]] = computation
-            known = deferred = computation.deferred
+            computation.deferred = known = deferred = {}
             if match[1]:
                 entry = match[2]
         elif line.startswith("HloModule "):

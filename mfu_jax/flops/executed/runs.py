@@ -79,8 +79,8 @@ class RunCounter:
             nodes = self.resolved.get(name)
             if not nodes:
                 continue
-            for node in nodes if plan.part is not None else ():
-                values = plan.part.initial.copy()
+            for node in nodes if plan.part else ():
+                values = plan.part.initial.copy() if plan.part else []
                 environment = () if isinstance(node, str) else node.environment
                 for register, value in zip(plan.decisions, environment, strict=True):
                     values[register] = value

@@ -48,9 +48,9 @@ def _check_operands(computation: HloComputation) -> None:
 
 def _are_defined(deferred: Mapping[str, Fields]) -> bool:
     """Whether all operands are."""
-    is_known = deferred.__contains__
-    return all(
-        all(map(is_known, operand_names(operands)))
-        for _, _, opcode, operands, _, _ in deferred.values()
-        if opcode not in WITHOUT_OPERANDS
-    )
+    for _, _, opcode, operands, _, _ in deferred.values():
+        if opcode not in WITHOUT_OPERANDS:
+            for name in operand_names(operands):
+                if name not in deferred:
+                    return False
+    return True

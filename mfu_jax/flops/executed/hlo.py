@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mfu_jax.flops.executed.hlo_shapes import (
@@ -48,16 +48,7 @@ CALLEE_KEYS = {
     "custom-call": ("called_computations",),
     "conditional": ("branch_computations", "true_computation", "false_computation"),
 }
-_CALLS = tuple([f"{opcode}{start}" for opcode in CALLEE_KEYS for start in ("", "-start")])
-# What reads or writes a part of an array.
-PARTS = frozenset({"dynamic-slice", "slice", "gather", "dynamic-update-slice"})
-# What a count looks for in all of a program.
-INDEXED = PARTS.union(
-    _CALLS,
-    ("pad", "select", "and", "maximum", "concatenate"),
-    ("collective-permute", "collective-permute-start"),
-)
-
+CALLS = tuple([f"{opcode}{start}" for opcode in CALLEE_KEYS for start in ("", "-start")])
 
 Fields = tuple[str, str, str, str, str, int]
 """What an `HloInstruction` is made of. Strings and numbers: no garbage collection visits it."""
@@ -339,6 +330,9 @@ class HloComputation:
 
 Place = tuple[HloComputation, HloInstruction]
 """An instruction, and where it is."""
+# Millions of pairs would be objects that each garbage collection visits.
+Index = tuple[list[HloComputation], list[HloInstruction]]
+_Callers = tuple[dict[str, HloComputation], dict[str, HloInstruction | None]]  # None for several
 
 
 class HloModule:
@@ -348,7 +342,7 @@ class HloModule:
         name: of the program.
         header: its first line.
         computations: by name.
-        indexed: the instructions of each opcode of `INDEXED`, with their computations.
+        indexed: the computations and the instructions of each opcode of `opcodes.INDEXED`.
         entry: the computation that runs first.
     """
 
@@ -357,7 +351,7 @@ class HloModule:
         name: str,
         header: str,
         computations: dict[str, HloComputation],
-        indexed: Mapping[str, Sequence[Place]],
+        indexed: Mapping[str, Index],
         entry: str,
     ) -> None:
         self.name = name
@@ -365,7 +359,7 @@ class HloModule:
         self.computations = computations
         self.indexed = indexed
         self._entry = entry
-        self._callers: dict[str, Place | None] | None = None
+        self._callers: _Callers | None = None
 
     @property
     def entry(self) -> HloComputation:
@@ -378,21 +372,28 @@ class HloModule:
         except KeyError:
             raise HloParseError(f"there is no computation %{name}") from None
 
+    def places(self, opcode: str) -> Iterable[Place]:
+        """What `indexed` has of an opcode."""
+        return zip(*self.indexed.get(opcode, ((), ())), strict=True)
+
     def caller(self, name: str) -> Place | None:
         """The computation and instruction that call a computation, if there is exactly one."""
         if self._callers is None:
             self._callers = self._find_callers()
-        return self._callers.get(name)
+        computations, calls = self._callers
+        call = calls.get(name)
+        return (computations[name], call) if call else None
 
-    def _find_callers(self) -> dict[str, Place | None]:
-        """The one caller of each computation, None for several."""
-        callers: dict[str, Place | None] = {}
-        for opcode in _CALLS:
-            for place in self.indexed.get(opcode, ()):
-                callees = place[1].callees
+    def _find_callers(self) -> _Callers:
+        computations: dict[str, HloComputation] = {}
+        calls: dict[str, HloInstruction | None] = {}
+        for opcode in CALLS:
+            for computation, call in self.places(opcode):
+                callees = call.callees
                 for callee in callees if len(callees) == 1 else set(callees):
-                    callers[callee] = None if callee in callers else place
-        return callers
+                    calls[callee] = None if callee in calls else call
+                    computations[callee] = computation
+        return computations, calls
 
     def header_int(self, key: str, default: int = 1) -> int:
         """A number in the first line, such as ``num_partitions``."""

@@ -6,16 +6,15 @@ import re
 from collections.abc import Container
 
 from mfu_jax.flops.executed.hlo import (
-    INDEXED,
     Fields,
     HloComputation,
     HloInstruction,
     HloModule,
     HloParseError,
-    Place,
+    Index,
 )
 from mfu_jax.flops.executed.hlo_shapes import COMMENT, is_balanced, split_top_level
-from mfu_jax.flops.executed.opcodes import MATMUL_NAME, ONLY_ELEMENTWISE
+from mfu_jax.flops.executed.opcodes import INDEXED, MATMUL_NAME, ONLY_ELEMENTWISE
 
 # A tuple's shape ends where ` opcode(` begins: nothing within a shape looks like that. Operands
 # without brackets and strings end at the first parenthesis. What excludes one character only is
@@ -42,7 +41,7 @@ def parse_hlo(text: str) -> HloModule:
     """
     name = header = entry = ""
     computations: dict[str, HloComputation] = {}
-    indexed: dict[str, list[Place]] = {}
+    indexed: dict[str, Index] = {opcode: ([], []) for opcode in INDEXED}
     computation: HloComputation | None = None
     known: Container[str] = ()  # the names in `computation`
     deferred: dict[str, Fields] | None = None  # of `computation`
@@ -50,6 +49,8 @@ def parse_hlo(text: str) -> HloModule:
     last: HloInstruction | None = None
     unread: list[str] = []  # the tail of `last`, where its first line does not say all
     match_instruction = _INSTRUCTION.match
+    kept: dict[str, str] = {}
+    one = kept.setdefault  # equal shapes and opcodes are few, and one object is quick to compare
     for number, line in enumerate(text.split("\n"), 1):
         if computation is not None:
             match = match_instruction(line)
@@ -58,6 +59,7 @@ def parse_hlo(text: str) -> HloModule:
                     last.read(unread)
                     unread = []
                 root, instruction, shape, opcode, operands, rest = match.groups()
+                shape, opcode = one(shape, shape), one(opcode, opcode)
                 if instruction in known:
                     raise HloParseError("a second instruction of this name", line, number)
                 if root:
@@ -80,7 +82,8 @@ def parse_hlo(text: str) -> HloModule:
                 last = HloInstruction(instruction, shape, opcode, operands, rest, number)
                 instructions[instruction] = last
                 if opcode in INDEXED:
-                    indexed.setdefault(opcode, []).append((computation, last))
+                    indexed[opcode][0].append(computation)
+                    indexed[opcode][1].append(last)
             elif line.startswith("}") and _is_whole(unread):
                 if unread and last:
                     last.read(unread)
@@ -109,7 +112,8 @@ def parse_hlo(text: str) -> HloModule:
         raise HloParseError("no computation in it", text[:200], 1)
     if not entry:
         raise HloParseError("no ENTRY computation", text[:200], 1)
-    return HloModule(name, header, computations, indexed, entry)
+    found = {opcode: index for opcode, index in indexed.items() if index[0]}
+    return HloModule(name, header, computations, found, entry)
 
 
 def _name_elements(operands: str, instructions: dict[str, HloInstruction], number: int) -> None:

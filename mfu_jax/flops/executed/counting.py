@@ -67,6 +67,8 @@ class ExecutedCount(FlopCount):
             of `total`, not of `forward` or `rematerialized`.
         duplicated: FLOPs of matmuls that XLA repeats on the same operands in another fusion. Part
             of `total`.
+        duplicated_operations: the forward and backward part of `duplicated`, by operation as in
+            `by_operation`, which lacks them.
         repeated: FLOPs of forward and backward matmuls that several devices run on the same values,
             beyond one run each, by extent in words. Part of `total`.
         repeated_attention: the part of `repeated` in `attention_kernels`.
@@ -100,6 +102,7 @@ class ExecutedCount(FlopCount):
 
     xla_rematerialized: int = 0
     duplicated: int = 0
+    duplicated_operations: Mapping[str, int] = field(default_factory=dict)
     repeated: Mapping[str, int] = field(default_factory=dict)
     repeated_attention: int = 0
     repeated_by_user: int = 0
@@ -247,6 +250,7 @@ class ProgramCounter:
             unaccounted=tuple(self._unaccounted()),
             xla_rematerialized=phases["xla_rematerialized"],
             duplicated=int(sum(i.matmul.flops * i.runs for i in self._duplicates.values())),
+            duplicated_operations=dict(whole(sums.duplicated)),
             repeated={where: round(flops) for where, flops in sums.repeated.items()},
             repeated_attention=round(sums.repeated_attention),
             repeated_by_user=round(sums.repeated_by_user),
@@ -313,8 +317,11 @@ class ProgramCounter:
         for item, scope in matmuls:
             number = id(item.matmul.instruction)
             sums.add(item.matmul, scope, item.runs, item.once)
-            if scope.phase not in MODEL_PHASES or number in self._duplicates:
+            if scope.phase not in MODEL_PHASES:
                 continue  # it has a line of its own
+            if number in self._duplicates:
+                sums.add_duplicate(item, scope)
+                continue
             zeros = self.waste.wasted(item.computation, *item.matmul.spent)
             sums.add_model(item, scope, zeros, self.pieces.label(item.op_name))
             if number in held:

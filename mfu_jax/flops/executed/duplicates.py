@@ -42,12 +42,16 @@ def is_recomputed(module: HloModule, computation: HloComputation, matmul: HloIns
 
 
 def _original(computation: HloComputation, copied: HloInstruction, name: str) -> bool:
-    """Whether an instruction of this name, or a clone of it, does the same as `copied`."""
+    """Whether an instruction of this name, or a clone of it, does the same as `copied`.
+
+    Of one that makes several arrays, XLA may recompute only some, or more from the same matmul.
+    """
+    arrays = {leaf.dims for leaf in copied.shape.leaves()}
     return any(
         (other.name == name or other.name.startswith(f"{name}."))
         and not _RECOMPUTED.search(other.name)
         and (other.opcode, other.op_name) == (copied.opcode, copied.op_name)
-        and other.shape.dims == copied.shape.dims
+        and not arrays.isdisjoint(leaf.dims for leaf in other.shape.leaves())
         for other in computation.instructions.values()
     )
 

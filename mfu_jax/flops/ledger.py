@@ -210,7 +210,8 @@ def compare_flops(
         flops = executed.xla_rematerialized
         lines.append(LedgerLine(label="recomputed by XLA to save memory", flops=flops, note=note))
     note = "matmuls that XLA runs again in another fusion instead of keeping their result"
-    lines.append(LedgerLine(label="duplicated by XLA", flops=executed.duplicated, note=note))
+    duplicated = executed.duplicated - _asked_for(operations or {}, executed)
+    lines.append(LedgerLine(label="duplicated by XLA", flops=duplicated, note=note))
     if executed.padding:
         note = "matmuls on zeros that XLA pads them with, or whose results it cuts off"
         lines.append(LedgerLine(label="zero padding", flops=executed.padding, note=note))
@@ -287,6 +288,14 @@ def _beyond_whole_images(
         for label, by_operation in executed.in_pieces.items()
     }
     return {label: flops for label, flops in above.items() if operations and flops > 0}
+
+
+def _asked_for(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> int:
+    """Repeated matmuls that the model has as often: an `optimization_barrier` keeps them apart."""
+    return sum(
+        max(0, min(flops, round(operations.get(name, 0) - executed.by_operation.get(name, 0))))
+        for name, flops in executed.duplicated_operations.items()
+    )
 
 
 def _own(missing: int, operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> int:

@@ -118,3 +118,42 @@ def test_the_bubbles_attention_in_kernels_is_not_counted_twice() -> None:
     assert ledger.residual == 0
     lines = {line.label: line.flops for line in ledger.lines}
     assert lines["masked pairs"] == 675 - 400 - 100
+
+
+TWICE = """HloModule m
+%one (p: f32[8,16], q: f32[16,4]) -> f32[8,4] {
+  %p = f32[8,16] parameter(0)
+  %q = f32[16,4] parameter(1)
+  ROOT %d = f32[8,4] dot(%p, %q), lhs_contracting_dims={1}, rhs_contracting_dims={0}, NAME
+}
+%two (p.1: f32[8,16], q.1: f32[16,4]) -> f32[8,4] {
+  %p.1 = f32[8,16] parameter(0)
+  %q.1 = f32[16,4] parameter(1)
+  ROOT %e = f32[8,4] dot(%p.1, %q.1), lhs_contracting_dims={1}, rhs_contracting_dims={0}, NAME
+}
+ENTRY %main (x: f32[8,16], w: f32[16,4]) -> (f32[8,4], f32[8,4]) {
+  %x = f32[8,16] parameter(0)
+  %w = f32[16,4] parameter(1)
+  %f = f32[8,4] fusion(%x, %w), kind=kOutput, calls=%one
+  %g = f32[8,4] fusion(%x, %w), kind=kOutput, calls=%two
+  ROOT %t = (f32[8,4], f32[8,4]) tuple(%f, %g)
+}
+""".replace("NAME", 'metadata={op_name="jit(f)/jvp(block)/dot_general"}')
+
+
+def test_equal_products_are_duplicates_only_beyond_those_of_the_model() -> None:
+    def once(x: jax.Array, w: jax.Array) -> jax.Array:
+        with jax.named_scope("block"):
+            return x @ w
+
+    def kept_apart(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return once(x, w), once(*jax.lax.optimization_barrier((x, w)))
+
+    args = (jnp.ones((8, 16)), jnp.ones((16, 4)))
+    product = 2 * 8 * 16 * 4
+    executed = executed_flops(TWICE)
+    for function, wanted, duplicated in ((once, product, product), (kept_apart, 2 * product, 0)):
+        ledger = compare_flops(model=count_model_flops(function, *args), executed=executed)
+        flops = {line.label: line.flops for line in ledger.lines}
+        assert (ledger.model, flops["duplicated by XLA"]) == (wanted, duplicated)
+        assert (ledger.residual, ledger.removed) == (0, 0)

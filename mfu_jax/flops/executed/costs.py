@@ -6,6 +6,7 @@ the collective, and the computations that the instruction calls.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.executed.collectives import KINDS, Collective, is_further_link, read_collective
 from mfu_jax.flops.executed.dataflow import Dataflow
 from mfu_jax.flops.executed.device_means import device_mean
-from mfu_jax.flops.executed.elementwise import ELEMENTWISE, elementwise_flops
+from mfu_jax.flops.executed.elementwise import ELEMENTWISE, deferred_flops, elementwise_flops
 from mfu_jax.flops.executed.expansions import Expansions, Part
 from mfu_jax.flops.executed.factorizations import FACTORIZATIONS
 from mfu_jax.flops.executed.hbm import Traffic
@@ -27,14 +28,10 @@ from mfu_jax.flops.executed.hlo import (
     HloComputation,
     HloInstruction,
     HloModule,
+    HloParseError,
 )
 from mfu_jax.flops.executed.iterations import Iterations
-from mfu_jax.flops.executed.kernels import (
-    KernelCall,
-    KernelCost,
-    UnknownCost,
-    kernel_cost,
-)
+from mfu_jax.flops.executed.kernels import KernelCall, KernelCost, UnknownCost, kernel_cost
 from mfu_jax.flops.executed.literals import Literals
 from mfu_jax.flops.executed.matmuls import MATMULS, hardware_passes, operand_dtype
 from mfu_jax.flops.executed.opcodes import NO_MATMUL, ONLY_ELEMENTWISE, is_free
@@ -121,12 +118,18 @@ class ComputationCost(NamedTuple):
     vector_xla: int
 
 
+@functools.lru_cache(maxsize=1024)
+def _only_elementwise(flops: int) -> ComputationCost:
+    """The cost of most fused computations."""
+    return ComputationCost((), (), (), (), (), flops, 0, 0)
+
+
 def _sum(
     instructions: list[HloInstruction], costs: list[InstructionCost], elementwise: int
 ) -> ComputationCost:
     """The sum of `costs`, and of `elementwise` FLOPs of instructions without a record."""
     if not costs:
-        return ComputationCost((), (), (), (), (), elementwise, 0, 0)
+        return _only_elementwise(elementwise)
     matmuls, is_call, collectives, unknown, notes, flops, traffic, vector_xla = zip(
         *costs, strict=True
     )
@@ -182,6 +185,9 @@ class CostReader:
             computation: the computation.
             fused: whether it is inside a fusion, and so has no HBM traffic.
         """
+        if fused and computation.deferred is not None:
+            with contextlib.suppress(HloParseError):  # the instruction itself says it better
+                return _only_elementwise(deferred_flops(computation.deferred))
         instructions = list(computation.instructions.values())
         elementwise = 0
         if fused and not self.vector_matmuls.parts(computation):

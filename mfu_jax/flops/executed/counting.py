@@ -14,18 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mfu_jax.flops.count import FlopCount, Unaccounted
-from mfu_jax.flops.exact import Number
 from mfu_jax.flops.executed.collectives import Collective
 from mfu_jax.flops.executed.costs import (
     ComputationCost,
     CostReader,
     KernelFlops,
-    MatmulCost,
     unaccounted,
 )
 from mfu_jax.flops.executed.duplicates import duplicates, is_recomputed
 from mfu_jax.flops.executed.hlo import (
-    HloComputation,
     HloInstruction,
     HloModule,
     HloParseError,
@@ -70,6 +67,8 @@ class ExecutedCount(FlopCount):
             of `total`, not of `forward` or `rematerialized`.
         duplicated: FLOPs of matmuls that XLA repeats on the same operands in another fusion. Part
             of `total`.
+        duplicated_operations: the forward and backward part of `duplicated`, by operation as in
+            `by_operation`, which lacks them.
         repeated: FLOPs of forward and backward matmuls that several devices run on the same values,
             beyond one run each, by extent in words. Part of `total`.
         repeated_attention: the part of `repeated` in `attention_kernels`.
@@ -103,6 +102,7 @@ class ExecutedCount(FlopCount):
 
     xla_rematerialized: int = 0
     duplicated: int = 0
+    duplicated_operations: Mapping[str, int] = field(default_factory=dict)
     repeated: Mapping[str, int] = field(default_factory=dict)
     repeated_attention: int = 0
     repeated_by_user: int = 0
@@ -221,12 +221,8 @@ class ProgramCounter:
 
     def matmuls(self) -> list[tuple[Found, Scope]]:
         """Every matmul that runs, with its scope and phase."""
-        ran = [
-            n
-            for n in reversed(self.order)
-            if (self.runs.times[n] or self.runs.once[n]) and n not in self.host
-        ]
-        found = [item for n in ran for item in self._found(n, self.costs[n])]
+        numbers = (id(m.instruction) for n in reversed(self.order) for m in self.costs[n].matmuls)
+        found = [self._found[number] for number in numbers if number in self._found]
         return [
             (item, scope._replace(phase="xla_rematerialized"))
             if id(item.matmul.instruction) in self._recomputed
@@ -236,10 +232,9 @@ class ProgramCounter:
 
     def count(self) -> ExecutedCount:
         runs = self.runs
-        times, once = runs.times, runs.once
-        reached = [(n, self.costs[n]) for n in reversed(self.order) if times[n] or once[n]]
-        ran = [(name, cost) for name, cost in reached if name not in self.host]
-        host = [(name, cost) for name, cost in reached if name in self.host]
+        times, once, costs = runs.times, runs.once, self.costs
+        reached = [n for n in reversed(self.order) if times[n] or once[n]]
+        ran = [n for n in reached if n not in self.host] if self.host else reached
         sums = self._sums(self.matmuls())
         phases = whole(sums.phases)
         return ExecutedCount(
@@ -254,7 +249,8 @@ class ProgramCounter:
             by_operation=dict(whole(sums.operations)),
             unaccounted=tuple(self._unaccounted()),
             xla_rematerialized=phases["xla_rematerialized"],
-            duplicated=int(sum(m.flops * runs for _, m, runs in self._duplicates.values())),
+            duplicated=int(sum(i.matmul.flops * i.runs for i in self._duplicates.values())),
+            duplicated_operations=dict(whole(sums.duplicated)),
             repeated={where: round(flops) for where, flops in sums.repeated.items()},
             repeated_attention=round(sums.repeated_attention),
             repeated_by_user=round(sums.repeated_by_user),
@@ -263,25 +259,27 @@ class ProgramCounter:
             in_pieces={name: dict(whole(parts)) for name, parts in sums.in_pieces.items()},
             vector_matmuls=int(sums.vector_matmuls),
             hardware_passes=dict(whole(sums.passes)),
-            host=int(sum(times[name] * m.flops for name, cost in host for m in cost.matmuls)),
+            host=int(
+                sum(times[n] * m.flops for n in reached if n in self.host for m in costs[n].matmuls)
+            ),
             kernels=dict(whole(sums.kernels)),
             attention_kernels=int(sums.attention_kernels),
-            elementwise=int(sum(times[name] * cost.elementwise for name, cost in ran)),
-            hbm_bytes=int(sum(times[name] * cost.hbm_bytes for name, cost in ran)),
+            elementwise=int(sum([times[n] * costs[n].elementwise for n in ran])),
+            hbm_bytes=int(sum([times[n] * costs[n].hbm_bytes for n in ran])),
             collectives=tuple(
-                dataclasses.replace(item, times=math.ceil(item.times * times[name]))
-                for name, cost in ran
-                for item in cost.collectives
+                dataclasses.replace(item, times=math.ceil(item.times * times[n]))
+                for n in ran
+                for item in costs[n].collectives
             ),
             loops_once=sums.loops_once,
             kernels_once=sums.kernels_once,
             kernels_xla=sums.kernels_xla,
             vector_once=sums.vector_once,
-            vector_xla=sum(once[name] * cost.vector_xla for name, cost in ran),
-            elementwise_once=sum(once[name] * cost.elementwise for name, cost in ran),
+            vector_xla=sum([once[n] * costs[n].vector_xla for n in ran]),
+            elementwise_once=sum([once[n] * costs[n].elementwise for n in ran]),
             flags=(
                 *(Flag(text=text, times=n) for text, n in runs.choices.items()),
-                *(Flag(text=t, times=math.ceil(times[n])) for n, c in ran for t in c.notes),
+                *(Flag(text=t, times=math.ceil(times[n])) for n in ran for t in costs[n].notes),
             ),
         )
 
@@ -298,12 +296,18 @@ class ProgramCounter:
             reason = f"{reason}; its body is counted once; give trip_counts"
             yield dataclasses.replace(unaccounted(instruction, "while", reason), times=runs)
 
-    def _found(self, name: str, cost: ComputationCost) -> Iterator[Found]:
-        for matmul in cost.matmuls:
-            op_name = self._op_name(name, matmul.instruction)
-            yield Found(
-                self.module[name], matmul, op_name, self.runs.times[name], self.runs.once[name]
+    @functools.cached_property
+    def _found(self) -> dict[int, Found]:
+        """The matmuls that run, by ``id`` of the instruction, callers before callees."""
+        times, once = self.runs.times, self.runs.once
+        return {
+            id(m.instruction): Found(
+                self.module[n], m, self._op_name(n, m.instruction), times[n], once[n]
             )
+            for n, cost in self.costs.items()
+            if cost.matmuls and (times[n] or once[n]) and n not in self.host
+            for m in cost.matmuls
+        }
 
     def _sums(self, matmuls: list[tuple[Found, Scope]]) -> Sums:
         """The matmuls by phase, scope, dtype and kernel."""
@@ -313,8 +317,11 @@ class ProgramCounter:
         for item, scope in matmuls:
             number = id(item.matmul.instruction)
             sums.add(item.matmul, scope, item.runs, item.once)
-            if scope.phase not in MODEL_PHASES or number in self._duplicates:
+            if scope.phase not in MODEL_PHASES:
                 continue  # it has a line of its own
+            if number in self._duplicates:
+                sums.add_duplicate(item, scope)
+                continue
             zeros = self.waste.wasted(item.computation, *item.matmul.spent)
             sums.add_model(item, scope, zeros, self.pieces.label(item.op_name))
             if number in held:
@@ -324,14 +331,14 @@ class ProgramCounter:
     def _scopes(self, found: list[Found]) -> list[Scope]:
         """The phase and scope of each matmul."""
         scopes = [read_scope(item.op_name) for item in found]
-        pairs = list(zip(found, scopes, strict=True))
-        if not any(s.phase == "forward" and "jvp(" not in item.op_name for item, s in pairs):
+        pairs = functools.partial(zip, found, scopes, strict=True)
+        if not any(s.phase == "forward" and "jvp(" not in item.op_name for item, s in pairs()):
             return scopes
-        matmuls = {id(item.matmul.instruction): (item.op_name, s.phase) for item, s in pairs}
+        matmuls = {id(item.matmul.instruction): (item.op_name, s.phase) for item, s in pairs()}
         known = purposes(value_graph(self.module, matmuls))
         return [
             scope._replace(phase=known.get(id(item.matmul.instruction), scope.phase))
-            for item, scope in pairs
+            for item, scope in pairs()
         ]
 
     def _bottom_up_order(self) -> list[str]:
@@ -361,31 +368,24 @@ class ProgramCounter:
         return order
 
     @functools.cached_property
-    def _duplicates(self) -> dict[int, tuple[HloComputation, MatmulCost, Number]]:
-        """Other matmuls that repeat what one computes, with their runs, by ``id``."""
-        first = {n: matmul for n, matmul in self._running.items() if n not in self._recomputed}
-        places = ((computation, m.instruction) for computation, m, _ in first.values())
-        repeated = duplicates(self.reader.dataflow, places)
-        return {id(i): first[id(i)] for i in repeated}
+    def _duplicates(self) -> dict[int, Found]:
+        """Other matmuls that repeat what one computes, by ``id``."""
+        first = (item for n, item in self._running() if n not in self._recomputed)
+        places = ((item.computation, item.matmul.instruction) for item in first)
+        return {id(i): self._found[id(i)] for i in duplicates(self.reader.dataflow, places)}
 
     @functools.cached_property
     def _recomputed(self) -> set[int]:
         """The ``id`` of matmuls that XLA runs again to save memory."""
         return {
             number
-            for number, (computation, matmul, _) in self._running.items()
-            if is_recomputed(self.module, computation, matmul.instruction)
+            for number, item in self._running()
+            if is_recomputed(self.module, item.computation, item.matmul.instruction)
         }
 
-    @functools.cached_property
-    def _running(self) -> dict[int, tuple[HloComputation, MatmulCost, Number]]:
-        """The matmuls that run, with their runs, by ``id`` of the instruction."""
-        return {
-            id(matmul.instruction): (self.module[name], matmul, self.runs.times[name])
-            for name, cost in self.costs.items()
-            for matmul in cost.matmuls
-            if self.runs.times[name] and name not in self.host
-        }
+    def _running(self) -> Iterator[tuple[int, Found]]:
+        """Those of `_found` that run also where branches are decided."""
+        return (pair for pair in self._found.items() if pair[1].runs)
 
     def _op_name(self, name: str, instruction: HloInstruction) -> str:
         """A matmul's op_name, else that of the fusion that it is in, else a guess."""

@@ -22,12 +22,14 @@ class Frame:
 
     Attributes:
         computation: the computation.
-        call: the instruction that runs it on its operands, and the frame that this is in.
+        outer: the frame of the call.
+        call: the instruction that runs it on its operands.
         loop: of a computation inside a loop: the ``while``, and the frame that it is in.
     """
 
     computation: HloComputation
-    call: tuple[Frame, HloInstruction] | None = None
+    outer: Frame | None = None
+    call: HloInstruction | None = None
     loop: tuple[Frame, HloInstruction] | None = None
 
     def argument(self, parameter: HloInstruction) -> tuple[Frame, HloInstruction]:
@@ -36,11 +38,10 @@ class Frame:
         Raises:
             UnknownValueError: the caller passes no such operand.
         """
-        text = parameter.operand_text
-        if self.call is None or not text.isdecimal() or int(text) >= len(self.call[1].operands):
+        text, outer, call = parameter.operand_text, self.outer, self.call
+        if outer is None or call is None or not text.isdecimal() or int(text) >= len(call.operands):
             raise UnknownValueError
-        frame, call = self.call
-        return frame, frame.computation[call.operands[int(text)]]
+        return outer, outer.computation[call.operands[int(text)]]
 
 
 SAME_VALUE = {
@@ -105,7 +106,7 @@ class Dataflow:
             names = call.callees
             if len(names) != 1:
                 raise UnknownValueError
-            self._entered[key] = Frame(self.module[names[0]], (frame, call))
+            self._entered[key] = Frame(self.module[names[0]], frame, call)
         return self._entered[key]
 
     def follow(

@@ -21,6 +21,7 @@ _SAME_VALUE = {"bitcast", "copy", "copy-done", "copy-start"}
 _RECOMPUTED = re.compile(r"\.remat\d*(?=\.|$)")
 
 Place = tuple[HloComputation, HloInstruction]
+_Framed = tuple[Frame, HloInstruction]
 
 
 def is_recomputed(module: HloModule, computation: HloComputation, matmul: HloInstruction) -> bool:
@@ -41,12 +42,16 @@ def is_recomputed(module: HloModule, computation: HloComputation, matmul: HloIns
 
 
 def _original(computation: HloComputation, copied: HloInstruction, name: str) -> bool:
-    """Whether an instruction of this name, or a clone of it, does the same as `copied`."""
+    """Whether an instruction of this name, or a clone of it, does the same as `copied`.
+
+    Of one that makes several arrays, XLA may recompute only some, or more from the same matmul.
+    """
+    arrays = {leaf.dims for leaf in copied.shape.leaves()}
     return any(
         (other.name == name or other.name.startswith(f"{name}."))
         and not _RECOMPUTED.search(other.name)
         and (other.opcode, other.op_name) == (copied.opcode, copied.op_name)
-        and other.shape.dims == copied.shape.dims
+        and not arrays.isdisjoint(leaf.dims for leaf in other.shape.leaves())
         for other in computation.instructions.values()
     )
 
@@ -61,20 +66,23 @@ def duplicates(dataflow: Dataflow, places: Iterable[Place]) -> list[HloInstructi
     for places_alike in alike.values():
         if len(places_alike) < 2:
             continue
-        # Unrolled layers look alike; their first operands tell most of them apart.
-        groups: dict[Hashable, list[tuple[Frame, HloInstruction]]] = defaultdict(list)
-        for computation, instruction in places_alike:
-            frame = dataflow.frame_in_fusions(computation)
-            groups[_first_leaf(dataflow, frame, instruction)].append((frame, instruction))
-        for group in groups.values():
-            if len(group) > 1:
-                repeated += _repeated(dataflow, group)
+        framed = [(dataflow.frame_in_fusions(place[0]), place[1]) for place in places_alike]
+        # Unrolled layers look alike; their first and last operands tell most of them apart.
+        for group in _by_leaf(dataflow, framed, 0):
+            for same_ends in _by_leaf(dataflow, group, -1):
+                repeated += _repeated(dataflow, same_ends)
     return repeated
 
 
-def _repeated(
-    dataflow: Dataflow, group: Iterable[tuple[Frame, HloInstruction]]
-) -> Iterator[HloInstruction]:
+def _by_leaf(dataflow: Dataflow, group: list[_Framed], which: int) -> list[list[_Framed]]:
+    """Those that have one leaf, if there are several."""
+    leaves: dict[Hashable, list[_Framed]] = defaultdict(list)
+    for frame, instruction in group:
+        leaves[_leaf(dataflow, frame, instruction, which)].append((frame, instruction))
+    return [alike for alike in leaves.values() if len(alike) > 1]
+
+
+def _repeated(dataflow: Dataflow, group: Iterable[_Framed]) -> Iterator[HloInstruction]:
     seen = set()
     for frame, instruction in group:
         value = _Values(dataflow).value(frame, instruction)
@@ -90,8 +98,8 @@ def _unfused(frame: Frame, instruction: HloInstruction) -> Hashable:
     return (frame.computation.name, instruction.name)
 
 
-def _first_leaf(dataflow: Dataflow, frame: Frame, instruction: HloInstruction) -> Hashable:
-    """Where following first operands ends: the same place for equal values."""
+def _leaf(dataflow: Dataflow, frame: Frame, instruction: HloInstruction, which: int) -> Hashable:
+    """Where following first (0) or last (−1) operands ends: the same place for equal values."""
     for _ in range(MAX_DEPTH):
         if frame.call is None:
             return _unfused(frame, instruction)
@@ -107,7 +115,7 @@ def _first_leaf(dataflow: Dataflow, frame: Frame, instruction: HloInstruction) -
                 break
             instruction = frame.computation.root
         elif instruction.operands:
-            instruction = frame.computation.operand(instruction, 0)
+            instruction = frame.computation[instruction.operands[which]]
         else:
             return (instruction.opcode, instruction.operand_text)
     return None

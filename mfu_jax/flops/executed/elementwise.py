@@ -7,9 +7,9 @@ separately), and one per element that a reduction removes. Used to explain XLA's
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
+from mfu_jax.flops.executed.hlo import Fields, HloComputation, HloInstruction, parse_shape
 from mfu_jax.flops.executed.matmuls import parse_window
 
 ELEMENTWISE = frozenset(
@@ -37,6 +37,12 @@ def elementwise_flops(
         return instruction.shape.size
     rule = _RULES.get(opcode.removesuffix("-start"))
     return rule(computation, instruction, cost_of) if rule else 0
+
+
+def deferred_flops(deferred: Mapping[str, Fields]) -> int:
+    """FLOPs of instructions that have no rule, of which only the fields are read."""
+    shapes = [fields[1] for fields in deferred.values() if fields[2] in ELEMENTWISE]
+    return sum([parse_shape(text).size for text in shapes])
 
 
 _Cost = Callable[[str], int]

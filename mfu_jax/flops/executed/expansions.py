@@ -58,7 +58,7 @@ class Expansions:
     @functools.cached_property
     def _parts(self) -> Mapping[int, Part]:
         names: dict[str, set[str]] = defaultdict(set)  # of the computations with blocks
-        for computation, instruction in self.module.indexed.get("custom-call", ()):
+        for computation, instruction in self.module.places("custom-call"):
             if _is_block(instruction):
                 names[computation.name].add(instruction.op_name)
         parts: dict[int, Part] = {}

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 from mfu_jax.flops.executed.collectives import carried_along
 from mfu_jax.flops.executed.hlo import (
-    PARTS,
     HloComputation,
     HloInstruction,
     HloModule,
     Shape,
 )
+from mfu_jax.flops.executed.opcodes import PARTS
 
 _FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast while conditional call after-all "
@@ -72,13 +72,13 @@ class Traffic:
     @functools.cached_property
     def _cut(self) -> set[str]:
         """Computations with a slice or an update, or with a fusion that has one."""
-        indexed = self.module.indexed
+        places = self.module.places
         callers: dict[str, list[str]] = defaultdict(list)
-        for computation, fusion in indexed.get("fusion", ()):
+        for computation, fusion in places("fusion"):
             for name in fusion.callees:
                 callers[name].append(computation.name)
         found: set[str] = set()
-        stack = [computation.name for opcode in PARTS for computation, _ in indexed.get(opcode, ())]
+        stack = [computation.name for opcode in PARTS for computation, _ in places(opcode)]
         while stack:
             name = stack.pop()
             if name not in found:

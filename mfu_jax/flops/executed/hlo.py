@@ -5,20 +5,20 @@ Shapes and attributes are parsed on first use, because a count never needs most 
 
 from __future__ import annotations
 
-import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mfu_jax.flops.executed.hlo_shapes import (
-    COMMENT,
     ELIDED,
+    PERCENT_NAME,
     SPECIAL,
     HloParseError,
     Shape,
     closing_parenthesis,
     dtype_bits,
+    operand_names,
     parse_shape,
     split_top_level,
 )
@@ -35,7 +35,6 @@ __all__ = [
     "parse_shape",
 ]
 
-_PERCENT_NAME = re.compile(r"%([^\s,(){}]+)")
 WITHOUT_OPERANDS = frozenset({"parameter", "constant"})
 _INTEGER = re.compile(r"-?\d+")
 _PLAIN_VALUE = re.compile(r'(?:\{[^{}"]*\}|[^\s,{}()\["]+)(?=,|$)')
@@ -49,15 +48,10 @@ CALLEE_KEYS = {
     "custom-call": ("called_computations",),
     "conditional": ("branch_computations", "true_computation", "false_computation"),
 }
-_CALLS = tuple([f"{opcode}{start}" for opcode in CALLEE_KEYS for start in ("", "-start")])
-# What reads or writes a part of an array.
-PARTS = frozenset({"dynamic-slice", "slice", "gather", "dynamic-update-slice"})
-# What a count looks for in all of a program.
-INDEXED = PARTS.union(
-    _CALLS,
-    ("pad", "select", "and", "maximum", "concatenate"),
-    ("collective-permute", "collective-permute-start"),
-)
+CALLS = tuple([f"{opcode}{start}" for opcode in CALLEE_KEYS for start in ("", "-start")])
+
+Fields = tuple[str, str, str, str, str, int]
+"""What an `HloInstruction` is made of. Strings and numbers: no garbage collection visits it."""
 
 
 class HloInstruction:
@@ -128,18 +122,9 @@ class HloInstruction:
     def operands(self) -> tuple[str, ...]:
         """Names of the operands."""
         if self._operands is None:
-            self._operands = self._read_operands()
+            names = () if self.opcode in WITHOUT_OPERANDS else operand_names(self.operand_text)
+            self._operands = tuple(names)
         return self._operands
-
-    def _read_operands(self) -> tuple[str, ...]:
-        text = self.operand_text
-        if self.opcode in WITHOUT_OPERANDS:
-            return ()
-        if text[:1] == "%" and "/" not in text and "(" not in text:  # no types, no comments
-            return tuple(text[1:].split(", %"))
-        if "%" in text:
-            return tuple(_PERCENT_NAME.findall(text))
-        return tuple([part.split()[-1] for part in split_top_level(COMMENT.sub("", text))])
 
     def operand(self, index: int) -> str:
         """The name of one operand."""
@@ -181,7 +166,7 @@ class HloInstruction:
         """Names of the computations in an attribute: ``calls``, ``body``, ``condition`` …"""
         value = self.attribute(key)
         if "%" in value:
-            return tuple(_PERCENT_NAME.findall(value))
+            return tuple(PERCENT_NAME.findall(value))
         return tuple(part.strip() for part in value.strip("{}").split(",") if part.strip())
 
     @property
@@ -245,16 +230,44 @@ class HloComputation:
     Attributes:
         name: unique in its module.
         number: of its first line.
-        instructions: by name, in the order of the text.
-        roots: those marked as ROOT: one, in a complete program.
+        instructions: by name, in the order of the text; made from `deferred` when first needed.
+        deferred: the fields of its instructions, where a count may never need more of them.
+        roots: how many are marked as ROOT: one, in a complete program.
     """
+
+    __slots__ = (
+        "_marked",
+        "_parameters",
+        "_users",
+        "deferred",
+        "instructions",
+        "name",
+        "number",
+        "roots",
+    )
+    instructions: dict[str, HloInstruction]
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name
         self.number = number
-        self.instructions: dict[str, HloInstruction] = {}
-        self.roots: list[HloInstruction] = []
+        self.deferred: dict[str, Fields] | None = {}
+        self.roots = 0
+        self._marked = ""
         self._parameters: dict[int, HloInstruction] | None = None
+        self._users: dict[str, list[HloInstruction]] | None = None
+
+    def __getattr__(self, name: str) -> dict[str, HloInstruction]:
+        """`instructions`, which are made once."""
+        if name != "instructions":
+            raise AttributeError(name)
+        made = {name: HloInstruction(*fields) for name, fields in (self.deferred or {}).items()}
+        self.instructions, self.deferred = made, None
+        return made
+
+    def mark_root(self, name: str) -> None:
+        """Notes an instruction that is marked as ROOT."""
+        self.roots += 1
+        self._marked = self._marked or name
 
     def __getitem__(self, name: str) -> HloInstruction:
         try:
@@ -279,14 +292,19 @@ class HloComputation:
     def root(self) -> HloInstruction:
         """The instruction whose value the computation returns."""
         if self.roots:
-            return self.roots[0]
+            return self.instructions[self._marked]
         for instruction in reversed(self.instructions.values()):
             return instruction
         raise HloParseError(f"computation %{self.name} is empty", number=self.number)
 
-    @functools.cached_property
+    @property
     def users(self) -> Mapping[str, list[HloInstruction]]:
         """The instructions that use each instruction's result, by its name."""
+        if self._users is None:
+            self._users = self._find_users()
+        return self._users
+
+    def _find_users(self) -> dict[str, list[HloInstruction]]:
         users: dict[str, list[HloInstruction]] = {}
         for instruction in self.instructions.values():
             for name in instruction.operands:
@@ -312,6 +330,9 @@ class HloComputation:
 
 Place = tuple[HloComputation, HloInstruction]
 """An instruction, and where it is."""
+# Millions of pairs would be objects that each garbage collection visits.
+Index = tuple[list[HloComputation], list[HloInstruction]]
+_Callers = tuple[dict[str, HloComputation], dict[str, HloInstruction | None]]  # None for several
 
 
 class HloModule:
@@ -321,7 +342,7 @@ class HloModule:
         name: of the program.
         header: its first line.
         computations: by name.
-        indexed: the instructions of each opcode of `INDEXED`, with their computations.
+        indexed: the computations and the instructions of each opcode of `opcodes.INDEXED`.
         entry: the computation that runs first.
     """
 
@@ -330,7 +351,7 @@ class HloModule:
         name: str,
         header: str,
         computations: dict[str, HloComputation],
-        indexed: Mapping[str, Sequence[Place]],
+        indexed: Mapping[str, Index],
         entry: str,
     ) -> None:
         self.name = name
@@ -338,7 +359,7 @@ class HloModule:
         self.computations = computations
         self.indexed = indexed
         self._entry = entry
-        self._callers: dict[str, Place | None] | None = None
+        self._callers: _Callers | None = None
 
     @property
     def entry(self) -> HloComputation:
@@ -351,21 +372,28 @@ class HloModule:
         except KeyError:
             raise HloParseError(f"there is no computation %{name}") from None
 
+    def places(self, opcode: str) -> Iterable[Place]:
+        """What `indexed` has of an opcode."""
+        return zip(*self.indexed.get(opcode, ((), ())), strict=True)
+
     def caller(self, name: str) -> Place | None:
         """The computation and instruction that call a computation, if there is exactly one."""
         if self._callers is None:
             self._callers = self._find_callers()
-        return self._callers.get(name)
+        computations, calls = self._callers
+        call = calls.get(name)
+        return (computations[name], call) if call else None
 
-    def _find_callers(self) -> dict[str, Place | None]:
-        """The one caller of each computation, None for several."""
-        callers: dict[str, Place | None] = {}
-        for opcode in _CALLS:
-            for place in self.indexed.get(opcode, ()):
-                callees = place[1].callees
+    def _find_callers(self) -> _Callers:
+        computations: dict[str, HloComputation] = {}
+        calls: dict[str, HloInstruction | None] = {}
+        for opcode in CALLS:
+            for computation, call in self.places(opcode):
+                callees = call.callees
                 for callee in callees if len(callees) == 1 else set(callees):
-                    callers[callee] = None if callee in callers else place
-        return callers
+                    calls[callee] = None if callee in calls else call
+                    computations[callee] = computation
+        return computations, calls
 
     def header_int(self, key: str, default: int = 1) -> int:
         """A number in the first line, such as ``num_partitions``."""

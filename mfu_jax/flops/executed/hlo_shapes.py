@@ -103,6 +103,7 @@ class Shape:
 
 _FAST_MEMORY = re.compile(r"S\([1-9]\d*\)")
 _ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\](?:\{([^{}]*)\})?$")
+PERCENT_NAME = re.compile(r"%([^\s,(){}]+)")
 COMMENT = re.compile(r"/\*.*?\*/")
 _LARGEST = 2**63 - 1  # a dimension
 _MAX_TUPLE_DEPTH = 64
@@ -186,3 +187,12 @@ def is_balanced(text: str) -> bool:
     for match in SPECIAL.finditer(text):
         depth += (match[0] in "{([") - (match[0] in "})]")
     return depth <= 0
+
+
+def operand_names(text: str) -> list[str]:
+    """The names in a list of operands."""
+    if text[:1] == "%" and "/" not in text and "(" not in text:  # no types, no comments
+        return text[1:].split(", %")
+    if "%" in text:
+        return PERCENT_NAME.findall(text)
+    return [part.split()[-1] for part in split_top_level(COMMENT.sub("", text))]

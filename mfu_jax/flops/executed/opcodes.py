@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from mfu_jax.flops.executed.elementwise import ELEMENTWISE, HAS_RULE
+from mfu_jax.flops.executed.hlo import CALLS
 
 # Instructions that neither compute nor move anything: most of a program.
 _FREE = frozenset("parameter constant get-tuple-element tuple bitcast".split())
@@ -31,3 +32,16 @@ ONLY_ELEMENTWISE = ELEMENTWISE | NO_MATMUL - HAS_RULE
 def is_free(opcode: str) -> bool:
     """Whether an instruction costs nothing: that of asynchronous work is where it starts."""
     return opcode in _FREE or opcode.endswith(("-done", "-update"))
+
+
+# What reads or writes a part of an array.
+PARTS = frozenset({"dynamic-slice", "slice", "gather", "dynamic-update-slice"})
+# What a count looks for in all of a program.
+INDEXED = PARTS.union(
+    CALLS,
+    ("pad", "select", "and", "maximum", "concatenate"),
+    ("collective-permute", "collective-permute-start"),
+)
+
+MATMUL_NAME = "dot_general"
+"""How an op_name ends that JAX gives to a matmul."""

@@ -59,11 +59,11 @@ class WasteFinder:
         self.dataflow = dataflow
         self.zeros = Zeros(dataflow, lengths)
         self.opcodes: set[str] = set()
-        indexed = dataflow.module.indexed
+        module = dataflow.module
         for opcode, is_a_sign in _MAKE_ZEROS.items():
-            if any(is_a_sign(*place) for place in indexed.get(opcode, ())):
+            if any(is_a_sign(*place) for place in module.places(opcode)):
                 self.opcodes.add(opcode)
-        if {"select", "and"} <= indexed.keys():  # rows between two bounds: a group's
+        if {"select", "and"} <= module.indexed.keys():  # rows between two bounds: a group's
             self.opcodes.add("select")
 
     def wasted(

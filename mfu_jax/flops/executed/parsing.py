@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 
 from mfu_jax.flops.executed.hlo import (
-    INDEXED,
+    Fields,
     HloComputation,
     HloInstruction,
     HloModule,
     HloParseError,
-    Place,
+    Index,
 )
 from mfu_jax.flops.executed.hlo_shapes import COMMENT, is_balanced, split_top_level
+from mfu_jax.flops.executed.opcodes import INDEXED, MATMUL_NAME, ONLY_ELEMENTWISE
 
 # A tuple's shape ends where ` opcode(` begins: nothing within a shape looks like that. Operands
 # without brackets and strings end at the first parenthesis. What excludes one character only is
@@ -22,6 +24,8 @@ _INSTRUCTION = re.compile(
     re.DOTALL,
 )
 _INSTRUCTION_START = re.compile(r"\s*(?:ROOT )?%?[^\s=%\"{}(),]+ = \S")
+# Computations of nothing else are most of a program; their instructions are made when needed.
+_DEFERRED = ONLY_ELEMENTWISE - INDEXED
 _ELEMENT = re.compile(r"%([^\s,(){}#]+)#(\d+)")
 _COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(]+) (?:\(.*\) -> .* )?\{\s*$", re.DOTALL)
 
@@ -37,12 +41,16 @@ def parse_hlo(text: str) -> HloModule:
     """
     name = header = entry = ""
     computations: dict[str, HloComputation] = {}
-    indexed: dict[str, list[Place]] = {}
+    indexed: dict[str, Index] = {opcode: ([], []) for opcode in INDEXED}
     computation: HloComputation | None = None
-    instructions: dict[str, HloInstruction] = {}  # of `computation`
+    known: Container[str] = ()  # the names in `computation`
+    deferred: dict[str, Fields] | None = None  # of `computation`
+    instructions: dict[str, HloInstruction] = {}  # of `computation`, if not deferred
     last: HloInstruction | None = None
     unread: list[str] = []  # the tail of `last`, where its first line does not say all
     match_instruction = _INSTRUCTION.match
+    kept: dict[str, str] = {}
+    one = kept.setdefault  # equal shapes and opcodes are few, and one object is quick to compare
     for number, line in enumerate(text.split("\n"), 1):
         if computation is not None:
             match = match_instruction(line)
@@ -51,25 +59,40 @@ def parse_hlo(text: str) -> HloModule:
                     last.read(unread)
                     unread = []
                 root, instruction, shape, opcode, operands, rest = match.groups()
-                if instruction in instructions:
+                shape, opcode = one(shape, shape), one(opcode, opcode)
+                if instruction in known:
                     raise HloParseError("a second instruction of this name", line, number)
-                if operands is None or "(" in operands or '"' in operands:
-                    # brackets in them, or more lines
+                if root:
+                    computation.mark_root(instruction)
+                is_plain = operands is not None and "(" not in operands and '"' not in operands
+                if deferred is not None:
+                    if (
+                        is_plain
+                        and opcode in _DEFERRED
+                        and (opcode != "multiply" or MATMUL_NAME not in rest)
+                        and "#" not in operands
+                    ):
+                        deferred[instruction] = instruction, shape, opcode, operands, rest, number
+                        continue
+                    deferred, known = None, (instructions := computation.instructions)
+                if not is_plain:  # brackets in them, or more lines
                     unread, operands, rest = [line[match.end(4) + 1 :]], "", ""
                 if "#" in operands and opcode != "constant":
                     _name_elements(operands, instructions, number)
                 last = HloInstruction(instruction, shape, opcode, operands, rest, number)
                 instructions[instruction] = last
                 if opcode in INDEXED:
-                    indexed.setdefault(opcode, []).append((computation, last))
-                if root:
-                    computation.roots.append(last)
+                    indexed[opcode][0].append(computation)
+                    indexed[opcode][1].append(last)
             elif line.startswith("}") and _is_whole(unread):
                 if unread and last:
                     last.read(unread)
                     unread = []
                 computation = last = None
             elif line.strip():
+                if deferred:  # the last one has more lines
+                    deferred, known = None, (instructions := computation.instructions)
+                    last = instructions[next(reversed(instructions))]
                 if last is None or _INSTRUCTION_START.match(line):
                     raise HloParseError("not an instruction", line, number)
                 unread = unread or [f"{last.operand_text}){last.attribute_text}"]
@@ -77,7 +100,7 @@ def parse_hlo(text: str) -> HloModule:
         elif line.endswith("{") and (match := _COMPUTATION.match(line)):
             computation = HloComputation(match[2], number)
             computations[match[2]] = computation
-            instructions = computation.instructions
+            computation.deferred = known = deferred = {}
             if match[1]:
                 entry = match[2]
         elif line.startswith("HloModule "):
@@ -89,7 +112,8 @@ def parse_hlo(text: str) -> HloModule:
         raise HloParseError("no computation in it", text[:200], 1)
     if not entry:
         raise HloParseError("no ENTRY computation", text[:200], 1)
-    return HloModule(name, header, computations, indexed, entry)
+    found = {opcode: index for opcode, index in indexed.items() if index[0]}
+    return HloModule(name, header, computations, found, entry)
 
 
 def _name_elements(operands: str, instructions: dict[str, HloInstruction], number: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from mfu_jax.flops.executed.dataflow import TuplePath
@@ -21,11 +21,25 @@ from mfu_jax.flops.executed.slices import Evaluation, Slice, StepLimitError
 Environment = tuple[Value, ...]
 
 
-class Node(NamedTuple):
-    """A computation in one environment."""
+class Placed(NamedTuple):
+    """A computation in an environment that is not empty."""
 
     name: str
-    environment: Environment = ()
+    environment: Environment
+
+
+Node = str | Placed
+"""A computation in one environment: its name alone if that is the empty one."""
+
+
+def node_of(name: str, environment: Environment = ()) -> Node:
+    """A computation in an environment."""
+    return Placed(name, environment) if environment else name
+
+
+def name_of(node: Node) -> str:
+    """The computation's name."""
+    return node if isinstance(node, str) else node.name
 
 
 class Resolved(NamedTuple):
@@ -53,9 +67,9 @@ class Planned(Protocol):
         """What the instruction runs, for the registers of its computation's slice."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """The calls of one computation.
+    """The calls of one computation. Most have few or none, and share the empty tuple.
 
     Attributes:
         part: makes the integers that decide what runs; None if nothing is to be decided.
@@ -66,10 +80,10 @@ class Plan:
     """
 
     part: Slice | None = None
-    decisions: list[int] = field(default_factory=list)
-    fixed: list[Node] = field(default_factory=list)
-    planned: list[Planned] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    decisions: tuple[int, ...] = ()
+    fixed: tuple[Node, ...] = ()
+    planned: tuple[Planned, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def needs(self) -> Collection[Leaf]:
@@ -96,7 +110,7 @@ class Callee:
     at: list[int]
 
     def node(self, values: Sequence[Value]) -> Node:
-        return Node(self.name, self.plan.environment([values[i] for i in self.at]))
+        return node_of(self.name, self.plan.environment([values[i] for i in self.at]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +170,7 @@ class PlannedLoop:
         return Resolved(self.instruction, list(times.items()), reason=reason)
 
 
-_NO_CALLS = Plan()
+NO_CALLS = Plan()
 _DECIDE = ("while", "conditional")  # what runs depends on an integer
 
 
@@ -189,10 +203,10 @@ class Planner:
 
     def add(self, name: str) -> None:
         """Plans a computation, whose callees are planned already."""
-        plan = self._plan(self.module[name]) if self.calls[name] else _NO_CALLS
+        plan = self._plan(self.module[name]) if self.calls[name] else NO_CALLS
         self.plans[name] = plan
         if not plan.needs:
-            self.nodes[name] = Node(name, plan.environment(()))
+            self.nodes[name] = node_of(name, plan.environment(()))
 
     def entries(self) -> Counter[Node]:
         """The program as devices run it, and how many do; one device stands for equal ones."""
@@ -200,26 +214,30 @@ class Planner:
         if name in self.nodes:
             return Counter([self.nodes[name]])
         plan = self.plans[name]
-        nodes = Counter(Node(name, plan.environment([n])) for n in range(self.devices))
+        nodes = Counter(node_of(name, plan.environment([n])) for n in range(self.devices))
         return nodes if len(nodes) > 1 else Counter(set(nodes))
 
     def _plan(self, computation: HloComputation) -> Plan:
-        plan = Plan()
+        part: Slice | None = None
+        fixed: list[Node] = []
+        calls: list[Planned] = []
+        notes: list[str] = []
         for call in self.calls[computation.name]:
             callees = call.callees
             if call.opcode not in _DECIDE and not any(self.plans[name].needs for name in callees):
-                plan.fixed += [self.nodes[name] for name in callees]
+                fixed += [self.nodes[name] for name in callees]
                 continue
-            if plan.part is None:
+            if part is None:
                 is_entry = computation is self.module.entry
-                plan.part = Slice(self.evaluation, computation, is_entry=is_entry)
-            plan.planned.append(self._planned(computation, plan.part, call))
+                part = Slice(self.evaluation, computation, is_entry=is_entry)
+            calls.append(self._planned(computation, part, call))
             if call.opcode == "while":
-                plan.notes += self._disagreement(computation, call)
-        if plan.part:
-            reads = {register for planned in plan.planned for register in planned.reads}
-            plan.decisions = [i for i in sorted(reads) if i and plan.part.initial[i] is None]
-        return plan
+                notes += self._disagreement(computation, call)
+        decisions: list[int] = []
+        if part:
+            reads = {register for planned in calls for register in planned.reads}
+            decisions = [i for i in sorted(reads) if i and part.initial[i] is None]
+        return Plan(part, tuple(decisions), tuple(fixed), tuple(calls), tuple(notes))
 
     def _planned(self, computation: HloComputation, part: Slice, call: HloInstruction) -> Planned:
         def callee(name: str, first: int = 0) -> Callee:

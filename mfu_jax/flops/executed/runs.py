@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from mfu_jax.flops.exact import Number, integral
 from mfu_jax.flops.executed.hlo import HloInstruction
-from mfu_jax.flops.executed.plans import Node, Planner, Resolved
+from mfu_jax.flops.executed.plans import NO_CALLS, Node, Planner, Resolved, name_of
 
 
 class RunCounter:
@@ -48,7 +48,8 @@ class RunCounter:
         self.order = order
         self.entry = order[-1]
         self.flops = flops
-        self.resolved: dict[str, dict[Node, list[Resolved]]] = defaultdict(dict)
+        # Of computations that are reached and call others.
+        self.resolved: dict[str, dict[Node, Sequence[Resolved]]] = {}
         self.entries: Counter[Node] = Counter()
         self.totals: dict[Node, int] = {}
         self.least: dict[Node, int] = {}
@@ -72,35 +73,43 @@ class RunCounter:
         self._run_once()
 
     def _resolve(self) -> None:
-        self.resolved[self.entry] = {node: [] for node in self.entries}
+        self._reach(self.entries)
         for name in reversed(self.order):
             plan = self.plans[name]
-            for node in self.resolved[name]:
-                if plan.part is None:
-                    continue
-                values = plan.part.initial.copy()
-                for register, value in zip(plan.decisions, node.environment, strict=True):
+            nodes = self.resolved.get(name)
+            if not nodes:
+                continue
+            for node in nodes if plan.part else ():
+                values = plan.part.initial.copy() if plan.part else []
+                environment = () if isinstance(node, str) else node.environment
+                for register, value in zip(plan.decisions, environment, strict=True):
                     values[register] = value
-                calls = [planned.resolve(values) for planned in plan.planned]
-                self.resolved[name][node] = calls
+                nodes[node] = calls = [planned.resolve(values) for planned in plan.planned]
                 for call in calls:
-                    for callee, _ in call.callees:
-                        self.resolved[callee.name].setdefault(callee, [])
-            if self.resolved[name]:
-                for callee in plan.fixed:
-                    self.resolved[callee.name].setdefault(callee, [])
+                    self._reach(callee for callee, _ in call.callees)
+            self._reach(plan.fixed)
+
+    def _reach(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            name = name_of(node)
+            if self.plans[name] is not NO_CALLS:
+                self.resolved.setdefault(name, {}).setdefault(node, ())
 
     def _add_totals(self, name: str) -> None:
         """FLOPs of one run of a computation in each environment, with all that it calls.
 
         Most and least of them, where it is not known which branch runs.
         """
+        if self.plans[name] is NO_CALLS:
+            self.totals[name] = self.least[name] = self.flops[name]
+            return
         fixed = self.plans[name].fixed
+        nodes = self.resolved.get(name, {})
         for totals, chosen in ((self.totals, max), (self.least, min)):
             always = self.flops[name]
-            if fixed and self.resolved[name]:
+            if fixed and nodes:
                 always += sum([totals[callee] for callee in fixed])
-            for node, calls in self.resolved[name].items():
+            for node, calls in nodes.items():
                 totals[node] = always
                 for call in calls:
                     called = [totals[callee] * times for callee, times in call.callees]
@@ -112,27 +121,38 @@ class RunCounter:
         times: dict[Node, int] = defaultdict(int, self.entries)
         untaken: dict[Node, int] = defaultdict(int)
         for name in reversed(self.order):
-            of_all = 0
-            for node, calls in self.resolved[name].items():
-                runs, not_run = times[node], untaken[node]
-                of_all += runs
-                self.untaken[name] += not_run
-                for call in calls:
-                    self._note(call, runs, not_run)
-                    taken = self._taken(call)
-                    for callee, factor in call.callees:
-                        if callee == taken or not call.is_choice:
-                            times[callee] += runs * factor
-                            untaken[callee] += not_run * factor
-                        else:
-                            untaken[callee] += (runs + not_run) * factor
-            for callee in self.plans[name].fixed:
+            plan = self.plans[name]
+            if plan is NO_CALLS:
+                of_all = times.get(name, 0)
+                if name in untaken:
+                    self.untaken[name] += untaken[name]
+            else:
+                of_all = self._run_calls(name, times, untaken)
+            for callee in plan.fixed:
                 times[callee] += of_all
                 untaken[callee] += self.untaken[name]
-            if of_all and (notes := self.plans[name].notes):
-                self.choices.update(dict.fromkeys(notes, of_all))
+            if of_all and plan.notes:
+                self.choices.update(dict.fromkeys(plan.notes, of_all))
             if of_all:
                 self.times[name] = of_all
+
+    def _run_calls(self, name: str, times: dict[Node, int], untaken: dict[Node, int]) -> int:
+        """Adds the runs of what a computation calls; returns those of its own."""
+        of_all = 0
+        for node, calls in self.resolved.get(name, {}).items():
+            runs, not_run = times[node], untaken[node]
+            of_all += runs
+            self.untaken[name] += not_run
+            for call in calls:
+                self._note(call, runs, not_run)
+                taken = self._taken(call)
+                for callee, factor in call.callees:
+                    if callee == taken or not call.is_choice:
+                        times[callee] += runs * factor
+                        untaken[callee] += not_run * factor
+                    else:
+                        untaken[callee] += (runs + not_run) * factor
+        return of_all
 
     def _average(self, devices: int) -> None:
         """Divides what all devices run among them; what is listed as unknown is rounded up."""

@@ -288,7 +288,7 @@ class Slice:
         if key not in self._frames:
             if len(call.callees) != 1:
                 raise call.error(f"{call.opcode} without its computation")
-            self._frames[key] = Frame(self.evaluation.module[call.callees[0]], (frame, call))
+            self._frames[key] = Frame(self.evaluation.module[call.callees[0]], frame, call)
         inner = self._frames[key]
         return Place(inner, inner.computation.root, path)
 

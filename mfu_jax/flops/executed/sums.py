@@ -53,6 +53,7 @@ class Sums:
     repeated_attention: Fraction = Fraction(0)
     repeated_by_user: Fraction = Fraction(0)
     operations: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
+    duplicated: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
     padding: Number = 0
     expansion: Number = 0
     in_pieces: dict[str, dict[str, Number]] = field(default_factory=dict)
@@ -99,6 +100,11 @@ class Sums:
             operations[name] = operations.get(name, 0) + item.runs * needed
         self.padding += item.runs * zeros.padding
         self.expansion += item.runs * zeros.expansion
+
+    def add_duplicate(self, item: Found, scope: Scope) -> None:
+        """Adds a forward or backward matmul that repeats another one on the same operands."""
+        name = operation(scope.phase, scope.path, item.op_name.rpartition("/")[2])
+        self.duplicated[name] += item.runs * item.matmul.flops
 
     def add_repeated(self, item: Found, holders: Groups, zeros: int) -> None:
         """Adds what devices repeat of a forward or backward matmul, without its known zeros."""

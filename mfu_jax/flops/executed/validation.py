@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from mfu_jax.flops.executed.hlo import WITHOUT_OPERANDS, HloComputation, HloModule, HloParseError
+from collections.abc import Mapping
+
+from mfu_jax.flops.executed.hlo import (
+    WITHOUT_OPERANDS,
+    Fields,
+    HloComputation,
+    HloModule,
+    HloParseError,
+)
+from mfu_jax.flops.executed.hlo_shapes import operand_names
 
 
 def check_module(module: HloModule) -> None:
@@ -20,16 +29,28 @@ def check_module(module: HloModule) -> None:
 
 def _check_root(computation: HloComputation) -> None:
     roots = computation.roots
-    if len(roots) != 1:
-        count = "no ROOT" if not roots else f"{len(roots)} ROOT instructions"
+    if roots != 1:
+        count = "no ROOT" if not roots else f"{roots} ROOT instructions"
         raise HloParseError(f"%{computation.name} has {count}", number=computation.number)
 
 
 def _check_operands(computation: HloComputation) -> None:
+    if computation.deferred is not None and _are_defined(computation.deferred):
+        return
     known = computation.instructions
+    is_known = known.__contains__
     for instruction in known.values():
-        if instruction.opcode in WITHOUT_OPERANDS:
+        if instruction.opcode in WITHOUT_OPERANDS or all(map(is_known, instruction.operands)):
             continue
-        for name in instruction.operands:
-            if name not in known:
-                raise instruction.error(f"%{computation.name} has no instruction %{name}")
+        name = next(name for name in instruction.operands if name not in known)
+        raise instruction.error(f"%{computation.name} has no instruction %{name}")
+
+
+def _are_defined(deferred: Mapping[str, Fields]) -> bool:
+    """Whether all operands are."""
+    for _, _, opcode, operands, _, _ in deferred.values():
+        if opcode not in WITHOUT_OPERANDS:
+            for name in operand_names(operands):
+                if name not in deferred:
+                    return False
+    return True

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from mfu_jax.flops.executed.dataflow import Dataflow, Frame, UnknownValueError
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, dtype_bits
 from mfu_jax.flops.executed.matmuls import flops_per_multiply_add
+from mfu_jax.flops.executed.opcodes import MATMUL_NAME
 
-_MATMUL_NAME = "dot_general"
 _PARTS = ("multiply", "reduce", "reduce-window")
 # Between a product and its sum, with the operands that lead there: bf16_x3 adds three products.
 _SAME_ELEMENTS = {
@@ -78,7 +78,7 @@ class VectorMatmuls:
         named = [
             i
             for i in computation.instructions.values()
-            if i.opcode in _PARTS and _MATMUL_NAME in i.attribute_text
+            if i.opcode in _PARTS and MATMUL_NAME in i.attribute_text
         ]
         for instruction in named:
             if not _is_named(instruction):
@@ -153,10 +153,10 @@ class VectorMatmuls:
 
 def _is_named(instruction: HloInstruction) -> bool:
     """Whether the op_name, or one of those that XLA merged in it, is a matmul's."""
-    if _MATMUL_NAME not in instruction.attribute_text:
+    if MATMUL_NAME not in instruction.attribute_text:
         return False
     names = instruction.op_name.split(";")
-    return any(name.rpartition("/")[2] == _MATMUL_NAME for name in names)
+    return any(name.rpartition("/")[2] == MATMUL_NAME for name in names)
 
 
 def _is_address(multiply: HloInstruction) -> bool:

@@ -81,3 +81,33 @@ ENTRY %main (t: (f32[], f32[2,3]{1,0}), w: f32[3,4]) -> f32[2,4] {
     assert executed_flops(text).total == 48
     with pytest.raises(HloParseError, match="no instruction %t#2"):
         executed_flops(text.replace("%t#1", "%t#2"))
+
+
+REMAT = """HloModule m
+%first (p: f32[8,16], q: f32[16,4]) -> f32[8,4] {
+  %p = f32[8,16] parameter(0)
+  %q = f32[16,4] parameter(1)
+  ROOT %d = f32[8,4] dot(%p, %q), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+%again (p.1: f32[8,16], q.1: f32[16,4]) -> (f32[8,4], f32[8,4]) {
+  %p.1 = f32[8,16] parameter(0)
+  %q.1 = f32[16,4] parameter(1)
+  %e = f32[8,4] dot(%p.1, %q.1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %s = f32[8,4] sine(%e)
+  ROOT %b = (f32[8,4], f32[8,4]) tuple(%e, %s)
+}
+ENTRY %main (x: f32[8,16], w: f32[16,4]) -> (f32[8,4], (f32[8,4], f32[8,4])) {
+  %x = f32[8,16] parameter(0)
+  %w = f32[16,4] parameter(1)
+  %fusion.7 = f32[8,4] fusion(%x, %w), kind=kOutput, calls=%first, NAME
+  %fusion.7.remat = (f32[8,4], f32[8,4]) fusion(%x, %w), kind=kOutput, calls=%again, NAME
+  ROOT %t = (f32[8,4], (f32[8,4], f32[8,4])) tuple(%fusion.7, %fusion.7.remat)
+}
+""".replace("NAME", 'metadata={op_name="jit(f)/jvp()/dot_general"}')
+
+
+def test_what_xla_recomputes_with_another_result_is_recomputed_and_no_duplicate() -> None:
+    executed = executed_flops(REMAT)
+    product = 2 * 8 * 16 * 4
+    assert (executed.forward, executed.xla_rematerialized) == (product, product)
+    assert executed.duplicated == 0

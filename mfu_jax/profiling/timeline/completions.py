@@ -9,34 +9,45 @@ same thread, that event follows it: the result was ready when it began.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from mfu_jax.profiling.trace.wire import Integers
 from mfu_jax.profiling.trace.xspace import ABSENT, Events, Line
-
-Bools = npt.NDArray[np.bool_]
 
 PRODUCER, CONSUMER = "_p", "_c"
 _END, _EXECUTOR = "end: ", "ThunkExecutor::Execute"
 _WAITS = re.compile(r"(while|call|conditional)(\.|$)")  # for ops that have events of their own
 _AT_ONCE = 10_000_000  # picoseconds: the way back from a call
+_NONE = np.zeros(0, np.int64)
+
+
+class Results(NamedTuple):
+    """Of each result that a thread tells of.
+
+    Attributes:
+        ids: of what made it.
+        times: of its event, picoseconds.
+        begins: when the executor began that ran just before; `ABSENT` if it did not.
+    """
+
+    ids: Integers
+    times: Integers
+    begins: Integers
 
 
 class Completions:
     """The ends of all thunks of a host.
 
     Args:
-        lines: the threads, and their events with the numbers `PRODUCER` and `CONSUMER`.
+        results: of its threads.
     """
 
-    def __init__(self, lines: Iterable[tuple[Line, Events]]) -> None:
-        found = [_markers(line, events) for line, events in lines]
-        ids, times, begins = (
-            np.concatenate([np.zeros(0, np.int64), *column]) for column in zip(*found, strict=True)
-        )
+    def __init__(self, results: Iterable[Results]) -> None:
+        columns = zip(Results(_NONE, _NONE, _NONE), *results, strict=True)
+        ids, times, begins = map(np.concatenate, columns)
         order = np.argsort(ids, kind="stable")
         self._ids, self._times, self._begins = ids[order], times[order], begins[order]
 
@@ -66,26 +77,28 @@ def waits(name: str) -> bool:
 
 def executors(line: Line, events: Events) -> Integers:
     """Which events of a thread are the executor's, around the thunks that it runs."""
-    return np.flatnonzero(_named(line, events, lambda name: name == _EXECUTOR))
+    kinds = np.unique(events.metadata).tolist()
+    named = [kind for kind in kinds if line.plane.about(kind).name == _EXECUTOR]
+    return np.flatnonzero(np.isin(events.metadata, named))
 
 
-def _markers(line: Line, events: Events) -> tuple[Integers, Integers, Integers]:
-    """Of each result: its id, the time of its event, and when the executor began before that.
+def results_of(line: Line, events: Events, runs: Integers) -> Results:
+    """The results that a thread tells of.
 
-    `ABSENT`, if the executor did not run just before.
+    Args:
+        line: the thread.
+        events: of it, with the numbers of `CONSUMER`.
+        runs: which of them are the executor's.
     """
-    ids = events.numbers[CONSUMER]
-    is_marker = (ids != ABSENT) & _named(line, events, lambda name: name.startswith(_END))
-    times, runs = events.starts[is_marker], executors(line, events)
+    ended = np.flatnonzero(events.numbers[CONSUMER] != ABSENT)
+    kinds = events.metadata[ended]
+    named = [k for k in np.unique(kinds).tolist() if line.plane.about(k).name.startswith(_END)]
+    ended = ended[np.isin(kinds, named)]
+    ids, times = events.numbers[CONSUMER][ended], events.starts[ended]
     if not len(runs):
-        return ids[is_marker], times, np.full(len(times), ABSENT)
+        return Results(ids, times, np.full(len(times), ABSENT))
     runs = runs[np.lexsort((-events.starts[runs], events.ends[runs]))]
     last = np.searchsorted(events.ends[runs], times, "right") - 1
     before = runs[np.maximum(last, 0)]
     is_just_before = (last >= 0) & (times - events.ends[before] < _AT_ONCE)
-    return ids[is_marker], times, np.where(is_just_before, events.starts[before], ABSENT)
-
-
-def _named(line: Line, events: Events, choose: Callable[[str], bool]) -> Bools:
-    kinds = np.unique(events.metadata).tolist()
-    return np.isin(events.metadata, [k for k in kinds if choose(line.plane.about(k).name)])
+    return Results(ids, times, np.where(is_just_before, events.starts[before], ABSENT))

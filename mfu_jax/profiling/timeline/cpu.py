@@ -16,7 +16,9 @@ from mfu_jax.profiling.timeline.completions import (
     CONSUMER,
     PRODUCER,
     Completions,
+    Results,
     executors,
+    results_of,
     waits,
 )
 from mfu_jax.profiling.timeline.devices import (
@@ -27,7 +29,7 @@ from mfu_jax.profiling.timeline.devices import (
     executions_of,
 )
 from mfu_jax.profiling.trace.wire import Integers
-from mfu_jax.profiling.trace.xspace import ABSENT, Events, Line, Plane, Trace
+from mfu_jax.profiling.trace.xspace import ABSENT, Events, Plane, Trace
 
 PLANE = "/host:CPU"
 _NUMBERS = ("program_id", "run_id", "device_ordinal", PRODUCER, CONSUMER)
@@ -47,16 +49,19 @@ def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
 def _thunks(plane: Plane) -> dict[str, Integers]:
     """Columns of all thunks, over all threads."""
     parts: dict[str, list[Integers]] = {name: [np.zeros(0, np.int64)] for name in _COLUMNS}
-    lines = [(line, line.events(_NUMBERS, _TEXTS)) for line in plane.lines]
-    for lane, (line, events) in enumerate(lines):
+    results: list[Results] = []
+    for lane, line in enumerate(plane.lines):
+        events = line.events(_NUMBERS, _TEXTS)
+        runs = executors(line, events)
+        results.append(results_of(line, events, runs))
         chosen = events.texts["hlo_op"] != ABSENT
         columns = {**events.numbers, **events.texts, "start": events.starts, "end": events.ends}
-        columns["until"] = _until(line, events)
+        columns["until"] = _until(events, runs)
         for name, column in columns.items():
             parts[name].append(column[chosen])
         parts["lane"].append(np.full(int(chosen.sum()), lane))
     thunks = {name: np.concatenate(columns) for name, columns in parts.items()}
-    return _until_done(thunks, Completions(lines), plane)
+    return _until_done(thunks, Completions(results), plane)
 
 
 def _until_done(
@@ -111,13 +116,17 @@ def _timeline(trace: Trace, device: int, thunks: dict[str, Integers]) -> Timelin
     )
 
 
-def _until(line: Line, events: Events) -> Integers:
-    """When the executor that runs each event is done; else the event's own end."""
-    found = executors(line, events)
-    found = found[np.argsort(events.starts[found], kind="stable")]
-    if not len(found):
+def _until(events: Events, runs: Integers) -> Integers:
+    """When the executor that runs each event is done; else the event's own end.
+
+    Args:
+        events: of a thread.
+        runs: which of them are the executor's.
+    """
+    runs = runs[np.argsort(events.starts[runs], kind="stable")]
+    if not len(runs):
         return events.ends
-    starts, ends = events.starts[found], np.maximum.accumulate(events.ends[found])
+    starts, ends = events.starts[runs], np.maximum.accumulate(events.ends[runs])
     last = np.searchsorted(starts, events.starts, "right") - 1
     return np.where(last < 0, events.ends, np.maximum(events.ends, ends[last]))
 

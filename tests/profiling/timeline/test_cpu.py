@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mfu_jax.profiling.timeline.cpu import timelines
 from mfu_jax.profiling.timeline.platforms import read_devices
 from mfu_jax.profiling.trace.xspace import Trace
 from tests.support.xspace import Plane, space
@@ -75,3 +76,10 @@ def test_a_thunk_that_goes_on_after_its_return(tmp_path: Path) -> None:
     lanes = {timeline.names[o].name: n for o, n in zip(timeline.ops, timeline.lanes, strict=True)}
     assert len({lanes[name] for name in ("while.1", "dot.1", "dot.2", "fusion.1")}) == 4
     assert timeline.executions.ends.tolist() == [first + 60 * MS]
+
+
+def test_a_host_without_threads_has_no_devices(tmp_path: Path) -> None:
+    file = tmp_path / "host.xplane.pb"
+    file.write_bytes(space(Plane("/host:CPU")))
+    trace = Trace(file)
+    assert list(timelines(trace, trace.planes[0])) == []

@@ -32,17 +32,30 @@ def small_batch(facts: Facts) -> tuple[float, str] | None:
     updates = [op for op in facts.measured.ops if _is_on_weights(op, weights)]
     if not thin and facts.is_cpu:
         return None
-    beyond = seconds_of(thin) - _LARGER * sum(map(facts.shortest, thin))
-    fixed = max(beyond, 0.0) + seconds_of(updates) + idle_time(facts)[HostWork.DISPATCH]
-    if fixed < _MOST * facts.step or not (thin or updates):
+    shared = seconds_of(updates) + idle_time(facts)[HostWork.DISPATCH]
+    gain = shared * (1 - 1 / _LARGER) + sum(_thin_gain(facts, op) for op in thin)
+    if gain < _MOST * (1 - 1 / _LARGER) * facts.step or not (thin or updates):
         return None
     rows = min(map(_rows, thin), default=0)
-    narrow = f"matmuls with {rows} rows take {milliseconds(seconds_of(thin))}, " if thin else ""
-    return fixed * (1 - 1 / _LARGER), (
-        f"{milliseconds(fixed)} of a step do not depend on the batch: {narrow}what reads or makes "
-        f"arrays as large as weights {milliseconds(seconds_of(updates))}; the gain is that of "
+    least = milliseconds(sum(map(facts.shortest, thin)))
+    narrow = (
+        f"matmuls with {rows} rows take {milliseconds(seconds_of(thin))}, at the peak {least}; "
+        if thin
+        else ""
+    )
+    return gain, (
+        f"{narrow}what reads or makes arrays as large as weights takes "
+        f"{milliseconds(seconds_of(updates))}, whatever the batch; the gain is that of "
         f"{_LARGER} times the batch, per batch of today"
     )
+
+
+def _thin_gain(facts: Facts, op: OpTime) -> float:
+    """What a matmul that reads its weights saves per batch, if they are read for several batches.
+
+    That takes as long as today, or as the matmuls of all of them at the peak, if that is longer.
+    """
+    return op.seconds - max(op.seconds / _LARGER, facts.shortest(op))
 
 
 Weights = dict[tuple[str, int], set[tuple[int, ...]]]

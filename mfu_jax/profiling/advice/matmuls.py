@@ -132,17 +132,27 @@ def attention(facts: Facts) -> tuple[float, str] | None:
         op for op in facts.compute() if not record_of(op).flops and _touches(record_of(op), scores)
     ]
     masked = _masked_share(facts, dots)
+    gain, remedy = _without_masked(facts, dots, beside, masked)
+    return gain, (
+        f"attention runs as matmuls over all pairs, {milliseconds(seconds_of(dots))} of a step "
+        f"({masked:.0%} of the pairs are masked), and its scores go through memory, "
+        f"{milliseconds(seconds_of(beside))}: {largest_names(dots + beside)}; {remedy}"
+    )
+
+
+def _without_masked(
+    facts: Facts, dots: list[OpTime], beside: list[OpTime], masked: float
+) -> tuple[float, str]:
+    """The gain of a kernel; on CPUs, which have none, of blocks without masked pairs."""
+    seconds = seconds_of(dots) + seconds_of(beside)
+    if facts.is_cpu:
+        return masked * seconds, "blocks of queries can leave out the keys after them"
     is_again = facts.measured.platform == "tpu" and any(
         record_of(op).phase == "backward" for op in dots
     )
     again = _TPU_AGAIN if is_again else 1.0
     kernel = again * (1 - masked) * sum(map(facts.shortest, dots)) / _KERNEL
-    return seconds_of(dots) + seconds_of(beside) - kernel, (
-        f"attention runs as matmuls over all pairs, {milliseconds(seconds_of(dots))} of a step "
-        f"({masked:.0%} of the pairs are masked), and its scores go through memory, "
-        f"{milliseconds(seconds_of(beside))}: {largest_names(dots + beside)}; an attention "
-        f"kernel, or blocks that skip masked pairs, does neither"
-    )
+    return seconds - kernel, ("an attention kernel, or blocks that skip masked pairs, does neither")
 
 
 def _scores(shape: MatmulShape, least: int) -> _Scores | None:

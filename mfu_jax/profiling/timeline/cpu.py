@@ -2,7 +2,8 @@
 
 Every event with an ``hlo_op`` is one; ``device_ordinal`` says of which device, ``run_id`` of which
 execution. One device's thunks run on several threads, and a thread serves several devices. The
-executor's own events enclose them: an execution is over when it has freed its memory, too.
+executor's own events enclose them: an execution is over when it has freed its memory, too. A thunk
+that goes on after its return is shown in a lane of its own, until its result is ready.
 """
 
 from __future__ import annotations
@@ -11,6 +12,15 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from mfu_jax.profiling.timeline.completions import (
+    CONSUMER,
+    PRODUCER,
+    Completions,
+    Results,
+    executors,
+    results_of,
+    waits,
+)
 from mfu_jax.profiling.timeline.devices import (
     OpName,
     OpTable,
@@ -19,13 +29,12 @@ from mfu_jax.profiling.timeline.devices import (
     executions_of,
 )
 from mfu_jax.profiling.trace.wire import Integers
-from mfu_jax.profiling.trace.xspace import ABSENT, Events, Line, Plane, Trace
+from mfu_jax.profiling.trace.xspace import ABSENT, Events, Plane, Trace
 
 PLANE = "/host:CPU"
-_NUMBERS = ("program_id", "run_id", "device_ordinal")
+_NUMBERS = ("program_id", "run_id", "device_ordinal", PRODUCER, CONSUMER)
 _TEXTS = ("hlo_op", "hlo_module")
 _COLUMNS = (*_NUMBERS, *_TEXTS, "start", "end", "lane", "until")
-_EXECUTOR = "ThunkExecutor::Execute"
 
 
 def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
@@ -40,15 +49,45 @@ def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
 def _thunks(plane: Plane) -> dict[str, Integers]:
     """Columns of all thunks, over all threads."""
     parts: dict[str, list[Integers]] = {name: [np.zeros(0, np.int64)] for name in _COLUMNS}
+    results: list[Results] = []
     for lane, line in enumerate(plane.lines):
         events = line.events(_NUMBERS, _TEXTS)
+        runs = executors(line, events)
+        results.append(results_of(line, events, runs))
         chosen = events.texts["hlo_op"] != ABSENT
         columns = {**events.numbers, **events.texts, "start": events.starts, "end": events.ends}
-        columns["until"] = _until(line, events)
+        columns["until"] = _until(events, runs)
         for name, column in columns.items():
             parts[name].append(column[chosen])
         parts["lane"].append(np.full(int(chosen.sum()), lane))
-    return {name: np.concatenate(columns) for name, columns in parts.items()}
+    thunks = {name: np.concatenate(columns) for name, columns in parts.items()}
+    return _until_done(thunks, Completions(results), plane)
+
+
+def _until_done(
+    thunks: dict[str, Integers], completions: Completions, plane: Plane
+) -> dict[str, Integers]:
+    """With the ends of their results, and lanes for those that go on after their return."""
+    ops, inverse = np.unique(thunks["hlo_op"], return_inverse=True)
+    is_waiting = np.array([waits(plane.trace.texts[op]) for op in ops.tolist()], bool)[inverse]
+    done = completions.of(thunks[PRODUCER], thunks["end"])
+    done = np.where(is_waiting, thunks["end"], done)
+    late = np.flatnonzero(done > thunks["end"])
+    lanes = thunks["lane"].copy()
+    lanes[late] = len(plane.lines) + _apart(thunks["start"][late], done[late])
+    return {**thunks, "lane": lanes, "end": done, "until": np.maximum(thunks["until"], done)}
+
+
+def _apart(starts: Integers, ends: Integers) -> Integers:
+    """The first of as few lanes as events need that do not overlap."""
+    lanes = np.zeros(len(starts), np.int64)
+    free: list[int] = []  # from when on each lane is
+    for event in np.argsort(starts, kind="stable").tolist():
+        start, end = int(starts[event]), int(ends[event])
+        lane = next((n for n, since in enumerate(free) if since <= start), len(free))
+        free[lane : lane + 1] = [end]
+        lanes[event] = lane
+    return lanes
 
 
 def _timeline(trace: Trace, device: int, thunks: dict[str, Integers]) -> Timeline:
@@ -77,15 +116,17 @@ def _timeline(trace: Trace, device: int, thunks: dict[str, Integers]) -> Timelin
     )
 
 
-def _until(line: Line, events: Events) -> Integers:
-    """When the executor that runs each event is done; else the event's own end."""
-    names = {kind: line.plane.about(kind).name for kind in np.unique(events.metadata).tolist()}
-    kinds = [kind for kind, name in names.items() if name == _EXECUTOR]
-    executors = np.flatnonzero(np.isin(events.metadata, kinds))
-    executors = executors[np.argsort(events.starts[executors], kind="stable")]
-    if not len(executors):
+def _until(events: Events, runs: Integers) -> Integers:
+    """When the executor that runs each event is done; else the event's own end.
+
+    Args:
+        events: of a thread.
+        runs: which of them are the executor's.
+    """
+    runs = runs[np.argsort(events.starts[runs], kind="stable")]
+    if not len(runs):
         return events.ends
-    starts, ends = events.starts[executors], np.maximum.accumulate(events.ends[executors])
+    starts, ends = events.starts[runs], np.maximum.accumulate(events.ends[runs])
     last = np.searchsorted(starts, events.starts, "right") - 1
     return np.where(last < 0, events.ends, np.maximum(events.ends, ends[last]))
 

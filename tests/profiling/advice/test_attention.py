@@ -37,6 +37,7 @@ def gain(
     """
     ops = [op(phase, length) for phase in phases]
     facts: Any = SimpleNamespace(
+        is_cpu=platform == "cpu",
         measured=SimpleNamespace(platform=platform),
         compute=lambda: ops,
         shortest=lambda op: SHORTEST,
@@ -67,6 +68,11 @@ def test_the_kernels_matmuls_run_at_six_tenths_of_the_peak(
 def test_the_kernel_leaves_masked_pairs_out() -> None:
     half = gain("gpu", "forward", "backward", masked=1)
     assert half == pytest.approx(2 * SECONDS - 2 * SHORTEST / 0.6 / 2)
+
+
+def test_cpus_have_no_kernel_and_only_leave_masked_pairs_out() -> None:
+    assert gain("cpu", "forward", "backward", masked=1) == pytest.approx(2 * SECONDS / 2)
+    assert gain("cpu", "forward", "backward") == 0
 
 
 def test_short_sequences_and_kernels_get_no_advice() -> None:

@@ -15,7 +15,9 @@ from tests.support.written_profiles import BF16
 STATE = frozenset({Array("f32", (128, 128)), Array("f32", (128, 1)), Array("f32", (1024, 16))})
 
 
-def gain(*, matmul: MatmulShape | None = None, array: tuple[int, ...] = ()) -> float | None:
+def gain(
+    *, matmul: MatmulShape | None = None, array: tuple[int, ...] = (), peak: float = BF16
+) -> float | None:
     """Of a step of 100 ms in which one op, with this matmul or on this array, takes 80 ms."""
     shape = SimpleNamespace(matmul=matmul, results=(Array("f32", array),), operand_arrays=())
     record = SimpleNamespace(shape=shape, is_vector=matmul is None, flops=0)
@@ -27,7 +29,7 @@ def gain(*, matmul: MatmulShape | None = None, array: tuple[int, ...] = ()) -> f
         is_cpu=False,
         step=0.1,
         compute=lambda: [op] if matmul else [],
-        shortest=lambda op: work / BF16,
+        shortest=lambda op: work / peak,
         host=lambda kind: SimpleNamespace(idle=0.0, seconds=0.0),
         measured=SimpleNamespace(ops=[op], platform="gpu", late_calls=0.0),
         program=SimpleNamespace(costs=SimpleNamespace(state=STATE)),
@@ -66,3 +68,20 @@ def test_matmuls_with_few_rows_of_the_batch(m: int, k: int, n: int, expected: An
 )
 def test_arrays_like_weights(dims: tuple[int, ...], expected: Any) -> None:
     assert gain(array=dims) == expected
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        (1 / 16, 0.07),  # eight batches take as long as one
+        (1 / 4, 0.06),  # eight take 8 × 20 ms at the peak, one of them 20 instead of 80
+        (0.45, 0.044),
+        (0.55, None),  # bound by the peak as much as by the weights
+    ],
+)
+def test_a_matmul_gains_until_it_is_at_the_peak(share: float, expected: float | None) -> None:
+    """Of 80 ms that a matmul of eight rows takes, this share would be needed at the peak."""
+    shape = MatmulShape(1, 8, 128, 128)
+    peak = 2 * 8 * 128 * 128 / (0.08 * share)
+    found = gain(matmul=shape, peak=peak)
+    assert found == (None if expected is None else pytest.approx(expected))

@@ -1,0 +1,104 @@
+"""When a CPU's thunks are done: some return at once, and threads without events go on with them.
+
+XLA's matmuls (Eigen's contractions) and large copies are such. Each thunk has an instant event
+``end: NAME`` when its result is ready, joined by the ids of producer and consumer
+(xla/backends/cpu/runtime/thunk_executor.cc). Where what waited for the result runs at once, on the
+same thread, that event follows it: the result was ready when it began.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from mfu_jax.profiling.trace.wire import Integers
+from mfu_jax.profiling.trace.xspace import ABSENT, Events, Line
+
+PRODUCER, CONSUMER = "_p", "_c"
+_END, _EXECUTOR = "end: ", "ThunkExecutor::Execute"
+_WAITS = re.compile(r"(while|call|conditional)(\.|$)")  # for ops that have events of their own
+_AT_ONCE = 10_000_000  # picoseconds: the way back from a call
+_NONE = np.zeros(0, np.int64)
+
+
+class Results(NamedTuple):
+    """Of each result that a thread tells of.
+
+    Attributes:
+        ids: of what made it.
+        times: of its event, picoseconds.
+        begins: when the executor began that ran just before; `ABSENT` if it did not.
+    """
+
+    ids: Integers
+    times: Integers
+    begins: Integers
+
+
+class Completions:
+    """The ends of all thunks of a host.
+
+    Args:
+        results: of its threads.
+    """
+
+    def __init__(self, results: Iterable[Results]) -> None:
+        columns = zip(Results(_NONE, _NONE, _NONE), *results, strict=True)
+        ids, times, begins = map(np.concatenate, columns)
+        order = np.argsort(ids, kind="stable")
+        self._ids, self._times, self._begins = ids[order], times[order], begins[order]
+
+    def of(self, producers: Integers, ends: Integers) -> Integers:
+        """When thunks are done; their own ends where they are done when they return.
+
+        Args:
+            producers: their ids.
+            ends: when they return, picoseconds.
+        """
+        if not len(self._ids):
+            return ends
+        at = np.minimum(np.searchsorted(self._ids, producers), len(self._ids) - 1)
+        done = np.where(self._begins[at] >= ends, self._begins[at], self._times[at])
+        is_late = (self._ids[at] == producers) & (done > ends + _AT_ONCE)
+        return np.where(is_late, done, ends)
+
+
+def waits(name: str) -> bool:
+    """Whether an op of this name only waits for others.
+
+    >>> waits("while.3"), waits("dot.3")
+    (True, False)
+    """
+    return _WAITS.match(name) is not None
+
+
+def executors(line: Line, events: Events) -> Integers:
+    """Which events of a thread are the executor's, around the thunks that it runs."""
+    kinds = np.unique(events.metadata).tolist()
+    named = [kind for kind in kinds if line.plane.about(kind).name == _EXECUTOR]
+    return np.flatnonzero(np.isin(events.metadata, named))
+
+
+def results_of(line: Line, events: Events, runs: Integers) -> Results:
+    """The results that a thread tells of.
+
+    Args:
+        line: the thread.
+        events: of it, with the numbers of `CONSUMER`.
+        runs: which of them are the executor's.
+    """
+    ended = np.flatnonzero(events.numbers[CONSUMER] != ABSENT)
+    kinds = events.metadata[ended]
+    named = [k for k in np.unique(kinds).tolist() if line.plane.about(k).name.startswith(_END)]
+    ended = ended[np.isin(kinds, named)]
+    ids, times = events.numbers[CONSUMER][ended], events.starts[ended]
+    if not len(runs):
+        return Results(ids, times, np.full(len(times), ABSENT))
+    runs = runs[np.lexsort((-events.starts[runs], events.ends[runs]))]
+    last = np.searchsorted(events.ends[runs], times, "right") - 1
+    before = runs[np.maximum(last, 0)]
+    is_just_before = (last >= 0) & (times - events.ends[before] < _AT_ONCE)
+    return Results(ids, times, np.where(is_just_before, events.starts[before], ABSENT))

@@ -381,8 +381,7 @@ class HloModule:
         if self._callers is None:
             self._callers = self._find_callers()
         computations, calls = self._callers
-        call = calls.get(name)
-        return (computations[name], call) if call else None
+        return (computations[name], call) if (call := calls.get(name)) else None
 
     def _find_callers(self) -> _Callers:
         computations: dict[str, HloComputation] = {}

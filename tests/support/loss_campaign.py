@@ -96,7 +96,9 @@ def trained(model: str, steps: int) -> Run:
         return seen[-1][1]
 
     said = io.StringIO()
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(loop, "count_step", kept):
+    # The run's journal is open, and may write, until this process ends.
+    folders = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with folders as folder, mock.patch.object(loop, "count_step", kept):
         metrics = Path(folder) / "metrics.jsonl"
         keys = [f"model_name={model}", f"steps={steps}", f"metrics_file={metrics}"]
         keys += [f"base_output_directory={folder}", "enable_checkpointing=false", "scale=tiny"]

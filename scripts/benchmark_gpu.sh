@@ -5,6 +5,7 @@
 # where torch is installed and there is one GPU; also writes JSON. What does not fit, or is missing, is
 # listed with the reason.
 #   scripts/benchmark_gpu.sh --configs=gpt2-124m,mixtral-8x7b --steps=50
+#   scripts/benchmark_gpu.sh --configs=llama3.1-8b-128k-split    # a sequence over all devices
 set -euo pipefail
 . "$(dirname "$0")/venv.sh" train,cuda
 exec python -m mfu_jax.runs.benchmarking --platform=gpu "$@"

@@ -4,6 +4,7 @@
 # tokens/s, MFU, HFU, memory and the plan's prediction; also writes JSON. What does not fit, or is
 # missing, is listed with the reason.
 #   scripts/benchmark_tpu.sh --configs=gpt2-124m,mixtral-8x7b --steps=50
+#   scripts/benchmark_tpu.sh --configs=llama3.1-8b-128k-split    # a sequence over all devices
 set -euo pipefail
 . "$(dirname "$0")/venv.sh" train,tpu
 exec python -m mfu_jax.runs.benchmarking --platform=tpu "$@"

@@ -50,10 +50,18 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "max_target_length": 4096,
         "other_flags": {"megablox": False, "sparse_matmul": False, "capacity_factor": 1.25},
     },
+    "llama3-70b": {"devices": 128, "model_name": "llama3-70b", "max_target_length": 8192},
+    "deepseek3-671b": {
+        "devices": 512,
+        "model_name": "deepseek3-671b",
+        "max_target_length": 4096,
+        "mesh": {"ici_fsdp_parallelism": 64, "ici_expert_parallelism": 8},
+    },
 }
 CHIPS: Mapping[str, Mapping[str, Any]] = {
     "v5p": {"hardware": "v5p", "attention": "flash"},
     "v6e": {"hardware": "v6e", "attention": "flash"},
+    "tpu7x": {"hardware": "tpu7x", "attention": "flash", "devices_of_a_chip": 2},
     "h100": {"hardware": "h100", "attention": "cudnn_flash_jax"},
 }
 _DEVICES = 8
@@ -127,8 +135,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         for chips, hardware in CHIPS.items():
             name = f"{model} on {devices} {chips}"
             if re.search(arguments.pattern, name):
-                mesh = {"ici_fsdp_parallelism": devices}
-                run = {**_COMMON, **keys, **hardware, "chips": devices, "mesh": mesh}
+                size = {
+                    "chips": devices // hardware.get("devices_of_a_chip", 1),
+                    "mesh": keys.get("mesh", {"ici_fsdp_parallelism": devices}),
+                }
+                run = {**_COMMON, **keys, **hardware, **size}
                 found = compare(run, arguments)
                 rows.append({"case": name, **found})
                 print(row(name, found["ours"], found["maxtext"]), flush=True)

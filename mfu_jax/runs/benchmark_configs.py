@@ -13,13 +13,16 @@ class Benchmark:
 
     Attributes:
         parameters: as published; they decide whether the training state fits.
-        batches: per-device batch sizes, tried in this order until one fits.
+        batches: sequences of a device, tried in this order until one fits; with `split_sequences`,
+            of all devices.
         settings: keys of the trainer.
+        split_sequences: each sequence lies over all devices.
     """
 
     parameters: float
     batches: tuple[int, ...]
     settings: Mapping[str, Any]
+    split_sequences: bool = False
 
 
 def _full_remat(model_name: str, length: int, **more: Any) -> Mapping[str, Any]:
@@ -58,6 +61,12 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             "moe_mlp_dim": 512,
         },
     ),
+    "tiny-split": Benchmark(
+        parameters=771e3,
+        batches=(2,),
+        settings={**_TINY, "max_target_length": 512, **_LONG},
+        split_sequences=True,
+    ),
     "gpt2-124m": Benchmark(
         parameters=124e6,
         batches=(32, 16, 8, 4),
@@ -78,6 +87,18 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     ),
     "llama3-8b-32k": Benchmark(
         parameters=8.03e9, batches=(1,), settings=_full_remat("llama3-8b", 32768, **_LONG)
+    ),
+    "llama3.2-1b-64k-split": Benchmark(
+        parameters=1.24e9,
+        batches=(1,),
+        settings=_full_remat("llama3.2-1b", 65536, **_LONG),
+        split_sequences=True,
+    ),
+    "llama3.1-8b-128k-split": Benchmark(
+        parameters=8.03e9,
+        batches=(1,),
+        settings=_full_remat("llama3.1-8b", 131072, **_LONG),
+        split_sequences=True,
     ),
 }
 STANDARD = ("gpt2-124m", "llama3.2-1b", "llama3-8b", "moe-1.5b", "llama3.2-1b-32k")

@@ -21,7 +21,7 @@ from typing import Any
 from mfu_jax.errors import UserError, nearest, one_line
 from mfu_jax.formatting import columns
 from mfu_jax.logger.summary import StepStatistics
-from mfu_jax.runs.benchmark_configs import BENCHMARKS, STANDARD
+from mfu_jax.runs.benchmark_configs import BENCHMARKS, STANDARD, Benchmark
 from mfu_jax.runs.benchmark_neighbours import Neighbour, beside_pytorch, predicted
 from mfu_jax.runs.metrics_files import read_metrics
 from mfu_jax.runs.platforms import GIB, Device, environment_of, performance_flags, probe
@@ -52,8 +52,8 @@ class Result:
 def plan(name: str, device: Device, steps: int) -> list[dict[str, Any]]:
     """Settings of the trainer to try in turn, largest batch first.
 
-    Weights, gradients and moments are split over all devices (fsdp), in float32 if they fit, else
-    in bfloat16.
+    Weights, gradients and moments are split over all devices, in float32 if they fit, else in
+    bfloat16.
 
     Raises:
         UserError: the training state fits in neither.
@@ -73,7 +73,7 @@ def plan(name: str, device: Device, steps: int) -> list[dict[str, Any]]:
         "dataset_type": "synthetic",
         "dtype": "float32" if device.platform == "cpu" else "bfloat16",
         "weight_dtype": fitting[0],
-        "fsdp": device.count,
+        **_mesh(benchmark, device),
         "enable_checkpointing": "false",
         "progress_bar": "false",
         "tensorboard_dir": "",
@@ -81,7 +81,18 @@ def plan(name: str, device: Device, steps: int) -> list[dict[str, Any]]:
     }
     # a larger batch makes a CPU no faster, and its memory is unknown here
     batches = benchmark.batches[-1:] if device.platform == "cpu" else benchmark.batches
+    if benchmark.split_sequences:
+        return [{**common, "per_device_batch_size": batch / device.count} for batch in batches]
     return [{**common, "per_device_batch_size": batch} for batch in batches]
+
+
+def _mesh(benchmark: Benchmark, device: Device) -> dict[str, Any]:
+    """Keys of the one axis that all devices form; either splits the weights."""
+    if not benchmark.split_sequences:
+        return {"fsdp": device.count}
+    # The kernels of GPUs take whole sequences, and all keys at once have too large scores.
+    strategy = "ring" if device.platform == "gpu" and device.count > 1 else "all_gather"
+    return {"context_parallelism": device.count, "context_parallel_strategy": strategy}
 
 
 def run_benchmark(

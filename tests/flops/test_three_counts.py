@@ -24,7 +24,7 @@ from tests.support import program_families, tiny_models
 from tests.support.compilation import only_counted
 from tests.support.jax_versions import FASTER_TO_COMPILE, has_nnx_list, reads_recorded_kernels
 from tests.support.recorded import index, text_of
-from tests.support.tiny_models import KINDS, LENGTH, ROWS
+from tests.support.tiny_models import LENGTH, ROWS
 from tests.support.work import count_calls
 
 DUPLICATED, EXPANSION = "duplicated by XLA", "dense expansion"
@@ -35,7 +35,7 @@ TILE = 128
 UNTRAINED = ("choice_bias",)
 # Of models that are alike but for their size, one that sees.
 _SEEING = {"qwen3-0.6b": "qwen3-vl-2b"}
-NAMES = [_SEEING.get(name, name) for name in tiny_models.one_for_each("tiny", *KINDS)]
+NAMES = [_SEEING.get(name, name) for name in tiny_models.one_of_each_kind()]
 
 
 def routed(config: Config) -> int:
@@ -59,8 +59,9 @@ def named_lines(model: int, executed: ExecutedCount) -> dict[str, int]:
 def test_a_compiled_step_runs_the_flops_that_are_counted_and_trains(name: str) -> None:
     config = tiny_models.one_period(name)
     step, (shapes, batch) = tiny_models.gradient(config)
+    step = jax.jit(step)  # traced once for both
     with only_counted():  # test_step has XLA's own choice
-        compiled = jax.jit(step).lower(shapes, batch).compile(FASTER_TO_COMPILE)
+        compiled = step.lower(shapes, batch).compile(FASTER_TO_COMPILE)
     traced, executed = count_model_flops(step, shapes, batch), executed_flops(compiled)
     model = tiny_models.analytic(config)
     assert traced.total == model

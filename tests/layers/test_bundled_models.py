@@ -12,10 +12,10 @@ from flax import nnx
 from mfu_jax.flops.analytic.parameters import count_parameters
 from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.trainer import state
-from tests.support.tiny_models import analytic, config, gradient, one_for_each, sized
+from tests.support.tiny_models import analytic, config, distinct, gradient, sized
 
 
-@pytest.mark.parametrize("name", one_for_each("full"))
+@pytest.mark.parametrize("name", distinct("full"))
 def test_a_model_has_as_many_weights_as_counted(name: str) -> None:
     c = config(name, "full")
     model = nnx.eval_shape(lambda: state.make_model(c, 0))

@@ -11,7 +11,7 @@ import pytest
 
 from mfu_jax.errors import UserError
 from mfu_jax.runs import benchmarking, platforms
-from mfu_jax.trainer import pyconfig
+from mfu_jax.trainer import mesh_axes, pyconfig
 from tests.support.work import HANG_SECONDS
 
 CPU = platforms.Device(platform="cpu", kind="cpu", count=1, memory_bytes=None, jax_version="0.10.2")
@@ -96,6 +96,18 @@ def test_weights_are_float32_where_the_state_fits(
     assert {settings["fsdp"] for settings in plan} == {device.count}
     batches = [settings["per_device_batch_size"] for settings in plan]
     assert batches == sorted(batches, reverse=True)
+
+
+@pytest.mark.parametrize(("platform", "strategy"), [("gpu", "ring"), ("tpu", "all_gather")])
+def test_a_split_sequence_lies_over_all_devices(platform: str, strategy: str):
+    device = dataclasses.replace(H100, platform=platform, count=8)
+    (settings,) = benchmarking.plan("llama3.2-1b-64k-split", device, steps=5)
+    config = pyconfig.load(["configs/base.yml", *(f"{k}={v}" for k, v in settings.items())])
+    assert (config.context_parallelism, config.fsdp) == (8, 1)
+    assert config.context_parallel_strategy == strategy
+    assert config.per_device_batch_size * 8 == 1
+    shards = mesh_axes.mesh_shape(config, 8)
+    mesh_axes.check_batch(config, shards, 8)  # one sequence, which eight devices share
 
 
 @pytest.mark.parametrize("name", benchmarking.BENCHMARKS)

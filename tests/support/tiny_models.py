@@ -38,15 +38,8 @@ _ONE_PERIOD: dict[str, dict[str, Any]] = {
     "qwen3_next": {"num_decoder_layers": 4},
     "qwen3_5": {"num_decoder_layers": 4},
 }
-# What makes two models different programs, beside their sizes.
-KINDS = (
-    "decoder_block",
-    "num_experts",
-    "use_indexer",
-    "engram_layers",
-    "interleave_moe_layer_step",
-    "n_routing_groups",
-)
+# Numbers that choose layers; of all others, sizes, a kind has some or none.
+_CHOOSING = ("num_experts", "n_routing_groups", "interleave_moe_layer_step")
 
 
 @functools.cache
@@ -78,13 +71,27 @@ def one_period(name: str, **changes: Any) -> Config:
     return sized(name, override_model_config=True, **{**keys, **changes})
 
 
-def one_for_each(scale: str, *keys: str) -> list[str]:
-    """The bundled models, one for each combination of values of `keys`; none: of all."""
+def distinct(scale: str = "tiny") -> list[str]:
+    """The bundled models without those whose config equals another's."""
+    return _first_of_each(scale, lambda _, value: value)
+
+
+def one_of_each_kind() -> list[str]:
+    """Tiny models of which none is another with other sizes."""
+
+    def kind(key: str, value: Any) -> Any:
+        is_size = isinstance(value, int | float) and key not in _CHOOSING
+        return bool(value) if is_size else value
+
+    return _first_of_each("tiny", kind)
+
+
+def _first_of_each(scale: str, compared: Callable[[str, Any], Any]) -> list[str]:
     found: dict[tuple[Any, ...], str] = {}
     for name in model_names():
-        values = vars(config(name, scale))
-        wanted = keys or [key for key in values if key != "model_name"]
-        found.setdefault(tuple(values[key] for key in wanted), name)
+        values = vars(config(name, scale)).items()
+        key = tuple(compared(key, value) for key, value in values if key != "model_name")
+        found.setdefault(key, name)
     return list(found.values())
 
 

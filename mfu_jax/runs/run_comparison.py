@@ -222,7 +222,7 @@ def verdict(speed: Difference, *steps: int) -> str:
         speed: as `result` takes it.
         *steps: measured steps of both runs, for a run that has too few.
     """
-    found, half = result(speed), percent(speed.half_width)
+    found, half = result(speed), f"{100 * speed.half_width:.2f}%"
     if found == "unknown":
         return (
             f"cannot be compared with A: {steps[0]} and {steps[1]} measured steps; expected at "

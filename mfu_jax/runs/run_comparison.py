@@ -222,12 +222,13 @@ def verdict(speed: Difference, *steps: int) -> str:
         speed: as `result` takes it.
         *steps: measured steps of both runs, for a run that has too few.
     """
-    found, half = result(speed), f"{100 * speed.half_width:.2f}%"
-    if found == "unknown":
+    found, half_width = result(speed), speed.half_width
+    if found == "unknown" or half_width is None:
         return (
             f"cannot be compared with A: {steps[0]} and {steps[1]} measured steps; expected at "
             f"least 4 of each, better 20"
         )
+    half = f"{100 * half_width:.2f}%"
     if found == "same":
         text = f"is as fast as A, as far as can be told: {signed(speed.change)} ± {half}"
         return f"{text}{_why_not_called(speed, *steps)}"

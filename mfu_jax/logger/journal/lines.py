@@ -26,7 +26,7 @@ VERSION = 1
 MOST_STEPS = 256
 
 _END = b"}\n"
-# Of whole numbers, because twenty times a second the code that formats a float is in no cache.
+# Of whole numbers, because thirty times a second the code that formats a float is in no cache.
 _ALIVE = b'{"e":"alive","t":%11d.%06d,"m":%11d.%06d,"wait_us":%15d}\n'
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -55,7 +55,7 @@ class StepMark(NamedTuple):
 class StepsLine:
     """Steps of one kind and cost, at equal distances, in one line.
 
-    Encoded up to twenty times a second while it grows, so its columns are texts already.
+    Encoded up to thirty times a second while it grows, so its columns are texts already.
 
     Args:
         step: the first.

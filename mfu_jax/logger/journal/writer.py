@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # a journal starts before JAX is imported
 
 _log = logging.getLogger("mfu_jax")
 
-MARK_SECONDS = 0.05
+MARK_SECONDS = 0.03
 """How often a living process says so: the moment of a kill is known as exactly."""
 
 _LOOK_SECONDS = 1.0  # how often it looks whether its file is still there, or can be written again

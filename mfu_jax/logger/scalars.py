@@ -34,7 +34,7 @@ def quick_numbers(values: Collection[Any]) -> list[int | float] | None:
         return None
     try:
         numbers = [*map(_item, map(np.asarray, values))]
-    except (RuntimeError, ValueError):  # one was deleted, or is no scalar
+    except Exception:  # one was deleted, is no scalar, or a typed key: whose, a closer look tells
         return None
     return numbers if _NUMBER_CLASSES.issuperset(map(type, numbers)) else None
 

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.scalars import plain_number, plain_seconds
+from tests.support.sinks import ListSink
 
 
 @pytest.mark.parametrize(
@@ -86,3 +88,13 @@ def test_seconds_are_those_of_a_clock() -> None:
     assert plain_seconds(jnp.float32(0.25)) == 0.25
     refused = (math.nan, math.inf, -1.0, 0.0, 1e308, 1e-300, "0.25", True, [1.0], 1j, object())
     assert [plain_seconds(value) for value in refused] == [None] * len(refused)
+
+
+def test_a_metric_that_is_no_number_costs_the_others_nothing() -> None:
+    """In no step, also once its class has been seen."""
+    sink = ListSink()
+    with MetricLogger(sinks=[sink]) as logger:
+        for step in range(4):
+            logger.record(step, {"loss": jax.numpy.float32(step), "key": jax.random.key(step)})
+    losses = [record.scalars.get("learning/loss") for record in sink.records]
+    assert losses == [0.0, 1.0, 2.0, 3.0]

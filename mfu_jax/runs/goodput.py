@@ -206,7 +206,7 @@ def _placed(lives: Sequence[Life], now: float, notes: list[str]) -> list[Placed]
             is_last = index == len(lives) - 1
             runs = is_last and now - (life.alive + life.offset) < _SILENT_SECONDS
             how = "running" if runs else "killed"
-            end += 0.0 if runs else life.mark_seconds / 2
+            end += 0.0 if runs else life.silence_seconds
         start = round(1e6 * (life.began + offset))
         placed.append(
             Placed(life=life, offset=offset, start=start, end=round(1e6 * (end + offset)), how=how)

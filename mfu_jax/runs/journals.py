@@ -83,6 +83,7 @@ class Life:
         offset: wall clock − monotonic clock at its start.
         began: start of the process.
         mark_seconds: how often it said that it lives.
+        silence_seconds: how old its last sign of life is at a random moment, on average.
         alive: its last sign of life.
         wait_seconds: how long it had waited for data then, since its last known step.
         how: why it stopped; empty: it did not say.
@@ -100,6 +101,7 @@ class Life:
     offset: float
     began: float
     mark_seconds: float
+    silence_seconds: float
     alive: float
     wait_seconds: float = 0.0
     how: str = ""
@@ -200,6 +202,7 @@ class _Reader:
             offset=float(values["t"]) - float(values["m"]),
             began=float(values["began_m"]),
             mark_seconds=float(values["mark_us"]) / 1e6,
+            silence_seconds=float(values["mark_us"]) / 2e6,
             alive=float(values["m"]),
         )
 
@@ -246,6 +249,8 @@ class _Reader:
 
     def _on_alive(self, life: Life, values: dict[str, Any]) -> None:
         life.wait_seconds = float(values["wait_us"]) / 1e6
+        if "silence_us" in values:
+            life.silence_seconds = float(values["silence_us"]) / 1e6
 
     def _on_stop(self, life: Life, values: dict[str, Any]) -> None:
         life.how = str(values["how"])

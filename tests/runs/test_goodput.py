@@ -168,6 +168,17 @@ def test_a_journal_of_another_version_is_one_clear_line(tmp_path: Path) -> None:
     assert "wrote version 2; this mfu_jax reads version 1" in run.notes[0]
 
 
+def test_a_killed_process_lived_on_as_long_as_it_says_that_it_is_silent(tmp_path: Path) -> None:
+    journal = WrittenJournal(tmp_path)
+    journal.start(0.0, 1.0)
+    journal.steps(12.0, 0, [S] * 10)
+    journal.alive(14.0, silence_us=300_000)
+    journal.start(20.0, 20.0)
+    journal.alive(20.0)
+    run = read_run(tmp_path, now=UNIX + 20.0)
+    assert run.time["down"] == pytest.approx(20 - 14.3)
+
+
 def test_a_process_killed_in_a_pause_or_a_wait(tmp_path: Path) -> None:
     journal = WrittenJournal(tmp_path)
     journal.start(0.0, 1.0)

@@ -38,8 +38,8 @@ class WrittenJournal:
         more = {} if seconds is None else {"us": round(1e6 * seconds)}
         self.line("span", begin, name=name, **values, **more)
 
-    def alive(self, m: float, waited: float = 0.0) -> None:
-        self.line("alive", m, wait_us=round(1e6 * waited))
+    def alive(self, m: float, waited: float = 0.0, **values: Any) -> None:
+        self.line("alive", m, wait_us=round(1e6 * waited), **values)
 
     def stop(self, m: float, how: str = "clean") -> None:
         self.line("stop", m, how=how)

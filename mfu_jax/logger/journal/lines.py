@@ -11,7 +11,8 @@ included; ``…_us`` and ``us`` are whole microseconds.
 ``restored`` step: the next one, after a checkpoint was read
 ``back``    step: the next one; the process does the steps from there on again
 ``compile`` spans: [m, us] of each
-``alive``   the process lived; wait_us: the wait for data since the last step in the journal ended
+``alive``   the process lived; wait_us: the wait for data since the last step in the journal ended;
+            silence_us: how old such a sign of life is at a random moment, on average
 ``stop``    how: clean, a signal's name, or ``exception: …``
 """
 
@@ -27,7 +28,7 @@ MOST_STEPS = 256
 
 _END = b"}\n"
 # Of whole numbers, because thirty times a second the code that formats a float is in no cache.
-_ALIVE = b'{"e":"alive","t":%11d.%06d,"m":%11d.%06d,"wait_us":%15d}\n'
+_ALIVE = b'{"e":"alive","t":%11d.%06d,"m":%11d.%06d,"wait_us":%15d,"silence_us":%7d}\n'
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
 
 Moment = tuple[float, float]
@@ -118,10 +119,10 @@ def line(event: str, at: Moment, values: Mapping[str, Any] | None = None) -> byt
     return _as_json({**head, **(values or {})}).encode() + b"\n"
 
 
-def alive_line(at: Moment, wait_seconds: float) -> bytes:
+def alive_line(at: Moment, wait_seconds: float, silence_seconds: float) -> bytes:
     """That the process lives; as long as any other such line, so that one replaces another."""
-    t, m = divmod(round(1e6 * at[0]), 1_000_000), divmod(round(1e6 * at[1]), 1_000_000)
-    return _ALIVE % (*t, *m, round(1e6 * wait_seconds))
+    t, m = divmod(int(1e6 * at[0]), 1_000_000), divmod(int(1e6 * at[1]), 1_000_000)
+    return _ALIVE % (*t, *m, int(1e6 * wait_seconds), int(1e6 * silence_seconds))
 
 
 def journal_name(metrics_name: str, index: int) -> str:

@@ -26,7 +26,7 @@ def began(now: float) -> float:
     with contextlib.suppress(OSError, ValueError, IndexError):
         text = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
         ticks = int(text.rpartition(")")[2].split()[19])
-        return min(now, ticks / os.sysconf("SC_CLK_TCK"))
+        return min(now, (ticks + 0.5) / os.sysconf("SC_CLK_TCK"))  # of whole ticks
     return now
 
 

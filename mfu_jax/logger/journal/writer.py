@@ -22,6 +22,7 @@ from mfu_jax.logger.journal import process
 from mfu_jax.logger.journal.file import JournalFile
 from mfu_jax.logger.journal.lines import VERSION, Moment, StepMark, alive_line, journal_name
 from mfu_jax.logger.journal.scribe import Scribe
+from mfu_jax.logger.journal.silence import Silence
 from mfu_jax.storage.addresses import Address, path_of
 from mfu_jax.storage.targets import SpooledTarget
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:  # a journal starts before JAX is imported
 _log = logging.getLogger("mfu_jax")
 
 MARK_SECONDS = 0.03
-"""How often a living process says so: the moment of a kill is known as exactly."""
+"""How often a living process says so: the moment of a kill is known about as exactly."""
 
 _LOOK_SECONDS = 1.0  # how often it looks whether its file is still there, or can be written again
 _CLOSE_SECONDS = 2.0
@@ -84,6 +85,7 @@ class Journal:
         self._queue: deque[Callable[[], object]] = deque(maxlen=_MOST_EVENTS)
         now = self._now()
         self._scribe = Scribe(now)
+        self._silence = Silence(MARK_SECONDS, now[1])
         self._noted_seconds = 0.0  # of those waits: in steps that the scribe has
         self._put(self._scribe.event, "start", now, self._start(now, index, processes))
         self._thread = (boundary or Boundary()).thread(
@@ -267,8 +269,9 @@ class Journal:
             self._fail(file, error)
 
     def _alive(self) -> bytes:
+        now = self._now()
         waited_seconds = max(0.0, self.waited_seconds() - self._noted_seconds)
-        return alive_line(self._now(), waited_seconds)
+        return alive_line(now, waited_seconds, self._silence.heard(now[1]))
 
     def _write(self, file: JournalFile, *, looks: bool) -> None:
         settled, open_lines = self._scribe.take(self._alive())

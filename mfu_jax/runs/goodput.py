@@ -216,7 +216,7 @@ def _placed(lives: Sequence[Life], now: float, notes: list[str]) -> list[Placed]
         before.end = max(before.start, min(before.end, after.start))
         after.start = max(after.start, before.end)
         after.end = max(after.start, after.end)
-        if overlap > 1e6 * before.life.mark_seconds:
+        if overlap > 2e6 * before.life.silence_seconds:
             notes.append(
                 f"process {after.life.pid} on {after.life.host} started {overlap / 1e6:.1f} s "
                 f"before the end of the one before it; the time counts once, for the later one"

@@ -82,7 +82,6 @@ class Life:
         boot: same for all lives with one monotonic clock; empty if unknown.
         offset: wall clock − monotonic clock at its start.
         began: start of the process.
-        mark_seconds: how often it said that it lives.
         silence_seconds: how old its last sign of life is at a random moment, on average.
         alive: its last sign of life.
         wait_seconds: how long it had waited for data then, since its last known step.
@@ -100,7 +99,6 @@ class Life:
     boot: str
     offset: float
     began: float
-    mark_seconds: float
     silence_seconds: float
     alive: float
     wait_seconds: float = 0.0
@@ -201,7 +199,6 @@ class _Reader:
             boot=f"{values['host']} {values['boot']}" if values["boot"] else "",
             offset=float(values["t"]) - float(values["m"]),
             began=float(values["began_m"]),
-            mark_seconds=float(values["mark_us"]) / 1e6,
             silence_seconds=float(values["mark_us"]) / 2e6,
             alive=float(values["m"]),
         )

@@ -4,6 +4,7 @@ Every ``t`` is wall time, seconds since 1970; every ``m`` seconds since the mach
 included; ``…_us`` and ``us`` are whole microseconds.
 
 ``start``   version, process, processes, host, pid, boot, run, began_m (of the process), mark_us
+            (from one ``alive`` to the next, at first)
 ``steps``   first (number), by (stride), us (of each step), gap_us (before each), data_us (the part
             of that gap in which the device waited for data), kind, and seconds that one step takes
             at the peak: optimal_s, executed_s; t and m at the last step's end
@@ -27,7 +28,7 @@ VERSION = 1
 MOST_STEPS = 256
 
 _END = b"}\n"
-# Of whole numbers, because thirty times a second the code that formats a float is in no cache.
+# Of whole numbers, because so seldom the code that formats a float is in no cache.
 _ALIVE = b'{"e":"alive","t":%11d.%06d,"m":%11d.%06d,"wait_us":%15d,"silence_us":%7d}\n'
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
 

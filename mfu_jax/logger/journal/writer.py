@@ -33,9 +33,6 @@ if TYPE_CHECKING:  # a journal starts before JAX is imported
 
 _log = logging.getLogger("mfu_jax")
 
-MARK_SECONDS = 0.03
-"""How often a living process says so: the moment of a kill is known about as exactly."""
-
 _LOOK_SECONDS = 1.0  # how often it looks whether its file is still there, or can be written again
 _CLOSE_SECONDS = 2.0
 _PATIENT_LOOKS = 20
@@ -85,7 +82,7 @@ class Journal:
         self._queue: deque[Callable[[], object]] = deque(maxlen=_MOST_EVENTS)
         now = self._now()
         self._scribe = Scribe(now)
-        self._silence = Silence(MARK_SECONDS, now[1])
+        self._silence = Silence(now[1])
         self._noted_seconds = 0.0  # of those waits: in steps that the scribe has
         self._put(self._scribe.event, "start", now, self._start(now, index, processes))
         self._thread = (boundary or Boundary()).thread(
@@ -208,11 +205,11 @@ class Journal:
             "pid": self._process_id,
             "boot": process.boot_id() if is_real else "",
             "began_m": round(process.began(now[1]) if is_real else now[1], 6),
-            "mark_us": round(1e6 * MARK_SECONDS),
+            "mark_us": round(1e6 * self._silence.interval_seconds),
         }
 
     def _run(self, metrics_file: Path | Address, index: int) -> None:
-        """Writes what has come, and that the process lives, every `MARK_SECONDS`."""
+        """Writes what has come, and that the process lives."""
         target, path = _opened(metrics_file, index)
         if (file := self._open(path)) is None:
             return
@@ -232,7 +229,7 @@ class Journal:
             if target is not None:
                 target.wrote()
             if not is_over:
-                self._wake.wait(MARK_SECONDS)
+                self._wake.wait(self._silence.interval_seconds)
         file.close()
         if target is not None:
             target.close()
@@ -271,7 +268,8 @@ class Journal:
     def _alive(self) -> bytes:
         now = self._now()
         waited_seconds = max(0.0, self.waited_seconds() - self._noted_seconds)
-        return alive_line(now, waited_seconds, self._silence.heard(now[1]))
+        self._silence.heard(now[1])
+        return alive_line(now, waited_seconds, self._silence.seconds)
 
     def _write(self, file: JournalFile, *, looks: bool) -> None:
         settled, open_lines = self._scribe.take(self._alive())

@@ -1,9 +1,8 @@
-"""How old the last sign of life is when a process is killed, against kills at random."""
+"""How often a process says that it lives, and how old that is when it is killed at random."""
 
 from __future__ import annotations
 
 import bisect
-import itertools
 import random
 
 import pytest
@@ -11,20 +10,52 @@ import pytest
 from mfu_jax.logger.journal.silence import Silence
 
 
-def test_the_mean_silence_is_that_of_kills_at_random() -> None:
+def signs_until(end: float, silence: Silence, late: list[float]) -> tuple[list[float], list[float]]:
+    """Moments of all signs of life from 0, and what it says then; each sign is due, or late."""
     chance = random.Random(7)
-    passed = [chance.choice([0.03, 0.031, 0.035, 0.03, 0.2]) for _ in range(2000)]
-    signs = [*itertools.accumulate(passed, initial=100.0)]
-    silence = Silence(0.03, signs[0])
-    *_, mean = map(silence.heard, signs[1:])
-    kills = [chance.uniform(signs[0], signs[-1]) for _ in range(100_000)]
-    ages = [kill - signs[bisect.bisect_right(signs, kill) - 1] for kill in kills]
-    assert mean == pytest.approx(sum(ages) / len(ages), rel=0.02)
+    signs, said = [0.0], [silence.seconds]
+    while signs[-1] < end:
+        signs.append(signs[-1] + silence.interval_seconds + chance.choice(late))
+        silence.heard(signs[-1])
+        said.append(silence.seconds)
+    return signs, said
+
+
+def ages_at_kills(signs: list[float], begin: float) -> list[float]:
+    chance = random.Random(8)
+    kills = [chance.uniform(begin, signs[-1]) for _ in range(100_000)]
+    return [kill - signs[bisect.bisect_right(signs, kill) - 1] for kill in kills]
+
+
+def test_the_mean_silence_is_that_of_kills_at_random() -> None:
+    silence = Silence(0.0)
+    signs, said = signs_until(20.0, silence, [0.0, 0.001, 0.005, 0.17])
+    ages = ages_at_kills(signs, 0.0)
+    mean = sum(ages) / len(ages)
+    assert sum(said) / len(said) == pytest.approx(mean, rel=0.05)
+    assert mean > 1.5 * silence.interval_seconds / 2
+
+
+def test_a_kill_is_known_to_a_thousandth_of_a_life_and_a_day_of_it_costs_two_signs_a_second() -> (
+    None
+):
+    for seconds in (24.0, 100.0, 300.0):
+        silence = Silence(0.0)
+        signs, _ = signs_until(seconds, silence, [0.0])
+        ages = ages_at_kills(signs, 0.9 * seconds)
+        assert max(ages) < seconds / 750
+        assert silence.seconds == pytest.approx(sum(ages) / len(ages), rel=0.1)
+    silence = Silence(0.0)
+    silence.heard(86_400.0)
+    assert silence.interval_seconds == 0.5
 
 
 def test_a_stop_of_an_hour_does_not_make_the_next_kill_uncertain() -> None:
-    silence = Silence(0.03, 0.0)
-    signs = [0.03 * n for n in range(1, 1000)]
-    signs += [3600.0 + sign for sign in signs]
-    *_, mean = map(silence.heard, signs)
-    assert 0.015 < mean < 0.02
+    silence = Silence(0.0)
+    for sign in (0.03 * n for n in range(1, 100)):
+        silence.heard(sign)
+    silence.heard(3600.0)
+    before = silence.interval_seconds
+    for n in range(1, 2000):
+        silence.heard(3600.0 + n * before)
+    assert silence.seconds < 0.6 * silence.interval_seconds

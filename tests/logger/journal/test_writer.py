@@ -76,7 +76,8 @@ def test_the_first_step_is_written_at_once(tmp_path: Path, monkeypatch: pytest.M
         deadline = time.monotonic() + 60.0
         while not (tmp_path / NAME).exists() or "alive" not in events(tmp_path):
             assert time.monotonic() < deadline
-        monkeypatch.setattr("mfu_jax.logger.journal.writer.MARK_SECONDS", HANG_SECONDS)
+        monkeypatch.setattr("mfu_jax.logger.journal.silence._SHORTEST_SECONDS", HANG_SECONDS)
+        monkeypatch.setattr("mfu_jax.logger.journal.silence._LONGEST_SECONDS", HANG_SECONDS)
         time.sleep(0.1)  # the present wait ends
         logger.record(0, {}, step_time_seconds=1.0)
         logger.record(1, {}, step_time_seconds=1.0)

@@ -182,16 +182,16 @@ class Division:
         if not life.blocks:
             self._until(placed.end, "idle" if life.goes_on else "startup")
             return
+        shares: list[tuple[str, int]] = []  # of the time that no pause lies over
         if placed.done_after:
-            done = self._now + placed.done_after * self.median_us
-            self._until(min(done, placed.end), "train")
+            shares.append(("train", placed.done_after * self.median_us))
         if placed.how in ("killed", "running") or placed.how.startswith("exception"):
             # The last moments, of which there is no sign, are taken to be like the steps before.
             unseen = max(0, placed.end - placed.at(life.alive))
             waited = 1e6 * life.wait_seconds + unseen * life.blocks[-1].wait_fraction
-            self._until(self._now + round(waited), "data_wait")
-            self._until(placed.end, "other" if placed.how == "running" else "lost_steps")
-        self._until(placed.end, "idle")
+            rest = "other" if placed.how == "running" else "lost_steps"
+            shares += [("data_wait", round(waited)), (rest, _ALL)]
+        self._spread(placed.end, [*shares, ("idle", _ALL)])
 
     def _until(self, end: int, category: str) -> None:
         """Goes on to `end`, in `category` but for what lies over it; not if it has passed."""

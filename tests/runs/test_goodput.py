@@ -196,6 +196,20 @@ def test_a_process_killed_in_a_pause_or_a_wait(tmp_path: Path) -> None:
     assert run.attempts[-1].how == "running"
 
 
+def test_a_wait_after_a_pause_is_not_in_that_pause(tmp_path: Path) -> None:
+    journal = WrittenJournal(tmp_path)
+    journal.start(0.0, 1.0)
+    journal.steps(12.0, 0, [S] * 10)
+    journal.span("eval", 12.0, 3.0)
+    journal.alive(19.975, waited=2.0)
+    journal.start(20.0, 20.0)
+    journal.alive(20.0)
+    run = read_run(tmp_path, now=UNIX + 20.0)
+    assert run.time["eval"] == pytest.approx(3)
+    assert run.time["data_wait"] == pytest.approx(2)
+    assert run.time["lost_steps"] == pytest.approx(3)
+
+
 def test_the_last_step_before_a_pause_is_known_though_its_own_line_is_lost(tmp_path: Path) -> None:
     journal = WrittenJournal(tmp_path)
     journal.start(0.0, 1.0)

@@ -77,7 +77,7 @@ def run_loop(job: Job) -> int:
     )
     with logger:
         for step in range(start, job.steps):
-            with logger.waiting("data"), marks.span("data_wait"):
+            with marks.within(logger.waiting("data"), "data_wait"):
                 time.sleep(0.005)
             with marks.span("step", step):
                 x, loss = jax.block_until_ready(step_of(x))
@@ -168,7 +168,7 @@ def _mark_trainer(loop: Any, marks: Marks) -> None:
 
     @contextlib.contextmanager
     def marked_wait(self: Any, name: str) -> Iterator[None]:
-        with waiting(self, name), marks.span(f"{name}_wait"):
+        with marks.within(waiting(self, name), f"{name}_wait"):
             yield
 
     logger.record, logger.pause, logger.waiting = marked_record, marked_pause, marked_wait

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ class Marks:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def mark(self, event: str, number: int = -1) -> None:
-        os.write(self._file, f"{time.time():.6f} {event} {number}\n".encode())
+    def mark(self, event: str, number: int = -1, at: float | None = None) -> None:
+        os.write(self._file, f"{at or time.time():.6f} {event} {number}\n".encode())
 
     def listen_to_jax(self) -> None:
         """Marks every stage of every compilation of this thread, with its µs."""
@@ -35,6 +36,15 @@ class Marks:
                 self.mark("compiled", round(1e6 * seconds))
 
         jax.monitoring.register_event_duration_secs_listener(note)
+
+    @contextlib.contextmanager
+    def within(self, timed: AbstractContextManager[object], name: str) -> Iterator[None]:
+        """A span just within one that the job times: to write its end is not in that one's time."""
+        with timed:
+            self.mark(f"+{name}")
+            yield
+            end = time.time()
+        self.mark(f"-{name}", at=end)
 
     @contextlib.contextmanager
     def span(self, name: str, number: int = -1) -> Iterator[None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
@@ -155,7 +157,9 @@ class InstrumentedStep(WrappedStep):
         self._is_jitted_here = self._run is call is not step_fn
         self._was_called = self._has_run = False
         self._closed = False
-        self._observer = StepObserver(self, call, options, logger)
+        self._observer = StepObserver(self.__name__, step_fn, call, options, logger)
+        self._on_drop = weakref.finalize(self, _close_dropped, self._observer)
+        self._on_drop.atexit = False  # the logger has a way of its own then
         self._boundary = self._observer.boundary
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -253,6 +257,7 @@ class InstrumentedStep(WrappedStep):
 
     def _finish(self) -> None:
         self._closed = True
+        self._on_drop.detach()
         self._observer.close()
 
     def _keeps(self, error: BaseException) -> bool:
@@ -263,3 +268,18 @@ class InstrumentedStep(WrappedStep):
     def _check_has_run(self, asked: str) -> None:
         if not self._has_run:
             raise UserError(self._not_called(asked))
+
+
+def _close_dropped(observer: StepObserver) -> None:
+    """Closes what nobody can close any more, as where a sweep drops a step for the next one.
+
+    On a thread of its own: a step may be dropped, or collected as garbage, anywhere.
+    """
+
+    def close() -> None:
+        observer.close()
+        observer.close_logger()
+
+    missing = f"the metrics of {observer.name} may not all be written"
+    with contextlib.suppress(RuntimeError):  # no thread can start: the end of the process closes it
+        observer.boundary.thread("mfu_jax close", missing, close).start()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +33,6 @@ from mfu_jax.instrumentation.packed_documents import PackedBatch
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
 from mfu_jax.instrumentation.programs import BeforeCall, StepProgram, StepPrograms
 from mfu_jax.instrumentation.signatures import Signature
-from mfu_jax.instrumentation.wrapped_step import WrappedStep
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP, NonFiniteLossError
@@ -68,13 +67,17 @@ class Begun(NamedTuple):
 class StepObserver:
     """Observes the calls of one instrumented step.
 
+    It does not refer to the instrumented step, so that one that is dropped is gone at once.
+
     Args:
-        step: the instrumented step, which has the name and the wrapped function.
-        call: the wrapped function, jitted.
+        name: of the step.
+        step_fn: the wrapped function.
+        call: the same, jitted.
         options: what the user chose.
         logger: a logger to share.
 
     Attributes:
+        name: of the step.
         boundary: where failures are reported.
         current: the program that ran last.
         shares_logger: the logger is the user's.
@@ -82,15 +85,17 @@ class StepObserver:
 
     def __init__(
         self,
-        step: WrappedStep,
+        name: str,
+        step_fn: Callable[..., Any],
         call: Any,
         options: StepOptions,
         logger: MetricLogger | None,
     ) -> None:
+        self.name = name
         self.boundary = self._boundary = Boundary()
         self.current: StepProgram | None = None
         self.shares_logger = logger is not None
-        self._step = step
+        self._step_fn = step_fn
         self._call = call
         self._options = options
         self._logger: MetricLogger | DisabledLogger | None = logger
@@ -120,7 +125,7 @@ class StepObserver:
         return self._logger
 
     @guarded(
-        "{0._step.__name__} is not logged",
+        "{0.name} is not logged",
         passes=(UserError,),
         instead=lambda self: DisabledLogger(),
     )
@@ -132,7 +137,7 @@ class StepObserver:
             boundary=self._boundary,
         )
 
-    @guarded("a step of {0._step.__name__} is not logged", passes=(UserError,))
+    @guarded("a step of {0.name} is not logged", passes=(UserError,))
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Begun | None:
         """Call it just before the step; None if the call is not to be logged.
 
@@ -156,7 +161,7 @@ class StepObserver:
         logger.begin_call()
         return Begun(before, packed, mark)
 
-    @guarded("a step of {0._step.__name__} is not logged", passes=MEANT_FOR_THE_LOOP)
+    @guarded("a step of {0.name} is not logged", passes=MEANT_FOR_THE_LOOP)
     def end(self, begun: Begun, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Call it after the step has been dispatched.
 
@@ -168,7 +173,7 @@ class StepObserver:
         if begun.mark is not None:
             begun.mark.__exit__(None, None, None)
         program = self._boundary.attempt(
-            f"MFU of {self._step.__name__} is not known",
+            f"MFU of {self.name} is not known",
             self._program_of, begun, args, kwargs, output,
             instead=StepProgram(None, (self.current or _UNSELECTED).selection),
             passes=(NonFiniteLossError, jax.errors.JaxRuntimeError),
@@ -185,7 +190,7 @@ class StepObserver:
             return
         with logger.lock:  # other threads may call other steps, or this one
             if logger.phases.takes_calls:
-                logger.phases.add_call(self._step.__name__, cost, metrics, output)
+                logger.phases.add_call(self.name, cost, metrics, output)
                 return
             if logger.spans.takes_calls:
                 logger.spans.add_call(logger.next_step - 1, metrics)
@@ -213,7 +218,7 @@ class StepObserver:
         if self._profile is not None:
             self._boundary.attempt("the device trace does not end", self._profile.close)
         self._boundary.attempt(
-            f"HFU of {self._step.__name__} may not be known", self._programs.close, COUNT_SECONDS
+            f"HFU of {self.name} may not be known", self._programs.close, COUNT_SECONDS
         )
 
     def close_logger(self, kind: object = None, *error: object) -> Summary | None:
@@ -266,7 +271,7 @@ class StepObserver:
         if found is None:
             with programs.lock:
                 if programs.added != begun.before.added:  # by another thread
-                    found = programs.known(Signature.of(self._step.__wrapped__, args, kwargs))
+                    found = programs.known(Signature.of(self._step_fn, args, kwargs))
                 found = found or self._new_program(args, kwargs, output)
         self.current = found
         return found
@@ -275,9 +280,9 @@ class StepObserver:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> StepProgram:
         """Analyses the program that has just been dispatched for the first time."""
-        attempt, unknown = self._boundary.attempt, f"MFU of {self._step.__name__} is not known"
+        attempt, unknown = self._boundary.attempt, f"MFU of {self.name} is not known"
         selection = attempt(
-            f"the metrics of {self._step.__name__} are not logged",
+            f"the metrics of {self.name} are not logged",
             select_metrics, output, self._options.metrics,
             instead=_UNSELECTED.selection,
         )  # fmt: skip
@@ -300,7 +305,7 @@ class StepObserver:
             config=options.config,
             trip_counts=options.trip_counts,
             lengths=options.lengths,
-            name=self._step.__name__,
+            name=self.name,
             boundary=self._boundary,
             backlog=lambda: logger.next_step - first,
             number=self._programs.added + 1,
@@ -310,19 +315,19 @@ class StepObserver:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], program: StepProgram
     ) -> None:
         """Makes a new program known: to later calls, to the user, and to the counting thread."""
-        signature = Signature.of(self._step.__wrapped__, args, kwargs)
+        signature = Signature.of(self._step_fn, args, kwargs)
         changes = self._programs.add(signature, program)
         self._is_lost = False
         self._tell(program, changes)
         if program.analysis is not None:
-            self._programs.count(program.analysis, self._step.__name__, then=self._write_ledger)
+            self._programs.count(program.analysis, self.name, then=self._write_ledger)
 
     def _tell(self, program: StepProgram, changes: Sequence[str] | None) -> None:
         self.logger.explain(self._programs.functions)
         if changes is None:
             self._write_setup(program)
             return
-        name = self._step.__name__
+        name = self.name
         changes = changes or [
             "no argument changed; usually a global setting of JAX, or a context such as a mesh, did"
         ]
@@ -336,9 +341,9 @@ class StepObserver:
         table = {"metrics": selection.text}
         if analysis is not None:
             table = analysis.setup(selection.text, selection.left_out)
-        values = {"step function": self._step.__name__, **table}
+        values = {"step function": self.name, **table}
         if self.shares_logger:
-            self.logger.write_text(f"setup/{self._step.__name__}", format_values(values))
+            self.logger.write_text(f"setup/{self.name}", format_values(values))
         else:
             self.logger.write_setup(values)
 
@@ -348,7 +353,7 @@ class StepObserver:
         counts = (ledger.model, ledger.executed, ledger.lines, ledger.notes)
         if counts not in self._ledgers:
             self._ledgers.append(counts)
-            name = self._step.__name__
+            name = self.name
             self.logger.write_text(f"ledger/{name}", f"{name}:\n{flops.ledger.render()}")
 
     def _read(self, selection: Selection, output: Any) -> Metrics:
@@ -358,9 +363,9 @@ class StepObserver:
         except Exception as error:
             if is_interrupt(error):
                 raise
-            self._boundary.report(error, f"the metrics of {self._step.__name__} are not logged")
+            self._boundary.report(error, f"the metrics of {self.name} are not logged")
         return self._boundary.attempt(
-            f"the times of {self._step.__name__} are not known", read_marker, output, instead={}
+            f"the times of {self.name} are not known", read_marker, output, instead={}
         )
 
     def _cost(self, program: StepProgram, packed: PackedBatch | None) -> Any:
@@ -384,5 +389,5 @@ class StepObserver:
                 "%s was called while JAX traces another function, which is not logged; expected "
                 "calls from a Python loop; usually it is called inside jit, scan, grad or "
                 "eval_shape; instrument the outermost function that the loop calls",
-                self._step.__name__,
+                self.name,
             )

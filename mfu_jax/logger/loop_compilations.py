@@ -25,6 +25,9 @@ class LoopCompilations:
         phases: so does the phase under way.
         timer: a step that was compiled for is not measured.
         watchdog: a compilation may take its time.
+
+    Attributes:
+        known: threads that have run a step.
     """
 
     def __init__(
@@ -40,16 +43,17 @@ class LoopCompilations:
         self._phases = phases
         self._timer = timer
         self._watchdog = watchdog
+        self.known: set[int] = set()
         self._threads = {threading.get_ident()}
         self._early: list[CompileEvent] | None = []
 
     def run_here(self) -> None:
-        """This thread runs a step."""
+        """This thread runs a step; need not be called if it is `known`."""
         thread = threading.get_ident()
         if self._early is not None:
             self._first_step(thread)
-        elif thread not in self._threads:
-            self._threads.add(thread)
+        self._threads.add(thread)
+        self.known.add(thread)
 
     def heard(self, event: CompileEvent) -> None:
         """JAX has compiled something, or ended a stage of that; on the thread that did."""

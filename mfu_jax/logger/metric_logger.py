@@ -107,7 +107,7 @@ class MetricLogger:
         self.cost, config = assembly.with_fields(cost, config, fields)
         self._monotonic = monotonic
         log = self._compile_log = compile_log or CompileLog(boundary=boundary)
-        self._boundary = boundary or log.boundary
+        boundary = self._boundary = boundary or log.boundary
         self.lock, self._closing = threading.RLock(), threading.RLock()
         self._compiled_before_seconds = log.seconds
         self._builder = RecordBuilder(self.cost, config, compile_is_seen=log.available)
@@ -126,9 +126,7 @@ class MetricLogger:
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
         self.interrupt = self._timer.interrupt
         self.spans = LoopSpans(self._timer, self._pipeline, watchdog, self._boundary, self._journal)
-        self.phases = PhaseBook(
-            monotonic, warmup_steps=config.warmup_steps, boundary=self._boundary
-        )
+        self.phases = PhaseBook(monotonic, warmup_steps=config.warmup_steps, boundary=boundary)
         parts = self._journal, self.spans, self.phases, self._timer, watchdog
         self._compilations = LoopCompilations(*parts)
         self._compile_log.subscribe(self._compilations.heard)
@@ -188,7 +186,8 @@ class MetricLogger:
         if type(metrics) is not dict and not isinstance(metrics, Mapping):
             raise assembly.refused_metrics(metrics)
         self._numbers.last = step
-        self._compilations.run_here()
+        if threading.get_ident() not in self._compilations.known:
+            self._compilations.run_here()
         metrics = self._small.of(metrics)
         if self.phases.has_phases:
             of_phases, cost_of_phases = self.phases.take()
@@ -213,7 +212,8 @@ class MetricLogger:
             self.spans.hold(taken)  # a later eval may still add to it
         self._watchdog.completed(step)
         taken.overhead_seconds = self._monotonic() - begin - self._timer.waited_seconds
-        self.interrupt.throw()
+        if self.interrupt.kept is not None:
+            self.interrupt.throw()
 
     @guarded("an eval is not logged", passes=MEANT_FOR_THE_LOOP)
     def record_eval(self, step: int, metrics: Mapping[str, Any]) -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)  # Linux
 _taken = False
+
+since_boot: Callable[[], float] = (
+    time.monotonic if _BOOT_CLOCK is None else functools.partial(time.clock_gettime, _BOOT_CLOCK)
+)
+"""Seconds since the machine booted, its sleep included where that is known; one call into C."""
 
 
 def began(now: float) -> float:
@@ -33,11 +40,6 @@ def began(now: float) -> float:
 def asleep_seconds() -> float:
     """How long the machine slept since it booted, which the monotonic clock does not count."""
     return 0.0 if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK) - time.monotonic()
-
-
-def since_boot() -> float:
-    """Seconds since the machine booted, its sleep included where that is known."""
-    return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
 
 
 def boot_id() -> str:

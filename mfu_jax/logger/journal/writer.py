@@ -71,6 +71,8 @@ class Journal:
     ) -> None:
         self.waited_seconds: Callable[[], float] = float
         self._clock, self._monotonic = clock, monotonic
+        is_real = monotonic is time.monotonic
+        self._since_boot = process.since_boot if is_real else monotonic
         self._process_id = os.getpid()
         self._is_over = self._is_stopped = False
         self._until_exit = until_exit
@@ -185,8 +187,7 @@ class Journal:
         self._queue.append(functools.partial(function, *args))
 
     def _now(self) -> Moment:
-        is_real = self._monotonic is time.monotonic
-        return self._clock(), process.since_boot() if is_real else self._monotonic()
+        return self._clock(), self._since_boot()
 
     def _moment(self, at: Reading) -> Moment:
         """A reading of both clocks, with the machine's sleep."""

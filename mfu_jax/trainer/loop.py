@@ -29,6 +29,7 @@ from mfu_jax.trainer.run_logger import (
     settings_of,
     step_profile,
 )
+from mfu_jax.trainer.settled_heap import settled_heap
 from mfu_jax.trainer.state import TrainState, abstract_state, create_state, resolve_attention
 from mfu_jax.trainer.step import compile_eval_step, compile_train_step
 from mfu_jax.trainer.stopping import INTERRUPT_EXIT_CODE, StopRequest
@@ -80,7 +81,7 @@ def train(
             journal=journal,
         )
         tracing = step_profile(settings, train_step, flops, peaks)
-        with run_logger as logger, job.flushing(logger.flush), tracing:
+        with run_logger as logger, job.flushing(logger.flush), tracing, settled_heap():
             for step in range(start_step, config.steps):
                 with logger.waiting("data"):
                     batch = put_batch(next(data), mesh)

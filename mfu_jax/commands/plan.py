@@ -37,6 +37,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -45,6 +47,7 @@ from typing import Any
 
 from mfu_jax.arguments import Arguments, check_key, parse
 from mfu_jax.dumps.files import SUFFIX, load
+from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.formatting import json_text
 from mfu_jax.planning import cache
@@ -57,6 +60,7 @@ from mfu_jax.values import typed
 
 _MOST_BYTES = 2**20
 _PAGES = (".html", ".htm")
+_DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")  # in the first line of a text
 _OWN = (
     *("topology", "slices", "hardware", "devices", "xla_flags", "compile_seconds", "compile_gib"),
     *("code_seconds", "html", "cache", "maxtext_python"),
@@ -129,12 +133,24 @@ def _of_dump(arguments: Arguments, target: Target) -> Plan:
     values = arguments.values
     for key in values:
         check_key(key, (*_OWN, *_OWN_OF_RUN, *_OWN_OF_DUMP))
-    program = load(arguments.one_name("dump"))
+    name = arguments.one_name("dump")
+    program = load(name)
+    _check_devices(name, program, target)
     model = _number(values, "model") or (program.model.per_device if program.model else 0)
     convention = program.model.convention if program.model else "maxtext"
     tokens = _number(values, "tokens_per_step")
     work = Work(model_flops=round(model), tokens=tokens, convention=convention) if model else None
     return make_plan(program, target, work=work)
+
+
+def _check_devices(name: str, program: ProgramDump, target: Target) -> None:
+    head = program.text.partition("\n")[0]
+    devices = math.prod(int(count) for count in _DEVICES.findall(head))
+    if devices != target.devices:
+        raise UserError(
+            f"{name} is a program of {devices} devices; expected {target.devices}, those of "
+            f"{target}; usually other chips than it was compiled for; pass theirs"
+        )
 
 
 def _of_run(arguments: Arguments) -> Plan:

@@ -63,6 +63,16 @@ def test_a_dump(capsys, dump):
     assert plan["mfu"] == pytest.approx(plan["hfu"] / 2)
 
 
+def test_a_dump_for_other_chips_is_one_line(capsys, tmp_path):
+    path = tmp_path / "of_256.mfu"
+    head, rest = TEXT.split("\n", 1)
+    write(ProgramDump(text=f"{head}, num_partitions=128, replica_count=2\n{rest}"), path)
+    assert _plan(capsys, str(path), "topology=v6e-256")[0] == 0
+    code, shown = _plan(capsys, str(path), "topology=v6e-8")
+    assert (code, shown.out, shown.err.count("\n")) == (2, "", 1)
+    assert "is a program of 256 devices; expected 8, those of v6e:2x4 (8 chips)" in shown.err
+
+
 def test_one_screen_with_days_and_cost(capsys, dump):
     words = (dump, "topology=v5e:1x1", f"model={FLOPS}", "tokens_per_step=8", "tokens=1e18")
     _, shown = _plan(capsys, *words, "price=1.2")

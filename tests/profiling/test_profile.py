@@ -131,6 +131,12 @@ def test_traces_without_a_program(tmp_path: Path) -> None:
         read_profile(file)
 
 
+def test_the_note_on_a_peak_that_is_too_low_knows_where_it_is_from(cpu_folder: Path) -> None:
+    notes = " ".join(read_profile(cpu_folder, peak_tflops_per_device=1e-5).notes)
+    assert "too low; usually the one given is of other units" in notes
+    assert "calibrated" not in notes
+
+
 def test_what_profile_cannot_trace_is_an_error_before_the_loop(tmp_path: Path) -> None:
     """A file as the folder, or a step without its arguments; the next trace runs."""
     step, state = jax.jit(train_step), make_state()

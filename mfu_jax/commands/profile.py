@@ -86,13 +86,26 @@ def _names(arguments: Arguments) -> tuple[list[str], str]:
 def _read(folder: str, values: Mapping[str, str]) -> Profile:
     from mfu_jax.profiling.profile import read_profile
 
-    peak, model = values.get("peak_tflops"), values.get("model")
+    peak = values.get("peak_tflops")
     return read_profile(
         folder,
         peak_tflops_per_device=None if peak is None else float(typed("peak_tflops", peak, float)),
         hardware=values.get("hardware", ""),
-        model_flops=None if model is None else int(typed("model", model, int | Fraction)),
+        model_flops=_model(values),
     )
+
+
+def _model(values: Mapping[str, str]) -> int | None:
+    text = values.get("model")
+    if text is None:
+        return None
+    flops = int(typed("model", text, int | Fraction))
+    if flops <= 0:
+        raise UserError(
+            f"model={text}: expected the FLOPs of one run of the program on one device, above 0; "
+            f"leave it out for those stored with the trace"
+        )
+    return flops
 
 
 def _two(folders: Sequence[str], page: str, arguments: Arguments) -> int:

@@ -7,7 +7,7 @@ count), so that the residual is a finding, not an arithmetic remainder.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
@@ -21,6 +21,9 @@ from mfu_jax.formatting import columns
 REMOVED = "removed by XLA"
 # An overhead that is attention over all pairs: where kernels run it, their pairs are counted.
 OVERHEAD_ATTENTION = "pipeline bubble: attention"
+# Forward work that trains nothing, where the model lacks it.
+EVALUATION = "evaluation"
+_EVALUATION_NOTE = "forward work that trains nothing: a loss or metrics on the side"
 _ON_HOST = "moved to the host"
 THREE_REAL = "complex products by three real ones"
 _COMPLEX = ("c64", "c128")
@@ -229,6 +232,10 @@ def compare_flops(
     outside = executed.optimizer + executed.other
     lines.append(LedgerLine(label="other", flops=outside, note="optimizer, or no phase"))
     missing = executed.total - sum(line.flops for line in lines)
+    is_traced = is_whole or bool(operations)  # such a model has the step's evaluations
+    if not is_traced and (beside := min(missing, executed.evaluation)) > 0:
+        lines.append(LedgerLine(label=EVALUATION, flops=beside, note=_EVALUATION_NOTE))
+        missing -= beside
     for label, flops in _beyond_whole_images(operations or {}, executed).items():
         note = "pieces of images multiply more than the whole: they overlap, or have zeros"
         lines.append(LedgerLine(label=label, flops=max(0, min(missing, flops)), note=note))
@@ -267,7 +274,7 @@ def compare_flops(
             *(f"not counted in the model: {item}" for item in unaccounted),
             *(_surplus(operations or {}, executed) if missing > 0 else ()),
         ),
-        of_which=_of_which(executed),
+        of_which=_of_which(executed, {line.label for line in lines}),
     )
 
 
@@ -327,10 +334,15 @@ def _surplus(operations: Mapping[str, int | Fraction], executed: ExecutedCount) 
     return (f"more FLOPs than the model has of: {largest(surplus)}",) if surplus else ()
 
 
-def _of_which(executed: ExecutedCount) -> tuple[LedgerLine, ...]:
-    """The parts of `executed` that the program has; they explain, and are not added."""
-    note = "forward work that trains nothing: a loss or metrics on the side"
-    parts = [LedgerLine(label="evaluation", flops=executed.evaluation, note=note)]
+def _of_which(executed: ExecutedCount, labels: Set[str]) -> tuple[LedgerLine, ...]:
+    """The parts of `executed` that the program has; they explain, and are not added.
+
+    Args:
+        executed: the count.
+        labels: of the lines that are added.
+    """
+    flops = 0 if EVALUATION in labels else executed.evaluation
+    parts = [LedgerLine(label=EVALUATION, flops=flops, note=_EVALUATION_NOTE)]
     note = "matrix-vector and outer products, written as a multiplication and a sum"
     label = "matmuls run on vector units"
     parts.append(LedgerLine(label=label, flops=executed.vector_matmuls, note=note))

@@ -98,13 +98,24 @@ class StepProfile:
         Close it before the logger.
         """
         if self._is_on:
-            self._attempt("the device trace does not end", self._stop)
+            self._attempt("the device trace does not end", self._after_last_step, self._stop)
         elif not self._is_done:
             _log.warning(
                 "profile_steps=%d-%d: the run had none of these steps", self._first, self._last
             )
         if self._reading is not None:
-            self._attempt("the profile is not in the metrics", self._log_numbers)
+            missing = "the profile is not in the metrics"
+            self._attempt(missing, self._after_last_step, self._log_numbers)
+
+    def _after_last_step(self, function: Callable[[], None]) -> None:
+        """Runs it in a pause, so that it is in no step's time; without one if there can be none."""
+        with contextlib.ExitStack() as stack:
+            try:
+                # Unchecked: the logger's close tells of a loss that aborts, or of a failed device.
+                with contextlib.suppress(Exception):
+                    stack.enter_context(self._logger.spans.pause("profile", _no_check))
+            finally:
+                function()
 
     def _start(self) -> None:
         self._is_done = True  # one attempt
@@ -149,5 +160,9 @@ class StepProfile:
                     {**reading.numbers, "profile/last_step": self._marked}
                 )
 
-    def _attempt(self, missing: str, function: Callable[[], None]) -> None:
-        self._boundary.attempt(missing, function, passes=MEANT_FOR_THE_LOOP)
+    def _attempt(self, missing: str, function: Callable[..., None], *args: Any) -> None:
+        self._boundary.attempt(missing, function, *args, passes=MEANT_FOR_THE_LOOP)
+
+
+def _no_check() -> None:
+    pass

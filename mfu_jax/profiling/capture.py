@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from mfu_jax.boundary import Boundary
 from mfu_jax.dumps.recording import dump
 from mfu_jax.errors import UserError
 from mfu_jax.flops.traced.counting import count_model_flops, pallas_kernel_flops
-from mfu_jax.profiling.folders import dump_path, move_to_sessions, own_folder
+from mfu_jax.profiling.folders import dump_path, make_sessions, move_to_sessions, own_folder
 
 
 @contextlib.contextmanager
@@ -34,7 +35,7 @@ def profile(
         **kwargs: the same by name.
 
     Raises:
-        UserError: `step` is not jitted; or the folder cannot be written.
+        UserError: `step` is not jitted, or takes other arguments; or the folder cannot be written.
 
     >>> with mfu_jax.profile("traces", step, state, batch):  # doctest: +SKIP
     ...     for _ in range(5):
@@ -45,9 +46,13 @@ def profile(
             f"profile of {step!r}: expected a jitted step, or a compiled one; usually jax.jit is "
             f"missing; pass jax.jit(step) and its arguments, or leave it out"
         )
+    if step is not None and not hasattr(step, "as_text"):
+        _check_arguments(step, args, kwargs)
     process, is_alone = jax.process_index(), jax.process_count() == 1
+    own = os.fspath(folder) if is_alone else os.fspath(own_folder(folder, process))
     try:
-        jax.profiler.start_trace(os.fspath(folder if is_alone else own_folder(folder, process)))
+        make_sessions(own)  # the profiler makes them at its end, and stays on if that fails
+        jax.profiler.start_trace(own)
     except (OSError, RuntimeError) as error:
         raise UserError(
             f"a trace to {os.fspath(folder)!r} does not start ({error}); expected a folder that "
@@ -57,7 +62,7 @@ def profile(
         yield
     finally:
         _wait_for_devices()
-        jax.profiler.stop_trace()
+        Boundary().attempt("there is no device trace", jax.profiler.stop_trace)
         if not is_alone:
             Boundary().attempt(
                 "this process' trace is not beside the others'", move_to_sessions, folder, process
@@ -67,6 +72,19 @@ def profile(
                 "the program is not beside the trace, model FLOPs are the program's own",
                 _dump, folder, step, args, kwargs,
             )  # fmt: skip
+
+
+def _check_arguments(step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    try:
+        inspect.signature(step).bind(*args, **kwargs)
+    except TypeError as error:
+        raise UserError(
+            f"profile of {getattr(step, '__name__', step)}: {error}; expected the arguments that "
+            f"the loop calls it with; usually they are forgotten; pass them after the step, or "
+            f"leave it out"
+        ) from None
+    except ValueError:  # it has no signature to check
+        return
 
 
 def _wait_for_devices() -> None:

@@ -79,6 +79,15 @@ def own_folder(folder: str | os.PathLike[str], process: int) -> Path:
     return Path(folder) / f".trace{process}"
 
 
+def make_sessions(folder: str) -> None:
+    """Makes the folder of a trace's sessions.
+
+    Raises:
+        OSError: it cannot be made, or is a file.
+    """
+    Path(folder, _SESSIONS).mkdir(parents=True, exist_ok=True)
+
+
 def move_to_sessions(folder: str | os.PathLike[str], process: int) -> None:
     """Moves what is in a process' own folder to the sessions of all, its number in the names.
 

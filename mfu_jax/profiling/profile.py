@@ -213,7 +213,7 @@ def read_profile(
         programs=program_times(measured, ran, peaks),
         picture=picture(devices, measured, join),
         last_step=max((int(t.step_numbers[-1]) for _, t in devices if t is not None), default=0),
-        notes=tuple(_notes(measured, main, bars, library)),
+        notes=tuple(_notes(measured, main, peaks, bars, library)),
         advice=advice_for(Facts(measured=measured, peaks=peaks, program=main)),
     )
 
@@ -223,7 +223,11 @@ def _and(notes: list[str]) -> str:
 
 
 def _notes(
-    measured: Measured, main: KnownProgram, bars: tuple[Bar, ...], library: ProgramLibrary
+    measured: Measured,
+    main: KnownProgram,
+    peaks: Peaks,
+    bars: tuple[Bar, ...],
+    library: ProgramLibrary,
 ) -> list[str]:
     notes = list(library.notes)
     if not main.has_model:
@@ -235,9 +239,11 @@ def _notes(
         rest = ", ".join(f"{k} {s:.3g} s" for k, s in list(_not_covered(measured).items())[:5])
         notes.append(f"{1 - measured.coverage:.1%} of device time has no instruction: {rest}")
     if any(bar.seconds < -_NOTABLE * measured.step_seconds for bar in bars):
+        cause = "the one given is of other units or a part of the device"
+        if peaks.main.kind != "flag":
+            cause = "it was calibrated on a busy machine; pass peak_tflops="
         notes.append(
-            "a bar is below 0: matmuls ran faster than the peak, which is too low; usually it was "
-            "calibrated on a busy machine; pass peak_tflops="
+            f"a bar is below 0: matmuls ran faster than the peak, which is too low; usually {cause}"
         )
     if main.ledger.residual:
         notes += [note for note in main.ledger.notes if "not counted" not in note]

@@ -12,7 +12,7 @@ from mfu_jax.dumps.files import load
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.flops.executed.instruction_costs import ProgramCosts, instruction_costs
-from mfu_jax.flops.ledger import Ledger, compare_flops
+from mfu_jax.flops.ledger import EVALUATION, Ledger, compare_flops
 from mfu_jax.profiling.hlo_protos import protos_of, text_of
 from mfu_jax.profiling.timeline.devices import OpName, Program
 from mfu_jax.profiling.trace.xspace import Trace
@@ -43,6 +43,12 @@ class KnownProgram:
     device_kind: str = ""
     memory: Mapping[str, int] = field(default_factory=dict)
     memory_bytes: int = 0
+
+    @property
+    def model_phases(self) -> tuple[str, ...]:
+        """The phases whose matmuls are the model's; not an evaluation that the ledger has apart."""
+        is_apart = any(line.label == EVALUATION for line in self.ledger.lines)
+        return ("forward", "backward") if is_apart else ("forward", "evaluation", "backward")
 
     def with_model(self, model_flops: int) -> KnownProgram:
         """The same program with the user's model FLOPs of one run on one device."""

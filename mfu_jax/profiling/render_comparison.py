@@ -30,12 +30,12 @@ def _head(comparison: Comparison) -> list[str]:
         ("MFU", percent(before.mfu), percent(after.mfu), _points(after.mfu - before.mfu)),
     ]
     sources = columns([("before", before.source), ("after", after.source)], "<<")
-    more = f"a step takes {signed(comparison.seconds)} ({now / was - 1:+.1%})"
+    more = f"a step takes {signed(comparison.seconds)} ({now / was - 1:+z.1%})"
     return [*sources, "", *columns(rows, "<>>>"), "", more]
 
 
 def _points(difference: float) -> str:
-    return f"{100 * difference:+.2f} points"
+    return f"{100 * difference:+z.2f} points"
 
 
 def signed(seconds: float) -> str:

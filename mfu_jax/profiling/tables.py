@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mfu_jax.profiling.join import Work
 from mfu_jax.profiling.measured import Measured, OpTime
 from mfu_jax.profiling.peaks import Peaks
-from mfu_jax.profiling.waterfall import MODEL_PHASES, communication_of, scope_of, shortest
+from mfu_jax.profiling.waterfall import communication_of, scope_of, shortest
 
 _WAITS = {Work.COMMUNICATION: "communication", Work.TRANSFER: "copies", Work.HOST: "host"}
 _NEITHER = 0.1  # of both roofs: the time went to something else
@@ -125,11 +125,11 @@ def _times(number: int, runs: float) -> int:
 
 
 def _model_share(op: OpTime) -> float:
-    """The share of an op's FLOPs that are forward, evaluation or backward."""
-    record = op.op.record
-    if record is None or not record.flops:
+    """The share of an op's FLOPs that are in the model's phases."""
+    record, source = op.op.record, op.op.source
+    if record is None or source is None or not record.flops:
         return 0.0
-    return sum(record.flops_by_phase.get(p, 0) for p in MODEL_PHASES) / record.flops
+    return sum(record.flops_by_phase.get(p, 0) for p in source.model_phases) / record.flops
 
 
 def _bound(ops: list[OpTime], seconds: float, least: float, moving: float | None) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.flops.ledger import EVALUATION
 from mfu_jax.profiling.join import Work
 from mfu_jax.profiling.measured import Measured, OpTime
 from mfu_jax.profiling.mesh_axes import axes_of
@@ -20,7 +21,6 @@ from mfu_jax.profiling.programs import KnownProgram
 from mfu_jax.profiling.timeline.devices import Program
 
 MFU = "MFU"
-MODEL_PHASES = ("forward", "evaluation", "backward")
 _MOST_SCOPES = 3
 _MOST_KINDS = 8
 
@@ -184,13 +184,14 @@ def _ledger_bars(main: KnownProgram, seconds: float, ops: list[OpTime]) -> Itera
     phases = {
         "rematerialised": ("rematerialized",),
         "recomputed by XLA to save memory": ("xla_rematerialized",),
+        EVALUATION: ("evaluation",),
         "other": ("optimizer", "other"),
     }
     for line in lines:
         scopes = _flops_by_scope(ops, phases.get(line.label, ()))
         yield line.label, line.flops * per_flop, {s: n * per_flop for s, n in scopes.items()}
     yield "not explained by the ledger", ledger.residual * per_flop, {}
-    scopes = _flops_by_scope(ops, MODEL_PHASES)
+    scopes = _flops_by_scope(ops, main.model_phases)
     yield MFU, model.flops * per_flop, {s: n * per_flop for s, n in scopes.items()}
 
 

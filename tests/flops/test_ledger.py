@@ -44,6 +44,26 @@ def test_missing_work_of_a_model_that_was_not_traced_stays_a_residual() -> None:
     assert (ledger.residual, ledger.removed) == (-400, 0)
 
 
+def test_an_evaluation_explains_what_a_formula_lacks_but_no_more() -> None:
+    executed = ExecutedCount(forward=700, evaluation=300, backward=800)
+    apart = compare_flops(model=1200, executed=executed)
+    assert [(line.label, line.flops) for line in apart.lines if line.flops][1:] == [
+        ("evaluation", 300)
+    ]
+    assert (apart.residual, apart.of_which) == (0, ())
+    within = compare_flops(model=1500, executed=executed)
+    assert [line.label for line in within.of_which] == ["evaluation"]
+    assert "evaluation" not in {line.label for line in within.lines}
+    assert compare_flops(model=1000, executed=executed).residual == 200
+
+
+def test_a_traced_model_has_the_evaluation() -> None:
+    executed = ExecutedCount(forward=700, evaluation=300, backward=800)
+    ledger = compare_flops(model=1400, executed=executed, operations={"forward dot_general": 600})
+    assert ledger.residual == 100
+    assert [line.label for line in ledger.of_which] == ["evaluation"]
+
+
 def test_a_traced_count_as_the_model_says_what_xla_removed() -> None:
     def twice(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.sum(x @ w), jnp.max(x @ w)

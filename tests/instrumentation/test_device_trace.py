@@ -121,6 +121,20 @@ def test_a_run_that_ends_inside_or_before(tmp_path: Path, caplog: pytest.LogCapt
     assert "profile_steps=5-9: the run had none of these steps" in caplog.text
 
 
+@pytest.mark.parametrize("steps", ["2-9", "0-1"])
+def test_what_is_left_to_do_at_the_end_is_in_no_steps_time(tmp_path: Path, steps: str) -> None:
+    """A trace that is still on, or still being read: both take longer than any step."""
+    memory = ListSink()
+    step = mfu_jax.instrument(
+        jax.jit(train_step), profile_steps=steps, profile_dir=str(tmp_path), sinks=[memory], **PEAK
+    )
+    run(step, 4)
+    step.close()
+    last = memory.records[-1].scalars
+    assert last["profile/coverage"] > 0
+    assert last["goodput/profile_seconds"] > last["perf/step_time_seconds"]
+
+
 def test_steps_that_are_not_traced_do_nothing_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

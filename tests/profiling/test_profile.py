@@ -103,8 +103,17 @@ def test_the_command(cpu_folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "- exposed communication: all-gather over data" in text
     assert "by phase" in text
     assert "more, " in text
-    for wrong in (["by=color"], ["sort=size"], ["top=-1"], ["peak_tflops=0"], ["model=many"]):
-        assert cli.main(["profile", str(cpu_folder), *wrong]) == 2
+    wrong = (
+        "by=color",
+        "sort=size",
+        "top=-1",
+        "peak_tflops=0",
+        "model=many",
+        "model=0",
+        "model=-5",
+    )
+    for word in wrong:
+        assert cli.main(["profile", str(cpu_folder), word]) == 2
     assert cli.main(["profile", str(cpu_folder / "nothing")]) == 2
 
 
@@ -120,6 +129,44 @@ def test_traces_without_a_program(tmp_path: Path) -> None:
     file.write_bytes(space(host, device))
     with pytest.raises(UserError, match="the program 'jit_step' that ran in it is not known"):
         read_profile(file)
+
+
+def test_the_note_on_a_peak_that_is_too_low_knows_where_it_is_from(cpu_folder: Path) -> None:
+    notes = " ".join(read_profile(cpu_folder, peak_tflops_per_device=1e-5).notes)
+    assert "too low; usually the one given is of other units" in notes
+    assert "calibrated" not in notes
+
+
+def test_what_profile_cannot_trace_is_an_error_before_the_loop(tmp_path: Path) -> None:
+    """A file as the folder, or a step without its arguments; the next trace runs."""
+    step, state = jax.jit(train_step), make_state()
+    (tmp_path / "file").write_text("")
+    for folder, args, why in (
+        ("file", (state, batch()), "does not start .*expected a folder that can be written"),
+        ("traces", (), "missing a required argument: .*expected the arguments"),
+        ("traces", (state, batch(), 1, 2), "too many positional arguments; expected the arguments"),
+    ):
+        with pytest.raises(UserError, match=why), mfu_jax.profile(tmp_path / folder, step, *args):
+            raise AssertionError
+    with mfu_jax.profile(tmp_path / "traces", step, state, batch()):
+        for _ in range(3):
+            state, _ = step(state, batch())
+    assert read_profile(tmp_path / "traces", peak_tflops_per_device=PEAK).program.has_model
+
+
+def test_a_trace_that_is_not_written_is_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop = jax.profiler.stop_trace
+
+    def fail() -> None:
+        stop()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(jax.profiler, "stop_trace", fail)
+    with pytest.raises(ZeroDivisionError), mfu_jax.profile(tmp_path):
+        raise ZeroDivisionError
+    assert caplog.text.count("there is no device trace: OSError: [Errno 28] No space left") == 1
 
 
 def test_profile_takes_compiled_steps_and_refuses_plain_ones(tmp_path: Path) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from mfu_jax import hardware
+from mfu_jax.errors import UserError
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
+from mfu_jax.hardware.chips import Chip
 from mfu_jax.profiling.host_work import HostTime, HostWork
 from mfu_jax.profiling.join import Work
 from mfu_jax.profiling.measured import Measured, OpTime
@@ -54,6 +57,14 @@ class Facts:
     def is_cpu(self) -> bool:
         """Whether the devices are CPUs, which gain nothing by bf16, kernels or overlap."""
         return self.measured.platform == "cpu"
+
+    @property
+    def chip(self) -> Chip | None:
+        """That of the devices; None if the table has no such chip."""
+        try:
+            return hardware.lookup(self.program.device_kind or self.measured.kind)
+        except UserError:
+            return None
 
     @property
     def gaps(self) -> float:

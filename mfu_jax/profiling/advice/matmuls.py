@@ -132,7 +132,8 @@ def attention(facts: Facts) -> tuple[float, str] | None:
         op for op in facts.compute() if not record_of(op).flops and _touches(record_of(op), scores)
     ]
     masked = _masked_share(facts, dots)
-    gain, remedy = _without_masked(facts, dots, beside, masked)
+    width = max(_shape(matmuls[key]).k for key in made)
+    gain, remedy = _without_masked(facts, dots, beside, masked, width)
     return gain, (
         f"attention runs as matmuls over all pairs, {milliseconds(seconds_of(dots))} of a step "
         f"({masked:.0%} of the pairs are masked), and its scores go through memory, "
@@ -141,9 +142,17 @@ def attention(facts: Facts) -> tuple[float, str] | None:
 
 
 def _without_masked(
-    facts: Facts, dots: list[OpTime], beside: list[OpTime], masked: float
+    facts: Facts, dots: list[OpTime], beside: list[OpTime], masked: float, width: int
 ) -> tuple[float, str]:
-    """The gain of a kernel; on CPUs, which have none, of blocks without masked pairs."""
+    """The gain of a kernel; on CPUs, which have none, of blocks without masked pairs.
+
+    Args:
+        facts: the profile.
+        dots: matmuls that make scores or read them.
+        beside: other ops on scores.
+        masked: the share of pairs that are masked.
+        width: of a head.
+    """
     seconds = seconds_of(dots) + seconds_of(beside)
     if facts.is_cpu:
         return masked * seconds, "blocks of queries can leave out the keys after them"
@@ -151,8 +160,14 @@ def _without_masked(
         record_of(op).phase == "backward" for op in dots
     )
     again = _TPU_AGAIN if is_again else 1.0
-    kernel = again * (1 - masked) * sum(map(facts.shortest, dots)) / _KERNEL
+    kernel = again * (1 - masked) * sum(map(facts.shortest, dots)) / _kernel_share(facts, width)
     return seconds - kernel, ("an attention kernel, or blocks that skip masked pairs, does neither")
+
+
+def _kernel_share(facts: Facts, width: int) -> float:
+    """Of the peak: heads that are narrower than a TPU's matrix unit leave the rest of it idle."""
+    unit = facts.chip.matrix_unit if facts.chip else None
+    return min(_KERNEL, width / unit) if unit else _KERNEL
 
 
 def _scores(shape: MatmulShape, least: int) -> _Scores | None:

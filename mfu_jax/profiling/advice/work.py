@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-from mfu_jax import hardware
-from mfu_jax.errors import UserError
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.profiling.advice.facts import (
     Facts,
@@ -120,12 +118,7 @@ def _gib(size: float) -> str:
 
 
 def _memory_limit(facts: Facts) -> int:
-    if facts.program.memory_bytes:
-        return facts.program.memory_bytes
-    try:
-        return hardware.lookup(facts.program.device_kind or facts.measured.kind).memory_bytes
-    except UserError:
-        return 0
+    return facts.program.memory_bytes or (facts.chip.memory_bytes if facts.chip else 0)
 
 
 def _memory_used(facts: Facts) -> int | None:

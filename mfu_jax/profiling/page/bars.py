@@ -68,18 +68,23 @@ def _row(
     return bar_row(name, [(kind, start, start + points)], cells, most)
 
 
+Part = tuple[str, float, float]
+"""Class of the style sheet, and the two ends, of 100."""
+
+
 def bar_row(
-    name: str, parts: Sequence[tuple[str, float, float]], cells: Sequence[Markup], most: str = ""
+    name: str, parts: Sequence[Part | None], cells: Sequence[Markup], most: str = ""
 ) -> Markup:
     """A row: its name, a track for each of its parts, its numbers.
 
     Args:
         name: of the row.
-        parts: class of the style sheet, and the two ends, of 100.
+        parts: None for an empty track.
         cells: the numbers.
         most: a remark below.
     """
-    tracks = [tag("span", _part(*part), class_="track", aria_hidden="true") for part in parts]
+    marks = [_part(*part) if part else None for part in parts]
+    tracks = [tag("span", mark, class_="track", aria_hidden="true") for mark in marks]
     track = tracks[0] if len(tracks) == 1 else tag("span", *tracks, class_="tracks")
     return tag(
         "div",

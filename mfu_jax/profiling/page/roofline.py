@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from mfu_jax.formatting import percent, seconds_text, short
 from mfu_jax.pages.document import quiet
 from mfu_jax.pages.markup import Markup, joined, key, number, tag
 from mfu_jax.pages.svg import chart, line, text
+from mfu_jax.profiling.page.labels import Box, Disc, Label, placed
 from mfu_jax.profiling.peaks import Peaks
 from mfu_jax.profiling.tables import Row
 
@@ -18,6 +20,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 16, 44
 _MOST_DOTS, _MOST_SCOPES, _MOST_NAMES = 250, 40, 14
 _LEAST_DECADES = 2.5
 _NAME = 30  # characters of a name
+_PIECES = 20
 
 
 class _Axes(NamedTuple):
@@ -50,13 +53,14 @@ def roofline(peaks: Peaks, by: Mapping[str, Sequence[Row]]) -> Markup:
     if not kinds:
         return quiet("No op with a matmul took time.")
     axes = _axes([*kinds, *scopes, *ops], peaks)
+    roofs = list(_roofs(axes, peaks))
     picture = chart(
         *_grid(axes),
-        *_roofs(axes, peaks),
+        *(line(*roof[:4], "roof") for roof in roofs),
         *(_dot(row, axes, "op") for row in ops),
         *(_dot(row, axes, "scope") for row in scopes),
         *(_dot(row, axes, "kind") for row in kinds),
-        *_names([*kinds, *scopes], axes),
+        *(label.mark for label in _names(kinds, scopes, axes, roofs)),
         width=_WIDTH,
         height=_HEIGHT,
         label="roofline: FLOP/s over FLOPs per byte",
@@ -134,25 +138,53 @@ def _flops_per_second(power: int) -> str:
     return f"{10.0 ** (power - 3 * unit):g} {' kMGTPE'[unit]}".strip()
 
 
-def _roofs(axes: _Axes, peaks: Peaks) -> Iterator[Markup]:
+class _Roof(NamedTuple):
+    """A piece of a roof: its ends, and what it is."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    label: Label | None
+
+    @property
+    def box(self) -> Box:
+        """Around it."""
+        return Box(self.x1, min(self.y1, self.y2), self.x2, max(self.y1, self.y2) + 1)
+
+
+def _roofs(axes: _Axes, peaks: Peaks) -> Iterator[_Roof]:
+    """The peaks of each dtype and of the memory."""
     bandwidth, right = peaks.bytes_per_second, 10.0**axes.right
     roofs = dict(peaks.by_dtype) or {peaks.main.dtype: peaks.main.flops_per_sec}
     for peak in sorted(set(roofs.values())):
         names = "/".join(sorted(dtype for dtype, value in roofs.items() if value == peak))
         ridge = max(peak / bandwidth, 10.0**axes.left) if bandwidth else 10.0**axes.left
         y = axes.y(peak)
-        yield line(axes.x(ridge), y, axes.x(right), y, "roof")
-        yield text(axes.x(right), y - 5, f"{names} {peak / 1e12:.4g} TFLOP/s", "end")
+        label = Label(axes.x(right), y - 5, f"{names} {peak / 1e12:.4g} TFLOP/s", "end")
+        yield _Roof(axes.x(ridge), y, axes.x(right), y, label)
     if bandwidth:
         x = max(10.0**axes.left, 10.0**axes.low / bandwidth)
         ridge = max(roofs.values()) / bandwidth
         if ridge > x:
-            yield line(
-                axes.x(x), axes.y(x * bandwidth), axes.x(ridge), axes.y(ridge * bandwidth), "roof"
-            )
-            at = 10.0 ** (math.log10(x) * 0.55 + math.log10(ridge) * 0.45)
-            label = f"{bandwidth / 1e9:.4g} GB/s"
-            yield text(axes.x(at) - 8, axes.y(at * bandwidth) - 6, label, "end")
+            yield from _slope(bandwidth, axes, math.log10(x), math.log10(ridge))
+
+
+def _slope(bandwidth: float, axes: _Axes, begin: float, end: float) -> Iterator[_Roof]:
+    """The memory's roof, in pieces that names can stand beside.
+
+    Args:
+        bandwidth: its peak, bytes per second.
+        axes: of the chart.
+        begin: log₁₀ of FLOPs per byte.
+        end: the same.
+    """
+    points = [begin + (end - begin) * n / _PIECES for n in range(_PIECES + 1)]
+    for n, (at, after) in enumerate(itertools.pairwise(points)):
+        x1, y1 = axes.x(10.0**at), axes.y(bandwidth * 10.0**at)
+        words = f"{bandwidth / 1e9:.4g} GB/s"
+        label = Label(x1 - 8, y1 - 6, words, "end") if n == _PIECES // 2 else None
+        yield _Roof(x1, y1, axes.x(10.0**after), axes.y(bandwidth * 10.0**after), label)
 
 
 def _dot(row: Row, axes: _Axes, kind: str) -> Markup:
@@ -173,17 +205,23 @@ def _dot(row: Row, axes: _Axes, kind: str) -> Markup:
     )
 
 
-def _names(rows: Sequence[Row], axes: _Axes) -> Iterator[Markup]:
-    """Names of the longest, where no other name is."""
-    taken: list[tuple[float, float]] = []
-    for row in sorted(rows, key=lambda row: -row.seconds)[:_MOST_NAMES]:
-        x, y = axes.x(_intensity(row)), axes.y(_speed(row))
-        if all(abs(y - other_y) > 13 or abs(x - other_x) > 190 for other_x, other_y in taken):
-            taken.append((x, y))
-            side = "end" if x > _WIDTH * 0.6 else "start"
-            gap = 5 + _radius(row)
-            name = row.name if len(row.name) <= _NAME else f"…{row.name[1 - _NAME :]}"
-            yield text(x - gap if side == "end" else x + gap, y + 4, name, side)
+def _names(
+    kinds: Sequence[Row], scopes: Sequence[Row], axes: _Axes, roofs: Sequence[_Roof]
+) -> list[Label]:
+    """What the roofs are, and the longest rows where their names cover nothing."""
+    labels = [roof.label for roof in roofs if roof.label]
+    rows = [(row, True) for row in kinds] + [(row, False) for row in scopes]
+    rows.sort(key=lambda row: (not row[1], -row[0].seconds))
+    discs = [_disc(row, axes, is_kind) for row, is_kind in rows]
+    marks = [disc.box for disc in discs] + [roof.box for roof in roofs]
+    plot = Box(_LEFT, 0, _WIDTH, _HEIGHT - _BOTTOM)
+    return labels + placed(discs[:_MOST_NAMES], marks=marks, beside=labels, within=plot)
+
+
+def _disc(row: Row, axes: _Axes, is_kind: bool) -> Disc:
+    name = row.name if len(row.name) <= _NAME else f"…{row.name[1 - _NAME :]}"
+    x, y = axes.x(_intensity(row)), axes.y(_speed(row))
+    return Disc(x, y, _radius(row), name, is_needed=is_kind)
 
 
 def _radius(row: Row) -> float:

@@ -51,7 +51,7 @@ def _headlines(comparison: Comparison) -> Markup:
             ("MFU after", percent(after.mfu), after.mfu),
             (
                 "points of MFU more",
-                f"{100 * (after.mfu - before.mfu):+.2f}",
+                f"{100 * (after.mfu - before.mfu):+z.2f}",
                 after.mfu - before.mfu,
             ),
         ]
@@ -81,7 +81,7 @@ def _reasons(comparison: Comparison) -> Markup:
     most = max(now, *(end for _, _, end in steps))
     rows = [_reason("before", "peak", (0.0, was, most), seconds_text(was), f"{1:.1%}")]
     for reason, begin, end in steps[1:]:
-        kind, share = _SLOWER if end > begin else _FASTER, f"{(end - begin) / was:+.1%}"
+        kind, share = _SLOWER if end > begin else _FASTER, f"{(end - begin) / was:+z.1%}"
         rows.append(_reason(reason, kind, (begin, end, most), signed(end - begin), share))
     rows.append(_reason("after", "peak", (0.0, now, most), seconds_text(now), f"{now / was:.1%}"))
     return bar_chart(rows, "reasons")
@@ -120,10 +120,12 @@ def _waterfalls(before: Profile, after: Profile) -> Markup:
         more, rise = now.seconds - was.seconds, (now.end - now.begin) - (was.end - was.begin)
         cells = [
             tag("span", signed(more), class_="n", role="cell", data_seconds=more),
-            tag("span", f"{rise:+.2f}", class_="n", role="cell", data_points=rise),
+            tag("span", f"{rise:+z.2f}", class_="n", role="cell", data_points=rise),
         ]
-        kind = kind_of(name)
-        tracks = [(kind, was.begin, was.end), (kind, now.begin, now.end)]
+        tracks = [
+            (kind_of(name), spans[name].begin, spans[name].end) if name in spans else None
+            for spans in (old, new)
+        ]
         remark = f"{was.end - was.begin:.2f} → {now.end - now.begin:.2f} points"
         rows.append(bar_row(name, tracks, cells, remark))
     words = (
@@ -181,7 +183,7 @@ def _scopes(comparison: Comparison) -> Markup:
         Column[_Scope]("before", lambda r: r.before, lambda r: seconds_text(r.before)),
         Column[_Scope]("after", lambda r: r.after, lambda r: seconds_text(r.after)),
         Column[_Scope]("change", lambda r: r.seconds, lambda r: signed(r.seconds)),
-        Word[_Scope]("of the step before", lambda r: f"{r.seconds / step:+.1%}"),
+        Word[_Scope]("of the step before", lambda r: f"{r.seconds / step:+z.1%}"),
     ]
     body = table(
         "scope", rows, lambda row: row.name or "(no scope)", columns, foot=_rest, kind="rows paths"
@@ -194,10 +196,10 @@ def _ops(changes: Sequence[Change]) -> Markup:
         Column[Change]("before", lambda c: c.before, lambda c: seconds_text(c.before)),
         Column[Change]("after", lambda c: c.after, lambda c: seconds_text(c.after)),
         Column[Change]("change", lambda c: c.seconds, lambda c: signed(c.seconds)),
+        Word[Change]("why", lambda c: ", ".join(f"{w} {signed(s)}" for w, s in c.why.items())),
         Column[Change]("GFLOP", lambda c: c.flops[1], lambda c: pair(c.flops, 1e9)),
         Column[Change]("MB", lambda c: c.hbm_bytes[1], lambda c: pair(c.hbm_bytes, 1e6)),
         Word[Change]("op", lambda c: short(" ".join(filter(None, (c.phase, c.kind))))),
-        Word[Change]("why", lambda c: ", ".join(f"{w} {signed(s)}" for w, s in c.why.items())),
     ]
     body = table(
         "scope of ops",

@@ -24,7 +24,12 @@ def op(phase: str, length: int) -> Any:
 
 
 def gain(
-    platform: str, *phases: str, length: int = LENGTH, kernels: int = 0, masked: int = 0
+    platform: str,
+    *phases: str,
+    length: int = LENGTH,
+    kernels: int = 0,
+    masked: int = 0,
+    unit: int | None = None,
 ) -> float | None:
     """Of scores that are computed once, with one FLOP, in each of these phases.
 
@@ -34,10 +39,12 @@ def gain(
         length: of the sequences.
         kernels: attention kernels in the program.
         masked: FLOPs on masked pairs.
+        unit: rows and columns of the chip's matrix unit.
     """
     ops = [op(phase, length) for phase in phases]
     facts: Any = SimpleNamespace(
         is_cpu=platform == "cpu",
+        chip=SimpleNamespace(matrix_unit=unit),
         measured=SimpleNamespace(platform=platform),
         compute=lambda: ops,
         shortest=lambda op: SHORTEST,
@@ -63,6 +70,11 @@ def test_the_kernels_matmuls_run_at_six_tenths_of_the_peak(
 ) -> None:
     dense = len(phases) * SECONDS
     assert gain(platform, *phases) == pytest.approx(dense - matmuls * SHORTEST / 0.6)
+
+
+def test_a_head_of_128_fills_half_of_a_matrix_unit_of_256() -> None:
+    assert gain("tpu", "forward", unit=256) == pytest.approx(SECONDS - SHORTEST / 0.5)
+    assert gain("tpu", "forward", unit=128) == pytest.approx(SECONDS - SHORTEST / 0.6)
 
 
 def test_the_kernel_leaves_masked_pairs_out() -> None:

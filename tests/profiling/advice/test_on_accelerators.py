@@ -17,6 +17,7 @@ from mfu_jax.profiling.profile import Profile
 from mfu_jax.profiling.render import render
 from tests.support.written_profiles import (
     BANDWIDTH,
+    BF16,
     TF32,
     dot,
     dot_seconds,
@@ -204,13 +205,20 @@ def test_a_callback_in_the_step(tmp_path: Path) -> None:
     assert bars["waiting for callbacks on the host"] == pytest.approx(MATMUL)
 
 
-def test_an_evaluation_within_the_step(tmp_path: Path) -> None:
+EVALUATED = dot_seconds(M, K, K, 0.7)
+EVALUATED_SECONDS = {
+    **{"check": EVALUATED, "check.act": EVALUATED / 2},
+    **{"up": EVALUATED, "up.act": EVALUATED / 2, "grad": EVALUATED},
+}
+
+
+def evaluated_step() -> list[str]:
     """A forward pass that no gradient uses, before one that is differentiated.
 
     Both passes have a matmul and an elementwise op of the same size.
     """
     weight, batch = f"bf16[{K},{K}]", f"bf16[{M},{K}]"
-    lines = [
+    return [
         f"  %w = {weight} constant({{...}})",
         f"  %held.out = {batch} constant({{...}})",
         f"  %batch = {batch} constant({{...}})",
@@ -222,13 +230,28 @@ def test_an_evaluation_within_the_step(tmp_path: Path) -> None:
         f"  %updated = {weight} subtract(%w, %grad)",
         f"  %results = ({batch}, {weight}) tuple(%check.act, %updated)",
     ]
-    one = dot_seconds(M, K, K, 0.7)
-    act = one / 2
-    seconds = {"check": one, "check.act": act, "up": one, "up.act": act, "grad": one}
-    profile = written_profile(tmp_path, lines, seconds)
+
+
+def test_an_evaluation_within_the_step(tmp_path: Path) -> None:
+    profile = written_profile(tmp_path, evaluated_step(), EVALUATED_SECONDS)
     phases = {op.op.name.name: op.op.record.phase for op in profile.measured.ops if op.op.record}
     assert (phases["check"], phases["up"], phases["grad"]) == ("evaluation", "forward", "backward")
-    first(profile, "eval in the loop", one + act)
+    first(profile, "eval in the loop", EVALUATED + EVALUATED / 2)
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_an_evaluation_within_the_step_has_its_own_bar(tmp_path: Path, is_given: bool) -> None:
+    """Beside the model's two matmuls, whether their number is given or read off the program."""
+    matmul_flops = 2 * M * K * K
+    model = ModelFlops(per_device=2 * matmul_flops, convention="as given") if is_given else None
+    profile = written_profile(tmp_path, evaluated_step(), EVALUATED_SECONDS, model=model)
+    bars = {bar.name: bar for bar in profile.waterfall}
+    assert bars["evaluation"].seconds == pytest.approx(matmul_flops / BF16)
+    assert set(bars["evaluation"].scopes) == {"mlp"}
+    assert bars["MFU"].seconds == pytest.approx(2 * matmul_flops / BF16)
+    assert "not explained by the ledger" not in bars
+    by_phase = {row.name: row for row in profile.table("phase")}
+    assert (by_phase["evaluation"].mfu, by_phase["evaluation"].hfu > 0) == (0.0, True)
 
 
 def matmul(

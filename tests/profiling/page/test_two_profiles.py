@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mfu_jax import cli
+from mfu_jax.profiling.page.bars import bar_row
 from tests.profiling.test_comparison import write_profile
 from tests.support import html_pages
 
@@ -56,6 +57,12 @@ def test_both_waterfalls_are_there(page: str) -> None:
     assert bars["idle"] == pytest.approx(13 * US)  # 12 → 25 µs
     _, _, rest = page.partition('aria-label="waterfalls"')
     assert "24.00 → 25.00 points" in rest
+
+
+def test_a_bar_of_one_profile_leaves_the_other_ones_track_empty() -> None:
+    row = str(bar_row("evaluation", [None, ("other", 60, 70)], []))
+    assert row.count('class="track"') == 2
+    assert row.count("<i ") == 1
 
 
 def test_ops_and_scopes_have_both_times(page: str) -> None:

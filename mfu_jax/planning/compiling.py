@@ -372,7 +372,9 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
                 f"{request.python} has no compiler for {chip}; expected it beside JAX; usually "
                 f"because the default install leaves it out; pip install 'mfu_jax[{extra}]'"
             )
-    if _OUT_OF_MEMORY.search(log) or code == -signal.SIGKILL:
+    # A thread's stack counts, too.
+    has_no_stack = limits.memory_bytes > 0 and "pthread_create failed" in log
+    if _OUT_OF_MEMORY.search(log) or code == -signal.SIGKILL or has_no_stack:
         raise UserError(
             f"compiling for {chip} ran out of host memory ({_allowed(limits)}); expected less; "
             "usually a large program that is not scanned, or other work on this machine; pass a "

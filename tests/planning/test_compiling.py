@@ -139,6 +139,15 @@ def test_a_compiler_keeps_to_its_memory():
     assert compile_program(_request(bytes=2**31)).program.as_text() == TEXT
 
 
+def test_a_thread_without_room_for_its_stack_is_out_of_the_memory_that_was_allowed():
+    """LLVM's own words, of a real compile with compile_gib=0.2."""
+    said = "LLVM ERROR: pthread_create failed: Resource temporarily unavailable"
+    with pytest.raises(UserError, match=r"out of host memory \(compile_gib=1\)"):
+        compile_program(_request(message=said), limits=Limits(memory_bytes=2**30))
+    with pytest.raises(UserError, match="pthread_create failed"):
+        compile_program(_request(message=said))
+
+
 def test_a_gpus_description_has_the_fields_of_the_recorded_one():
     """The recorded one is XLA's own file for H100."""
     recorded = (DATA / "h100_target_config.txtpb").read_text()

@@ -6,7 +6,6 @@ the collective, and the computations that the instruction calls.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.executed.collectives import KINDS, Collective, is_further_link, read_collective
 from mfu_jax.flops.executed.dataflow import Dataflow
 from mfu_jax.flops.executed.device_means import device_mean
-from mfu_jax.flops.executed.elementwise import ELEMENTWISE, deferred_flops, elementwise_flops
+from mfu_jax.flops.executed.elementwise import ELEMENTWISE, elementwise_flops
 from mfu_jax.flops.executed.expansions import Expansions, Part
 from mfu_jax.flops.executed.factorizations import FACTORIZATIONS
 from mfu_jax.flops.executed.hbm import Traffic
@@ -28,7 +27,6 @@ from mfu_jax.flops.executed.hlo import (
     HloComputation,
     HloInstruction,
     HloModule,
-    HloParseError,
 )
 from mfu_jax.flops.executed.iterations import Iterations
 from mfu_jax.flops.executed.kernels import KernelCall, KernelCost, UnknownCost, kernel_cost
@@ -185,9 +183,8 @@ class CostReader:
             computation: the computation.
             fused: whether it is inside a fusion, and so has no HBM traffic.
         """
-        if fused and computation.deferred is not None:
-            with contextlib.suppress(HloParseError):  # the instruction itself says it better
-                return _only_elementwise(deferred_flops(computation.deferred))
+        if fused and computation.elementwise is not None:
+            return _only_elementwise(computation.elementwise)
         instructions = list(computation.instructions.values())
         elementwise = 0
         if fused and not self.vector_matmuls.parts(computation):
@@ -362,9 +359,9 @@ class CostReader:
     def _reducer(self, name: str, depth: int = 0) -> int:
         """Elementwise FLOPs of one application of a reducer or scatter computation."""
         if name not in self.reducers:
-            self.reducers[name] = 0
             computation = self.module[name]
-            if depth < _REDUCER_DEPTH:
+            self.reducers[name] = computation.elementwise or 0
+            if computation.elementwise is None and depth < _REDUCER_DEPTH:
                 self.reducers[name] = sum(
                     elementwise_flops(computation, i, lambda n: self._reducer(n, depth + 1))
                     for i in computation.instructions.values()

@@ -42,6 +42,10 @@ INDEXED = PARTS.union(
     ("pad", "select", "and", "maximum", "concatenate"),
     ("collective-permute", "collective-permute-start"),
 )
+# Whose results are another device's, whatever their operands are.
+DIFFER_BY_DEVICE = frozenset(
+    {"partition-id", "replica-id", "rng", "infeed", "recv", "ragged-all-to-all"}
+)
 
 MATMUL_NAME = "dot_general"
 """How an op_name ends that JAX gives to a matmul."""

@@ -18,13 +18,13 @@ import numpy as np
 from mfu_jax.flops.executed.collectives import groups_text
 from mfu_jax.flops.executed.dataflow import MAX_DEPTH
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.opcodes import DIFFER_BY_DEVICE
 
 # Of each device, the first device that holds the same value; of a tuple, those of its elements.
 Groups = tuple[int, ...]
 Held: TypeAlias = "Groups | list[Held]"
 
 _CALLS = frozenset({"fusion", "call", "async-start"})
-_DIFFERENT = frozenset({"partition-id", "replica-id", "rng", "infeed", "recv", "ragged-all-to-all"})
 _SAME_VALUE = frozenset({"copy", "optimization-barrier", "opt-barrier", "bitcast"})
 _TILES = re.compile(r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))")
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
@@ -73,8 +73,9 @@ def _shardings_of(program: Any) -> list[str]:
 
 def _canonical(keys: Sequence[Hashable]) -> Groups:
     """The groups of devices with equal keys."""
-    first: dict[Hashable, int] = {}
-    return tuple([first.setdefault(key, device) for device, key in enumerate(keys)])
+    last = len(keys) - 1
+    first = dict(zip(reversed(keys), range(last, -1, -1), strict=True))  # the first one stays
+    return tuple(map(first.__getitem__, keys))
 
 
 def _iota(dims: str, source: str, order: str | None) -> np.ndarray:
@@ -150,6 +151,7 @@ class _Walk:
         self.devices = devices
         self.found: dict[int, Groups] = {}
         self.merged: dict[tuple[int, int], Groups] = {}  # by ``id`` of kept groups
+        self.called: dict[tuple[str | int, ...], Held] = {}  # by name, and ``id`` of kept groups
         self.received: dict[tuple[str, str, Groups], Groups] = {}
 
     def one(self, groups: Iterable[int]) -> Groups:
@@ -179,7 +181,7 @@ class _Walk:
     def _result(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
         opcode = instruction.opcode
         kind = opcode.removesuffix("-start")
-        if opcode in _DIFFERENT:
+        if opcode in DIFFER_BY_DEVICE:
             return self.different
         if opcode == "tuple":
             return operands
@@ -194,15 +196,25 @@ class _Walk:
         if kind == "collective-permute":
             return self._permuted(instruction, self._whole(operands))
         if opcode in _CALLS:
-            results = [
-                self.run(self.module[name], operands, depth + 1) for name in instruction.callees
-            ]
+            results = [self._called(name, operands, depth + 1) for name in instruction.callees]
             return results[0] if len(results) == 1 else self._whole(results)
         if opcode == "while" and operands:
             return self._looped(instruction, operands[0], depth)
         if opcode == "conditional":
             return self._chosen(instruction, operands, depth)
         return self._whole(operands)
+
+    def _called(self, name: str, operands: list[Held], depth: int) -> Held:
+        """The result of a computation; kept, because the passes of a loop repeat most of them."""
+        computation = self.module[name]
+        if computation.mixes:
+            return self._whole(operands)
+        if any(isinstance(held, list) for held in operands):
+            return self.run(computation, operands, depth)
+        key = (name, *map(id, operands))
+        if key not in self.called:
+            self.called[key] = self.run(computation, operands, depth)
+        return self.called[key]
 
     def _looped(self, instruction: HloInstruction, state: Held, depth: int) -> Held:
         body, condition = instruction.loop_computations

@@ -230,7 +230,8 @@ class HloComputation:
         instructions: by name, in the order of the text; made from `deferred` when first needed.
         deferred: the text of its instructions, where a count may never need them.
         elementwise: FLOPs of one run, if it has nothing but elementwise work; None elsewhere.
-        mixes: whether it makes one array of all its parameters, elementwise, and of nothing else.
+        mixes: whether its result is made of all its parameters, without a matmul, and of no value
+            that differs between devices.
         is_defined: whether all operands were seen to be defined when it was read.
         roots: how many are marked as ROOT: one, in a complete program.
     """
@@ -307,18 +308,11 @@ class HloComputation:
     def users(self) -> Mapping[str, list[HloInstruction]]:
         """The instructions that use each instruction's result, by its name."""
         if self._users is None:
-            self._users = self._find_users()
+            users = self._users = {}
+            for instruction in self.instructions.values():
+                for name in instruction.operands:
+                    users.setdefault(name, []).append(instruction)
         return self._users
-
-    def _find_users(self) -> dict[str, list[HloInstruction]]:
-        users: dict[str, list[HloInstruction]] = {}
-        for instruction in self.instructions.values():
-            for name in instruction.operands:
-                if name in users:
-                    users[name].append(instruction)
-                else:
-                    users[name] = [instruction]
-        return users
 
     @property
     def parameters(self) -> Mapping[int, HloInstruction]:

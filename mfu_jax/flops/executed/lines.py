@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-
-from mfu_jax.flops.executed.hlo_shapes import COMMENT
 
 # A tuple's shape ends where ` opcode(` begins: nothing within a shape looks like that. Operands
 # without brackets and strings end at the first parenthesis. What excludes one character only is
@@ -28,18 +25,3 @@ def read_lines(text: str) -> list[Line] | None:
     found = _LINE.findall(text)
     # A match that goes on into the next line leaves fewer than there are lines.
     return found if found and len(found) == text.count("\n") else None
-
-
-def names_of_operands(lines: Iterable[Line]) -> set[str] | None:
-    """The names of all operands; None where they are written with types or brackets."""
-    texts = [line[4] for line in lines if line[4] and line[3] not in WITHOUT_OPERANDS]
-    if not texts:
-        return set()
-    joined = ", ".join(texts)
-    if "(" in joined:
-        return None
-    if "/*" in joined:
-        joined = COMMENT.sub("", joined)
-    if joined[0] != "%":
-        return None
-    return set(joined[1:].split(", %"))  # with a type or without %, it has a space: no name

@@ -14,22 +14,21 @@ from mfu_jax.flops.executed.hlo import (
     Index,
 )
 from mfu_jax.flops.executed.hlo_shapes import COMMENT, is_balanced, split_top_level
-from mfu_jax.flops.executed.lines import PATTERN, Line, names_of_operands, read_lines
-from mfu_jax.flops.executed.opcodes import (
-    DIFFER_BY_DEVICE,
-    INDEXED,
-    MATMUL_NAME,
-    ONLY_ELEMENTWISE,
-)
+from mfu_jax.flops.executed.lines import PATTERN, Line, read_lines
+from mfu_jax.flops.executed.opcodes import INDEXED, MATMUL_NAME, MIXING, ONLY_ELEMENTWISE
 
 _INSTRUCTION = re.compile(rf"{PATTERN}(?:([^)]*)\))?(.*)", re.DOTALL)
 _INSTRUCTION_START = re.compile(r"\s*(?:ROOT )?%?[^\s=%\"{}(),]+ = \S")
 # Computations of nothing else are most of a program; their instructions are made when needed.
 _DEFERRED = ONLY_ELEMENTWISE - INDEXED
-_NO_MIX = DIFFER_BY_DEVICE | {"tuple", "get-tuple-element"}
+_MIXING = MIXING | {"parameter"}
 _END = re.compile(r"\n}")
 _ELEMENT = re.compile(r"%([^\s,(){}#]+)#(\d+)")
-_COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(]+) (?:\(.*\) -> .* )?\{\s*$", re.DOTALL)
+# Outside of computations: the program's first line, and those of computations.
+_HEADER = re.compile(
+    r"^(?:HloModule (.*)|(ENTRY )?(%?)([^\s(]+) (?:\(.*\) -> .* )?\{)$", re.MULTILINE
+)
+_PERCENT_NAME = re.compile(r"%([^, ]++)")
 
 
 def parse_hlo(text: str) -> HloModule:
@@ -58,20 +57,23 @@ class _Parser:
 
     def module(self) -> HloModule:
         name = header = entry = ""
-        for line in self._lines():
-            if line.endswith("{") and (match := _COMPUTATION.match(line)):
-                computation = self.computations[match[2]] = HloComputation(match[2], self.number)
-                if not self._read_at_once(computation):
-                    self._read_by_lines(computation)
-                if match[1]:
-                    entry = match[2]
-            elif line.startswith("HloModule "):
-                header = line
-                name = line[len("HloModule ") :].partition(",")[0].strip()
+        text = self.text
+        while match := _HEADER.search(text, self.position):
+            self.number += text.count("\n", self.position, match.start()) + 1
+            self.position = match.end() + 1
+            line, is_entry, percent, found = match.groups()
+            if line is not None:
+                header, name = match[0], line.partition(",")[0].strip()
+                continue
+            computation = self.computations[found] = HloComputation(found, self.number)
+            if not self._read_at_once(computation, has_percent=bool(percent)):
+                self._read_by_lines(computation)
+            if is_entry:
+                entry = found
         if not self.computations:
-            raise HloParseError("no computation in it", self.text[:200], 1)
+            raise HloParseError("no computation in it", text[:200], 1)
         if not entry:
-            raise HloParseError("no ENTRY computation", self.text[:200], 1)
+            raise HloParseError("no ENTRY computation", text[:200], 1)
         indexed = {opcode: index for opcode, index in self.indexed.items() if index[0]}
         return HloModule(name, header, self.computations, indexed, entry)
 
@@ -86,30 +88,36 @@ class _Parser:
             self.number += 1
             yield text[start:end]
 
-    def _read_at_once(self, computation: HloComputation) -> bool:
-        """Reads all instructions of a computation; False if a line of it needs a closer look."""
+    def _read_at_once(self, computation: HloComputation, *, has_percent: bool) -> bool:
+        """Reads all instructions of a computation; False if a line of it needs a closer look.
+
+        Args:
+            computation: it begins at `position`.
+            has_percent: whether this text writes names with ``%``.
+        """
         end = _END.search(self.text, self.position)
         body = self.text[self.position - 1 : end.start()] if end else ""
         lines = read_lines(body)
         if not lines or not _is_plain(lines[-1][4]):  # it may have more lines
             return False
         names = {line[1] for line in lines}
-        operands = "".join([line[4] for line in lines])
+        operands = ", ".join([line[4] for line in lines])
         if len(names) < len(lines) or "#" in operands:
             return False
         for line in lines:
             if line[0]:
                 computation.mark_root(line[1])
-        used = names_of_operands(lines)
-        computation.is_defined = used is not None and used <= names
+        is_plain = _is_plain(operands)
+        used = set(_PERCENT_NAME.findall(operands))
+        computation.is_defined = has_percent and is_plain and used <= names
         opcodes = {line[3] for line in lines}
-        if _is_plain(operands) and opcodes <= _DEFERRED and not _has_products(body, lines):
+        if is_plain and opcodes <= _DEFERRED and not _has_products(body, lines):
             computation.deferred = body
             computation.elementwise = flops_of_lines(lines)
-            is_connected = computation.is_defined and used == names - {lines[-1][1]}
-            computation.mixes = is_connected and opcodes.isdisjoint(_NO_MIX)
         else:
             self._add(computation, lines)
+        if computation.is_defined and opcodes <= _MIXING and MATMUL_NAME not in body:
+            computation.mixes = used == names - {lines[-1][1]}
         self.position += len(body)
         self.number += len(lines)
         return True

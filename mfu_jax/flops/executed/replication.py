@@ -8,6 +8,8 @@ that is not.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence, Set
@@ -18,7 +20,7 @@ import numpy as np
 from mfu_jax.flops.executed.collectives import groups_text
 from mfu_jax.flops.executed.dataflow import MAX_DEPTH
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
-from mfu_jax.flops.executed.opcodes import DIFFER_BY_DEVICE
+from mfu_jax.flops.executed.opcodes import DIFFER_BY_DEVICE, MIXING
 
 # Of each device, the first device that holds the same value; of a tuple, those of its elements.
 Groups = tuple[int, ...]
@@ -26,6 +28,7 @@ Held: TypeAlias = "Groups | list[Held]"
 
 _CALLS = frozenset({"fusion", "call", "async-start"})
 _SAME_VALUE = frozenset({"copy", "optimization-barrier", "opt-barrier", "bitcast"})
+_MIXING = MIXING - _SAME_VALUE  # which may have tuples
 _TILES = re.compile(r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))")
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
 _MESH = re.compile(
@@ -89,6 +92,7 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
+@functools.lru_cache(maxsize=256)  # many parameters have the same
 def _placed(sharding: str, devices: int) -> Groups:
     """Which devices hold the same shard of a parameter."""
     if sharding == "{replicated}" or sharding.startswith("{maximal"):
@@ -123,7 +127,7 @@ def replica_groups(text: str, devices: int) -> list[list[int]] | None:
         others = [axis for axis in range(ids.ndim) if axis not in chosen]
         width = math.prod(ids.shape[axis] for axis in chosen)
         groups = ids.transpose(others + chosen).reshape(-1, width).tolist()
-    if groups is None or sorted(d for group in groups for d in group) != list(range(devices)):
+    if groups is None or sorted(itertools.chain.from_iterable(groups)) != list(range(devices)):
         return None
     return groups
 
@@ -152,7 +156,7 @@ class _Walk:
         self.found: dict[int, Groups] = {}
         self.merged: dict[tuple[int, int], Groups] = {}  # by ``id`` of kept groups
         self.called: dict[tuple[str | int, ...], Held] = {}  # by name, and ``id`` of kept groups
-        self.received: dict[tuple[str, str, Groups], Groups] = {}
+        self.received: dict[tuple[str, str, int], Groups] = {}  # by ``id`` of kept groups
 
     def one(self, groups: Iterable[int]) -> Groups:
         """The one object for equal groups."""
@@ -165,9 +169,12 @@ class _Walk:
             return self.different
         held: dict[str, Held] = {}
         for instruction in computation.instructions.values():
-            if instruction.opcode == "parameter" and instruction.operand_text.isdecimal():
+            opcode = instruction.opcode
+            if opcode == "parameter" and instruction.operand_text.isdecimal():
                 number = int(instruction.operand_text)
                 result = given[number] if number < len(given) else self.different
+            elif opcode in _MIXING:
+                result = self._whole([held.get(n, self.different) for n in instruction.operands])
             else:
                 operands = [held.get(name, self.different) for name in instruction.operands]
                 result = self._result(instruction, operands, depth)
@@ -207,10 +214,10 @@ class _Walk:
     def _called(self, name: str, operands: list[Held], depth: int) -> Held:
         """The result of a computation; kept, because the passes of a loop repeat most of them."""
         computation = self.module[name]
-        if computation.mixes:
-            return self._whole(operands)
         if any(isinstance(held, list) for held in operands):
             return self.run(computation, operands, depth)
+        if computation.mixes:
+            return self._whole(operands)
         key = (name, *map(id, operands))
         if key not in self.called:
             self.called[key] = self.run(computation, operands, depth)
@@ -239,10 +246,11 @@ class _Walk:
         return self._with(result, self._whole(operands[0]))
 
     def _received(self, instruction: HloInstruction, kind: str, held: Groups) -> Groups:
-        call = kind, groups_text(instruction), held
-        if call not in self.received:
-            self.received[call] = self.one(self._exchanged(*call))
-        return self.received[call]
+        text = groups_text(instruction)
+        key = kind, text, id(held)
+        if key not in self.received:
+            self.received[key] = self.one(self._exchanged(kind, text, held))
+        return self.received[key]
 
     def _exchanged(self, kind: str, text: str, held: Groups) -> Groups:
         groups = replica_groups(text, self.devices)
@@ -271,7 +279,8 @@ class _Walk:
             return held
         whole = self.same
         for element in held:
-            whole = self._merge(whole, self._whole(element))
+            if element is not whole:  # quick where all are the same
+                whole = self._merge(whole, self._whole(element))
         return whole
 
     def _either(self, a: Held, b: Held) -> Held:

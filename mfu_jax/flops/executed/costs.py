@@ -200,7 +200,7 @@ class CostReader:
         self, computation: HloComputation, instruction: HloInstruction, *, fused: bool
     ) -> InstructionCost:
         """Cost of one run of an instruction of `computation`; `fused` as in `computation_cost`."""
-        rule = _RULES.get(instruction.opcode.removesuffix("-start"))
+        rule = _RULES.get(instruction.opcode)
         has_part = rule or instruction.opcode in _SUMS
         expansion = self.expansions.part(instruction) if has_part else None
         is_iterated = self.iterations.any and self.iterations.contains(instruction)
@@ -370,13 +370,14 @@ class CostReader:
 
 
 _Rule = Callable[[CostReader, HloComputation, HloInstruction], InstructionCost]
-_RULES: dict[str, _Rule] = {
+_OF_OPCODES: dict[str, _Rule] = {
     **dict.fromkeys(MATMULS, CostReader._matmul),
     **dict.fromkeys(CALLEE_KEYS, CostReader._call),
     **dict.fromkeys(KINDS, CostReader._collective),
     **dict.fromkeys(FACTORIZATIONS, CostReader._factorization),
     "custom-call": CostReader._kernel,
 }
+_RULES = _OF_OPCODES | {f"{opcode}-start": rule for opcode, rule in _OF_OPCODES.items()}
 
 
 def _unknown(instruction: HloInstruction) -> InstructionCost:

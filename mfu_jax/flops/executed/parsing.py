@@ -115,15 +115,15 @@ class _Parser:
             computation.deferred = body
             computation.elementwise = flops_of_lines(lines)
         else:
-            self._add(computation, lines)
+            self._add(computation, lines, is_plain=is_plain)
         if computation.is_defined and opcodes <= _MIXING and MATMUL_NAME not in body:
             computation.mixes = used == names - {lines[-1][1]}
         self.position += len(body)
         self.number += len(lines)
         return True
 
-    def _add(self, computation: HloComputation, lines: Sequence[Line]) -> None:
-        """Makes the instructions of a computation."""
+    def _add(self, computation: HloComputation, lines: Sequence[Line], *, is_plain: bool) -> None:
+        """Makes the instructions of a computation; `is_plain` as of all their operands."""
         one, indexed = self.kept.setdefault, self.indexed
         made: dict[str, HloInstruction] = {}
         number = computation.number
@@ -132,7 +132,7 @@ class _Parser:
             instruction = HloInstruction(
                 name, one(shape, shape), one(opcode, opcode), operands, rest, number
             )
-            if not _is_plain(operands):
+            if not is_plain and not _is_plain(operands):
                 instruction.read([f"{operands}){rest}"])
             made[name] = instruction
             if opcode in indexed:

@@ -155,7 +155,7 @@ class _Walk:
         self.devices = devices
         self.found: dict[int, Groups] = {}
         self.merged: dict[tuple[int, int], Groups] = {}  # by ``id`` of kept groups
-        self.called: dict[tuple[str | int, ...], Held] = {}  # by name, and ``id`` of kept groups
+        self.called: dict[tuple[str, tuple[int, ...]], Held] = {}  # by ``id`` of kept groups
         self.received: dict[tuple[str, str, int], Groups] = {}  # by ``id`` of kept groups
 
     def one(self, groups: Iterable[int]) -> Groups:
@@ -218,7 +218,7 @@ class _Walk:
             return self.run(computation, operands, depth)
         if computation.mixes:
             return self._whole(operands)
-        key = (name, *map(id, operands))
+        key = (name, tuple(map(id, operands)))
         if key not in self.called:
             self.called[key] = self.run(computation, operands, depth)
         return self.called[key]

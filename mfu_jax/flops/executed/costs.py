@@ -6,7 +6,6 @@ the collective, and the computations that the instruction calls.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from mfu_jax.flops.count import Unaccounted
 from mfu_jax.flops.executed.collectives import KINDS, Collective, is_further_link, read_collective
 from mfu_jax.flops.executed.dataflow import Dataflow
 from mfu_jax.flops.executed.device_means import device_mean
-from mfu_jax.flops.executed.elementwise import ELEMENTWISE, deferred_flops, elementwise_flops
+from mfu_jax.flops.executed.elementwise import ELEMENTWISE, elementwise_flops
 from mfu_jax.flops.executed.expansions import Expansions, Part
 from mfu_jax.flops.executed.factorizations import FACTORIZATIONS
 from mfu_jax.flops.executed.hbm import Traffic
@@ -28,7 +27,6 @@ from mfu_jax.flops.executed.hlo import (
     HloComputation,
     HloInstruction,
     HloModule,
-    HloParseError,
 )
 from mfu_jax.flops.executed.iterations import Iterations
 from mfu_jax.flops.executed.kernels import KernelCall, KernelCost, UnknownCost, kernel_cost
@@ -185,9 +183,8 @@ class CostReader:
             computation: the computation.
             fused: whether it is inside a fusion, and so has no HBM traffic.
         """
-        if fused and computation.deferred is not None:
-            with contextlib.suppress(HloParseError):  # the instruction itself says it better
-                return _only_elementwise(deferred_flops(computation.deferred))
+        if fused and computation.elementwise is not None:
+            return _only_elementwise(computation.elementwise)
         instructions = list(computation.instructions.values())
         elementwise = 0
         if fused and not self.vector_matmuls.parts(computation):
@@ -203,7 +200,7 @@ class CostReader:
         self, computation: HloComputation, instruction: HloInstruction, *, fused: bool
     ) -> InstructionCost:
         """Cost of one run of an instruction of `computation`; `fused` as in `computation_cost`."""
-        rule = _RULES.get(instruction.opcode.removesuffix("-start"))
+        rule = _RULES.get(instruction.opcode)
         has_part = rule or instruction.opcode in _SUMS
         expansion = self.expansions.part(instruction) if has_part else None
         is_iterated = self.iterations.any and self.iterations.contains(instruction)
@@ -362,9 +359,9 @@ class CostReader:
     def _reducer(self, name: str, depth: int = 0) -> int:
         """Elementwise FLOPs of one application of a reducer or scatter computation."""
         if name not in self.reducers:
-            self.reducers[name] = 0
             computation = self.module[name]
-            if depth < _REDUCER_DEPTH:
+            self.reducers[name] = computation.elementwise or 0
+            if computation.elementwise is None and depth < _REDUCER_DEPTH:
                 self.reducers[name] = sum(
                     elementwise_flops(computation, i, lambda n: self._reducer(n, depth + 1))
                     for i in computation.instructions.values()
@@ -373,13 +370,14 @@ class CostReader:
 
 
 _Rule = Callable[[CostReader, HloComputation, HloInstruction], InstructionCost]
-_RULES: dict[str, _Rule] = {
+_OF_OPCODES: dict[str, _Rule] = {
     **dict.fromkeys(MATMULS, CostReader._matmul),
     **dict.fromkeys(CALLEE_KEYS, CostReader._call),
     **dict.fromkeys(KINDS, CostReader._collective),
     **dict.fromkeys(FACTORIZATIONS, CostReader._factorization),
     "custom-call": CostReader._kernel,
 }
+_RULES = _OF_OPCODES | {f"{opcode}-start": rule for opcode, rule in _OF_OPCODES.items()}
 
 
 def _unknown(instruction: HloInstruction) -> InstructionCost:

@@ -7,9 +7,10 @@ separately), and one per element that a reduction removes. Used to explain XLA's
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 
-from mfu_jax.flops.executed.hlo import Fields, HloComputation, HloInstruction, parse_shape
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloParseError, parse_shape
+from mfu_jax.flops.executed.lines import Line
 from mfu_jax.flops.executed.matmuls import parse_window
 
 ELEMENTWISE = frozenset(
@@ -39,10 +40,12 @@ def elementwise_flops(
     return rule(computation, instruction, cost_of) if rule else 0
 
 
-def deferred_flops(deferred: Mapping[str, Fields]) -> int:
-    """FLOPs of instructions that have no rule, of which only the fields are read."""
-    shapes = [fields[1] for fields in deferred.values() if fields[2] in ELEMENTWISE]
-    return sum([parse_shape(text).size for text in shapes])
+def flops_of_lines(lines: Iterable[Line]) -> int | None:
+    """FLOPs of instructions that have no rule, from their text; None if a shape is none."""
+    try:
+        return sum([parse_shape(line[2]).size for line in lines if line[3] in ELEMENTWISE])
+    except HloParseError:
+        return None  # the instruction itself says it better
 
 
 _Cost = Callable[[str], int]

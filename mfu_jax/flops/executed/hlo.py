@@ -22,6 +22,7 @@ from mfu_jax.flops.executed.hlo_shapes import (
     parse_shape,
     split_top_level,
 )
+from mfu_jax.flops.executed.lines import WITHOUT_OPERANDS, read_lines
 
 __all__ = [
     "CALLEE_KEYS",
@@ -35,7 +36,6 @@ __all__ = [
     "parse_shape",
 ]
 
-WITHOUT_OPERANDS = frozenset({"parameter", "constant"})
 _INTEGER = re.compile(r"-?\d+")
 _PLAIN_VALUE = re.compile(r'(?:\{[^{}"]*\}|[^\s,{}()\["]+)(?=,|$)')
 
@@ -49,9 +49,6 @@ CALLEE_KEYS = {
     "conditional": ("branch_computations", "true_computation", "false_computation"),
 }
 CALLS = tuple([f"{opcode}{start}" for opcode in CALLEE_KEYS for start in ("", "-start")])
-
-Fields = tuple[str, str, str, str, str, int]
-"""What an `HloInstruction` is made of. Strings and numbers: no garbage collection visits it."""
 
 
 class HloInstruction:
@@ -231,7 +228,11 @@ class HloComputation:
         name: unique in its module.
         number: of its first line.
         instructions: by name, in the order of the text; made from `deferred` when first needed.
-        deferred: the fields of its instructions, where a count may never need more of them.
+        deferred: the text of its instructions, where a count may never need them.
+        elementwise: FLOPs of one run, if it has nothing but elementwise work; None elsewhere.
+        mixes: whether its result is made of all its parameters, without a matmul, and of no value
+            that differs between devices.
+        is_defined: whether all operands were seen to be defined when it was read.
         roots: how many are marked as ROOT: one, in a complete program.
     """
 
@@ -240,7 +241,10 @@ class HloComputation:
         "_parameters",
         "_users",
         "deferred",
+        "elementwise",
         "instructions",
+        "is_defined",
+        "mixes",
         "name",
         "number",
         "roots",
@@ -250,7 +254,9 @@ class HloComputation:
     def __init__(self, name: str, number: int) -> None:
         self.name = name
         self.number = number
-        self.deferred: dict[str, Fields] | None = {}
+        self.deferred = ""
+        self.elementwise: int | None = None
+        self.mixes = self.is_defined = False
         self.roots = 0
         self._marked = ""
         self._parameters: dict[int, HloInstruction] | None = None
@@ -260,8 +266,9 @@ class HloComputation:
         """`instructions`, which are made once."""
         if name != "instructions":
             raise AttributeError(name)
-        made = {name: HloInstruction(*fields) for name, fields in (self.deferred or {}).items()}
-        self.instructions, self.deferred = made, None
+        lines = enumerate(read_lines(self.deferred) or (), self.number + 1)
+        made = {line[1]: HloInstruction(*line[1:], number) for number, line in lines}
+        self.instructions, self.deferred = made, ""
         return made
 
     def mark_root(self, name: str) -> None:
@@ -301,18 +308,11 @@ class HloComputation:
     def users(self) -> Mapping[str, list[HloInstruction]]:
         """The instructions that use each instruction's result, by its name."""
         if self._users is None:
-            self._users = self._find_users()
+            users = self._users = {}
+            for instruction in self.instructions.values():
+                for name in instruction.operands:
+                    users.setdefault(name, []).append(instruction)
         return self._users
-
-    def _find_users(self) -> dict[str, list[HloInstruction]]:
-        users: dict[str, list[HloInstruction]] = {}
-        for instruction in self.instructions.values():
-            for name in instruction.operands:
-                if name in users:
-                    users[name].append(instruction)
-                else:
-                    users[name] = [instruction]
-        return users
 
     @property
     def parameters(self) -> Mapping[int, HloInstruction]:

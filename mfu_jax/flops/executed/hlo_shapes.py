@@ -140,7 +140,17 @@ def _parse_shape(text: str, depth: int) -> Shape:
     return Shape(dtype, sizes, layout=layout or "")
 
 
-SPECIAL = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}()\[\],]', re.DOTALL)
+_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
+SPECIAL = re.compile(rf"{_STRING}|[{{}}()\[\],]", re.DOTALL)
+
+
+def _braces(depth: int) -> str:
+    """What matches ``{…}`` with braces in it, down to a depth."""
+    inner = rf"|{_braces(depth - 1)}" if depth else ""
+    return rf'\{{(?:[^{{}}"]++|{_STRING}{inner})*+\}}'
+
+
+_BRACES = re.compile(_braces(4), re.DOTALL)  # most of a backend_config, matched at once
 
 
 def split_top_level(text: str) -> list[str]:
@@ -149,15 +159,18 @@ def split_top_level(text: str) -> list[str]:
     >>> split_top_level('a={1,2}, b="x,y", c=3')
     ['a={1,2}', 'b="x,y"', 'c=3']
     """
-    parts, depth, start = [], 0, 0
-    for match in SPECIAL.finditer(text):
-        token = match[0]
+    parts, depth, start, at = [], 0, 0, 0
+    while match := SPECIAL.search(text, at):
+        token, at = match[0], match.end()
         if token == ",":
             if depth == 0:
                 parts.append(text[start : match.start()].strip())
-                start = match.end()
+                start = at
         elif token in "{([":
-            depth += 1
+            if group := _BRACES.match(text, match.start()):
+                at = group.end()
+            else:
+                depth += 1
         elif token in "})]":
             depth -= 1
     parts.append(text[start:].strip())

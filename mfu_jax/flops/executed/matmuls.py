@@ -227,11 +227,11 @@ def hardware_passes(computation: HloComputation, instruction: HloInstruction) ->
         return f"{match[1]}_{match[2]}"
     if instruction.opcode != "convolution" or ":T(" not in instruction.shape_text:
         return ""
-    is_float32 = operand_dtype(computation, instruction) == "f32"
-    return _TPU_PASSES.get(instruction.attribute("operand_precision"), "") if is_float32 else ""
+    passes = _TPU_PASSES.get(instruction.attribute("operand_precision"), "")
+    return passes if passes and operand_dtype(computation, instruction) == "f32" else ""
 
 
 def operand_dtype(computation: HloComputation, instruction: HloInstruction) -> str:
     """The wider dtype of the two operands."""
-    shapes = [computation.operand(instruction, i).shape for i in (0, 1)]
-    return max((shape.dtype for shape in shapes), key=dtype_bits)
+    first, second = (computation.operand(instruction, i).shape.dtype for i in (0, 1))
+    return first if first == second else max(first, second, key=dtype_bits)

@@ -42,6 +42,12 @@ INDEXED = PARTS.union(
     ("pad", "select", "and", "maximum", "concatenate"),
     ("collective-permute", "collective-permute-start"),
 )
+# Whose results are another device's, whatever their operands are.
+DIFFER_BY_DEVICE = frozenset(
+    {"partition-id", "replica-id", "rng", "infeed", "recv", "ragged-all-to-all"}
+)
+# Whose results are made of their operands, and of nothing that differs between devices.
+MIXING = NO_MATMUL - DIFFER_BY_DEVICE - {"parameter", "tuple", "get-tuple-element"}
 
 MATMUL_NAME = "dot_general"
 """How an op_name ends that JAX gives to a matmul."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Iterable, Iterator, Sequence
 
+from mfu_jax.flops.executed.elementwise import flops_of_lines
 from mfu_jax.flops.executed.hlo import (
-    Fields,
     HloComputation,
     HloInstruction,
     HloModule,
@@ -14,20 +14,21 @@ from mfu_jax.flops.executed.hlo import (
     Index,
 )
 from mfu_jax.flops.executed.hlo_shapes import COMMENT, is_balanced, split_top_level
-from mfu_jax.flops.executed.opcodes import INDEXED, MATMUL_NAME, ONLY_ELEMENTWISE
+from mfu_jax.flops.executed.lines import PATTERN, Line, read_lines
+from mfu_jax.flops.executed.opcodes import INDEXED, MATMUL_NAME, MIXING, ONLY_ELEMENTWISE
 
-# A tuple's shape ends where ` opcode(` begins: nothing within a shape looks like that. Operands
-# without brackets and strings end at the first parenthesis. What excludes one character only is
-# matched several times faster than a class.
-_INSTRUCTION = re.compile(
-    r" *(ROOT )?%?([^ ]+) = (\(.*?\)|[^ ]+) ([a-z][^(]*)\((?:([^)]*)\))?(.*)",
-    re.DOTALL,
-)
+_INSTRUCTION = re.compile(rf"{PATTERN}(?:([^)]*)\))?(.*)", re.DOTALL)
 _INSTRUCTION_START = re.compile(r"\s*(?:ROOT )?%?[^\s=%\"{}(),]+ = \S")
 # Computations of nothing else are most of a program; their instructions are made when needed.
 _DEFERRED = ONLY_ELEMENTWISE - INDEXED
+_MIXING = MIXING | {"parameter"}
+_END = re.compile(r"\n}")
 _ELEMENT = re.compile(r"%([^\s,(){}#]+)#(\d+)")
-_COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(]+) (?:\(.*\) -> .* )?\{\s*$", re.DOTALL)
+# Outside of computations: the program's first line, and those of computations.
+_HEADER = re.compile(
+    r"^(?:HloModule (.*)|(ENTRY )?(%?)([^\s(]+) (?:\(.*\) -> .* )?\{)$", re.MULTILINE
+)
+_PERCENT_NAME = re.compile(r"%([^, ]++)")
 
 
 def parse_hlo(text: str) -> HloModule:
@@ -39,81 +40,141 @@ def parse_hlo(text: str) -> HloModule:
     Raises:
         HloParseError: a line cannot be parsed; the error shows it.
     """
-    name = header = entry = ""
-    computations: dict[str, HloComputation] = {}
-    indexed: dict[str, Index] = {opcode: ([], []) for opcode in INDEXED}
-    computation: HloComputation | None = None
-    known: Container[str] = ()  # the names in `computation`
-    deferred: dict[str, Fields] | None = None  # of `computation`
-    instructions: dict[str, HloInstruction] = {}  # of `computation`, if not deferred
-    last: HloInstruction | None = None
-    unread: list[str] = []  # the tail of `last`, where its first line does not say all
-    match_instruction = _INSTRUCTION.match
-    kept: dict[str, str] = {}
-    one = kept.setdefault  # equal shapes and opcodes are few, and one object is quick to compare
-    for number, line in enumerate(text.split("\n"), 1):
-        if computation is not None:
-            match = match_instruction(line)
-            if match:
+    return _Parser(text).module()
+
+
+class _Parser:
+    """Reads a text from `position`, which begins line `number` + 1."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.position = 0
+        self.number = 0
+        self.computations: dict[str, HloComputation] = {}
+        self.indexed: dict[str, Index] = {opcode: ([], []) for opcode in INDEXED}
+        # Equal shapes and opcodes are few, and one object is quick to compare.
+        self.kept: dict[str, str] = {}
+
+    def module(self) -> HloModule:
+        name = header = entry = ""
+        text = self.text
+        while match := _HEADER.search(text, self.position):
+            self.number += text.count("\n", self.position, match.start()) + 1
+            self.position = match.end() + 1
+            line, is_entry, percent, found = match.groups()
+            if line is not None:
+                header, name = match[0], line.partition(",")[0].strip()
+                continue
+            computation = self.computations[found] = HloComputation(found, self.number)
+            if not self._read_at_once(computation, has_percent=bool(percent)):
+                self._read_by_lines(computation)
+            if is_entry:
+                entry = found
+        if not self.computations:
+            raise HloParseError("no computation in it", text[:200], 1)
+        if not entry:
+            raise HloParseError("no ENTRY computation", text[:200], 1)
+        indexed = {opcode: index for opcode, index in self.indexed.items() if index[0]}
+        return HloModule(name, header, self.computations, indexed, entry)
+
+    def _lines(self) -> Iterator[str]:
+        """The lines from `position`, which may be moved meanwhile."""
+        text = self.text
+        while self.position <= len(text):
+            start = self.position
+            end = text.find("\n", start)
+            end = len(text) if end < 0 else end
+            self.position = end + 1
+            self.number += 1
+            yield text[start:end]
+
+    def _read_at_once(self, computation: HloComputation, *, has_percent: bool) -> bool:
+        """Reads all instructions of a computation; False if a line of it needs a closer look.
+
+        Args:
+            computation: it begins at `position`.
+            has_percent: whether this text writes names with ``%``.
+        """
+        end = _END.search(self.text, self.position)
+        body = self.text[self.position - 1 : end.start()] if end else ""
+        lines = read_lines(body)
+        if not lines or not _is_plain(lines[-1][4]):  # it may have more lines
+            return False
+        names = {line[1] for line in lines}
+        operands = ", ".join([line[4] for line in lines])
+        if len(names) < len(lines) or "#" in operands:
+            return False
+        for line in lines:
+            if line[0]:
+                computation.mark_root(line[1])
+        is_plain = _is_plain(operands)
+        used = set(_PERCENT_NAME.findall(operands))
+        computation.is_defined = has_percent and is_plain and used <= names
+        opcodes = {line[3] for line in lines}
+        if is_plain and opcodes <= _DEFERRED and not _has_products(body, lines):
+            computation.deferred = body
+            computation.elementwise = flops_of_lines(lines)
+        else:
+            self._add(computation, lines, is_plain=is_plain)
+        if computation.is_defined and opcodes <= _MIXING and MATMUL_NAME not in body:
+            computation.mixes = used == names - {lines[-1][1]}
+        self.position += len(body)
+        self.number += len(lines)
+        return True
+
+    def _add(self, computation: HloComputation, lines: Sequence[Line], *, is_plain: bool) -> None:
+        """Makes the instructions of a computation; `is_plain` as of all their operands."""
+        one, indexed = self.kept.setdefault, self.indexed
+        made: dict[str, HloInstruction] = {}
+        number = computation.number
+        for _, name, shape, opcode, operands, rest in lines:
+            number += 1
+            instruction = HloInstruction(
+                name, one(shape, shape), one(opcode, opcode), operands, rest, number
+            )
+            if not is_plain and not _is_plain(operands):
+                instruction.read([f"{operands}){rest}"])
+            made[name] = instruction
+            if opcode in indexed:
+                computations, instructions = indexed[opcode]
+                computations.append(computation)
+                instructions.append(instruction)
+        computation.instructions = made
+
+    def _read_by_lines(self, computation: HloComputation) -> None:
+        """Reads a computation of which some instructions have several lines, or errors."""
+        last: HloInstruction | None = None
+        unread: list[str] = []  # the tail of `last`, where its first line does not say all
+        made = computation.instructions
+        for line in self._lines():
+            if match := _INSTRUCTION.match(line):
                 if unread and last:
                     last.read(unread)
                     unread = []
-                root, instruction, shape, opcode, operands, rest = match.groups()
-                shape, opcode = one(shape, shape), one(opcode, opcode)
-                if instruction in known:
-                    raise HloParseError("a second instruction of this name", line, number)
+                root, name, shape, opcode, operands, rest = match.groups()
+                if name in made:
+                    raise HloParseError("a second instruction of this name", line, self.number)
                 if root:
-                    computation.mark_root(instruction)
-                is_plain = operands is not None and "(" not in operands and '"' not in operands
-                if deferred is not None:
-                    if (
-                        is_plain
-                        and opcode in _DEFERRED
-                        and (opcode != "multiply" or MATMUL_NAME not in rest)
-                        and "#" not in operands
-                    ):
-                        deferred[instruction] = instruction, shape, opcode, operands, rest, number
-                        continue
-                    deferred, known = None, (instructions := computation.instructions)
-                if not is_plain:  # brackets in them, or more lines
+                    computation.mark_root(name)
+                if operands is None or not _is_plain(operands):  # or more lines
                     unread, operands, rest = [line[match.end(4) + 1 :]], "", ""
                 if "#" in operands and opcode != "constant":
-                    _name_elements(operands, instructions, number)
-                last = HloInstruction(instruction, shape, opcode, operands, rest, number)
-                instructions[instruction] = last
-                if opcode in INDEXED:
-                    indexed[opcode][0].append(computation)
-                    indexed[opcode][1].append(last)
+                    _name_elements(operands, made, self.number)
+                last = HloInstruction(name, shape, opcode, operands, rest, self.number)
+                made[name] = last
+                if opcode in self.indexed:
+                    self.indexed[opcode][0].append(computation)
+                    self.indexed[opcode][1].append(last)
             elif line.startswith("}") and _is_whole(unread):
                 if unread and last:
                     last.read(unread)
-                    unread = []
-                computation = last = None
+                return
             elif line.strip():
-                if deferred:  # the last one has more lines
-                    deferred, known = None, (instructions := computation.instructions)
-                    last = instructions[next(reversed(instructions))]
                 if last is None or _INSTRUCTION_START.match(line):
-                    raise HloParseError("not an instruction", line, number)
+                    raise HloParseError("not an instruction", line, self.number)
                 unread = unread or [f"{last.operand_text}){last.attribute_text}"]
                 unread.append(line)
-        elif line.endswith("{") and (match := _COMPUTATION.match(line)):
-            computation = HloComputation(match[2], number)
-            computations[match[2]] = computation
-            computation.deferred = known = deferred = {}
-            if match[1]:
-                entry = match[2]
-        elif line.startswith("HloModule "):
-            header = line
-            name = line[len("HloModule ") :].partition(",")[0].strip()
-    if computation is not None:
-        raise HloParseError(f"computation %{computation.name} has no end", number=number)
-    if not computations:
-        raise HloParseError("no computation in it", text[:200], 1)
-    if not entry:
-        raise HloParseError("no ENTRY computation", text[:200], 1)
-    found = {opcode: index for opcode, index in indexed.items() if index[0]}
-    return HloModule(name, header, computations, found, entry)
+        raise HloParseError(f"computation %{computation.name} has no end", number=self.number)
 
 
 def _name_elements(operands: str, instructions: dict[str, HloInstruction], number: int) -> None:
@@ -129,6 +190,18 @@ def _name_elements(operands: str, instructions: dict[str, HloInstruction], numbe
             instructions[name] = HloInstruction(
                 name, shape, "get-tuple-element", f"%{match[1]}", rest, number
             )
+
+
+def _has_products(body: str, lines: Iterable[Line]) -> bool:
+    """Whether a multiplication may be a matmul."""
+    return MATMUL_NAME in body and any(
+        line[3] == "multiply" and MATMUL_NAME in line[5] for line in lines
+    )
+
+
+def _is_plain(operands: str) -> bool:
+    """Whether operands end at the first parenthesis."""
+    return "(" not in operands and '"' not in operands
 
 
 def _is_whole(tail: list[str]) -> bool:

@@ -8,6 +8,8 @@ that is not.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence, Set
@@ -18,14 +20,15 @@ import numpy as np
 from mfu_jax.flops.executed.collectives import groups_text
 from mfu_jax.flops.executed.dataflow import MAX_DEPTH
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.opcodes import DIFFER_BY_DEVICE, MIXING
 
 # Of each device, the first device that holds the same value; of a tuple, those of its elements.
 Groups = tuple[int, ...]
 Held: TypeAlias = "Groups | list[Held]"
 
 _CALLS = frozenset({"fusion", "call", "async-start"})
-_DIFFERENT = frozenset({"partition-id", "replica-id", "rng", "infeed", "recv", "ragged-all-to-all"})
 _SAME_VALUE = frozenset({"copy", "optimization-barrier", "opt-barrier", "bitcast"})
+_MIXING = MIXING - _SAME_VALUE  # which may have tuples
 _TILES = re.compile(r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))")
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
 _MESH = re.compile(
@@ -73,8 +76,9 @@ def _shardings_of(program: Any) -> list[str]:
 
 def _canonical(keys: Sequence[Hashable]) -> Groups:
     """The groups of devices with equal keys."""
-    first: dict[Hashable, int] = {}
-    return tuple([first.setdefault(key, device) for device, key in enumerate(keys)])
+    last = len(keys) - 1
+    first = dict(zip(reversed(keys), range(last, -1, -1), strict=True))  # the first one stays
+    return tuple(map(first.__getitem__, keys))
 
 
 def _iota(dims: str, source: str, order: str | None) -> np.ndarray:
@@ -88,6 +92,7 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
+@functools.lru_cache(maxsize=256)  # many parameters have the same
 def _placed(sharding: str, devices: int) -> Groups:
     """Which devices hold the same shard of a parameter."""
     if sharding == "{replicated}" or sharding.startswith("{maximal"):
@@ -122,7 +127,7 @@ def replica_groups(text: str, devices: int) -> list[list[int]] | None:
         others = [axis for axis in range(ids.ndim) if axis not in chosen]
         width = math.prod(ids.shape[axis] for axis in chosen)
         groups = ids.transpose(others + chosen).reshape(-1, width).tolist()
-    if groups is None or sorted(d for group in groups for d in group) != list(range(devices)):
+    if groups is None or sorted(itertools.chain.from_iterable(groups)) != list(range(devices)):
         return None
     return groups
 
@@ -150,7 +155,8 @@ class _Walk:
         self.devices = devices
         self.found: dict[int, Groups] = {}
         self.merged: dict[tuple[int, int], Groups] = {}  # by ``id`` of kept groups
-        self.received: dict[tuple[str, str, Groups], Groups] = {}
+        self.called: dict[tuple[str, tuple[int, ...]], Held] = {}  # by ``id`` of kept groups
+        self.received: dict[tuple[str, str, int], Groups] = {}  # by ``id`` of kept groups
 
     def one(self, groups: Iterable[int]) -> Groups:
         """The one object for equal groups."""
@@ -163,9 +169,12 @@ class _Walk:
             return self.different
         held: dict[str, Held] = {}
         for instruction in computation.instructions.values():
-            if instruction.opcode == "parameter" and instruction.operand_text.isdecimal():
+            opcode = instruction.opcode
+            if opcode == "parameter" and instruction.operand_text.isdecimal():
                 number = int(instruction.operand_text)
                 result = given[number] if number < len(given) else self.different
+            elif opcode in _MIXING:
+                result = self._whole([held.get(n, self.different) for n in instruction.operands])
             else:
                 operands = [held.get(name, self.different) for name in instruction.operands]
                 result = self._result(instruction, operands, depth)
@@ -179,7 +188,7 @@ class _Walk:
     def _result(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
         opcode = instruction.opcode
         kind = opcode.removesuffix("-start")
-        if opcode in _DIFFERENT:
+        if opcode in DIFFER_BY_DEVICE:
             return self.different
         if opcode == "tuple":
             return operands
@@ -194,15 +203,25 @@ class _Walk:
         if kind == "collective-permute":
             return self._permuted(instruction, self._whole(operands))
         if opcode in _CALLS:
-            results = [
-                self.run(self.module[name], operands, depth + 1) for name in instruction.callees
-            ]
+            results = [self._called(name, operands, depth + 1) for name in instruction.callees]
             return results[0] if len(results) == 1 else self._whole(results)
         if opcode == "while" and operands:
             return self._looped(instruction, operands[0], depth)
         if opcode == "conditional":
             return self._chosen(instruction, operands, depth)
         return self._whole(operands)
+
+    def _called(self, name: str, operands: list[Held], depth: int) -> Held:
+        """The result of a computation; kept, because the passes of a loop repeat most of them."""
+        computation = self.module[name]
+        if any(isinstance(held, list) for held in operands):
+            return self.run(computation, operands, depth)
+        if computation.mixes:
+            return self._whole(operands)
+        key = (name, tuple(map(id, operands)))
+        if key not in self.called:
+            self.called[key] = self.run(computation, operands, depth)
+        return self.called[key]
 
     def _looped(self, instruction: HloInstruction, state: Held, depth: int) -> Held:
         body, condition = instruction.loop_computations
@@ -227,10 +246,11 @@ class _Walk:
         return self._with(result, self._whole(operands[0]))
 
     def _received(self, instruction: HloInstruction, kind: str, held: Groups) -> Groups:
-        call = kind, groups_text(instruction), held
-        if call not in self.received:
-            self.received[call] = self.one(self._exchanged(*call))
-        return self.received[call]
+        text = groups_text(instruction)
+        key = kind, text, id(held)
+        if key not in self.received:
+            self.received[key] = self.one(self._exchanged(kind, text, held))
+        return self.received[key]
 
     def _exchanged(self, kind: str, text: str, held: Groups) -> Groups:
         groups = replica_groups(text, self.devices)
@@ -259,7 +279,8 @@ class _Walk:
             return held
         whole = self.same
         for element in held:
-            whole = self._merge(whole, self._whole(element))
+            if element is not whole:  # quick where all are the same
+                whole = self._merge(whole, self._whole(element))
         return whole
 
     def _either(self, a: Held, b: Held) -> Held:

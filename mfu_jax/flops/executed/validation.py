@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from mfu_jax.flops.executed.hlo import (
-    WITHOUT_OPERANDS,
-    Fields,
-    HloComputation,
-    HloModule,
-    HloParseError,
-)
-from mfu_jax.flops.executed.hlo_shapes import operand_names
+from mfu_jax.flops.executed.hlo import HloComputation, HloModule, HloParseError
+from mfu_jax.flops.executed.lines import WITHOUT_OPERANDS
 
 
 def check_module(module: HloModule) -> None:
@@ -35,7 +27,7 @@ def _check_root(computation: HloComputation) -> None:
 
 
 def _check_operands(computation: HloComputation) -> None:
-    if computation.deferred is not None and _are_defined(computation.deferred):
+    if computation.is_defined:
         return
     known = computation.instructions
     is_known = known.__contains__
@@ -44,13 +36,3 @@ def _check_operands(computation: HloComputation) -> None:
             continue
         name = next(name for name in instruction.operands if name not in known)
         raise instruction.error(f"%{computation.name} has no instruction %{name}")
-
-
-def _are_defined(deferred: Mapping[str, Fields]) -> bool:
-    """Whether all operands are."""
-    for _, _, opcode, operands, _, _ in deferred.values():
-        if opcode not in WITHOUT_OPERANDS:
-            for name in operand_names(operands):
-                if name not in deferred:
-                    return False
-    return True

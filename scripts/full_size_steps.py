@@ -58,6 +58,10 @@ CASES = {
         topology="v5p:4x4x8",
         keys={"model_name": "llama3-70b", "max_target_length": "8192", "fsdp": "128"},
     ),
+    "qwen3-next-80b-a3b": Case(
+        topology="v5p:4x4x4",
+        keys={"model_name": "qwen3-next-80b-a3b", "max_target_length": "4096", "fsdp": "64"},
+    ),
     "deepseek3-671b": Case(
         topology="v5p:8x8x8",
         keys={

@@ -23,7 +23,7 @@ class ModelFlops:
         per_device: by `convention`; a fraction where devices share them unequally.
         convention: how attention pairs are counted.
         dense: the same with all attention pairs; None if unknown.
-        attention: the part of `per_device` between activations; None if unknown.
+        attention: the part of `per_device` that attention kernels may compute; None if unknown.
         is_whole: `per_device` was traced from the function that was compiled, without gaps.
         operations: `per_device` as in `FlopCount.by_operation`, attention dense; empty if unknown.
         overheads: other known work of the program, by its line in the ledger.

@@ -63,7 +63,8 @@ class ModelCount:
         convention: how attention pairs are counted; ``as given`` for a value.
         tokens_per_device: tokens of one step on one device, if the source knows them.
         dense: the same FLOPs with all attention pairs, None if unknown.
-        attention: the part of `per_device` between activations, None if unknown.
+        attention: the part of `per_device` that attention kernels may compute: products of pairs
+            of tokens (a traced one has all products of activations), None if unknown.
         packed: the part of `per_device` that attention within packed documents would take with all
             pairs, by kind of mask as declared with `attention_mask`.
         operations: a traced `per_device` with all attention pairs, as in `FlopCount.by_operation`.
@@ -144,7 +145,7 @@ def analytic_model(config: Any, *, convention: str = "maxtext") -> ModelCount:
     """
     tokens = calculate_tokens_per_device(config)
     rows = flops_breakdown(config, convention)
-    attention = sum(row.training_flops for row in rows if row.kind == "attention")
+    attention = sum(row.training_flops for row in rows if row.has_pairs)
     return ModelCount(
         per_device=integral(sum(row.training_flops for row in rows)),
         source="analytic",

@@ -1,11 +1,16 @@
-"""What a mesh makes each device execute beyond its share of the model, from the config alone."""
+"""What a step executes on each device beyond its share of the model, from the config alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from mfu_jax.flops.analytic.totals import FlopsRow, flops_breakdown
+from mfu_jax.flops.analytic.inputs import as_model_config
+from mfu_jax.flops.analytic.totals import (
+    FlopsRow,
+    calculate_tokens_per_device,
+    flops_breakdown,
+)
 from mfu_jax.flops.ledger import OVERHEAD_ATTENTION
 from mfu_jax.layers.families import model_spec
 from mfu_jax.layers.pipeline import Schedule, schedule_of
@@ -28,14 +33,14 @@ def known_overheads(config: Config) -> dict[str, int]:
     Args:
         config: of the run; every axis of its mesh is a number.
     """
-    rows = flops_breakdown(config, "dense")
+    rows = _executed_rows(config)
     schedule = pipeline_schedule(config)
     # Of a stage's turns, microbatches × repeats are the model's.
     turns = schedule.turns if schedule else 1
     of_model = schedule.turns - schedule.stages + 1 if schedule else 1
     bubble, worked = Fraction(turns - of_model, of_model), Fraction(turns, of_model)
     layers = _training_flops(rows, lambda row: row.component != "logits")
-    attention = _training_flops(rows, lambda row: row.kind == "attention")
+    attention = _training_flops(rows, lambda row: row.has_pairs)
     below, below_attention = _below_the_first_layer(rows) if schedule else (Fraction(0),) * 2
     experts = _training_flops(rows, lambda row: "moe/experts/" in row.component)
     halves = _training_flops(rows, lambda row: row.component.endswith(_WHOLE_HALVES))
@@ -43,7 +48,10 @@ def known_overheads(config: Config) -> dict[str, int]:
     neighbours = config.expert * config.dcn_expert_parallelism - 1
     is_dropless = config.num_experts > 1 and config.capacity_factor <= 0
     repeated = halves * others * worked if is_dropless else Fraction(0)
+    beyond = _sum(rows) - _sum(flops_breakdown(config, "dense"))
     found = {
+        # Products inside of a chunk, and its triangular system.
+        "delta nets in chunks": beyond,
         "pipeline bubble": (layers + below - attention - below_attention) * bubble,
         # The attention of the next line is here, too: kernels run both.
         OVERHEAD_ATTENTION: (attention + below_attention) * bubble + below_attention,
@@ -58,8 +66,35 @@ def known_overheads(config: Config) -> dict[str, int]:
     return {label: round(flops) for label, flops in found.items() if flops}
 
 
+def _executed_rows(config: Config) -> list[FlopsRow]:
+    """Those of the model, with delta nets as they run: in whole chunks."""
+    chunk, length = config.gdn_chunk_size, config.max_target_length
+    sizes = as_model_config(config).replace(scan_chunk_size=chunk)
+    padded = Fraction(-(-length // chunk) * chunk, length)
+    inverse = config.gdn_num_value_heads * chunk**2  # FLOPs for each token: C³ a chunk and head
+
+    def as_it_runs(row: FlopsRow) -> FlopsRow:
+        if not row.component.endswith("delta_net/core_chunked"):
+            return row
+        tokens = calculate_tokens_per_device(sizes) * row.repeats
+        forward, training = row.forward_flops, row.training_flops
+        solved = inverse * tokens
+        # The gradient of an inverse is one more system and a product of two matrices, 2·C³.
+        backward = solved * 3 * Fraction(training - forward, 2 * forward)
+        return row._replace(
+            forward_flops=padded * (forward + solved),
+            training_flops=padded * (training + solved + backward),
+        )
+
+    return [as_it_runs(row) for row in flops_breakdown(sizes, "dense")]
+
+
 def _training_flops(rows: _Rows, counts: Callable[[FlopsRow], bool]) -> Fraction:
     return sum((Fraction(row.training_flops) for row in rows if counts(row)), Fraction(0))
+
+
+def _sum(rows: _Rows) -> Fraction:
+    return _training_flops(rows, lambda row: True)
 
 
 def _below_the_first_layer(rows: _Rows) -> tuple[Fraction, Fraction]:
@@ -71,5 +106,5 @@ def _below_the_first_layer(rows: _Rows) -> tuple[Fraction, Fraction]:
         for row in rows
         if row.layer == _FIRST and (other := later.get(row.component)) is not None
     }
-    attention = (flops for row, flops in lacking.items() if row.kind == "attention")
+    attention = (flops for row, flops in lacking.items() if row.has_pairs)
     return sum(lacking.values(), Fraction(0)), sum(attention, Fraction(0))

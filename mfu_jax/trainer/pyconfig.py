@@ -173,7 +173,7 @@ def load(arguments: Sequence[str] = ()) -> Config:
     words = parse(arguments)
     path = _config_path(words.one_name("YAML file")) if words.names else CONFIG_FOLDER / "demo.yml"
     values = read_mapping(path)
-    if path.resolve().parent == CONFIG_FOLDER:
+    if path.resolve().parent == CONFIG_FOLDER.resolve():
         return from_mapping({}, defaults=values, overrides=words.values)
     return from_mapping(values, overrides=words.values, where=str(path))
 

@@ -11,7 +11,10 @@ from typing import Any
 
 import jax
 
-from mfu_jax.flops.analytic.totals import calculate_tokens_per_device
+from mfu_jax.flops.analytic.totals import (
+    calculate_tflops_per_device,
+    calculate_tokens_per_device,
+)
 from mfu_jax.hardware.step_peaks import StepPeaks
 from mfu_jax.instrumentation import assembly, counts
 from mfu_jax.instrumentation.counts import StepFlops
@@ -159,7 +162,7 @@ def _setup(
         devices=f"{jax.device_count()} × {kind} ({jax.process_count()} processes)",
         peaks=peaks,
         model=flops.model,
-        model_details=_shares(flops.model),
+        model_details=_shares(config),
         tokens_per_device=calculate_tokens_per_device(config),
         flops_by_dtype=flops.executed.by_dtype,
         parameters=f"{parameter_count(state):,}",
@@ -175,12 +178,11 @@ def _setup(
     return run | table, texts
 
 
-def _shares(model: counts.ModelCount) -> str:
+def _shares(config: Config) -> str:
     """The convention, and the TFLOPs of weights and of attention."""
-    assert model.attention is not None  # always known if the source is a config
-    weights = float(model.per_device - model.attention) / 1e12
-    attention = float(model.attention) / 1e12
-    return f"{model.convention}: weights {weights:.6g}, attention {attention:.6g}"
+    tflops = calculate_tflops_per_device(config, config.convention)
+    weights, attention = tflops.learnable_weight, tflops.attention
+    return f"{config.convention}: weights {weights:.6g}, attention {attention:.6g}"
 
 
 def as_argument(value: object) -> str:

@@ -16,10 +16,12 @@ from mfu_jax.flops.analytic.totals import flops_breakdown, model_flops_per_devic
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
 from mfu_jax.flops.ledger import REMOVED, compare_flops
 from mfu_jax.flops.traced.counting import count_model_flops
+from mfu_jax.instrumentation.counts import count_program
 from mfu_jax.trainer import mesh, pyconfig, state, step
 from mfu_jax.trainer.data import split_row
 from mfu_jax.trainer.images import with_images
 from mfu_jax.trainer.pyconfig import Config
+from mfu_jax.trainer.run_logger import model_of
 from tests.support import program_families, tiny_models
 from tests.support.compilation import only_counted
 from tests.support.jax_versions import FASTER_TO_COMPILE, has_nnx_list, reads_recorded_kernels
@@ -72,6 +74,7 @@ def test_a_compiled_step_runs_the_flops_that_are_counted_and_trains(name: str) -
     # The CPU has no grouped matmul: all experts multiply all rows.
     expansion = (config.num_experts - 1) * routed(config)
     assert lines == ({EXPANSION: expansion} if expansion else {})
+    assert count_program(compiled, model_of(config)).ledger.residual == 0  # what a run shows
     if not executed.duplicated:
         assert executed.forward == traced.forward + expansion // 3
         assert executed.backward == traced.backward + 2 * expansion // 3

@@ -125,3 +125,11 @@ def test_kernels_of_a_configs_attention_are_set_against_its_attention() -> None:
     )
     assert [line.flops for line in ledger.lines[:2]] == [model.per_device, DENSE_ATTENTION // 4]
     assert ledger.residual == 0
+
+
+def test_kernels_of_attention_are_not_set_against_the_state_of_linear_attention() -> None:
+    delta_net = dict.fromkeys(("gdn_num_key_heads", "gdn_num_value_heads"), 2)
+    delta_net |= dict.fromkeys(("gdn_key_head_dim", "gdn_value_head_dim"), 16)
+    hybrid = {"decoder_block": "qwen3_next", "inhomogeneous_layer_cycle_interval": 2}
+    model = analytic_model({**CONFIG, **hybrid, **delta_net, "gdn_conv_kernel_dim": 4})
+    assert model.attention == DENSE_ATTENTION // 2 // 2  # one of two layers, half of its pairs

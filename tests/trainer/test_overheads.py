@@ -1,4 +1,4 @@
-"""What a mesh adds to the model's FLOPs, against arithmetic."""
+"""What a step executes beyond the model's FLOPs, against arithmetic."""
 
 from fractions import Fraction
 
@@ -18,6 +18,10 @@ HALVES = "halves of adapters on every device"
 RANK = 4
 # Of an expert's adapters: a of wi_0 and wi_1, b of wo; two experts a token.
 HALVES_OF_A_LAYER = 3 * 3 * 2 * (2 * TOKENS) * WIDTH * RANK
+# Of qwen3-next-80b-a3b at `scale=tiny`: six delta nets of four heads; 100 tokens are two chunks.
+CHUNK, KEYS, VALUES, DELTA_HEADS = 64, 16, 16, 6 * 4
+IN_CHUNK = CHUNK**2 * (3 * KEYS + 2 * VALUES) + 3 * CHUNK * KEYS * VALUES
+RECURRENCE = 100 * 4 * KEYS * VALUES
 Q_ADAPTER = 3 * 2 * TOKENS * RANK * (WIDTH + 32 * 4)
 
 
@@ -58,6 +62,15 @@ Q_ADAPTER = 3 * 2 * TOKENS * RANK * (WIDTH + 32 * 4)
                 "gradients below the first layer": (
                     2 * TOKENS * WIDTH * 32 * (4 + 2 + 2) + 2 * TOKENS * WIDTH * RANK
                 ),
+            },
+        ),
+        # Two triangular systems, and a product of two matrices, for each chunk and head.
+        (
+            [*"model_name=qwen3-next-80b-a3b scale=tiny max_target_length=100".split()],
+            {
+                "delta nets in chunks": 8
+                * DELTA_HEADS
+                * (3 * 2 * (2 * IN_CHUNK - RECURRENCE) + 2 * 4 * CHUNK**3)
             },
         ),
     ],

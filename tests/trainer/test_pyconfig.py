@@ -43,6 +43,15 @@ def test_a_named_models_sizes_win_over_those_of_a_bundled_file(file: list[str]) 
     assert (config.vocab_size, config.num_kv_heads, config.head_dim) == (32000, 32, 128)
 
 
+def test_so_they_do_where_the_bundled_files_are_behind_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "configs"
+    link.symlink_to(pyconfig.CONFIG_FOLDER, target_is_directory=True)
+    monkeypatch.setattr(pyconfig, "CONFIG_FOLDER", link)
+    assert pyconfig.load(["model_name=llama2-7b"]).num_decoder_layers == 32
+
+
 def test_other_keys_of_the_demo_stay_beside_a_named_model() -> None:
     assert pyconfig.load(["model_name=llama2-7b"]).max_target_length == 256
 

@@ -30,6 +30,8 @@ class FlopsRow(NamedTuple):
         repeats: layers of this kind.
         forward_flops: of one device in one optimizer step, all repeats.
         training_flops: forward and backward, likewise.
+        has_pairs: of attention over pairs of tokens; False for what runs token by token, such as
+            the state of linear attention.
     """
 
     layer: str
@@ -38,6 +40,7 @@ class FlopsRow(NamedTuple):
     repeats: int
     forward_flops: Number
     training_flops: Number
+    has_pairs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +114,7 @@ def matmul_rows(
                     layer.repeats,
                     forward,
                     forward * (1 + part.backward_multiple),
+                    part.mask is not None,
                 )
             )
     return rows
@@ -239,6 +243,5 @@ _FORWARD_SHARE = Fraction(1, 3)
 
 
 def _row(component: str, kind: ComponentKind, training: Number, repeats: int = 1) -> FlopsRow:
-    return FlopsRow(
-        "model", component, kind, repeats, integral(training * _FORWARD_SHARE), integral(training)
-    )
+    forward, has_pairs = integral(training * _FORWARD_SHARE), kind == "attention"
+    return FlopsRow("model", component, kind, repeats, forward, integral(training), has_pairs)

@@ -27,6 +27,8 @@ _BLOCKS = {
 }
 _ROUTINES = tuple(_BLOCKS.values())
 _LEAST_RANK = {**dict.fromkeys(_BLOCKS, 2), "triangular_solve": 3, "eigh": 1}
+# XLA may write an instruction's own name behind the primitive that it is expanded from.
+_OWN_NAME = re.compile(rf"(/(?:{'|'.join(_BLOCKS)}))/[\w-]+\.\d+$")
 _WINDOW = re.compile(r"size=([\dx]+)")
 _PASSED_ON = frozenset({"get-tuple-element", "bitcast", "tuple", "copy"})
 
@@ -60,7 +62,7 @@ class Expansions:
         names: dict[str, set[str]] = defaultdict(set)  # of the computations with blocks
         for computation, instruction in self.module.places("custom-call"):
             if _is_block(instruction):
-                names[computation.name].add(instruction.op_name)
+                names[computation.name].add(_op_name(instruction))
         parts: dict[int, Part] = {}
         for name, op_names in names.items():
             for op_name in op_names:
@@ -88,14 +90,14 @@ class Expansions:
                 blocks[instruction.name] = read[0]
             elif read:
                 for op_name in self._names(instruction) - op_names:
-                    if _primitive(op_name) == _primitive(read[0].op_name):
+                    if _primitive(op_name) == _primitive(_op_name(read[0])):
                         found[op_name] += [b for b in read if b not in found[op_name]]
         return found
 
     def _names(self, instruction: HloInstruction) -> set[str]:
         """The op_names of the matmuls and blocks that an instruction is or holds."""
         if instruction.opcode != "fusion":
-            return {instruction.op_name} if _is_part(instruction) else set()
+            return {_op_name(instruction)} if _is_part(instruction) else set()
         inside = (self.module[name].instructions.values() for name in instruction.callees)
         return {name for inner in inside for i in inner for name in self._names(i)}
 
@@ -114,7 +116,7 @@ class Expansions:
         for instruction in computation.instructions.values():
             inside = list(self._matmuls(computation, instruction, op_name))
             operands = [name for name in instruction.operands if name in root]
-            is_named = instruction.op_name == op_name or bool(inside)
+            is_named = _op_name(instruction) == op_name or bool(inside)
             if not is_named and not (instruction.opcode in _PASSED_ON and operands):
                 continue
             root[instruction.name] = instruction.name
@@ -134,8 +136,12 @@ class Expansions:
             for callee in map(self.module.__getitem__, instruction.callees):
                 for inner in callee.instructions.values():
                     yield from self._matmuls(callee, inner, op_name)
-        elif instruction.op_name == op_name and _is_part(instruction):
+        elif _op_name(instruction) == op_name and _is_part(instruction):
             yield computation, instruction
+
+
+def _op_name(instruction: HloInstruction) -> str:
+    return _OWN_NAME.sub(r"\1", instruction.op_name)
 
 
 def _primitive(op_name: str) -> str:
@@ -149,7 +155,7 @@ def _target(instruction: HloInstruction) -> str:
 
 def _is_block(instruction: HloInstruction) -> bool:
     """Whether it is a block of its primitive, the sizes of which say the matrix's."""
-    target = _BLOCKS.get(_primitive(instruction.op_name))
+    target = _BLOCKS.get(_primitive(_op_name(instruction)))
     return target is not None and _target(instruction).startswith(target)
 
 

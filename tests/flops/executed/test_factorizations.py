@@ -23,6 +23,16 @@ def test_optimizers_with_factorisations_have_no_gap(platform: str, name: str) ->
     assert executed.unaccounted == ()
 
 
+def test_an_expansion_is_found_by_names_that_end_in_an_instructions_own() -> None:
+    text = text_of("v5e_factorizations_newton")
+    as_they_are = executed_flops(text)
+    own = text.replace('/triangular_solve"', '/triangular_solve/custom-call.1"')
+    own = own.replace('/cholesky"', '/cholesky/dot.12"')
+    assert own != text
+    found = executed_flops(own)
+    assert (found.total, found.unaccounted) == (as_they_are.total, ())
+
+
 def test_an_expansion_whose_size_cannot_be_read_is_listed() -> None:
     text = text_of("v5e_factorizations_newton")
     lines = text.replace("/triangular_solve", "/other").splitlines()

@@ -56,7 +56,7 @@ def train(
     peaks = find_step_peaks(config)
     data = _data(config, mesh, "train", config.gradient_accumulation_steps)
     shapes = abstract_state(config, mesh)
-    with lock_run(config), Checkpointer(config, journal) as checkpoints:
+    with lock_run(config), Checkpointer(config, journal) as checkpoints, settled_heap() as settle:
         with journal.span("restore"):
             state = checkpoints.restore(shapes, data)
         state = state or create_state(config, mesh)
@@ -70,6 +70,7 @@ def train(
         evaluate = _evaluator(config, mesh, shapes)
         train_step = compile_train_step(config, mesh, shapes)
         flops = count_step(config, train_step)
+        settle()  # before the logger, whose first step would last longer
         run_logger = make_run_logger(
             config,
             settings,
@@ -81,7 +82,7 @@ def train(
             journal=journal,
         )
         tracing = step_profile(settings, train_step, flops, peaks)
-        with run_logger as logger, job.flushing(logger.flush), tracing, settled_heap():
+        with run_logger as logger, job.flushing(logger.flush), tracing:
             for step in range(start_step, config.steps):
                 with logger.waiting("data"):
                     batch = put_batch(next(data), mesh)

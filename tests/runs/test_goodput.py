@@ -203,7 +203,6 @@ def test_a_wait_after_a_pause_is_not_in_that_pause(tmp_path: Path) -> None:
     journal.span("eval", 12.0, 3.0)
     journal.alive(19.975, waited=2.0)
     journal.start(20.0, 20.0)
-    journal.alive(20.0)
     run = read_run(tmp_path, now=UNIX + 20.0)
     assert run.time["eval"] == pytest.approx(3)
     assert run.time["data_wait"] == pytest.approx(2)

@@ -145,12 +145,18 @@ def guarded(
             except Exception as error:
                 if is_interrupt(error):
                     raise
-                self._boundary.report(error, missing.format(self))
+                self._boundary.report(error, _clause(missing, self))
                 return instead(self)
 
         return wrapper  # type: ignore[return-value]  # the signature is that of `method`
 
     return decorate
+
+
+def _clause(missing: str, owner: Any) -> str:
+    with contextlib.suppress(Exception):  # its name may be what fails
+        return missing.format(owner)
+    return missing
 
 
 def is_interrupt(error: BaseException) -> bool:

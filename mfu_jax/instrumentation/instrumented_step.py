@@ -157,7 +157,7 @@ class InstrumentedStep(WrappedStep):
         self._is_jitted_here = self._run is call is not step_fn
         self._was_called = self._has_run = False
         self._closed = False
-        self._observer = StepObserver(self.__name__, step_fn, call, options, logger)
+        self._observer = StepObserver(self, call, options, logger)
         self._on_drop = weakref.finalize(self, _close_dropped, self._observer)
         self._on_drop.atexit = False  # the logger has a way of its own then
         self._boundary = self._observer.boundary

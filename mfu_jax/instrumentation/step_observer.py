@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +34,7 @@ from mfu_jax.instrumentation.packed_documents import PackedBatch
 from mfu_jax.instrumentation.program_analysis import ProgramAnalysis
 from mfu_jax.instrumentation.programs import BeforeCall, StepProgram, StepPrograms
 from mfu_jax.instrumentation.signatures import Signature
+from mfu_jax.instrumentation.wrapped_step import WrappedStep
 from mfu_jax.logger.disabled import DisabledLogger
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP, NonFiniteLossError
@@ -67,17 +69,15 @@ class Begun(NamedTuple):
 class StepObserver:
     """Observes the calls of one instrumented step.
 
-    It does not refer to the instrumented step, so that one that is dropped is gone at once.
+    It does not keep the instrumented step alive, so that one that is dropped is gone at once.
 
     Args:
-        name: of the step.
-        step_fn: the wrapped function.
-        call: the same, jitted.
+        step: the instrumented step, which has the name and the wrapped function.
+        call: the wrapped function, jitted.
         options: what the user chose.
         logger: a logger to share.
 
     Attributes:
-        name: of the step.
         boundary: where failures are reported.
         current: the program that ran last.
         shares_logger: the logger is the user's.
@@ -85,17 +85,16 @@ class StepObserver:
 
     def __init__(
         self,
-        name: str,
-        step_fn: Callable[..., Any],
+        step: WrappedStep,
         call: Any,
         options: StepOptions,
         logger: MetricLogger | None,
     ) -> None:
-        self.name = name
         self.boundary = self._boundary = Boundary()
         self.current: StepProgram | None = None
         self.shares_logger = logger is not None
-        self._step_fn = step_fn
+        self._step, self._name = weakref.ref(step), step.__name__
+        self._step_fn = step.__wrapped__
         self._call = call
         self._options = options
         self._logger: MetricLogger | DisabledLogger | None = logger
@@ -111,6 +110,12 @@ class StepObserver:
         self._ledgers: list[tuple[Any, ...]] = []
         self._said_traced = False
         self._is_lost = False
+
+    @property
+    def name(self) -> str:
+        """Of the step, which its user may change."""
+        step = self._step()
+        return self._name if step is None else step.__name__
 
     @property
     def logger(self) -> MetricLogger | DisabledLogger:

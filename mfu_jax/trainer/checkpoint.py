@@ -7,6 +7,7 @@ import errno
 import gc
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -221,7 +222,9 @@ class Checkpointer:
             self._finish()  # what fails is kept in `failure`
         self._abandon()
         if self.failure is not None:
-            gc.collect()  # what Orbax left over can still end quietly
+            with warnings.catch_warnings():  # of coroutines that the failure left without a start
+                warnings.simplefilter("ignore", RuntimeWarning)
+                gc.collect()  # what Orbax left over can still end quietly
 
 
 def _reason(error: Exception) -> str:

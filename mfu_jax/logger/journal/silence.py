@@ -4,10 +4,10 @@ from __future__ import annotations
 
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.03, 0.5
 _PART_OF_AGE = 1 / 800
-# A longer silence is a stop by hand or a machine's sleep: it says nothing about the others.
-_STOPPED_SECONDS = 1.0
-# With each sign, of those before: imports hold the lock for long, which says nothing of the steps.
-_KEEPS = 0.98
+# In intervals. A longer silence is a garbage collection, an import, a machine's sleep: it says
+# nothing about those to come.
+_LONGEST_SILENCE = 2.0
+_KEEPS = 0.95  # of the signs before, with each
 
 
 class Silence:
@@ -44,7 +44,7 @@ class Silence:
 
     def heard(self, now: float) -> None:
         """A sign of life."""
-        passed = min(now - self._last, _STOPPED_SECONDS) / self.interval_seconds
+        passed = min((now - self._last) / self.interval_seconds, _LONGEST_SILENCE)
         self._sum = _KEEPS * self._sum + passed
         self._squares = _KEEPS * self._squares + passed * passed
         self._last = now

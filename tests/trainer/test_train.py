@@ -1,6 +1,7 @@
 """The trainer as its user runs it: a process, its exit code, and the files that it leaves."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -164,6 +165,7 @@ def test_other_signals_save_as_well(signum: signal.Signals, tmp_path: Path) -> N
     assert int(checkpoint.name) == len(records(tmp_path))
 
 
+_NOT_WRITTEN = re.compile(r"checkpoint of step (\d+) .*\(File too large\); step (\d+) is kept")
 # Larger files fail as on a full disk: metrics have room, the weights have not.
 LIMIT_FILE_SIZE = """
 import os, resource, sys
@@ -185,16 +187,19 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line_and_the_earlier_one_res
     limited = start(tmp_path, *keys, wrapper=(sys.executable, "-c", LIMIT_FILE_SIZE))
     _, err = limited.communicate(timeout=HANG_SECONDS)
     assert limited.returncode == CHECKPOINT_EXIT_CODE, err
-    missing = [step for step in range(8, 41, 8) if step > saved]
-    for line, step in zip(err.splitlines(), missing, strict=True):
-        assert f"the checkpoint of step {step} " in line
-        assert f"(File too large); step {saved} is kept" in line
+    said = [_NOT_WRITTEN.search(line) for line in err.splitlines()]
+    failed = {int(one[1]): int(one[2]) for one in said if one}
+    assert len(failed) == len(said), err
+    assert 40 in failed
+    # In pieces small enough, as a busy machine writes them, one may fit after all.
+    kept = [saved, *(step for step in range(8, 41, 8) if step > saved and step not in failed)]
+    assert failed == {step: max(k for k in kept if k < step) for step in failed}
     assert losses(tmp_path) == losses(straight[0])
 
     code, out, err = run(tmp_path, *keys)
     assert code == 0, err
-    assert f"completed step: {saved}," in out
-    assert f"completed step: {saved - 1}," not in out
+    assert f"completed step: {kept[-1]}," in out
+    assert f"completed step: {kept[-1] - 1}," not in out
     assert losses(tmp_path) == losses(straight[0])
 
 

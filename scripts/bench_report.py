@@ -60,7 +60,7 @@ def write_run(folder: Path, steps: int, restarts: int) -> None:
             for mark in marks[first - begin :]:
                 records.write(_record(mark))
             now = marks[-1].end[1]
-            journal.write(alive_line((_UNIX + now, now), 0.0))
+            journal.write(alive_line((_UNIX + now, now), 0.0, 0.015))
 
 
 def _start(attempt: int, now: float) -> dict[str, object]:

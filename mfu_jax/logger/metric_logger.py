@@ -80,7 +80,7 @@ class MetricLogger:
         phases: the phases of the step under way.
         spans: the pause or wait under way.
         interrupt: of a wait for a step; raised where the loop next touches the logger.
-        lock: of the loop's threads: held while a step gets its number and is recorded.
+        lock: of the loop's threads, which the spans have.
 
     Raises:
         UserError: an unknown field, or an impossible number.
@@ -108,7 +108,6 @@ class MetricLogger:
         self._monotonic = monotonic
         log = self._compile_log = compile_log or CompileLog(boundary=boundary)
         boundary = self._boundary = boundary or log.boundary
-        self.lock, self._closing = threading.RLock(), threading.RLock()
         self._compiled_before_seconds = log.seconds
         self._builder = RecordBuilder(self.cost, config, compile_is_seen=log.available)
         if self._compiled_before_seconds:
@@ -116,7 +115,7 @@ class MetricLogger:
         self._numbers = StepNumbers(config.start_step)
         self._failure_was_raised = self._is_at_exit = False
         self._summary: Summary | None = None
-        self._process_id = os.getpid()
+        self._process_id, self._closing = os.getpid(), threading.RLock()
         watchdog = self._watchdog = Watchdog(config, self._boundary, monotonic=monotonic)
         used = assembly.sinks_of_process(sinks, config)
         self._journal = journal or assembly.journal_of(used, self._boundary, clock, monotonic)
@@ -126,6 +125,7 @@ class MetricLogger:
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
         self.interrupt = self._timer.interrupt
         self.spans = LoopSpans(self._timer, self._pipeline, watchdog, self._boundary, self._journal)
+        self.lock = self.spans.lock
         self.phases = PhaseBook(monotonic, warmup_steps=config.warmup_steps, boundary=boundary)
         parts = self._journal, self.spans, self.phases, self._timer, watchdog
         self._compilations = LoopCompilations(*parts)
@@ -179,41 +179,42 @@ class MetricLogger:
         begin = self._monotonic()
         if type(step) is not int:
             step = whole_number(step)
-        if self._pipeline.failure or self._summary or step <= self._numbers.last:
-            if self._is_at_exit:  # a daemon thread's
-                return
-            self._refuse(step)
-        if type(metrics) is not dict and not isinstance(metrics, Mapping):
-            raise assembly.refused_metrics(metrics)
-        self._numbers.last = step
-        if threading.get_ident() not in self._compilations.known:
-            self._compilations.run_here()
-        metrics = self._small.of(metrics)
-        if self.phases.has_phases:
-            of_phases, cost_of_phases = self.phases.take()
-            metrics, cost = {**metrics, **of_phases}, cost or cost_of_phases
-        taken = TimedStep(step, metrics, cost)
-        if self.spans.late:
-            taken.extra = self.spans.take_late()
-        given = None if step_time_seconds is None else plain_seconds(step_time_seconds)
-        if given is None:
-            if step_time_seconds is not None:
-                taken.refused_seconds = printable(repr(step_time_seconds)[:100])
-            finished = self._timer.dispatched(taken)
-        else:
-            finished = self._timer.timed_elsewhere(taken, given)
-        if self.spans.held is not None:
-            self.spans.release()
-        if finished is not None:
-            self._pipeline.put(finished)
-        if self._numbers.has_gone_back:
-            self._pipeline.put(self._numbers.tell(self._journal))
-        if given is not None:
-            self.spans.hold(taken)  # a later eval may still add to it
-        self._watchdog.completed(step)
-        taken.overhead_seconds = self._monotonic() - begin - self._timer.waited_seconds
-        if self.interrupt.kept is not None:
-            self.interrupt.throw()
+        with self.lock:
+            if self._pipeline.failure or self._summary or step <= self._numbers.last:
+                if self._is_at_exit:  # a daemon thread's
+                    return
+                self._refuse(step)
+            if type(metrics) is not dict and not isinstance(metrics, Mapping):
+                raise assembly.refused_metrics(metrics)
+            self._numbers.last = step
+            if threading.get_ident() not in self._compilations.known:
+                self._compilations.run_here()
+            metrics = self._small.of(metrics)
+            if self.phases.has_phases:
+                of_phases, cost_of_phases = self.phases.take()
+                metrics, cost = {**metrics, **of_phases}, cost or cost_of_phases
+            taken = TimedStep(step, metrics, cost)
+            if self.spans.late:
+                taken.extra = self.spans.take_late()
+            given = None if step_time_seconds is None else plain_seconds(step_time_seconds)
+            if given is None:
+                if step_time_seconds is not None:
+                    taken.refused_seconds = printable(repr(step_time_seconds)[:100])
+                finished = self._timer.dispatched(taken)
+            else:
+                finished = self._timer.timed_elsewhere(taken, given)
+            if self.spans.held is not None:
+                self.spans.release()
+            if finished is not None:
+                self._pipeline.put(finished)
+            if self._numbers.has_gone_back:
+                self._pipeline.put(self._numbers.tell(self._journal))
+            if given is not None:
+                self.spans.hold(taken)  # a later eval may still add to it
+            self._watchdog.completed(step)
+            taken.overhead_seconds = self._monotonic() - begin - self._timer.waited_seconds
+            if self.interrupt.kept is not None:
+                self.interrupt.throw()
 
     @guarded("an eval is not logged", passes=MEANT_FOR_THE_LOOP)
     def record_eval(self, step: int, metrics: Mapping[str, Any]) -> None:

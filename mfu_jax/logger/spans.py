@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import functools
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ class LoopSpans:
         active: whether a span is open; a span inside another is part of the outer one.
         paused: the name of the pause that is open, if one is.
         waits_for: the name of the wait that is open, if one is.
+        lock: of the loop's threads: held while a step is recorded, and while a span begins or ends.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class LoopSpans:
         self.active = False
         self.paused = ""
         self.waits_for = ""
+        self.lock = threading.RLock()
         self._calls: dict[str, list[Any]] = {}
         self._calls_after = -1
         self._pause: object = None
@@ -76,9 +79,10 @@ class LoopSpans:
 
     def release(self) -> None:
         """Passes the held step on."""
-        held, self.held = self.held, None
-        if held is not None:
-            self._pipeline.put(held)
+        with self.lock:
+            held, self.held = self.held, None
+            if held is not None:
+                self._pipeline.put(held)
 
     def hold(self, step: TimedStep) -> None:
         """Holds a step, and passes on the one held before it."""
@@ -87,10 +91,11 @@ class LoopSpans:
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Adds the results of an eval to the step's record, or otherwise to the next one."""
-        if self.held is not None and self.held.step == step:
-            self.held.extra = {**self.held.extra, **metrics}
-        else:
-            self.late |= {**metrics, "step": step}
+        with self.lock:
+            if self.held is not None and self.held.step == step:
+                self.held.extra = {**self.held.extra, **metrics}
+            else:
+                self.late |= {**metrics, "step": step}
 
     def add_numbers(self, numbers: Mapping[str, float]) -> None:
         """Adds numbers of no certain step to the first record that is not written yet."""
@@ -198,20 +203,25 @@ class Pause:
     @guarded("the time of {0._name} is not known", passes=MEANT_FOR_THE_LOOP)
     def __enter__(self) -> None:
         spans = self._spans
-        if spans.active:
-            self._is_inner = not self._watchdog.is_paused
-            if self._is_inner:
-                self._watchdog.pause()
-            return
-        finished = self._timer.drain()
-        start = self._timer.read()
-        self._watchdog.pause()
-        spans.journal.begin(self._name, start, finished)
-        if finished is not None:
-            spans.hold(finished)
-        self._check()
-        spans.active, self._start = True, start
-        spans.begin_calls(self._name)
+        with spans.lock:
+            if spans.active:
+                self._is_inner = not self._watchdog.is_paused
+                if self._is_inner:
+                    self._watchdog.pause()
+                return
+            finished = self._timer.drain()
+            start = self._timer.read()
+            self._watchdog.pause()
+            spans.journal.begin(self._name, start, finished)
+            if finished is not None:
+                spans.hold(finished)
+            spans.active, self._start = True, start
+            spans.begin_calls(self._name)
+        try:
+            self._check()  # without the lock: a slow sink delays no other thread's step
+        except BaseException:
+            spans.active, self._start, spans.paused = False, None, ""
+            raise
 
     @guarded("the time of {0._name} is not known")
     def __exit__(self, *error: object) -> None:
@@ -227,14 +237,15 @@ class Pause:
 
     def _end(self, start: Reading) -> None:
         spans = self._spans
-        spans.active, self._start, spans.paused = False, None, ""
-        self._watchdog.resume()
-        end = self._timer.read()
-        self._timer.cut(self._name, start, end)
-        spans.journal.end(end)
-        if spans.held is not None:
-            spans.held.spans = _sum(spans.held.spans, self._timer.take_spans())
-            spans.held.waited_seconds = self._timer.total_seconds("data_wait")
+        with spans.lock:
+            spans.active, self._start, spans.paused = False, None, ""
+            self._watchdog.resume()
+            end = self._timer.read()
+            self._timer.cut(self._name, start, end)
+            spans.journal.end(end)
+            if spans.held is not None:
+                spans.held.spans = _sum(spans.held.spans, self._timer.take_spans())
+                spans.held.waited_seconds = self._timer.total_seconds("data_wait")
 
 
 class Wait:
@@ -272,16 +283,19 @@ class Wait:
     @guarded("the wait for {0._name} is not known")
     def __enter__(self) -> None:
         spans = self._spans
-        if not spans.active:
-            self._outermost = spans.active = True
-            self._watchdog.wait(self._name)
-            self._idle_since = self._timer.begin_wait()
-            spans.waits_for = self._name
+        with spans.lock:
+            if not spans.active:
+                self._outermost = spans.active = True
+                self._watchdog.wait(self._name)
+                self._idle_since = self._timer.begin_wait()
+                spans.waits_for = self._name
 
     @guarded("the wait for {0._name} is not known", passes=MEANT_FOR_THE_LOOP)
     def __exit__(self, *error: object) -> None:
         spans = self._spans
-        if self._outermost:
+        if not self._outermost:
+            return
+        with spans.lock:
             spans.active, spans.waits_for = False, ""
             self._watchdog.wait("")
             finished = self._timer.end_wait(f"{self._name}_wait", self._idle_since)

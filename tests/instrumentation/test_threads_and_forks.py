@@ -53,6 +53,33 @@ def test_threads_that_share_a_logger_lose_no_step(steps: tuple[float, ...]) -> N
     assert [record.step for record in memory.records] == list(range(3 * _CALLS))
 
 
+def test_a_pause_on_another_thread_leaves_the_order_of_steps_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = ListSink()
+    logger = mfu_jax.MetricLogger(sinks=[memory], warmup_steps=0)
+    dispatched = logger._timer.dispatched
+
+    def pause() -> None:
+        with logger.pause("count", flush=False):
+            pass
+
+    def with_a_pause(step: Any) -> Any:
+        finished = dispatched(step)
+        thread = threading.Thread(target=pause)
+        thread.start()
+        thread.join(0.2)  # as if Python's lock changed hands here
+        return finished
+
+    for number in range(4):
+        monkeypatch.setattr(
+            logger._timer, "dispatched", with_a_pause if number == 2 else dispatched
+        )
+        logger.record(number, {"loss": jnp.ones(())})
+    logger.close()
+    assert [record.step for record in memory.records] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(("sizes", "programs"), [((8, 8, 8), 1), ((8, 16, 8), 2)])
 def test_concurrent_first_calls_share_a_logger_and_analyse_each_program_once(
     sizes: tuple[int, ...], programs: int, monkeypatch: pytest.MonkeyPatch

@@ -145,7 +145,7 @@ def cpu_costs(steps: int, blocks: int) -> dict[tuple[str, float], float]:
     Returns:
         (sinks, seconds between steps) → milliseconds.
     """
-    result = {}
+    result: dict[tuple[str, float], float] = {}
     for pause in (STEP_SECONDS, PAUSE_SECONDS):
         found: dict[str, list[float]] = {}
         for _ in range(blocks):
@@ -318,7 +318,7 @@ def demo_text(blocks: Sequence[tuple[float, float]], block: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--blocks", type=int, default=7)
     parser.add_argument("--demo-pairs", type=int, default=16)

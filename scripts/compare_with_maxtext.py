@@ -216,11 +216,11 @@ def row(name: str, ours: Figures | None, theirs: Figures | None) -> str:
 
 def _cell(column: str, ours: Figures | None, theirs: Figures | None) -> str:
     unit, _ = _UNITS[column]
-    pair = [None if f is None else getattr(f, column) for f in (ours, theirs)]
-    texts = ["–" if value is None else f"{value / unit:,.4g}" for value in pair]
-    if not all(pair):
-        return " / ".join(texts) if any(pair) else "–"
-    return f"{' / '.join(texts)} = {pair[0] / pair[1]:.3f}"
+    our, their = (None if f is None else getattr(f, column) for f in (ours, theirs))
+    texts = ["–" if value is None else f"{value / unit:,.4g}" for value in (our, their)]
+    if not (our and their):
+        return " / ".join(texts) if our or their else "–"
+    return f"{' / '.join(texts)} = {our / their:.3f}"
 
 
 if __name__ == "__main__":

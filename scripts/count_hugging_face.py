@@ -107,7 +107,7 @@ class _Counter(TorchDispatchMode):
 @contextmanager
 def _scans(model: Any, counter: _Counter) -> Iterator[None]:
     """Tells the counter when a chunked scan runs, whichever model's."""
-    found = [
+    found: list[tuple[Any, str, Any]] = [
         (module, name, value)
         for module in list(sys.modules.values())
         if getattr(module, "__name__", "").startswith("transformers.models.")
@@ -115,7 +115,8 @@ def _scans(model: Any, counter: _Counter) -> Iterator[None]:
         if re.search("chunk_gated_delta_rule|chunk_kimi_delta|chunk_scan", name) and callable(value)
     ]
     # MiniMax writes its scan in the layer itself.
-    layers = {kind for kind in map(type, model.modules()) if "LightningAttention" in kind.__name__}
+    kinds: set[Any] = {type(module) for module in model.modules()}
+    layers = [kind for kind in kinds if "LightningAttention" in kind.__name__]
     found += [(kind, "forward", kind.forward) for kind in layers]
     for module, name, function in found:
         setattr(module, name, _marked(function, counter))

@@ -116,10 +116,9 @@ def show(name: str, case: Case, limits: Limits, cache: Path | None) -> None:
     found = compile_cached(request, folder=cache, limits=limits).program
     seconds = time.perf_counter() - begin
     print(f"{name}: {target}, {' '.join(words)}; {seconds:.0f} s", flush=True)
-    program = found
     if isinstance(found, TooLarge):
         print(f"  does not fit: {found.message}")
-        program = found.program
+    program = found.program if isinstance(found, TooLarge) else found
     if program is None:
         return
     ledger = ledger_of(pyconfig.load(words), program)

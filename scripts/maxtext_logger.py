@@ -32,7 +32,7 @@ class MaxTextLogger:
             return None
         module = importlib.import_module("maxtext.common.metric_logger")
         pyconfig = importlib.import_module("maxtext.configs.pyconfig")
-        base = Path(pyconfig.__file__).with_name("base.yml")
+        base = Path(str(pyconfig.__file__)).with_name("base.yml")
         folder.mkdir(parents=True)
         options = {
             "run_name": "bench",

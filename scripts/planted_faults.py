@@ -58,7 +58,8 @@ def main(argv: Sequence[str]) -> int:
     from scripts.faults.planted import FAULTS
 
     chosen = arguments.only.split(",") if arguments.only else list(FAULTS)
-    rows, is_right = [_HEAD], True
+    rows: list[tuple[str, ...]] = [_HEAD]
+    is_right = True
     for name in chosen:
         began = time.monotonic()
         measured = _in_child(name, FAULTS[name].devices, arguments)

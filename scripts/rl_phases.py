@@ -162,7 +162,7 @@ def steps_of(settings: Settings, iterations: int) -> Iterator[int]:
 
 def main(arguments: Sequence[str] | None = None) -> float:
     """Trains; returns the mean number of steps that a pole stays up at the end."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--iterations", type=int, default=60)
     add_arguments(parser)
     options = parser.parse_args(arguments)

@@ -16,7 +16,7 @@ from mfu_jax.errors import UserError
 from mfu_jax.flops.analytic.conventions import FlopsRow
 from mfu_jax.flops.analytic.totals import calculate_tokens_per_device, flops_breakdown
 from mfu_jax.flops.exact import integral
-from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
+from mfu_jax.flops.executed.counting import ExecutedCount, HasText, executed_flops
 from mfu_jax.flops.ledger import Ledger, compare_flops
 from mfu_jax.flops.lengths import NO_LENGTHS, Lengths
 from mfu_jax.flops.traced.counting import count_with_scopes, pallas_kernel_flops
@@ -259,7 +259,7 @@ class StepFlops:
 
 
 def count_program(
-    compiled: jax.stages.Compiled,
+    compiled: HasText,
     model: ModelCount,
     *,
     kernel_flops: Mapping[str, int] | None = None,

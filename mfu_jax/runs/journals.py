@@ -223,8 +223,8 @@ class _Reader:
             first=int(values["first"]),
             by=max(1, int(values.get("by", 1))),
             us=us,
-            gap_us=_whole(values.get("gap_us", ())),
-            data_us=_whole(values.get("data_us", ())),
+            gap_us=_whole(values.get("gap_us", [])),
+            data_us=_whole(values.get("data_us", [])),
             kind=str(values.get("kind", "step")),
             optimal_seconds=values.get("optimal_s"),
             executed_seconds=values.get("executed_s"),
@@ -308,7 +308,9 @@ def _add_unwritten(life: Life, stop: int, until: float) -> None:
 
 def _whole(values: Any) -> list[int]:
     """The list itself, if it holds whole numbers from 0 on."""
-    found = list(values)
+    if type(values) is not list:
+        raise TypeError(values)
+    found: list[int] = values
     if not found:
         return found
     least = min(found)

@@ -25,8 +25,9 @@ def lower_median(parts: Sequence[Sequence[int]]) -> int:
     middle = (count + 1) // 2
     inside: list[int] = []
     for part in parts:
-        middle -= sum([value < low for value in part])
-        inside += [value for value in part if low <= value <= high]
+        above = [value for value in part if value >= low]
+        middle -= len(part) - len(above)
+        inside += [value for value in above if value <= high]
     if not 0 < middle <= len(inside):  # the sample was not like the rest
         return sorted(value for part in parts for value in part)[(count + 1) // 2 - 1]
     return sorted(inside)[middle - 1]

@@ -23,7 +23,7 @@ _NAMES = ("metrics.jsonl", "metrics.csv", "events")
 def rows(count: int, seed: int, folder: Path) -> list[Row]:
     """One row for each kind of fault; `count` disks of each kind."""
     chance = random.Random(seed)
-    made = []
+    made: list[Row] = []
     for kind, loop in _KINDS.items():
         row = Row(kind)
         lost = [

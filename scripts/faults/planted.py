@@ -137,7 +137,7 @@ def _recompiles() -> Any:
     return mock.patch.object(trainer, "compile_train_step", compile_train_step)
 
 
-def _in_loss(change: Callable[[Any, Any], Any]) -> Callable[[], Any]:
+def _in_loss(change: Callable[..., Any]) -> Callable[[], Any]:
     """A plant that changes what the loss function of a step gets and returns.
 
     Args:
@@ -145,7 +145,7 @@ def _in_loss(change: Callable[[Any, Any], Any]) -> Callable[[], Any]:
     """
 
     def plant() -> Any:
-        loss_of = trainer_step.objective
+        loss_of: Callable[..., Any] = trainer_step.objective
 
         def objective(*arguments: Any) -> Any:
             *weights, batch, config = arguments

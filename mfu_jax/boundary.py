@@ -29,6 +29,8 @@ _log = logging.getLogger("mfu_jax")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _LONGEST_TEXT = 500
 
+_handlers: set[types.CodeType] = set()  # of signals, installed now or once seen to be
+
 
 def _guard_handlers(log: logging.Logger) -> None:
     """Handlers are the user's: one that raises costs its line, never the thread that writes it."""
@@ -57,6 +59,7 @@ class Boundary:
     def __init__(self) -> None:
         self._times: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
+        note_handlers()
 
     @property
     def failures(self) -> int:
@@ -167,7 +170,16 @@ def is_interrupt(error: BaseException) -> bool:
     if isinstance(error, KeyboardInterrupt | SystemExit):
         return True
     codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
-    return any(_code(signal.getsignal(number)) in codes for number in signal.valid_signals())
+    note_handlers()
+    return not codes.isdisjoint(_handlers)
+
+
+def note_handlers() -> None:
+    """Remembers what handles signals now: some handlers put another in their place first."""
+    for number in signal.valid_signals():
+        with contextlib.suppress(Exception):  # it is the user's object
+            if (code := _code(signal.getsignal(number))) is not None:
+                _handlers.add(code)
 
 
 def _code(handler: Any) -> types.CodeType | None:

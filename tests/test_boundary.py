@@ -104,14 +104,32 @@ class _Handlers:
         raise PreemptedError
 
 
+def _preempt() -> None:
+    raise PreemptedError
+
+
+def _once(number: int, frame: Any) -> None:
+    """The second signal ends the process."""
+    signal.signal(number, signal.SIG_DFL)
+    raise PreemptedError
+
+
 @pytest.mark.parametrize(
     "handler",
-    [_Handlers().method, _Handlers(), functools.partial(_Handlers.method, _Handlers())],
-    ids=["method", "instance", "partial"],
+    [
+        _Handlers().method,
+        _Handlers(),
+        functools.partial(_Handlers.method, _Handlers()),
+        lambda *_: _preempt(),
+        _once,
+    ],
+    ids=["method", "instance", "partial", "lambda", "handler that resets itself"],
 )
 def test_what_a_signal_handler_raises_is_meant_for_the_loop(
     handler: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    before = signal.signal(signal.SIGUSR2, handler)
+
     class Waiting:
         _boundary = Boundary()
 
@@ -119,10 +137,10 @@ def test_what_a_signal_handler_raises_is_meant_for_the_loop(
         def wait(self) -> None:
             signal.raise_signal(signal.SIGUSR2)
 
-    before = signal.signal(signal.SIGUSR2, handler)
     try:
         with pytest.raises(PreemptedError):
             Waiting().wait()
+        signal.signal(signal.SIGUSR2, handler)
         with pytest.raises(PreemptedError):
             Boundary().attempt("x", signal.raise_signal, signal.SIGUSR2)
     finally:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from mfu_jax.boundary import Boundary, guarded, is_interrupt
+from mfu_jax.boundary import Boundary, guarded, is_interrupt, note_handlers
 from mfu_jax.errors import UserError
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.instrumentation.assembly import logger_of
@@ -285,6 +285,7 @@ class StepObserver:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> StepProgram:
         """Analyses the program that has just been dispatched for the first time."""
+        note_handlers()
         attempt, unknown = self._boundary.attempt, f"MFU of {self.name} is not known"
         selection = attempt(
             f"the metrics of {self.name} are not logged",

@@ -117,7 +117,7 @@ class _Parser:
         else:
             self._add(computation, lines, is_plain=is_plain)
         if computation.is_defined and opcodes <= _MIXING and MATMUL_NAME not in body:
-            computation.mixes = used == names - {lines[-1][1]}
+            computation.mixes = bool(lines[-1][0]) and used == names - {lines[-1][1]}
         self.position += len(body)
         self.number += len(lines)
         return True

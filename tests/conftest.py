@@ -10,9 +10,12 @@ import hypothesis
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-_DEVICES = "--xla_force_host_platform_device_count"
-if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=8"
+# What tests compile runs for moments: half of the suite's time was LLVM's optimisation.
+_FLAGS = {"--xla_force_host_platform_device_count": 8, "--xla_backend_optimization_level": 0}
+_given = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = " ".join(
+    [_given, *(f"{flag}={value}" for flag, value in _FLAGS.items() if flag not in _given)]
+)
 os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
 
 import jax  # noqa: E402, F401  # reads the environment now; what is set below is for child processes

@@ -28,7 +28,7 @@ from mfu_jax.logger.sinks.tensorboard import TensorBoardSink
 from tests.support.faults import InjectedError, Injector, name_of, reached
 
 STEPS = 4
-PARTS = 2  # of the longest test, for as many workers
+PARTS = 6
 PEAK = {"peak_tflops_per_device": 0.001}
 
 

@@ -13,6 +13,7 @@ from mfu_jax.boundary import Boundary
 from mfu_jax.hardware.peak import Peak
 from mfu_jax.instrumentation.trace_reading import READ_SECONDS, TraceReading
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP
+from mfu_jax.logger.turns import turn
 from mfu_jax.profiling.folders import move_to_sessions, own_folder
 from mfu_jax.settings import Settings, parse_steps
 
@@ -155,7 +156,7 @@ class StepProfile:
         assert reading is not None
         reading.wait(READ_SECONDS)
         if reading.numbers:
-            with self._logger.lock:  # other threads may record other steps
+            with turn(self._logger.spans.lock):  # other threads may record other steps
                 self._logger.spans.add_numbers(
                     {**reading.numbers, "profile/last_step": self._marked}
                 )

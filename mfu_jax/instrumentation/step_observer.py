@@ -193,14 +193,13 @@ class StepObserver:
         logger = self.logger
         if isinstance(logger, DisabledLogger):
             return
-        with logger.lock:  # other threads may call other steps, or this one
-            if logger.phases.takes_calls:
-                logger.phases.add_call(self.name, cost, metrics, output)
-                return
-            if logger.spans.takes_calls:
-                logger.spans.add_call(logger.next_step - 1, metrics)
-                return
-            logger.record(logger.next_step, metrics, cost=cost)
+        if logger.phases.takes_calls:
+            logger.phases.add_call(self.name, cost, metrics, output)
+            return
+        if logger.spans.takes_calls:
+            logger.spans.add_call(logger.next_step - 1, metrics)
+            return
+        logger.record(None, metrics, cost=cost)
         if begun.mark is not None:
             self._boundary.attempt("the device trace does not end", self._end_trace)
 

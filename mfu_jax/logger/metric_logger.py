@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import functools
 import logging
 import os
@@ -38,18 +37,18 @@ from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP, NonFiniteLossError
 from mfu_jax.logger.phases import Phase, PhaseBook, StepScope
 from mfu_jax.logger.pipeline import RecordPipeline
 from mfu_jax.logger.records import RecordBuilder
-from mfu_jax.logger.scalars import plain_seconds
+from mfu_jax.logger.scalars import given_seconds
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.small_metrics import SmallMetrics
 from mfu_jax.logger.spans import LoopSpans
 from mfu_jax.logger.step_cost import StepCost
 from mfu_jax.logger.step_numbers import StepNumbers, after_close, whole_number
-from mfu_jax.logger.strict_json import printable
 from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.logger.timing.timed_step import TimedStep
 from mfu_jax.logger.timing.timer import StepTimer
 from mfu_jax.logger.timing.watcher import Watcher
+from mfu_jax.logger.turns import wait_for_turn
 from mfu_jax.logger.watchdog import Watchdog
 
 _log = logging.getLogger("mfu_jax")
@@ -80,7 +79,6 @@ class MetricLogger:
         phases: the phases of the step under way.
         spans: the pause or wait under way.
         interrupt: of a wait for a step; raised where the loop next touches the logger.
-        lock: of the loop's threads, which the spans have.
 
     Raises:
         UserError: an unknown field, or an impossible number.
@@ -125,7 +123,6 @@ class MetricLogger:
         self._timer = StepTimer(clock=clock, monotonic=monotonic, watcher=watcher)
         self.interrupt = self._timer.interrupt
         self.spans = LoopSpans(self._timer, self._pipeline, watchdog, self._boundary, self._journal)
-        self.lock = self.spans.lock
         self.phases = PhaseBook(monotonic, warmup_steps=config.warmup_steps, boundary=boundary)
         parts = self._journal, self.spans, self.phases, self._timer, watchdog
         self._compilations = LoopCompilations(*parts)
@@ -155,7 +152,7 @@ class MetricLogger:
     @guarded("a step is not logged", passes=MEANT_FOR_THE_LOOP)
     def record(
         self,
-        step: int,
+        step: int | None,
         metrics: Mapping[str, Any],
         *,
         step_time_seconds: float | None = None,
@@ -164,7 +161,7 @@ class MetricLogger:
         """Records the step that has just been dispatched; waits for the one before it.
 
         Args:
-            step: its number; one not above the last one is a warning: the loop went back.
+            step: its number; None is the next. One not above the last is a warning: it went back.
             metrics: name -> scalar: a JAX array, a number, or a function that returns one or
                 None, called later on a background thread. ``loss`` is shown as ``learning/loss``,
                 ``_loss`` only waited for. At most 16 numbers are kept; NumPy arrays are copied.
@@ -177,9 +174,10 @@ class MetricLogger:
             UserError: the logger is closed, `step` is no whole number, or is before `start_step`.
         """
         begin = self._monotonic()
-        if type(step) is not int:
-            step = whole_number(step)
-        with self.lock:
+        has_turn = self.spans.lock.acquire(False) or wait_for_turn(self.spans.lock)
+        try:
+            if type(step) is not int:
+                step = self.next_step if step is None else whole_number(step)
             if self._pipeline.failure or self._summary or step <= self._numbers.last:
                 if self._is_at_exit:  # a daemon thread's
                     return
@@ -196,10 +194,8 @@ class MetricLogger:
             taken = TimedStep(step, metrics, cost)
             if self.spans.late:
                 taken.extra = self.spans.take_late()
-            given = None if step_time_seconds is None else plain_seconds(step_time_seconds)
+            given = None if step_time_seconds is None else given_seconds(step_time_seconds, taken)
             if given is None:
-                if step_time_seconds is not None:
-                    taken.refused_seconds = printable(repr(step_time_seconds)[:100])
                 finished = self._timer.dispatched(taken)
             else:
                 finished = self._timer.timed_elsewhere(taken, given)
@@ -215,6 +211,9 @@ class MetricLogger:
             taken.overhead_seconds = self._monotonic() - begin - self._timer.waited_seconds
             if self.interrupt.kept is not None:
                 self.interrupt.throw()
+        finally:
+            if has_turn:
+                self.spans.lock.release()
 
     @guarded("an eval is not logged", passes=MEANT_FOR_THE_LOOP)
     def record_eval(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -372,13 +371,13 @@ class MetricLogger:
                 _log.warning("%s", self._pipeline.failure)
 
     def _summarize(self) -> Summary:
-        summary = self._builder.summary(
+        return self._builder.summary(
             total_seconds=self._timer.elapsed_seconds() + self._compiled_before_seconds,
             compile_seconds=self._compile_log.seconds,
             compile_count=self._compile_log.compile_count,
             dropped_by_sink=self._pipeline.dropped_by_sink,
+            phases=self.phases.totals.values(),
         )
-        return dataclasses.replace(summary, phases=self.phases.totals.values())
 
     def _refuse(self, step: int) -> None:
         self._raise_failure()

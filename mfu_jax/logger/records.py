@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -133,6 +134,7 @@ class RecordBuilder:
         compile_seconds: float = 0.0,
         compile_count: int = 0,
         dropped_by_sink: Mapping[str, int] | None = None,
+        phases: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
     ) -> Summary:
         """The run so far."""
         uses = dict(self._seconds_by_use)
@@ -150,6 +152,7 @@ class RecordBuilder:
             dropped_records=sum((dropped_by_sink or {}).values()),
             dropped_by_sink=dropped_by_sink or {},
             flags=dict(self._flags),
+            phases=phases,
         )
 
     def _kind(self, step: TimedStep) -> str:

@@ -21,6 +21,7 @@ from mfu_jax.logger.pipeline import RecordPipeline
 from mfu_jax.logger.timing.readiness import block_until_ready
 from mfu_jax.logger.timing.timed_step import Reading, TimedStep
 from mfu_jax.logger.timing.timer import StepTimer
+from mfu_jax.logger.turns import turn, wait_for_turn
 from mfu_jax.logger.watchdog import Watchdog
 
 _log = logging.getLogger("mfu_jax")
@@ -79,7 +80,7 @@ class LoopSpans:
 
     def release(self) -> None:
         """Passes the held step on."""
-        with self.lock:
+        with turn(self.lock):
             held, self.held = self.held, None
             if held is not None:
                 self._pipeline.put(held)
@@ -91,7 +92,7 @@ class LoopSpans:
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Adds the results of an eval to the step's record, or otherwise to the next one."""
-        with self.lock:
+        with turn(self.lock):
             if self.held is not None and self.held.step == step:
                 self.held.extra = {**self.held.extra, **metrics}
             else:
@@ -203,7 +204,7 @@ class Pause:
     @guarded("the time of {0._name} is not known", passes=MEANT_FOR_THE_LOOP)
     def __enter__(self) -> None:
         spans = self._spans
-        with spans.lock:
+        with turn(spans.lock):
             if spans.active:
                 self._is_inner = not self._watchdog.is_paused
                 if self._is_inner:
@@ -237,7 +238,7 @@ class Pause:
 
     def _end(self, start: Reading) -> None:
         spans = self._spans
-        with spans.lock:
+        with turn(spans.lock):
             spans.active, self._start, spans.paused = False, None, ""
             self._watchdog.resume()
             end = self._timer.read()
@@ -283,25 +284,33 @@ class Wait:
     @guarded("the wait for {0._name} is not known")
     def __enter__(self) -> None:
         spans = self._spans
-        with spans.lock:
+        has_turn = spans.lock.acquire(False) or wait_for_turn(spans.lock)
+        try:
             if not spans.active:
                 self._outermost = spans.active = True
                 self._watchdog.wait(self._name)
                 self._idle_since = self._timer.begin_wait()
                 spans.waits_for = self._name
+        finally:
+            if has_turn:
+                spans.lock.release()
 
     @guarded("the wait for {0._name} is not known", passes=MEANT_FOR_THE_LOOP)
     def __exit__(self, *error: object) -> None:
         spans = self._spans
         if not self._outermost:
             return
-        with spans.lock:
+        has_turn = spans.lock.acquire(False) or wait_for_turn(spans.lock)
+        try:
             spans.active, spans.waits_for = False, ""
             self._watchdog.wait("")
             finished = self._timer.end_wait(f"{self._name}_wait", self._idle_since)
             if finished is not None:
                 spans.release()
                 self._pipeline.put(finished)
+        finally:
+            if has_turn:
+                spans.lock.release()
 
 
 def _mean(values: Sequence[Any]) -> Any:

@@ -173,3 +173,37 @@ def test_another_thread_s_call_hides_no_compilation() -> None:
     other.join()
     step.close()
     assert memory.scalar("perf/per_device_tflops") == [2 * n**3 / 1e12 for n in (8, 8, 64)]
+
+
+def test_a_callback_of_the_step_that_is_waited_for_may_use_the_logger() -> None:
+    memory, threads = ListSink(), set[int]()
+    mesh = jax.make_mesh((8,), ("data",))  # of one device, the loop's own thread runs the callback
+    x = jax.device_put(jnp.ones((8, 8)), jax.NamedSharding(mesh, jax.P("data")))
+    logger = mfu_jax.MetricLogger(sinks=[memory], warmup_steps=0)
+
+    def told(loss: Any) -> None:
+        time.sleep(0.05)  # the loop waits for this step meanwhile
+        threads.add(threading.get_ident())
+        logger.record_eval(-1, {"seen": float(loss)})
+        with logger.pause("checkpoint"):
+            pass
+        with logger.waiting("data"):
+            pass
+
+    @jax.jit
+    def train_step(x: jax.Array) -> dict[str, jax.Array]:
+        loss = jnp.sum(x @ x)
+        jax.debug.callback(told, loss)
+        return {"loss": loss}
+
+    def loop() -> None:
+        for number in range(3):
+            logger.record(number, train_step(x))
+        logger.close()
+
+    runs = threading.Thread(target=loop, daemon=True)
+    runs.start()
+    runs.join(60)
+    assert not runs.is_alive()
+    assert runs.ident not in threads
+    assert [record.step for record in memory.records] == [0, 1, 2]

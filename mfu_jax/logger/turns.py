@@ -1,0 +1,31 @@
+"""The loop's threads take turns at what they share."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+_OF_CALLBACKS_SECONDS = 0.1
+
+
+def wait_for_turn(lock: threading.RLock) -> bool:
+    """Takes the lock that another thread has; False if this thread goes on without it.
+
+    Who has it may wait for the step in flight. A callback of that step (``jax.io_callback``) that
+    waited for the lock would wait for ever; it runs on a thread that Python has not started.
+    """
+    if isinstance(threading.current_thread(), threading._DummyThread):
+        return lock.acquire(timeout=_OF_CALLBACKS_SECONDS)
+    return lock.acquire()
+
+
+@contextlib.contextmanager
+def turn(lock: threading.RLock) -> Iterator[None]:
+    """``with lock``, but see `wait_for_turn`. Where each step passes, the same is written out."""
+    has_turn = lock.acquire(False) or wait_for_turn(lock)
+    try:
+        yield
+    finally:
+        if has_turn:
+            lock.release()

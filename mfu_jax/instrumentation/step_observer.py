@@ -40,6 +40,7 @@ from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP, NonFiniteLossError
 from mfu_jax.logger.sinks.base import format_values
 from mfu_jax.logger.step_cost import StepCost
+from mfu_jax.logger.step_numbers import NEXT
 from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.compile_events import CompileLog
 
@@ -199,7 +200,7 @@ class StepObserver:
         if logger.spans.takes_calls:
             logger.spans.add_call(logger.next_step - 1, metrics)
             return
-        logger.record(None, metrics, cost=cost)
+        logger.record(NEXT, metrics, cost=cost)
         if begun.mark is not None:
             self._boundary.attempt("the device trace does not end", self._end_trace)
 

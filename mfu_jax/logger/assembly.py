@@ -16,10 +16,13 @@ from mfu_jax.logger.config import ConfigFields, LoggerConfig
 from mfu_jax.logger.disabled import DISABLED_SCOPE
 from mfu_jax.logger.journal.absent import NoJournal
 from mfu_jax.logger.journal.writer import Journal
+from mfu_jax.logger.scalars import plain_seconds
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.sinks.console import ConsoleSink
 from mfu_jax.logger.step_cost import CostFields, StepCost
+from mfu_jax.logger.strict_json import printable
 from mfu_jax.logger.summary import Summary
+from mfu_jax.logger.timing.timed_step import TimedStep
 
 _log = logging.getLogger("mfu_jax")
 
@@ -94,6 +97,14 @@ def journal_of(
     index, processes = jax.process_index(), jax.process_count()
     options: dict[str, Any] = {"clock": clock, "monotonic": monotonic, "boundary": boundary}
     return Journal(paths[0], index=index, processes=processes, **options)
+
+
+def given_seconds(value: Any, step: TimedStep) -> float | None:
+    """The time of a step as the loop gives it; None, and a note in the step, if it is no time."""
+    seconds = plain_seconds(value)
+    if seconds is None:
+        step.refused_seconds = printable(repr(value)[:100])
+    return seconds
 
 
 def refused_metrics(metrics: object) -> UserError:

@@ -37,12 +37,11 @@ from mfu_jax.logger.non_finite import MEANT_FOR_THE_LOOP, NonFiniteLossError
 from mfu_jax.logger.phases import Phase, PhaseBook, StepScope
 from mfu_jax.logger.pipeline import RecordPipeline
 from mfu_jax.logger.records import RecordBuilder
-from mfu_jax.logger.scalars import given_seconds
 from mfu_jax.logger.sinks.base import Sink
 from mfu_jax.logger.small_metrics import SmallMetrics
 from mfu_jax.logger.spans import LoopSpans
 from mfu_jax.logger.step_cost import StepCost
-from mfu_jax.logger.step_numbers import StepNumbers, after_close, whole_number
+from mfu_jax.logger.step_numbers import StepNumbers, after_close
 from mfu_jax.logger.summary import Summary
 from mfu_jax.logger.timing.compile_events import CompileLog
 from mfu_jax.logger.timing.timed_step import TimedStep
@@ -152,7 +151,7 @@ class MetricLogger:
     @guarded("a step is not logged", passes=MEANT_FOR_THE_LOOP)
     def record(
         self,
-        step: int | None,
+        step: int,
         metrics: Mapping[str, Any],
         *,
         step_time_seconds: float | None = None,
@@ -161,7 +160,7 @@ class MetricLogger:
         """Records the step that has just been dispatched; waits for the one before it.
 
         Args:
-            step: its number; None is the next. One not above the last is a warning: it went back.
+            step: its number; one not above the last one is a warning: the loop went back.
             metrics: name -> scalar: a JAX array, a number, or a function that returns one or
                 None, called later on a background thread. ``loss`` is shown as ``learning/loss``,
                 ``_loss`` only waited for. At most 16 numbers are kept; NumPy arrays are copied.
@@ -177,7 +176,7 @@ class MetricLogger:
         has_turn = self.spans.lock.acquire(False) or wait_for_turn(self.spans.lock)
         try:
             if type(step) is not int:
-                step = self.next_step if step is None else whole_number(step)
+                step = self._numbers.whole(step)
             if self._pipeline.failure or self._summary or step <= self._numbers.last:
                 if self._is_at_exit:  # a daemon thread's
                     return
@@ -194,7 +193,9 @@ class MetricLogger:
             taken = TimedStep(step, metrics, cost)
             if self.spans.late:
                 taken.extra = self.spans.take_late()
-            given = None if step_time_seconds is None else given_seconds(step_time_seconds, taken)
+            given = step_time_seconds
+            if given is not None:
+                given = assembly.given_seconds(given, taken)
             if given is None:
                 finished = self._timer.dispatched(taken)
             else:

@@ -14,8 +14,6 @@ import jax
 import numpy as np
 
 from mfu_jax.logger.small_metrics import MOST_NUMBERS
-from mfu_jax.logger.strict_json import printable
-from mfu_jax.logger.timing.timed_step import TimedStep
 
 # Shorter is below the resolution of a clock, longer is 30 years: neither is a step.
 SHORTEST_SECONDS = 1e-9
@@ -98,14 +96,6 @@ def plain_seconds(value: Any) -> float | None:
     except Exception:  # whatever it is, it is no time
         return None
     return seconds if SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS else None
-
-
-def given_seconds(value: Any, step: TimedStep) -> float | None:
-    """The same; a refused one is noted in the step."""
-    seconds = plain_seconds(value)
-    if seconds is None:
-        step.refused_seconds = printable(repr(value)[:100])
-    return seconds
 
 
 def start_copies(values: Iterable[Any]) -> None:

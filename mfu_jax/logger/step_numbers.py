@@ -18,6 +18,9 @@ _log = logging.getLogger("mfu_jax")
 # A loop that gives each number twice is told so, but not in every step.
 _TOLD = 3
 
+NEXT: Any = object()
+"""As a step's number: the last one plus one, whichever thread comes first."""
+
 
 class StepNumbers:
     """Numbers that increase, but where the loop goes back.
@@ -35,6 +38,14 @@ class StepNumbers:
         self.has_gone_back = False
         self._start_step = start_step
         self._times = 0
+
+    def whole(self, step: Any) -> int:
+        """The number of a step, given as an integer of any library, or as `NEXT`.
+
+        Raises:
+            UserError: it is none.
+        """
+        return self.last + 1 if step is NEXT else whole_number(step)
 
     def go_back(self, step: int) -> None:
         """The loop does `step` and those after it again, as after a restored checkpoint.

@@ -21,7 +21,7 @@ from mfu_jax.logger.pipeline import RecordPipeline
 from mfu_jax.logger.timing.readiness import block_until_ready
 from mfu_jax.logger.timing.timed_step import Reading, TimedStep
 from mfu_jax.logger.timing.timer import StepTimer
-from mfu_jax.logger.turns import turn, wait_for_turn
+from mfu_jax.logger.turns import give_lock, turn, wait_for_turn
 from mfu_jax.logger.watchdog import Watchdog
 
 _log = logging.getLogger("mfu_jax")
@@ -47,6 +47,8 @@ class LoopSpans:
         lock: of the loop's threads: held while a step is recorded, and while a span begins or ends.
     """
 
+    lock: threading.RLock
+
     def __init__(
         self,
         timer: StepTimer,
@@ -62,7 +64,7 @@ class LoopSpans:
         self.active = False
         self.paused = ""
         self.waits_for = ""
-        self.lock = threading.RLock()
+        give_lock(self)
         self._calls: dict[str, list[Any]] = {}
         self._calls_after = -1
         self._pause: object = None

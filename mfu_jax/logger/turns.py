@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 _OF_CALLBACKS_SECONDS = 0.1
+
+
+_owners = weakref.WeakSet[Any]()
+
+
+def give_lock(owner: Any) -> None:
+    """Sets ``owner.lock``. A forked process gets another: who has this one is not in it."""
+    owner.lock = threading.RLock()
+    _owners.add(owner)
+
+
+def _after_fork() -> None:
+    for owner in _owners:
+        owner.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def wait_for_turn(lock: threading.RLock) -> bool:

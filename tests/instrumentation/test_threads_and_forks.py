@@ -122,19 +122,31 @@ def test_concurrent_first_calls_share_a_logger_and_analyse_each_program_once(
 
 
 _FORK = """
-import os, sys, time
+import os, sys, threading, time
 import jax, jax.numpy as jnp
 import mfu_jax
 
 step = mfu_jax.instrument(jax.jit(lambda x: {"loss": jnp.sum(x)}), metrics_file=sys.argv[1])
 for _ in range(3):
     step(jnp.ones(4))
+recording, done = threading.Event(), threading.Event()
+
+def record():  # another thread is in the middle of it
+    with step.logger.spans.lock:
+        recording.set()
+        done.wait(60)
+
+other = threading.Thread(target=record)
+other.start()
+recording.wait()
 if (child := os.fork()) == 0:
     step.logger.flush()
     sys.exit(0)  # runs what atexit holds
 begin = time.monotonic()
 os.waitpid(child, 0)
 print("waited", time.monotonic() - begin)
+done.set()
+other.join()
 step(jnp.ones(4))
 step.close()
 """

@@ -92,9 +92,10 @@ class Campaign:
         """Sends a signal, waits for all processes, and keeps what was seen; 0: none."""
         for child, seen in zip(children, self.seen, strict=True):
             if number and child.poll() is None:
+                now = time.time()  # afterwards, what the kernel clears up may come first
                 os.kill(child.pid, number)
                 seen[-1].told = signal.Signals(number).name
-                seen[-1].killed = time.time() if number == signal.SIGKILL else None
+                seen[-1].killed = now if number == signal.SIGKILL else None
         codes = []
         for process, (child, seen) in enumerate(zip(children, self.seen, strict=True)):
             codes.append(child.wait(_END_SECONDS))

@@ -173,7 +173,7 @@ class MetricLogger:
             UserError: the logger is closed, `step` is no whole number, or is before `start_step`.
         """
         begin = self._monotonic()
-        has_turn = self.spans.lock.acquire(False) or wait_for_turn(self.spans.lock)
+        has_turn = (lock := self.spans.lock).acquire(False) or wait_for_turn(lock, is_step=True)
         try:
             if type(step) is not int:
                 step = self._numbers.whole(step)
@@ -214,7 +214,7 @@ class MetricLogger:
                 self.interrupt.throw()
         finally:
             if has_turn:
-                self.spans.lock.release()
+                lock.release()
 
     @guarded("an eval is not logged", passes=MEANT_FOR_THE_LOOP)
     def record_eval(self, step: int, metrics: Mapping[str, Any]) -> None:

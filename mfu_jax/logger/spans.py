@@ -286,7 +286,8 @@ class Wait:
     @guarded("the wait for {0._name} is not known")
     def __enter__(self) -> None:
         spans = self._spans
-        has_turn = spans.lock.acquire(False) or wait_for_turn(spans.lock)
+        lock = spans.lock
+        has_turn = lock.acquire(False) or wait_for_turn(lock)
         try:
             if not spans.active:
                 self._outermost = spans.active = True
@@ -295,14 +296,15 @@ class Wait:
                 spans.waits_for = self._name
         finally:
             if has_turn:
-                spans.lock.release()
+                lock.release()
 
     @guarded("the wait for {0._name} is not known", passes=MEANT_FOR_THE_LOOP)
     def __exit__(self, *error: object) -> None:
         spans = self._spans
         if not self._outermost:
             return
-        has_turn = spans.lock.acquire(False) or wait_for_turn(spans.lock)
+        lock = spans.lock
+        has_turn = lock.acquire(False) or wait_for_turn(lock)
         try:
             spans.active, spans.waits_for = False, ""
             self._watchdog.wait("")
@@ -312,7 +314,7 @@ class Wait:
                 self._pipeline.put(finished)
         finally:
             if has_turn:
-                spans.lock.release()
+                lock.release()
 
 
 def _mean(values: Sequence[Any]) -> Any:

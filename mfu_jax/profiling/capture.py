@@ -23,8 +23,8 @@ def profile(
 ) -> Iterator[None]:
     """Traces the devices while it is open, for ``mfu-jax profile FOLDER``.
 
-    At its end it waits for the devices, and writes the program of `step` beside the trace, with its
-    model FLOPs and its mesh. Without `step`, the trace's own copy of each program is used: then
+    At its begin and at its end it waits for the devices. Then it writes the program of `step`
+    beside the trace, with its model FLOPs and its mesh. Without `step`, the trace's own copy of each program is used: then
     model FLOPs are those of the program's forward and backward pass.
 
     Args:
@@ -49,6 +49,7 @@ def profile(
     if step is not None and not hasattr(step, "as_text"):
         _check_arguments(step, args, kwargs)
     process, is_alone = jax.process_index(), jax.process_count() == 1
+    _wait_for_devices()  # what was started before, such as an initialisation, is not the step
     own = os.fspath(folder) if is_alone else os.fspath(own_folder(folder, process))
     try:
         make_sessions(own)  # the profiler makes them at its end, and stays on if that fails
@@ -88,7 +89,7 @@ def _check_arguments(step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _wait_for_devices() -> None:
-    """What is still running would be missing from the trace."""
+    """For what is still running: at its end it would be missing from the trace."""
     for array in jax.live_arrays():
         with contextlib.suppress(jax.errors.JaxRuntimeError, RuntimeError):  # deleted, or failed
             array.block_until_ready()

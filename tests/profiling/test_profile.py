@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import mfu_jax
@@ -148,10 +149,24 @@ def test_what_profile_cannot_trace_is_an_error_before_the_loop(tmp_path: Path) -
     ):
         with pytest.raises(UserError, match=why), mfu_jax.profile(tmp_path / folder, step, *args):
             raise AssertionError
-    with mfu_jax.profile(tmp_path / "traces", step, state, batch()):
+    data = batch()
+    with mfu_jax.profile(tmp_path / "traces", step, state, data):
         for _ in range(3):
-            state, _ = step(state, batch())
+            state, _ = step(state, data)
     assert read_profile(tmp_path / "traces", peak_tflops_per_device=PEAK).program.has_model
+
+
+def test_what_was_started_before_is_not_in_the_trace(tmp_path: Path) -> None:
+    step, state, data = jax.jit(train_step), make_state(), batch()
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda _, x: jnp.sin(x @ x), x))
+    kept = slow(jnp.ones((400, 400)))
+    for _ in range(6):  # in the queue
+        kept = slow(kept)
+    with mfu_jax.profile(tmp_path, step, state, data):
+        state, _ = step(state, data)
+    profile = read_profile(tmp_path, peak_tflops_per_device=PEAK)
+    assert profile.measured.main.module == "jit_train_step"
+    assert bool(jnp.isfinite(kept).all())
 
 
 def test_a_trace_that_is_not_written_is_one_warning(

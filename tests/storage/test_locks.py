@@ -23,9 +23,13 @@ import os, sys
 from pathlib import Path
 from mfu_jax.storage.locks import FileLock
 lock = FileLock(Path(sys.argv[1]), "run folder 'x'")
-if "fork" in sys.argv and os.fork() == 0:  # a data loader's worker, which outlives its parent
-    sys.stdin.read()
-    os._exit(0)
+if "fork" in sys.argv:
+    ready, written = os.pipe()
+    if os.fork() == 0:  # a data loader's worker, which outlives its parent
+        os.write(written, b"x")
+        sys.stdin.read()
+        os._exit(0)
+    os.read(ready, 1)
 print("held", flush=True)
 sys.stdin.read()
 """

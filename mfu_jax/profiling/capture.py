@@ -24,8 +24,8 @@ def profile(
     """Traces the devices while it is open, for ``mfu-jax profile FOLDER``.
 
     At its begin and at its end it waits for the devices. Then it writes the program of `step`
-    beside the trace, with its model FLOPs and its mesh. Without `step`, the trace's own copy of each program is used: then
-    model FLOPs are those of the program's forward and backward pass.
+    beside the trace, with its model FLOPs and its mesh. Without `step`, the trace's own copy of
+    each program is used: then model FLOPs are those of the program's forward and backward pass.
 
     Args:
         folder: a local folder; a trace goes to a new session in its ``plugins/profile/``, of each

@@ -80,6 +80,10 @@ class Join:
         """The ops of a table, in its order."""
         return [self._op(name) for name in names]
 
+    def has_dump(self, program: Program) -> bool:
+        """Whether a program of this name was dumped beside the trace."""
+        return self._library.has_dump(program)
+
     def _op(self, name: OpName) -> JoinedOp:
         for source in self._sources(name.program):
             record = source.costs.records.get(name.name)

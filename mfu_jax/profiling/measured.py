@@ -90,7 +90,7 @@ class Measured:
     Attributes:
         platform: of the devices.
         kind: as JAX names the devices; empty if the trace does not say.
-        main: the program that takes most of the time.
+        main: the program that takes most of the time, of those with a dump if there are any.
         versions: `main`, and the programs of its name that were compiled again in its place.
         steps: how many are measured on each device.
         step_seconds: of one step; `ops` and `idle` sum to it.
@@ -142,7 +142,7 @@ def measure(devices: Sequence[tuple[Timeline, HostThread | None]], join: Join) -
     Raises:
         UserError: no execution of a program can be told from another.
     """
-    main = _main_program([timeline for timeline, _ in devices])
+    main = _main_program([timeline for timeline, _ in devices], join)
     versions = _versions(main, *devices[0])
     sums = _Sums()
     for timeline, thread in devices:
@@ -154,8 +154,11 @@ def measure(devices: Sequence[tuple[Timeline, HostThread | None]], join: Join) -
     return sums.mean(devices[0][0], main, versions)
 
 
-def _main_program(timelines: Sequence[Timeline]) -> Program:
-    """The one whose executions take most of the time."""
+def _main_program(timelines: Sequence[Timeline], join: Join) -> Program:
+    """The one whose executions take most of the time; of those that the user has asked for.
+
+    These have a dump beside the trace: an evaluation in the loop may take longer than the step.
+    """
     seconds: Counter[Program] = Counter()
     for timeline in timelines:
         runs = timeline.executions
@@ -164,7 +167,8 @@ def _main_program(timelines: Sequence[Timeline]) -> Program:
     if not seconds:
         raise UserError(_NO_STEPS)
     named = [program for program in seconds if program.module]  # kernels may have no program
-    return max(named or seconds, key=lambda program: seconds[program])
+    dumped = [program for program in named if join.has_dump(program)]
+    return max(dumped or named or seconds, key=lambda program: seconds[program])
 
 
 def _versions(main: Program, timeline: Timeline, thread: HostThread | None) -> frozenset[Program]:

@@ -105,6 +105,10 @@ class ProgramLibrary:
         names = {dump.name for dump in self._dumped()} | {known.module for known in self._protos}
         return Program(names.pop()) if len(names) == 1 else None
 
+    def has_dump(self, program: Program) -> bool:
+        """Whether there is a dump of its name."""
+        return any(dump.name == program.module for dump in self._dumped())
+
     @property
     def read(self) -> list[KnownProgram]:
         """Those found so far."""

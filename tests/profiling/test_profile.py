@@ -162,11 +162,29 @@ def test_what_was_started_before_is_not_in_the_trace(tmp_path: Path) -> None:
     kept = slow(jnp.ones((400, 400)))
     for _ in range(6):  # in the queue
         kept = slow(kept)
-    with mfu_jax.profile(tmp_path, step, state, data):
+    with mfu_jax.profile(tmp_path):
         state, _ = step(state, data)
     profile = read_profile(tmp_path, peak_tflops_per_device=PEAK)
     assert profile.measured.main.module == "jit_train_step"
     assert bool(jnp.isfinite(kept).all())
+
+
+def test_the_step_asked_for_is_measured_beside_an_evaluation_that_takes_longer(
+    tmp_path: Path,
+) -> None:
+    step, state, data = jax.jit(train_step), make_state(), batch()
+    evaluate = jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda _, x: jnp.sin(x @ x), x))
+    x = evaluate(jnp.ones((400, 400)))
+    for folder, asked in (("asked", (step, state, data)), ("not", ())):
+        with mfu_jax.profile(tmp_path / folder, *asked):
+            for _ in range(4):
+                state, _ = step(state, data)
+                x = evaluate(x).block_until_ready()
+    modules = [
+        read_profile(tmp_path / folder, peak_tflops_per_device=PEAK).measured.main.module
+        for folder in ("asked", "not")
+    ]
+    assert modules == ["jit_train_step", "jit__lambda"]
 
 
 def test_a_trace_that_is_not_written_is_one_warning(

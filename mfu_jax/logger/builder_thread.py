@@ -143,7 +143,7 @@ class BuilderThread:
             items = []  # keep no device arrays alive while the thread waits
 
     def _take(self) -> list[Any]:
-        items = []
+        items: list[Any] = []
         for _ in range(len(self._queue)):
             try:
                 items.append(self._queue.popleft())
@@ -152,13 +152,16 @@ class BuilderThread:
         self._has_moved.set()
         return items
 
-    def _handle_all(self, items: Sequence[Any]) -> None:
-        for is_call, group in itertools.groupby(items, callable):
-            if is_call:
-                for call in group:
-                    self._guard(call)
-            else:
-                self._handle_slices(list(group))
+    def _handle_all(self, items: list[Any]) -> None:
+        """Empties `items`: when a call is made, nothing keeps the steps before it alive."""
+        while items:
+            if callable(items[0]):
+                self._guard(items.pop(0))
+                continue
+            steps = list(itertools.takewhile(lambda item: not callable(item), items))
+            del items[: len(steps)]
+            self._handle_slices(steps)
+            del steps
 
     def _handle_slices(self, items: Sequence[Any]) -> None:
         for start in range(0, len(items), SLICE):

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -63,6 +64,23 @@ def test_calls_keep_their_place_between_items() -> None:
     assert thread.settle(HANG_SECONDS)
     thread.close(HANG_SECONDS)
     assert events == [[0], "call", [1]]
+
+
+def test_when_a_call_is_made_nothing_keeps_the_items_before_it_alive() -> None:
+    """Who waits for a flush may count the arrays that are alive."""
+    gate, seen = Gate(), list[bool]()
+    gate.release.set()
+    thread = BuilderThread(lambda batch: gate([0]))
+    items = [threading.Event() for _ in range(3)]
+    alive = [weakref.ref(item) for item in items]
+    thread.put(items.pop(0))
+    assert gate.begun.wait(HANG_SECONDS)  # the others come as one batch
+    while items:
+        thread.put(items.pop())
+    thread.put(lambda: seen.extend(item() is not None for item in alive))
+    assert thread.settle(HANG_SECONDS)
+    thread.close(HANG_SECONDS)
+    assert seen == [False] * 3
 
 
 def test_an_item_that_comes_alone_is_handled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

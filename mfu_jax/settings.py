@@ -58,7 +58,7 @@ class Settings:
         "what a power cut may lose of the files; 0: nothing written; -1: all since a checkpoint",
     )
     write_period_seconds: float = _key(
-        0.2, "what a killed process loses: shorter steps are written together; 0: one by one"
+        0.5, "what a killed process loses: shorter steps are written together; 0: one by one"
     )
     heartbeat_file: str = _key(
         "", "file rewritten every 10 s with the state and the last step; empty: none"

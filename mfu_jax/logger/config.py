@@ -75,7 +75,7 @@ class LoggerConfig:
     abort_on_inf_loss: bool = False
     is_main_process: bool | None = None
     queue_size: int = 256
-    write_period_seconds: float = 0.2
+    write_period_seconds: float = 0.5
     hang_factor: float = 50.0
     hang_seconds: float = 30.0
     hang_folder: str = ""

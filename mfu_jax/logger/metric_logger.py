@@ -184,7 +184,7 @@ class MetricLogger:
             if type(metrics) is not dict and not isinstance(metrics, Mapping):
                 raise assembly.refused_metrics(metrics)
             self._numbers.last = step
-            if threading.get_ident() not in self._compilations.known:
+            if (thread := threading.get_ident()) not in self._compilations.known:
                 self._compilations.run_here()
             metrics = self._small.of(metrics)
             if self.phases.has_phases:
@@ -208,8 +208,8 @@ class MetricLogger:
                 self._pipeline.put(self._numbers.tell(self._journal))
             if given is not None:
                 self.spans.hold(taken)  # a later eval may still add to it
-            self._watchdog.completed(step)
-            taken.overhead_seconds = self._monotonic() - begin - self._timer.waited_seconds
+            self._watchdog.completed((step, now := self._monotonic(), thread))
+            taken.overhead_seconds = now - begin - self._timer.waited_seconds
             if self.interrupt.kept is not None:
                 self.interrupt.throw()
         finally:

@@ -190,6 +190,8 @@ class RecordPipeline:
         """Makes records of steps and passes them to all sinks."""
         if self.failure is not None:
             return
+        for step in steps:
+            step.measure()
         self._builder.prepare(steps)
         built = [self._build(step, is_last=is_last) for step in steps]
         self._journal.steps(list(zip(steps, built, strict=True)))

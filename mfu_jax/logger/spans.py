@@ -43,7 +43,6 @@ class LoopSpans:
             next record takes them.
         active: whether a span is open; a span inside another is part of the outer one.
         paused: the name of the pause that is open, if one is.
-        waits_for: the name of the wait that is open, if one is.
         lock: of the loop's threads: held while a step is recorded, and while a span begins or ends.
     """
 
@@ -63,7 +62,6 @@ class LoopSpans:
         self.late: dict[str, Any] = {}
         self.active = False
         self.paused = ""
-        self.waits_for = ""
         give_lock(self)
         self._calls: dict[str, list[Any]] = {}
         self._calls_after = -1
@@ -76,8 +74,7 @@ class LoopSpans:
 
     def waited_seconds(self) -> float:
         """How long the device has waited for data so far; any thread may ask."""
-        is_open = self.waits_for == "data"
-        open_seconds = self._timer.open_wait_seconds() if is_open else 0.0
+        open_seconds = self._timer.open_wait_seconds() if self.journal.is_waiting else 0.0
         return self._timer.total_seconds("data_wait") + open_seconds
 
     def release(self) -> None:
@@ -293,7 +290,7 @@ class Wait:
                 self._outermost = spans.active = True
                 self._watchdog.wait(self._name)
                 self._idle_since = self._timer.begin_wait()
-                spans.waits_for = self._name
+                spans.journal.is_waiting = self._name == "data"
         finally:
             if has_turn:
                 lock.release()
@@ -306,9 +303,10 @@ class Wait:
         lock = spans.lock
         has_turn = lock.acquire(False) or wait_for_turn(lock)
         try:
-            spans.active, spans.waits_for = False, ""
+            spans.active = spans.journal.is_waiting = False
             self._watchdog.wait("")
             finished = self._timer.end_wait(f"{self._name}_wait", self._idle_since)
+            spans.journal.has_waited = True
             if finished is not None:
                 spans.release()
                 self._pipeline.put(finished)

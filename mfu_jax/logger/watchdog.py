@@ -7,6 +7,7 @@ heartbeat file tells a supervisor outside that the process lives, and where it i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -39,6 +40,8 @@ _COMPILE_SECONDS = 1800.0
 # A thread that wakes this much late did not run: the machine slept or the process was stopped.
 _STOPPED_SECONDS = 5.0
 _LAST_RECORDS = 20
+# Kept between two looks; of a quicker loop the oldest go.
+_MOST_COMPLETIONS = 1000
 _KEPT_REPORTS = 5
 
 HEARTBEAT_SECONDS = 10.0
@@ -56,6 +59,8 @@ class Watchdog:
         end: ends the process with an exit code, whatever its other threads do.
 
     Attributes:
+        completed: takes the number of a step, the moment and the thread, when it is recorded: one
+            call into C, because the training thread makes it in every step.
         stopped_seconds: how long the process did not run since the last step, as far as noticed.
         is_paused: an eval, a checkpoint or the like is under way.
     """
@@ -87,6 +92,9 @@ class Watchdog:
         self._completed_at = self._checked_at = monotonic()
         self._beat_at = float("-inf")
         self._intervals: deque[float] = deque(maxlen=101)
+        self._completions: deque[tuple[int, float, int]] = deque(maxlen=_MOST_COMPLETIONS)
+        self.completed: Callable[[tuple[int, float, int]], None] = self._completions.append
+        self._lock = threading.RLock()  # of `_catch_up`
         self._records: deque[StepRecord] = deque(maxlen=_LAST_RECORDS)
         self.is_paused = False
         self._is_compiling = False
@@ -103,19 +111,16 @@ class Watchdog:
         """Time between two looks: short enough to see a hang in time, and a heartbeat's period."""
         return max(0.05, min(self._config.hang_seconds / 4, 5.0))
 
-    def completed(self, step: int) -> None:
-        """Called by the training thread when it records a step; costs a clock reading."""
-        now = self._monotonic()
-        if self._thread is None and self._config.hang_factor > 0:
-            self._checked_at = now  # nobody looked before: the first step may have been compiled
-            self._start()
-        if self._step >= 0 and not self._is_compiling:
-            self._intervals.append(now - self._completed_at)
-        self._completed_at = now
-        self._step = step
-        self._thread_id = threading.get_ident()
-        self._is_compiling = False
-        self.stopped_seconds = 0.0
+    def _catch_up(self) -> None:
+        """Takes what the training thread has noted since this was last called."""
+        with self._lock:
+            while self._completions:
+                step, now, thread = self._completions.popleft()
+                if self._step >= 0 and not self._is_compiling:
+                    self._intervals.append(now - self._completed_at)
+                self._completed_at, self._step, self._thread_id = now, step, thread
+                self._is_compiling = False
+                self.stopped_seconds = 0.0
 
     def connect(self, who_is_silent: Callable[[], str], flush: Callable[[], object]) -> None:
         """Gives it what a report of a hang needs of others.
@@ -127,11 +132,15 @@ class Watchdog:
         self._who_is_silent, self._flush = who_is_silent, flush
 
     def saw(self, record: StepRecord) -> None:
-        """Keeps a record for the report of a hang."""
+        """Keeps a record for the report of a hang; the first one starts the thread."""
+        if self._thread is None and self._config.hang_factor > 0:
+            self._checked_at = self._monotonic()  # nobody looked before: a step may have compiled
+            self._start()
         self._records.append(record)
 
     def compiling(self, stage: str) -> None:
         """Called when JAX has traced, lowered or compiled something for the step."""
+        self._catch_up()
         self._is_compiling = stage != "compile"
         self._completed_at = self._monotonic()
 
@@ -145,11 +154,13 @@ class Watchdog:
 
     def resume(self) -> None:
         """The pause ends; the time starts anew."""
+        self._catch_up()
         self._completed_at = self._monotonic()
         self.is_paused = False
 
     def limit_seconds(self) -> float | None:
         """How long no step may complete; None: too few steps to tell, or watching is off."""
+        self._catch_up()
         intervals = list(self._intervals)
         if self._config.hang_factor <= 0 or len(intervals) < _FEWEST_INTERVALS:
             return None
@@ -159,6 +170,7 @@ class Watchdog:
 
     def check(self) -> None:
         """Looks at the clock once: reports a hang, notes a stop of the process, beats."""
+        self._catch_up()
         now = self._monotonic()
         late = now - self._checked_at - self.period_seconds
         self._checked_at = now
@@ -200,10 +212,10 @@ class Watchdog:
             self._thread = None
 
     def _start(self) -> None:
-        self._thread = self._boundary.thread(
-            "mfu_jax watchdog", "nobody watches for hangs", self._run
-        )
-        self._thread.start()
+        thread = self._boundary.thread("mfu_jax watchdog", "nobody watches for hangs", self._run)
+        with contextlib.suppress(RuntimeError):  # Python 3.12 starts no thread at exit
+            thread.start()
+            self._thread = thread
 
     def _run(self) -> None:
         while not self._closing.wait(self.period_seconds):
@@ -257,6 +269,7 @@ class Watchdog:
         path = self._heartbeat
         if path is None:
             return
+        self._catch_up()
         values: dict[str, Any] = {
             "state": state,
             "unix_seconds": time.time(),

@@ -47,7 +47,7 @@ class Run:
     def steps(self, count: int, seconds: float = 0.5) -> None:
         for _ in range(count):
             self.clock.advance(seconds)
-            self.watchdog.completed(self.step)
+            self.watchdog.completed((self.step, self.clock.monotonic(), threading.get_ident()))
             self.watchdog.saw(
                 StepRecord(step=self.step, unix_seconds=0.0, scalars={"learning/loss": 4.25})
             )
@@ -319,10 +319,9 @@ def test_a_first_step_that_compiled_for_long_is_no_stop_of_the_machine(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = Run(tmp_path)
-    run.watchdog._thread = None  # it starts its own at the first step
+    run.watchdog._thread = None  # it starts its own at the first record
     run.clock.advance(600.0)
-    run.watchdog.completed(0)
-    run.watchdog.check()
+    run.steps(1)
     assert not caplog.messages
     assert run.watchdog.stopped_seconds == 0.0
 

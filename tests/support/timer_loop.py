@@ -61,6 +61,7 @@ class Loop:
 
     def keep(self, step: TimedStep | None) -> None:
         if step is not None:
+            step.measure()
             self.done.append(step)
 
     def seconds(self) -> list[float]:

@@ -12,6 +12,7 @@ class NoJournal:
 
     waited_seconds: Callable[[], float] = float
     has_steps = True
+    is_waiting = has_waited = False
 
     def steps(self, steps: Any) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +39,7 @@ class JournalFile:
         self._offset = self._end = os.fstat(self._descriptor).st_size
         self._first = b""  # the first settled line
         self._open: tuple[bytes, ...] = ()  # the open lines in the file
+        self._last: int | None = None  # where the last of them begins
         if self._offset and os.pread(self._descriptor, 1, self._offset - 1) != b"\n":
             self._put(b"\n")  # a torn line stays a line of its own
             self._offset += 1
@@ -48,26 +50,26 @@ class JournalFile:
         Raises:
             OSError: nothing is settled; the same lines may come again.
         """
-        before, self._open = self._open, ()
+        before, self._open, self._last = self._open, (), None
         same = 0 if settled else _first_difference(before, open_lines)
         self._replace(b"".join((settled, *open_lines[same:])), sum(map(len, open_lines[:same])))
         self._first = self._first or settled[: settled.find(b"\n") + 1]
         self._offset += len(settled)
         self._open = open_lines
+        if open_lines:
+            self._last = self._offset + sum(map(len, open_lines[:-1]))
 
-    def write_last(self, line: bytes) -> None:
-        """Replaces the last open line by one that is as long.
+    def overwrite(self, head: bytes) -> bool:
+        """Writes over the begin of the last open line, in one call; False if there is none.
 
         Raises:
             OSError: it may be torn; a later write replaces all open lines.
         """
-        *others, last = self._open
-        self._open = ()
-        if len(line) != len(last):
-            self.write(b"", *others, line)
-            return
-        self._put(line, sum(map(len, others)))
-        self._open = (*others, line)
+        if self._last is None:
+            return False
+        if os.pwrite(self._descriptor, head, self._last) < len(head):
+            raise OSError(errno.EIO, "a line was not written whole")
+        return True
 
     def find_again(self) -> None:
         """Writes the file again, if it was deleted or moved meanwhile.
@@ -86,7 +88,7 @@ class JournalFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         path, descriptor = _locked(self.path)
         os.close(self._descriptor)
-        self.path, self._descriptor, self._open = path, descriptor, ()
+        self.path, self._descriptor, self._open, self._last = path, descriptor, (), None
         self._offset = self._end = os.fstat(descriptor).st_size
         self._put(content)
         self._offset += len(content)
@@ -117,8 +119,9 @@ class JournalFile:
 
 
 def _first_difference(before: Sequence[bytes], after: Sequence[bytes]) -> int:
-    pairs = enumerate(zip(before, after, strict=False))
-    return next((i for i, (old, new) in pairs if old != new), min(len(before), len(after)))
+    """Of the lines before and those after it; the last one before may have been written over."""
+    count = max(0, min(len(before) - 1, len(after)))
+    return next((i for i in range(count) if before[i] != after[i]), count)
 
 
 def _locked(path: Path) -> tuple[Path, int]:

@@ -29,7 +29,8 @@ MOST_STEPS = 256
 
 _END = b"}\n"
 # Of whole numbers, because so seldom the code that formats a float is in no cache.
-_ALIVE = b'{"e":"alive","t":%11d.%06d,"m":%11d.%06d,"wait_us":%15d,"silence_us":%7d}\n'
+_ALIVE = b'{"e":"alive","t":%11d.%06d,"m":%11d.%06d'
+_ALIVE_REST = b',"wait_us":%15d,"silence_us":%7d}\n'
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
 
 Moment = tuple[float, float]
@@ -57,7 +58,7 @@ class StepMark(NamedTuple):
 class StepsLine:
     """Steps of one kind and cost, at equal distances, in one line.
 
-    Encoded up to thirty times a second while it grows, so its columns are texts already.
+    Encoded with every batch of steps while it grows, so its columns are texts already.
 
     Args:
         step: the first.
@@ -120,10 +121,15 @@ def line(event: str, at: Moment, values: Mapping[str, Any] | None = None) -> byt
     return _as_json({**head, **(values or {})}).encode() + b"\n"
 
 
+def alive_head(t: float, m: float) -> bytes:
+    """The begin of `alive_line`, as long as any other."""
+    us = int(1e6 * t), int(1e6 * m)
+    return _ALIVE % (*divmod(us[0], 1_000_000), *divmod(us[1], 1_000_000))
+
+
 def alive_line(at: Moment, wait_seconds: float, silence_seconds: float) -> bytes:
     """That the process lives; as long as any other such line, so that one replaces another."""
-    t, m = divmod(int(1e6 * at[0]), 1_000_000), divmod(int(1e6 * at[1]), 1_000_000)
-    return _ALIVE % (*t, *m, int(1e6 * wait_seconds), int(1e6 * silence_seconds))
+    return alive_head(*at) + _ALIVE_REST % (int(1e6 * wait_seconds), int(1e6 * silence_seconds))
 
 
 def journal_name(metrics_name: str, index: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_SHORTEST_SECONDS, _LONGEST_SECONDS = 0.03, 0.5
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 0.05, 0.5
 _PART_OF_AGE = 1 / 800
 # In intervals. A longer silence is a garbage collection, an import, a machine's sleep: it says
 # nothing about those to come.
@@ -13,7 +13,7 @@ _KEEPS = 0.95  # of the signs before, with each
 class Silence:
     """Times the signs of life of a process.
 
-    Thirty a second tell the moment of a kill to 0.01 s, for a process that lived for seconds. The
+    Twenty a second tell the moment of a kill to 0.015 s, for a process that lived for seconds. The
     same part of its life is enough for one that lives for hours, and wakes a thread less often.
 
     They come late where Python's lock is held or cores are busy, so a random moment is more than
@@ -29,10 +29,10 @@ class Silence:
 
     >>> silence = Silence(0.0)
     >>> silence.interval_seconds, silence.seconds
-    (0.03, 0.015)
-    >>> silence.heard(0.06)  # late
-    >>> round(silence.seconds, 3)  # of 0.03 and 0.06
-    0.025
+    (0.05, 0.025)
+    >>> silence.heard(0.1)  # late
+    >>> round(silence.seconds, 3)  # of 0.05 and 0.1
+    0.042
     """
 
     def __init__(self, now: float) -> None:

@@ -20,7 +20,14 @@ from mfu_jax.errors import first_line
 from mfu_jax.logger.alarm import Alarm
 from mfu_jax.logger.journal import process
 from mfu_jax.logger.journal.file import JournalFile
-from mfu_jax.logger.journal.lines import VERSION, Moment, StepMark, alive_line, journal_name
+from mfu_jax.logger.journal.lines import (
+    VERSION,
+    Moment,
+    StepMark,
+    alive_head,
+    alive_line,
+    journal_name,
+)
 from mfu_jax.logger.journal.scribe import Scribe
 from mfu_jax.logger.journal.silence import Silence
 from mfu_jax.storage.addresses import Address, path_of
@@ -39,6 +46,8 @@ _PATIENT_LOOKS = 20
 # Kept while the file cannot be written.
 _MOST_BYTES = 2**22
 _MOST_EVENTS = 10_000
+# Signs of life that only write their moment, before one that tells how far apart they came.
+_QUICK_SIGNS = 15
 
 
 class Journal:
@@ -55,6 +64,8 @@ class Journal:
 
     Attributes:
         waited_seconds: how long the device has waited for data so far.
+        is_waiting: a wait for data is open.
+        has_waited: one has ended; the journal forgets it once that is written.
         has_steps: a completed step is known.
     """
 
@@ -74,7 +85,7 @@ class Journal:
         is_real = monotonic is time.monotonic
         self._since_boot = process.since_boot if is_real else monotonic
         self._process_id = os.getpid()
-        self._is_over = self._is_stopped = False
+        self._is_over = self._is_stopped = self.is_waiting = self.has_waited = False
         self._until_exit = until_exit
         self._failed_at: float | None = None
         self.has_steps = False
@@ -85,6 +96,7 @@ class Journal:
         now = self._now()
         self._scribe = Scribe(now)
         self._silence = Silence(now[1])
+        self._signs: list[float] = []  # that it has not been told of
         self._noted_seconds = 0.0  # of those waits: in steps that the scribe has
         self._put(self._scribe.event, "start", now, self._start(now, index, processes))
         self._thread = (boundary or Boundary()).thread(
@@ -260,16 +272,29 @@ class Journal:
             self._queue.popleft()()
 
     def _mark(self, file: JournalFile) -> None:
-        """Nothing has happened, but the process lives: mostly this is all that there is to do."""
+        """Nothing has happened, but the process lives: mostly this is all that there is to do.
+
+        In a young process it is done twenty times a second, each time by code that is in no cache.
+        """
         try:
-            file.write_last(self._alive())
+            if self.is_waiting or self.has_waited or len(self._signs) >= _QUICK_SIGNS:
+                mark = self._alive()
+            else:
+                m = self._since_boot()
+                self._signs.append(m)
+                mark = alive_head(self._clock(), m)
+            if not file.overwrite(mark):
+                self._write(file, looks=False)
         except OSError as error:
             self._fail(file, error)
 
     def _alive(self) -> bytes:
         now = self._now()
+        self.has_waited = False  # first: the loop may set it at any time
         waited_seconds = max(0.0, self.waited_seconds() - self._noted_seconds)
-        self._silence.heard(now[1])
+        for sign in (*self._signs, now[1]):
+            self._silence.heard(sign)
+        self._signs.clear()
         return alive_line(now, waited_seconds, self._silence.seconds)
 
     def _write(self, file: JournalFile, *, looks: bool) -> None:

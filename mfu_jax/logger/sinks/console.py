@@ -29,7 +29,7 @@ class ConsoleSink(Sink):
         UserError: ``progress=True`` without `rich`.
     """
 
-    periods_per_write = 3  # nobody looks more often
+    periods_per_write = 2  # nobody looks more often
 
     def __init__(
         self,

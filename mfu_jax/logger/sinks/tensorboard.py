@@ -53,7 +53,7 @@ class TensorBoardSink(Sink):
         UserError: the folder cannot be written to, or another process writes to it.
     """
 
-    periods_per_write = 5  # nobody looks more often
+    periods_per_write = 4  # nobody looks more often
 
     def __init__(
         self,

@@ -16,6 +16,12 @@ step, when the caches hold the device's data and each Python call costs microsec
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
+# Slewing clocks drift by at most 500 ppm (NTP); anything more is a jump, not the step's time.
+JUMP_SECONDS = 1e-3
+JUMP_FRACTION = 1e-3
+# The wall clock is corrected when the machine wakes up.
+SLEEP_TOLERANCE_SECONDS = 1.0
+
 
 class LoopTimes(NamedTuple):
     """What the training thread did from the end of one `record` to the end of the next, in seconds.
@@ -41,7 +47,8 @@ class LoopTimes(NamedTuple):
 class TimedStep:
     """One step on its way through the timer; its metrics are still device arrays.
 
-    Made in every step, so defaults are the class's: most of them are never set.
+    Made in every step, so defaults are the class's: most of them are never set. The training thread
+    only leaves `readings` and `loop_readings`; what they say is worked out by `measure`.
 
     Attributes:
         step: its number.
@@ -63,6 +70,10 @@ class TimedStep:
         loop: what the training thread did in its interval; None around a pause.
         waited_seconds: how long the device had waited for data when it was dispatched, since the
             timer was made; 0 if it did not wait since the step before.
+        readings: both clocks at its begin and end, and what tells how long the machine has been
+            suspended since it was last asked.
+        loop_readings: when the loop left `record`, came back and left it again; its waits and the
+            begin of its call meanwhile; the collector's time when it left, both times.
     """
 
     seconds: float = 0.0
@@ -80,6 +91,8 @@ class TimedStep:
     extra: Mapping[str, Any] = NOTHING
     loop: LoopTimes | None = None
     waited_seconds: float = 0.0
+    readings: tuple[Reading, Reading, Callable[[], float]] | None = None
+    loop_readings: tuple[float, float, float, float, float | None, float, float] | None = None
 
     def __init__(
         self,
@@ -90,3 +103,26 @@ class TimedStep:
         self.step = step
         self.metrics = metrics
         self.cost = cost
+
+    def measure(self) -> None:
+        """Works out its times from the readings, once."""
+        if self.readings is not None:
+            (begin, end, suspension), self.readings = self.readings, None
+            self._measure(begin, end, suspension)
+        if self.loop_readings is not None:
+            left, back, left_again, waits, called, gc, gc_again = self.loop_readings
+            self.loop_readings = None
+            call = 0.0 if called is None else back - called
+            self.loop = LoopTimes(back - left, waits, call, left_again - back, gc_again - gc)
+
+    def _measure(self, begin: Reading, end: Reading, suspension: Callable[[], float]) -> None:
+        seconds, monotonic_seconds = end[0] - begin[0], end[1] - begin[1]
+        jump = seconds - monotonic_seconds
+        if abs(jump) > JUMP_SECONDS + JUMP_FRACTION * monotonic_seconds:
+            self.clock_jump_seconds = jump
+            slept = suspension()
+            # A suspension inside an earlier pause is no cause of a jump now.
+            self.slept_seconds = slept if abs(slept - jump) < SLEEP_TOLERANCE_SECONDS else 0.0
+            seconds = monotonic_seconds
+        self.seconds = seconds
+        self.ended_at, self.ended_monotonic = end

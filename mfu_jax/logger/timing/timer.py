@@ -17,18 +17,13 @@ from mfu_jax.logger.timing.compile_events import CompileEvent
 from mfu_jax.logger.timing.gc_pauses import GcPauses, of_process
 from mfu_jax.logger.timing.kept_interrupt import KeptInterrupt
 from mfu_jax.logger.timing.readiness import block_until_ready, is_ready
-from mfu_jax.logger.timing.timed_step import LoopTimes, Reading, TimedStep
+from mfu_jax.logger.timing.timed_step import Reading, TimedStep
 from mfu_jax.logger.timing.watcher import ThreadWatcher, Watcher
 
-# Slewing clocks drift by at most 500 ppm (NTP); anything more is a jump, not the step's time.
-JUMP_SECONDS = 1e-3
-JUMP_FRACTION = 1e-3
 # Waking the watcher costs both threads tens of microseconds. After that many waits in a row that
 # were shorter than this, as with a loader that has the next batch ready, nobody is woken.
 SHORT_WAIT_SECONDS = 1e-3
 SHORT_WAITS = 10
-# The wall clock is corrected when the machine wakes up.
-SLEEP_TOLERANCE_SECONDS = 1.0
 
 
 def suspended_seconds() -> float:
@@ -105,10 +100,12 @@ class StepTimer:
             step.completed = self._clock(), self._called_at
 
     def dispatched(self, step: TimedStep) -> TimedStep | None:
-        """Takes the step just dispatched and returns the one before it, timed.
+        """Takes the step just dispatched and returns the one before it.
 
-        Blocks until the step before it is done; `waited_seconds` says for how long. What
-        interrupts that is kept in `interrupt`; raise it when both are safe.
+        That one has its readings and is not measured yet: code that runs so seldom is cold, and the
+        builder's thread measures a batch at a time. Blocks until that step is done;
+        `waited_seconds` says for how long. What interrupts that is kept in `interrupt`; raise it
+        when both are safe.
         """
         previous = self._pending
         self.waited_seconds = 0.0
@@ -123,8 +120,22 @@ class StepTimer:
             now = self._clock(), self._monotonic()
             left_at = now[1]
             self.waited_seconds = left_at - before
-            self._finish(previous, previous.completed or now)
-        self._leave(previous or step, before, left_at)
+            begin, self._mark = self._mark, previous.completed or now
+            self._last_seconds = self._mark[1] - begin[1]
+            previous.readings = begin, self._mark, self._take_suspension
+        gc_seconds = self._gc.seconds
+        if self._left_at is not None:
+            (previous or step).loop_readings = (
+                self._left_at,
+                before,
+                left_at,
+                self._loop_waits,
+                self._called_at,
+                self._gc_seconds,
+                gc_seconds,
+            )
+        self._left_at, self._gc_seconds = left_at, gc_seconds
+        self._called_at, self._loop_waits = None, 0.0
         if self._spans or self._compile_events:
             self._take(step)
         self._pending = step
@@ -218,21 +229,6 @@ class StepTimer:
         self._cut(name, start, now)
         return step
 
-    def _leave(self, step: TimedStep, began: float, left_at: float) -> None:
-        """Tells a step what the loop did since the last one, and begins anew."""
-        gc_seconds = self._gc.seconds
-        if self._left_at is not None:
-            times = (
-                began - self._left_at,
-                self._loop_waits,
-                0.0 if self._called_at is None else began - self._called_at,
-                left_at - began,
-                gc_seconds - self._gc_seconds,
-            )
-            step.loop = tuple.__new__(LoopTimes, times)  # one call into C
-        self._left_at, self._gc_seconds = left_at, gc_seconds
-        self._called_at, self._loop_waits = None, 0.0
-
     def _likely_end(self, step: TimedStep, now: Reading) -> Reading:
         """When a step ended that nobody saw end during the wait that ends now."""
         if step.watched:
@@ -271,17 +267,10 @@ class StepTimer:
             step.is_compile = any(event.stage == "compile" for event in step.compile_events)
 
     def _finish(self, step: TimedStep, end: Reading) -> None:
-        seconds = end[0] - self._mark[0]
-        monotonic_seconds = end[1] - self._mark[1]
-        jump = seconds - monotonic_seconds
-        if abs(jump) > JUMP_SECONDS + JUMP_FRACTION * monotonic_seconds:
-            step.clock_jump_seconds = jump
-            slept = self._take_suspension()
-            # A suspension inside an earlier pause is no cause of a jump now.
-            step.slept_seconds = slept if abs(slept - jump) < SLEEP_TOLERANCE_SECONDS else 0.0
-            seconds = monotonic_seconds
-        step.seconds = self._last_seconds = seconds
-        step.ended_at, step.ended_monotonic = self._mark = end
+        begin, self._mark = self._mark, end
+        self._last_seconds = end[1] - begin[1]
+        step.readings = begin, end, self._take_suspension
+        step.measure()
 
     def _take_suspension(self) -> float:
         """Seconds of suspension since this was last asked; none below a second."""

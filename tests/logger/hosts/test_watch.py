@@ -168,13 +168,13 @@ def test_means_are_over_measured_steps_and_lateness_only_without_lead() -> None:
 def test_the_timer_tells_what_the_loop_did() -> None:
     clock = FakeClock()
     device = FakeDevice(clock)
-    seen: list[LoopTimes | None] = []
+    steps: list[TimedStep] = []
     with MetricLogger(
         clock=clock.wall, monotonic=clock.monotonic, watcher=FakeWatcher(clock), sinks=[]
     ) as logger:
         put = logger._pipeline.put
         logger._pipeline.put = lambda item: (  # type: ignore[func-returns-value]
-            seen.append(item.loop) if isinstance(item, TimedStep) else None,
+            steps.append(item) if isinstance(item, TimedStep) else None,
             put(item),
         )
         for step in range(5):
@@ -187,7 +187,8 @@ def test_the_timer_tells_what_the_loop_did() -> None:
             if step == 2:
                 with logger.pause("eval"):
                     clock.advance(10.0)
-    seen = [times and times._replace(gc_seconds=0.0) for times in seen]  # the collector's own time
+    # The collector's own time is no matter here.
+    seen = [step.loop and step.loop._replace(gc_seconds=0.0) for step in steps]
     # Step 0 is dispatched at 0.875 and takes 2 s; the loop comes back for it at 1.75.
     told = LoopTimes(0.875, 0.25, 0.125, 2.875 - 1.75, 0.0)
     assert seen[:4] == [told, told, None, told]  # none of step 2, which the pause has ended

@@ -58,6 +58,8 @@ class Plan:
     Attributes:
         target: the chips, as text.
         chips: their number.
+        hardware: the name of one of them.
+        devices: as JAX counts them: of some TPUs, two a chip.
         fits: whether the program fits into their memory.
         memory_peak_bytes: the compiler's; None if it does not say.
         memory_limit_bytes: what the compiler may use, or nominal.
@@ -90,6 +92,8 @@ class Plan:
 
     target: str
     chips: int
+    hardware: str = ""
+    devices: int = 0
     fits: bool
     memory_peak_bytes: int | None = None
     memory_limit_bytes: int | None = None
@@ -177,6 +181,8 @@ def refused(target: Target, refusal: TooLarge, work: Work | None = None) -> Plan
         plan = Plan(
             target=str(target),
             chips=target.chips,
+            hardware=target.chip.name,
+            devices=target.devices,
             fits=False,
             model_flops=work.model_flops if work else None,
             convention=work.convention if work else "",
@@ -233,6 +239,8 @@ def make_plan(
     return Plan(
         target=str(target),
         chips=target.chips,
+        hardware=target.chip.name,
+        devices=target.devices,
         fits=_fits(memory, target),
         memory_peak_bytes=memory.get("peak_memory_in_bytes"),
         memory_limit_bytes=target.chip.memory_bytes,

@@ -169,10 +169,9 @@ def compare_with_plan(plan: Mapping[str, Any], path: str, run: RunData) -> PlanC
 
 def _differences(plan: Mapping[str, Any], run: RunData) -> Iterator[str]:
     """Where the run is not what was planned."""
-    planned_chip, logged = str(plan.get("hardware", "")), str(run.setup.values.get("devices", ""))
-    if planned_chip and (kind := _RUN_ON.fullmatch(logged)):
-        if planned_chip not in [chip.name for chip in find(kind[1])]:
-            yield f"the plan is for {planned_chip}, the run was on {kind[1]}: other hardware"
+    chip, logged = plan.get("hardware"), _RUN_ON.fullmatch(str(run.setup.values.get("devices")))
+    if chip and logged and chip not in [found.name for found in find(logged[1])]:
+        yield f"the plan is for {chip}, the run was on {logged[1]}: other hardware"
     devices, count = _number(plan, "devices"), run.setup.devices
     if devices and count and devices != count:
         yield f"the plan is for {devices:,.0f} devices, the run had {count:,}"

@@ -122,7 +122,11 @@ SAME = {
             "8 × TPU v5p (2 processes)",
             "the planned model needs 1 TFLOP a step and device, the run's 2:",
         ),
-        ({"step_time_range": None, "model_flops": 10**12, "convention": "exact"}, "8 × TPU v5p", ""),
+        (
+            {"step_time_range": None, "model_flops": 10**12, "convention": "exact"},
+            "8 × TPU v5p",
+            "",
+        ),
     ],
 )
 def test_where_the_run_is_not_what_was_planned(

@@ -20,7 +20,8 @@ others estimated, and the fastest one that fits is printed as flags.
   compile_seconds=N    most time that the compiler may take (default 1800)
   code_seconds=N       most time for a TPU's machine code, which adds XLA's cycles to the schedule
                        (default 120; of a sweep 0: all points alike)
-  compile_gib=N        most host memory that the compiler may take (default: no limit)
+  compile_gib=N        most host memory that the compiler may allocate, without the libraries that
+                       it maps (a tiny step takes 0.4; default: no limit)
   cache=FOLDER         of compiled programs (default ~/.cache/mfu_jax/plans; empty: none)
   tokens=N             tokens to train on: prints the days that takes
   price=N              of one chip for one hour, with tokens=: prints what it costs

@@ -57,7 +57,8 @@ def plan(
         xla_flags: for the compiler, as ``--name=value``: they change the schedule.
         tokens_per_step: of the whole job, for the rate of tokens.
         compile_seconds: most time that the compiler may take.
-        compile_gib: most host memory that it may take; 0: no limit.
+        compile_gib: most host memory that it may allocate, without the libraries that it maps; 0:
+            no limit.
         code_seconds: most time for a TPU's machine code, which adds XLA's cycles to the schedule.
         cache_folder: of compiled programs; empty: the user's own; None: none.
 

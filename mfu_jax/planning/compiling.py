@@ -99,7 +99,7 @@ class Limits:
 
     Attributes:
         seconds: of wall clock.
-        memory_bytes: of host memory; 0: no limit.
+        memory_bytes: of host memory that it allocates, mapped libraries excluded; 0: no limit.
         code_seconds: of wall clock for machine code, once a TPU program is scheduled.
     """
 

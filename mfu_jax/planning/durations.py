@@ -22,6 +22,7 @@ from mfu_jax.planning.uncounted_attention import half_of_all_pairs, head_width
 # Of a call: what 2 MB on eight H100 take beyond their bytes in XLA's table (`Efficiencies.nvlink`).
 _NCCL_SECONDS = 25e-6
 HOST = "host_gbps_per_device"
+HOST_LANES = ("host up", "host down")  # both directions of the bus go at once
 _TAKEN_HOST = "host_gbps_taken"
 _TYPICAL_HOST = 16  # GB/s, where a chip's is not known (scaling book, "How to think about TPUs")
 
@@ -72,7 +73,7 @@ class Efficiencies:
     kernel: float = 0.5
     attention: float = 0.7
     matmul: float = 0.6
-    tpu_matmul: float = 0.71
+    tpu_matmul: float = 0.70
     tpu_fusion: float = 0.81
     tpu_copy: float = 0.4
     hbm: float = 0.85
@@ -213,8 +214,7 @@ def _has_cycles(record: InstructionRecord) -> bool:
 
 
 def _host_lane(record: InstructionRecord) -> str:
-    """Both directions of the bus to the host go at once."""
-    return "host up" if record.to_host else "host down"
+    return HOST_LANES[0 if record.to_host else 1]
 
 
 def _vector_cause(record: InstructionRecord) -> str:

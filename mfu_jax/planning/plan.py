@@ -27,6 +27,7 @@ _DAY = 86400.0
 _COMPILERS_LIMIT = 1.01  # of the nominal memory: 95.74 of 95 GiB on v5p, as libtpu prints it
 _JAXS_SHARE = 0.75  # of a GPU's memory (JAX's docs, "GPU memory allocation")
 _LARGE_OUTPUT = 0.1  # of the peak: a state that is not donated, not a few metrics
+_MUCH_AGAIN = 0.01  # of the executed FLOPs
 _UNITS = ("matmul", "vector", "kernel", "copy", "host")  # what is no transfer between devices
 
 
@@ -58,6 +59,8 @@ class Plan:
     Attributes:
         target: the chips, as text.
         chips: their number.
+        hardware: the name of one of them.
+        devices: as JAX counts them: of some TPUs, two a chip.
         fits: whether the program fits into their memory.
         memory_peak_bytes: the compiler's; None if it does not say.
         memory_limit_bytes: what the compiler may use, or nominal.
@@ -90,6 +93,8 @@ class Plan:
 
     target: str
     chips: int
+    hardware: str = ""
+    devices: int = 0
     fits: bool
     memory_peak_bytes: int | None = None
     memory_limit_bytes: int | None = None
@@ -177,6 +182,8 @@ def refused(target: Target, refusal: TooLarge, work: Work | None = None) -> Plan
         plan = Plan(
             target=str(target),
             chips=target.chips,
+            hardware=target.chip.name,
+            devices=target.devices,
             fits=False,
             model_flops=work.model_flops if work else None,
             convention=work.convention if work else "",
@@ -233,6 +240,8 @@ def make_plan(
     return Plan(
         target=str(target),
         chips=target.chips,
+        hardware=target.chip.name,
+        devices=target.devices,
         fits=_fits(memory, target),
         memory_peak_bytes=memory.get("peak_memory_in_bytes"),
         memory_limit_bytes=target.chip.memory_bytes,
@@ -327,6 +336,13 @@ def _notes(costs: ProgramCosts, memory: Mapping[str, int]) -> tuple[str, ...]:
         notes.append(
             "attention kernels that are not counted are taken for half of all pairs of query and "
             "key, as causal masks keep, in executed FLOPs and in time"
+        )
+    again, runs = costs.executed.xla_rematerialized, max(costs.executed.total, 1)
+    if again > _MUCH_AGAIN * runs:
+        notes.append(
+            f"the compiler recomputes {again / 1e12:,.3g} TFLOP of matmuls a step "
+            f"({percent(again / runs)} of what runs), because memory is short: a smaller batch, or "
+            "a remat policy that keeps less, may be faster"
         )
     new = memory.get("output_size_in_bytes", 0) - memory.get("alias_size_in_bytes", 0)
     if new > _LARGE_OUTPUT * max(memory.get("peak_memory_in_bytes", 0), 1):

@@ -2,7 +2,8 @@
 
 The text of a compiled program is its schedule. Instructions run one after another; what stands
 between an asynchronous start and its done hides the transfer that the start began. A transfer
-waits for its link, and the done for the transfer.
+waits for its link, and the done for the transfer. Of copies to or from the host's memory, the one
+that is waited for first goes first.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramCosts
-from mfu_jax.planning.durations import Durations
+from mfu_jax.planning.durations import HOST_LANES, Durations
+from mfu_jax.planning.host_bus import HostBus, Stretch
 
 
 class Work(NamedTuple):
@@ -91,12 +93,23 @@ def by_computation(costs: ProgramCosts) -> Iterable[list[InstructionRecord]]:
 
 def walk(records: Iterable[InstructionRecord], durations: Durations) -> Iterator[Work]:
     """What the units and the lanes do while a computation runs once, by the start of each."""
+    records = list(records)
+    places = {record.started_by: place for place, record in enumerate(records) if record.started_by}
+    buses = {lane: HostBus() for lane in HOST_LANES}
     now = 0.0
     under_way: dict[str, tuple[float, str]] = {}  # a start → when its transfer ends, and its cause
     free: dict[str, float] = defaultdict(float)  # when each lane is free again
     for record in records:
         only_waits = record.opcode.endswith(("-done", "-update"))
         for part in () if only_waits else durations.of(record):
+            if bus := buses.get(part.lanes[0]) if part.lanes else None:
+                yield from _carried(part.lanes, bus.serve(now))
+                place = places.get(record.name, len(records)) if record.is_start else -1
+                bus.begin(record.name, part.cause, part.seconds, place)
+                if not record.is_start:
+                    yield from _waits(bus, part.lanes, record.name, now)
+                    now = bus.now
+                continue
             start = max([now, *(free[lane] for lane in part.lanes)])
             end = start + part.seconds
             yield Work(part.lanes, part.cause, start, end)
@@ -107,15 +120,41 @@ def walk(records: Iterable[InstructionRecord], durations: Durations) -> Iterator
             if part.lanes:
                 yield Work((), part.cause, now, end, is_wait=True)
             now = end
-        if record.started_by and not record.opcode.endswith("-update"):
+        if record.opcode.endswith("-update"):
+            continue
+        for lane, bus in buses.items():
+            if record.started_by in bus.left:
+                yield from _carried((lane,), bus.serve(now))
+                yield from _waits(bus, (lane,), record.started_by, now)
+                now = max(now, bus.now)
+        if record.started_by:
             end, cause = under_way.pop(record.started_by, (now, ""))
             if end > now:
                 yield Work((), cause, now, end, is_wait=True)
                 now = end
+    for lane, bus in buses.items():
+        yield from _carried((lane,), bus.serve(now))
+        for name in list(bus.left):
+            yield from _waits(bus, (lane,), name, now)
+            now = max(now, bus.now)
     for end, cause in under_way.values():
         if end > now:
             yield Work((), cause, now, end, is_wait=True)
             now = end
+
+
+def _carried(lanes: tuple[str, ...], stretches: Iterable[Stretch]) -> Iterator[Work]:
+    for cause, start, end in stretches:
+        yield Work(lanes, cause, start, end)
+
+
+def _waits(bus: HostBus, lanes: tuple[str, ...], name: str, now: float) -> Iterator[Work]:
+    """The rest of a copy, for which the units wait."""
+    if name not in bus.left:
+        return
+    cause = bus.left[name].cause
+    yield from _carried(lanes, bus.finish(name))
+    yield Work((), cause, now, bus.now, is_wait=True)
 
 
 def _summed(records: Iterable[InstructionRecord], durations: Durations) -> Timeline:

@@ -51,8 +51,11 @@ class Target:
         return self.devices // self.chip.devices_per_chip
 
     def __str__(self) -> str:
+        if self.platform == "cuda":
+            hosts = f" on {self.shape[0]} hosts" if self.shape[0] > 1 else ""
+            return f"{self.devices} × {self.chip.name}{hosts}"
         many = f"{self.slices} × " if self.slices > 1 else ""
-        return f"{many}{self.topology} ({self.chips} chips)"
+        return f"{many}{self.topology} ({self.chips} chip{'s' * (self.chips > 1)})"
 
 
 def parse_target(

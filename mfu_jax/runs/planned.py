@@ -7,12 +7,14 @@ its waterfall, which the run's own metrics have after its profiled steps. Both a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mfu_jax.errors import UserError
 from mfu_jax.formatting import columns, percent, seconds_text
+from mfu_jax.hardware.naming import find
 from mfu_jax.runs.run_data import RunData
 from mfu_jax.user_files import read_text
 
@@ -32,6 +34,9 @@ _BARS = (
     ("ops without", "ops without an instruction"),
 )
 _COMMUNICATION = "exposed communication: "
+_RUN_ON = re.compile(r"\d+ × (.+?)(?: \(\d+ processes\))?")  # as a run logs its devices
+_NOISE = 0.02  # of a measured time
+_ROUNDED = 1e-3  # of FLOPs, as logs print them
 
 
 class PlannedRow(NamedTuple):
@@ -151,13 +156,48 @@ def compare_with_plan(plan: Mapping[str, Any], path: str, run: RunData) -> PlanC
         PlannedRow("HFU", _number(plan, "hfu"), summary.hfu, "fraction"),
         PlannedRow("peak memory", _number(plan, "memory_peak_bytes"), peak, "bytes"),
     )
-    notes = [] if profile else ["the run has no profile (profile_steps=): no measured causes"]
+    notes = [*_differences(plan, run), *_verdict(plan, summary.median_seconds)]
+    if not profile:
+        notes.append("the run has no profile (profile_steps=): no measured causes")
     if profile and (traced := profile.get("profile/step_time_seconds")):
         notes.append(f"measured causes are of profiled steps of {seconds_text(traced)}")
     causes = tuple(_causes(dict(_predicted(plan["time_by_cause"])), dict(_measured(profile))))
     return PlanComparison(
         path=path, target=str(plan.get("target", "")), rows=rows, causes=causes, notes=tuple(notes)
     )
+
+
+def _differences(plan: Mapping[str, Any], run: RunData) -> Iterator[str]:
+    """Where the run is not what was planned."""
+    chip, logged = plan.get("hardware"), _RUN_ON.fullmatch(str(run.setup.values.get("devices")))
+    if chip and logged and chip not in [found.name for found in find(logged[1])]:
+        yield f"the plan is for {chip}, the run was on {logged[1]}: other hardware"
+    devices, count = _number(plan, "devices"), run.setup.devices
+    if devices and count and devices != count:
+        yield f"the plan is for {devices:,.0f} devices, the run had {count:,}"
+    model, same = _number(plan, "model_flops"), plan.get("convention") == run.setup.convention
+    done = max(run.columns.measured("perf/per_device_tflops")[1], default=0.0) * 1e12
+    if model and done and same and abs(done / model - 1) > _ROUNDED:
+        yield (
+            f"the planned model needs {model / 1e12:,.4g} TFLOP a step and device, the run's "
+            f"{done / 1e12:,.4g}: another model, batch, sequence length or number of devices"
+        )
+
+
+def _verdict(plan: Mapping[str, Any], seconds: float | None) -> Iterator[str]:
+    """Where the measured step lies: in the plan's range, outside of it, or below its bound."""
+    bound, span = _number(plan, "step_time_bound_seconds"), plan.get("step_time_range")
+    if seconds is None:
+        return
+    if bound and seconds < bound * (1 - _NOISE):
+        yield (
+            f"the run is faster than the plan's bound, {seconds_text(bound)}: it ran another "
+            "program, or on other chips"
+        )
+    elif isinstance(span, list) and [type(end) for end in span] == [float, float]:
+        low, high = map(seconds_text, span)
+        place = "within" if span[0] <= seconds <= span[1] else "outside of"
+        yield f"the measured step time is {place} the plan's range, {low} to {high}"
 
 
 def _number(plan: Mapping[str, Any], key: str) -> float | None:

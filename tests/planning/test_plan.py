@@ -145,3 +145,23 @@ def test_a_refused_program_does_not_fit():
     assert (plan.fits, plan.memory_peak_bytes) == (False, 38 * 2**30)
     assert plan.step_time_seconds == make_plan(scheduled.program, TARGET).step_time_seconds
     assert "had it fitted" in plan.notes[-2]
+
+
+@pytest.mark.parametrize(("name", "is_told"), [("d.7.remat", True), ("e.7", False)])
+def test_what_the_compiler_recomputes_is_told(name, is_told):
+    """Two products of 2·8·4·4 FLOPs; XLA names the one that it makes again."""
+    dot = "dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    text = f"""HloModule m, num_partitions=1
+ENTRY %main (x: f32[8,4], w: f32[4,4]) -> (f32[8,4], f32[8,4]) {{
+  %x = f32[8,4] parameter(0)
+  %w = f32[4,4] parameter(1)
+  %d.7 = f32[8,4] {dot}
+  %{name} = f32[8,4] {dot}
+  ROOT %t = (f32[8,4], f32[8,4]) tuple(%d.7, %{name})
+}}
+"""
+    plan = make_plan(ProgramDump(text=text), parse_target(topology="v6e-1"))
+    assert plan.executed_flops == 2 * 256
+    told = [note for note in plan.notes if note.startswith("the compiler recomputes")]
+    assert len(told) == is_told
+    assert all("2.56e-10 TFLOP of matmuls a step (50.0% of what runs)" in note for note in told)

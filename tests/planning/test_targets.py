@@ -68,3 +68,17 @@ def test_gpus_by_host(hardware, devices, topology):
 def test_wrong_chips_are_one_line(given, word):
     with pytest.raises(UserError, match=word):
         parse_target(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"topology": "v6e-8"}, "v6e:2x4 (8 chips)"),
+        ({"topology": "v6e-1"}, "v6e:1x1 (1 chip)"),
+        ({"topology": "2xv6e-256"}, "2 × v6e:16x16 (512 chips)"),
+        ({"hardware": "h100", "devices": 8}, "8 × H100 SXM"),
+        ({"hardware": "h100", "devices": 64}, "64 × H100 SXM on 8 hosts"),
+    ],
+)
+def test_chips_as_text(given, text):
+    assert str(parse_target(**given)) == text

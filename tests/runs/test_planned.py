@@ -97,6 +97,56 @@ def test_without_a_profile_no_cause_is_measured(
     assert plan["notes"] == ["the run has no profile (profile_steps=): no measured causes"]
 
 
+SAME = {
+    "hardware": "TPU v5p",
+    "devices": 8,
+    "model_flops": 2 * 10**12,  # of the run's lines
+    "convention": "maxtext",
+    "step_time_bound_seconds": 0.4,
+    "step_time_range": [0.9, 1.1],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "devices", "note"),
+    [
+        ({}, "8 × TPU v5p (2 processes)", "within the plan's range, 900.000 ms to 1.100 s"),
+        ({"step_time_range": [0.7, 0.9]}, "8 × TPU v5p (2 processes)", "outside of the plan's"),
+        ({"step_time_range": ["?", 1]}, "8 × TPU v5p (2 processes)", ""),
+        ({"step_time_bound_seconds": 1.1}, "8 × TPU v5p (2 processes)", "faster than the plan's"),
+        ({"step_time_bound_seconds": 1.01, "step_time_range": None}, "8 × TPU v5p", ""),
+        ({"step_time_range": None}, "8 × TPU v6 lite (1 processes)", "the run was on TPU v6 lite"),
+        ({"step_time_range": None}, "1 × cpu (1 processes)", "8 devices, the run had 1"),
+        (
+            {"step_time_range": None, "model_flops": 10**12},
+            "8 × TPU v5p (2 processes)",
+            "the planned model needs 1 TFLOP a step and device, the run's 2:",
+        ),
+        (
+            {"step_time_range": None, "model_flops": 10**12, "convention": "exact"},
+            "8 × TPU v5p",
+            "",
+        ),
+    ],
+)
+def test_where_the_run_is_not_what_was_planned(
+    change: dict[str, Any],
+    devices: str,
+    note: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = write(tmp_path)
+    values = {"devices": devices, "model TFLOP per device per step": "2 (maxtext: …)"}
+    (tmp_path / "metrics.jsonl.setup.json").write_text(json.dumps({"values": values}))
+    (tmp_path / "plan.json").write_text(json.dumps({**PLAN, **SAME, **change}))
+    assert main([*words, "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["plan"]["notes"]
+    about_causes = "measured causes are of profiled steps of 1.000 s"
+    assert notes[-1] == about_causes
+    assert [found for found in notes if note in found] if note else notes == [about_causes]
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"time_by_cause": {}}', "\x00"])
 def test_a_file_that_holds_no_plan_is_one_line(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

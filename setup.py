@@ -21,7 +21,7 @@ CLIENTS = [
 ]
 
 # What scripts/test_matrix.sh installs for its selection of tests.
-TEST_CORE = ["hypothesis>=6.100", "pytest>=8", "pytest-xdist>=3.6"]
+TEST_CORE = ["hypothesis>=6.100", "nvidia-ml-py>=12.535", "pytest>=8", "pytest-xdist>=3.6"]
 
 setup(
     name="mfu_jax",
@@ -88,7 +88,6 @@ setup(
             "import-linter>=2.5",
             "matplotlib>=3.8",
             "mypy>=1.15",
-            "nvidia-ml-py>=12.535",
             "qwix>=0.1.8",
             "ruff>=0.11",
             "tensorboard>=2.19",

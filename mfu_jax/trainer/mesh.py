@@ -110,8 +110,9 @@ def _over_slices(shape: MeshShape, slices: int) -> MeshShape:
 
 
 def _grid(shape: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:
+    types = (AxisType.Auto,) * len(_AXES)
     try:
-        return jax.make_mesh(tuple(shape), _AXES, devices=devices).devices
+        return jax.make_mesh(tuple(shape), _AXES, devices=devices, axis_types=types).devices
     except NotImplementedError:  # no axis of the TPU's torus matches one of ours in size
         _log.warning(
             "the mesh %s splits axes of the TPU's torus: some collectives take longer paths than "

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AxisType
 
 import mfu_jax
 from mfu_jax.instrumentation import step_observer
@@ -193,7 +194,8 @@ def test_a_callback_of_the_step_that_is_waited_for_may_use_the_logger(
 ) -> None:
     turns._say_that_it_is_lost.cache_clear()
     memory, threads = ListSink(), set[int]()
-    mesh = jax.make_mesh((8,), ("data",))  # of one device, the loop's own thread runs the callback
+    # Of one device, the loop's own thread runs the callback.
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     x = jax.device_put(jnp.ones((8, 8)), jax.NamedSharding(mesh, jax.P("data")))
     logger = mfu_jax.MetricLogger(sinks=[memory], warmup_steps=0)
 

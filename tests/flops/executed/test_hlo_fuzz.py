@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.executed.hlo import HloParseError
+from tests.support.jax_versions import reads_recorded_kernels
 from tests.support.recorded import text_of
 from tests.support.work import HANG_SECONDS
 
@@ -184,6 +185,7 @@ def test_a_program_that_has_lost_a_line_gives_an_error_the_same_count_or_a_flag(
     assert outcomes["error"] > DELETIONS // 4
 
 
+@reads_recorded_kernels
 def test_a_kernel_whose_table_the_text_leaves_out_says_so() -> None:
     whole = text_of("v5e_splash_window")
     elided = re.sub(r"constant\(\{ .*?\}\)", "constant({...})", whole)

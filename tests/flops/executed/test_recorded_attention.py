@@ -61,6 +61,7 @@ def test_devices_that_skip_different_blocks_count_their_mean() -> None:
     assert f"{3 * block * 5 // 2:,} to {15 * block * 5 // 2:,} FLOPs" in backward
 
 
+@reads_recorded_kernels
 def test_xla_sees_only_an_estimate_of_flash_and_nothing_of_splash_attention() -> None:
     flash, splash = count("v5e_flash_causal"), count("v5e_splash_causal")
     assert flash.kernels_xla == 4_328_521_728  # the author's estimate: forward only, not masked

@@ -202,13 +202,18 @@ class Planner:
         self.branches: dict[tuple[str, TuplePath], tuple[Slice, int]] = {}
         self.loops: dict[tuple[int, tuple[TuplePath, ...]], Loop] = {}
         self.nodes: dict[str, Node] = {}  # of computations that need nothing from callers
+        self.needing: set[str] = set()  # the others
         self.plans: dict[str, Plan] = {}
 
     def add(self, name: str) -> None:
         """Plans a computation, whose callees are planned already."""
-        plan = self._plan(self.module[name]) if self.calls[name] else NO_CALLS
-        self.plans[name] = plan
-        if not plan.needs:
+        if not self.calls[name]:
+            self.plans[name], self.nodes[name] = NO_CALLS, name
+            return
+        plan = self.plans[name] = self._plan(self.module[name])
+        if plan.needs:
+            self.needing.add(name)
+        else:
             self.nodes[name] = node_of(name, plan.environment(()))
 
     def entries(self) -> Counter[Node]:
@@ -227,7 +232,7 @@ class Planner:
         notes: list[str] = []
         for call in self.calls[computation.name]:
             callees = call.callees
-            if call.opcode not in _DECIDE and not any(self.plans[name].needs for name in callees):
+            if call.opcode not in _DECIDE and self.needing.isdisjoint(callees):
                 fixed += [self.nodes[name] for name in callees]
                 continue
             if part is None:

@@ -200,6 +200,8 @@ def compare_flops(
     kernels = executed.attention_kernels
     if attention is not None and kernels:
         known = round(attention) + (overheads or {}).get(OVERHEAD_ATTENTION, 0)
+        skipped = 0 if dense is None else round(dense) - model
+        known -= _beside_kernels(round(attention) + skipped, operations or {}, executed)
         beyond = kernels - executed.repeated_attention - known
         note = "attention pairs that the kernels' blocks compute beyond it"
         lines.append(LedgerLine(label="masked pairs", flops=beyond, note=note))
@@ -295,6 +297,18 @@ def _beyond_whole_images(
         for label, by_operation in executed.in_pieces.items()
     }
     return {label: flops for label, flops in above.items() if operations and flops > 0}
+
+
+def _beside_kernels(
+    attention: int, operations: Mapping[str, int | Fraction], executed: ExecutedCount
+) -> int:
+    """Products of activations that no attention kernel runs, such as a linear attention's.
+
+    Plain matmuls lack those that kernels run; `attention` has all, with all pairs.
+    """
+    kernels = executed.attention_operations
+    plain = {name: n - kernels.get(name, 0) for name, n in executed.by_operation.items()}
+    return max(0, attention - round(lacking(operations, plain))) if operations else 0
 
 
 def _asked_for(operations: Mapping[str, int | Fraction], executed: ExecutedCount) -> int:

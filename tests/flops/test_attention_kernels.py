@@ -15,9 +15,12 @@ from jax.experimental import pallas as pl
 from mfu_jax.flops import attention_kernels as kernels
 from mfu_jax.flops.attention_kernels import KERNELS, AttentionKernel, kernels_named
 from mfu_jax.flops.executed.counting import executed_flops
+from mfu_jax.flops.ledger import compare_flops
 from mfu_jax.flops.traced.counting import count_model_flops
+from tests.support import program_kernels as programs
 from tests.support.jax_versions import reads_recorded_kernels
 from tests.support.paths import RECORDED
+from tests.support.recorded import count
 
 
 def rows(*names: str) -> list[AttentionKernel]:
@@ -93,3 +96,21 @@ def test_a_new_row_is_known_to_the_traced_count() -> None:
 
     square = jax.ShapeDtypeStruct((size, size), jnp.float32)
     assert count_model_flops(backward, square, square).total == 4 * 2 * size**3
+
+
+@reads_recorded_kernels
+def test_a_linear_attention_beside_a_kernel_is_no_part_of_its_pairs() -> None:
+    pairs = programs.BATCH * programs.HEADS * programs.LENGTH**2
+    flash = 3 * 2 * (2 * pairs * programs.HEAD_DIM)  # Q·Kᵀ and P·V, forward and backward
+    # Chunks as long as a head is wide: scores, values, what the state gives, and what it gets.
+    linear = 3 * 4 * (2 * programs.BATCH * programs.HEADS * programs.LENGTH * programs.HEAD_DIM**2)
+    model = count_model_flops(programs.beside_linear_attention, *programs.TPU_QKV)
+    executed = count("v5e_flash_beside_linear")
+    assert model.total == flash + linear
+    assert flash < model.activations < model.total
+    assert executed.attention_kernels == flash * 36 // 64  # the blocks on and below the diagonal
+    assert sum(executed.attention_operations.values()) == executed.attention_kernels
+    ledger = compare_flops(model=model, executed=executed)
+    lines = {line.label: line.flops for line in ledger.lines if line.flops}
+    assert lines["masked pairs"] == -flash * 28 // 64
+    assert ledger.residual == ledger.removed == 0

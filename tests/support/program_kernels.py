@@ -37,6 +37,30 @@ def _flash(causal: bool) -> Callable[..., Any]:
     return _gradients(attend)
 
 
+def beside_linear_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+    """The gradient of a step with flash attention, and a user's own linear attention in chunks."""
+
+    def linear(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        def chunk(state: jax.Array, now: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+            q, k, v = now
+            scores = jnp.tril(jnp.einsum("bhqd,bhkd->bhqk", q, k))
+            inside = jnp.einsum("bhqk,bhkd->bhqd", scores, v)
+            past = jnp.einsum("bhqd,bhde->bhqe", q, state)
+            return state + jnp.einsum("bhkd,bhke->bhde", k, v), inside + past
+
+        chunks = (BATCH, HEADS, LENGTH // HEAD_DIM, HEAD_DIM, HEAD_DIM)
+        now = tuple(jnp.moveaxis(x.reshape(chunks), 2, 0) for x in (q, k, v))
+        state = jnp.zeros((BATCH, HEADS, HEAD_DIM, HEAD_DIM), q.dtype)
+        return jnp.moveaxis(lax.scan(chunk, state, now)[1], 0, 2).reshape(q.shape)
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+
+        return linear(flash_attention(q, k, v, causal=True), k, v)
+
+    return _gradients(attend)(q, k, v)
+
+
 def _splash(
     *, window: int | None = None, fused: bool = False, mqa: bool = False
 ) -> Callable[..., Any]:
@@ -156,7 +180,7 @@ def _convolution(x: jax.Array, kernel: jax.Array) -> Any:
     return jax.grad(loss, (0, 1))(x, kernel)
 
 
-_TPU_QKV = (_of(BATCH, HEADS, LENGTH, HEAD_DIM),) * 3
+TPU_QKV = (_of(BATCH, HEADS, LENGTH, HEAD_DIM),) * 3
 _ONE_HEAD = _of(BATCH, LENGTH, HEAD_DIM)
 _GPU_QKV = (_of(BATCH, LENGTH, HEADS, HEAD_DIM),) * 3
 _GPU_ONE_HEAD = _of(BATCH, LENGTH, 1, HEAD_DIM)
@@ -171,13 +195,14 @@ Kernel = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any] | None]
 
 KERNELS: dict[str, dict[str, Kernel]] = {
     "v5e": {
-        "flash_causal": (_flash(True), _TPU_QKV, None),
-        "flash_full": (_flash(False), _TPU_QKV, None),
-        "splash_causal": (_splash(), _TPU_QKV, None),
-        "splash_window": (_splash(window=WINDOW), _TPU_QKV, None),
-        "splash_diagonal": (_splash(window=0), _TPU_QKV, None),
-        "splash_fused": (_splash(fused=True), _TPU_QKV, None),
-        "splash_mqa": (_splash(mqa=True), (_TPU_QKV[0], _ONE_HEAD, _ONE_HEAD), None),
+        "flash_causal": (_flash(True), TPU_QKV, None),
+        "flash_full": (_flash(False), TPU_QKV, None),
+        "flash_beside_linear": (beside_linear_attention, TPU_QKV, None),
+        "splash_causal": (_splash(), TPU_QKV, None),
+        "splash_window": (_splash(window=WINDOW), TPU_QKV, None),
+        "splash_diagonal": (_splash(window=0), TPU_QKV, None),
+        "splash_fused": (_splash(fused=True), TPU_QKV, None),
+        "splash_mqa": (_splash(mqa=True), (TPU_QKV[0], _ONE_HEAD, _ONE_HEAD), None),
         "convolution": (_convolution, _IMAGES, None),
     },
     "tpu7x": {"fp8": (_fp8_direct, _FP8, None)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ def is_further_link(computation: HloComputation, instruction: HloInstruction) ->
     meanwhile: the first has it with ``AsyncCollectiveStart``, the last with
     ``AsyncCollectiveDone``, and those in between have it as well.
     """
+    if "chain_id" not in instruction.attribute_text:  # most need no other attribute
+        return False
     if "chain_id" not in instruction.attributes.get("frontend_attributes", ""):
         return False
     users = computation.users.get(instruction.name, ())
@@ -84,7 +87,8 @@ def read_collective(
     """The collective that an instruction starts."""
     shape = instruction.shape
     kind = instruction.opcode.removesuffix("-start")
-    if kind == "all-reduce" and _is_scattered(computation, instruction):
+    may_scatter = kind == "all-reduce" and computation.name in module.slicing
+    if may_scatter and _is_scattered(computation, instruction):
         kind = "reduce-scatter"
     if instruction.opcode.endswith("-start") and kind != "all-reduce" and len(shape.elements) > 1:
         shape = shape.elements[1]  # (operands, results, …)
@@ -108,15 +112,24 @@ def groups_text(instruction: HloInstruction) -> str:
 
     ``mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}`` has a comma and is two attributes.
     """
-    text = instruction.attributes.get("replica_groups", "")
+    text = instruction.attribute("replica_groups")
+    if " device_ids=" not in instruction.attribute_text:  # use_global_device_ids is another
+        return text
     order = instruction.attributes.get("device_ids", "")
     return f"{text}, device_ids={order}" if order else text
 
 
 def _group_size(module: HloModule, instruction: HloInstruction) -> int:
-    if "source_target_pairs" in instruction.attributes:
+    if instruction.attribute("source_target_pairs"):
         return 2
     text = groups_text(instruction)
+    if text == "{}":
+        return module.header_int("num_partitions") * module.header_int("replica_count")
+    return _size_of_groups(text)
+
+
+@functools.lru_cache(maxsize=256)  # a program has few
+def _size_of_groups(text: str) -> int:
     if match := re.match(r"\[(\d+),(\d+)\]<=", text):
         return int(match[2])
     if match := re.match(r"\{\{([\d,]*)\}", text):
@@ -128,6 +141,4 @@ def _group_size(module: HloModule, instruction: HloInstruction) -> int:
         chosen = chosen.rpartition("{")[2]
         axes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", sizes)}
         return math.prod(axes.get(name, 1) for name in re.findall(r"'(\w+)'", chosen))
-    if text == "{}":
-        return module.header_int("num_partitions") * module.header_int("replica_count")
     return 0

@@ -83,8 +83,8 @@ class ExecutedCount(FlopCount):
             passes: ``{"bf16_x6": …}`` takes six times as long as bf16. 2·m·n·k once, in `total`.
         kernels: FLOPs of custom kernels that XLA does not see into (or counts wrongly), by name.
             Part of `total`.
-        attention_kernels: FLOPs of attention kernels, forward and backward, without recomputed
-            work.
+        attention_kernels: FLOPs of attention kernels, forward and backward, once.
+        attention_operations: the same by operation: a part of `by_operation`.
         elementwise: FLOPs of all other instructions, by XLA's rule of one per element of a result.
             Not part of `total`.
         host: FLOPs that the program hands to the host (`compute_on("device_host")`). Not part of
@@ -113,6 +113,7 @@ class ExecutedCount(FlopCount):
     hardware_passes: Mapping[str, int] = field(default_factory=dict)
     kernels: Mapping[str, int] = field(default_factory=dict)
     attention_kernels: int = 0
+    attention_operations: Mapping[str, int] = field(default_factory=dict)
     elementwise: int = 0
     host: int = 0
     hbm_bytes: int = 0
@@ -264,6 +265,7 @@ class ProgramCounter:
             ),
             kernels=dict(whole(sums.kernels)),
             attention_kernels=int(sums.attention_kernels),
+            attention_operations=dict(whole(sums.attention_operations)),
             elementwise=int(sum([times[n] * costs[n].elementwise for n in ran])),
             hbm_bytes=int(sum([times[n] * costs[n].hbm_bytes for n in ran])),
             collectives=tuple(

@@ -36,7 +36,7 @@ def elementwise_flops(
     opcode = instruction.opcode
     if opcode in ELEMENTWISE:
         return instruction.shape.size
-    rule = _RULES.get(opcode.removesuffix("-start"))
+    rule = _RULES.get(opcode)
     return rule(computation, instruction, cost_of) if rule else 0
 
 
@@ -110,3 +110,4 @@ _RULES: dict[str, Callable[[HloComputation, HloInstruction, _Cost], int]] = {
     "all-reduce": _all_reduce,
 }
 HAS_RULE = frozenset(_RULES)
+_RULES |= {f"{opcode}-start": rule for opcode, rule in _RULES.items()}

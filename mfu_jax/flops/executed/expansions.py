@@ -30,7 +30,7 @@ _LEAST_RANK = {**dict.fromkeys(_BLOCKS, 2), "triangular_solve": 3, "eigh": 1}
 # XLA may write an instruction's own name behind the primitive that it is expanded from.
 _OWN_NAME = re.compile(rf"(/(?:{'|'.join(_BLOCKS)}))/[\w-]+\.\d+$")
 _WINDOW = re.compile(r"size=([\dx]+)")
-_PASSED_ON = frozenset({"get-tuple-element", "bitcast", "tuple", "copy"})
+_PASSED_ON = frozenset("get-tuple-element bitcast tuple copy copy-start copy-done".split())
 
 
 class Part(NamedTuple):

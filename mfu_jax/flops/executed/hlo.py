@@ -5,6 +5,7 @@ Shapes and attributes are parsed on first use, because a count never needs most 
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -13,13 +14,14 @@ from typing import Any
 from mfu_jax.flops.executed.hlo_shapes import (
     ELIDED,
     PERCENT_NAME,
-    SPECIAL,
     HloParseError,
     Shape,
     closing_parenthesis,
     dtype_bits,
+    op_name_in,
     operand_names,
     parse_shape,
+    plain_attribute,
     split_top_level,
 )
 from mfu_jax.flops.executed.lines import WITHOUT_OPERANDS, read_lines
@@ -37,7 +39,6 @@ __all__ = [
 ]
 
 _INTEGER = re.compile(r"-?\d+")
-_PLAIN_VALUE = re.compile(r'(?:\{[^{}"]*\}|[^\s,{}()\["]+)(?=,|$)')
 
 # The attributes that name the computations of an instruction, by its opcode without ``-start``.
 CALLEE_KEYS = {
@@ -143,17 +144,8 @@ class HloInstruction:
 
     def attribute(self, key: str) -> str:
         """One attribute's text, empty if absent; parses the others only if necessary."""
-        if self._attributes is None:
-            text = self.attribute_text
-            start = text.find(f"{key}=")
-            if start < 0:
-                return ""
-            # The key may also occur in a string, or as the end of another key.
-            if text.find('"', 0, start) < 0 and text[start - 2 : start] == ", ":
-                match = _PLAIN_VALUE.match(text, start + len(key) + 1)
-                if match:
-                    return match[0]
-        return self.attributes.get(key, "")
+        alone = plain_attribute(self.attribute_text, key) if self._attributes is None else None
+        return self.attributes.get(key, "") if alone is None else alone
 
     def integers(self, key: str) -> tuple[int, ...]:
         """The integers of an attribute such as ``{0,1}``; empty if absent."""
@@ -162,6 +154,8 @@ class HloInstruction:
     def computations(self, key: str) -> tuple[str, ...]:
         """Names of the computations in an attribute: ``calls``, ``body``, ``condition`` …"""
         value = self.attribute(key)
+        if value[:1] == "%" and not (" " in value or "," in value):
+            return (value[1:],)
         if "%" in value:
             return tuple(PERCENT_NAME.findall(value))
         return tuple(part.strip() for part in value.strip("{}").split(",") if part.strip())
@@ -171,7 +165,10 @@ class HloInstruction:
         """Names of all computations that the instruction calls, in the order of `CALLEE_KEYS`."""
         if self._callees is None:
             keys = CALLEE_KEYS.get(self.opcode.removesuffix("-start"), ())
-            self._callees = tuple([name for key in keys for name in self.computations(key)])
+            if len(keys) == 1:
+                self._callees = self.computations(keys[0])
+            else:
+                self._callees = tuple([name for key in keys for name in self.computations(key)])
         return self._callees
 
     @property
@@ -194,12 +191,7 @@ class HloInstruction:
     @property
     def op_name(self) -> str:
         """JAX's name stack of the operation, from ``metadata={op_name="…"}``, empty if absent."""
-        text = self.attribute_text
-        start = text.find('op_name="', text.find("metadata={"))
-        if start < 0:
-            return ""
-        match = SPECIAL.match(text, start + len("op_name="))
-        return match[0][1:-1].replace("\\'", "'").replace('\\"', '"') if match else ""
+        return op_name_in(self.attribute_text)
 
     @property
     def backend_config(self) -> Mapping[str, Any]:
@@ -215,7 +207,7 @@ class HloInstruction:
 
     def attribute_string(self, key: str) -> str:
         """A quoted attribute without its quotes, such as ``custom_call_target``."""
-        return self.attributes.get(key, "").strip('"')
+        return self.attribute(key).strip('"')
 
     def __repr__(self) -> str:
         return f"HloInstruction(%{self.name} = {self.shape_text} {self.opcode}(…))"
@@ -376,6 +368,11 @@ class HloModule:
         """What `indexed` has of an opcode."""
         return zip(*self.indexed.get(opcode, ((), ())), strict=True)
 
+    @functools.cached_property
+    def slicing(self) -> frozenset[str]:
+        """Names of the computations that have a ``dynamic-slice``."""
+        return frozenset([computation.name for computation, _ in self.places("dynamic-slice")])
+
     def caller(self, name: str) -> Place | None:
         """The computation and instruction that call a computation, if there is exactly one."""
         if self._callers is None:
@@ -396,5 +393,6 @@ class HloModule:
 
     def header_int(self, key: str, default: int = 1) -> int:
         """A number in the first line, such as ``num_partitions``."""
-        match = re.search(rf"\b{key}=(\d+)", self.header)
+        start = self.header.find(f"{key}=")  # quick, and the header is long
+        match = re.search(rf"\b{key}=(\d+)", self.header[start - 1 :]) if start > 0 else None
         return int(match[1]) if match else default

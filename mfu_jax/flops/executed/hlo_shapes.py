@@ -1,4 +1,4 @@
-"""Shapes in HLO text, and its brackets and lists."""
+"""Shapes in HLO text, its brackets and lists, and single attributes."""
 
 from __future__ import annotations
 
@@ -140,7 +140,8 @@ def _parse_shape(text: str, depth: int) -> Shape:
     return Shape(dtype, sizes, layout=layout or "")
 
 
-_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
+# What excludes one character only is matched several times faster: kernels have long strings.
+_STRING = r'(?:"[^"]*+(?<!\\)"|"[^"\\]*(?:\\.[^"\\]*)*")'
 SPECIAL = re.compile(rf"{_STRING}|[{{}}()\[\],]", re.DOTALL)
 
 
@@ -209,3 +210,40 @@ def operand_names(text: str) -> list[str]:
     if "%" in text:
         return PERCENT_NAME.findall(text)
     return [part.split()[-1] for part in split_top_level(COMMENT.sub("", text))]
+
+
+_PLAIN_VALUE = re.compile(
+    r'(?:\{[^{}"]*\}|[^\s,{}()\["]+|"[^"\\]*"'  # {0,1}, 2x2_1x1, "target"
+    r"|\{\{[\d,]*\}(?:,\{[\d,]*\})*\}"  # {{0,1},{2,3}}
+    r"|(?:mesh)?\[[^\[\]\"]*\](?:<=\[[\d,]*\](?:T\([\d,]*\))?| \{[^{}\"]*\})?"  # [2,4]<=[8]
+    r")(?=,|$)"
+)
+
+
+def plain_attribute(text: str, key: str) -> str | None:
+    """One of an instruction's attributes, empty if absent; None if the others must be read, too.
+
+    >>> plain_attribute(", index=1, replica_groups=[2,4]<=[8]", "replica_groups")
+    '[2,4]<=[8]'
+    """
+    start = text.find(f"{key}=")
+    if start < 0:
+        return ""
+    # The key may also occur in a string, or as the end of another key.
+    if text.find('"', 0, start) < 0 and text[start - 2 : start] == ", ":
+        match = _PLAIN_VALUE.match(text, start + len(key) + 1)
+        return match[0] if match else None
+    return None
+
+
+def op_name_in(attributes: str) -> str:
+    """The op_name in an instruction's ``metadata={op_name="…"}``, empty if absent."""
+    start = attributes.find('op_name="', attributes.find("metadata={"))
+    if start < 0:
+        return ""
+    start += len("op_name=")
+    end = attributes.find('"', start + 1)
+    if end >= 0 and attributes.find("\\", start, end) < 0:
+        return attributes[start + 1 : end]
+    match = SPECIAL.match(attributes, start)
+    return match[0][1:-1].replace("\\'", "'").replace('\\"', '"') if match else ""

@@ -28,7 +28,7 @@ _ELEMENT = re.compile(r"%([^\s,(){}#]+)#(\d+)")
 _HEADER = re.compile(
     r"^(?:HloModule (.*)|(ENTRY )?(%?)([^\s(]+) (?:\(.*\) -> .* )?\{)$", re.MULTILINE
 )
-_PERCENT_NAME = re.compile(r"%([^, ]++)")
+_PERCENT_NAME = re.compile(r"%([^,]++)")
 
 
 def parse_hlo(text: str) -> HloModule:

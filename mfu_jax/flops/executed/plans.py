@@ -5,6 +5,7 @@ Most computations depend on nothing, and have one environment: the empty one.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -196,16 +197,23 @@ class Planner:
         self.calls = calls
         self.given_trip_count = given_trip_count
         self.devices, device_opcode = _devices(module)
-        self.evaluation = Evaluation(module, full_module, self._loop, self.devices, device_opcode)
+        parts = weakref.proxy(self)
+        self.evaluation = Evaluation(module, full_module, parts, self.devices, device_opcode)
+        self.branches: dict[tuple[str, TuplePath], tuple[Slice, int]] = {}
         self.loops: dict[tuple[int, tuple[TuplePath, ...]], Loop] = {}
         self.nodes: dict[str, Node] = {}  # of computations that need nothing from callers
+        self.needing: set[str] = set()  # the others
         self.plans: dict[str, Plan] = {}
 
     def add(self, name: str) -> None:
         """Plans a computation, whose callees are planned already."""
-        plan = self._plan(self.module[name]) if self.calls[name] else NO_CALLS
-        self.plans[name] = plan
-        if not plan.needs:
+        if not self.calls[name]:
+            self.plans[name], self.nodes[name] = NO_CALLS, name
+            return
+        plan = self.plans[name] = self._plan(self.module[name])
+        if plan.needs:
+            self.needing.add(name)
+        else:
             self.nodes[name] = node_of(name, plan.environment(()))
 
     def entries(self) -> Counter[Node]:
@@ -224,7 +232,7 @@ class Planner:
         notes: list[str] = []
         for call in self.calls[computation.name]:
             callees = call.callees
-            if call.opcode not in _DECIDE and not any(self.plans[name].needs for name in callees):
+            if call.opcode not in _DECIDE and self.needing.isdisjoint(callees):
                 fixed += [self.nodes[name] for name in callees]
                 continue
             if part is None:
@@ -254,7 +262,7 @@ class Planner:
         if call.opcode == "while":
             parts = [(name, self.plans[name]) for name in call.loop_computations]
             wanted = tuple([leaf.path for _, plan in parts for leaf in plan.needs])
-            loop = self._loop(self.evaluation, call, wanted)
+            loop = self.loop(self.evaluation, call, wanted)
             state = computation.operand(call, 0)
             starts = [part.register(state, path) for path in loop.paths]
             body, condition = (
@@ -268,9 +276,10 @@ class Planner:
             return PlannedChoice(call, chosen_by, part.register(chosen_by), branches)
         return PlannedCall(call, [callee(name) for name in call.callees])
 
-    def _loop(
+    def loop(
         self, evaluation: Evaluation, instruction: HloInstruction, wanted: tuple[TuplePath, ...]
     ) -> Loop:
+        """The slice of a ``while``, for the wanted paths of its state; made once."""
         key = (id(instruction), wanted)
         if key not in self.loops:
             trips = self.given_trip_count(instruction)

@@ -20,15 +20,13 @@ import numpy as np
 from mfu_jax.flops.executed.collectives import groups_text
 from mfu_jax.flops.executed.dataflow import MAX_DEPTH
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
-from mfu_jax.flops.executed.opcodes import DIFFER_BY_DEVICE, MIXING
+from mfu_jax.flops.executed.opcodes import DIFFER_BY_DEVICE
 
+_CALLS = ("fusion", "call", "async-start")
 # Of each device, the first device that holds the same value; of a tuple, those of its elements.
 Groups = tuple[int, ...]
 Held: TypeAlias = "Groups | list[Held]"
 
-_CALLS = frozenset({"fusion", "call", "async-start"})
-_SAME_VALUE = frozenset({"copy", "optimization-barrier", "opt-barrier", "bitcast"})
-_MIXING = MIXING - _SAME_VALUE  # which may have tuples
 _TILES = re.compile(r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))")
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
 _MESH = re.compile(
@@ -47,7 +45,7 @@ def holders(module: HloModule, program: Any, matmuls: Set[int]) -> dict[int, Gro
         matmuls: the ``id`` of its matmuls.
 
     Returns:
-        Empty if the program is not partitioned over devices.
+        Without those that are different on every device; empty if the program is not partitioned.
     """
     devices = module.header_int("num_partitions")
     if devices == 1 or module.header_int("replica_count") > 1:
@@ -58,10 +56,10 @@ def holders(module: HloModule, program: Any, matmuls: Set[int]) -> dict[int, Gro
     known = _shardings_of(program)
     for number, parameter in entry.parameters.items():
         of_executable = known[number] if number < len(known) else ""
-        sharding = parameter.attributes.get("sharding", of_executable)
+        sharding = parameter.attribute("sharding") or of_executable
         given[number] = walk.one(_placed(sharding, devices))
     walk.run(entry, given, 0)
-    return walk.found
+    return {number: held for number, held in walk.found.items() if held is not walk.different}
 
 
 def _shardings_of(program: Any) -> list[str]:
@@ -112,13 +110,14 @@ def _placed(sharding: str, devices: int) -> Groups:
 
 def replica_groups(text: str, devices: int) -> list[list[int]] | None:
     """The groups of a collective; None if they do not cover every device once."""
-    groups = None
     if text == "{}":
-        groups = [list(range(devices))]
-    elif match := _IOTA.match(text):
-        groups = _iota(*match.groups()).tolist()
-    elif text.startswith("{{"):
+        return [list(range(devices))]
+    if text.startswith("{{"):
         groups = [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", text)]
+        is_whole = sorted(itertools.chain.from_iterable(groups)) == list(range(devices))
+        return groups if is_whole else None
+    if match := _IOTA.match(text):
+        ids = _iota(*match.groups())
     elif match := _MESH.match(text):
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
         shape = ",".join(map(str, sizes.values()))
@@ -126,10 +125,10 @@ def replica_groups(text: str, devices: int) -> list[list[int]] | None:
         chosen = [list(sizes).index(name) for name in re.findall(r"'(\w+)'", match[4])]
         others = [axis for axis in range(ids.ndim) if axis not in chosen]
         width = math.prod(ids.shape[axis] for axis in chosen)
-        groups = ids.transpose(others + chosen).reshape(-1, width).tolist()
-    if groups is None or sorted(itertools.chain.from_iterable(groups)) != list(range(devices)):
+        ids = ids.transpose(others + chosen).reshape(-1, width)
+    else:
         return None
-    return groups
+    return ids.tolist() if ids.size == devices and ids.ndim == 2 else None  # each device once
 
 
 # What a group of devices makes of the values that it holds.
@@ -168,53 +167,51 @@ class _Walk:
         if depth > MAX_DEPTH:
             return self.different
         held: dict[str, Held] = {}
+        different, matmuls = self.different, self.matmuls
         for instruction in computation.instructions.values():
             opcode = instruction.opcode
             if opcode == "parameter" and instruction.operand_text.isdecimal():
                 number = int(instruction.operand_text)
-                result = given[number] if number < len(given) else self.different
-            elif opcode in _MIXING:
-                result = self._whole([held.get(n, self.different) for n in instruction.operands])
+                result = given[number] if number < len(given) else different
             else:
-                operands = [held.get(name, self.different) for name in instruction.operands]
-                result = self._result(instruction, operands, depth)
+                operands = [held.get(name, different) for name in instruction.operands]
+                rule = _RULES.get(opcode) if operands or opcode in _CALLS else None
+                if rule:
+                    result = rule(self, instruction, operands, depth)
+                else:
+                    result = different if opcode in DIFFER_BY_DEVICE else self._whole(operands)
             held[instruction.name] = result
-            if id(instruction) in self.matmuls:
+            if id(instruction) in matmuls:
                 groups = self._whole(result)
                 before = self.found.get(id(instruction), groups)
                 self.found[id(instruction)] = self._merge(before, groups)
         return held[computation.root.name]
 
-    def _result(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
-        opcode = instruction.opcode
-        kind = opcode.removesuffix("-start")
-        if opcode in DIFFER_BY_DEVICE:
-            return self.different
-        if opcode == "tuple":
-            return operands
-        if opcode == "get-tuple-element" and operands and isinstance(operands[0], list):
-            (index,) = instruction.integers("index") or (0,)
-            return operands[0][index]
-        if opcode in _SAME_VALUE and operands:
-            return operands[0]
-        if kind in _RECEIVED:
-            received = [self._received(instruction, kind, self._whole(held)) for held in operands]
-            return received[0] if len(received) == 1 else list(received)
-        if kind == "collective-permute":
-            return self._permuted(instruction, self._whole(operands))
-        if opcode in _CALLS:
-            results = [self._called(name, operands, depth + 1) for name in instruction.callees]
-            return results[0] if len(results) == 1 else self._whole(results)
-        if opcode == "while" and operands:
-            return self._looped(instruction, operands[0], depth)
-        if opcode == "conditional":
-            return self._chosen(instruction, operands, depth)
-        return self._whole(operands)
+    def _tuple(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+        return operands
+
+    def _element(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+        elements = operands[0]
+        if not isinstance(elements, list):
+            return elements
+        index = instruction.attribute("index")
+        return elements[int(index) if index.isdecimal() else 0]
+
+    def _same_value(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+        return operands[0]
+
+    def _collective(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+        received = [self._received(instruction, self._whole(held)) for held in operands]
+        return received[0] if len(received) == 1 else list(received)
+
+    def _call(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+        results = [self._called(name, operands, depth + 1) for name in instruction.callees]
+        return results[0] if len(results) == 1 else self._whole(results)
 
     def _called(self, name: str, operands: list[Held], depth: int) -> Held:
         """The result of a computation; kept, because the passes of a loop repeat most of them."""
         computation = self.module[name]
-        if any(isinstance(held, list) for held in operands):
+        if list in map(type, operands):
             return self.run(computation, operands, depth)
         if computation.mixes:
             return self._whole(operands)
@@ -223,7 +220,8 @@ class _Walk:
             self.called[key] = self.run(computation, operands, depth)
         return self.called[key]
 
-    def _looped(self, instruction: HloInstruction, state: Held, depth: int) -> Held:
+    def _looped(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+        state = operands[0]
         body, condition = instruction.loop_computations
         for _ in range(_MOST_LOOP_PASSES):
             again = self.run(self.module[condition], [state], depth + 1)
@@ -245,8 +243,8 @@ class _Walk:
             result = self._either(result, other)
         return self._with(result, self._whole(operands[0]))
 
-    def _received(self, instruction: HloInstruction, kind: str, held: Groups) -> Groups:
-        text = groups_text(instruction)
+    def _received(self, instruction: HloInstruction, held: Groups) -> Groups:
+        kind, text = instruction.opcode.removesuffix("-start"), groups_text(instruction)
         key = kind, text, id(held)
         if key not in self.received:
             self.received[key] = self.one(self._exchanged(kind, text, held))
@@ -256,6 +254,8 @@ class _Walk:
         groups = replica_groups(text, self.devices)
         if groups is None:
             return self.different
+        if len(groups) == 1:  # of all devices
+            return self.different if kind in _BY_PLACE else self.same
         keys: list[Hashable] = [None] * self.devices
         numbers: dict[Hashable, int] = {}  # instead of values as long as a group
         for group in groups:
@@ -265,7 +265,8 @@ class _Walk:
                 keys[device] = (number, place) if kind in _BY_PLACE else number
         return _canonical(keys)
 
-    def _permuted(self, instruction: HloInstruction, held: Groups) -> Groups:
+    def _permuted(self, instruction: HloInstruction, operands: list[Held], depth: int) -> Held:
+        held = self._whole(operands)
         text = instruction.attributes.get("source_target_pairs", "")
         pairs = [_numbers(pair) for pair in re.findall(r"\{(\d+,\d+)\}", text)]
         keys: list[Hashable] = [None] * self.devices  # devices that receive nothing hold zeros
@@ -306,3 +307,17 @@ class _Walk:
         if key not in self.merged:
             self.merged[key] = self.one(_canonical(list(zip(a, b, strict=True))))
         return self.merged[key]
+
+
+# Every other instruction mixes its operands.
+_Rule = Callable[[_Walk, HloInstruction, list[Held], int], Held]
+_RULES: dict[str, _Rule] = {
+    "tuple": _Walk._tuple,
+    "get-tuple-element": _Walk._element,
+    **dict.fromkeys(("copy", "bitcast", "opt-barrier", "optimization-barrier"), _Walk._same_value),
+    **dict.fromkeys((k + start for k in _RECEIVED for start in ("", "-start")), _Walk._collective),
+    **dict.fromkeys(("collective-permute", "collective-permute-start"), _Walk._permuted),
+    **dict.fromkeys(_CALLS, _Walk._call),
+    "while": _Walk._looped,
+    "conditional": _Walk._chosen,
+}

@@ -199,11 +199,10 @@ class RunCounter:
         """Runs as XLA's own report counts them, with the most expensive branch of each choice."""
         totals: dict[str, int] = {}
         for name in self.order:
-            called = [[totals[callee] for callee in c.callees] for c in self.calls[name]]
-            totals[name] = self.flops[name] + sum(
-                max(costs) if call.opcode == "conditional" else sum(costs)
-                for call, costs in zip(self.calls[name], called, strict=True)
-            )
+            totals[name] = self.flops[name]
+            for call in self.calls[name]:
+                costs = [totals[callee] for callee in call.callees]
+                totals[name] += max(costs) if call.opcode == "conditional" else sum(costs)
         self.once[self.entry] = 1
         for name in reversed(self.order):
             if not self.once[name]:

@@ -8,7 +8,7 @@ The number of the device is an input like any other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from mfu_jax.flops.executed.dataflow import Frame, TuplePath, UnknownValueError
@@ -65,6 +65,21 @@ class LoopSlice(Protocol):
         """A value after the loop, for values of `paths` before it."""
 
 
+class Parts(Protocol):
+    """The slices of loops and branches, each made once.
+
+    Attributes:
+        branches: by a conditional's computation and the path of a result, with its register.
+    """
+
+    branches: dict[tuple[str, TuplePath], tuple[Slice, int]]
+
+    def loop(
+        self, evaluation: Evaluation, instruction: HloInstruction, wanted: tuple[TuplePath, ...]
+    ) -> LoopSlice:
+        """The slice of a ``while``, for the wanted paths of its state."""
+
+
 @dataclass(slots=True)
 class Evaluation:
     """What all slices of one program share.
@@ -72,7 +87,8 @@ class Evaluation:
     Attributes:
         module: the program.
         full_module: returns the program with its large constants written out, or None.
-        make_loop: slices a ``while``, for the wanted paths of its state.
+        parts: keeps the slices. It is a weak reference: they hold this, and a counted program
+            must not wait for the garbage collector.
         devices: that run the program.
         device_opcode: of the instruction that says which device runs the program.
         steps_left: of `MAX_STEPS`.
@@ -82,14 +98,13 @@ class Evaluation:
 
     module: HloModule
     full_module: Callable[[], HloModule | None]
-    make_loop: Callable[[Evaluation, HloInstruction, tuple[TuplePath, ...]], LoopSlice]
+    parts: Parts
     devices: int = 1
     device_opcode: str = ""
     steps_left: int = MAX_STEPS
     elided: bool = False
     limited: bool = False
     nesting: int = 0
-    branches: dict[tuple[str, TuplePath], tuple[Slice, int]] = field(default_factory=dict)
 
     def spend(self, steps: int) -> None:
         """Accounts for evaluated steps.
@@ -119,10 +134,11 @@ class Evaluation:
 
     def branch(self, name: str, path: TuplePath) -> tuple[Slice, int]:
         """The slice of a conditional's branch that makes its result at `path`; and its register."""
-        if (name, path) not in self.branches:
+        made = self.parts.branches
+        if (name, path) not in made:
             branch = Slice(self, self.module[name])
-            self.branches[name, path] = (branch, branch.root(path))
-        return self.branches[name, path]
+            made[name, path] = (branch, branch.root(path))
+        return made[name, path]
 
 
 _Make = Callable[[list[int]], int]
@@ -339,7 +355,7 @@ class Slice:
         if evaluation.nesting > _MAX_NESTING:
             return _NOT_KNOWN
         evaluation.nesting += 1
-        loop = evaluation.make_loop(evaluation, instruction, (path,))
+        loop = evaluation.parts.loop(evaluation, instruction, (path,))
         evaluation.nesting -= 1
         if loop.is_invariant(path):
             return _same(place.operand(0, path))

@@ -57,6 +57,7 @@ class Sums:
     padding: Number = 0
     expansion: Number = 0
     in_pieces: dict[str, dict[str, Number]] = field(default_factory=dict)
+    attention_operations: dict[str, Number] = field(default_factory=lambda: defaultdict(int))
     loops_once: int = 0
     kernels_once: int = 0
     kernels_xla: int = 0
@@ -98,6 +99,8 @@ class Sums:
         if pieces:
             operations = self.in_pieces.setdefault(pieces, {})
             operations[name] = operations.get(name, 0) + item.runs * needed
+        if item.matmul.is_attention:
+            self.attention_operations[name] += item.runs * needed
         self.padding += item.runs * zeros.padding
         self.expansion += item.runs * zeros.expansion
 

@@ -118,7 +118,7 @@ class VectorMatmuls:
                 frame, instruction, path = self.dataflow.follow(*stack.pop())
             except UnknownValueError:
                 return []
-            if path or (instruction.op_name and not _is_named(instruction)):
+            if path or (_has_users_name(instruction) and not _is_named(instruction)):
                 return []
             if instruction.opcode == "multiply":
                 places.append((frame, instruction))
@@ -180,4 +180,9 @@ def _is_factor(computation: HloComputation, multiply: HloInstruction) -> bool:
 
 def _is_users(instruction: HloInstruction) -> bool:
     is_conversion = instruction.opcode == "convert"
-    return is_conversion and bool(instruction.op_name) and not _is_named(instruction)
+    return is_conversion and _has_users_name(instruction) and not _is_named(instruction)
+
+
+def _has_users_name(instruction: HloInstruction) -> bool:
+    """Whether the op_name is JAX's; XLA calls what it adds ``multiply.1291``, without a path."""
+    return "/" in instruction.op_name

@@ -42,6 +42,23 @@ def test_an_expansion_whose_size_cannot_be_read_is_listed() -> None:
     assert [item.name for item in executed.unaccounted] == ["triangular_solve"]
 
 
+def test_a_prefetched_block_is_the_same_block() -> None:
+    """The gradient's solves read the blocks that the primal's inverted."""
+    text = text_of("v5e_patterns_implicit")
+    for reader, block in (("3", "17"), ("1", "18")):  # of the primal's solves
+        use = f"%fusion.{reader} = f32[16]{{0:T(128)S(1)}} fusion(%custom-call.{block},"
+        assert use in text
+        prefetched = (
+            f"%go.{block} = (f32[1,16,16], f32[1,16,16], u32[]) copy-start(%custom-call.{block})",
+            f"%here.{block} = f32[1,16,16] copy-done(%go.{block})",
+            use.replace("%custom-call", "%here"),
+        )
+        text = text.replace(use, "\n  ".join(prefetched))
+    executed = executed_flops(text)
+    assert executed.total == 2 * 16**3 // 3 + 4 * 16**2  # an LU, and two solves each way
+    assert executed.kernels["triangular_solve"] == 4 * 16**2
+
+
 def compiled_count(function: Callable[..., object], *shapes: tuple[int, ...]) -> ExecutedCount:
     """The executed count of a function on this CPU."""
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]

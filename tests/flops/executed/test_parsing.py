@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
+from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.executed.elementwise import elementwise_flops
-from mfu_jax.flops.executed.hlo import HloModule, HloParseError
+from mfu_jax.flops.executed.hlo import HloInstruction, HloModule, HloParseError
 from mfu_jax.flops.executed.parsing import _Parser, parse_hlo
 from mfu_jax.flops.executed.validation import check_module
 from tests.support.recorded import text_of
@@ -54,6 +57,28 @@ def test_flops_from_the_text_are_those_of_the_instructions(name: str) -> None:
             instructions = computation.instructions.values()
             flops = sum(elementwise_flops(computation, i, lambda _: 0) for i in instructions)
             assert computation.elementwise == flops
+
+
+@pytest.mark.parametrize("name", [*NAMES, "v5p_llama70b", "v5e_devices_pipeline"])
+def test_an_attribute_read_alone_is_the_one_read_with_all_others(name: str) -> None:
+    for computation in parse_hlo(text_of(name)).computations.values():
+        for i in computation.instructions.values():
+            for key, value in i.attributes.items():
+                fresh = HloInstruction(i.name, i.shape_text, i.opcode, "", i.attribute_text, 0)
+                assert fresh.attribute(key) == value
+
+
+@pytest.mark.parametrize("name", ["v5p_llama70b", "cpu_loops_nested", "v5e_devices_branches"])
+def test_a_counted_program_does_not_wait_for_the_garbage_collector(name: str) -> None:
+    executed_flops(text_of(name))
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(kept, HloModule) for kept in gc.get_objects())
+        executed_flops(text_of(name))
+        assert sum(isinstance(kept, HloModule) for kept in gc.get_objects()) == before
+    finally:
+        gc.enable()
 
 
 def _program(*lines: str) -> HloModule:

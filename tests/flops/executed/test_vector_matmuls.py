@@ -106,6 +106,7 @@ def named(op_name: str) -> str:
         ("jit(f)/dot_general", "jit(f)/dot_general", 2 * 8 * 16),
         ("jit(f)/dot_general", "", 2 * 8 * 16),
         ("", "jit(f)/dot_general", 2 * 8 * 16),
+        ("multiply.1291", "jit(f)/dot_general", 2 * 8 * 16),  # XLA's own name
         ("jit(f)/mul;jit(f)/ij,j->i/dot_general", "jit(f)/reduce_sum", 2 * 8 * 16),
         ("jit(f)/mul", "jit(f)/reduce_sum", 0),
         ("", "jit(f)/reduce_sum", 0),

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from mfu_jax.flops.traced.counting import count_model_flops
 from mfu_jax.trainer import mesh, pyconfig, state, step
 from mfu_jax.trainer.pyconfig import Config
 
@@ -35,3 +36,13 @@ def compiled_step(config: Config, devices: int = 1) -> jax.stages.Compiled:
     """Its train step for some of the test's devices."""
     grid = mesh.make_mesh(config, jax.devices()[:devices])
     return step.compile_train_step(config, grid, state.abstract_state(config, grid))
+
+
+def traced_flops(config: Config) -> int:
+    """FLOPs of its train step by the jaxpr."""
+    grid = mesh.make_mesh(config, jax.devices()[:1])
+    batch = step.abstract_batch(config, grid, config.gradient_accumulation_steps)
+    train_step = step.make_train_step(config)
+    count = count_model_flops(train_step, state.abstract_state(config, grid), batch)
+    assert count.unaccounted == ()
+    return count.total

@@ -1,4 +1,4 @@
-"""DPO: FLOPs of the analytic rule == executed, the loss by hand, and pairs from rows."""
+"""DPO: FLOPs of the analytic rule == traced == executed, the loss by hand, and pairs from rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mfu_jax.trainer.data import make_iterator
 from mfu_jax.trainer.preferences import preference_loss, preference_pair
 from tests.support import tiny_models
 from tests.support.compilation import only_counted
-from tests.support.tiny_step import compiled_step, tiny_config
+from tests.support.tiny_step import compiled_step, tiny_config, traced_flops
 
 B, S, V, D, F, L, N, h = 2, 16, 64, 32, 48, 2, 4, 8
 
@@ -36,7 +36,7 @@ def test_pairs_run_through_policy_and_reference(keys: dict[str, Any]) -> None:
     with only_counted():
         program = compiled_step(c)
     found = counts.count_program(program, counts.analytic_model(c, convention="dense"))
-    assert found.executed.total == found.model.per_device
+    assert found.executed.total == found.model.per_device == traced_flops(c)
     assert found.ledger.residual == 0
     if keys == {}:
         # 2 sequences a pair; forward and backward of the policy, forward of the reference

@@ -1,4 +1,4 @@
-"""Adapters and frozen weights: FLOPs of the analytic rule == executed, and what a step changes."""
+"""Adapters and frozen weights: analytic rule == traced == executed, and what a step changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mfu_jax.instrumentation import counts
 from mfu_jax.trainer import mesh, pyconfig, state
 from mfu_jax.trainer.pyconfig import Config
 from tests.support.compilation import only_counted
-from tests.support.tiny_step import compiled_step
+from tests.support.tiny_step import compiled_step, traced_flops
 
 B, S = 2, 16
 SIZES = {
@@ -77,7 +77,7 @@ def test_the_analytic_rule_is_what_runs(keys: dict[str, Any]) -> None:
     with only_counted():
         program = compiled_step(c)
     found = counts.count_program(program, counts.analytic_model(c, convention="dense"))
-    assert found.executed.total == found.model.per_device
+    assert found.executed.total == found.model.per_device == traced_flops(c)
     assert executed_flops(program).unaccounted == ()
     assert found.ledger.residual == 0
 

@@ -88,10 +88,14 @@ class Boundary:
         except passes:
             raise
         except Exception as error:
-            if is_interrupt(error):
-                raise
-            self.report(error, missing)
+            self.caught(error, missing)
             return instead
+
+    def caught(self, error: Exception, missing: str) -> None:
+        """Reports a failure, or raises it again if a signal did; see `is_interrupt`."""
+        if is_interrupt(error):
+            raise error
+        self.report(error, missing)
 
     def report(self, error: Exception, missing: str) -> None:
         """Warns about a failure, or only counts it if it is known. Never raises.
@@ -146,9 +150,7 @@ def guarded(
             except passes:
                 raise
             except Exception as error:
-                if is_interrupt(error):
-                    raise
-                self._boundary.report(error, _clause(missing, self))
+                self._boundary.caught(error, _clause(missing, self))
                 return instead(self)
 
         return wrapper  # type: ignore[return-value]  # the signature is that of `method`

@@ -63,6 +63,7 @@ class BuilderThread:
         self._has_moved = threading.Event()
         self._is_asleep = self._is_stuck = self._is_over = False
         self._hurried = 0
+        self._most = 0  # items that may wait before `put` looks after the thread
         self._reported: set[str] = set()
         self._thread = Boundary().thread(
             "mfu_jax builder", "no more metrics are written", self._run
@@ -72,20 +73,16 @@ class BuilderThread:
     def put(self, item: Any) -> None:
         """Queues one item; wakes the thread only if nothing came for a while, or much has."""
         queue = self._queue
-        if len(queue) >= self._size:
-            self._make_room()
         queue.append(item)
-        if self._is_asleep or self._hurried or 2 * len(queue) >= self._size:
-            self._is_asleep = False
-            self._hurried = max(0, self._hurried - 1)
-            self._wake.set()
+        if len(queue) > self._most:  # one look, because each costs a step microseconds
+            self._attend()
 
     def hurry(self) -> None:
         """The step just dispatched keeps much alive: the thread is woken for it.
 
         It is put one step late, after the one before it.
         """
-        self._hurried = 2
+        self._hurried, self._most = 2, 0
 
     def settle(self, timeout: float) -> bool:
         """Waits until everything put so far has been handled; False if that took too long."""
@@ -101,11 +98,23 @@ class BuilderThread:
         self._thread.join(timeout)
         self.dropped += sum(not callable(item) for item in self._take())
 
+    def _attend(self) -> None:
+        """The thread sleeps, or is to be quick, or much has come."""
+        if len(self._queue) > self._size:
+            self._make_room()
+        self._hurried = max(0, self._hurried - 1)
+        self._sleeps(False)
+        self._wake.set()
+
+    def _sleeps(self, is_asleep: bool) -> None:
+        self._is_asleep = is_asleep
+        self._most = 0 if is_asleep or self._hurried else (self._size - 1) // 2
+
     def _make_room(self) -> None:
         begun = time.monotonic()
         regained = _REGAINED * (begun - self._waited_at)
         patience = min(PATIENCE_SECONDS, self._patience_seconds + regained)
-        while len(self._queue) >= self._size:
+        while len(self._queue) > self._size:
             self._has_moved.clear()
             self._wake.set()
             left = begun + patience - time.monotonic()
@@ -132,10 +141,10 @@ class BuilderThread:
     def _run(self) -> None:
         waits = False
         while not self._is_over:
-            self._is_asleep = not waits
+            self._sleeps(not waits)
             if waits or not self._queue:
                 self._wake.wait(self._period_seconds if waits else IDLE_SECONDS)
-            self._is_asleep = False
+            self._sleeps(False)
             items = self._take()
             # Calls alone, such as a set-up just before the loop, hold up no first step.
             waits = self._period_seconds > 0 and not all(map(callable, items))

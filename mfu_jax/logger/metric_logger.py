@@ -21,9 +21,9 @@ import contextlib
 import functools
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import RLock, get_ident
 from typing import Any, Self, Unpack
 
 from mfu_jax.boundary import Boundary, guarded
@@ -70,8 +70,7 @@ class MetricLogger:
         watcher: replaces the thread that sees a step end while the loop waits for data.
         boundary: where failures are reported, if shared.
         journal: of this process; by default one beside the metrics file, if a sink writes one.
-        **fields: any field of `StepCost` (``model_flops_per_device=…``) and of `LoggerConfig`
-            (``warmup_steps=…``); it replaces that field of `cost` or `config`.
+        **fields: any field of `StepCost` or `LoggerConfig` (``warmup_steps=…``), for theirs.
 
     Attributes:
         cost: what a step costs, unless `record` is given another cost.
@@ -104,15 +103,15 @@ class MetricLogger:
         self.cost, config = assembly.with_fields(cost, config, fields)
         self._monotonic = monotonic
         log = self._compile_log = compile_log or CompileLog(boundary=boundary)
-        boundary = self._boundary = boundary or log.boundary
+        self._boundary = boundary = boundary or log.boundary
         self._compiled_before_seconds = log.seconds
         self._builder = RecordBuilder(self.cost, config, compile_is_seen=log.available)
         if self._compiled_before_seconds:
             self._builder.add_spans({"compile": self._compiled_before_seconds})
         self._numbers = StepNumbers(config.start_step)
-        self._failure_was_raised = self._is_at_exit = False
         self._summary: Summary | None = None
-        self._process_id, self._closing = os.getpid(), threading.RLock()
+        self._failure_was_raised = self._is_at_exit = False
+        self._process_id, self._closing = os.getpid(), RLock()
         watchdog = self._watchdog = Watchdog(config, self._boundary, monotonic=monotonic)
         used = assembly.sinks_of_process(sinks, config)
         self._journal = journal or assembly.journal_of(used, self._boundary, clock, monotonic)
@@ -123,8 +122,8 @@ class MetricLogger:
         self.interrupt = self._timer.interrupt
         self.spans = LoopSpans(self._timer, self._pipeline, watchdog, self._boundary, self._journal)
         self.phases = PhaseBook(monotonic, warmup_steps=config.warmup_steps, boundary=boundary)
-        parts = self._journal, self.spans, self.phases, self._timer, watchdog
-        self._compilations = LoopCompilations(*parts)
+        loop = self._journal, self.spans, self.phases, self._timer, watchdog
+        self._compilations = LoopCompilations(*loop)
         self._compile_log.subscribe(self._compilations.heard)
         atexit.register(self._close_quietly)
 
@@ -148,7 +147,6 @@ class MetricLogger:
         self._compilations.run_here()
         self._timer.begin_call()
 
-    @guarded("a step is not logged", passes=MEANT_FOR_THE_LOOP)
     def record(
         self,
         step: int,
@@ -172,9 +170,10 @@ class MetricLogger:
             NonFiniteLossError: an earlier step's loss is NaN or infinite.
             UserError: the logger is closed, `step` is no whole number, or is before `start_step`.
         """
-        begin = self._monotonic()
-        has_turn = (lock := self.spans.lock).acquire(False) or wait_for_turn(lock, is_step=True)
+        has_turn = False
         try:
+            begin = self._monotonic()
+            has_turn = (lock := self.spans.lock).acquire(False) or wait_for_turn(lock, is_step=True)
             if type(step) is not int:
                 step = self._numbers.whole(step)
             if self._pipeline.failure or self._summary or step <= self._numbers.last:
@@ -184,17 +183,17 @@ class MetricLogger:
             if type(metrics) is not dict and not isinstance(metrics, Mapping):
                 raise assembly.refused_metrics(metrics)
             self._numbers.last = step
-            if (thread := threading.get_ident()) not in self._compilations.known:
+            if (thread := get_ident()) not in self._compilations.known:
                 self._compilations.run_here()
             metrics = self._small.of(metrics)
             if self.phases.has_phases:
                 of_phases, cost_of_phases = self.phases.take()
                 metrics, cost = {**metrics, **of_phases}, cost or cost_of_phases
-            taken = TimedStep(step, metrics, cost)
+            taken = TimedStep()
+            taken.step, taken.metrics, taken.cost = step, metrics, cost
             if self.spans.late:
                 taken.extra = self.spans.take_late()
-            given = step_time_seconds
-            if given is not None:
+            if (given := step_time_seconds) is not None:
                 given = assembly.given_seconds(given, taken)
             if given is None:
                 finished = self._timer.dispatched(taken)
@@ -212,6 +211,10 @@ class MetricLogger:
             taken.overhead_seconds = now - begin - self._timer.waited_seconds
             if self.interrupt.kept is not None:
                 self.interrupt.throw()
+        except MEANT_FOR_THE_LOOP:
+            raise
+        except Exception as error:  # `guarded` would be one more call
+            self._boundary.caught(error, "a step is not logged")
         finally:
             if has_turn:
                 lock.release()
@@ -339,14 +342,11 @@ class MetricLogger:
     def _close_all(self) -> None:
         self._summary = Summary(steps=0)  # whatever fails below, it is closed
         attempt = self._boundary.attempt
-        try:
+        with contextlib.ExitStack() as rest:  # done after Ctrl-C, too
+            rest.callback(self._close_parts)
+            rest.callback(attempt, "metrics may not all be written", self._close_pipeline)
             if self._pipeline.failure is None:
                 attempt("the last step is not logged", self.spans.hold_last)
-        finally:
-            try:
-                attempt("metrics may not all be written", self._close_pipeline)
-            finally:
-                self._close_parts()
 
     def _close_parts(self) -> None:
         attempt = self._boundary.attempt
@@ -356,9 +356,9 @@ class MetricLogger:
         attempt("the logger is not closed", atexit.unregister, self._close_quietly)
 
     def _close_pipeline(self) -> None:
-        parts = self.spans.take_last(), self._timer.take_spans(), self._summarize
+        last, spans = self.spans.take_last(), self._timer.take_spans()
         try:
-            self._summary = self._pipeline.close(*parts)
+            self._summary = self._pipeline.close(last, spans, self._summarize)
         except BaseException:  # Ctrl-C
             self._summary = self._summarize()
             raise

@@ -36,7 +36,8 @@ class Loop:
         return self.step(seconds)
 
     def take(self, metrics: dict[str, FakeArray], *, host: float = 0.0) -> TimedStep:
-        taken = TimedStep(self.number, metrics)
+        taken = TimedStep()
+        taken.step, taken.metrics = self.number, metrics
         self.number += 1
         self.clock.advance(host)
         self.keep(self.timer.dispatched(taken))

@@ -47,8 +47,9 @@ class LoopTimes(NamedTuple):
 class TimedStep:
     """One step on its way through the timer; its metrics are still device arrays.
 
-    Made in every step, so defaults are the class's: most of them are never set. The training thread
-    only leaves `readings` and `loop_readings`; what they say is worked out by `measure`.
+    Made in every step, so defaults are the class's, most of them are never set, and there is no
+    ``__init__``: set `step` and `metrics`. The training thread only leaves `readings` and
+    `loop_readings`; what they say is worked out by `measure`.
 
     Attributes:
         step: its number.
@@ -76,6 +77,8 @@ class TimedStep:
             begin of its call meanwhile; the collector's time when it left, both times.
     """
 
+    step: int
+    metrics: Mapping[str, Any]
     seconds: float = 0.0
     ended_at: float = 0.0
     ended_monotonic: float = 0.0
@@ -89,20 +92,11 @@ class TimedStep:
     completed: Reading | None = None
     watched: bool = False
     extra: Mapping[str, Any] = NOTHING
+    cost: StepCost | Callable[[], StepCost] | None = None
     loop: LoopTimes | None = None
     waited_seconds: float = 0.0
     readings: tuple[Reading, Reading, Callable[[], float]] | None = None
     loop_readings: tuple[float, float, float, float, float | None, float, float] | None = None
-
-    def __init__(
-        self,
-        step: int,
-        metrics: Mapping[str, Any],
-        cost: StepCost | Callable[[], StepCost] | None = None,
-    ) -> None:
-        self.step = step
-        self.metrics = metrics
-        self.cost = cost
 
     def measure(self) -> None:
         """Works out its times from the readings, once."""

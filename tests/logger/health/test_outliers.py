@@ -11,7 +11,8 @@ from mfu_jax.logger.timing.timed_step import LoopTimes, TimedStep
 
 
 def judge(watch: OutlierWatch, number: int, seconds: float, **fields: object) -> tuple:
-    step = TimedStep(number, {})
+    step = TimedStep()
+    step.step, step.metrics = number, {}
     step.seconds = seconds
     for name, value in fields.items():
         setattr(step, name, value)
@@ -92,4 +93,6 @@ def test_compiled_and_first_steps_are_not_judged() -> None:
     for number in range(10):
         assert judge(watch, number, 100.0 if number == 5 else 1.0) == ({}, ())
     record = StepRecord(step=60, kind="compile", unix_seconds=0.0, scalars={})
-    assert not after_a_quiet_start().judge(TimedStep(60, {}), record).notes
+    step = TimedStep()
+    step.step, step.metrics = 60, {}
+    assert not after_a_quiet_start().judge(step, record).notes

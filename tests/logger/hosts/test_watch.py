@@ -42,7 +42,8 @@ class Store:
 
 def timed(step: int, data: float, slack: float, seconds: float = 0.5) -> TimedStep:
     """A step whose loop took 10 ms, and so long for data."""
-    made = TimedStep(step, {})
+    made = TimedStep()
+    made.step, made.metrics = step, {}
     made.seconds = seconds
     made.loop = LoopTimes(data + 0.01, data, 0.0, slack, 0.0)
     return made

@@ -264,7 +264,8 @@ def test_the_watchers_thread_stamps_a_step_when_it_ends() -> None:
         return clock.wall(), clock.now
 
     watcher = ThreadWatcher(read)
-    step = TimedStep(0, {"loss": Gate(clock, 0.0, 1.0)})
+    step = TimedStep()
+    step.step, step.metrics = 0, {"loss": Gate(clock, 0.0, 1.0)}
     watcher.watch(step)
     assert begun.wait(HANG_SECONDS)
     assert step.completed is None

@@ -24,6 +24,11 @@ _KERNEL = 0.6  # of the peak, that attention kernels usually reach
 # A TPU's two backward kernels (splash attention) compute scores and their gradient again: of a
 # forward and backward pass nine matmuls, where autodiff has six.
 _TPU_AGAIN = 9 / 6
+# Blocks of 128 queries on a CPU: their matmuls are slower, but their scores stay in caches. By what
+# they brought with 512 to 2,048 tokens and heads of 32 to 128: docs/benchmarks.md.
+_BLOCKED_MATMULS = 0.4  # of what leaving out masked pairs would save
+_IN_CACHES = 0.4  # of the time of the other ops on scores that are left
+_CACHE_BYTES = 2**20  # of a core's own
 _MASKED = "masked pairs"
 
 
@@ -133,7 +138,11 @@ def attention(facts: Facts) -> tuple[float, str] | None:
     ]
     masked = _masked_share(facts, dots)
     width = max(_shape(matmuls[key]).k for key in made)
-    gain, remedy = _without_masked(facts, dots, beside, masked, width)
+    largest = max(found.long * found.short for found in scores)
+    if facts.is_cpu:
+        gain, remedy = _in_blocks(dots, beside, masked, largest)
+    else:
+        gain, remedy = _in_kernel(facts, dots, beside, masked, width)
     return gain, (
         f"attention runs as matmuls over all pairs, {milliseconds(seconds_of(dots))} of a step "
         f"({masked:.0%} of the pairs are masked), and its scores go through memory, "
@@ -141,21 +150,27 @@ def attention(facts: Facts) -> tuple[float, str] | None:
     )
 
 
-def _without_masked(
-    facts: Facts, dots: list[OpTime], beside: list[OpTime], masked: float, width: int
+def _in_blocks(
+    dots: list[OpTime], beside: list[OpTime], masked: float, largest: int
 ) -> tuple[float, str]:
-    """The gain of a kernel; on CPUs, which have none, of blocks without masked pairs.
+    """The gain of blocks without masked pairs, on CPUs, which have no kernel.
 
     Args:
-        facts: the profile.
         dots: matmuls that make scores or read them.
         beside: other ops on scores.
         masked: the share of pairs that are masked.
-        width: of a head.
+        largest: how many scores a head has.
     """
+    left = (1 - masked) * (_IN_CACHES if masked and 4 * largest > _CACHE_BYTES else 1.0)
+    gain = _BLOCKED_MATMULS * masked * seconds_of(dots) + (1 - left) * seconds_of(beside)
+    return gain, "blocks of queries can leave out the keys after them"
+
+
+def _in_kernel(
+    facts: Facts, dots: list[OpTime], beside: list[OpTime], masked: float, width: int
+) -> tuple[float, str]:
+    """The gain of an attention kernel, for heads of this width."""
     seconds = seconds_of(dots) + seconds_of(beside)
-    if facts.is_cpu:
-        return masked * seconds, "blocks of queries can leave out the keys after them"
     is_again = facts.measured.platform == "tpu" and any(
         record_of(op).phase == "backward" for op in dots
     )

@@ -26,11 +26,6 @@ from mfu_jax.trainer import ahead_of_time, step
 _CALL = linears.Dense.__call__
 
 
-def _gather_then_cast(self: linears.Dense, x: jax.Array) -> jax.Array:
-    """As `Dense`, whose kernel is whole on every device before it becomes bfloat16."""
-    return _with_kernel(self, jax.lax.optimization_barrier(_whole(self.kernel[...])), x)
-
-
 def _cast_then_gather(self: linears.Dense, x: jax.Array) -> jax.Array:
     """As `Dense`, whose kernel becomes bfloat16 and is then gathered, before its product begins.
 
@@ -38,12 +33,8 @@ def _cast_then_gather(self: linears.Dense, x: jax.Array) -> jax.Array:
     """
     axes = self.kernel.get_metadata("logical_axes")
     kernel = self.kernel[...].astype(self.dtype)
-    return _with_kernel(self, _whole_here(axes.index("embed"), kernel), x)
-
-
-def _with_kernel(dense: linears.Dense, kernel: jax.Array, x: jax.Array) -> jax.Array:
-    with mock.patch.object(dense, "kernel", {...: kernel}):
-        return _CALL(dense, x)
+    with mock.patch.object(self, "kernel", {...: _whole_here(axes.index("embed"), kernel)}):
+        return _CALL(self, x)
 
 
 def _whole(kernel: jax.Array) -> jax.Array:
@@ -88,7 +79,6 @@ def _without_donation(function: Any, *, donate_argnums: Any = (), **options: Any
 _JIT = jax.jit
 CHANGES: dict[str, Callable[[], Any]] = {
     "no donation": lambda: mock.patch.object(step.jax, "jit", _without_donation),
-    "gathers in float32": lambda: mock.patch.object(linears.Dense, "__call__", _gather_then_cast),
     "gathers before products": lambda: mock.patch.object(
         linears.Dense, "__call__", _cast_then_gather
     ),

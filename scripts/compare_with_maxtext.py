@@ -7,7 +7,8 @@ trainer, as `mfu-jax plan --run` reads them. Both steps compile for the same chi
 process: ours with this interpreter, MaxText's with the other one, which has the same jax and the
 same compilers (libtpu; the CUDA plugin with cuDNN). Cases are named "model on chips"; those that go
 on with ", saving" are the same step with one key more, or with one saving of ours changed. REGEX
-picks some. Minutes a case. ``--json=FILE`` keeps the exact numbers.
+picks some. Minutes a case; with ``--code-seconds=0`` half a minute, without cycles.
+``--json=FILE`` keeps the exact numbers.
 
 Columns: the compiler's bytes of temporaries, and of all at the peak; XLA's estimated cycles (TPU
 programs only), loops multiplied out; bytes read from and written to HBM; bytes of collectives;
@@ -39,7 +40,7 @@ from mfu_jax.trainer.planned_run import reference_keys
 from mfu_jax.trainer.planned_step import TrainerStep
 from scripts.changed_step import CHANGES
 
-_LIMITS = Limits(seconds=3600, code_seconds=1800)  # cycles come with the machine code
+_CODE_SECONDS = 1800.0  # cycles come with the machine code
 _GIB = 2**30
 # Full remat, weights over all devices, one sequence a device: what MaxText does unless it is told.
 _COMMON = {"per_device_batch_size": 1, "remat_policy": "full"}
@@ -185,6 +186,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--maxtext-python", default=sys.executable)
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--code-seconds", type=float, default=_CODE_SECONDS)
     parser.add_argument("pattern", nargs="?", default="")
     return parser.parse_args(argv)
 
@@ -212,8 +214,8 @@ def compare(
     theirs = MaxTextStep(arguments.maxtext_python)
     both = not change or change in SAVINGS
     return {
-        "ours": _compiled(source, ours, run.target, arguments.cache, change),
-        "maxtext": _compiled(theirs, run.keys, run.target, arguments.cache) if both else None,
+        "ours": _compiled(source, ours, run.target, arguments, change),
+        "maxtext": _compiled(theirs, run.keys, run.target, arguments) if both else None,
     }
 
 
@@ -227,7 +229,7 @@ def _compiled(
     source: StepSource,
     keys: Mapping[str, str],
     target: Target,
-    cache: Path | None,
+    arguments: argparse.Namespace,
     change: str = "",
 ) -> Figures | None:
     request = Request(
@@ -237,7 +239,8 @@ def _compiled(
         config={"arguments": source.words(keys), **({"change": change} if change else {})},
         identity=source.identity(keys),
     )
-    program, notes, _ = compile_cached(request, folder=cache, limits=_LIMITS)
+    limits = Limits(seconds=2 * _CODE_SECONDS, code_seconds=arguments.code_seconds)
+    program, notes, _ = compile_cached(request, folder=arguments.cache, limits=limits)
     for note in notes:
         print(f"  {source.module}: {note}", file=sys.stderr, flush=True)
     if not isinstance(program, TooLarge):

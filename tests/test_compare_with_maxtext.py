@@ -61,7 +61,6 @@ def counted(change: str, word: str) -> int:
         # Two products become one: forward, again, and as gradients of input and weights.
         ("fused MLP", "stablehlo.dot_general", -4),
         ("gathers before products", "sharding_constraint", KERNELS * PASSES),
-        ("gathers in float32", "optimization_barrier", KERNELS * PASSES),
         ("no donation", "tf.aliasing_output", None),
     ],
 )

@@ -5,13 +5,15 @@
 Each case is one set of MaxText's keys; ours are the same keys by the names of the reference
 trainer, as `mfu-jax plan --run` reads them. Both steps compile for the same chips, each in a child
 process: ours with this interpreter, MaxText's with the other one, which has the same jax and the
-same compilers (libtpu; the CUDA plugin with cuDNN). Cases are named "model on chips"; REGEX picks
-some. Minutes a case. ``--json=FILE`` keeps the exact numbers.
+same compilers (libtpu; the CUDA plugin with cuDNN). Cases are named "model on chips"; those that go
+on with ", saving" are the same step with one key more, or with one saving of ours changed. REGEX
+picks some. Minutes a case; with ``--code-seconds=0`` half a minute, without cycles.
+``--json=FILE`` keeps the exact numbers.
 
 Columns: the compiler's bytes of temporaries, and of all at the peak; XLA's estimated cycles (TPU
 programs only), loops multiplied out; bytes read from and written to HBM; bytes of collectives;
-matmul FLOPs that run; and the planner's seconds, which also hold what carries no cycles: attention
-and grouped kernels, and collectives that nothing hides.
+matmul FLOPs and all-gathers that run; and the planner's seconds, which also hold what carries no
+cycles: attention and grouped kernels, and collectives that nothing hides.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,8 +38,9 @@ from mfu_jax.planning.step_sources import MaxTextStep, StepSource
 from mfu_jax.planning.targets import Target
 from mfu_jax.trainer.planned_run import reference_keys
 from mfu_jax.trainer.planned_step import TrainerStep
+from scripts.changed_step import CHANGES
 
-_LIMITS = Limits(seconds=3600, code_seconds=1800)  # cycles come with the machine code
+_CODE_SECONDS = 1800.0  # cycles come with the machine code
 _GIB = 2**30
 # Full remat, weights over all devices, one sequence a device: what MaxText does unless it is told.
 _COMMON = {"per_device_batch_size": 1, "remat_policy": "full"}
@@ -65,6 +68,17 @@ CHIPS: Mapping[str, Mapping[str, Any]] = {
     "h100": {"hardware": "h100", "attention": "cudnn_flash_jax"},
 }
 _DEVICES = 8
+# What saves memory or time in one step, each alone: further keys of both steps.
+_ONE_STEP = "llama3.1-8b on 8 v6e"
+_TO_HOST = ("decoder_layer_input", "query_proj", "key_proj", "value_proj", "out_proj")
+SAVINGS: Mapping[str, Mapping[str, Any]] = {
+    "cross-entropy in chunks": {"other_flags": {"num_vocab_tiling": 8}},
+    "saved names on the host": {
+        "remat_policy": "custom",
+        "remat_tensors": dict.fromkeys(_TO_HOST, "offload"),
+    },
+    "fused MLP": {"other_flags": {"fused_mlp": True}},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +92,7 @@ class Figures:
         hbm_bytes: of a step.
         collective_bytes: of a step.
         executed_flops: of a step.
+        all_gathers: of a step.
         seconds: the plan's.
     """
 
@@ -87,6 +102,7 @@ class Figures:
     hbm_bytes: int
     collective_bytes: int
     executed_flops: int
+    all_gathers: int
     seconds: float
 
 
@@ -94,7 +110,7 @@ COLUMNS = tuple(field.name for field in dataclasses.fields(Figures))
 _UNITS = {
     **{"temporaries": (_GIB, "GiB"), "peak": (_GIB, "GiB"), "cycles": (1e9, "10⁹")},
     **{"hbm_bytes": (1e9, "GB"), "collective_bytes": (1e9, "GB")},
-    **{"executed_flops": (1e12, "TFLOP"), "seconds": (1.0, "s")},
+    **{"executed_flops": (1e12, "TFLOP"), "all_gathers": (1.0, "times"), "seconds": (1.0, "s")},
 }
 
 
@@ -114,6 +130,11 @@ def figures(program: ProgramDump, target: Target) -> Figures:
             if record.collective
         ),
         executed_flops=plan.executed_flops or 0,
+        all_gathers=sum(
+            record.runs
+            for record in costs.records.values()
+            if record.collective and record.collective.kind == "all-gather"
+        ),
         seconds=plan.step_time_seconds or 0.0,
     )
 
@@ -130,22 +151,32 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = []
     _say_versions(sys.executable, arguments.maxtext_python)
     print(header())
+    for name, run, change in _cases():
+        if re.search(arguments.pattern, name):
+            found = compare(run, change, arguments)
+            rows.append({"case": name, **found})
+            print(row(name, found["ours"], found["maxtext"]), flush=True)
+    if arguments.json:
+        text = json.dumps(rows, indent=1, default=dataclasses.asdict)
+        arguments.json.write_text(text, encoding="utf-8")
+
+
+def _cases() -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Name, keys of both steps, and the change of ours: a key of `CHANGES`, or empty."""
     for model, keys in MODELS.items():
         devices = keys.get("devices", _DEVICES)
         for chips, hardware in CHIPS.items():
             name = f"{model} on {devices} {chips}"
-            if re.search(arguments.pattern, name):
-                size = {
-                    "chips": devices // hardware.get("devices_of_a_chip", 1),
-                    "mesh": keys.get("mesh", {"ici_fsdp_parallelism": devices}),
-                }
-                run = {**_COMMON, **keys, **hardware, **size}
-                found = compare(run, arguments)
-                rows.append({"case": name, **found})
-                print(row(name, found["ours"], found["maxtext"]), flush=True)
-    if arguments.json:
-        text = json.dumps(rows, indent=1, default=dataclasses.asdict)
-        arguments.json.write_text(text, encoding="utf-8")
+            size = {
+                "chips": devices // hardware.get("devices_of_a_chip", 1),
+                "mesh": keys.get("mesh", {"ici_fsdp_parallelism": devices}),
+            }
+            run = {**_COMMON, **keys, **hardware, **size}
+            yield name, run, ""
+            if name == _ONE_STEP:
+                for saving in dict.fromkeys((*SAVINGS, *CHANGES)):
+                    change = saving if saving in CHANGES else ""
+                    yield f"{name}, {saving}", {**run, **SAVINGS.get(saving, {})}, change
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -155,6 +186,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--maxtext-python", default=sys.executable)
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--code-seconds", type=float, default=_CODE_SECONDS)
     parser.add_argument("pattern", nargs="?", default="")
     return parser.parse_args(argv)
 
@@ -167,30 +199,48 @@ def _say_versions(*pythons: str) -> None:
         print(f"{python}: {found}", file=sys.stderr, flush=True)
 
 
-def compare(keys: Mapping[str, Any], arguments: argparse.Namespace) -> dict[str, Figures | None]:
-    """Compiles both steps of one case; None for one that the compiler refused unscheduled."""
+def compare(
+    keys: Mapping[str, Any], change: str, arguments: argparse.Namespace
+) -> dict[str, Figures | None]:
+    """Compiles both steps of one case.
+
+    None for one that the compiler refused unscheduled, and for MaxText's where only ours changes.
+    """
     run = read_run(keys)
     ours, notes = reference_keys(run)
     for note in notes[1:]:  # the first says that MaxText is not installed
         print(f"  ours: {note}", file=sys.stderr, flush=True)
+    source: StepSource = _ChangedStep(run.target) if change else TrainerStep(run.target)
     theirs = MaxTextStep(arguments.maxtext_python)
+    both = not change or change in SAVINGS
     return {
-        "ours": _compiled(TrainerStep(run.target), ours, run.target, arguments.cache),
-        "maxtext": _compiled(theirs, run.keys, run.target, arguments.cache),
+        "ours": _compiled(source, ours, run.target, arguments, change),
+        "maxtext": _compiled(theirs, run.keys, run.target, arguments) if both else None,
     }
 
 
+class _ChangedStep(TrainerStep):
+    """The trainer's step with a change of `CHANGES`."""
+
+    module = "scripts.changed_step"
+
+
 def _compiled(
-    source: StepSource, keys: Mapping[str, str], target: Target, cache: Path | None
+    source: StepSource,
+    keys: Mapping[str, str],
+    target: Target,
+    arguments: argparse.Namespace,
+    change: str = "",
 ) -> Figures | None:
     request = Request(
         module=source.module,
         target=target,
         python=source.python,
-        config={"arguments": source.words(keys)},
+        config={"arguments": source.words(keys), **({"change": change} if change else {})},
         identity=source.identity(keys),
     )
-    program, notes, _ = compile_cached(request, folder=cache, limits=_LIMITS)
+    limits = Limits(seconds=2 * _CODE_SECONDS, code_seconds=arguments.code_seconds)
+    program, notes, _ = compile_cached(request, folder=arguments.cache, limits=limits)
     for note in notes:
         print(f"  {source.module}: {note}", file=sys.stderr, flush=True)
     if not isinstance(program, TooLarge):

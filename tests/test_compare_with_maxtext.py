@@ -1,11 +1,17 @@
-"""scripts/compare_with_maxtext.py: figures of a program written by hand, and their row."""
+"""scripts/compare_with_maxtext.py: figures of a program written by hand; changes of our step."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+
+import jax
+import pytest
 
 from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.planning.targets import parse_target
+from mfu_jax.trainer import ahead_of_time
+from scripts.changed_step import CHANGES
 from scripts.compare_with_maxtext import Figures, figures, header, row
 
 # 2 · 64³ FLOPs over three arrays of 64² floats; 700 cycles.
@@ -28,9 +34,39 @@ def test_figures_and_ratios_of_two_steps() -> None:
         hbm_bytes=3 * 4 * 64**2,
         collective_bytes=0,
         executed_flops=2 * 64**3,
+        all_gathers=0,
         seconds=ours.seconds,
     )
     theirs = dataclasses.replace(ours, temporaries=4 * 2**30, cycles=None)
     cells = row("f on 8 v6e", ours, theirs).split(" | ")
     assert len(cells) == len(header().splitlines()[0].split(" | "))
     assert cells[:4] == ["| f on 8 v6e", "3 / 4 = 0.750", "4 / 4 = 1.000", "7e-07 / –"]
+
+
+KERNELS, PASSES = 7, 3  # of a gated layer; forward, forward again, backward
+SIZES = "emb_dim=64 mlp_dim=128 num_decoder_layers=2 attention=dot_product dtype=bfloat16".split()
+
+
+def counted(change: str, word: str) -> int:
+    """How often a word stands in our step over eight devices, whose layers are one loop's body."""
+    with CHANGES[change]() if change else contextlib.nullcontext():
+        keys = [*SIZES, "fsdp=8", "remat_policy=full", "per_device_batch_size=1"]
+        text = ahead_of_time.lower(keys, jax.devices()).as_text()
+    return text.count(word)
+
+
+@pytest.mark.parametrize(
+    ("change", "word", "more"),
+    [
+        # Two products become one: forward, again, and as gradients of input and weights.
+        ("fused MLP", "stablehlo.dot_general", -4),
+        ("gathers before products", "sharding_constraint", KERNELS * PASSES),
+        ("no donation", "tf.aliasing_output", None),
+    ],
+)
+def test_a_change_of_our_step_is_the_one_that_its_name_says(
+    change: str, word: str, more: int | None
+) -> None:
+    before, after = counted("", word), counted(change, word)
+    assert after == (0 if more is None else before + more)
+    assert before != after

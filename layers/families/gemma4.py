@@ -14,7 +14,9 @@ from . import parts
 from .dense import local_global
 from .registry import ModelSpec, family
 
-_INTERVAL, _INTERVAL_E2B = 6, 5
+_INTERVAL = 6
+# By use_double_wide_mlp: E4B, E2B. MaxText's files name no period.
+_INTERVALS = {False: _INTERVAL, True: 5}
 
 
 def _kinds(config: Any) -> dict[str, AttentionSpec]:
@@ -64,8 +66,8 @@ def gemma4(config: Any) -> ModelSpec:
 @family("gemma4_small")
 def gemma4_small(config: Any) -> ModelSpec:
     """E2B and E4B: the last layers borrow keys and values; each layer has its own inputs."""
-    is_e2b = "e2b" in config.model_name or config.use_double_wide_mlp
-    names = local_global(_INTERVAL_E2B if is_e2b else _INTERVAL, config.num_decoder_layers)
+    interval = config.sliding_window_pattern or _INTERVALS[config.use_double_wide_mlp]
+    names = local_global(interval, config.num_decoder_layers)
     kinds = _kinds(config)
     lent = len(names) - config.num_kv_shared_layers
     # The last layer of each kind that makes its own keys and values lends them.

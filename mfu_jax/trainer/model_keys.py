@@ -76,6 +76,7 @@ class ModelKeys:
     query_pre_attn_scalar: float
     attn_logits_soft_cap: float
     sliding_window_size: int
+    sliding_window_pattern: int
     chunk_attn_window_size: int
     nope_layer_interval: int
     inhomogeneous_layer_cycle_interval: int

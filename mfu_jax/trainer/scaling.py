@@ -59,7 +59,6 @@ _SIDES = [24, 36]
 _QUERY_HEADS = 4
 # Layers after which a family's pattern repeats, where its sizes do not say so.
 _PERIODS = {"gemma3": 6, "gemma4": 6, "olmo3": 4, "gpt_oss": 2}
-_SMALL_GEMMA_PERIODS = {True: 5, False: 6}  # by use_double_wide_mlp: E2B, E4B
 _REPEATS = 2
 
 
@@ -94,7 +93,7 @@ def _layers(model: Mapping[str, Any]) -> dict[str, Any]:
     """How many layers there are, and how many of them are special."""
     block, layers = model["decoder_block"], model["num_decoder_layers"]
     if block == "gemma4_small":
-        period = _SMALL_GEMMA_PERIODS[bool(model.get("use_double_wide_mlp"))]
+        period = model["sliding_window_pattern"]
         return {"num_decoder_layers": 2 * period, "num_kv_shared_layers": period}
     if ratios := model.get("compress_ratios"):
         # The first three layers differ; then one pair repeats.

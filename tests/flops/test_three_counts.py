@@ -25,7 +25,7 @@ from mfu_jax.trainer.run_logger import model_of
 from tests.support import program_families, tiny_models
 from tests.support.compilation import only_counted
 from tests.support.jax_versions import FASTER_TO_COMPILE, has_nnx_list, reads_recorded_kernels
-from tests.support.recorded import index, text_of
+from tests.support.recorded import text_of
 from tests.support.tiny_models import LENGTH, ROWS
 from tests.support.work import count_calls
 
@@ -101,13 +101,6 @@ def some_batch(config: Config) -> dict[str, np.ndarray]:
     return {key: np.stack([row[key] for row in split]) for key in split[0]}
 
 
-def recorded(platform: str) -> list[str]:
-    """The programs that are recorded for a platform: at least the sample."""
-    found = [name for name in program_families.MODELS if f"{platform}_family_{name}" in index()]
-    assert set(program_families.SAMPLE) <= set(found)
-    return found
-
-
 def equal_streams(config: Config) -> int:
     """What XLA leaves out where the first layer reads its streams, which are copies of one.
 
@@ -117,7 +110,7 @@ def equal_streams(config: Config) -> int:
     return 2 * ROWS * LENGTH * (streams - 1) * config.emb_dim
 
 
-@pytest.mark.parametrize("program", recorded("h100"))
+@pytest.mark.parametrize("program", program_families.MODELS)
 def test_a_recorded_h100_step_runs_the_flops_that_are_counted(program: str) -> None:
     config = program_families.config_of(program, "h100")
     executed = executed_flops(text_of(f"h100_family_{program}"))
@@ -131,7 +124,7 @@ def test_a_recorded_h100_step_runs_the_flops_that_are_counted(program: str) -> N
 
 
 @reads_recorded_kernels
-@pytest.mark.parametrize("program", recorded("v5e"))
+@pytest.mark.parametrize("program", program_families.MODELS)
 def test_a_recorded_v5e_step_runs_the_flops_that_are_counted(program: str) -> None:
     config = program_families.config_of(program, "v5e")
     experts, rows = config.num_experts, ROWS * LENGTH * config.num_experts_per_tok

@@ -33,8 +33,8 @@ from mfu_jax.trainer import mesh, pyconfig, state, step
 from mfu_jax.trainer.run_logger import count_step, model_of
 
 ROWS, LENGTH, LAYERS, STEPS = 16, 32, 4, 10
-WIDTH, HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 64, 4, 2, 16, 64
-EXPERTS, PER_TOKEN = 4, 2
+WIDTH, HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 64, 16, 8, 8, 64
+EXPERTS, PER_TOKEN = 8, 2
 TOKENS = ROWS * LENGTH
 SIZES = {
     "num_decoder_layers": LAYERS,
@@ -64,8 +64,10 @@ MESHES: dict[str, dict[str, Any]] = {
     "fsdp": {"fsdp": 8},
     "context": {"context_parallelism": 8},
     "ring": {"context_parallelism": 8, "attention": "ring"},
-    "tensor": {"tensor": 2, "data": 4},
-    "expert": {"expert": 4, "data": 2},
+    "tensor": {"tensor": 8},
+    "expert": {"expert": 8},
+    "data-tensor": {"data": 4, "tensor": 2},
+    "data-expert": {"data": 2, "expert": 4},
     "pipeline": {"pipeline": 4, "num_pipeline_microbatches": 8, "data": 2},
     "fsdp-context-tensor": {"fsdp": 2, "context_parallelism": 2, "tensor": 2},
     "pipeline-fsdp-tensor": {**_PIPELINE, "fsdp": 2, "tensor": 2},
@@ -84,7 +86,11 @@ _ON_TPUS = {
     "attention": "auto",
     "dtype": "bfloat16",
 }
-SAMPLE = (("experts", "pipeline-context-expert"),)
+SAMPLE = (
+    ("dense", "tensor"),
+    ("experts", "expert"),
+    ("experts", "pipeline-context-expert"),
+)
 # Compiles in half the time.
 _FAST = {"xla_backend_optimization_level": 0}
 

@@ -1,7 +1,9 @@
 """Jobs of several processes over the loopback: their losses, their end, their checkpoints."""
 
 import json
+import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,37 @@ def test_a_killed_process_ends_the_job_and_its_checkpoint_is_read_by_one_and_by_
         assert next(iter(got)) == first
         expected = {step: straight[step] for step in got}
         assert_close_as_float32(got, expected, terms=12 * 4 * 32)
+
+
+@pytest.mark.slow
+def test_a_kill_among_four_processes_ends_all_with_one_line_and_leaves_the_run_to_be_resumed(
+    tmp_path: Path,
+) -> None:
+    """Killed is one that neither coordinates nor writes."""
+    keys = ("steps=10", "enable_checkpointing=true", "checkpoint_period=2", "num_kv_heads=2")
+    four = start_job(tmp_path, 4, *keys, "fsdp=2", "tensor=2", "per_device_batch_size=1")
+    assert four[0].stdout is not None
+    for line in four[0].stdout:
+        if "completed step: 5" in line:
+            four[2].kill()
+    errors = [process.communicate(timeout=HANG_SECONDS)[1] for process in four]
+    assert [process.returncode for process in four] == [75, 75, -signal.SIGKILL, 75], errors
+    for survivor in (0, 1, 3):
+        (said,) = (line for line in errors[survivor].splitlines() if "mfu_jax.train:" in line)
+        assert "process 2 of 4 died" in said
+        assert "run the same command again to resume" in said
+
+    assert list(tmp_path.rglob("metrics.jsonl")) == [tmp_path / "default" / "metrics.jsonl"]
+    before = [record["step"] for record in records(tmp_path)]
+    assert before == list(range(len(before)))  # no process repeats what another wrote
+    assert len(before) > 5
+    alone = (*keys, "per_device_batch_size=4")
+    code, _, err = run(tmp_path, *alone, "run_name=straight", "enable_checkpointing=false")
+    assert code == 0, err
+    code, out, err = run(tmp_path, *alone)
+    assert code == 0, err
+    first = int(re.findall(r"completed step: (\d+)", out)[0])
+    assert first in (2, 4, 6, 8)  # a checkpoint's, not the beginning
+    resumed, straight = by_step(tmp_path), by_step(tmp_path, "straight")
+    assert list(resumed) == list(straight) == list(range(10))
+    assert_close_as_float32(resumed, straight, terms=10 * 4 * 32)

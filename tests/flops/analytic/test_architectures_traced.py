@@ -165,6 +165,7 @@ FAMILIES: dict[str, tuple[str, Sizes]] = {
             **WINDOW,
             "num_decoder_layers": (13,),
             "num_kv_shared_layers": range(0, 7),
+            "sliding_window_pattern": range(2, 7),
             "global_head_dim": even,
             "hidden_size_per_layer_input": sizes,
         },

@@ -23,7 +23,8 @@ from mfu_jax.flops.analytic.model_configs.model import ModelConfig
 from mfu_jax.flops.masks import Mask
 
 _INTERVAL = 6
-_INTERVAL_E2B = 5
+# By use_double_wide_mlp: E4B, E2B. MaxText's files name no period.
+_SMALL_INTERVALS = {False: _INTERVAL, True: 5}
 
 
 @architecture("gemma4")
@@ -53,8 +54,8 @@ def gemma4(config: ModelConfig) -> Model:
 def gemma4_small(config: ModelConfig) -> Model:
     """E2B and E4B: the last layers reuse keys and values; each layer has its own inputs."""
     masks = {False: parts.window_mask(config), True: parts.global_mask(config)}
-    is_e2b = "e2b" in config.model_name or config.feed_forward.use_double_wide_mlp
-    interval = _INTERVAL_E2B if is_e2b else _INTERVAL
+    is_wide = config.feed_forward.use_double_wide_mlp
+    interval = config.attention.sliding_window_pattern or _SMALL_INTERVALS[is_wide]
     first_shared = config.num_decoder_layers - config.attention.num_kv_shared_layers
     width, ple = config.emb_dim, config.embedding.hidden_size_per_layer_input
 

@@ -32,6 +32,7 @@ class Attention(Group):
     attention_bias: bool = False
     use_qk_norm: bool = False
     sliding_window_size: int = 0
+    sliding_window_pattern: int = 0
     chunk_attn_window_size: int = 0
     nope_layer_interval: int = 0
     inhomogeneous_layer_cycle_interval: int = 1

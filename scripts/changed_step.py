@@ -1,0 +1,104 @@
+"""Compiles the reference trainer's step with one saving taken out, or one put in.
+
+    python -m scripts.changed_step REQUEST.json OUT.mfu
+
+As `mfu_jax.trainer.ahead_of_time`, whose requests it reads; `config.change` is a key of `CHANGES`.
+`scripts/compare_with_maxtext.py` starts it, to show what each saving brings.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
+from mfu_jax.layers import feed_forwards, linears
+
+from mfu_jax.trainer import ahead_of_time, step
+
+_CALL = linears.Dense.__call__
+
+
+def _cast_then_gather(self: linears.Dense, x: jax.Array) -> jax.Array:
+    """As `Dense`, whose kernel becomes bfloat16 and is then gathered, before its product begins.
+
+    XLA may otherwise multiply the parts as they come.
+    """
+    axes = self.kernel.get_metadata("logical_axes")
+    kernel = self.kernel[...].astype(self.dtype)
+    with mock.patch.object(self, "kernel", {...: _whole_here(axes.index("embed"), kernel)}):
+        return _CALL(self, x)
+
+
+def _whole(kernel: jax.Array) -> jax.Array:
+    """On every device; these steps split weights over fsdp alone."""
+    return jax.lax.with_sharding_constraint(kernel, PartitionSpec(*(None,) * kernel.ndim))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _whole_here(split: int, kernel: jax.Array) -> jax.Array:
+    """The same forward; of the gradient, devices keep parts of the dimension `split`."""
+    return _whole(kernel)
+
+
+def _parts(split: int, _: None, gradient: jax.Array) -> tuple[jax.Array]:
+    axes = tuple("fsdp" if i == split else None for i in range(gradient.ndim))
+    return (jax.lax.with_sharding_constraint(gradient, PartitionSpec(*axes)),)
+
+
+_whole_here.defvjp(lambda split, kernel: (_whole(kernel), None), _parts)
+
+
+class _FusedMlp(linears.Mlp):
+    """A gated MLP, whose first two products are one."""
+
+    def __init__(self, build: Any, hidden: int, activations: Any, *, use_bias: bool) -> None:
+        super().__init__(build, hidden, activations, use_bias=use_bias)
+        del self.wi_0, self.wi_1
+        axes = ("embed", "qkv", "mlp")  # a dimension of its own, which is not split
+        self.wi = build.dense((build.emb_dim,), (2, hidden), axes, bias=use_bias)
+
+    def __call__(self, x: jax.Array, inputs: Any = None) -> jax.Array:
+        both = checkpoint_name(self.wi(x), "mlpwi_0")
+        first, second = (linears.ACTIVATIONS[name] for name in self.activations)
+        hidden = first(both[..., 0, :]) * second(both[..., 1, :])
+        return checkpoint_name(self.wo(hidden), "mlpwo")
+
+
+def _without_donation(function: Any, *, donate_argnums: Any = (), **options: Any) -> Any:
+    return _JIT(function, **options)
+
+
+_JIT = jax.jit
+CHANGES: dict[str, Callable[[], Any]] = {
+    "no donation": lambda: mock.patch.object(step.jax, "jit", _without_donation),
+    "gathers before products": lambda: mock.patch.object(
+        linears.Dense, "__call__", _cast_then_gather
+    ),
+    "fused MLP": lambda: mock.patch.object(feed_forwards, "Mlp", _FusedMlp),
+}
+
+
+def main(argv: list[str]) -> None:
+    """Compiles what the request describes, with its change, and writes the dump."""
+    change = json.loads(Path(argv[0]).read_text(encoding="utf-8"))["config"]["change"]
+    lower = ahead_of_time.lower
+
+    @functools.wraps(lower)
+    def changed(*args: Any) -> Any:
+        with CHANGES[change]():
+            return lower(*args)
+
+    with mock.patch.object(ahead_of_time, "lower", changed):
+        ahead_of_time.main(argv)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,122 @@
+"""An index that travels around devices decides what they run: both counts follow it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from mfu_jax.flops.executed import evaluation
+from mfu_jax.flops.executed.counting import executed_flops
+from mfu_jax.flops.traced import shards
+from mfu_jax.flops.traced.counting import count_model_flops
+from tests.support.program_rings import (
+    BODIES,
+    DEVICES,
+    ONE,
+    PLATFORMS,
+    RECORDED,
+    Counted,
+    causal,
+    mapped,
+    multiplied,
+    onwards,
+)
+from tests.support.recorded import count
+
+
+def what_ran(program: Any, arguments: tuple[Any, ...]) -> list[int]:
+    """The products of each device, which it counted itself."""
+    arrays = [jax.device_put(np.ones(a.shape, a.dtype), a.sharding) for a in arguments]
+    return np.asarray(program(*arrays)[1]).tolist()
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_both_counts_are_what_the_devices_ran(name: str) -> None:
+    step, arguments = mapped(BODIES[name], jax.devices())
+    program = jax.jit(step).lower(*arguments).compile()
+    ran = what_ran(program, arguments)
+    traced, executed = count_model_flops(step, *arguments), executed_flops(program)
+    assert (traced.unaccounted, executed.unaccounted) == ((), ())
+    assert traced.total == sum(ran) * ONE
+    assert executed.total == sum(ran) * ONE // DEVICES
+    if len(set(ran)) > 1:
+        (flag,) = executed.flags
+        assert f"{min(ran) * ONE:,} to {max(ran) * ONE:,} FLOPs" in flag.text
+    else:
+        assert executed.flags == ()
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_rings(platform: str, name: str) -> None:
+    step, arguments = mapped(BODIES[name], jax.devices())
+    ran = what_ran(jax.jit(step).lower(*arguments).compile(), arguments)
+    executed = count(f"{platform}_rings_{name}")
+    assert executed.total == sum(ran) * ONE // DEVICES
+    assert executed.unaccounted == ()
+
+
+def test_the_gradient_of_a_ring() -> None:
+    step, arguments = mapped(causal, jax.devices())
+
+    def loss(w: jax.Array, x: jax.Array) -> Any:
+        y, n = step(w, x)
+        return jnp.sum(y), n
+
+    def gradient(w: jax.Array, x: jax.Array) -> Any:
+        (value, n), grads = jax.value_and_grad(loss, (0, 1), has_aux=True)(w, x)
+        return value, n, grads
+
+    program = jax.jit(gradient).lower(*arguments).compile()
+    flops = 3 * sum(what_ran(program, arguments)) * ONE
+    traced, executed = count_model_flops(gradient, *arguments), executed_flops(program)
+    assert (traced.unaccounted, executed.unaccounted) == ((), ())
+    assert (traced.total, executed.total * DEVICES) == (flops, flops)
+
+
+def from_data(w: jax.Array, x: jax.Array) -> Counted:
+    """The index starts from the batch."""
+
+    def run(_: Any, carry: Any) -> Any:
+        counted, index = carry
+        counted = lax.cond(index > 1, lambda c: multiplied(w, c), lambda c: c, counted)
+        return counted, lax.ppermute(index, "ring", onwards(4))
+
+    return lax.fori_loop(0, 4, run, ((x, jnp.int32(0)), jnp.argmax(x[0])))[0]
+
+
+def from_data_of_one(w: jax.Array, x: jax.Array) -> Counted:
+    """One device's index is from the batch: it reaches all of them."""
+    own = lax.axis_index("ring")
+
+    def run(_: Any, carry: Any) -> Any:
+        counted, index = carry
+        counted = lax.cond(index > 1, lambda c: multiplied(w, c), lambda c: c, counted)
+        return counted, lax.ppermute(index, "ring", onwards(4))
+
+    start = jnp.where(own == 2, jnp.argmax(x[0]).astype(own.dtype), own)
+    return lax.fori_loop(0, 4, run, ((x, jnp.int32(0)), start))[0]
+
+
+def is_flagged(step: Any, arguments: tuple[Any, ...]) -> tuple[bool, bool]:
+    """Whether the traced count lists a gap, and the executed one a choice that data makes."""
+    traced = count_model_flops(step, *arguments)
+    executed = executed_flops(jax.jit(step).lower(*arguments).compile())
+    flags = [flag.text for flag in executed.flags]
+    return bool(traced.unaccounted), any("depends on data" in text for text in flags)
+
+
+@pytest.mark.parametrize("body", [from_data, from_data_of_one])
+def test_an_index_from_data_stays_a_gap(body: Any) -> None:
+    assert is_flagged(*mapped(body, jax.devices())) == (True, True)
+
+
+def test_past_the_limits_it_stays_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "_MOST_SHARES", DEVICES // 2 - 1)
+    monkeypatch.setattr(evaluation, "MAX_STEPS", 200)
+    assert is_flagged(*mapped(causal, jax.devices())) == (True, True)

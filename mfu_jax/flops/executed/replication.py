@@ -108,6 +108,7 @@ def _placed(sharding: str, devices: int) -> Groups:
     return _canonical(tiles.tolist())
 
 
+@functools.lru_cache(maxsize=256)  # a program has few
 def replica_groups(text: str, devices: int) -> list[list[int]] | None:
     """The groups of a collective; None if they do not cover every device once."""
     if text == "{}":

@@ -120,3 +120,66 @@ def test_past_the_limits_it_stays_a_gap(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(shards, "_MOST_SHARES", DEVICES // 2 - 1)
     monkeypatch.setattr(evaluation, "MAX_STEPS", 200)
     assert is_flagged(*mapped(causal, jax.devices())) == (True, True)
+
+
+RING = """HloModule ring, num_partitions=4
+
+%body (s: (s32[], s32[], f32[4,4])) -> (s32[], s32[], f32[4,4]) {{
+  %s = (s32[], s32[], f32[4,4]) parameter(0)
+  %t = s32[] get-tuple-element(%s), index=0
+  %i = s32[] get-tuple-element(%s), index=1
+  %x = f32[4,4] get-tuple-element(%s), index=2
+  %one = s32[] constant(1)
+  %later = s32[] add(%t, %one)
+  %next = s32[] collective-permute(%i), {attributes}
+  %even = s32[] and(%i, %one)
+  %y = f32[4,4] conditional(%even, %x, %x), branch_computations={{%same, %product}}
+  ROOT %r = (s32[], s32[], f32[4,4]) tuple(%later, %next, %y)
+}}
+
+%same (a: f32[4,4]) -> f32[4,4] {{
+  ROOT %a = f32[4,4] parameter(0)
+}}
+
+%product (b: f32[4,4]) -> f32[4,4] {{
+  %b = f32[4,4] parameter(0)
+  ROOT %d = f32[4,4] dot(%b, %b), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+}}
+
+%goes_on (s2: (s32[], s32[], f32[4,4])) -> pred[] {{
+  %s2 = (s32[], s32[], f32[4,4]) parameter(0)
+  %t2 = s32[] get-tuple-element(%s2), index=0
+  %end = s32[] constant(3)
+  ROOT %c = pred[] compare(%t2, %end), direction=LT
+}}
+
+ENTRY %main (x0: f32[4,4]) -> (s32[], s32[], f32[4,4]) {{
+  %x0 = f32[4,4] parameter(0)
+  %zero = s32[] constant(0)
+  %p = u32[] partition-id()
+  %own = s32[] convert(%p)
+  %start = (s32[], s32[], f32[4,4]) tuple(%zero, %own, %x0)
+  ROOT %w = (s32[], s32[], f32[4,4]) while(%start), condition=%goes_on, body=%body
+}}
+"""
+PAIRS = "source_target_pairs={{0,1},{1,2},{2,3}}"
+PRODUCT = 2 * 4**3
+
+
+def test_an_exchange_in_a_text() -> None:
+    # Devices' indices in three steps: 0 0 0, 1 0 0, 2 1 0 and 3 2 1; four of them are odd.
+    counted = executed_flops(RING.format(attributes=f"channel_id=1, {PAIRS}"))
+    assert counted.total == 4 * PRODUCT // 4
+    assert not any("depends on data" in flag.text for flag in counted.flags)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [PAIRS, f"channel_id=1, {PAIRS}, slice_sizes={{{{1}}}}"],
+    ids=["among replicas", "parts of arrays"],
+)
+def test_an_exchange_that_is_not_evaluated_stays_a_gap(attributes: str) -> None:
+    counted = executed_flops(RING.format(attributes=attributes))
+    # Two devices multiply in the first step; in the other two, all of them may.
+    assert counted.total == (2 + 2 * 4) * PRODUCT // 4
+    assert any("depends on data" in flag.text for flag in counted.flags)

@@ -46,9 +46,8 @@ def compile_exchange(
     Raises:
         HloParseError: the collective lacks an attribute.
     """
-    is_partitioned = module.header_int("num_partitions") > 1
-    if is_partitioned and not instruction.attribute("channel_id"):
-        return None  # among replicas, of which there is one
+    if (module.header_int("num_partitions") > 1) != bool(instruction.attribute("channel_id")):
+        return None  # a channel is among partitions, none among replicas: there is one of those
     receive = _RECEIVE[opcode](module, instruction, sent, received)
     if receive is None:
         return None

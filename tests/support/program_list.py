@@ -23,6 +23,7 @@ from tests.support import (
     program_models,
     program_names,
     program_patterns,
+    program_rings,
     program_tokamax,
     program_vectors,
 )
@@ -177,6 +178,10 @@ def _fill() -> None:
         for name in program_devices.PROGRAMS:
             build = functools.partial(program_devices.build, name)
             PROGRAMS[f"{platform}_devices_{name}"] = Program(platform=platform, build=build)
+    for platform in program_rings.PLATFORMS:
+        for name in program_rings.RECORDED:
+            build = functools.partial(program_rings.build, name)
+            PROGRAMS[f"{platform}_rings_{name}"] = Program(platform=platform, build=build)
     PROGRAMS["v5e_splash_context"] = Program(
         platform="v5e", build=program_kernels.splash_in_context
     )

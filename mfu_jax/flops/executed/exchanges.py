@@ -1,52 +1,146 @@
-"""Integers that devices exchange: their sums, and what they pass on."""
+"""Integers that devices exchange: their sums, what they gather, and what they pass on."""
 
 from __future__ import annotations
 
 import functools
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mfu_jax.flops.executed.collectives import groups_text
-from mfu_jax.flops.executed.hlo import HloInstruction, HloModule
-from mfu_jax.flops.executed.integers.arithmetic import ARITHMETIC
-from mfu_jax.flops.executed.integers.values import Value, wrap_of
+from mfu_jax.flops.executed.hlo import HloInstruction, HloModule, Shape
+from mfu_jax.flops.executed.integers.arithmetic import ARITHMETIC, elementwise
+from mfu_jax.flops.executed.integers.by_device import joined, of_device
+from mfu_jax.flops.executed.integers.values import (
+    ByDevice,
+    Compute,
+    Value,
+    elements_of,
+    make_value,
+    wrap_of,
+)
 from mfu_jax.flops.executed.replication import replica_groups
 
-EXCHANGES = frozenset({"all-reduce", "collective-permute"})
+EXCHANGES = frozenset({"all-gather", "all-reduce", "collective-permute"})
 _PAIR = re.compile(r"\{(\d+),(\d+)\}")
 _COMBINED = frozenset({"add", "minimum", "maximum"})
 
+_Receive = Callable[[Sequence[Value]], list[Value]]  # of what all devices send
 
-def received(
-    module: HloModule,
-    instruction: HloInstruction,
-    opcode: str,
-    device: Sequence[Value],
-    sent: Sequence[Value],
-) -> Value:
-    """What a device receives of an integer.
+
+def compile_exchange(
+    module: HloModule, instruction: HloInstruction, opcode: str, sent: Shape, received: Shape
+) -> Compute | None:
+    """A function from the devices' numbers, and what each sends, to what each receives.
 
     Args:
         module: the program.
         instruction: the collective.
         opcode: its kind.
-        device: the device's number, alone.
-        sent: what each device sends.
+        sent: the shape of what a device sends.
+        received: that of what it receives.
+
+    Returns:
+        The function; None if such an exchange is not evaluated.
+
+    Raises:
+        HloParseError: the collective lacks an attribute.
     """
-    (number,) = device
-    if not isinstance(number, int):
+    if (module.header_int("num_partitions") > 1) != bool(instruction.attribute("channel_id")):
+        return None  # a channel is among partitions, none among replicas: there is one of those
+    receive = _RECEIVE[opcode](module, instruction, sent, received)
+    if receive is None:
         return None
-    if opcode == "collective-permute":
-        pairs = _PAIR.findall(instruction.attributes.get("source_target_pairs", ""))
-        sources = [int(a) for a, b in pairs if int(b) == number]
-        return next((sent[a] for a in sources if a < len(sent)), None if sources else 0)
-    groups = replica_groups(groups_text(instruction), len(sent))
+
+    def compute(values: list[Value]) -> Value:
+        numbers, value = values
+        if not isinstance(numbers, ByDevice):
+            return None  # one device alone does not know what others send
+        parts = [None if n is None else of_device(value, d) for d, n in enumerate(numbers.values)]
+        return joined(receive(parts))
+
+    return compute
+
+
+def _permuted(
+    module: HloModule, instruction: HloInstruction, sent: Shape, received: Shape
+) -> _Receive | None:
+    """Each device receives what one other sends, or zeros if none sends to it."""
+    pairs = _PAIR.findall(instruction.attributes.get("source_target_pairs", ""))
+    sources = {int(target): int(source) for source, target in pairs}
+    if "slice_sizes" in instruction.attributes or sent.size != received.size:
+        return None  # it moves parts of arrays
+    nothing = make_value([0] * received.size)
+
+    def receive(parts: Sequence[Value]) -> list[Value]:
+        devices = range(len(parts))
+        known = {d: parts[source] if source in devices else None for d, source in sources.items()}
+        return [known.get(device, nothing) for device in devices]
+
+    return receive
+
+
+def _reduced(
+    module: HloModule, instruction: HloInstruction, sent: Shape, received: Shape
+) -> _Receive | None:
+    """Each device receives the sum of its group, or the least or greatest value."""
     names = instruction.computations("to_apply")
-    root = module[names[0]].root if len(names) == 1 else instruction
-    if groups is None or root.opcode not in _COMBINED:
+    if len(names) != 1 or sent.size != received.size:
         return None
-    (group,) = (group for group in groups if number in group)
-    values = [value for member in group if isinstance(value := sent[member], int)]
-    if len(values) < len(group):
+    reducer, root = module[names[0]], module[names[0]].root
+    makers = [reducer[name].opcode for name in root.operands]
+    if root.opcode not in _COMBINED or makers != ["parameter"] * 2:
         return None
-    return wrap_of(root.shape.dtype)(functools.reduce(ARITHMETIC[root.opcode], values))  # type: ignore[arg-type]
+    combine = elementwise(ARITHMETIC[root.opcode], wrap_of(received.dtype))
+
+    def of_group(parts: list[Value]) -> Value:
+        return functools.reduce(lambda a, b: combine([a, b]), parts)
+
+    return _in_groups(module, instruction, of_group)
+
+
+def _gathered(
+    module: HloModule, instruction: HloInstruction, sent: Shape, received: Shape
+) -> _Receive | None:
+    """Each device receives the values of its group, side by side in one dimension."""
+    dims = instruction.integers("dimensions")
+    if len(dims) != 1:
+        raise instruction.error("all-gather without its dimension")
+    run = math.prod(sent.dims[dims[0] :])  # elements of one device that stand side by side
+
+    def of_group(parts: list[Value]) -> Value:
+        rows = [elements_of(part) for part in parts]
+        if not all(rows) or sum(map(len, rows)) != received.size:
+            return None
+        starts = range(0, sent.size, run)
+        return make_value([e for start in starts for row in rows for e in row[start : start + run]])
+
+    return _in_groups(module, instruction, of_group)
+
+
+def _in_groups(
+    module: HloModule, instruction: HloInstruction, of_group: Callable[[list[Value]], Value]
+) -> _Receive | None:
+    """Every device of a group receives the same."""
+    devices = module.header_int("num_partitions") * module.header_int("replica_count")
+    groups = replica_groups(groups_text(instruction), devices)
+    if groups is None:
+        return None
+
+    def receive(parts: Sequence[Value]) -> list[Value]:
+        received: list[Value] = [None] * devices
+        for group in groups:
+            members = [parts[device] for device in group]
+            value = None if None in members else of_group(members)
+            for device in group:
+                received[device] = value
+        return received
+
+    return receive
+
+
+_RECEIVE: dict[str, Callable[[HloModule, HloInstruction, Shape, Shape], _Receive | None]] = {
+    "all-gather": _gathered,
+    "all-reduce": _reduced,
+    "collective-permute": _permuted,
+}

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mfu_jax.flops.executed.dataflow import TuplePath
+from mfu_jax.flops.executed.evaluation import Evaluation, StepLimitError
 from mfu_jax.flops.executed.hlo import HloInstruction
+from mfu_jax.flops.executed.integers.by_device import among, joined, of_device
 from mfu_jax.flops.executed.integers.values import Value, value_range, wrapped
-from mfu_jax.flops.executed.slices import UNKNOWN, Evaluation, Slice, Step, StepLimitError
+from mfu_jax.flops.executed.slices import UNKNOWN, Slice, Step
 
 MAX_TRIPS = 100_000  # iterations of a loop that are run
 ENDLESS = "its condition stays true"
@@ -57,6 +59,7 @@ class Loop:
 
     Attributes:
         paths: of the values in its state that this takes, in the order of a `State`.
+        is_joint: whether devices exchange integers in it.
     """
 
     def __init__(
@@ -96,7 +99,9 @@ class Loop:
             entering.get(path) == register
             for path, register in zip(self.paths, self.next, strict=True)
         ]
+        self.is_joint = self.body.is_joint or self.condition.is_joint
         self.memo: dict[State, LoopRun] = {}
+        self.joint_memo: dict[State, list[LoopRun]] = {}  # of each device
         self.known_steps: dict[State, list[int | None]] = {}  # by the values that never change
 
     def is_invariant(self, path: TuplePath) -> bool:
@@ -106,6 +111,9 @@ class Loop:
     def final(self, initial: Sequence[Value], path: TuplePath) -> Value:
         """A value after the loop, for values of `paths` before it."""
         start, k = tuple(initial), self.at[path]
+        if self.is_joint:
+            runs = enumerate(self.run_jointly(start))
+            return joined([of_device(run.final[k], device) for device, run in runs])
         first, trips, step = start[k], self.count(start), self._steps(start)[k]
         if trips is not None and step is not None and isinstance(first, int):
             return wrapped(self.body.shapes[self.next[k]].dtype, first + step * trips)
@@ -151,14 +159,59 @@ class Loop:
                 state = following
         except StepLimitError:
             pass
+        return self._vague(initial, trips, reason)
+
+    def _vague(self, initial: State, trips: int | None, reason: str) -> LoopRun:
+        """A run of which only the values that never change are known, and `trips` may be."""
         self.evaluation.limited |= reason == OVER_LIMIT
         pairs = zip(initial, self.invariant, strict=True)
         vague = tuple(value if invariant else None for value, invariant in pairs)
         return LoopRun(trips, {vague: 1 if trips is None else trips}, vague, reason)
 
-    def _holds(self, state: State) -> bool | None:
-        value = self.condition.run([state[k] for k in self.condition_at])[self.holds]
-        return bool(value) if isinstance(value, int) else None
+    def run_jointly(self, initial: State) -> list[LoopRun]:
+        """The run of each device, from a state of all devices."""
+        if initial not in self.joint_memo:
+            self.joint_memo[initial] = self._run_jointly(initial)
+        return self.joint_memo[initial]
+
+    def _run_jointly(self, initial: State) -> list[LoopRun]:
+        """As `_run`, of all devices step by step; those that are done take no part any more."""
+        running = set(range(self.evaluation.devices))
+        states: list[Counter[State]] = [Counter() for _ in running]
+        runs: dict[int, LoopRun] = {}
+        state, done, reason = initial, 0, OVER_LIMIT
+        try:
+            while running and done <= MAX_TRIPS:
+                holds = self._holds(state) if self.trips is None else done < self.trips
+                for device in running:
+                    goes_on = of_device(holds, device)
+                    if goes_on is None:
+                        runs[device] = self._vague(initial, None, ON_DATA)
+                    elif not goes_on:
+                        runs[device] = LoopRun(done, dict(states[device]), state)
+                if not running.isdisjoint(runs):
+                    running -= runs.keys()
+                    state = among(state, running)
+                following = self._after(state)
+                repeats = 1
+                if following == state and self.trips is not None:
+                    repeats = self.trips - done
+                elif following == state:
+                    reason = ENDLESS
+                    break
+                for device in running:
+                    states[device][state] += repeats
+                done += repeats
+                state = following
+        except StepLimitError:
+            pass
+        for device in running - runs.keys():
+            runs[device] = self._vague(initial, self.trips, reason)
+        return [run for _, run in sorted(runs.items())]
+
+    def _holds(self, state: State) -> Value:
+        """Whether the loop goes on: 1 or 0, by device where that differs; None: not known."""
+        return self.condition.run([state[k] for k in self.condition_at])[self.holds]
 
     def _after(self, state: State) -> State:
         values = self.body.run([state[k] for k in self.body_at])

@@ -12,30 +12,39 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from mfu_jax.flops.executed.dataflow import TuplePath
+from mfu_jax.flops.executed.evaluation import Evaluation, StepLimitError
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
+from mfu_jax.flops.executed.integers.by_device import among, of_device
 from mfu_jax.flops.executed.integers.instructions import branch_index
-from mfu_jax.flops.executed.integers.values import Value
-from mfu_jax.flops.executed.loops import Loop, stated_trip_count
+from mfu_jax.flops.executed.integers.values import ByDevice, Value
+from mfu_jax.flops.executed.loops import Loop, LoopRun, stated_trip_count
 from mfu_jax.flops.executed.places import DEVICE, Leaf
-from mfu_jax.flops.executed.slices import Evaluation, Slice, StepLimitError
+from mfu_jax.flops.executed.slices import Slice
 
 Environment = tuple[Value, ...]
 
 
 class Placed(NamedTuple):
-    """A computation in an environment that is not empty."""
+    """A computation in an environment that is not empty.
+
+    Attributes:
+        name: the computation's.
+        environment: values; of all devices where these exchange integers in the computation.
+        device: the one that runs it then.
+    """
 
     name: str
     environment: Environment
+    device: int | None = None
 
 
 Node = str | Placed
 """A computation in one environment: its name alone if that is the empty one."""
 
 
-def node_of(name: str, environment: Environment = ()) -> Node:
+def node_of(name: str, environment: Environment = (), device: int | None = None) -> Node:
     """A computation in an environment."""
-    return Placed(name, environment) if environment else name
+    return Placed(name, environment, device) if environment else name
 
 
 def name_of(node: Node) -> str:
@@ -64,8 +73,15 @@ class Planned(Protocol):
     def reads(self) -> Iterable[int]:
         """The registers that `resolve` reads."""
 
-    def resolve(self, values: list[Value]) -> Resolved:
-        """What the instruction runs, for the registers of its computation's slice."""
+    @property
+    def is_joint(self) -> bool:
+        """Whether devices exchange integers in what it runs."""
+
+    def resolve(self, values: list[Value], device: int | None) -> Resolved:
+        """What the instruction runs, for the registers of its computation's slice.
+
+        Where these have the values of all devices, it is what one device runs.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +107,12 @@ class Plan:
         """The values that its computation's callers must pass."""
         return self.part.inputs if self.part else ()
 
+    @property
+    def is_joint(self) -> bool:
+        """Whether devices exchange integers in the computation: it needs those of all devices."""
+        inside = any(planned.is_joint for planned in self.planned)
+        return inside or (self.part is not None and self.part.is_joint)
+
     def environment(self, inputs: Sequence[Value]) -> Environment:
         """The values of `decisions`, for values of `needs`."""
         if not self.part or not self.decisions:
@@ -110,8 +132,12 @@ class Callee:
     plan: Plan
     at: list[int]
 
-    def node(self, values: Sequence[Value]) -> Node:
-        return node_of(self.name, self.plan.environment([values[i] for i in self.at]))
+    def node(self, values: Sequence[Value], device: int | None) -> Node:
+        inputs = [values[i] for i in self.at]
+        if device is not None and not self.plan.is_joint:
+            inputs = [of_device(value, device) for value in inputs]
+            device = None
+        return node_of(self.name, self.plan.environment(inputs), device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +149,13 @@ class PlannedCall:
     def reads(self) -> Iterable[int]:
         return [i for callee in self.callees for i in callee.at]
 
-    def resolve(self, values: list[Value]) -> Resolved:
-        return Resolved(self.instruction, [(callee.node(values), 1) for callee in self.callees])
+    @property
+    def is_joint(self) -> bool:
+        return any(callee.plan.is_joint for callee in self.callees)
+
+    def resolve(self, values: list[Value], device: int | None) -> Resolved:
+        nodes = [(callee.node(values, device), 1) for callee in self.callees]
+        return Resolved(self.instruction, nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +169,23 @@ class PlannedChoice:
     def reads(self) -> Iterable[int]:
         return [self.register, *(i for branch in self.branches for i in branch.at)]
 
-    def resolve(self, values: list[Value]) -> Resolved:
-        chosen = branch_index(self.chosen_by, len(self.branches), values[self.register])
-        if chosen is not None:
-            return Resolved(self.instruction, [(self.branches[chosen].node(values), 1)])
-        nodes = [(branch.node(values), 1) for branch in self.branches]
-        return Resolved(self.instruction, nodes, is_choice=True)
+    @property
+    def is_joint(self) -> bool:
+        return any(branch.plan.is_joint for branch in self.branches)
+
+    def resolve(self, values: list[Value], device: int | None) -> Resolved:
+        choices = values[self.register]
+        chosen = self._branch(of_device(choices, device))
+        if chosen is None:
+            nodes = [(branch.node(values, device), 1) for branch in self.branches]
+            return Resolved(self.instruction, nodes, is_choice=True)
+        if isinstance(choices, ByDevice) and self.branches[chosen].plan.is_joint:
+            taken = enumerate(map(self._branch, choices.values))
+            values = list(among(values, {other for other, branch in taken if branch == chosen}))
+        return Resolved(self.instruction, [(self.branches[chosen].node(values, device), 1)])
+
+    def _branch(self, choice: Value) -> int | None:
+        return branch_index(self.chosen_by, len(self.branches), choice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,19 +196,30 @@ class PlannedLoop:
     body: Callee
     condition: Callee
 
-    def resolve(self, values: list[Value]) -> Resolved:
+    @property
+    def is_joint(self) -> bool:
+        inside = self.body.plan.is_joint or self.condition.plan.is_joint
+        return inside or self.loop.is_joint
+
+    def resolve(self, values: list[Value], device: int | None) -> Resolved:
         initial = tuple([values[register] for register in self.reads])
+        if device is not None and self.is_joint:
+            return self._resolved(self.loop.run_jointly(initial)[device], device)
+        initial = tuple([of_device(value, device) for value in initial])
         if not (self.body.at or self.condition.at):
             trips = self.loop.count(initial)
             if trips is not None:
-                callees = [(self.body.node(()), trips), (self.condition.node(()), trips + 1)]
+                callees = [(self.body.node((), None), trips)]
+                callees.append((self.condition.node((), None), trips + 1))
                 return Resolved(self.instruction, callees)
-        run = self.loop.run(initial)
+        return self._resolved(self.loop.run(initial), None)
+
+    def _resolved(self, run: LoopRun, device: int | None) -> Resolved:
         times: Counter[Node] = Counter()
         for state, runs in run.states.items():
-            times[self.body.node(state)] += runs
-            times[self.condition.node(state)] += runs
-        times[self.condition.node(run.final)] += 1
+            times[self.body.node(state, device)] += runs
+            times[self.condition.node(state, device)] += runs
+        times[self.condition.node(run.final, device)] += 1
         reason = run.reason if run.trips is None else ""
         return Resolved(self.instruction, list(times.items()), reason=reason)
 
@@ -221,8 +274,11 @@ class Planner:
         name = self.module.entry.name
         if name in self.nodes:
             return Counter([self.nodes[name]])
-        plan = self.plans[name]
-        nodes = Counter(node_of(name, plan.environment([n])) for n in range(self.devices))
+        plan, devices = self.plans[name], range(self.devices)
+        if plan.is_joint:
+            environment = plan.environment([ByDevice(tuple(devices))])
+            return Counter(node_of(name, environment, device) for device in devices)
+        nodes = Counter(node_of(name, plan.environment([device])) for device in devices)
         return nodes if len(nodes) > 1 else Counter(set(nodes))
 
     def _plan(self, computation: HloComputation) -> Plan:
@@ -287,6 +343,13 @@ class Planner:
                 trips = stated_trip_count(instruction)
             self.loops[key] = Loop(evaluation, instruction, wanted, trips)
         return self.loops[key]
+
+    def branch(self, evaluation: Evaluation, name: str, path: TuplePath) -> tuple[Slice, int]:
+        """The slice of a computation for its result at `path`; made once."""
+        if (name, path) not in self.branches:
+            branch = Slice(evaluation, self.module[name])
+            self.branches[name, path] = (branch, branch.root(path))
+        return self.branches[name, path]
 
     def _disagreement(self, computation: HloComputation, call: HloInstruction) -> Iterator[str]:
         """A note if the compiler states another trip count than a proof gives."""

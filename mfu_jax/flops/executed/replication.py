@@ -108,6 +108,7 @@ def _placed(sharding: str, devices: int) -> Groups:
     return _canonical(tiles.tolist())
 
 
+@functools.lru_cache(maxsize=256)  # a program has few
 def replica_groups(text: str, devices: int) -> list[list[int]] | None:
     """The groups of a collective; None if they do not cover every device once."""
     if text == "{}":
@@ -280,6 +281,8 @@ class _Walk:
             return held
         whole = self.same
         for element in held:
+            if element is self.different:
+                return element
             if element is not whole:  # quick where all are the same
                 whole = self._merge(whole, self._whole(element))
         return whole
@@ -303,6 +306,8 @@ class _Walk:
             return a
         if a is self.same:
             return b
+        if a is self.different or b is self.different:
+            return self.different
         key = (id(a), id(b))
         if key not in self.merged:
             self.merged[key] = self.one(_canonical(list(zip(a, b, strict=True))))

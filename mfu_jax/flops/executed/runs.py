@@ -82,9 +82,10 @@ class RunCounter:
             for node in nodes if plan.part else ():
                 values = plan.part.initial.copy() if plan.part else []
                 environment = () if isinstance(node, str) else node.environment
+                device = None if isinstance(node, str) else node.device
                 for register, value in zip(plan.decisions, environment, strict=True):
                     values[register] = value
-                nodes[node] = calls = [planned.resolve(values) for planned in plan.planned]
+                nodes[node] = calls = [p.resolve(values, device) for p in plan.planned]
                 for call in calls:
                     self._reach(callee for callee, _ in call.callees)
             self._reach(plan.fixed)

@@ -2,37 +2,32 @@
 
 A `Slice` is a straight line of steps over registers, through tuples, copies, fusions, calls, loops
 and conditionals. What it cannot evaluate is unknown: floats, large arrays, the program's arguments.
-The number of the device is an input like any other.
+The number of the device is an input like any other. Where devices exchange integers, the values of
+all devices are computed together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from mfu_jax.flops.executed.dataflow import Frame, TuplePath, UnknownValueError
-from mfu_jax.flops.executed.exchanges import EXCHANGES, received
-from mfu_jax.flops.executed.hlo import (
-    ELIDED,
-    HloComputation,
-    HloInstruction,
-    HloModule,
-    Shape,
-)
+from mfu_jax.flops.executed.evaluation import Evaluation, StepLimitError
+from mfu_jax.flops.executed.exchanges import EXCHANGES, compile_exchange
+from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, Shape
 from mfu_jax.flops.executed.integers.arrays import keeps_order
+from mfu_jax.flops.executed.integers.by_device import on_each, on_each_choice
 from mfu_jax.flops.executed.integers.instructions import branch_index, compile_instruction
 from mfu_jax.flops.executed.integers.values import (
+    ByDevice,
     Compute,
     Table,
     Value,
-    constant_value,
     is_small_integer,
 )
 from mfu_jax.flops.executed.places import DEVICE, NUMBER, Key, Leaf, Place
 
 UNKNOWN = 0  # the register of what is not known
-MAX_STEPS = 2_000_000  # evaluated for one program: bounds the time to seconds
 _MAX_NESTING = 30  # of loops and conditionals
 _SAME_VALUE = frozenset(
     "copy reshape opt-barrier optimization-barrier domain add-dependency".split()
@@ -41,104 +36,21 @@ _LAZY = frozenset("and or multiply select while conditional".split())  # not all
 
 
 class Step(NamedTuple):
-    """Computes one register from others."""
+    """Computes one register from others.
+
+    Attributes:
+        register: the one.
+        instruction: what it stands for.
+        compute: takes the values of one device; where `is_joint`, of all devices together.
+        operands: registers.
+        is_joint: whether devices exchange integers in it.
+    """
 
     register: int
     instruction: HloInstruction
     compute: Compute
     operands: tuple[int, ...]
-
-
-class StepLimitError(Exception):
-    """The program needs more steps than `MAX_STEPS`."""
-
-
-class LoopSlice(Protocol):
-    """The part of a ``while`` that some values of its state depend on."""
-
-    paths: list[TuplePath]
-
-    def is_invariant(self, path: TuplePath) -> bool:
-        """Whether the body passes a value on unchanged."""
-
-    def final(self, initial: Sequence[Value], path: TuplePath) -> Value:
-        """A value after the loop, for values of `paths` before it."""
-
-
-class Parts(Protocol):
-    """The slices of loops and branches, each made once.
-
-    Attributes:
-        branches: by a conditional's computation and the path of a result, with its register.
-    """
-
-    branches: dict[tuple[str, TuplePath], tuple[Slice, int]]
-
-    def loop(
-        self, evaluation: Evaluation, instruction: HloInstruction, wanted: tuple[TuplePath, ...]
-    ) -> LoopSlice:
-        """The slice of a ``while``, for the wanted paths of its state."""
-
-
-@dataclass(slots=True)
-class Evaluation:
-    """What all slices of one program share.
-
-    Attributes:
-        module: the program.
-        full_module: returns the program with its large constants written out, or None.
-        parts: keeps the slices. It is a weak reference: they hold this, and a counted program
-            must not wait for the garbage collector.
-        devices: that run the program.
-        device_opcode: of the instruction that says which device runs the program.
-        steps_left: of `MAX_STEPS`.
-        elided: whether a constant was needed that the text elides.
-        limited: whether a loop was too long to be run.
-    """
-
-    module: HloModule
-    full_module: Callable[[], HloModule | None]
-    parts: Parts
-    devices: int = 1
-    device_opcode: str = ""
-    steps_left: int = MAX_STEPS
-    elided: bool = False
-    limited: bool = False
-    nesting: int = 0
-
-    def spend(self, steps: int) -> None:
-        """Accounts for evaluated steps.
-
-        Raises:
-            StepLimitError: there were too many.
-        """
-        self.steps_left -= steps
-        if self.steps_left < 0:
-            raise StepLimitError
-
-    def doubts(self) -> str:
-        """Other reasons than data for a value that is not known."""
-        loop = ", or on a loop that is too long to be run"
-        return loop * self.limited + f", or on {ELIDED}" * self.elided
-
-    def constant(self, computation: HloComputation, instruction: HloInstruction) -> Value:
-        """The value of a constant, even if the program's text elides it."""
-        text = instruction.operand_text
-        if "..." in text:
-            full = self.full_module()
-            if full and computation.name in full.computations:
-                written = full[computation.name].instructions.get(instruction.name)
-                text = written.operand_text if written else text
-            self.elided |= "..." in text
-        return constant_value(text, instruction.shape)
-
-    def branch(self, name: str, path: TuplePath) -> tuple[Slice, int]:
-        """The slice of a conditional's branch that makes its result at `path`; and its register."""
-        made = self.parts.branches
-        if (name, path) not in made:
-            branch = Slice(self, self.module[name])
-            made[name, path] = (branch, branch.root(path))
-        return made[name, path]
+    is_joint: bool
 
 
 _Make = Callable[[list[int]], int]
@@ -155,6 +67,7 @@ class Slice:
         steps: in the order in which they run.
         shapes: of what each register holds.
         initial: the value of each register before any step: that of a constant, else None.
+        is_joint: whether devices exchange integers in it.
     """
 
     def __init__(
@@ -167,6 +80,8 @@ class Slice:
         self.steps: list[Step] = []
         self.shapes: list[Shape] = [Shape("opaque")]
         self.initial: list[Value] = [None]
+        self.is_joint = False
+        self._joint_runs: dict[tuple[Value, ...], list[Value]] = {}
         self._registers: dict[Key, int] = {}
         self._frames: dict[tuple[int, str], Frame] = {}
 
@@ -176,14 +91,36 @@ class Slice:
         Raises:
             StepLimitError: the program needs too many steps.
         """
+        if self.is_joint or ByDevice in map(type, inputs):
+            return self._run_jointly(tuple(inputs))
         self.evaluation.spend(1 + len(self.steps))
-        values = self.initial.copy()
-        for register, value in zip(self.inputs.values(), inputs, strict=True):
-            elements = len(value.elements) if isinstance(value, Table) else 1
-            values[register] = value if elements == self.shapes[register].size else None
-        for register, _, compute, operands in self.steps:
+        values = self._start(inputs)
+        for register, _, compute, operands, _ in self.steps:
             values[register] = compute([values[i] for i in operands])
         return values
+
+    def _start(self, inputs: Sequence[Value]) -> list[Value]:
+        """The values of all registers before any step."""
+        values = self.initial.copy()
+        for register, value in zip(self.inputs.values(), inputs, strict=True):
+            size = self.shapes[register].size
+            alone = value.values if isinstance(value, ByDevice) else (value,)
+            fits = all(
+                len(v.elements) == size if isinstance(v, Table) else size == 1 for v in alone
+            )
+            values[register] = value if fits else None
+        return values
+
+    def _run_jointly(self, inputs: tuple[Value, ...]) -> list[Value]:
+        """The same on all devices; kept, because each device asks for it."""
+        if inputs not in self._joint_runs:
+            self.evaluation.spend(self.evaluation.devices * (1 + len(self.steps)))
+            values = self._start(inputs)
+            for register, _, compute, operands, is_joint in self.steps:
+                given = [values[i] for i in operands]
+                values[register] = compute(given) if is_joint else on_each(compute, given)
+            self._joint_runs[inputs] = values
+        return self._joint_runs[inputs]
 
     def root(self, path: TuplePath = ()) -> int:
         """The register of the computation's result, or of the array at `path` of its tuple."""
@@ -225,7 +162,13 @@ class Slice:
         return len(self.shapes) - 1
 
     def _add_step(
-        self, instruction: HloInstruction, shape: Shape, compute: Compute, operands: list[int]
+        self,
+        instruction: HloInstruction,
+        shape: Shape,
+        compute: Compute,
+        operands: list[int],
+        *,
+        is_joint: bool = False,
     ) -> int:
         """A register that a step computes: now if all of its operands are known."""
         is_lazy = instruction.opcode in _LAZY
@@ -239,7 +182,8 @@ class Slice:
                 return UNKNOWN
             return UNKNOWN if value is None else self._add(shape, value)
         register = self._add(shape)
-        self.steps.append(Step(register, instruction, compute, tuple(operands)))
+        self.steps.append(Step(register, instruction, compute, tuple(operands), is_joint))
+        self.is_joint |= is_joint
         return register
 
     def _sources(self, place: Place) -> _Sources:
@@ -272,7 +216,7 @@ class Slice:
         if opcode.endswith("-done"):
             return self._done(place, shape)
         if opcode in EXCHANGES:
-            return self._received(place, opcode, shape)
+            return self._received(place, path, opcode, shape)
         if opcode == "constant":
             return lambda _: self._constant(frame.computation, instruction), []
         return _NOT_KNOWN if path else self._computed(place, opcode, shape)
@@ -319,25 +263,29 @@ class Slice:
         if opcode in ("async", "call", "fusion"):
             return _same(self._inside(place.frame, started.instruction, place.path))
         if opcode in EXCHANGES:
-            return self._received(started, opcode, shape)
+            return self._received(started, place.path, opcode, shape)
         return _NOT_KNOWN if place.path else self._computed(started, opcode, shape)
 
-    def _received(self, place: Place, opcode: str, shape: Shape) -> _Sources:
-        """What a device receives, where the devices' numbers alone say what they send."""
-        evaluation, frame, instruction, _ = self.evaluation, *place
-        if frame.call is not None or not evaluation.device_opcode or shape.size > 1:
+    def _received(self, place: Place, path: TuplePath, opcode: str, shape: Shape) -> _Sources:
+        """What a device receives, as all devices' values together say."""
+        evaluation, instruction = self.evaluation, place.instruction
+        index = path[0] if path else 0  # of several that are sent at once
+        is_one_of = len(instruction.operands) == 1 or (path and index < len(instruction.operands))
+        if not evaluation.device_opcode or len(path) > 1 or not is_one_of:
             return _NOT_KNOWN
-        part = Slice(evaluation, frame.computation, is_entry=self.is_entry)
-        sent = part.register(frame.computation.operand(instruction, 0))
-        if any(leaf.path != DEVICE for leaf in part.inputs):
+        sent = place.operand(index)
+        sent_shape = sent.shape()
+        if sent_shape is None or not is_small_integer(sent_shape):
             return _NOT_KNOWN
+        compute = compile_exchange(evaluation.module, instruction, opcode, sent_shape, shape)
+        if compute is None:
+            return _NOT_KNOWN
+        number = Place(place.frame, instruction, DEVICE)
+        return self._joint(instruction, shape, compute), [number, sent]
 
-        def compute(values: list[Value]) -> Value:
-            runs = (part.run([d] * len(part.inputs)) for d in range(evaluation.devices))
-            return received(evaluation.module, instruction, opcode, values, [r[sent] for r in runs])
-
-        number = Place(frame, instruction, DEVICE)
-        return lambda registers: self._add_step(instruction, shape, compute, registers), [number]
+    def _joint(self, instruction: HloInstruction, shape: Shape, compute: Compute) -> _Make:
+        """Makes a step that takes the values of all devices together."""
+        return lambda sources: self._add_step(instruction, shape, compute, sources, is_joint=True)
 
     def _computed(self, place: Place, opcode: str, shape: Shape) -> _Sources:
         instruction, computation = place.instruction, place.frame.computation
@@ -364,6 +312,8 @@ class Slice:
             return loop.final(values, path)
 
         starts = [place.operand(0, start) for start in loop.paths]
+        if loop.is_joint:
+            return self._joint(instruction, shape, compute), starts
         return lambda registers: self._add_step(instruction, shape, compute, registers), starts
 
     def _conditional(self, place: Place, shape: Shape) -> _Sources:
@@ -372,7 +322,9 @@ class Slice:
         if evaluation.nesting > _MAX_NESTING:
             return _NOT_KNOWN
         evaluation.nesting += 1
-        branches = [evaluation.branch(name, place.path) for name in instruction.callees]
+        branches = [
+            evaluation.parts.branch(evaluation, name, place.path) for name in instruction.callees
+        ]
         evaluation.nesting -= 1
         chosen_by = place.operand(0)
         sources = [chosen_by]
@@ -381,14 +333,22 @@ class Slice:
             starts.append(len(sources))
             sources += [place.operand(1 + number, leaf.path) for leaf in branch.inputs]
 
+        def branch_of(value: Value) -> int | None:
+            return branch_index(chosen_by.instruction, len(branches), value)
+
         def compute(values: list[Value]) -> Value:
-            chosen = branch_index(chosen_by.instruction, len(branches), values[0])
+            choices, *rest = values
+            if isinstance(choices, ByDevice):
+                return on_each_choice(choices, branch_of, compute, rest)
+            chosen = branch_of(choices)
             if chosen is None:
                 return None
             branch, register = branches[chosen]
             start = starts[chosen]
             return branch.run(values[start : start + len(branch.inputs)])[register]
 
+        if any(branch.is_joint for branch, _ in branches):
+            return self._joint(instruction, shape, compute), sources
         return lambda registers: self._add_step(instruction, shape, compute, registers), sources
 
 

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mfu_jax.flops.traced.integers.evaluation import Integers, TooLongError, Values
+from mfu_jax.flops.traced.integers.evaluation import Integers, TooLongError, Values, Visit
 from mfu_jax.flops.traced.integers.needs import Need, Scan, While
+from mfu_jax.flops.traced.integers.places import ByPlace, at_each, content
 from mfu_jax.flops.traced.known_values import Known
-from mfu_jax.flops.traced.shards import Place, Share
+from mfu_jax.flops.traced.shards import Share
 
 _LARGEST_KEY = 4096  # elements of an array that is compared by its contents
 
@@ -28,10 +29,17 @@ class Decided(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Iterations of a loop that take the same decisions."""
+    """Iterations of a loop that take the same decisions.
+
+    Attributes:
+        decided: the decisions.
+        times: how many they are.
+        running: whether the loop runs then, by place where devices end it apart.
+    """
 
     decided: Decided
     times: int
+    running: Known = True
 
 
 class Decisions:
@@ -43,27 +51,70 @@ class Decisions:
 
     def __init__(self, constants: Mapping[Any, Known]) -> None:
         self._integers = Integers(constants)
+        self._devices = self._integers.devices
+        self._joint: dict[Any, tuple[Sequence[Known], Any]] = {}  # holds what its keys identify
 
     @property
-    def place(self) -> Place:
-        """Of the device that decides, on the axes of meshes that matter."""
-        return self._integers.place
+    def device(self) -> Any:
+        """Equal where the same device decides the same way."""
+        return self._devices.key()
 
     def by_place(
         self, eqn: Any, known: Sequence[Known], run: Callable[[Sequence[Known]], Any]
     ) -> list[tuple[Share, Any]]:
         """What `run` makes of a `shard_map`'s operands, for devices that decide differently."""
-        return self._integers.by_place(eqn, known, run)
+        return self._devices.by_place(eqn, known, run)
+
+    def operands(self, eqn: Any, known: Sequence[Known]) -> Sequence[Known]:
+        """The values on which the decisions inside an equation depend: as a rule, one device's."""
+        if not self._devices.places or self._integers.needs.decides_jointly(eqn):
+            return known
+        return self._devices.here(known)
+
+    def here(self, value: Known) -> Known:
+        """The value of the device that decides."""
+        return self._devices.here([value])[0]
 
     def inside(self, jaxpr: Any, known: Sequence[Known]) -> Decided:
         """The decisions of one run of a jaxpr with these inputs."""
         need = self._integers.needs.of(jaxpr, decides=True)
+        return self._of_devices(
+            (jaxpr,), need.is_joint, known, lambda values: self._inside(need, values)
+        )
+
+    def _inside(self, need: Need, known: Sequence[Known]) -> Decided:
         return self._decided(need, self._integers.run(need, known)) if need.decisive else Decided()
+
+    def _of_devices(
+        self,
+        what: tuple[Any, ...],
+        is_joint: bool,
+        known: Sequence[Known],
+        decide: Callable[[Sequence[Known]], Any],
+    ) -> Any:
+        """What is decided for one device, or once for all of them where they exchange integers."""
+        if not self._devices.places:
+            return decide(known)
+        if not is_joint:
+            with self._devices.alone():
+                return decide(self._devices.here(known))
+        places = tuple(tuple(place.items()) for place in self._devices.places)
+        owner = tuple(part if isinstance(part, int) else id(part) for part in what)
+        key = owner, places, tuple(map(id, known))
+        if key not in self._joint:
+            self._joint[key] = (*what, *known), decide(known)
+        return self._joint[key][1]
 
     def of_scan(self, scan: Scan, operands: Sequence[Known]) -> list[Runs]:
         """The iterations of a scan, by what they decide."""
         if not scan.length:
             return []
+        need = self._integers.needs.scan_body(scan, (), decides=True)
+        return self._of_devices(
+            scan, need.is_joint, operands, lambda values: self._of_scan(scan, values)
+        )
+
+    def _of_scan(self, scan: Scan, operands: Sequence[Known]) -> list[Runs]:
         need = self._integers.needs.of(scan.body, decides=True)
         if all(i < scan.consts for i in need.inputs):
             return [Runs(self._steady(scan.body, scan.consts, operands, {}), scan.length)]
@@ -78,6 +129,17 @@ class Decisions:
 
     def of_while(self, loop: While, operands: Sequence[Known]) -> tuple[int | None, list[Runs]]:
         """How often a while loop runs, None if that depends on data, and by what it decides."""
+        needs = self._integers.needs
+        body = needs.while_body(loop, (), decides=True)
+        is_joint = body.is_joint or needs.of(loop.condition, [0], decides=True).is_joint
+        trips, runs = self._of_devices(
+            loop, is_joint, operands, lambda values: self._of_while(loop, values)
+        )
+        here = self.here
+        own = [run._replace(times=here(run.times)) for run in runs if here(run.running)]
+        return here(trips), own
+
+    def _of_while(self, loop: While, operands: Sequence[Known]) -> tuple[Known, list[Runs]]:
         _, consts, start = loop.split(operands)
         need = self._integers.needs.of(loop.body, decides=True)
         carry: dict[int, Known] = {}
@@ -87,15 +149,18 @@ class Decisions:
                     lambda visit: self._integers.while_loop(loop, operands, (), visit),
                     self._integers.needs.while_body(loop, (), decides=True),
                 )
-                return sum(run.times for run in runs), runs
+                trips: Known = 0
+                for run in runs:
+                    trips = at_each(lambda n, on, more=run.times: n + more * on, trips, run.running)
+                return trips, runs
             except TooLongError:
                 carry = dict(enumerate(start))
         trips, _ = self._integers.while_loop(loop, operands, ())
-        trips = None if trips is None else int(trips)
+        trips = at_each(lambda n: None if n is None else int(n), trips)
         if trips == 0:  # what never runs may never end
             return 0, []
         decided = self._steady(loop.body, loop.body_consts, consts, carry)
-        return trips, [Runs(decided, 1 if trips is None else trips)]
+        return trips, [Runs(decided, at_each(lambda n: 1 if n is None else n, trips))]
 
     def _steady(
         self, body: Any, consts: int, operands: Sequence[Known], carry: dict[int, Known]
@@ -105,15 +170,17 @@ class Decisions:
         if carry:
             need = self._integers.needs.loop_body(body, consts, len(carry), (), decides=True)
             carry = self._integers.unchanged(need, fixed, carry, rest)
-        return self.inside(body, [*fixed, *carry.values(), *[None] * rest])
+        decides = self._integers.needs.of(body, decides=True)
+        return self._inside(decides, [*fixed, *carry.values(), *[None] * rest])
 
-    def _collect(self, run: Callable[[Callable[[Values], None]], Any], need: Need) -> list[Runs]:
+    def _collect(self, run: Callable[[Visit], Any], need: Need) -> list[Runs]:
         found: dict[Any, Runs] = {}
 
-        def visit(values: Values) -> None:
+        def visit(values: Values, running: Known) -> None:
             decided = self._decided(need, values)
-            times = found[decided.key].times if decided.key in found else 0
-            found[decided.key] = Runs(found.get(decided.key, (decided, 0))[0], times + 1)
+            key = decided.key, content(running)
+            before = found.get(key, Runs(decided, 0, running))
+            found[key] = before._replace(times=before.times + 1)
 
         run(visit)
         return list(found.values())
@@ -135,6 +202,8 @@ def jaxpr_trip_count(loop: While, operands: Sequence[Known]) -> Known:
 
 
 def _key(value: Known) -> Any:
+    if isinstance(value, ByPlace):
+        return tuple(map(_key, value.values))
     if np.ndim(value) == 0:
         return value
     if value.size > _LARGEST_KEY:

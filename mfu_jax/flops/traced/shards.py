@@ -27,7 +27,7 @@ class Share(NamedTuple):
 
     Attributes:
         values: of the body's operands.
-        place: on the axes that were asked for.
+        place: on the axes that were asked for; if not merged, on every axis that matters.
         places: of them all, on every axis that matters.
         devices: how many they are.
     """
@@ -45,13 +45,16 @@ def manual_axes(eqn: Any) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if name in names}
 
 
-def shares(eqn: Any, known: Sequence[Known], asked: Collection[str]) -> list[Share]:
+def shares(
+    eqn: Any, known: Sequence[Known], asked: Collection[str], *, merged: bool
+) -> list[Share]:
     """The known operands of a `shard_map`'s body, for all devices.
 
     Args:
         eqn: the `shard_map`.
         known: values of its operands.
         asked: axes of meshes on which the place of a device decides something.
+        merged: whether one share stands for all devices that know the same.
     """
     sizes = manual_axes(eqn)
     (jaxpr,) = inner_jaxprs(eqn.params)["jaxpr"]
@@ -75,7 +78,7 @@ def shares(eqn: Any, known: Sequence[Known], asked: Collection[str]) -> list[Sha
             _part(value, split, place, sizes) if split else None if cut else value
             for value, split, cut in zip(known, splits, is_cut, strict=True)
         ]
-        chosen = {axis: place[axis] for axis in matter if axis in asked}
+        chosen = {axis: place[axis] for axis in matter if axis in asked or not merged}
         parts = (_array(v).tobytes() for v, split in zip(values, splits, strict=True) if split)
         key = (*chosen.values(), *parts)
         places = found[key].places if key in found else []

@@ -93,8 +93,8 @@ class Walker:
         elif decided is None:
             decided = self.decisions.inside(jaxpr, [flow.known for flow in flows])
         flows = [flow.without_value() for flow in flows]
-        place = tuple(self.decisions.place.items())
-        key = (id(jaxpr), tuple(flows), stack, decided.key, self.takes_decisions, place)
+        device = self.decisions.device
+        key = (id(jaxpr), tuple(flows), stack, decided.key, self.takes_decisions, device)
         if key not in self._seen:
             self._seen[key] = (jaxpr, decided, *self._walk(jaxpr, flows, stack, decided))
         _, _, out_flows, tally = self._seen[key]
@@ -128,6 +128,7 @@ class Walker:
 
     def _equation(self, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> Sequence[Flow]:
         name = eqn.primitive.name
+        flows = self._of_device(eqn, flows)
         self.saw_checkpoint |= name in ("checkpoint", "remat2")
         if name in RULES:
             return self._matmul(eqn, flows, stack, tally)
@@ -152,6 +153,12 @@ class Walker:
         elif len(eqn.outvars) == 1:
             return [self._elementwise(eqn, flows)]
         return [everything] * len(eqn.outvars)
+
+    def _of_device(self, eqn: Any, flows: list[Flow]) -> list[Flow]:
+        """The flows, with values of the device that decides what an equation runs."""
+        known = [flow.known for flow in flows]
+        values = self.decisions.operands(eqn, known)
+        return flows if values is known else list(map(_with_value, flows, values))
 
     def _elementwise(self, eqn: Any, flows: list[Flow]) -> Flow:
         """The result of an elementwise equation."""
@@ -256,7 +263,7 @@ def _while(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally
 def _cond(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: Tally) -> list[Flow]:
     branches = inner_jaxprs(eqn.params)["branches"]
     index, *operands = flows
-    chosen = chosen_branch(index.known, len(branches))
+    chosen = chosen_branch(walker.decisions.here(index.known), len(branches))
     if chosen is not None:
         branches = (branches[chosen],)
     runs = [walker.walk(branch, operands, stack) for branch in branches]
@@ -284,11 +291,7 @@ def _shard_map(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: T
     (jaxpr,) = inner_jaxprs(eqn.params)["jaxpr"]
 
     def run(values: Sequence[Known]) -> tuple[list[Flow], Tally]:
-        given = [
-            flow if flow.known is value else flow._replace(known=value)
-            for flow, value in zip(flows, values, strict=True)
-        ]
-        return walker.walk(jaxpr, given, stack)
+        return walker.walk(jaxpr, list(map(_with_value, flows, values)), stack)
 
     out_flows: list[Flow] = []
     known = [flow.known for flow in flows]
@@ -297,6 +300,10 @@ def _shard_map(walker: Walker, eqn: Any, flows: list[Flow], stack: str, tally: T
         pairs = zip(out_flows, found, strict=True)
         out_flows = [either(a, b) for a, b in pairs] if out_flows else found
     return out_flows
+
+
+def _with_value(flow: Flow, value: Known) -> Flow:
+    return flow if flow.known is value else flow._replace(known=value)
 
 
 def _fused_attention(

@@ -43,13 +43,13 @@ def loop_work(
         list(flows[consts + carries :]),
     )
     if len(runs) == 1:
-        ((decided, times),) = runs
+        ((decided, times, _),) = runs
         out_flows, _, work = _settle(walker, body, inputs, stack, decided)
         tally.add(work, times)
         return out_flows
     with _taking_no_decisions(walker):
         out_flows, inputs, _ = _settle(walker, body, inputs, stack, Decided())
-    for decided, times in runs:
+    for decided, times, _ in runs:
         tally.add(walker.walk(body, inputs.all, stack, decided)[1], times)
     return out_flows
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from mfu_jax.flops.executed import loops, slices
+from mfu_jax.flops.executed import evaluation, loops
 from mfu_jax.flops.executed.counting import ExecutedCount, executed_flops
 
 SIZE = 8
@@ -94,7 +94,7 @@ def growing_slowly() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "limit"), [(loops, "MAX_TRIPS", 100_000), (slices, "MAX_STEPS", 50)]
+    ("module", "name", "limit"), [(loops, "MAX_TRIPS", 100_000), (evaluation, "MAX_STEPS", 50)]
 )
 def test_past_a_limit_a_loop_is_listed(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str, limit: int

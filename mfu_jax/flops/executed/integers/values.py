@@ -1,7 +1,8 @@
 """Values: small arrays of integers, and the ranges of their dtypes.
 
 A value is an int (any array of one element), a `Table` (a small array), or None: not known, because
-it depends on data or on an instruction that is not evaluated.
+it depends on data or on an instruction that is not evaluated. Where devices exchange integers, the
+values of all devices are evaluated together: `ByDevice` has those that differ.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from mfu_jax.flops.executed.hlo_shapes import COMMENT, Shape
 
@@ -26,7 +27,13 @@ class Table:
         self.elements = tuple(elements)
 
 
-Value: TypeAlias = "int | Table | None"
+class ByDevice(NamedTuple):
+    """What each device has, by its number; None if that is not known or it takes no part."""
+
+    values: tuple[Value, ...]
+
+
+Value: TypeAlias = "int | Table | ByDevice | None"
 Compute: TypeAlias = Callable[[list[Value]], Value]
 Wrap: TypeAlias = Callable[[int], int]
 
@@ -94,7 +101,9 @@ _BOOLEANS = {"true": 1, "false": 0}
 
 
 def elements_of(value: Value) -> tuple[int, ...]:
-    return value.elements if isinstance(value, Table) else () if value is None else (value,)
+    if isinstance(value, Table):
+        return value.elements
+    return (value,) if isinstance(value, int) else ()
 
 
 def bits_of(dtype: str) -> int:

@@ -138,6 +138,21 @@ def sorted_together(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     return [None if v is None else np.take_along_axis(v, order, axis) for v in operands]
 
 
+def parts_of(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    """The results of a primitive that has several, each a part of an operand."""
+    if eqn.primitive.name == "optimization_barrier":
+        return operands
+    array = operands[0]
+    if array is None:
+        return [None] * len(eqn.outvars)
+    if eqn.primitive.name == "sort":
+        return sorted_together(eqn, operands)
+    axis = eqn.params["axis"]
+    if eqn.primitive.name == "unstack":
+        return [np.take(array, i, axis) for i in range(len(eqn.outvars))]
+    return np.split(array, np.cumsum(eqn.params["sizes"])[:-1], axis)
+
+
 ARRAYS: dict[str, Rule] = {
     "reshape": _reshape,
     "squeeze": _reshape,

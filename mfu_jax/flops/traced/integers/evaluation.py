@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mfu_jax.flops.traced.integers.arithmetic import evaluate, typed
-from mfu_jax.flops.traced.integers.arrays import sorted_together
-from mfu_jax.flops.traced.integers.exchanges import exchange_axes, received
+from mfu_jax.flops.traced.integers.arrays import parts_of
+from mfu_jax.flops.traced.integers.devices import Devices
+from mfu_jax.flops.traced.integers.exchanges import EXCHANGES
 from mfu_jax.flops.traced.integers.needs import (
     PARTS,
     Branches,
     Call,
-    Exchange,
     Need,
     Needs,
     Scan,
@@ -23,9 +24,19 @@ from mfu_jax.flops.traced.integers.needs import (
     Step,
     While,
 )
+from mfu_jax.flops.traced.integers.places import (
+    ByPlace,
+    any_place,
+    at_each,
+    at_place,
+    content,
+    equal,
+    is_known,
+    together,
+)
 from mfu_jax.flops.traced.integers.proofs import prove
 from mfu_jax.flops.traced.known_values import Known, scalar
-from mfu_jax.flops.traced.shards import Place, Share, all_places, joined, manual_axes, shares
+from mfu_jax.flops.traced.shards import joined
 from mfu_jax.jax_internals import Literal
 
 LONGEST_LOOP = 50_000  # iterations that are evaluated of one loop
@@ -37,7 +48,7 @@ _MOST_SPECULATED = 10_000  # of them in code that may never run
 _TAKES_OVER = "query_cluster_cancel"
 
 Values = dict[Any, Known]  # by variable
-Visit = Callable[[Values], None]
+Visit = Callable[[Values, Known], None]  # and whether the loop runs: by place, if that differs
 
 
 class Integers:
@@ -47,15 +58,12 @@ class Integers:
         constants: known values of constants inside the jaxprs, by variable.
 
     Attributes:
-        place: of the device whose integers these are, on the axes of meshes that are known.
-        asked: axes on which a place was wanted that is not known.
+        devices: whose integers these are.
     """
 
     def __init__(self, constants: Mapping[Any, Known] | None = None) -> None:
         self.constants = constants or {}
-        self.place: Place = {}
-        self.axes: dict[str, int] = {}  # of the meshes around, with their sizes
-        self.asked: set[str] = set()
+        self.devices = Devices()
         self.needs = Needs()
         self._left = _MOST_EQUATIONS
         self._literals: dict[int, tuple[Any, Known]] = {}
@@ -67,7 +75,7 @@ class Integers:
             need: what to evaluate.
             known: a value or None for each input of its jaxpr.
         """
-        self._left -= len(need.steps) + 1
+        self._left -= (len(need.steps) + 1) * max(1, len(self.devices.places))
         values: Values = {need.jaxpr.invars[i]: known[i] for i in need.inputs}
         for step in need.steps:
             operands = [self.read(values, atom) for atom in step.eqn.invars]
@@ -92,10 +100,13 @@ class Integers:
     def results(self, step: Step, operands: Sequence[Known]) -> list[Known]:
         """The wanted results of an equation."""
         inner, wanted = step.inner, step.results
+        if self.devices.places and not step.is_joint:
+            if step.asks or any(isinstance(value, ByPlace) for value in operands):
+                return self._at_each(step, operands)
+            with self.devices.alone():
+                return self.results(step, operands)
         if isinstance(inner, Branches):
             return self._cond(inner, operands, wanted)
-        if isinstance(inner, Exchange):
-            return [self._exchange(step.eqn, inner)]
         if isinstance(inner, Scan):
             found = self.scan(inner, operands, wanted)
         elif isinstance(inner, While):
@@ -105,10 +116,12 @@ class Integers:
         elif isinstance(inner, Call):
             found = self.outputs(self.needs.of(inner.jaxpr, wanted), operands)
         elif step.eqn.primitive.name in PARTS:
-            parts = _parts(step.eqn, operands)
+            parts = parts_of(step.eqn, operands)
             return [parts[i] for i in wanted]
+        elif step.eqn.primitive.name in EXCHANGES:
+            return [self.devices.exchange(step.eqn, i, operands[i]) for i in wanted]
         elif step.eqn.primitive.name == "axis_index":
-            return [self._axis_index(step.eqn)]
+            return [self.devices.axis_index(step.eqn)]
         elif step.eqn.primitive.name == _TAKES_OVER:
             last = len(step.eqn.outvars) - 1
             return [np.False_ if i == last else None for i in wanted]
@@ -116,64 +129,24 @@ class Integers:
             return [evaluate(step.eqn, operands)]
         return [found.get(i) for i in wanted]
 
-    @contextlib.contextmanager
-    def at(self, place: Place) -> Iterator[None]:
-        """While integers are those of a device at this place, beside what was known of it."""
-        before, self.place = self.place, {**self.place, **place}
-        try:
-            yield
-        finally:
-            self.place = before
-
-    def _axis_index(self, eqn: Any) -> Known:
-        """The place of the device on an axis of the mesh."""
-        axis = eqn.params["axis_name"]
-        if isinstance(axis, str) and axis in self.place:
-            return typed(self.place[axis], eqn.outvars[0].aval)
-        self.asked |= {axis} if isinstance(axis, str) else set()
-        return None
-
-    def _exchange(self, eqn: Any, inner: Exchange) -> Known:
-        """What a device receives, where all places together say what is sent."""
-        axes = exchange_axes(eqn)
-        if not axes <= self.axes.keys():
-            return None
-        self.asked |= axes - self.place.keys()
-        if not axes <= self.place.keys():
-            return None
-        sent = []
-        for place in all_places({axis: self.axes[axis] for axis in axes}):
-            with self.at(place):
-                values = self.run(inner.sent, ())
-                sent.append((place, self.read(values, inner.variable)))
-        return typed(received(eqn, self.place, sent), eqn.outvars[0].aval)
-
-    def by_place(
-        self, eqn: Any, known: Sequence[Known], run: Callable[[Sequence[Known]], Any]
-    ) -> list[tuple[Share, Any]]:
-        """What `run` makes of a `shard_map`'s operands, for devices that differ.
-
-        Args:
-            eqn: the `shard_map`.
-            known: values of its operands.
-            run: takes those of its body.
-        """
-        axes = manual_axes(eqn)
-        self.axes |= axes
-        while True:
-            asked = self.asked & axes.keys()
-            found = []
-            for share in shares(eqn, known, asked):
-                with self.at(share.place):
-                    found.append((share, run(share.values)))
-            if self.asked & axes.keys() == asked:
-                return found
+    def _at_each(self, step: Step, operands: Sequence[Known]) -> list[Known]:
+        """The results of an equation at each place, where no device needs another's integers."""
+        found = [
+            self.results(step, [at_place(value, number) for value in operands])
+            for number in self.devices.each()
+        ]
+        return [together(values) for values in zip(*found, strict=True)]
 
     def _shards(
         self, eqn: Any, inner: Shards, operands: Sequence[Known], wanted: Sequence[int]
     ) -> dict[int, Known]:
         need = self.needs.of(inner.jaxpr, wanted)
-        found = self.by_place(eqn, operands, lambda values: self.outputs(need, values))
+
+        def run(values: Sequence[Known]) -> dict[int, Known]:
+            found = self.outputs(need, values)
+            return {i: at_place(v, self.devices.number) for i, v in found.items()}
+
+        found = self.devices.by_place(eqn, operands, run)
         return {i: joined(eqn, i, [(share, v[i]) for share, v in found]) for i in wanted}
 
     def _cond(
@@ -181,13 +154,13 @@ class Integers:
     ) -> list[Known]:
         index, *rest = operands
         needs = [self.needs.of(branch, wanted) for branch in inner.branches]
-        chosen = chosen_branch(index, len(needs))
+        chosen = at_each(lambda i: chosen_branch(i, len(needs)), index)
         if isinstance(chosen, int):
             found = self.outputs(needs[chosen], rest)
             return [found[i] for i in wanted]
         with self._speculating():
             tried = [self.outputs(need, rest) for need in needs]
-        return [_one_of(chosen, [found[i] for found in tried]) for i in wanted]
+        return [at_each(_one_of, chosen, *(found[i] for found in tried)) for i in wanted]
 
     def scan(
         self,
@@ -218,16 +191,17 @@ class Integers:
         for step in reversed(steps) if scan.reverse else steps:
             if not self._may_go_on():
                 return self._too_long(need, consts, carry, len(slices), visit)
-            inputs = [*consts, *carry.values(), *(_slice(v, step) for v in slices)]
+            inputs = [*consts, *carry.values(), *(at_each(_slice_of(step), v) for v in slices)]
             values = self.run(need, inputs)
             if visit is not None:
-                visit(values)
+                visit(values, True)
             results = {i: self.read(values, need.jaxpr.outvars[i]) for i in need.wanted}
             carry = {i: results.get(i) for i in carry}
             for i, stack in stacks.items():
                 stack.append(results[i])
         found = {i: carry[i] for i in need.wanted if i < scan.carries}
-        return found | {i: _stack(stack, scan.reverse) for i, stack in stacks.items()}
+        order = -1 if scan.reverse else 1
+        return found | {i: at_each(_stack, *stack[::order]) for i, stack in stacks.items()}
 
     def while_loop(
         self,
@@ -253,7 +227,9 @@ class Integers:
         fixed, consts, start = loop.split(operands)
         carry = dict(enumerate(start))
         is_entered = self.outputs(test, [*fixed, *start])[0]
-        if visit is None and is_entered is not None and np.any(is_entered):
+        is_joint = bool(self.devices.places) and (test.is_joint or need.is_joint)
+        is_joint |= any(isinstance(value, ByPlace) for value in operands)
+        if visit is None and not is_joint and is_entered is not None and np.any(is_entered):
             proof = prove(self, loop, test, need, operands)
             if proof is not None:
                 return proof
@@ -267,20 +243,20 @@ class Integers:
             if step & (step - 1) == 0:
                 earlier = state
             holds = self.outputs(test, [*fixed, *carry.values()])[0]
-            if holds is None or not self._may_go_on():
+            if not is_known(holds) or not self._may_go_on():
                 break
-            holds = runs & holds
+            holds = at_each(operator.and_, runs, holds)
             # Batched by vmap, it runs while any example's condition holds.
             is_batched = loop.condition.outvars[0].aval.shape != ()
-            runs = np.any(holds) if is_batched else holds
-            if not np.any(runs):
+            runs = at_each(np.any, holds) if is_batched else holds
+            if not any_place(runs):
                 return trips, {i: carry[i] for i in need.wanted}
-            trips = trips + np.asarray(runs, np.int64)
+            trips = at_each(_and_one_more, trips, runs)
             values = self.run(need, [*consts, *carry.values()])
             if visit is not None:
-                visit(values)
+                visit(values, runs)
             results = {i: self.read(values, need.jaxpr.outvars[i]) for i in need.wanted}
-            carry = {i: where(holds, results.get(i), v) for i, v in carry.items()}
+            carry = {i: at_each(where, holds, results.get(i), v) for i, v in carry.items()}
         return None, self._too_long(need, consts, dict(enumerate(start)), 0, visit)
 
     def _may_go_on(self) -> bool:
@@ -322,7 +298,7 @@ class Integers:
         while True:
             with self._speculating():
                 after = self.outputs(need, [*consts, *carry.values(), *[None] * slices])
-            kept = {i: v if _equal(v, after.get(i)) else None for i, v in carry.items()}
+            kept = {i: v if equal(v, after.get(i)) else None for i, v in carry.items()}
             if all(kept[i] is v for i, v in carry.items()):
                 return kept
             carry = kept
@@ -340,23 +316,25 @@ def chosen_branch(index: Known, count: int) -> Known:
     return chosen if chosen.ndim else int(chosen)
 
 
-def _one_of(chosen: Known, cases: list[Known]) -> Known:
+def _one_of(chosen: Known, *cases: Known) -> Known:
     """One of several values; with an unknown choice, what they agree on."""
+    if isinstance(chosen, int):  # at this place
+        return cases[chosen]
     if any(case is None for case in cases):
         return None
     if chosen is not None:
         return np.choose(chosen, np.broadcast_arrays(*cases))
-    return cases[0] if all(_equal(cases[0], case) for case in cases) else None
-
-
-def _equal(a: Known, b: Known) -> bool:
-    return a is not None and b is not None and (a is b or bool(np.array_equal(a, b)))
+    return cases[0] if all(equal(cases[0], case) for case in cases) else None
 
 
 def _state(carry: Mapping[int, Known], need: Need) -> Any:
     """What decides all further iterations of a while loop; None if some of it is unknown."""
     values = [carry[i] for i in need.wanted]
-    return None if any(v is None for v in values) else [np.asarray(v).tobytes() for v in values]
+    return [content(value) for value in values] if all(map(is_known, values)) else None
+
+
+def _and_one_more(trips: Any, runs: Any) -> Any:
+    return trips + np.asarray(runs, np.int64)
 
 
 def where(runs: Any, new: Known, old: Known) -> Known:
@@ -369,26 +347,9 @@ def where(runs: Any, new: Known, old: Known) -> Known:
     return np.where(np.reshape(runs, np.shape(runs) + (1,) * (dims - np.ndim(runs))), new, old)
 
 
-def _slice(value: Known, step: int) -> Known:
-    return None if value is None else value[step]
+def _slice_of(step: int) -> Callable[[Known], Known]:
+    return lambda value: None if value is None else value[step]
 
 
-def _stack(slices: list[Known], is_reversed: bool) -> Known:
-    if not slices or any(v is None for v in slices):
-        return None
-    return np.stack(slices[::-1] if is_reversed else slices)
-
-
-def _parts(eqn: Any, operands: Sequence[Known]) -> Sequence[Known]:
-    """The results of a primitive that has several, as `PARTS`."""
-    if eqn.primitive.name == "optimization_barrier":
-        return operands
-    array = operands[0]
-    if array is None:
-        return [None] * len(eqn.outvars)
-    if eqn.primitive.name == "sort":
-        return sorted_together(eqn, operands)
-    axis = eqn.params["axis"]
-    if eqn.primitive.name == "unstack":
-        return [np.take(array, i, axis) for i in range(len(eqn.outvars))]
-    return np.split(array, np.cumsum(eqn.params["sizes"])[:-1], axis)
+def _stack(*slices: Known) -> Known:
+    return np.stack(slices) if slices and all(v is not None for v in slices) else None

@@ -1,8 +1,9 @@
-"""Integers that the devices of a `shard_map` exchange: their sums, and what they pass on."""
+"""Integers that the devices of a `shard_map` exchange: sums, what they gather, and pass on."""
 
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,32 +18,53 @@ _COMBINED = {
     "psum": np.add,
     "psum_invariant": np.add,
 }
+_GATHER = frozenset({"all_gather", "all_gather_invariant"})
+EXCHANGES = frozenset({"ppermute", *_COMBINED, *_GATHER})
 
 
-def exchange_axes(eqn: Any) -> set[str]:
+def exchange_axes(eqn: Any) -> list[str]:
     """The axes of the mesh along which an equation exchanges; empty strings for any others."""
     axes = eqn.params["axes"] if "axes" in eqn.params else eqn.params["axis_name"]
     axes = (axes,) if isinstance(axes, str) else axes
-    return {axis if isinstance(axis, str) else "" for axis in axes}
+    return [axis if isinstance(axis, str) else "" for axis in axes]
 
 
-def received(eqn: Any, place: Place, sent: Sequence[tuple[Place, Known]]) -> Known:
-    """What the device at a place receives; None if it is not known.
+def received(eqn: Any, places: Sequence[Place], sent: Sequence[Known]) -> list[Known]:
+    """What the device at each place receives; None if it is not known.
 
     Args:
         eqn: the exchange.
-        place: of the device.
-        sent: what each device sends, by its place on the axes of the exchange.
+        places: of the devices, on the axes of the exchange and any others.
+        sent: what each sends.
     """
-    if any(value is None for _, value in sent) or eqn.params.get("axis_index_groups"):
-        return None
-    if eqn.primitive.name in _COMBINED:
-        with np.errstate(over="ignore"):
-            return functools.reduce(_COMBINED[eqn.primitive.name], [value for _, value in sent])
-    if len(sent[0][0]) != 1:
-        return None
-    ((axis, _),) = sent[0][0].items()
-    for source, target in eqn.params["perm"]:
-        if target == place[axis]:
-            return next(value for there, value in sent if there[axis] == source)
-    return np.zeros_like(sent[0][1])
+    results: list[Known] = [None] * len(places)
+    if eqn.params.get("axis_index_groups"):
+        return results
+    axes = exchange_axes(eqn)
+    groups: dict[Any, list[int]] = defaultdict(list)  # numbers of places that exchange
+    for number, place in enumerate(places):
+        groups[tuple(at for axis, at in place.items() if axis not in axes)].append(number)
+    for group in groups.values():
+        group.sort(key=lambda number: [places[number][axis] for axis in axes])
+        found = _received(eqn, [sent[number] for number in group])
+        for number, value in zip(group, found, strict=True):
+            results[number] = value
+    return results
+
+
+def _received(eqn: Any, sent: list[Known]) -> list[Known]:
+    """What the devices of one group receive, in the order of their places."""
+    name = eqn.primitive.name
+    if name == "ppermute":
+        known = next((value for value in sent if value is not None), None)
+        found = [None if known is None else np.zeros_like(known)] * len(sent)
+        for source, target in eqn.params["perm"]:
+            found[target] = sent[source]
+        return found
+    if any(value is None for value in sent):
+        return [None] * len(sent)
+    if name in _GATHER:
+        join = np.concatenate if eqn.params["tiled"] else np.stack
+        return [join(sent, eqn.params["all_gather_dimension"])] * len(sent)
+    with np.errstate(over="ignore"):
+        return [functools.reduce(_COMBINED[name], sent)] * len(sent)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from mfu_jax.flops.traced.integers.arithmetic import is_evaluable
+from mfu_jax.flops.traced.integers.exchanges import EXCHANGES
 from mfu_jax.flops.traced.known_values import is_integer
 from mfu_jax.flops.traced.mosaic_gpu import MESH_KERNELS
 from mfu_jax.flops.traced.pallas_attention import first_array
@@ -33,6 +33,8 @@ class Need:
         inputs: indices of the inputs that it reads.
         steps: its equations in order.
         decisive: variables whose values settle every decision inside the jaxpr.
+        is_joint: whether devices exchange integers in it.
+        asks: whether the place of a device is read in it.
     """
 
     jaxpr: Any
@@ -40,6 +42,8 @@ class Need:
     inputs: frozenset[int]
     steps: tuple[Step, ...]
     decisive: tuple[Any, ...]
+    is_joint: bool
+    asks: bool
 
 
 class Scan(NamedTuple):
@@ -85,13 +89,6 @@ class Shards(NamedTuple):
     jaxpr: Any
 
 
-class Exchange(NamedTuple):
-    """What the devices of a `shard_map` send each other: how each makes it, and the variable."""
-
-    sent: Need
-    variable: Any
-
-
 Inner = Branches | Call | Scan | Shards | While
 
 
@@ -103,16 +100,16 @@ class Step(NamedTuple):
         results: indices of its results that are read.
         variables: these results.
         inner: what it runs; None for a primitive.
+        is_joint: whether devices exchange integers in it.
+        asks: whether the place of a device is read in it.
     """
 
     eqn: Any
     results: tuple[int, ...]
     variables: tuple[Any, ...]
-    inner: Inner | Exchange | None
-
-
-# Of integers that follow from the places of devices.
-EXCHANGES = frozenset({"pmax", "pmin", "ppermute", "psum", "psum_invariant"})
+    inner: Inner | None
+    is_joint: bool
+    asks: bool
 
 
 def inner_of(eqn: Any) -> Inner | None:
@@ -195,41 +192,57 @@ class Needs:
     def _of(self, jaxpr: Any, wanted: frozenset[int], decides: bool) -> Need:
         needed = {v for i in wanted if _can_be_known(v := jaxpr.outvars[i])}
         steps: list[Step] = []
+        is_joint = False
         decisive: dict[Any, None] = {}  # in an order that does not depend on what is wanted
         for eqn in reversed(jaxpr.eqns):
             results = tuple(i for i, v in enumerate(eqn.outvars) if v in needed)
             if results:
                 variables = tuple(eqn.outvars[i] for i in results)
-                inner = inner_of(eqn) or self._exchange(jaxpr, eqn)
-                steps.append(Step(eqn, results, variables, inner))
+                inner, inside = inner_of(eqn), self._inside(eqn, results, decides=False)
+                exchanges = eqn.primitive.name in EXCHANGES or any(n.is_joint for n in inside)
+                asks = eqn.primitive.name == "axis_index" or any(n.asks for n in inside)
+                steps.append(Step(eqn, results, variables, inner, exchanges, asks))
                 needed.update(_variables(eqn, self._operands(eqn, results)))
             if decides and has_work(eqn, self._work):
                 deciding = _variables(eqn, self.deciding(eqn))
                 decisive.update(dict.fromkeys(deciding))
                 needed.update(deciding)
+                is_joint |= self.decides_jointly(eqn)
         return Need(
             jaxpr=jaxpr,
             wanted=wanted,
             inputs=frozenset(i for i, v in enumerate(jaxpr.invars) if v in needed),
             steps=tuple(reversed(steps)),
             decisive=tuple(decisive),
+            is_joint=is_joint or any(step.is_joint for step in steps),
+            asks=any(step.asks for step in steps),
         )
 
-    def _exchange(self, jaxpr: Any, eqn: Any) -> Exchange | None:
-        """What an equation exchanges, if devices can tell without inputs of the jaxpr."""
-        if eqn.primitive.name not in EXCHANGES or len(eqn.invars) != 1:
-            return None
-        (variable,) = eqn.invars
-        eqns = jaxpr.eqns[: jaxpr.eqns.index(eqn)]
-        before = SimpleNamespace(invars=jaxpr.invars, eqns=eqns, outvars=[variable])
-        sent = self._of(before, frozenset({0}), False)
-        return None if sent.inputs or not _can_be_known(variable) else Exchange(sent, variable)
+    def decides_jointly(self, eqn: Any) -> bool:
+        """Whether decisions inside an equation depend on integers that devices exchange there."""
+        return any(need.is_joint for need in self._inside(eqn, (), decides=True))
+
+    def _inside(self, eqn: Any, results: Sequence[int], *, decides: bool) -> list[Need]:
+        """The needs of what an equation runs on the same devices."""
+        inner = inner_of(eqn)
+        if inner is None or isinstance(inner, Shards):
+            return []
+        if isinstance(inner, Branches):
+            return [self.of(branch, results, decides=decides) for branch in inner.branches]
+        if isinstance(inner, Scan):
+            return [self.scan_body(inner, results, decides=decides)]
+        if isinstance(inner, While):
+            body = self.while_body(inner, results, decides=decides)
+            return [body, self.of(inner.condition, [0], decides=decides)]
+        return [self.of(inner.jaxpr, results, decides=decides)]
 
     def _operands(self, eqn: Any, results: Sequence[int]) -> Iterable[int]:
         """Indices of the operands that some of an equation's results depend on."""
         inner = inner_of(eqn)
         if inner is not None:
             return self._inner(inner, results, False)
+        if eqn.primitive.name in EXCHANGES:
+            return results  # each of its own operand
         is_known = eqn.primitive.name in PARTS or (len(eqn.outvars) == 1 and is_evaluable(eqn))
         return range(len(eqn.invars)) if is_known else ()
 

@@ -1,0 +1,113 @@
+"""The devices whose integers are evaluated: one at its place, or all of a `shard_map` together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from mfu_jax.flops.traced.integers.arithmetic import typed
+from mfu_jax.flops.traced.integers.exchanges import exchange_axes, received
+from mfu_jax.flops.traced.integers.places import at_place, together
+from mfu_jax.flops.traced.known_values import Known
+from mfu_jax.flops.traced.shards import Place, Share, manual_axes, shares
+
+
+class Devices:
+    """The devices that run the code which is evaluated.
+
+    Attributes:
+        place: of the device whose integers these are, on the axes of meshes that are known.
+        places: of all devices, where they exchange integers and are evaluated together.
+        number: of `place` among them.
+    """
+
+    def __init__(self) -> None:
+        self.place: Place = {}
+        self.places: tuple[Place, ...] = ()
+        self.number: int | None = None
+        self._asked: set[str] = set()  # axes on which a place was wanted that is not known
+        self._exchanging: set[str] = set()  # axes on which integers are exchanged
+
+    def key(self) -> Any:
+        """Equal where the same device decides the same way."""
+        return tuple(self.place.items()), self.number if self.places else None
+
+    def axis_index(self, eqn: Any) -> Known:
+        """The place of the device on an axis of the mesh."""
+        axis = eqn.params["axis_name"]
+        if isinstance(axis, str) and axis in self.place:
+            return typed(self.place[axis], eqn.outvars[0].aval)
+        self._asked |= {axis} if isinstance(axis, str) else set()
+        return None
+
+    def exchange(self, eqn: Any, result: int, sent: Known) -> Known:
+        """What devices receive, each at its place, of what they send."""
+        if sent is None:
+            return None
+        axes = set(exchange_axes(eqn))
+        if not self.places or not axes <= self.places[0].keys():
+            self._asked |= axes
+            self._exchanging |= axes
+            return None
+        values = [at_place(sent, number) for number in range(len(self.places))]
+        aval = eqn.outvars[result].aval
+        return together([typed(value, aval) for value in received(eqn, self.places, values)])
+
+    def here(self, known: Sequence[Known]) -> list[Known]:
+        """The values of the device at `place`."""
+        return [at_place(value, self.number) for value in known]
+
+    def each(self) -> Iterator[int]:
+        """Goes to all places in turn, where no device needs another's integers."""
+        places = self.places
+        with self.alone():
+            for number, place in enumerate(places):
+                with self._at(place):
+                    yield number
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """While a device's integers do not depend on those of others."""
+        before, self.places = self.places, ()
+        try:
+            yield
+        finally:
+            self.places = before
+
+    @contextlib.contextmanager
+    def _at(self, place: Place) -> Iterator[None]:
+        """At this place, beside what was known of it."""
+        before, self.place = self.place, {**self.place, **place}
+        try:
+            yield
+        finally:
+            self.place = before
+
+    def by_place(
+        self, eqn: Any, known: Sequence[Known], run: Callable[[Sequence[Known]], Any]
+    ) -> list[tuple[Share, Any]]:
+        """What `run` makes of a `shard_map`'s operands, for devices that differ.
+
+        Args:
+            eqn: the `shard_map`.
+            known: values of its operands.
+            run: takes those of its body: of all devices, where these exchange integers.
+        """
+        axes = manual_axes(eqn).keys()
+        before = self.places, self.number
+        while True:
+            asked, exchanging = self._asked & axes, self._exchanging & axes
+            each = shares(eqn, known, asked, merged=not exchanging)
+            values = [share.values for share in each]
+            if exchanging:
+                values = [[together(same) for same in zip(*values, strict=True)]] * len(each)
+            found = []
+            for number, share in enumerate(each):
+                self.places = tuple(s.place for s in each) if exchanging else ()
+                self.number = number if exchanging else None
+                with self._at(share.place):
+                    found.append((share, run(values[number])))
+            self.places, self.number = before
+            if (self._asked & axes, self._exchanging & axes) == (asked, exchanging):
+                return found

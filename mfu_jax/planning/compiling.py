@@ -49,6 +49,7 @@ _UNKNOWN_GPU_FLAGS = re.compile(r"Unknown flags? in XLA_FLAGS: (.+)")
 _FLAG_NAME = re.compile(r"--(\w+)")
 _REFUSED_FLAG = re.compile(r"FAILED_PRECONDITION: .*Please disable it with (\w+)=false")
 _UNKNOWN_KEY = re.compile(r"ValueError: '(\w+)' not in '")
+_FATAL = re.compile(r"^F\d{4} \S+ +\d+ (\S+:\d+\] .*\S)", re.MULTILINE)  # of absl's logging
 _ABOUT_TRACEBACKS = "For simplicity, JAX has removed its internal frames"
 _STAGES = ("tracing", "compiling", "writing")  # what a child says on its way
 _POLL_SECONDS = 0.5
@@ -328,7 +329,9 @@ def _kept(log: str) -> str:
 
 
 def _last_line(log: str) -> str:
-    """What went wrong; JAX ends its tracebacks with a line about them."""
+    """What went wrong; JAX ends its tracebacks with a line about them, libtpu crashes with more."""
+    if fatal := _FATAL.search(log):
+        return fatal[1]
     lines = [line for line in log.splitlines() if line.strip(" -")]
     said = [line for line in lines if not line.startswith(_ABOUT_TRACEBACKS)]
     return said[-1] if said else "no message"

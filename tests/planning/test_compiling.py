@@ -95,6 +95,14 @@ def test_gpu_flags_that_are_unknown_are_all_left_out():
         ({"message": "what went wrong"}, "exit code 1: what went wrong"),
         (
             {
+                "message": "F1123 22:13:08.081828   25361 emitter.cc:175] Check failed: kib > 0 \n"
+                "*** Check failure stack trace: ***\n    @ 0x7f58e549bc54  xla::Emit()\n"
+                "E1123 22:13:08.394492   25361 process_state.cc:708] RAW: Raising signal 6"
+            },
+            r"exit code 1: emitter\.cc:175\] Check failed: kib > 0; the whole log",
+        ),
+        (
+            {
                 "message": "ValueError: 255 tokens\n----\nFor simplicity, JAX has removed its "
                 "internal frames from the traceback of the following exception. Set …"
             },

@@ -10,17 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning import cache
 from mfu_jax.planning.compiling import Limits, Request, TooLarge
 from mfu_jax.planning.plan import Plan, Work, make_plan, refused
 from mfu_jax.planning.targets import Target, parse_target
-
-if TYPE_CHECKING:
-    pass
 
 _PARTITIONS = re.compile(r"mhlo\.num_partitions = (\d+)")
 _AXIS = "fsdp"  # of the mesh that is made where the user has none
@@ -91,7 +89,7 @@ def plan(
     return _plan(program, target, work).with_notes(*notes, *compiled_notes, *work_notes)
 
 
-def _plan(program: Any, target: Target, work: Work | None) -> Plan:
+def _plan(program: Any, target: Target, work: Work) -> Plan:
     if isinstance(program, TooLarge):
         return refused(target, program, work)
     return make_plan(program, target, work=work)
@@ -192,17 +190,14 @@ def _split(abstract: Any, count: int) -> Any:
 
 def _work(
     step: Callable[..., Any], abstract: tuple[Any, ...], target: Target, tokens: float
-) -> tuple[Work | None, tuple[str, ...]]:
+) -> tuple[Work, tuple[str, ...]]:
     """Model FLOPs of the traced step; a note where they cannot be counted."""
     from mfu_jax.flops.traced.counting import count_model_flops
 
+    work = Work(model_flops=None, tokens=tokens / target.devices, convention="maxtext")
     try:
         count = count_model_flops(step, *abstract)
     except Exception as error:  # a plan without an MFU is still one
-        return None, (f"model FLOPs are not counted: {first_line(error)}",)
+        return work, (f"model FLOPs are not counted: {first_line(error)}",)
     notes = tuple(f"model FLOPs lack {item.name}: {item.reason}" for item in count.unaccounted)
-    return Work(
-        model_flops=round(count.total_in("maxtext") / target.devices),
-        tokens=tokens / target.devices,
-        convention="maxtext",
-    ), notes
+    return replace(work, model_flops=round(count.total_in("maxtext") / target.devices)), notes

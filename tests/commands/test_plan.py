@@ -64,7 +64,8 @@ def test_a_dump(capsys, dump):
 
 
 def test_a_dumps_tokens_need_no_model_flops(capsys, dump):
-    _, shown = _plan(capsys, dump, "topology=v5e:1x1", "tokens_per_step=8", "tokens=86400", "--json")
+    words = ("topology=v5e:1x1", "tokens_per_step=8", "tokens=86400", "--json")
+    _, shown = _plan(capsys, dump, *words)
     plan = json.loads(shown.out)
     assert plan["mfu"] is None
     assert plan["tokens_per_sec_per_chip"] == pytest.approx(8 / plan["step_time_seconds"])

@@ -49,6 +49,7 @@ from mfu_jax.dumps.files import SUFFIX, load
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.formatting import json_text
 from mfu_jax.planning import cache
+from mfu_jax.planning.compiler_flags import compiler_flags
 from mfu_jax.planning.dumped_program import check_dump
 from mfu_jax.planning.measured_runs import MeasuredRun, read_run
 from mfu_jax.planning.plan import Plan, Work, make_plan
@@ -77,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
     _check_forms(arguments)
     for key in _NUMBERS:
         _number(arguments.values, key)  # a wrong one is told before a minute of compiling
-    _xla_flags(arguments.values)
+    compiler_flags(arguments.values.get("xla_flags", ""))
     if "--run" in arguments.flags:
         return _show(arguments, _of_run(arguments))
     values = arguments.values
@@ -252,7 +253,7 @@ def _compiled(
             target=target,
             python=source.python,
             config={"arguments": source.words(keys)},
-            flags=(*flags, *_xla_flags(values)),
+            flags=(*flags, *compiler_flags(values.get("xla_flags", ""))),
             identity=source.identity(keys),
         ),
         folder=_cache_folder(values),
@@ -334,7 +335,7 @@ def _state(
             target=target,
             python=source.python,
             config={"arguments": source.words(fixed), "points": [str(p) for p in points]},
-            flags=_xla_flags(values),
+            flags=compiler_flags(values.get("xla_flags", "")),
             identity={} if wrong else source.identity(first),
         )
     )
@@ -342,15 +343,6 @@ def _state(
     if "state" in values:
         return StateFile(Path(values["state"]), sweep)
     return StateFile(folder / "sweeps" / f"{sweep}.jsonl", sweep) if folder else None
-
-
-def _xla_flags(values: Mapping[str, str]) -> tuple[str, ...]:
-    """The compiler ignores words that are no flags."""
-    words = values.get("xla_flags", "").split()
-    for word in words:
-        if not word.startswith("--"):
-            raise UserError(f"xla_flags has {word!r}; expected flags as --name=value")
-    return tuple(words)
 
 
 def _cache_folder(values: Mapping[str, str]) -> Path | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning import cache
+from mfu_jax.planning.compiler_flags import compiler_flags
 from mfu_jax.planning.compiling import Limits, Request, TooLarge
 from mfu_jax.planning.plan import Plan, Work, make_plan, refused
 from mfu_jax.planning.targets import Target, parse_target
@@ -31,7 +32,7 @@ def plan(
     hardware: str = "",
     devices: int | None = None,
     slices: int | None = None,
-    xla_flags: Sequence[str] = (),
+    xla_flags: str | Sequence[str] = (),
     tokens_per_step: float = 0.0,
     compile_seconds: float = Limits.seconds,
     compile_gib: float = 0.0,
@@ -52,7 +53,7 @@ def plan(
         devices: number of GPUs.
         slices: TPU slices that the data-center network connects; None: as `topology` says, or
             one.
-        xla_flags: for the compiler, as ``--name=value``: they change the schedule.
+        xla_flags: for the compiler, ``--name=value`` each: they change the schedule.
         tokens_per_step: of the whole job, for the rate of tokens.
         compile_seconds: most time that the compiler may take.
         compile_gib: most host memory that it may allocate, without the libraries that it maps; 0:
@@ -70,13 +71,17 @@ def plan(
     Code that asks at trace time which devices are attached is lowered for those.
     """
     target = parse_target(topology=topology, hardware=hardware, devices=devices, slices=slices)
+    for name, number in (("tokens_per_step", tokens_per_step), ("compile_gib", compile_gib)):
+        if not 0 <= number < math.inf:
+            raise UserError(f"{name}={number}; expected a number, 0 or more")
+    flags = compiler_flags(xla_flags)
     text, axes, abstract, notes = _lowered(step, args, target)
     program, compiled_notes, _ = cache.compile_cached(
         Request(
             module="mfu_jax.planning.lowered_step",
             target=target,
             config={"text": text, "mesh": dict(axes)},
-            flags=tuple(xla_flags),
+            flags=flags,
         ),
         folder=cache.default_folder() if cache_folder == "" else _folder(cache_folder),
         limits=Limits(

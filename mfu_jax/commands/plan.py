@@ -38,8 +38,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -48,10 +46,11 @@ from typing import Any
 
 from mfu_jax.arguments import Arguments, check_key, parse
 from mfu_jax.dumps.files import SUFFIX, load
-from mfu_jax.dumps.program import ProgramDump
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.formatting import json_text
 from mfu_jax.planning import cache
+from mfu_jax.planning.compiler_flags import compiler_flags
+from mfu_jax.planning.dumped_program import check_dump
 from mfu_jax.planning.measured_runs import MeasuredRun, read_run
 from mfu_jax.planning.plan import Plan, Work, make_plan
 from mfu_jax.planning.step_sources import MaxTextStep, StepSource, work_of
@@ -61,23 +60,25 @@ from mfu_jax.values import typed
 
 _MOST_BYTES = 2**20
 _PAGES = (".html", ".htm")
-_DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")  # in the first line of a text
+_CHIPS = ("topology", "slices", "hardware", "devices")
 _OWN = (
-    *("topology", "slices", "hardware", "devices", "xla_flags", "compile_seconds", "compile_gib"),
-    *("code_seconds", "html", "cache", "maxtext_python"),
+    *(*_CHIPS, "html", "cache", "maxtext_python"),
+    *("xla_flags", "compile_seconds", "compile_gib", "code_seconds"),
 )
 _OWN_OF_RUN = ("tokens", "price")
 _OWN_OF_DUMP = ("model", "tokens_per_step")
 _OWN_OF_SWEEP = ("budget", "compiles", "state")
+_FORMS = ("--run", "--maxtext", "--sweep")
 _NUMBERS = (*_OWN_OF_RUN, *_OWN_OF_DUMP, "compile_seconds", "compile_gib", "code_seconds")
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 1 if the step does not fit."""
     arguments = _parsed(argv)
+    _check_forms(arguments)
     for key in _NUMBERS:
         _number(arguments.values, key)  # a wrong one is told before a minute of compiling
-    _xla_flags(arguments.values)
+    compiler_flags(arguments.values.get("xla_flags", ""))
     if "--run" in arguments.flags:
         return _show(arguments, _of_run(arguments))
     values = arguments.values
@@ -89,6 +90,7 @@ def main(argv: Sequence[str]) -> int:
     )
     if arguments.names and arguments.names[0].endswith(SUFFIX):
         return _show(arguments, _of_dump(arguments, target))
+    _check_keys(arguments)
     if "--sweep" in arguments.flags:
         return _sweep(arguments, target)
     source, keys = _source(arguments, target), _step_keys(values, _OWN_OF_RUN)
@@ -106,6 +108,29 @@ def _parsed(argv: Sequence[str]) -> Arguments:
     names = tuple(name for name in found.names if name not in pages)
     page = (("html", (pages or ["plan.html"])[0]),) if "--html" in found.flags else ()
     return Arguments(names=names, pairs=(*found.pairs, *page), flags=found.flags)
+
+
+def _check_forms(arguments: Arguments) -> None:
+    """Refuses words of two forms at once, one of which would be ignored."""
+    dumps = [name for name in arguments.names if name.endswith(SUFFIX)]
+    given = [*dumps, *(flag for flag in _FORMS if flag in arguments.flags)]
+    if len(given) > 1 and given != ["--maxtext", "--sweep"]:
+        raise UserError(f"{given[0]} and {given[1]}; expected one form of mfu-jax plan --help")
+    if "--maxtext" in given and arguments.names:
+        raise UserError(f"{arguments.names[0]!r}: --maxtext reads no file; pass key=value")
+
+
+def _check_keys(arguments: Arguments) -> None:
+    """Refuses keys that belong to another form than the step that is planned, or swept."""
+    sweeps = "--sweep" in arguments.flags
+    others = dict.fromkeys(_OWN_OF_DUMP, "a dump")
+    others |= dict.fromkeys(_OWN_OF_RUN, "a single plan") if sweeps else {}
+    others |= {} if sweeps else dict.fromkeys(_OWN_OF_SWEEP, "--sweep")
+    if "--maxtext" not in arguments.flags:
+        others["maxtext_python"] = "--maxtext or --run"
+    for key in arguments.values:
+        if key in others:
+            raise UserError(f"{key}= is a key of {others[key]}; expected none here; leave it out")
 
 
 def _write_page(arguments: Arguments, page: Callable[[], str]) -> None:
@@ -133,25 +158,17 @@ def _show(arguments: Arguments, plan: Plan) -> int:
 def _of_dump(arguments: Arguments, target: Target) -> Plan:
     values = arguments.values
     for key in values:
-        check_key(key, (*_OWN, *_OWN_OF_RUN, *_OWN_OF_DUMP))
+        check_key(key, (*_CHIPS, "html", *_OWN_OF_RUN, *_OWN_OF_DUMP))
     name = arguments.one_name("dump")
     program = load(name)
-    _check_devices(name, program, target)
+    notes = check_dump(name, program, target)
     model = _number(values, "model") or (program.model.per_device if program.model else 0)
-    convention = program.model.convention if program.model else "maxtext"
-    tokens = _number(values, "tokens_per_step")
-    work = Work(model_flops=round(model), tokens=tokens, convention=convention) if model else None
-    return make_plan(program, target, work=work)
-
-
-def _check_devices(name: str, program: ProgramDump, target: Target) -> None:
-    head = program.text.partition("\n")[0]
-    devices = math.prod(int(count) for count in _DEVICES.findall(head))
-    if devices != target.devices:
-        raise UserError(
-            f"{name} is a program of {devices} devices; expected {target.devices}, those of "
-            f"{target}; usually other chips than it was compiled for; pass theirs"
-        )
+    work = Work(
+        model_flops=round(model) or None,
+        tokens=_number(values, "tokens_per_step"),
+        convention=program.model.convention if program.model else "maxtext",
+    )
+    return make_plan(program, target, work=work).with_notes(*notes)
 
 
 def _of_run(arguments: Arguments) -> Plan:
@@ -236,7 +253,7 @@ def _compiled(
             target=target,
             python=source.python,
             config={"arguments": source.words(keys)},
-            flags=(*flags, *_xla_flags(values)),
+            flags=(*flags, *compiler_flags(values.get("xla_flags", ""))),
             identity=source.identity(keys),
         ),
         folder=_cache_folder(values),
@@ -318,7 +335,7 @@ def _state(
             target=target,
             python=source.python,
             config={"arguments": source.words(fixed), "points": [str(p) for p in points]},
-            flags=_xla_flags(values),
+            flags=compiler_flags(values.get("xla_flags", "")),
             identity={} if wrong else source.identity(first),
         )
     )
@@ -326,15 +343,6 @@ def _state(
     if "state" in values:
         return StateFile(Path(values["state"]), sweep)
     return StateFile(folder / "sweeps" / f"{sweep}.jsonl", sweep) if folder else None
-
-
-def _xla_flags(values: Mapping[str, str]) -> tuple[str, ...]:
-    """The compiler ignores words that are no flags."""
-    words = values.get("xla_flags", "").split()
-    for word in words:
-        if not word.startswith("--"):
-            raise UserError(f"xla_flags has {word!r}; expected flags as --name=value")
-    return tuple(words)
 
 
 def _cache_folder(values: Mapping[str, str]) -> Path | None:
@@ -354,5 +362,5 @@ def _whole(values: Mapping[str, str], key: str) -> int | None:
 def _number(values: Mapping[str, str], key: str) -> float:
     number = typed(key, values[key], float) if key in values else 0.0
     if not 0 <= number < float("inf"):
-        raise UserError(f"{key}={number}; expected a number above 0")
+        raise UserError(f"{key}={number}; expected a number, 0 or more")
     return number

@@ -69,7 +69,7 @@ def lookup(device_kind: str, compute_capability: str | None = None) -> Chip:
     )
 
 
-def named(name: str) -> Chip:
+def named(name: str, *, instead: str = "pass peak_tflops_per_device=… instead") -> Chip:
     """The chip that a person means by 'h100', 'v5p', '4090' or a whole device kind.
 
     Case and punctuation are ignored. An exact name, alias or device kind comes first, then the only
@@ -101,8 +101,8 @@ def named(name: str) -> Chip:
     known = {spelling for c in table() for spelling in (*_names(c), *c.device_kinds)}
     raise UserError(
         f"hardware {name!r} is not known; expected a chip that mfu-jax hardware --list shows"
-        f"{_candidates(name, known)}; usually a typo, or a chip newer than the table; pass "
-        "peak_tflops_per_device=… instead"
+        f"{_candidates(name, known)}; usually a typo, or a chip newer than the table; "
+        f"{instead}"
     )
 
 

@@ -10,17 +10,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mfu_jax.errors import UserError, first_line
 from mfu_jax.planning import cache
+from mfu_jax.planning.compiler_flags import compiler_flags
 from mfu_jax.planning.compiling import Limits, Request, TooLarge
 from mfu_jax.planning.plan import Plan, Work, make_plan, refused
 from mfu_jax.planning.targets import Target, parse_target
-
-if TYPE_CHECKING:
-    pass
 
 _PARTITIONS = re.compile(r"mhlo\.num_partitions = (\d+)")
 _AXIS = "fsdp"  # of the mesh that is made where the user has none
@@ -33,7 +32,7 @@ def plan(
     hardware: str = "",
     devices: int | None = None,
     slices: int | None = None,
-    xla_flags: Sequence[str] = (),
+    xla_flags: str | Sequence[str] = (),
     tokens_per_step: float = 0.0,
     compile_seconds: float = Limits.seconds,
     compile_gib: float = 0.0,
@@ -54,7 +53,7 @@ def plan(
         devices: number of GPUs.
         slices: TPU slices that the data-center network connects; None: as `topology` says, or
             one.
-        xla_flags: for the compiler, as ``--name=value``: they change the schedule.
+        xla_flags: for the compiler, ``--name=value`` each: they change the schedule.
         tokens_per_step: of the whole job, for the rate of tokens.
         compile_seconds: most time that the compiler may take.
         compile_gib: most host memory that it may allocate, without the libraries that it maps; 0:
@@ -72,13 +71,17 @@ def plan(
     Code that asks at trace time which devices are attached is lowered for those.
     """
     target = parse_target(topology=topology, hardware=hardware, devices=devices, slices=slices)
+    for name, number in (("tokens_per_step", tokens_per_step), ("compile_gib", compile_gib)):
+        if not 0 <= number < math.inf:
+            raise UserError(f"{name}={number}; expected a number, 0 or more")
+    flags = compiler_flags(xla_flags)
     text, axes, abstract, notes = _lowered(step, args, target)
     program, compiled_notes, _ = cache.compile_cached(
         Request(
             module="mfu_jax.planning.lowered_step",
             target=target,
             config={"text": text, "mesh": dict(axes)},
-            flags=tuple(xla_flags),
+            flags=flags,
         ),
         folder=cache.default_folder() if cache_folder == "" else _folder(cache_folder),
         limits=Limits(
@@ -91,7 +94,7 @@ def plan(
     return _plan(program, target, work).with_notes(*notes, *compiled_notes, *work_notes)
 
 
-def _plan(program: Any, target: Target, work: Work | None) -> Plan:
+def _plan(program: Any, target: Target, work: Work) -> Plan:
     if isinstance(program, TooLarge):
         return refused(target, program, work)
     return make_plan(program, target, work=work)
@@ -192,17 +195,14 @@ def _split(abstract: Any, count: int) -> Any:
 
 def _work(
     step: Callable[..., Any], abstract: tuple[Any, ...], target: Target, tokens: float
-) -> tuple[Work | None, tuple[str, ...]]:
+) -> tuple[Work, tuple[str, ...]]:
     """Model FLOPs of the traced step; a note where they cannot be counted."""
     from mfu_jax.flops.traced.counting import count_model_flops
 
+    work = Work(model_flops=None, tokens=tokens / target.devices, convention="maxtext")
     try:
         count = count_model_flops(step, *abstract)
     except Exception as error:  # a plan without an MFU is still one
-        return None, (f"model FLOPs are not counted: {first_line(error)}",)
+        return work, (f"model FLOPs are not counted: {first_line(error)}",)
     notes = tuple(f"model FLOPs lack {item.name}: {item.reason}" for item in count.unaccounted)
-    return Work(
-        model_flops=round(count.total_in("maxtext") / target.devices),
-        tokens=tokens / target.devices,
-        convention="maxtext",
-    ), notes
+    return replace(work, model_flops=round(count.total_in("maxtext") / target.devices)), notes

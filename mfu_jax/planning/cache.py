@@ -33,7 +33,7 @@ from mfu_jax.planning.compiling import (
 from mfu_jax.storage.files import replace_file
 
 _PACKAGES = (
-    *("mfu_jax", "jax", "jaxlib", "libtpu", "flax", "optax", "maxtext", "tokamax"),
+    *("mfu_jax", "jax", "jaxlib", "libtpu", "flax", "optax", "qwix", "maxtext", "tokamax"),
     *("jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
 )
 _ASK_VERSIONS = f"""

@@ -38,8 +38,10 @@ _DOES_NOT_FIT = re.compile(
 )
 _OUT_OF_MEMORY = re.compile(
     r"std::bad_alloc|MemoryError|Cannot allocate memory|bad allocation|mmap error: 12\b|"
-    r"LLVM ERROR: out of memory|tcmalloc.* (?:failed|[Uu]nable to allocate)"
+    r"LLVM ERROR: out of memory|OpenBLAS error: Memory allocation|"
+    r"tcmalloc.* (?:failed|[Uu]nable to allocate)"
 )
+_NO_THREAD = re.compile(r"pthread_create(?:\(\))? failed")
 _NO_COMPILER = (
     (re.compile(r"TPU support not installed|No module named 'libtpu'"), "plan-tpu"),
     (re.compile(r"topology not implemented for cuda|Unknown backend cuda"), "plan-gpu"),
@@ -49,9 +51,12 @@ _UNKNOWN_GPU_FLAGS = re.compile(r"Unknown flags? in XLA_FLAGS: (.+)")
 _FLAG_NAME = re.compile(r"--(\w+)")
 _REFUSED_FLAG = re.compile(r"FAILED_PRECONDITION: .*Please disable it with (\w+)=false")
 _UNKNOWN_KEY = re.compile(r"ValueError: '(\w+)' not in '")
+_FATAL = re.compile(r"^F\d{4} \S+ +\d+ (\S+:\d+\] .*\S)", re.MULTILINE)  # of absl's logging
 _ABOUT_TRACEBACKS = "For simplicity, JAX has removed its internal frames"
 _STAGES = ("tracing", "compiling", "writing")  # what a child says on its way
 _POLL_SECONDS = 0.5
+# What a tiny step takes (seen); with less, libraries fail in many ways, or retry for ever.
+_LEAST_BYTES = int(0.4 * 2**30)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -141,6 +146,11 @@ def compile_program(
         UserError: the compiler is not installed, failed, crashed, or ran out of time or memory.
     """
     limits = limits or Limits()
+    if 0 < limits.memory_bytes < _LEAST_BYTES:
+        raise UserError(
+            f"{_allowed(limits)} is out of host memory before any compile; expected 0.4 or more, "
+            "which a tiny step takes; pass a larger compile_gib=…, or none for no limit"
+        )
     with tempfile.TemporaryDirectory(prefix="mfu-jax-plan-") as folder:
         out, dumps = Path(folder, "program.mfu"), Path(folder, "xla")
         asked = Path(folder, "request.json")
@@ -157,8 +167,10 @@ def compile_program(
 
 
 def _why_no_code(code: int | None, log: str, limits: Limits) -> str:
-    if code is None or code == -signal.SIGKILL:
+    if code is None:
         why = f"no machine code within code_seconds={limits.code_seconds:g}"
+    elif code == -signal.SIGKILL:
+        why = "the compiler was killed at the machine code, usually for want of host memory"
     else:
         why = f"the compiler failed at the machine code: {_last_line(log)}"
     return (
@@ -328,7 +340,9 @@ def _kept(log: str) -> str:
 
 
 def _last_line(log: str) -> str:
-    """What went wrong; JAX ends its tracebacks with a line about them."""
+    """What went wrong; JAX ends its tracebacks with a line about them, libtpu crashes with more."""
+    if fatal := _FATAL.search(log):
+        return fatal[1]
     lines = [line for line in log.splitlines() if line.strip(" -")]
     said = [line for line in lines if not line.startswith(_ABOUT_TRACEBACKS)]
     return said[-1] if said else "no message"
@@ -373,7 +387,7 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
                 f"because the default install leaves it out; pip install 'mfu_jax[{extra}]'"
             )
     # A thread's stack counts, too.
-    has_no_stack = limits.memory_bytes > 0 and "pthread_create failed" in log
+    has_no_stack = limits.memory_bytes > 0 and _NO_THREAD.search(log)
     if _OUT_OF_MEMORY.search(log) or code == -signal.SIGKILL or has_no_stack:
         raise UserError(
             f"compiling for {chip} ran out of host memory ({_allowed(limits)}); expected less; "
@@ -381,4 +395,6 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
             "larger compile_gib=…, or plan fewer layers"
         )
     how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
+    if code < 0 and limits.memory_bytes:  # a null pointer, often
+        how += f", perhaps for {_allowed(limits)}"
     raise UserError(f"compiling for {chip} {how}: {last}{_kept(log)}")

@@ -36,15 +36,15 @@ class Work:
     """What one step is for, on one device.
 
     Attributes:
-        model_flops: by `convention`.
-        tokens: that it trains on.
+        model_flops: by `convention`; None if not known.
+        tokens: that it trains on; 0: not known.
         convention: how attention pairs are counted.
         experts: whether the model has any; None if that is not known.
         own_rows: share of the rows of grouped kernels that they multiply (expert parallelism).
         tiles: in which grouped kernels multiply; None: those of the program.
     """
 
-    model_flops: int
+    model_flops: int | None
     tokens: float
     convention: str
     experts: bool | None = None
@@ -130,8 +130,11 @@ class Plan:
             price: of one chip for one hour; 0: not said.
         """
         rate = self.tokens_per_sec_per_chip
-        if not tokens or not rate:
-            return self
+        if not tokens:
+            return self.with_notes("no cost: pass tokens= beside price=") if price else self
+        if not rate:
+            why = "the step's tokens, or its time, are not known"
+            return self.with_notes(f"no days for {tokens:,.4g} tokens: {why}")
         chip_seconds = tokens / rate
         return replace(
             self,
@@ -299,14 +302,15 @@ def _rates(
     chip, executed = target.chip, executed_by_dtype(costs)
     optimal = sum(flops / chip.peak_flops_per_sec(dtype) for dtype, flops in executed.items())
     rates: dict[str, Any] = {"hfu": optimal / seconds}
-    if work and executed.total():
+    if work and work.tokens:
+        rates["tokens_per_sec_per_chip"] = work.tokens * chip.devices_per_chip / seconds
+    if work and work.model_flops and executed.total():
         share = work.model_flops / executed.total()  # at the program's own mix of dtypes
         rates |= {
             "model_flops": work.model_flops,
             "convention": work.convention,
             "mfu": optimal * share / seconds,
             "mfu_ceiling": optimal * share / bound,
-            "tokens_per_sec_per_chip": work.tokens * chip.devices_per_chip / seconds or None,
         }
     return rates
 

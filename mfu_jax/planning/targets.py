@@ -88,7 +88,8 @@ def parse_target(
         )
     if not hardware:
         raise UserError("no chips to plan for; pass topology=v5p:8x8x8, or hardware=h100 devices=8")
-    return _gpus(named(hardware), 8 if devices is None else devices)
+    chip = named(hardware, instead=f"pass one of {_plannable_gpus()}")
+    return _gpus(chip, 8 if devices is None else devices)
 
 
 def generation_of(name: str) -> str:
@@ -173,12 +174,16 @@ def _shape_of(topology: str, number: str, cores: int, axes: int) -> tuple[int, .
     return tuple(sorted(2 ** (third + (axis < more)) for axis in range(3)))
 
 
+def _plannable_gpus() -> str:
+    return ", ".join(chip.name for chip in table() if "nvlink_gbps" in chip.interconnect)
+
+
 def _gpus(chip: Chip, devices: int) -> Target:
     per_host = int(chip.interconnect.get("devices_per_host", 0))
     if not per_host:
         raise UserError(
             f"hardware={chip.name!r}: the table has no interconnect for it; expected one of "
-            + ", ".join(c.name for c in table() if "nvlink_gbps" in c.interconnect)
+            f"{_plannable_gpus()}"
         )
     if not 1 <= devices <= _MOST_CHIPS:
         raise UserError(f"devices={devices}; expected 1 to {_MOST_CHIPS}")

@@ -9,7 +9,7 @@ import pytest
 
 from mfu_jax.cli import main
 from mfu_jax.dumps.files import write
-from mfu_jax.dumps.program import ProgramDump
+from mfu_jax.dumps.program import ProgramDump, Topology
 from mfu_jax.planning.compiling import Compiled, TooLarge
 from mfu_jax.planning.step_sources import MaxTextStep
 from mfu_jax.trainer.planned_step import TrainerStep
@@ -61,6 +61,50 @@ def test_a_dump(capsys, dump):
     assert (plan["executed_flops"], plan["model_flops"]) == (FLOPS, FLOPS // 2)
     assert plan["step_time_bound_seconds"] == pytest.approx(FLOPS / 197e12)
     assert plan["mfu"] == pytest.approx(plan["hfu"] / 2)
+
+
+def test_a_dumps_tokens_need_no_model_flops(capsys, dump):
+    words = ("topology=v5e:1x1", "tokens_per_step=8", "tokens=86400", "--json")
+    _, shown = _plan(capsys, dump, *words)
+    plan = json.loads(shown.out)
+    assert plan["mfu"] is None
+    assert plan["tokens_per_sec_per_chip"] == pytest.approx(8 / plan["step_time_seconds"])
+    assert plan["days"] == pytest.approx(plan["step_time_seconds"] / 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (("tokens=1e12",), "no days for 1e+12 tokens"),
+        (("price=2",), "no cost: pass tokens="),
+        ((), None),
+    ],
+)
+def test_days_and_cost_that_cannot_be_told_are_a_note(capsys, dump, words, note):
+    notes = json.loads(_plan(capsys, dump, "topology=v5e:1x1", "--json", *words)[1].out)["notes"]
+    assert [n.partition(note or " ")[0] for n in notes] == ([""] if note else [])
+
+
+@pytest.mark.parametrize(
+    ("platform", "kind", "note"),
+    [("tpu", "TPU v5 lite", ""), ("tpu", "TPU v6 lite", "compiled for TPU v6 lite"), ("", "", "")],
+)
+def test_a_dump_of_another_chip_says_so(capsys, tmp_path, platform, kind, note):
+    path = str(tmp_path / "step.mfu")
+    write(ProgramDump(text=TEXT, topology=Topology(platform=platform, device_kind=kind)), path)
+    code, shown = _plan(capsys, path, "topology=v5e:1x1")
+    assert code == 0
+    assert ("the program was compiled for" in shown.out) == bool(note)
+    assert note in shown.out
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_a_dump_of_another_platform_is_one_line(capsys, tmp_path, platform):
+    path = str(tmp_path / "step.mfu")
+    write(ProgramDump(text=TEXT, topology=Topology(platform=platform)), path)
+    code, shown = _plan(capsys, path, "topology=v5e:1x1")
+    assert (code, shown.out, shown.err.count("\n")) == (2, "", 1)
+    assert f"is a program for {platform}; expected one for tpu" in shown.err
 
 
 def test_a_dump_for_other_chips_is_one_line(capsys, tmp_path):
@@ -180,6 +224,14 @@ def test_a_run_that_is_no_run_is_not_called_wrong_json(capsys, tmp_path):
         (("topology=v6e-8", "data=2", "fsdp=1", "tensor=4", "per_device_batch_size=0.3"), "2.4"),
         (("topology=v6e-8", "a.html"), "expected a page once, after --html"),
         (("topology=v6e-8", "compile_gib=x"), "compile_gib='x'"),
+        (("hardware=rtx9999",), "pass one of A100"),
+        (("topology=v6e-8", "budget=20min"), "budget= is a key of --sweep"),
+        (("topology=v6e-8", "model=3"), "model= is a key of a dump"),
+        (("topology=v6e-8", "maxtext_python=x"), "is a key of --maxtext or --run"),
+        (("topology=v6e-8", "--sweep", "remat_policy=full,none", "tokens=1e9"), "a single plan"),
+        (("topology=v6e-8", "a.yml", "--maxtext"), "--maxtext reads no file"),
+        (("topology=v6e-8", "a.mfu", "--sweep"), "a.mfu and --sweep; expected one form"),
+        (("run.json", "--run", "--maxtext"), "--run and --maxtext; expected one form"),
         (("topology=v6e-8", "slices=0"), "slices=0; expected 1 or more"),
         (("topology=v6e-8", "xla_flags=--xla_a=1 xla_b=2"), "xla_flags has 'xla_b=2'"),
     ],

@@ -104,6 +104,12 @@ def test_without_shardings_arrays_are_split_over_all_devices(requests):
     assert plan.tokens_per_sec_per_chip is None
 
 
+@pytest.mark.parametrize("flags", ["--xla_a=1 --xla_b=2", ["--xla_a=1", "--xla_b=2"]])
+def test_flags_are_words_of_a_text_or_of_a_list(requests, flags):
+    mfu_jax.plan(step, *_arguments(), topology="v6e-8", xla_flags=flags)
+    assert requests[0].flags == ("--xla_a=1", "--xla_b=2")
+
+
 def test_arrays_are_taken_for_their_shapes(requests):
     arrays = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), _arguments())
     plan = mfu_jax.plan(step, *arrays, topology="v6e-1")
@@ -117,6 +123,8 @@ def test_arrays_are_taken_for_their_shapes(requests):
         (_arguments(_abstract_mesh()), {"topology": "v9-8"}, "expected a TPU generation"),
         (_arguments()[:1], {"topology": "v6e-8"}, "cannot be lowered for tpu: TypeError"),
         (_arguments(_abstract_mesh()), {}, "no chips to plan for"),
+        (_arguments(), {"topology": "v6e-8", "xla_flags": "xla_a=1"}, "xla_flags has 'xla_a=1'"),
+        (_arguments(), {"topology": "v6e-8", "tokens_per_step": -5}, "tokens_per_step=-5"),
     ],
 )
 def test_wrong_input_is_one_line(requests, arguments, options, word):

@@ -1,6 +1,7 @@
 """Compiling in a child process: what it returns, and what each kind of failure says."""
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -91,8 +92,16 @@ def test_gpu_flags_that_are_unknown_are_all_left_out():
 @pytest.mark.parametrize(
     ("config", "word"),
     [
-        ({"crash": True}, "killed by signal 11"),
+        ({"crash": signal.SIGSEGV}, "killed by signal 11"),
         ({"message": "what went wrong"}, "exit code 1: what went wrong"),
+        (
+            {
+                "message": "F1123 22:13:08.081828   25361 emitter.cc:175] Check failed: kib > 0 \n"
+                "*** Check failure stack trace: ***\n    @ 0x7f58e549bc54  xla::Emit()\n"
+                "E1123 22:13:08.394492   25361 process_state.cc:708] RAW: Raising signal 6"
+            },
+            r"exit code 1: emitter\.cc:175\] Check failed: kib > 0; the whole log",
+        ),
         (
             {
                 "message": "ValueError: 255 tokens\n----\nFor simplicity, JAX has removed its "
@@ -139,13 +148,30 @@ def test_a_compiler_keeps_to_its_memory():
     assert compile_program(_request(bytes=2**31)).program.as_text() == TEXT
 
 
-def test_a_thread_without_room_for_its_stack_is_out_of_the_memory_that_was_allowed():
-    """LLVM's own words, of a real compile with compile_gib=0.2."""
-    said = "LLVM ERROR: pthread_create failed: Resource temporarily unavailable"
+@pytest.mark.parametrize(
+    "said",
+    [
+        "LLVM ERROR: pthread_create failed: Resource temporarily unavailable",
+        "F1123 22:27:34.1 9 env.cc:93] Check failed: x creation via pthread_create() failed.",
+    ],
+)
+def test_a_thread_without_room_for_its_stack_is_out_of_the_memory_that_was_allowed(said):
+    """The compilers' own words, of real compiles with less than half a GiB."""
     with pytest.raises(UserError, match=r"out of host memory \(compile_gib=1\)"):
         compile_program(_request(message=said), limits=Limits(memory_bytes=2**30))
-    with pytest.raises(UserError, match="pthread_create failed"):
+    with pytest.raises(UserError, match=r"exit code 1: .*pthread_create"):
         compile_program(_request(message=said))
+
+
+def test_a_crash_within_a_limit_of_memory_names_the_limit():
+    with pytest.raises(UserError, match="signal 11, perhaps for compile_gib=1: "):
+        compile_program(_request(crash=signal.SIGSEGV), limits=Limits(memory_bytes=2**30))
+
+
+def test_less_memory_than_any_compile_takes_is_refused_at_once():
+    """With 0.1 GiB, numpy's BLAS was seen to ask for memory for ever."""
+    with pytest.raises(UserError, match=r"compile_gib=0\.1 .*expected 0\.4 or more"):
+        compile_program(_request(seconds=60), limits=Limits(memory_bytes=round(0.1 * 2**30)))
 
 
 def test_a_gpus_description_has_the_fields_of_the_recorded_one():
@@ -163,7 +189,8 @@ def test_a_gpus_description_has_the_fields_of_the_recorded_one():
     ("then", "why"),
     [
         ({"seconds": 60}, "no machine code within code_seconds=0.2"),
-        ({"crash": True}, "failed at the machine"),
+        ({"crash": signal.SIGSEGV}, "failed at the machine"),
+        ({"crash": signal.SIGKILL}, "was killed at the machine code"),
     ],
 )
 def test_without_machine_code_there_is_the_schedule_and_its_memory(then, why):

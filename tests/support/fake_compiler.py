@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -36,8 +35,8 @@ def main(asked: str, out: str) -> None:
     bytes(config.get("bytes", 0))
     if config.get("scheduled"):
         _dump(Path(os.environ["XLA_FLAGS"].partition("--xla_dump_to=")[2].split()[0]))
-    if config.get("crash"):
-        os.kill(os.getpid(), signal.SIGSEGV)
+    if number := config.get("crash"):
+        os.kill(os.getpid(), number)
     time.sleep(config.get("seconds", float(os.environ.get("FAKE_COMPILER_SECONDS", 0))))
     words = dict(word.split("=", 1) for word in config.get("arguments", ()) if "=" in word)
     if "remat_policy" in words:

@@ -44,6 +44,7 @@ def test_as_a_decorator_in_a_class_it_is_a_method(is_on: bool) -> None:
         assert Trainer.step.flops.model.per_device == _FLOPS
 
 
+@pytest.mark.filterwarnings("ignore:functools.partial will be:FutureWarning")  # Python 3.13's own
 def test_what_is_no_method_of_a_class_stays_none() -> None:
     class Trainer:
         step: Any = mfu_jax.instrument(functools.partial(Model().step, jnp.ones((8, 3))), sinks=[])

@@ -161,7 +161,7 @@ def test_a_fork_neither_waits_for_the_logger_nor_closes_it(tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("waited")]
-    assert float(line.split()[1]) < 3  # a logger without its threads takes about 8 s to close
+    assert float(line.split()[1]) < 6  # a logger without its threads takes about 8 s to close
     assert "were not all written" not in done.stderr
     assert len(path.read_text().splitlines()) == 4
 

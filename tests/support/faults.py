@@ -13,7 +13,8 @@ import inspect
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +102,18 @@ class Injector:
         """Every call of `code` raises `InjectedError`; also where its function is made later."""
         before = [(function, function.__code__) for function in self._holders[code]]
         InjectedError.times = 0
-        for function, whole in before:
-            function.__code__ = _replaced(whole, code)
+        _set_codes((function, _replaced(whole, code)) for function, whole in before)
         try:
             yield
         finally:
-            for function, whole in before:
-                function.__code__ = whole
+            _set_codes(before)
+
+
+def _set_codes(codes: Iterable[tuple[types.FunctionType, types.CodeType]]) -> None:
+    with warnings.catch_warnings():  # Python 3.13: a generator becomes a plain function, and back
+        warnings.filterwarnings("ignore", "Assigning a code object", DeprecationWarning)
+        for function, code in codes:
+            function.__code__ = code
 
 
 def _is_ours(function: Any) -> bool:

@@ -1,13 +1,14 @@
 """Plants one fault after the other in the reference trainer, and asks `mfu-jax profile`.
 
-    python -m scripts.planted_faults [--only sync,data] [--pairs 7] [--steps 8] [--traces 3]
+    python -m scripts.planted_faults [--only sync,data] [--pairs 3] [--most-pairs 9] [--steps 8]
 
 For each fault it prints the first advice with its expected gain, and what removing the fault really
 brings: the median difference of step times between a run with the fault and one without, which take
-turns of a few steps in one process, without a trace; first the one, then the other begins. The exit
-code is 1 if a fault is not named first, or its gain is off by more than 20%, or if a healthy run
-gets advice. It wants a machine with two cores and nothing else to do; each line says how long it
-took.
+turns of a few steps in one process, without a trace; first the one, then the other begins. Turns go
+on until that median is known to 5% (its standard error, from the spread of the pairs; the advice
+has no say in it), or there are `--most-pairs`. The exit code is 1 if a fault is not named first, or
+its gain is off by more than 20%, or if a healthy run gets advice. It wants a machine with two cores
+and nothing else to do; each line says how many pairs and how long it took.
 
 The C library keeps the memory that arrays free, as an accelerator's pool does. Its default gives
 large arrays back to the system, which clears their pages anew: up to a third of the CPU time of a
@@ -22,6 +23,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -29,25 +31,27 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from mfu_jax.formatting import columns
 
 _WITHIN = 0.2
+_KNOWN_TO = 0.05  # standard error of what removing a fault brings, of itself
 _KEEPS_MEMORY = {  # of glibc's malloc
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(10**12),
     "MALLOC_TOP_PAD_": str(2**28),
     "MALLOC_ARENA_MAX": "1",
 }
-_HEAD = ("fault", "step", "advice", "gain", "measured", "off", "took", "others")
+_HEAD = ("fault", "step", "advice", "gain", "measured", "off", "pairs", "took", "others")
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="names of faults, joined by commas")
-    parser.add_argument("--pairs", type=int, default=7, help="turns of each run")
+    parser.add_argument("--pairs", type=int, default=3, help="turns of each run, at least")
+    parser.add_argument("--most-pairs", type=int, default=9, help="turns of each run, at most")
     parser.add_argument("--steps", type=int, default=8, help="of each turn")
     parser.add_argument("--traces", type=int, default=3, help="of each run with a fault")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
@@ -67,14 +71,15 @@ def main(argv: Sequence[str]) -> int:
         rows.append(row)
         is_right &= right
         print("  ".join(row), file=sys.stderr, flush=True)
-    print("\n".join(columns(rows, "<><>>>><")))
+    print("\n".join(columns(rows, "<><>>>>><")))
     return 0 if is_right else 1
 
 
 def _in_child(name: str, devices: int, arguments: argparse.Namespace) -> Any:
     """What `_measured` returns, from a process of its own with so many devices."""
     flags = f"--xla_force_host_platform_device_count={devices} --xla_cpu_multi_thread_eigen=false"
-    counts = {name: getattr(arguments, name) for name in ("pairs", "steps", "traces")}
+    names = ("pairs", "most-pairs", "steps", "traces")
+    counts = {name: getattr(arguments, name.replace("-", "_")) for name in names}
     options = [word for name, count in counts.items() for word in (f"--{name}", str(count))]
     process = subprocess.run(
         [sys.executable, "-m", "scripts.planted_faults", "--child", name, *options],
@@ -98,8 +103,8 @@ def _measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         contextlib.redirect_stdout(nowhere),
     ):
         faulty, healthy = FAULTS[name].pair(Path(folder))
-        steps = arguments.steps
-        for turn in range(arguments.pairs):
+        steps, share = arguments.steps, FAULTS[name].share
+        for turn in range(arguments.most_pairs):
             if turn % 2:  # what slows the machine down for a while slows either as often
                 fast = healthy.step_seconds(steps)
                 times.append((faulty.step_seconds(steps), fast))
@@ -108,22 +113,41 @@ def _measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
             if turn < arguments.traces:
                 advice = read_profile(faulty.trace(steps), peak_tflops_per_device=0.1).advice
                 found.append({one.cause: one.gain_seconds for one in advice})
+            is_settled = not FAULTS[name].cause or _is_known(_differences(times, share))
+            if turn + 1 >= max(arguments.pairs, arguments.traces) and is_settled:
+                break
         faulty.close()
         healthy.close()
     return {"times": times, "advice": found}
 
 
+def _differences(times: Sequence[tuple[float, float]], share: float) -> list[float]:
+    """What removing the fault brought, pair by pair, in seconds a step."""
+    return [slow - fast * share for slow, fast in times]
+
+
+def _is_known(differences: Sequence[float]) -> bool:
+    """Whether the standard error of their median is below `_KNOWN_TO` of it.
+
+    That of normal values: 1.253 σ / √n, and σ is 1.253 × the mean deviation from the median.
+    """
+    middle = median(differences)
+    deviation = fmean(abs(difference - middle) for difference in differences)
+    error = 1.253 * 1.253 * deviation / math.sqrt(len(differences))
+    return error <= _KNOWN_TO * abs(middle)
+
+
 def _row(name: str, fault: Any, measured: Any, seconds: float) -> tuple[tuple[str, ...], bool]:
     step = median(slow for slow, _ in measured["times"])
-    brought = median(slow - fast * fault.share for slow, fast in measured["times"])
+    brought = median(_differences(measured["times"], fault.share))
     advice = _usual(measured["advice"])
     (first, gain), *others = [*advice, ("none", 0.0)][: max(1, len(advice))]
-    took = f"{seconds:.0f} s"
+    pairs, took = str(len(measured["times"])), f"{seconds:.0f} s"
     rest = ", ".join(f"{cause} {_ms(seconds)}" for cause, seconds in others)
     if not fault.cause:
-        return (name, _ms(step), first, "", "", "", took, rest), not advice
+        return (name, _ms(step), first, "", "", "", pairs, took, rest), not advice
     off = gain / brought - 1 if brought else 0.0
-    row = (name, _ms(step), first, _ms(gain), _ms(brought), f"{off:+.0%}", took, rest)
+    row = (name, _ms(step), first, _ms(gain), _ms(brought), f"{off:+.0%}", pairs, took, rest)
     return row, first == fault.cause and abs(off) <= _WITHIN
 
 

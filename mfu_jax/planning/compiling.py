@@ -386,13 +386,13 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
                 f"{request.python} has no compiler for {chip}; expected it beside JAX; usually "
                 f"because the default install leaves it out; pip install 'mfu_jax[{extra}]'"
             )
-    # A thread's stack counts, too.
-    has_no_stack = limits.memory_bytes > 0 and _NO_THREAD.search(log)
+    has_no_stack = limits.memory_bytes > 0 and _NO_THREAD.search(log)  # a thread's stack counts
     if _OUT_OF_MEMORY.search(log) or code == -signal.SIGKILL or has_no_stack:
+        how = "was killed, probably as it " if code == -signal.SIGKILL else ""
         raise UserError(
-            f"compiling for {chip} ran out of host memory ({_allowed(limits)}); expected less; "
-            "usually a large program that is not scanned, or other work on this machine; pass a "
-            "larger compile_gib=…, or plan fewer layers"
+            f"compiling for {chip} {how}ran out of host memory ({_allowed(limits)}); expected "
+            "less; usually a large program that is not scanned, or other work on this machine; "
+            "pass a larger compile_gib=…, or plan fewer layers"
         )
     how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
     if code < 0 and limits.memory_bytes:  # a null pointer, often

@@ -118,6 +118,7 @@ def test_gpu_flags_that_are_unknown_are_all_left_out():
             {"message": "NotImplementedError: topology not implemented for cuda"},
             r"mfu_jax\[plan-gpu\]",
         ),
+        ({"crash": signal.SIGKILL}, "killed, probably as it ran out of host memory"),
         ({"message": "terminate called after throwing std::bad_alloc"}, "out of host memory"),
         ({"message": "F1 low_level_alloc.cc:625] RAW: mmap error: 12"}, "out of host memory"),
     ],

@@ -23,7 +23,8 @@ def profile(
 ) -> Iterator[None]:
     """Traces the devices while it is open, for ``mfu-jax profile FOLDER``.
 
-    At its begin and at its end it waits for the devices. Then it writes the program of `step`
+    At its begin and at its end it waits for every array that somebody holds: keep the last output,
+    or the trace ends before the steps do. Then it writes the program of `step`
     beside the trace, with its model FLOPs and its mesh. Without `step`, the trace's own copy of
     each program is used: then model FLOPs are those of the program's forward and backward pass.
 

@@ -125,8 +125,7 @@ class _Parser:
     def _add(self, computation: HloComputation, lines: Sequence[Line], *, is_plain: bool) -> None:
         """Makes the instructions of a computation; `is_plain` as of all their operands."""
         one, indexed = self.kept.setdefault, self.indexed
-        made: dict[str, HloInstruction] = {}
-        number = computation.number
+        made, number = computation.instructions, computation.number
         for _, name, shape, opcode, operands, rest in lines:
             number += 1
             instruction = HloInstruction(
@@ -139,7 +138,6 @@ class _Parser:
                 computations, instructions = indexed[opcode]
                 computations.append(computation)
                 instructions.append(instruction)
-        computation.instructions = made
 
     def _read_by_lines(self, computation: HloComputation) -> None:
         """Reads a computation of which some instructions have several lines, or errors."""

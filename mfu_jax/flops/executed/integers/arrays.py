@@ -68,7 +68,9 @@ def _iota(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compu
     return lambda values: value
 
 
-def _starts(values: Sequence[Value], dims: tuple[int, ...], sizes: tuple[int, ...]) -> list[int] | None:
+def _starts(
+    values: Sequence[Value], dims: tuple[int, ...], sizes: tuple[int, ...]
+) -> list[int] | None:
     """Start indices, clamped so that the slice is inside of the array."""
     starts = []
     for value, dim, size in zip(values, dims, sizes, strict=True):

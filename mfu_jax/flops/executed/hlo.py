@@ -65,12 +65,13 @@ class HloInstruction:
     """
 
     __slots__ = (
+        "_after",
         "_attributes",
         "_callees",
+        "_head",
         "_operands",
         "attribute_text",
         "name",
-        "number",
         "opcode",
         "operand_text",
         "shape_text",
@@ -83,14 +84,17 @@ class HloInstruction:
         opcode: str,
         operand_text: str,
         attribute_text: str,
-        number: int,
+        head: int,
+        after: int = 0,
     ) -> None:
+        """Its line is `after` lines behind line `head`, as both are kept: most are shared ints."""
         self.name = name
         self.shape_text = shape_text
         self.opcode = opcode
         self.operand_text = operand_text
         self.attribute_text = attribute_text
-        self.number = number
+        self._head = head
+        self._after = after
         self._operands: tuple[str, ...] | None = None
         self._attributes: dict[str, str] | None = None
         self._callees: tuple[str, ...] | None = None
@@ -102,6 +106,11 @@ class HloInstruction:
         if end < 0:
             raise HloParseError("operands without a closing parenthesis", tail, self.number)
         self.operand_text, self.attribute_text = tail[:end], tail[end + 1 :]
+
+    @property
+    def number(self) -> int:
+        """The number of its first line."""
+        return self._head + self._after
 
     def error(self, reason: str) -> HloParseError:
         """An error that shows this instruction."""
@@ -228,17 +237,8 @@ class HloComputation:
     """
 
     __slots__ = (
-        "_made",
-        "_marked",
-        "_parameters",
-        "_users",
-        "deferred",
-        "elementwise",
-        "is_defined",
-        "mixes",
-        "name",
-        "number",
-        "roots",
+        *("_made", "_marked", "_parameters", "_users", "deferred", "elementwise", "is_defined"),
+        *("mixes", "name", "number", "roots"),
     )
 
     def __init__(self, name: str, number: int) -> None:
@@ -257,8 +257,9 @@ class HloComputation:
     def instructions(self) -> dict[str, HloInstruction]:
         """By name, in the order of the text."""
         if self.deferred:
-            lines = enumerate(read_lines(self.deferred) or (), self.number + 1)
-            self._made = {line[1]: HloInstruction(*line[1:], number) for number, line in lines}
+            lines = enumerate(read_lines(self.deferred) or (), 1)
+            head = self.number
+            self._made = {line[1]: HloInstruction(*line[1:], head, after) for after, line in lines}
             self.deferred = ""
         return self._made
 

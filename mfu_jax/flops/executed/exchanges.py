@@ -52,7 +52,7 @@ def compile_exchange(
     if receive is None:
         return None
 
-    def compute(values: list[Value]) -> Value:
+    def compute(values: Sequence[Value]) -> Value:
         numbers, value = values
         if not isinstance(numbers, ByDevice):
             return None  # one device alone does not know what others send

@@ -65,12 +65,13 @@ class HloInstruction:
     """
 
     __slots__ = (
+        "_after",
         "_attributes",
         "_callees",
+        "_head",
         "_operands",
         "attribute_text",
         "name",
-        "number",
         "opcode",
         "operand_text",
         "shape_text",
@@ -83,14 +84,17 @@ class HloInstruction:
         opcode: str,
         operand_text: str,
         attribute_text: str,
-        number: int,
+        head: int,
+        after: int = 0,
     ) -> None:
+        """Its line is `after` lines behind line `head`, as both are kept: most are shared ints."""
         self.name = name
         self.shape_text = shape_text
         self.opcode = opcode
         self.operand_text = operand_text
         self.attribute_text = attribute_text
-        self.number = number
+        self._head = head
+        self._after = after
         self._operands: tuple[str, ...] | None = None
         self._attributes: dict[str, str] | None = None
         self._callees: tuple[str, ...] | None = None
@@ -102,6 +106,11 @@ class HloInstruction:
         if end < 0:
             raise HloParseError("operands without a closing parenthesis", tail, self.number)
         self.operand_text, self.attribute_text = tail[:end], tail[end + 1 :]
+
+    @property
+    def number(self) -> int:
+        """The number of its first line."""
+        return self._head + self._after
 
     def error(self, reason: str) -> HloParseError:
         """An error that shows this instruction."""
@@ -219,8 +228,7 @@ class HloComputation:
     Attributes:
         name: unique in its module.
         number: of its first line.
-        instructions: by name, in the order of the text; made from `deferred` when first needed.
-        deferred: the text of its instructions, where a count may never need them.
+        deferred: the text of its instructions until they are needed, which may be never.
         elementwise: FLOPs of one run, if it has nothing but elementwise work; None elsewhere.
         mixes: whether its result is made of all its parameters, without a matmul, and of no value
             that differs between devices.
@@ -229,19 +237,9 @@ class HloComputation:
     """
 
     __slots__ = (
-        "_marked",
-        "_parameters",
-        "_users",
-        "deferred",
-        "elementwise",
-        "instructions",
-        "is_defined",
-        "mixes",
-        "name",
-        "number",
-        "roots",
+        *("_made", "_marked", "_parameters", "_users", "deferred", "elementwise", "is_defined"),
+        *("mixes", "name", "number", "roots"),
     )
-    instructions: dict[str, HloInstruction]
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name
@@ -250,18 +248,20 @@ class HloComputation:
         self.elementwise: int | None = None
         self.mixes = self.is_defined = False
         self.roots = 0
+        self._made: dict[str, HloInstruction] = {}
         self._marked = ""
         self._parameters: dict[int, HloInstruction] | None = None
         self._users: dict[str, list[HloInstruction]] | None = None
 
-    def __getattr__(self, name: str) -> dict[str, HloInstruction]:
-        """`instructions`, which are made once."""
-        if name != "instructions":
-            raise AttributeError(name)
-        lines = enumerate(read_lines(self.deferred) or (), self.number + 1)
-        made = {line[1]: HloInstruction(*line[1:], number) for number, line in lines}
-        self.instructions, self.deferred = made, ""
-        return made
+    @property
+    def instructions(self) -> dict[str, HloInstruction]:
+        """By name, in the order of the text."""
+        if self.deferred:
+            lines = enumerate(read_lines(self.deferred) or (), 1)
+            head = self.number
+            self._made = {line[1]: HloInstruction(*line[1:], head, after) for after, line in lines}
+            self.deferred = ""
+        return self._made
 
     def mark_root(self, name: str) -> None:
         """Notes an instruction that is marked as ROOT."""
@@ -277,11 +277,11 @@ class HloComputation:
     def operand(self, instruction: HloInstruction, index: int) -> HloInstruction:
         """The instruction that makes operand `index` of `instruction`."""
         name = instruction.operand(index)
-        return self.instructions.get(name) or self[name]
+        return self._made.get(name) or self[name]
 
     def operand_shapes(self, instruction: HloInstruction) -> list[Shape]:
         """Shapes of all operands."""
-        made = self.instructions
+        made = self._made or self.instructions
         try:
             return [made[name].shape for name in instruction.operands]
         except KeyError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -82,13 +82,11 @@ class Loop:
         self.trips = trips
         self.body, self.condition = Slice(evaluation, body), Slice(evaluation, condition)
         self.holds = self.condition.root() if trips is None else UNKNOWN
-        needed = [leaf.path for leaf in self.condition.inputs]
-        self.paths = list(dict.fromkeys([*needed, *wanted]))
+        self.paths: list[TuplePath] = []
         self.next: list[int] = []  # registers of the body that hold the next state
-        for path in self.paths:  # grows
-            self.next.append(self.body.root(path))
-            new = [leaf.path for leaf in self.body.inputs if leaf.path not in self.paths]
-            self.paths += dict.fromkeys(new)
+        self._follow([leaf.path for leaf in self.condition.inputs])
+        self.counted = len(self.paths)  # those that the trip count depends on come first
+        self._follow(wanted)
         if any(leaf.number for leaf in (*self.body.inputs, *self.condition.inputs)):
             raise instruction.error("while whose body or condition takes more than its state")
         self.at = {path: k for k, path in enumerate(self.paths)}
@@ -100,9 +98,22 @@ class Loop:
             for path, register in zip(self.paths, self.next, strict=True)
         ]
         self.is_joint = self.body.is_joint or self.condition.is_joint
+        linear = {step.register for step in self.body.steps if step.instruction.opcode in _LINEAR}
+        self.may_be_line = [register in linear for register in self.next]
         self.memo: dict[State, LoopRun] = {}
+        self.proofs: dict[State, int | None] = {}  # by the values that are `counted`
         self.joint_memo: dict[State, list[LoopRun]] = {}  # of each device
         self.known_steps: dict[State, list[int | None]] = {}  # by the values that never change
+
+    def _follow(self, paths: Iterable[TuplePath]) -> None:
+        """Takes paths, and all paths that their values in the next iteration depend on."""
+        self._add_paths(paths)
+        while len(self.next) < len(self.paths):
+            self.next.append(self.body.root(self.paths[len(self.next)]))
+            self._add_paths(leaf.path for leaf in self.body.inputs)
+
+    def _add_paths(self, paths: Iterable[TuplePath]) -> None:
+        self.paths += dict.fromkeys([path for path in paths if path not in self.paths])
 
     def is_invariant(self, path: TuplePath) -> bool:
         """Whether the body passes a value on unchanged."""
@@ -114,7 +125,9 @@ class Loop:
         if self.is_joint:
             runs = enumerate(self.run_jointly(start))
             return joined([of_device(run.final[k], device) for device, run in runs])
-        first, trips, step = start[k], self.count(start), self._steps(start)[k]
+        first, trips, step = start[k], self.count(start), None
+        if self.may_be_line[k] or self.invariant[k]:
+            step = self._steps(start)[k]
         if trips is not None and step is not None and isinstance(first, int):
             return wrapped(self.body.shapes[self.next[k]].dtype, first + step * trips)
         return self.run(start).final[k]
@@ -123,10 +136,13 @@ class Loop:
         """Iterations, if they are stated or proved without running the loop."""
         if self.trips is not None:
             return self.trips
-        try:
-            return self._proved(initial)
-        except StepLimitError:
-            return None
+        counted = initial[: self.counted]
+        if counted not in self.proofs:
+            try:
+                self.proofs[counted] = self._proved(initial)
+            except StepLimitError:
+                return None
+        return self.proofs[counted]
 
     def run(self, initial: State) -> LoopRun:
         """Runs the loop from a state."""

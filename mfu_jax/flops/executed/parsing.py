@@ -125,12 +125,10 @@ class _Parser:
     def _add(self, computation: HloComputation, lines: Sequence[Line], *, is_plain: bool) -> None:
         """Makes the instructions of a computation; `is_plain` as of all their operands."""
         one, indexed = self.kept.setdefault, self.indexed
-        made: dict[str, HloInstruction] = {}
-        number = computation.number
-        for _, name, shape, opcode, operands, rest in lines:
-            number += 1
+        made, head = computation.instructions, computation.number
+        for after, (_, name, shape, opcode, operands, rest) in enumerate(lines, 1):
             instruction = HloInstruction(
-                name, one(shape, shape), one(opcode, opcode), operands, rest, number
+                name, one(shape, shape), one(opcode, opcode), operands, rest, head, after
             )
             if not is_plain and not _is_plain(operands):
                 instruction.read([f"{operands}){rest}"])
@@ -139,7 +137,6 @@ class _Parser:
                 computations, instructions = indexed[opcode]
                 computations.append(computation)
                 instructions.append(instruction)
-        computation.instructions = made
 
     def _read_by_lines(self, computation: HloComputation) -> None:
         """Reads a computation of which some instructions have several lines, or errors."""

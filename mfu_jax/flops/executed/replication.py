@@ -179,8 +179,12 @@ class _Walk:
                 rule = _RULES.get(opcode) if operands or opcode in _CALLS else None
                 if rule:
                     result = rule(self, instruction, operands, depth)
+                elif opcode in DIFFER_BY_DEVICE:
+                    result = different
+                elif len(operands) == 1 and not isinstance(operands[0], list):
+                    result = operands[0]
                 else:
-                    result = different if opcode in DIFFER_BY_DEVICE else self._whole(operands)
+                    result = self._whole(operands)
             held[instruction.name] = result
             if id(instruction) in matmuls:
                 groups = self._whole(result)

@@ -8,6 +8,7 @@ all devices are computed together.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -43,6 +44,7 @@ class Step(NamedTuple):
         instruction: what it stands for.
         compute: takes the values of one device; where `is_joint`, of all devices together.
         operands: registers.
+        given: takes the values of `operands` out of those of all registers.
         is_joint: whether devices exchange integers in it.
     """
 
@@ -50,6 +52,7 @@ class Step(NamedTuple):
     instruction: HloInstruction
     compute: Compute
     operands: tuple[int, ...]
+    given: Callable[[list[Value]], Sequence[Value]]
     is_joint: bool
 
 
@@ -78,6 +81,7 @@ class Slice:
         self.is_entry = is_entry  # its arguments are data
         self.inputs: dict[Leaf, int] = {}
         self.steps: list[Step] = []
+        self.sizes: list[tuple[int, int]] = []  # the register and size of each input
         self.shapes: list[Shape] = [Shape("opaque")]
         self.initial: list[Value] = [None]
         self.is_joint = False
@@ -95,20 +99,23 @@ class Slice:
             return self._run_jointly(tuple(inputs))
         self.evaluation.spend(1 + len(self.steps))
         values = self._start(inputs)
-        for register, _, compute, operands, _ in self.steps:
-            values[register] = compute([values[i] for i in operands])
+        for register, _, compute, _, given, _ in self.steps:
+            values[register] = compute(given(values))
         return values
 
     def _start(self, inputs: Sequence[Value]) -> list[Value]:
         """The values of all registers before any step."""
         values = self.initial.copy()
-        for register, value in zip(self.inputs.values(), inputs, strict=True):
-            size = self.shapes[register].size
-            alone = value.values if isinstance(value, ByDevice) else (value,)
-            fits = all(
-                len(v.elements) == size if isinstance(v, Table) else size == 1 for v in alone
-            )
-            values[register] = value if fits else None
+        for (register, size), value in zip(self.sizes, inputs, strict=True):
+            if type(value) is int:
+                fits = size == 1
+            else:
+                alone = value.values if isinstance(value, ByDevice) else (value,)
+                fits = all(
+                    len(v.elements) == size if isinstance(v, Table) else size == 1 for v in alone
+                )
+            if fits:
+                values[register] = value
         return values
 
     def _run_jointly(self, inputs: tuple[Value, ...]) -> list[Value]:
@@ -116,9 +123,9 @@ class Slice:
         if inputs not in self._joint_runs:
             self.evaluation.spend(self.evaluation.devices * (1 + len(self.steps)))
             values = self._start(inputs)
-            for register, _, compute, operands, is_joint in self.steps:
-                given = [values[i] for i in operands]
-                values[register] = compute(given) if is_joint else on_each(compute, given)
+            for register, _, compute, _, given, is_joint in self.steps:
+                operands = given(values)
+                values[register] = compute(operands) if is_joint else on_each(compute, operands)
             self._joint_runs[inputs] = values
         return self._joint_runs[inputs]
 
@@ -129,31 +136,36 @@ class Slice:
     def register(self, instruction: HloInstruction, path: TuplePath = ()) -> int:
         """The register of an instruction of the computation; adds the steps that make it."""
         wanted = Place(self.frame, instruction, path)
-        stack = [wanted]
-        pending: dict[Key, _Sources] = {}
+        first = wanted.key()
+        registers = self._registers
+        stack = [(first, wanted)]
+        pending: dict[Key, tuple[Shape | None, _Make, list[tuple[Key, Place]]]] = {}
         while stack:
-            place = stack[-1]
-            key = place.key()
-            if key in self._registers:
+            key, place = stack[-1]
+            if key in registers:
                 stack.pop()
                 continue
             if key not in pending:
-                pending[key] = self._sources(place)
-            make, sources = pending[key]
-            missing = [source for source in sources if source.key() not in self._registers]
-            if any(source.key() in pending for source in missing):
+                shape = place.shape()
+                make, found = self._sources(place, shape)
+                pending[key] = shape, make, [(source.key(), source) for source in found]
+            shape, make, sources = pending[key]
+            missing = [pair for pair in sources if pair[0] not in registers]
+            if not missing:
+                register = make([registers[source] for source, _ in sources])
+                registers[key] = register if self._holds(register, shape) else UNKNOWN
+                stack.pop()
+            elif any(source in pending for source, _ in missing):
                 raise place.instruction.error("an instruction that depends on itself")
             stack += missing
-            if not missing:
-                register = make([self._registers[source.key()] for source in sources])
-                self._registers[key] = self._checked(place, register)
-        return self._registers[wanted.key()]
+        return registers[first]
 
-    def _checked(self, place: Place, register: int) -> int:
-        """The register, if it holds what the place's shape says."""
-        shape, held = place.shape(), self.shapes[register]
-        is_same = shape is not None and (shape.dtype, shape.size) == (held.dtype, held.size)
-        return register if is_same else UNKNOWN
+    def _holds(self, register: int, shape: Shape | None) -> bool:
+        """Whether a register holds what a shape says."""
+        held = self.shapes[register]
+        return shape is held or (
+            shape is not None and (shape.dtype, shape.size) == (held.dtype, held.size)
+        )
 
     def _add(self, shape: Shape, value: Value = None) -> int:
         """A new register."""
@@ -182,14 +194,14 @@ class Slice:
                 return UNKNOWN
             return UNKNOWN if value is None else self._add(shape, value)
         register = self._add(shape)
-        self.steps.append(Step(register, instruction, compute, tuple(operands), is_joint))
+        given = _given(operands)
+        self.steps.append(Step(register, instruction, compute, tuple(operands), given, is_joint))
         self.is_joint |= is_joint
         return register
 
-    def _sources(self, place: Place) -> _Sources:
+    def _sources(self, place: Place, shape: Shape | None) -> _Sources:
         """The places that a place is made of, and how to make its register from theirs."""
         frame, instruction, path = place
-        shape = place.shape()
         if shape is None or not is_small_integer(shape):
             return _NOT_KNOWN
         opcode = instruction.opcode
@@ -239,7 +251,8 @@ class Slice:
 
     def _input(self, leaf: Leaf, shape: Shape) -> int:
         if leaf not in self.inputs:
-            self.inputs[leaf] = self._add(shape)
+            self.inputs[leaf] = register = self._add(shape)
+            self.sizes.append((register, shape.size))
         return self.inputs[leaf]
 
     def _inside(self, frame: Frame, call: HloInstruction, path: TuplePath) -> Place:
@@ -308,7 +321,7 @@ class Slice:
         if loop.is_invariant(path):
             return _same(place.operand(0, path))
 
-        def compute(values: list[Value]) -> Value:
+        def compute(values: Sequence[Value]) -> Value:
             return loop.final(values, path)
 
         starts = [place.operand(0, start) for start in loop.paths]
@@ -336,7 +349,7 @@ class Slice:
         def branch_of(value: Value) -> int | None:
             return branch_index(chosen_by.instruction, len(branches), value)
 
-        def compute(values: list[Value]) -> Value:
+        def compute(values: Sequence[Value]) -> Value:
             choices, *rest = values
             if isinstance(choices, ByDevice):
                 return on_each_choice(choices, branch_of, compute, rest)
@@ -350,6 +363,13 @@ class Slice:
         if any(branch.is_joint for branch, _ in branches):
             return self._joint(instruction, shape, compute), sources
         return lambda registers: self._add_step(instruction, shape, compute, registers), sources
+
+
+def _given(registers: list[int]) -> Callable[[list[Value]], Sequence[Value]]:
+    """Takes the values of some registers; most of the time of a long loop goes by here."""
+    if len(registers) == 1:  # of one alone, no sequence
+        return operator.itemgetter(slice(registers[0], registers[0] + 1))
+    return operator.itemgetter(*registers)
 
 
 def _same(source: Place) -> _Sources:

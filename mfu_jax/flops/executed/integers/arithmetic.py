@@ -6,7 +6,7 @@ Division by zero is not known: HLO leaves its result to the hardware.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mfu_jax.flops.executed.hlo_shapes import Shape
 from mfu_jax.flops.executed.integers.values import (
@@ -20,16 +20,13 @@ from mfu_jax.flops.executed.integers.values import (
 
 
 def elementwise(function: Callable[..., int | None], wrap: Wrap) -> Compute:
-    def compute(values: list[Value]) -> Value:
-        rows: list[tuple[int, ...]] = []
-        for value in values:
-            if value is None:
-                return None
-            if isinstance(value, Table):
-                rows.append(value.elements)
-        if not rows:
+    def compute(values: Sequence[Value]) -> Value:
+        if None in values:
+            return None
+        if Table not in map(type, values):
             result = function(*values)
             return None if result is None else wrap(result)
+        rows = [value.elements for value in values if isinstance(value, Table)]
         size = len(rows[0])
         columns = [v.elements if isinstance(v, Table) else (v,) * size for v in values]
         results = [function(*column) for column in zip(*columns, strict=True)]
@@ -131,7 +128,7 @@ def _absorbing(function: Callable[[int, int], int], absorber: int | None, wrap: 
     """A function whose result is `absorber` as soon as one operand is."""
     plain = elementwise(function, wrap)
 
-    def compute(values: list[Value]) -> Value:
+    def compute(values: Sequence[Value]) -> Value:
         if None in values:
             return absorber if absorber is not None and absorber in values else None
         return plain(values)
@@ -155,7 +152,7 @@ def _or(shape: Shape) -> Compute:
 def _select(shape: Shape) -> Compute:
     plain = elementwise(lambda chosen, a, b: a if chosen else b, wrap_of(shape.dtype))
 
-    def compute(values: list[Value]) -> Value:
+    def compute(values: Sequence[Value]) -> Value:
         chosen, on_true, on_false = values
         if isinstance(chosen, int):
             return on_true if chosen else on_false

@@ -20,7 +20,7 @@ def _strides(dims: tuple[int, ...]) -> tuple[int, ...]:
 def _taken(positions: list[int]) -> Compute:
     """Takes the elements at fixed positions of the only operand."""
 
-    def compute(values: list[Value]) -> Value:
+    def compute(values: Sequence[Value]) -> Value:
         elements = elements_of(values[0])
         return make_value([elements[p] for p in positions]) if elements else None
 
@@ -68,7 +68,9 @@ def _iota(computation: HloComputation, i: HloInstruction, shape: Shape) -> Compu
     return lambda values: value
 
 
-def _starts(values: list[Value], dims: tuple[int, ...], sizes: tuple[int, ...]) -> list[int] | None:
+def _starts(
+    values: Sequence[Value], dims: tuple[int, ...], sizes: tuple[int, ...]
+) -> list[int] | None:
     """Start indices, clamped so that the slice is inside of the array."""
     starts = []
     for value, dim, size in zip(values, dims, sizes, strict=True):
@@ -83,7 +85,7 @@ def _dynamic_slice(computation: HloComputation, i: HloInstruction, shape: Shape)
     strides = _strides(dims)
     positions = _positions([range(n) for n in shape.dims], strides)
 
-    def compute(values: list[Value]) -> Value:
+    def compute(values: Sequence[Value]) -> Value:
         elements = elements_of(values[0])
         starts = _starts(values[1:], dims, shape.dims)
         if not elements or starts is None:
@@ -99,7 +101,7 @@ def _dynamic_update_slice(computation: HloComputation, i: HloInstruction, shape:
     strides = _strides(shape.dims)
     positions = _positions([range(n) for n in sizes], strides)
 
-    def compute(values: list[Value]) -> Value:
+    def compute(values: Sequence[Value]) -> Value:
         elements, update = list(elements_of(values[0])), elements_of(values[1])
         starts = _starts(values[2:], shape.dims, sizes)
         if not elements or not update or starts is None:
@@ -117,7 +119,7 @@ def _concatenate(computation: HloComputation, i: HloInstruction, shape: Shape) -
     # Elements of each operand that stand side by side in the result.
     runs = [math.prod(s.dims[dim:]) for s in computation.operand_shapes(i)]
 
-    def compute(values: list[Value]) -> Value:
+    def compute(values: Sequence[Value]) -> Value:
         rows = [elements_of(value) for value in values]
         if not all(rows):
             return None
@@ -149,7 +151,7 @@ def _pad(computation: HloComputation, i: HloInstruction, shape: Shape) -> Comput
         for at in itertools.product(*ranges)
     ]
 
-    def compute(values: list[Value]) -> Value:
+    def compute(values: Sequence[Value]) -> Value:
         elements, filler = elements_of(values[0]), values[1]
         if not elements or not isinstance(filler, int):
             return None
@@ -220,7 +222,7 @@ def reduction(
     )
     summed = _positions([range(dims[d]) for d in gone], tuple(strides[d] for d in gone))
 
-    def compute(values: list[Value]) -> Value:
+    def compute(values: Sequence[Value]) -> Value:
         elements, start = elements_of(values[0]), values[1]
         if not elements or not isinstance(start, int):
             return None

@@ -34,7 +34,7 @@ class ByDevice(NamedTuple):
 
 
 Value: TypeAlias = "int | Table | ByDevice | None"
-Compute: TypeAlias = Callable[[list[Value]], Value]
+Compute: TypeAlias = Callable[[Sequence[Value]], Value]
 Wrap: TypeAlias = Callable[[int], int]
 
 
@@ -60,7 +60,8 @@ def wrap_of(dtype: str) -> Wrap:
     low, high = value_range(dtype) or (0, 0)
     if dtype == "pred":
         return lambda value: int(value != 0)
-    return lambda value: (value - low) % (high - low + 1) + low
+    count = high - low + 1
+    return lambda value: value if low <= value <= high else (value - low) % count + low
 
 
 def wrapped(dtype: str, value: int) -> int:

@@ -113,6 +113,7 @@ def test_a_training_yaml_overrides_its_model_only_if_it_says_so(tmp_path):
     path.write_text("model_name: llama2-7b\nbase_num_decoder_layers: 2\n")
     with pytest.raises(UserError, match="override_model_config"):
         load_model_config(path)
+    assert load_model_config(path, {"override_model_config": True}).num_decoder_layers == 2
     path.write_text(path.read_text() + "override_model_config: true\nmax_target_length: 64\n")
     config = load_model_config(path)
     assert (config.num_decoder_layers, config.emb_dim, config.step.max_target_length) == (

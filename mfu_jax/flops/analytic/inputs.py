@@ -155,6 +155,7 @@ def _loaded(source: Any, overrides: dict[str, Any]) -> ModelConfig:
         return config.replace(**overrides) if overrides else config
     if "model_type" in values or "architectures" in values:
         return _from_hugging_face(values, overrides)
+    values |= {key: overrides[key] for key in ("override_model_config",) if key in overrides}
     values = with_defaults(_with_named_model(values), inherited)
     if "global_parameter_scale" in overrides and not any(key in values for key in _SCALED):
         values = _as_base(values)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from .gathered_products import Gathers
 from .linears import Dense
 from .lora import Lora
 from .normalizations import NORMS
@@ -28,6 +29,7 @@ class Builder:
         epsilon: of the norms.
         attention: name of the attention implementation.
         on_tpu: whether dropless experts take the kernels of TPUs.
+        gathers: when projections gather their weights.
         rngs: for the initial weights.
         quantization: of the matmuls with weights; None: they run in `dtype`.
         lora: adapters beside projections; None: there are none.
@@ -43,6 +45,7 @@ class Builder:
     quantization: Quantization | None = None
     lora: Lora | None = None
     on_tpu: bool = False
+    gathers: Gathers = "xla"
 
     def of_layer(self, key: jax.Array) -> Builder:
         """The same for a layer that starts from `key`."""
@@ -75,6 +78,7 @@ class Builder:
             use_bias=bias,
             quantization=self.quantization,
             lora=self.lora if self.lora and name in self.lora.targets else None,
+            gathers=self.gathers,
             **self.dtypes,
         )
 

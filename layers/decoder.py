@@ -15,6 +15,7 @@ from .building import Builder, Inputs
 from .deep_stack import grid_positions
 from .embeddings import Embed
 from .families import model_spec
+from .gathered_products import gathers_of
 from .hyper_connections import HyperHead
 from .linears import Dense
 from .lora import lora, lora_of_tower, trains_only_above_the_embedding
@@ -71,6 +72,7 @@ class Decoder(nnx.Module):
             rngs=rngs,
             lora=lora(config),
             on_tpu=config.grouped_matmul == "kernel",
+            gathers=gathers_of(config),
         )
         self.spec = spec
         self.token_embedder = Embed(

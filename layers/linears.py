@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from .gathered_products import Gathers, gathered_product
 from .lora import Adapter, Lora
 from .quantization import Quantization, quantized_dot
 
@@ -32,7 +33,8 @@ class Dense(nnx.Module):
     """``x @ kernel (+ bias)``, contracting the last `len(in_shape)` dimensions of `x`.
 
     The kernel is [*in_shape, *out_shape]; it is stored in `weight_dtype` and multiplied in `dtype`,
-    or as `quantization` says. With `lora`, an adapter stands beside it.
+    or as `quantization` says. With `lora`, an adapter stands beside it. `gathers` is when a kernel
+    that is not quantised is gathered.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Dense(nnx.Module):
         rngs: nnx.Rngs,
         quantization: Quantization | None = None,
         lora: Lora | None = None,
+        gathers: Gathers = "xla",
     ) -> None:
         # Scaled by fan-in, so that every layer's output keeps its input's variance.
         scale = 1 / math.sqrt(math.prod(in_shape))
@@ -72,19 +75,27 @@ class Dense(nnx.Module):
         self.in_rank = len(in_shape)
         self.dtype = dtype
         self.quantization = quantization
+        self.logical_axes = logical_axes
+        self.gathers = gathers
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[batch, sequence, *in_shape] → [batch, sequence, *out_shape]."""
-        kernel = self.kernel[...].astype(self.dtype)
+        kernel = self.kernel[...]
         if self.quantization is not None:
-            y = quantized_dot(x, kernel, self.in_rank, self.quantization)
+            y = quantized_dot(x, kernel.astype(self.dtype), self.in_rank, self.quantization)
         else:
-            contracted = tuple(range(x.ndim - self.in_rank, x.ndim))
-            kernel_axes = tuple(range(self.in_rank))
-            y = jax.lax.dot_general(x, kernel, ((contracted, kernel_axes), ((), ())))
+            dot = functools.partial(_dot, self.in_rank)
+            y = gathered_product(
+                dot, x, kernel, self.gathers, axes=self.logical_axes, dtype=self.dtype
+            )
         if self.is_adapted:
             y = y + self.adapter(x)
         return y + self.bias[...].astype(self.dtype) if self.use_bias else y
+
+
+def _dot(in_rank: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    contracted = tuple(range(x.ndim - in_rank, x.ndim))
+    return jax.lax.dot_general(x, kernel, ((contracted, tuple(range(in_rank))), ((), ())))
 
 
 class Mlp(nnx.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -39,23 +39,31 @@ def remat(config: Any) -> Callable[..., Callable[..., Any]]:
     """Wraps the function of a layer in `jax.checkpoint` as `config.remat_policy` says."""
     if config.remat_policy == "none":
         return lambda layer, **options: layer
-    policy = _policy(config)
+    policy = _kept(*_places(config))
     return lambda layer, **options: jax.checkpoint(layer, policy=policy, **options)
 
 
-def _policy(config: Any) -> Callable[..., Any]:
+def computes_again(config: Any, tensor: str) -> bool:
+    """Whether the backward pass computes a tensor of `TENSORS` once more."""
+    if config.remat_policy == "none":
+        return False
+    saved, offloaded = _places(config)
+    return tensor not in (*saved, *offloaded)
+
+
+def _places(config: Any) -> tuple[Sequence[str], Sequence[str]]:
+    """The tensors that stay on the device, and those that go to the host."""
     name = config.remat_policy
     if name in _OFFLOADED:
-        return _kept((), _OFFLOADED[name])
+        return (), _OFFLOADED[name]
     if name == "custom":
-        return _kept(
-            (tensor for tensor in TENSORS if getattr(config, tensor) == "device"),
-            (tensor for tensor in TENSORS if getattr(config, tensor) == "offload"),
-        )
-    return _kept(config.remat_save_names if name == "names" else _SAVED[name], ())
+        placed = {tensor: getattr(config, tensor) for tensor in TENSORS}
+        saved = [tensor for tensor, place in placed.items() if place == "device"]
+        return saved, [tensor for tensor, place in placed.items() if place == "offload"]
+    return config.remat_save_names if name == "names" else _SAVED[name], ()
 
 
-def _kept(saved: Iterable[str], offloaded: Iterable[str]) -> Callable[..., Any]:
+def _kept(saved: Sequence[str], offloaded: Sequence[str]) -> Callable[..., Any]:
     to_host = list(offloaded)
     if not to_host:
         names: Callable[..., Any] = jax.checkpoint_policies.save_only_these_names(*saved)

@@ -5,7 +5,9 @@ Weights carry the names of their dimensions (`logical_axes`); this table maps na
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 from jax.sharding import PartitionSpec
@@ -22,10 +24,11 @@ IMAGE_AXES = (*BATCH_AXES, SEQUENCE_AXIS)
 # The width of the residual stream between the parts of a layer; each part gathers it for itself.
 WIDTH_AXIS = "tensor"
 
-# fsdp, context and expert split the embedding dimension of every weight, or else the rank of a
-# latent attention; tensor the other one.
+# They split the embedding dimension of every weight, or else the rank of a latent attention;
+# tensor the other one.
+_WEIGHT_AXES = ("fsdp", "context", "expert")
 MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
-    "embed": ("fsdp", "context", "expert"),
+    "embed": _WEIGHT_AXES,
     "vocab": "tensor",
     "q_heads": "tensor",
     "qkv": None,
@@ -34,9 +37,9 @@ MESH_AXIS: dict[str, str | tuple[str, ...] | None] = {
     "experts": "expert",
     "whole_experts": ("expert", "fsdp", "context"),
     "experts_routed": None,
-    "q_lora": ("fsdp", "context", "expert"),
-    "kv_lora": ("fsdp", "context", "expert"),
-    "joined_heads": ("fsdp", "context", "expert"),
+    "q_lora": _WEIGHT_AXES,
+    "kv_lora": _WEIGHT_AXES,
+    "joined_heads": _WEIGHT_AXES,
     "indexer_heads": None,
     "memory": None,
     "streams": None,
@@ -100,3 +103,26 @@ def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
+
+
+class Gathering(NamedTuple):
+    """How a weight is stored, and what of it a product waits for.
+
+    Attributes:
+        stored: split as `partition_spec` says.
+        whole: the same without the axes that split weights as fsdp does.
+    """
+
+    stored: PartitionSpec
+    whole: PartitionSpec
+
+
+def gathering(logical_axes: tuple[str, ...], shape: Sequence[int]) -> Gathering | None:
+    """That of a weight; None: on this mesh, or without one, there is nothing to gather."""
+    sizes = dict(jax.sharding.get_abstract_mesh().shape)
+    if math.prod(sizes.get(axis, 1) for axis in _WEIGHT_AXES) == 1:
+        return None
+    stored = partition_spec(logical_axes, shape, sizes)
+    kept = ((axes,) if isinstance(axes, str) else axes or () for axes in stored)
+    whole = (tuple(axis for axis in axes if axis not in _WEIGHT_AXES) or None for axes in kept)
+    return Gathering(stored, PartitionSpec(*whole))

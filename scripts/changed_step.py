@@ -1,4 +1,4 @@
-"""Compiles the reference trainer's step with one saving taken out, or one put in.
+"""Compiles the reference trainer's step with a change that no key of its config makes.
 
     python -m scripts.changed_step REQUEST.json OUT.mfu
 
@@ -18,42 +18,9 @@ from unittest import mock
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import PartitionSpec
 from mfu_jax.layers import feed_forwards, linears
 
 from mfu_jax.trainer import ahead_of_time, step
-
-_CALL = linears.Dense.__call__
-
-
-def _cast_then_gather(self: linears.Dense, x: jax.Array) -> jax.Array:
-    """As `Dense`, whose kernel becomes bfloat16 and is then gathered, before its product begins.
-
-    XLA may otherwise multiply the parts as they come.
-    """
-    axes = self.kernel.get_metadata("logical_axes")
-    kernel = self.kernel[...].astype(self.dtype)
-    with mock.patch.object(self, "kernel", {...: _whole_here(axes.index("embed"), kernel)}):
-        return _CALL(self, x)
-
-
-def _whole(kernel: jax.Array) -> jax.Array:
-    """On every device; these steps split weights over fsdp alone."""
-    return jax.lax.with_sharding_constraint(kernel, PartitionSpec(*(None,) * kernel.ndim))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _whole_here(split: int, kernel: jax.Array) -> jax.Array:
-    """The same forward; of the gradient, devices keep parts of the dimension `split`."""
-    return _whole(kernel)
-
-
-def _parts(split: int, _: None, gradient: jax.Array) -> tuple[jax.Array]:
-    axes = tuple("fsdp" if i == split else None for i in range(gradient.ndim))
-    return (jax.lax.with_sharding_constraint(gradient, PartitionSpec(*axes)),)
-
-
-_whole_here.defvjp(lambda split, kernel: (_whole(kernel), None), _parts)
 
 
 class _FusedMlp(linears.Mlp):
@@ -79,9 +46,6 @@ def _without_donation(function: Any, *, donate_argnums: Any = (), **options: Any
 _JIT = jax.jit
 CHANGES: dict[str, Callable[[], Any]] = {
     "no donation": lambda: mock.patch.object(step.jax, "jit", _without_donation),
-    "gathers before products": lambda: mock.patch.object(
-        linears.Dense, "__call__", _cast_then_gather
-    ),
     "fused MLP": lambda: mock.patch.object(feed_forwards, "Mlp", _FusedMlp),
 }
 

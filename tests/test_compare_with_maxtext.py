@@ -43,7 +43,6 @@ def test_figures_and_ratios_of_two_steps() -> None:
     assert cells[:4] == ["| f on 8 v6e", "3 / 4 = 0.750", "4 / 4 = 1.000", "7e-07 / –"]
 
 
-KERNELS, PASSES = 7, 3  # of a gated layer; forward, forward again, backward
 SIZES = "emb_dim=64 mlp_dim=128 num_decoder_layers=2 attention=dot_product dtype=bfloat16".split()
 
 
@@ -60,7 +59,6 @@ def counted(change: str, word: str) -> int:
     [
         # Two products become one: forward, again, and as gradients of input and weights.
         ("fused MLP", "stablehlo.dot_general", -4),
-        ("gathers before products", "sharding_constraint", KERNELS * PASSES),
         ("no donation", "tf.aliasing_output", None),
     ],
 )

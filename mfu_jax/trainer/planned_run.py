@@ -19,8 +19,11 @@ from mfu_jax.trainer.pyconfig import Config
 from mfu_jax.trainer.validation import FUSED_BLOCKS
 from mfu_jax.values import typed
 
-# MaxText's defaults where ours differ.
-_DEFAULTS = {"dtype": "bfloat16", "remat_policy": "full", "decoder_layer_input": "device"}
+# MaxText's defaults where ours differ. It leaves to XLA when weights are gathered.
+_DEFAULTS = {
+    **{"dtype": "bfloat16", "remat_policy": "full", "decoder_layer_input": "device"},
+    "weight_gathers": "xla",
+}
 _ATTENTION = {
     "autoselected": "auto",
     "flash": "auto",

@@ -93,6 +93,7 @@ class Config(ModelKeys, VisionKeys, RematKeys, KernelKeys, QuantizationKeys, Fin
     dcn_expert_parallelism: int
     dcn_tensor_parallelism: int
     shard_exp_on_fsdp: bool
+    weight_gathers: Literal["auto", "first", "xla"]
     num_layers_per_pipeline_stage: int
     num_pipeline_microbatches: int
     distributed: bool

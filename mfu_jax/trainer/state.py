@@ -16,6 +16,7 @@ from mfu_jax.layers.attention_ops import SPLIT, choose_attention
 from mfu_jax.layers.decoder import Decoder
 from mfu_jax.layers.families import model_spec
 from mfu_jax.layers.pipeline import schedule_of
+from mfu_jax.layers.remat import computes_again
 from mfu_jax.parts import QUANTIZE, load_part
 from mfu_jax.trainer.mesh import state_shardings
 from mfu_jax.trainer.pyconfig import Config
@@ -66,7 +67,7 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
 def resolve_attention(config: Config, mesh: Mesh) -> Config:
     """The config with `attention=auto` replaced by the fastest kernel on the mesh's devices.
 
-    So is `grouped_matmul=auto`.
+    So are `grouped_matmul=auto` and `weight_gathers=auto`.
 
     Raises:
         UserError: a kernel does not support this platform or dtype, or the layers cannot be split
@@ -85,8 +86,12 @@ def resolve_attention(config: Config, mesh: Mesh) -> Config:
         schedule_of(config, spec.layers)
     except ValueError as error:
         raise UserError(str(error)) from None
-    grouped = _grouped_matmul(config, platform)
-    return dataclasses.replace(config, attention=attention, grouped_matmul=grouped)
+    return dataclasses.replace(
+        config,
+        attention=attention,
+        grouped_matmul=_grouped_matmul(config, platform),
+        weight_gathers=_weight_gathers(config, platform),
+    )
 
 
 def _grouped_matmul(config: Config, platform: str) -> Literal["kernel", "xla"]:
@@ -98,6 +103,20 @@ def _grouped_matmul(config: Config, platform: str) -> Literal["kernel", "xla"]:
     if config.grouped_matmul == "auto":
         return "kernel" if platform == "tpu" else "xla"
     return config.grouped_matmul
+
+
+def _weight_gathers(config: Config, platform: str) -> Literal["first", "xla"]:
+    """Whether weights are gathered before their products on a platform.
+
+    Gathers that come first are waited for. That pays where a product that runs again shares one
+    with its gradient, and where its activations are large; those of a pipeline are gathered anew
+    in every turn, for a microbatch. XLA has collective matmuls on TPUs only.
+    """
+    if config.weight_gathers != "auto":
+        return config.weight_gathers
+    stages = config.pipeline * config.dcn_pipeline_parallelism
+    pays = platform == "tpu" and stages == 1 and computes_again(config, "mlpwi_0")
+    return "first" if pays else "xla"
 
 
 def _ring(config: Config) -> str:

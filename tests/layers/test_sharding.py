@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
 from jax.sharding import PartitionSpec as P
-from mfu_jax.layers.sharding import partition_spec
+from mfu_jax.layers.sharding import Gathering, gathering, partition_spec
 
 SIZES = {"data": 1, "pipeline": 2, "fsdp": 64, "context": 1, "expert": 8, "tensor": 4}
 
@@ -51,3 +52,34 @@ def test_a_weight_is_split_over_axes_that_no_other_dimension_has(
     axes: tuple[str, ...], shape: tuple[int, ...], spec: P
 ) -> None:
     assert partition_spec(axes, shape, SIZES) == spec
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "how"),
+    [
+        (
+            ("embed", "mlp"),
+            (7168, 2048),
+            Gathering(P(("fsdp", "context", "expert"), "tensor"), P(None, "tensor")),
+        ),
+        (
+            ("streams", "joined_heads", "q_lora"),
+            (2, 32, 64),
+            Gathering(P(None, ("context", "expert"), "fsdp"), P(None, None, None)),
+        ),
+    ],
+)
+def test_what_tensor_splits_is_not_gathered(
+    axes: tuple[str, ...], shape: tuple[int, ...], how: Gathering
+) -> None:
+    mesh = jax.sharding.AbstractMesh(tuple(SIZES.values()), tuple(SIZES))
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert gathering(axes, shape) == how
+
+
+@pytest.mark.parametrize("mesh", [{}, {"data": 8, "fsdp": 1, "tensor": 4, "pipeline": 2}])
+def test_a_weight_that_no_axis_splits_as_fsdp_does_is_not_gathered(mesh: dict[str, int]) -> None:
+    with jax.sharding.use_abstract_mesh(
+        jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh))
+    ):
+        assert gathering(("embed", "mlp"), (64, 64)) is None

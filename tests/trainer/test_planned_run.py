@@ -40,6 +40,12 @@ def test_axes_of_both_networks_multiply(chips, given, mesh):
     assert len(notes) == 1
 
 
+def test_maxtext_leaves_it_to_xla_when_weights_are_gathered():
+    run = {**RUN, "hardware": "v6e", "device_type": "v6e-8", "remat_policy": "full"}
+    keys, _ = reference_keys(read_run({**run, "mesh": {"ici_fsdp_parallelism": -1}}))
+    assert keys["weight_gathers"] == "xla"
+
+
 def test_axes_that_another_stands_for_are_named():
     mesh = {"ici_sequence_parallelism": 2, "ici_pipeline_parallelism": 4}
     keys, notes = reference_keys(

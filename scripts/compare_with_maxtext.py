@@ -3,12 +3,12 @@
     python -m scripts.compare_with_maxtext [--maxtext-python=FILE] [--cache=FOLDER] [REGEX]
 
 Each case is one set of MaxText's keys; ours are the same keys by the names of the reference
-trainer, as `mfu-jax plan --run` reads them, but for what the trainer does better by default. Both steps compile for the same chips, each in a child
-process: ours with this interpreter, MaxText's with the other one, which has the same jax and the
-same compilers (libtpu; the CUDA plugin with cuDNN). Cases are named "model on chips"; those that go
-on with ", saving" are the same step with one key more, or with one saving of ours changed. REGEX
-picks some. Minutes a case; with ``--code-seconds=0`` half a minute, without cycles.
-``--json=FILE`` keeps the exact numbers.
+trainer, as `mfu-jax plan --run` reads them, but for what the trainer does better by default. Both
+steps compile for the same chips, each in a child process: ours with this interpreter, MaxText's
+with the other one, which has the same jax and the same compilers (libtpu; the CUDA plugin with
+cuDNN). Cases are named "model on chips"; those that go on with ", saving" are the same step with
+one key more, or with one saving of ours changed. REGEX picks some. Minutes a case; with
+``--code-seconds=0`` half a minute, without cycles. ``--json=FILE`` keeps the exact numbers.
 
 Columns: the compiler's bytes of temporaries, and of all at the peak; XLA's estimated cycles (TPU
 programs only), loops multiplied out; bytes read from and written to HBM; bytes of collectives;

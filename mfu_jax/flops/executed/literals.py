@@ -9,6 +9,7 @@ from mfu_jax.flops.executed.dataflow import Dataflow, Frame, UnknownValueError
 from mfu_jax.flops.executed.device_values import LARGEST, DeviceValues
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction, HloModule
 from mfu_jax.flops.executed.integers.values import elements_of
+from mfu_jax.flops.executed.validation import one_integer
 
 
 class Literals:
@@ -90,6 +91,6 @@ class Literals:
 
 def _positions(iota: HloInstruction) -> str:
     """The elements of an ``iota``, in row-major order."""
-    (dimension,) = iota.integers("iota_dimension")
+    dimension = one_integer(iota, "iota_dimension", below=len(iota.shape.dims))
     places = itertools.product(*(range(size) for size in iota.shape.dims))
     return ", ".join(str(place[dimension]) for place in places)

@@ -53,8 +53,14 @@ def whole(shape: Shape) -> Real:
 
 
 def slice_ranges(instruction: HloInstruction) -> tuple[range, ...]:
-    """The positions that a ``slice`` keeps."""
-    found = _SLICE.findall(instruction.attribute("slice") or instruction.attributes["slice"])
+    """The positions that a ``slice`` keeps.
+
+    Raises:
+        HloParseError: it does not say which, for each of its dimensions.
+    """
+    found = _SLICE.findall(instruction.attribute("slice"))
+    if len(found) != len(instruction.shape.dims):
+        raise instruction.error("slice without the positions that it keeps")
     return tuple(range(int(start), int(end), int(step or 1)) for start, end, step in found)
 
 

@@ -93,8 +93,8 @@ class _Graph:
         if opcode == "tuple":
             return operands
         if opcode == "get-tuple-element" and operands and isinstance(operands[0], list):
-            (index,) = instruction.integers("index") or (0,)
-            return operands[0][index] if index < len(operands[0]) else operands[0]
+            index = instruction.integers("index")[:1] or (0,)
+            return operands[0][index[0]] if index[0] < len(operands[0]) else operands[0]
         if opcode in _SAME and operands:
             return operands[0]
         if opcode.removesuffix("-start") in _COMBINED:

@@ -12,6 +12,7 @@ from fractions import Fraction
 from mfu_jax.flops.executed.dataflow import MAX_DEPTH, Dataflow, Frame, UnknownValueError
 from mfu_jax.flops.executed.hlo import HloComputation, HloInstruction
 from mfu_jax.flops.executed.partly_zero import MOVES, Real, whole
+from mfu_jax.flops.executed.validation import one_integer
 from mfu_jax.flops.lengths import Lengths
 
 # Primitives whose pads and slices the user wrote; the gradient of a pad is one with less than 0.
@@ -90,7 +91,8 @@ class Zeros:
         if source.opcode != "fusion":
             return whole(instruction.shape)
         inner = self.dataflow.enter(frame, source)
-        (index,) = instruction.integers("index")
+        results = len(inner.computation.root.operands)
+        index = one_integer(instruction, "index", below=results)
         made = inner.computation.operand(inner.computation.root, index)
         return self._real(inner, made, depth)
 
@@ -151,8 +153,8 @@ class Zeros:
             bounds = [side for side in sides if side[1].opcode != "iota"]
             if len(numbers) != 1:
                 return None
-            (dimension,) = numbers[0].integers("iota_dimension")
-            rows.add(numbers[0].shape.dims[dimension])
+            dims = numbers[0].shape.dims
+            rows.add(dims[one_integer(numbers[0], "iota_dimension", below=len(dims))])
             groups.add(self._unrepeated(*bounds[0]))
         return (rows.pop(), min(groups)) if len(rows) == 1 else None
 
@@ -184,7 +186,7 @@ def group_share(computation: HloComputation, select: HloInstruction) -> Fraction
     for side, other in (sides, sides[::-1]):
         if side.opcode != "iota" or other.opcode not in ("iota", "broadcast"):
             continue
-        (number,) = side.integers("iota_dimension")
+        number = one_integer(side, "iota_dimension", below=len(mask.shape.dims))
         if number not in (*other.integers("iota_dimension"), *other.integers("dimensions")):
             return Fraction(1, mask.shape.dims[number])
     return None

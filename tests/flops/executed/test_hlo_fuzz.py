@@ -16,6 +16,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+import pytest
+
 from mfu_jax.flops.executed.counting import executed_flops
 from mfu_jax.flops.executed.hlo import HloParseError
 from tests.support.jax_versions import reads_recorded_kernels
@@ -160,6 +162,16 @@ def test_mutated_programs_give_a_count_or_a_parse_error() -> None:
     print(f"{dict(outcomes)}, the slowest in {slowest:.2f} s")
     assert outcomes["error"] > MUTATIONS // 10
     assert outcomes["count"] > MUTATIONS // 10
+
+
+@pytest.mark.parametrize("seed", [1844, 2114, 2200])  # slices, elements and iotas without numbers
+def test_a_mutation_that_takes_an_attribute_is_counted_or_a_parse_error(seed: int) -> None:
+    rng = random.Random(seed)
+    text = _mutated(rng.choice([text_of(name) for name in SEEDS]), rng)
+    try:
+        assert executed_flops(text).total >= 0
+    except HloParseError as error:
+        assert "without" in str(error)
 
 
 def test_a_program_that_has_lost_a_line_gives_an_error_the_same_count_or_a_flag() -> None:

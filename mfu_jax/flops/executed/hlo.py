@@ -314,8 +314,8 @@ class HloComputation:
             for instruction in self.instructions.values():
                 if instruction.opcode == "parameter":
                     text = instruction.operand_text.strip()
-                    if not text.isdecimal():
-                        raise instruction.error("parameter without a number")
+                    if not text.isdecimal() or int(text) >= len(self.instructions):
+                        raise instruction.error("parameter without a number that it can have")
                     self._parameters[int(text)] = instruction
         return self._parameters
 

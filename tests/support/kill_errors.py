@@ -8,14 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from mfu_jax.logger.config import LoggerConfig
 from mfu_jax.runs.goodput import read_run
 from mfu_jax.runs.run_time import CATEGORIES
 from tests.support.kill_truth import Seen, truth_of
 
 # What the promise allows: the larger of both.
 _MOST_SECONDS, _MOST_SHARE = 0.2, 0.01
-# A kill takes the numbers, not the time, of the steps of about its last 0.15 s.
-_UNSEEN_SECONDS = 0.3
+# A kill takes the numbers, not the time, of the steps that were not yet written together, and of
+# those that ended while the last batch was on its way to the file.
+_UNSEEN_SECONDS = LoggerConfig().write_period_seconds + 0.1
 
 # A process that lived for longer has a journal; one that was killed before has been down time.
 _NOTED_SECONDS = 1.0

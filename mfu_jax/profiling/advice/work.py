@@ -50,14 +50,25 @@ def _evaluation_within(facts: Facts) -> float:
     """Seconds of a step in evaluation by the step's own program.
 
     Only matmuls tell it from the forward pass. What else the two passes do in the same modules is
-    divided between them as their matmuls are.
+    divided between them as their matmuls in the same computation are: each has loops of its own.
     """
     inside = facts.ops(lambda record: record.phase == "evaluation")
     modules = {_module(record_of(op)) for op in inside}
     forward = facts.ops(lambda r: r.phase == "forward" and _module(r) in modules)
     beside = [op for op in forward if not record_of(op).flops and op.op.work is Work.COMPUTE]
-    own, others = (sum(op.runs * record_of(op).flops for op in ops) for ops in (inside, forward))
-    return seconds_of(inside) + (seconds_of(beside) * own / (own + others) if own else 0.0)
+    own, others = _flops_by_computation(inside), _flops_by_computation(forward)
+    shares = {name: flops / (flops + others.get(name, 0.0)) for name, flops in own.items() if flops}
+    return seconds_of(inside) + sum(
+        op.seconds * shares.get(record_of(op).computation, 0.0) for op in beside
+    )
+
+
+def _flops_by_computation(ops: list[OpTime]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for op in ops:
+        name = record_of(op).computation
+        found[name] = found.get(name, 0.0) + op.runs * record_of(op).flops
+    return found
 
 
 def _module(record: InstructionRecord) -> str:

@@ -9,10 +9,11 @@ import dataclasses
 import itertools
 import json
 import operator
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mfu_jax.errors import UserError
 from mfu_jax.logger.journal.lines import VERSION, journal_name
@@ -21,6 +22,7 @@ from mfu_jax.user_files import opened
 
 _EXPECTED = "the journal of a run"
 _BACK = "went back"
+_MOST_READS = 10
 
 
 @dataclass(kw_only=True)
@@ -147,7 +149,23 @@ def _journals(metrics_file: Path | Address) -> Iterator[tuple[str, Iterable[byte
         return
     for path in sorted(metrics_file.parent.glob(pattern)):
         with opened(path, _EXPECTED) as file:
-            yield path.name, file
+            yield path.name, lines_at_rest(file)
+
+
+def lines_at_rest(file: BinaryIO) -> list[bytes]:
+    """All lines of a file, read while nothing was written.
+
+    A living process writes over its last lines, and a reading begun before and ended after that
+    joins halves of two. A file that never rests is taken as it was read last.
+    """
+    for _ in range(_MOST_READS):
+        before = os.fstat(file.fileno())
+        file.seek(0)
+        lines = file.readlines()
+        after = os.fstat(file.fileno())
+        if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
+            break
+    return lines
 
 
 class _Reader:

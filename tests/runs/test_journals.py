@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from mfu_jax.logger.journal.file import JournalFile
 from mfu_jax.runs.goodput import read_run
+from mfu_jax.runs.journals import lines_at_rest
 from tests.support.written_journals import UNIX, WrittenJournal
 
 S = 1_000_000
@@ -43,3 +47,40 @@ def test_a_pause_told_before_the_way_back_belongs_to_the_steps_after_it(tmp_path
     journal.stop(23.2)
     run = read_run(tmp_path, now=LATER)
     assert (run.steps, run.lost_steps) == (13, 6), "0 to 12; 5 to 10 twice"
+
+
+class OvertakenFile(io.FileIO):
+    """While it is read for the first time, its process writes."""
+
+    def __init__(self, path: Path, writes: list[Callable[[], None]]) -> None:
+        super().__init__(path)
+        self._writes = writes
+
+    def readlines(self, hint: int | None = -1, /) -> list[bytes]:
+        head = self.read(20)
+        if self._writes:
+            self._writes.pop()()
+        return (head + self.read()).splitlines(keepends=True)
+
+
+def test_lines_that_change_while_they_are_read_are_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = JournalFile(path)
+    journal.write(b"", b'{"e":"alive","m":1}\n', b'{"e":"alive","m":2}\n')
+    settled = b'{"e":"steps","first":0,"us":[250000]}\n'
+    open_line = b'{"e":"alive","m":3}\n'
+    with OvertakenFile(path, [lambda: journal.write(settled, open_line)]) as file:
+        assert lines_at_rest(file) == [settled, open_line]
+    journal.close()
+
+
+def test_lines_that_change_all_the_time_are_read_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b"{}\n")
+
+    def grow() -> None:
+        with path.open("ab") as file:
+            file.write(b"{}\n")
+
+    with OvertakenFile(path, [grow] * 1000) as file:
+        assert set(lines_at_rest(file)) == {b"{}\n"}

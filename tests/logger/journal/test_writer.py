@@ -21,7 +21,7 @@ from mfu_jax.logger.journal.writer import Journal
 from mfu_jax.logger.metric_logger import MetricLogger
 from mfu_jax.logger.sinks import JsonlSink
 from mfu_jax.runs.goodput import read_run
-from mfu_jax.runs.journals import read_journals
+from mfu_jax.runs.journals import lines_at_rest, read_journals
 from tests.support.paths import ROOT
 from tests.support.work import HANG_SECONDS
 
@@ -30,9 +30,10 @@ NAME = "metrics.jsonl.journal.0.jsonl"
 
 def lines(folder: Path, name: str = NAME) -> list[dict[str, Any]]:
     """Every line of a journal; each is whole."""
-    text = (folder / name).read_text()
-    assert text.endswith("\n")
-    return [json.loads(line) for line in text.splitlines()]
+    with open(folder / name, "rb") as file:
+        whole = lines_at_rest(file)  # its process may be writing
+    assert whole[-1].endswith(b"\n")
+    return [json.loads(line) for line in whole]
 
 
 def events(folder: Path) -> list[str]:

@@ -105,7 +105,7 @@ class LoggerConfig:
             raise UserError(
                 f"write_period_seconds={self.write_period_seconds}: expected 0 (each step at once) "
                 f"to {_LONGEST_PERIOD_SECONDS:.0f}; usually milliseconds were meant, or -1 for "
-                f"never; leave it out for 0.1"
+                f"never; leave it out for {type(self).write_period_seconds}"
             )
         for name, off in (
             ("hang_factor", "hang_factor"),

@@ -237,8 +237,10 @@ def make_plan(
     if residuals is None:
         residuals = compared_runs.residuals(target.platform, work.experts if work else None)
     resources = bounds(costs, target, program.memory)
-    bound = max(resources.values(), default=0.0)
-    seconds = max(bound, line.seconds)
+    limiting, bound = max(resources.items(), key=lambda pair: pair[1], default=("", 0.0))
+    if bound > line.seconds:
+        line.spend(f"bound by {limiting}", bound - line.seconds)
+    seconds = line.seconds
     memory, kinds = _on_the_device(program.memory or {}), memory_of(program)
     return Plan(
         target=str(target),

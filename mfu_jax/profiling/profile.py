@@ -22,7 +22,7 @@ from mfu_jax.profiling.tables import KEYS, Row, table
 from mfu_jax.profiling.timeline.platforms import read_devices
 from mfu_jax.profiling.trace.xspace import Trace
 from mfu_jax.profiling.unnamed_kernels import of_program
-from mfu_jax.profiling.waterfall import MFU, Bar, waterfall
+from mfu_jax.profiling.waterfall import MFU, Bar, executed_seconds, waterfall
 
 POINTS = "profile/mfu_points"
 """Start of the names of the waterfall's bars in points of MFU."""
@@ -40,6 +40,7 @@ class Profile:
         measured: times by op.
         peaks: of one device.
         program: the one that takes most of the time.
+        executed_seconds: shortest time of its matmuls in a step, at the peak.
         waterfall: from the peak to MFU; sums to the step time.
         programs: each on its own, the longest first.
         picture: the events of one step.
@@ -52,6 +53,7 @@ class Profile:
     measured: Measured
     peaks: Peaks
     program: KnownProgram
+    executed_seconds: float
     waterfall: tuple[Bar, ...]
     programs: tuple[ProgramTime, ...]
     picture: StepPicture
@@ -67,9 +69,7 @@ class Profile:
     @property
     def hfu(self) -> float:
         """The same with all matmuls that the main program executes."""
-        runs = self.measured.executions.get(self.measured.main, 1.0)
-        shortest = runs * self.peaks.seconds(self.program.costs.executed.by_dtype)
-        return shortest / self.measured.step_seconds
+        return self.executed_seconds / self.measured.step_seconds
 
     @property
     def coverage(self) -> float:
@@ -209,6 +209,7 @@ def read_profile(
         measured=measured,
         peaks=peaks,
         program=main,
+        executed_seconds=executed_seconds(measured, ran, peaks)[0],
         waterfall=bars,
         programs=program_times(measured, ran, peaks),
         picture=picture(devices, measured, join),

@@ -148,13 +148,7 @@ def _matmuls(
     measured: Measured, programs: Mapping[Program, KnownProgram], main: KnownProgram, peaks: Peaks
 ) -> Iterator[_Bar]:
     ops = [op for op in measured.ops if op.op.record is not None and op.op.record.flops]
-    seconds = {
-        program: runs * peaks.seconds(programs[program].costs.executed.by_dtype)
-        for program, runs in measured.executions.items()
-        if program in programs
-    }
-    of_main = sum(seconds.get(program, 0.0) for program in measured.versions)
-    of_others = sum(seconds.values()) - of_main
+    of_main, of_others = executed_seconds(measured, programs, peaks)
     below: dict[str, float] = defaultdict(float)
     beyond = 0.0
     for op in ops:
@@ -168,6 +162,21 @@ def _matmuls(
         yield "matmuls of other programs", of_others, {}
     of_program = [op for op in ops if op.op.module == measured.main.module]
     yield from _ledger_bars(main, of_main, of_program)
+
+
+def executed_seconds(
+    measured: Measured, programs: Mapping[Program, KnownProgram], peaks: Peaks
+) -> tuple[float, float]:
+    """Shortest time of a step's matmuls: the main program's, all versions, and the others'."""
+    of_main = of_others = 0.0
+    for program, runs in measured.executions.items():
+        if program in programs:
+            seconds = runs * peaks.seconds(programs[program].costs.executed.by_dtype)
+            if program in measured.versions:
+                of_main += seconds
+            else:
+                of_others += seconds
+    return of_main, of_others
 
 
 def shortest(op: OpTime, peaks: Peaks) -> float:

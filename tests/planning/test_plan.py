@@ -87,6 +87,14 @@ def test_the_parts_of_the_prediction_sum_to_it(plan):
     assert plan.step_time_seconds >= plan.step_time_bound_seconds
 
 
+def test_a_step_at_its_bound_says_by_what():
+    memory = {"argument_size_in_bytes": 10**13}  # that the program does not read
+    found = make_plan(ProgramDump(text=TEXT, memory=memory), parse_target(topology="v6e-8"))
+    assert found.step_time_seconds == found.step_time_bound_seconds > 5.0
+    assert next(iter(found.time_by_cause)) == "bound by hbm"
+    assert sum(found.time_by_cause.values()) == pytest.approx(found.step_time_seconds)
+
+
 def test_rates_follow_from_the_time(plan):
     assert plan.mfu == pytest.approx(MODEL / 459e12 / plan.step_time_seconds)
     assert plan.hfu == pytest.approx(EXECUTED / 459e12 / plan.step_time_seconds)

@@ -280,7 +280,7 @@ def _on_the_device(memory: Mapping[str, int]) -> Mapping[str, int]:
 
 
 def _fits(memory: Mapping[str, int], target: Target) -> bool:
-    """Checks the peak: only TPU compilers refuse what does not fit, and dumps may be for others."""
+    """TPU compilers refuse what does not fit; GPU compilers and dumps for other chips do not."""
     peak, limit = memory.get("peak_memory_in_bytes", 0), target.chip.memory_bytes
     return not limit or peak <= limit * (1 if target.platform == "cuda" else _COMPILERS_LIMIT)
 

@@ -197,7 +197,7 @@ def _of_run(arguments: Arguments) -> Plan:
 def _source_of_run(
     arguments: Arguments, run: MeasuredRun
 ) -> tuple[StepSource, Mapping[str, str], tuple[str, ...]]:
-    """MaxText's step if MaxText is installed, else the reference model's; step keys; notes.
+    """MaxText's step if installed, else the reference model's; its keys; notes on what it lacks.
 
     Raises:
         UserError: the reference model's step cannot be made.

@@ -15,7 +15,7 @@ Give three of tokens, chips, time and throughput to solve for the fourth.
     time and mfu all given, the parameters are solved for
     max_target_length=8192  convention=maxtext
   hardware=h100          the peak, in dtype=bf16; or peak_tflops_per_device=989
-  price=2.5              of one chip-hour; with budget=…, solves for the chips × time it buys"""
+  price=2.5              of one chip-hour; with budget=…, for the chips × time it buys"""
 
 from __future__ import annotations
 

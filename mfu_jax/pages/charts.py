@@ -225,7 +225,7 @@ def _pieces(points: Sequence[Point | None]) -> Iterator[list[Point]]:
 
 
 def _marks(axes: _Axes, marks: Sequence[tuple[float, str]]) -> Iterator[Markup]:
-    """The lines; for those too close to tell apart, the first one with their number."""
+    """The lines; for those too close to tell apart, the first one and how many more."""
     groups: list[list[tuple[float, str]]] = []
     for mark in sorted(marks):
         if groups and axes.x(mark[0]) - axes.x(groups[-1][0][0]) < _MARK_DISTANCE:

@@ -112,7 +112,7 @@ def key_of(request: Request) -> str:
 
 
 def installed_versions(python: str) -> Mapping[str, str]:
-    """Versions of the packages that determine a program, installed in an interpreter.
+    """Package → version, for packages that determine a program, as installed in `python`.
 
     Raises:
         UserError: the interpreter cannot be run.

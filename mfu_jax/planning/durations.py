@@ -141,7 +141,7 @@ class Durations:
             yield Duration("kernel", self._seconds(guessed, self._kernel_share(record)))
         elif (clock := self.target.chip.clock_ghz) and _has_cycles(record):
             seconds = (record.estimated_cycles or 0) / clock / 1e9 / self.efficiencies.cycles
-            # No matmul is faster than its peak, whatever XLA estimates: its cycles are too low
+            # No matmul is faster than its peak, whatever XLA estimates; its cycles are too few
             # where float32 runs in six passes.
             seconds = max(seconds, record.shape.passes * self._matmul_seconds(record, 1.0))
             yield Duration("matmul" if record.flops else _vector_cause(record), seconds)

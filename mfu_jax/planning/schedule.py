@@ -2,8 +2,8 @@
 
 The text of a compiled program is its schedule. Instructions run one after another; those between
 an asynchronous start and its done hide the transfer that the start began. A transfer waits for its
-link, and the done for the transfer. Of copies to or from host memory, the one whose done comes
-first goes first.
+link, and the done for the transfer. Of copies to or from host memory, the one that the program
+waits for first goes first.
 """
 
 from __future__ import annotations

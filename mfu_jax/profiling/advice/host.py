@@ -1,6 +1,6 @@
 """Causes on the host: the device is idle because its next step is called late.
 
-Idle time has exactly one cause: compilation and evaluation own what they overlap, a wait what
+Idle time is attributed to one cause: compilation and evaluation own what they overlap, a wait what
 follows it until the next step; the rest goes to whatever keeps the thread busy, data first.
 """
 

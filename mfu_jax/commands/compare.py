@@ -8,14 +8,14 @@ Explains executed FLOPs in terms of model FLOPs, and XLA's own report in terms o
 line by line, for one step on one device.
 
 The first form compiles the reference model's train step for the attached devices; keys are those
-of configs/base.yml. The second reads any program: a dump (see mfu-jax dump), which has XLA's
-number and may have the model's, or compiled.as_text(), which lacks large constants:
+of configs/base.yml. The second reads any program: either a dump (see mfu-jax dump), which has XLA's
+FLOPs and possibly the model's, or compiled.as_text(), which lacks large constants:
   model=N          model FLOPs of the step on one device, by convention=… (default maxtext)
   dense=N          the same with every attention pair, if the program computes them all
-  attention=N      the attention FLOPs in model=, if the program runs attention in kernels
+  attention=N      the attention FLOPs within model=, if the program runs attention in kernels
   xla=N            compiled.cost_analysis()["flops"]
-  group_sizes=     rows of each group (expert) in grouped matmuls, as one device has them
-  sequence_lengths=  keys of each sequence in paged attention
+  group_sizes=     rows per group (expert) in grouped matmuls, on one device
+  sequence_lengths=  keys per sequence in paged attention
   --json           one JSON object on stdout"""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _EXPECTED = (
     "HLO text, plain or compressed by gzip or xz; usually a wrong path or a truncated file; write "
     "compiled.as_text() to it again"
 )
-# An unpacked one, too. The step of a 70B model is 0.4 MB, scanned; this is a thousand times that.
+# Also once decompressed. A 70B model's scanned step is 0.4 MB; this limit is a thousand times that.
 _MOST_BYTES = 256 * 2**20
 _NUMBERS = ("model", "dense", "attention", "xla")
 _LENGTHS = ("group_sizes", "sequence_lengths")
@@ -91,7 +91,7 @@ def ledger_of_config(
 def compiled_config(
     arguments: Sequence[str], devices: Sequence[jax.Device] | None = None
 ) -> tuple[Config, jax.stages.Compiled]:
-    """The config, and the reference model's train step compiled for it; as `ledger_of_config`."""
+    """The config and the reference model's compiled train step; arguments as `ledger_of_config`."""
     from mfu_jax.trainer.mesh import make_mesh, with_mesh_sizes
     from mfu_jax.trainer.pyconfig import load
     from mfu_jax.trainer.state import abstract_state, resolve_attention
@@ -105,14 +105,14 @@ def compiled_config(
     return config, compile_train_step(config, mesh, abstract_state(config, mesh))
 
 
-# JAX traces unrolled layers one by one, at several a second. XLA aborts the process if the bytes
-# of an array overflow 63 bits; its largest has the layers' activations or attention scores.
+# JAX traces unrolled layers one by one, a few per second. XLA aborts the process if an array's byte
+# count overflows 63 bits; the largest array holds the layers' activations or attention scores.
 _MOST_UNROLLED_LAYERS = 1000
 _MOST_ELEMENTS = 2**56
 
 
 def _refuse_absurd(config: Config) -> None:
-    """Nothing is allocated here, so any size compiles, up to these."""
+    """Nothing is allocated here, so any size up to these limits compiles."""
     layers, length = config.num_decoder_layers, config.max_target_length
     if layers > _MOST_UNROLLED_LAYERS and not config.scan_layers:
         raise UserError(
@@ -165,10 +165,10 @@ def _of_program(arguments: Arguments) -> Ledger:
 
 @contextlib.contextmanager
 def _paused_collector() -> Iterator[None]:
-    """Keeps the garbage collector from looking through a program again and again as it is parsed.
+    """Keeps the garbage collector from rescanning a program over and over while it is parsed.
 
-    That is a third of the time of 100 MB. A counted program is freed without it. The library leaves
-    it on: it is one for all threads, and a count may run beside a training loop.
+    That takes a third of the time for 100 MB; a counted program is freed without it. The library
+    leaves it on: it is shared by all threads, and a count may run beside a training loop.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -180,7 +180,7 @@ def _paused_collector() -> Iterator[None]:
 
 
 def _model(program: ProgramDump, numbers: Mapping[str, int], convention: str) -> ModelFlops:
-    """The model FLOPs as given, else those of a dump."""
+    """The model FLOPs given on the command line, else those of the dump."""
     model = program.model or ModelFlops(per_device=0, convention="none: pass model=…")
     if "model" in numbers:
         model = ModelFlops(per_device=numbers["model"], convention=convention)
@@ -192,7 +192,7 @@ def _model(program: ProgramDump, numbers: Mapping[str, int], convention: str) ->
 
 
 def _lengths(program: ProgramDump, values: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
-    """Sizes of groups and lengths of sequences as given, else those of a dump."""
+    """Group sizes and sequence lengths given on the command line, else those of the dump."""
     given = {key: typed(key, values[key], tuple[int, ...]) for key in _LENGTHS if key in values}
     return program.lengths.named | given
 

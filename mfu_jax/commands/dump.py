@@ -1,17 +1,17 @@
-"""Stores a compiled program in one complete file, or shows what such a file holds.
+"""Stores a compiled program in one self-contained file, or shows what such a file holds.
 
 usage: mfu-jax dump OUT.mfu [FILE.yml] key=value …
        mfu-jax dump OUT.mfu xla=FOLDER_OR_FILE [module=NAME]
        mfu-jax dump FILE.mfu [--json]
 
 A dump has the optimised HLO with its large constants, XLA's cost and memory analysis, the devices,
-the versions, and the model FLOPs where they are known. mfu-jax compare FILE.mfu explains it. In a
-program of your own, write mfu_jax.dump(compiled, "step.mfu"), or set dump_program=step.mfu.
+the versions, and the model FLOPs where known. mfu-jax compare FILE.mfu explains it. In your own
+program, call mfu_jax.dump(compiled, "step.mfu"), or set dump_program=step.mfu.
 
 The first form compiles the reference model's train step for the attached devices; keys are those
 of configs/base.yml. The second reads what XLA_FLAGS="--xla_dump_to=FOLDER --xla_dump_hlo_as_proto"
-wrote: …after_optimizations.hlo.pb, or .txt, in which XLA leaves out large constants:
-  module=NAME      part of the file's name, if the folder has several programs
+wrote: …after_optimizations.hlo.pb, or .txt, in which XLA omits large constants:
+  module=NAME      part of the file name, if the folder has several programs
 The third shows a dump:
   --json           one JSON object on stdout, with everything but the HLO text"""
 

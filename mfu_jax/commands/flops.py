@@ -1,4 +1,4 @@
-"""Model FLOPs and parameters of a model name, MaxText YAML or config.json.
+"""Model FLOPs and parameters of a bundled model, MaxText YAML or config.json.
 
 usage: mfu-jax flops NAME_OR_FILE [key=value …] [--json]
        mfu-jax flops config.json --trace [key=value …] [--json]
@@ -8,8 +8,8 @@ NAME_OR_FILE  a bundled model (--list names them), a MaxText model YAML, or a co
 key=value     any field of the model or the step, for example per_device_batch_size=4
               max_target_length=8192 gradient_accumulation_steps=2 num_decoder_layers=4
 convention=   maxtext (default), exact, dense, megatron, palm, 6n …: for the total and breakdown
-mfu=          an MFU stated in that convention, converted to all others
---serving     also prefill of max_target_length tokens, and decoding the token after them (bf16)
+mfu=          an MFU stated in that convention, to convert to all others
+--serving     adds prefill of max_target_length tokens and decoding of the next token (bf16)
 --trace       for any config.json that transformers can build: counts the PyTorch model itself, on
               the meta device; needs pip install 'mfu-jax[trace-hf]', and never runs remote code
 --json        full precision, for programs"""
@@ -113,7 +113,7 @@ def _share(text: str) -> float:
 
 
 def _answer(config: ModelConfig, convention: str, mfu: float | None) -> dict[str, Any]:
-    """The object that ``--json`` prints; ints stay ints, fractions of a FLOP become floats."""
+    """The object that ``--json`` prints; ints stay ints, fractional FLOPs become floats."""
     rows = find_convention(convention).rows(config, training_model(config))
     tflops = tflops_of(rows)
     counted = compare_conventions(config)
@@ -152,7 +152,7 @@ _TRACED_KEYS = ("per_device_batch_size", "max_target_length", "gradient_accumula
 def _traced(
     source: str, overrides: dict[str, Any], convention: str, mfu: float | None
 ) -> dict[str, Any]:
-    """The same object from the PyTorch model; training is 3 × forward."""
+    """The same object as `_answer`, from the PyTorch model; training is 3 × forward."""
     if convention not in _TRACED:
         raise UserError(f"--trace counts matmuls: convention={convention} is not one of {_TRACED}")
     if wrong := [key for key in overrides if key not in _TRACED_KEYS]:
@@ -213,7 +213,7 @@ def _traced(
 
 
 def _serving(config: ModelConfig) -> dict[str, Any]:
-    """One sequence: its prompt of max_target_length tokens, and the token after it."""
+    """Costs of one sequence: a prompt of max_target_length tokens, and the token after it."""
     from mfu_jax.flops.analytic.serving import decode_cost, prefill_cost
 
     length = config.step.max_target_length
@@ -260,7 +260,7 @@ def _plain(value: Number) -> int | float:
 
 
 def _table(answer: dict[str, Any]) -> str:
-    """As text: the model, the breakdown by component, the conventions side by side."""
+    """The answer as text: model, breakdown by component, conventions side by side."""
     count = answer["parameters"]
     lines = [
         f"{answer['model'] or answer['decoder_block']}: {count['total']:,} parameters"

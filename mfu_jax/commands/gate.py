@@ -1,13 +1,13 @@
-"""Fails where a run is slower than its baseline: for CI.
+"""Fails if a run is slower than its baseline: for CI.
 
 usage: mfu-jax gate RUN --baseline RUN2 [--baseline RUN3 …] [--threshold 1%] [--junit FILE]
                     [--github] [--json]
 
-RUN and RUN2 are run folders, metrics files or logs, as mfu-jax report takes them. Medians of
-windows are compared, not single steps. A slowdown fails if its 99% interval excludes chance and it
-reaches the threshold. Compared is the step time, alone and with the wait for data; where the runs'
-steps differ in tokens, tokens/s/device. Of several baselines, all of them repeats, the scatter is
-known: what they differ by is no regression. Four or more make a good model of the noise.
+RUN and RUN2 are run folders, metrics files or logs, as for mfu-jax report. The gate compares
+medians of windows, not single steps. A slowdown fails if its 99% interval excludes chance and it
+reaches the threshold. The gate compares the step time, alone and with the wait for data, or, if the
+runs' steps differ in tokens, tokens/s/device. Several baselines, all repeats, show the scatter
+between runs, which is no regression. Four or more make a good model of the noise.
   --threshold X    smallest slowdown that fails: 1%, or 0.01 (default 1%)
   --junit FILE     writes the result as JUnit XML
   --github         prints an annotation for GitHub Actions

@@ -3,10 +3,10 @@
 usage: mfu-jax hardware [NAME] [options]
 
 Without NAME: the attached device and its peaks (imports jax). NAME is a device kind or a chip:
-h100, v5p, 'RTX 4090', 'TPU v5 lite'. Peaks are dense, of one JAX device, in TFLOP/s.
+h100, v5p, 'RTX 4090', 'TPU v5 lite'. Peaks are dense, per JAX device, in TFLOP/s.
 
-  --list          every chip of the table
-  --calibrate     measure a matmul peak on the attached device, now, and cache it
+  --list          every chip in the table
+  --calibrate     measures a matmul peak on the attached device, now, and caches it
   --dtype=bf16    dtype to measure (default: bf16)
   --json          one JSON object on stdout"""
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _attached(dtype: str, measure: bool) -> tuple[dict[str, Any], str]:
-    """The attached device: its row of the table, or the peak measured on it."""
+    """The attached device: its row in the table, or the peak measured on it."""
     import jax
 
     device = jax.local_devices()[0]

@@ -1,4 +1,4 @@
-"""Whether a step fits on chips that are not here, how long it takes there, and what limits it.
+"""Predicts whether a step fits on chips you do not have, how long it takes, and what limits it.
 
 usage: mfu-jax plan [FILE.yml] topology=v5p:8x8x8 [key=value …] [--json]
        mfu-jax plan PROGRAM.mfu topology=v5p:8x8x8 [model=N tokens_per_step=N] [--json]
@@ -6,31 +6,31 @@ usage: mfu-jax plan [FILE.yml] topology=v5p:8x8x8 [key=value …] [--json]
        mfu-jax plan --run RUN.json|- [--json]
        mfu-jax plan --sweep topology=v6e-8 remat_policy=none,full per_device_batch_size=1..8 …
 
-The first form compiles the reference model's train step for the chips, in a process of its own;
-keys are those of configs/base.yml. Without a mesh, weights are split over all devices (fsdp). The
-second reads what mfu_jax.dump wrote. The third compiles MaxText's own step; keys are MaxText's. The
-fourth reads a measured run, one JSON object with MaxText's keys, mesh, remat and XLA flags. With
---sweep, keys with several values (a,b or 1..8) are combined: few of the points are compiled, the
-others estimated, and the fastest one that fits is printed as flags.
-  maxtext_python=FILE  the interpreter that has MaxText (Python 3.12 or newer), if not this one
-  topology=NAME:SHAPE  TPU chips: v5p:8x8x8, or a slice's name: v5p-128, v6e-8
-  slices=N             TPU slices that the data-center network connects
-  hardware=NAME        a GPU's name, with devices=N
-  xla_flags=FLAGS      for the compiler, as the run has them: they change the schedule
-  compile_seconds=N    most time that the compiler may take (default 1800)
-  code_seconds=N       most time for a TPU's machine code, which adds XLA's cycles to the schedule
-                       (default 120; of a sweep 0: all points alike)
-  compile_gib=N        most host memory that the compiler may allocate, without the libraries that
-                       it maps (a tiny step takes 0.4; default: no limit)
-  cache=FOLDER         of compiled programs (default ~/.cache/mfu_jax/plans; empty: none)
-  tokens=N             tokens to train on: prints the days that takes
-  price=N              of one chip for one hour, with tokens=: prints what it costs
+The first form compiles the reference model's train step for the chips in a child process; keys
+are those of configs/base.yml. Without a mesh, weights are split over all devices (fsdp). The second
+reads a dump written by mfu_jax.dump. The third compiles MaxText's own step, with MaxText's keys.
+The fourth reads a measured run: one JSON object with MaxText's keys, mesh, remat and XLA flags.
+--sweep combines all values of keys that have several (a,b or 1..8): it compiles a few of the
+points, estimates the others, and prints the fastest one that fits as flags.
+  maxtext_python=FILE  interpreter with MaxText installed (Python 3.12 or newer), if not this one
+  topology=NAME:SHAPE  TPU chips: v5p:8x8x8, or a slice name: v5p-128, v6e-8
+  slices=N             number of TPU slices, connected by the data-center network
+  hardware=NAME        GPU name, with devices=N
+  xla_flags=FLAGS      compiler flags, as in the real run: they change the schedule
+  compile_seconds=N    time limit for the compiler (default 1800)
+  code_seconds=N       time limit for a TPU's machine code, which adds XLA's cycle estimates to the
+                       schedule (default 120; in a sweep 0, so that all points are alike)
+  compile_gib=N        limit on the host memory that the compiler allocates, excluding libraries
+                       that it maps (a tiny step takes 0.4; default: no limit)
+  cache=FOLDER         cache of compiled programs (default ~/.cache/mfu_jax/plans; empty: none)
+  tokens=N             tokens to train on: prints how many days that takes
+  price=N              price of one chip-hour; with tokens=, prints the total cost
   model=N              model FLOPs of the dumped step on one device
   tokens_per_step=N    tokens of the dumped step on one device
-  budget=20min         of a sweep: it starts no compile that would end later (s, min, h)
-  compiles=N           of a sweep: most compiles (default: a third of the points)
-  state=FILE           of a sweep: what it has compiled; the same command goes on from there
-                       (default: in the cache)
+  budget=20min         for a sweep: starts no compile that would end later (s, min, h)
+  compiles=N           for a sweep: maximum number of compiles (default: a third of the points)
+  state=FILE           for a sweep: stores what it has compiled, so that the same command resumes
+                       from there (default: in the cache)
   --html [OUT.html]    also writes a page: a layer's timeline, or the sweep's points (plan.html)
   --json               one JSON object on stdout"""
 
@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parsed(argv)
     _check_forms(arguments)
     for key in _NUMBERS:
-        _number(arguments.values, key)  # a wrong one is told before a minute of compiling
+        _number(arguments.values, key)  # report a wrong number before compiling for a minute
     compiler_flags(arguments.values.get("xla_flags", ""))
     if "--run" in arguments.flags:
         return _show(arguments, _of_run(arguments))
@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parsed(argv: Sequence[str]) -> Arguments:
-    """The words, without the page's name, which is in `values` under ``html``."""
+    """The words without the page's file name, which goes to `values` under ``html``."""
     found = parse(argv, flags=("--json", "--maxtext", "--run", "--sweep", "--html"))
     pages = [name for name in found.names if name.endswith(_PAGES)]
     if pages and ("--html" not in found.flags or len(pages) > 1):
@@ -111,7 +111,7 @@ def _parsed(argv: Sequence[str]) -> Arguments:
 
 
 def _check_forms(arguments: Arguments) -> None:
-    """Refuses words of two forms at once, one of which would be ignored."""
+    """Refuses two forms at once, since one would be ignored."""
     dumps = [name for name in arguments.names if name.endswith(SUFFIX)]
     given = [*dumps, *(flag for flag in _FORMS if flag in arguments.flags)]
     if len(given) > 1 and given != ["--maxtext", "--sweep"]:
@@ -121,7 +121,7 @@ def _check_forms(arguments: Arguments) -> None:
 
 
 def _check_keys(arguments: Arguments) -> None:
-    """Refuses keys that belong to another form than the step that is planned, or swept."""
+    """Refuses keys that belong to another form than the one in use."""
     sweeps = "--sweep" in arguments.flags
     others = dict.fromkeys(_OWN_OF_DUMP, "a dump")
     others |= dict.fromkeys(_OWN_OF_RUN, "a single plan") if sweeps else {}
@@ -197,7 +197,7 @@ def _of_run(arguments: Arguments) -> Plan:
 def _source_of_run(
     arguments: Arguments, run: MeasuredRun
 ) -> tuple[StepSource, Mapping[str, str], tuple[str, ...]]:
-    """MaxText's step where MaxText is installed, else the reference model's, and what that lacks.
+    """MaxText's step if installed, else the reference model's; its keys; notes on what it lacks.
 
     Raises:
         UserError: the reference model's step cannot be made.
@@ -224,7 +224,7 @@ def _source(arguments: Arguments, target: Target) -> StepSource:
 
 
 def _step_keys(values: Mapping[str, str], own: Sequence[str]) -> dict[str, str]:
-    """What is the step's, not the plan's."""
+    """The keys that configure the step, not the plan."""
     return {key: value for key, value in values.items() if key not in (*_OWN, *own)}
 
 
@@ -272,7 +272,7 @@ def _compiled(
 
 
 def _work(source: StepSource, keys: Mapping[str, str]) -> tuple[Work | None, tuple[str, ...]]:
-    """What the step is for; a note where its config does not say."""
+    """The step's work, or None and a note if its config does not say."""
     try:
         return source.work(keys), ()
     except UserError as error:
@@ -322,7 +322,7 @@ def _state(
     fixed: Mapping[str, str],
     points: Sequence[Any],
 ) -> Any:
-    """The state file; None without one and without a cache."""
+    """The sweep's state file; None if neither a file nor a cache is set."""
     from mfu_jax.planning.compiling import Request
     from mfu_jax.planning.sweep.state_file import StateFile
 

@@ -1,23 +1,23 @@
-"""Where the time of a step went: the waterfall from the peak to MFU, and tables, from a trace.
+"""Shows where a step's time went, from a trace: the waterfall from the peak to MFU, and tables.
 
 usage: mfu-jax profile DIR [key=value …] [--json | --html [OUT.html]]
        mfu-jax profile BEFORE AFTER [key=value …] [--json | --html [OUT.html]]
 
-DIR is the folder of a device trace: of mfu_jax.profile, profile_steps=, or
-jax.profiler.start_trace; or one .xplane.pb file. The newest trace in it is read, of all hosts.
-Of two folders: what got slower, in seconds of a step, and why.
+DIR is the folder of a device trace made by mfu_jax.profile, profile_steps= or
+jax.profiler.start_trace; or one .xplane.pb file. The newest trace in it is read, for all hosts.
+Two folders are compared: what got slower, in seconds per step, and why.
   by=scope,op      tables to print: scope, op, phase, dtype, kernel, program (default scope,op);
-                   program has one waterfall for each, as for the phases of an RL loop
-  depth=N          only the first N parts of a scope tell groups apart
-  sort=COLUMN      the largest of it first: time (default), runs, flops, mfu, hfu, bytes, bandwidth
+                   program prints one waterfall for each, for instance for the phases of an RL loop
+  depth=N          groups scopes by their first N parts
+  sort=COLUMN      sorts, largest first: time (default), runs, flops, mfu, hfu, bytes, bandwidth
   top=N            rows of each table (default 15; 0: all)
   model=N          model FLOPs of one run of the program on one device; by default those stored with
                    the trace, else the program's own forward and backward matmuls
   hardware=NAME    the chip, if the trace does not name it; or calibrate
   peak_tflops=N    dense peak of one JAX device, instead of the table's; CPUs are calibrated
-  tensorboard=LOGS the numbers as scalars, profile/…, in the run "profile" of this log directory
+  tensorboard=LOGS writes the numbers as scalars, profile/…, in run "profile" of this log directory
   --json           one JSON object on stdout
-  --html           one page that needs no network, in OUT.html (default DIR/profile.html, of two
+  --html           one page that needs no network, in OUT.html (default DIR/profile.html; for two
                    folders AFTER/comparison.html)"""
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _names(arguments: Arguments) -> tuple[list[str], str]:
-    """The folders, and the file of the page if it is given."""
+    """The folders, and the page's file if given."""
     pages = [name for name in arguments.names if name.endswith(_PAGES)]
     folders = [name for name in arguments.names if name not in pages]
     if pages and "--html" not in arguments.flags:
@@ -137,7 +137,7 @@ def _page_in(folder: str, name: str) -> str:
 
 
 def _write_page(text: str, name: str) -> str:
-    """Writes a page; returns where it is."""
+    """Writes a page; returns its path."""
     from mfu_jax.pages.document import write_page
 
     return write_page(name, text)

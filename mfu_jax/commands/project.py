@@ -1,21 +1,21 @@
-"""Training time, chips, MFU or cost, each derived from the others.
+"""Computes training time, chips, MFU or cost, each from the others.
 
 usage: mfu-jax project key=value … [--json]
 
-Give three of tokens, chips, time and throughput; the fourth is solved for.
+Give three of tokens, chips, time and throughput to solve for the fourth.
 
-  tokens=15e12           tokens to train on (15T works, too)
+  tokens=15e12           tokens to train on (15T works too)
   chips=16384            accelerators; a TPU7x or MI250X chip is two JAX devices
   days=54                time; or hours=…, seconds=…
   mfu=0.4                throughput, as a fraction of the peak; or
     tokens_per_sec_per_device=…, or step_time_seconds=… with tokens_per_step=…
 
-  model=llama3-8b        a bundled model, MaxText YAML or config.json: the FLOPs of a token; or
-    params=8e9 (6N); neither: the time is per 1e9 parameters, and with tokens, chips, time
-    and mfu all given, the parameters are solved for
+  model=llama3-8b        a bundled model, MaxText YAML or config.json, for the FLOPs per token; or
+    params=8e9 (6N); with neither, the time is per 1e9 parameters, and with tokens, chips,
+    time and mfu all given, the parameters are solved for
     max_target_length=8192  convention=maxtext
   hardware=h100          the peak, in dtype=bf16; or peak_tflops_per_device=989
-  price=2.5              of one chip for one hour; with budget=… for the chips × time it buys"""
+  price=2.5              of one chip-hour; with budget=…, for the chips × time it buys"""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _number(key: str, text: str) -> float:
 def _flops_per_token(
     numbers: Mapping[str, float], words: Mapping[str, str]
 ) -> tuple[float | None, str]:
-    """Model FLOPs of one token, forward and backward, and their source in words."""
+    """Model FLOPs per token, forward and backward, and their source in words."""
     if "model" in words and "params" in numbers:
         raise UserError(
             "model=… and params=… are both given; expected one; params is for models without a "
@@ -163,7 +163,7 @@ def _without_model(
 def _peak_per_chip(
     numbers: Mapping[str, float], words: Mapping[str, str]
 ) -> tuple[float | None, int, str]:
-    """Peak FLOP/s of a chip, its JAX devices, and in words which peak that is."""
+    """Peak FLOP/s of a chip, its number of JAX devices, and a description of the peak."""
     flag = numbers.get("peak_tflops_per_device")
     name = words.get("hardware")
     if flag is None and name is None:

@@ -2,9 +2,9 @@
 
 usage: mfu-jax published [ID …] [--json]
 
-Published MFUs, throughputs and FLOP counts, computed again from the model's shape and the measured
-speed by the publisher's own convention. A number reproduces if it agrees within the rounding of the
-printed value."""
+Recomputes published MFUs, throughputs and FLOP counts from the model's shape and the measured
+speed, in the publisher's own convention. A number reproduces if it agrees within the rounding of
+the printed value."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Writes what a sink could not take in time, from its backlog to where it belongs.
+"""Writes the records that a sink could not take in time from its backlog to their destination.
 
 usage: mfu-jax replay FOLDER
 
-FOLDER          a folder backlog/, or the one that it lies in: that of the metrics file
+FOLDER          a backlog/ folder, or its parent: the folder of the metrics file
 
-A run that resumes does so itself. Steps that a file already has are passed over, and what was
-written is removed from the backlog. The exit code is 1 if something stays there, because it lies
-before the last step of its file."""
+A resumed run does this by itself. Steps that a file already has are skipped, and written records
+are removed from the backlog. The exit code is 1 if records stay there because they are older than
+the last step of their file."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from mfu_jax.logger.backlog_files import FOLDER, Segment, last_step, segments, s
 from mfu_jax.logger.sinks.base import SINKS, Sink, StepRecord, is_permanent, make_sink
 
 _BATCH = 1000
-_LAST_STEP = 2**53  # a file that is resumed there keeps all that it has
+_LAST_STEP = 2**53  # resuming a file there keeps everything in it
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code.
 
     Raises:
-        UserError: no backlog there, or one that cannot be written to its sink.
+        UserError: there is no backlog, or it cannot be written to its sink.
     """
     folder = Path(parse(argv, keys=()).one_name("folder"))
     if (folder / FOLDER).is_dir():
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         )
     kept = 0
     for _, group in itertools.groupby(files, lambda path: path.name.split(".")[0]):
-        # All that a later file has ran again, and is what counts.
+        # Steps in a later file ran again, and the later records count.
         found = segments(list(group), -sys.maxsize, sys.maxsize)
         kept += sum(_replay(segment.path, segment.steps.stop) for segment in found)
     return int(kept > 0)
@@ -58,7 +58,7 @@ def _is_backlog(path: Path) -> bool:
 
 
 def _replay(path: Path, stop: int) -> int:
-    """Writes the records of one file before step `stop`; returns how many stay in it."""
+    """Writes a file's records before step `stop`; returns how many stay in the file."""
     header = Segment(path).header()
     name, base = header["sink"], path.parent.parent
     paths = {key: base / relative for key, relative in header["paths"].items()}
@@ -96,7 +96,7 @@ def _left(path: Path, last: int, missing: int, refused: int) -> str:
 
 
 def _missing(path: Path, made_by: tuple[str, dict[str, Any]], last: int) -> int:
-    """How many steps of a backlog the file lacks, although it has later ones."""
+    """How many steps of a backlog its output lacks although it has later ones."""
     behind = Segment(path, steps=range(-sys.maxsize, last + 1))
     steps: set[int] = set()
     while records := behind.read(_BATCH):

@@ -1,4 +1,4 @@
-"""Summarises a run over all its restarts, and compares runs: as text, JSON or an HTML page.
+"""Summarises a run across all its restarts, and compares runs: as text, JSON or an HTML page.
 
 usage: mfu-jax report RUN [RUN …] [key=value …] [--json | --html[=FILE]]
        mfu-jax report RUN FILE --export=ml_goodput
@@ -7,19 +7,19 @@ RUN             the run's folder; or its metrics.jsonl, MaxText's metrics_file, 
                 'completed step: 7, seconds: 0.123, TFLOP/s/device: …' (MaxText's, or ours);
                 - reads standard input: zcat log.gz | mfu-jax report -
                 Also JSON lines of levanter's json_logger and of torchtitan, and its console.
-                Of several runs, each is compared with the first.
+                Several runs are each compared with the first.
 hardware=h100   the peak that MFU is relative to, in dtype=bf16; or peak_tflops_per_device=989
 warmup_steps=3  steps excluded after each start, if the file does not mark them
-model=NAME_OR_FILE key=value …   the FLOPs of a step are counted from a config, as mfu-jax flops
-                takes it, by convention=maxtext, and shown in the other conventions, too
-price=2.5       of one device for one hour: the page shows what the run cost; devices=N of the job,
-                if its set-up does not say
+model=NAME_OR_FILE key=value …   counts the FLOPs of a step from a config, as mfu-jax flops does,
+                by convention=maxtext, and shows them in the other conventions too
+price=2.5       of one device-hour: the page shows what the run cost; devices=N for the job, if its
+                set-up does not say
 --profile DIR   a profile of several hosts: how long each waits in collectives, and for whom; by
                 default the one in the run's folder
---plan FILE     what mfu-jax plan … --json predicted, beside what the (first) run measured
+--plan FILE     compares the prediction of mfu-jax plan … --json with what the (first) run measured
 --json          one JSON object on stdout
 --html          one page that needs no network, in FILE (default RUN/report.html)
---export=ml_goodput   writes the journal's events to FILE, a line each, in the log format of
+--export=ml_goodput   writes the journal's events to FILE, one per line, in the log format of
                 ml-goodput-measurement"""
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ _FORMS = {
     "torchtitan": "torchtitan metrics",
 }
 _PAGES = (".html", ".htm")
-_PLACES = (".", "profile", "tensorboard")  # of a profile in a run's folder
-# Traces of more bytes take minutes: they are read when asked for.
+_PLACES = (".", "profile", "tensorboard")  # where a profile may be in a run's folder
+# Larger traces take minutes: they are read only on request.
 _MOST_BYTES = 10**9
 
 
@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _names(arguments: Arguments) -> tuple[list[str], str]:
-    """The runs, and the file of the page; empty without --html."""
+    """The runs, and the page's file; empty without --html."""
     pages = [name for name in arguments.names if name.endswith(_PAGES)]
     runs = [name for name in arguments.names if name not in pages]
     is_page = "--html" in arguments.flags or "html" in arguments.values
@@ -140,11 +140,11 @@ def _compared(a: RunData, b: RunData) -> RunComparison:
 
 
 def _with_waits(run: RunData, profile: str | None) -> RunData:
-    """The run with what its profile says of its hosts.
+    """The run with its hosts' waits, read from its profile.
 
     Args:
         run: the run.
-        profile: the folder of the profile; None: if there is one in the run's own.
+        profile: the profile's folder; None: the one in the run's folder, if any.
 
     Raises:
         UserError: there is no trace in `profile`, or only one host's, or one cannot be read.
@@ -167,7 +167,7 @@ def _with(run: RunData, waits: CollectiveWaits) -> RunData:
 
 
 def _with_own(run: RunData) -> RunData:
-    """With the profile in the run's own folder; one that is large, or damaged, is a note."""
+    """Adds the profile in the run's own folder; a large or damaged one becomes a note."""
     folder = _folder_of(run)
     if folder is None:
         return run
@@ -190,7 +190,7 @@ def _noted(run: RunData, why: str) -> RunData:
 
 
 def _folder_of(run: RunData) -> Path | None:
-    """Where the run's own folder has traces of several hosts."""
+    """The folder with traces within the run's own folder; None if there is none."""
     metrics = path_of(run.metrics.path)
     if run.metrics.path == "-" or not isinstance(metrics, Path):
         return None
@@ -199,7 +199,7 @@ def _folder_of(run: RunData) -> Path | None:
 
 
 def _read(folder: Path) -> CollectiveWaits | None:
-    from mfu_jax.profiling.host_waits import read_host_waits  # numpy, which most reports do without
+    from mfu_jax.profiling.host_waits import read_host_waits  # imports numpy, unlike most reports
 
     hosts = [
         CollectiveWait(
@@ -214,7 +214,7 @@ def _read(folder: Path) -> CollectiveWaits | None:
 
 
 def _plan(arguments: Arguments, run: RunData) -> PlanComparison | None:
-    """The plan beside the run, if one is named."""
+    """The plan compared with the run, if one is named."""
     path = arguments.values.get("plan")
     return None if path is None else compare_with_plan(read_plan(path), path, run)
 
@@ -222,7 +222,7 @@ def _plan(arguments: Arguments, run: RunData) -> PlanComparison | None:
 def _answer(
     runs: Sequence[RunData], compared: Sequence[RunComparison], plan: PlanComparison | None
 ) -> dict[str, Any]:
-    """One run's own object; of several, a list of them, and the comparisons with the first."""
+    """One run's own object; for several, a list of these and the comparisons with the first."""
     beside = {} if plan is None else {"plan": plan.to_json()}
     if len(runs) == 1:
         return {**runs[0].answer, **beside}
@@ -249,7 +249,7 @@ def _export(arguments: Arguments) -> int:
 
 
 def _options(arguments: Arguments) -> Options:
-    """The command's own options, and fields of the model."""
+    """The command's own options, and the model's fields."""
     values = arguments.values
     if "model" not in values:
         known = [key for key in _KEYS if key != "convention"]
@@ -268,7 +268,7 @@ def _options(arguments: Arguments) -> Options:
 
 
 def _positive(values: Mapping[str, str], key: str, kind: type) -> Any:
-    """A number above 0, if it is given."""
+    """A number above 0; None if not given."""
     if key not in values:
         return None
     number = typed(key, values[key], kind)
@@ -332,7 +332,7 @@ def _render(data: RunData) -> str:
 
 
 def _gpus(reading: Mapping[str, float]) -> str:
-    """The last reading of the GPUs, in one line."""
+    """The last GPU reading, in one line."""
     shown = {
         "gpu/power_watts": "W",
         "gpu/temperature_celsius": "°C",

@@ -1,10 +1,10 @@
-"""Shows a run that goes on: last steps, MFU, where the time goes, slow hosts, alarms.
+"""Follows a running job: last steps, MFU, where the time goes, slow hosts, alarms.
 
 usage: mfu-jax watch RUN [interval=2] [--once]
 
 RUN         the run's folder, or its metrics file; it may grow, be replaced and resume
-interval=2  seconds between two looks
---once      one frame, 80 columns wide unless there is a terminal, and the end"""
+interval=2  seconds between updates
+--once      prints one frame, 80 columns wide unless in a terminal, and exits"""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _follow(follower: Follower, console: Any, interval: float) -> None:
-    """Draws a frame again and again, until Ctrl-C."""
+    """Redraws the frame until Ctrl-C."""
     live = load_part("rich.live", "mfu-jax watch", install=TRAIN)
     first = frame(follower, time.time())
     with live.Live(first, console=console, auto_refresh=False, screen=console.is_terminal) as shown:

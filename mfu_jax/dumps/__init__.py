@@ -1,7 +1,7 @@
 """Dumps: a compiled program with all that is known about it, in one compressed file.
 
 `dump` writes one, `load` reads it back: `executed_flops`, `mfu-jax compare` and everything else
-that reads compiled programs take the result as they take the program itself. Reading needs no JAX.
+that reads compiled programs accept the result like the program itself. Reading needs no JAX.
 """
 
 from mfu_jax.dumps.files import SUFFIX, load, write

@@ -22,13 +22,13 @@ from mfu_jax.storage.targets import write_whole
 from mfu_jax.user_files import opened, too_large, unreadable
 
 SUFFIX = ".mfu"
-MOST_BYTES = 2**30  # unpacked; a program of 512 devices takes under 1 MB, a large one 10 MB
+MOST_BYTES = 2**30  # uncompressed; a program for 512 devices takes under 1 MB, a large one 10 MB
 
 _MAGIC = b"mfu_jax program dump "
 _VERSION = 1
 _PIECE_BYTES = 2**20
-_MEMORY_LIMIT = 2**27  # of the decoder; our own files need a tenth
-_PRESET = 4  # half the time of the default, for 5% more bytes
+_MEMORY_LIMIT = 2**27  # for the decoder; our own files need a tenth of it
+_PRESET = 4  # half the default's time, for 5% more bytes
 _EXPECTED = (
     "a dump that mfu_jax.dump or mfu-jax dump wrote; usually a wrong path or a truncated copy; "
     "copy it again, or write a new one"
@@ -36,7 +36,7 @@ _EXPECTED = (
 
 
 def write(dump: ProgramDump, path: str | os.PathLike[str]) -> None:
-    """Writes a dump, so that at any moment `path` is the old file or the whole new one.
+    """Writes a dump atomically: at any moment `path` is the old file or the whole new one.
 
     Args:
         dump: what to write.
@@ -53,11 +53,11 @@ def check_name(path: str | os.PathLike[str], what: str) -> None:
     """Refuses a name that `mfu-jax compare` would not recognise.
 
     Args:
-        path: of a dump to be written.
-        what: the setting that names it.
+        path: path of the dump to write.
+        what: the setting that the path comes from, for messages.
 
     Raises:
-        UserError: it has another suffix, or holds a NUL.
+        UserError: the path has another suffix, or contains a NUL.
     """
     if not str(check_path(path, what)).endswith(SUFFIX):
         raise UserError(
@@ -74,7 +74,7 @@ def load(path: str | os.PathLike[str]) -> ProgramDump:
         path: a local path or an address.
 
     Raises:
-        UserError: it is no dump, damaged, too large, or of a later version.
+        UserError: the file is not a dump, damaged, too large, or of a later version.
     """
     name = os.fspath(path)
     with _opened(path) as file:
@@ -107,7 +107,7 @@ def encode(dump: ProgramDump) -> bytes:
     """The bytes of a dump's file.
 
     Raises:
-        UserError: the program is too large to be read again.
+        UserError: the program is too large to be read back.
     """
     lines = (_MAGIC.decode() + str(_VERSION), json.dumps(_header(dump), sort_keys=True), dump.text)
     content = "\n".join(lines).encode()
@@ -126,7 +126,7 @@ def to_json(dump: ProgramDump) -> dict[str, Any]:
 
 
 def _header(dump: ProgramDump) -> dict[str, Any]:
-    # Not asdict: it deep-copies, and the text has a line of its own.
+    # Not asdict, which deep-copies; the text is written on its own.
     fields = {f.name: getattr(dump, f.name) for f in dataclasses.fields(dump) if f.name != "text"}
     plain = {key: dict(v) if isinstance(v, Mapping) else v for key, v in fields.items()}
     plain["lengths"] = dump.lengths.named
@@ -214,7 +214,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def _unpacked(file: BinaryIO, name: str) -> bytes:
-    """The whole content; a bomb is refused before it is unpacked."""
+    """The whole content; a decompression bomb is refused before it is unpacked."""
     decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY_LIMIT)
     pieces, size = [], 0
     try:

@@ -1,4 +1,4 @@
-"""A compiled program away from its compiler: its text, and what JAX says about it."""
+"""A compiled program detached from its compiler: its text, and what JAX reports about it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class ModelFlops:
         convention: how attention pairs are counted.
         dense: the same with all attention pairs; None if unknown.
         attention: the part of `per_device` that attention kernels may compute; None if unknown.
-        is_whole: `per_device` was traced from the function that was compiled, without gaps.
-        operations: `per_device` as in `FlopCount.by_operation`, attention dense; empty if unknown.
+        is_whole: whether `per_device` was traced from the compiled function, without gaps.
+        operations: as in `FlopCount.by_operation`, per device, attention dense; empty if unknown.
         overheads: other known work of the program, by its line in the ledger.
     """
 
@@ -44,11 +44,11 @@ class Topology:
 
     Attributes:
         platform: ``cpu``, ``gpu`` or ``tpu``; empty if unknown, like the others.
-        device_kind: as JAX calls the chip.
-        devices: of the whole job; 0 if unknown.
-        processes: of the whole job; 0 if unknown.
-        mesh: axis → size, of the first array that has a mesh.
-        memory_bytes: that a program may use on one device.
+        device_kind: JAX's name of the chip.
+        devices: number in the whole job; 0 if unknown.
+        processes: number in the whole job; 0 if unknown.
+        mesh: axis → size, from the first array that has a mesh.
+        memory_bytes: what a program may use on one device.
     """
 
     platform: str = ""
@@ -61,19 +61,19 @@ class Topology:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramDump:
-    """What a dump holds. It is read like a compiled program: ``executed_flops(load(path))``.
+    """A dump's content. It can be used like a compiled program: ``executed_flops(load(path))``.
 
     Attributes:
         text: the optimised HLO, with its large constants unless `elided` says otherwise.
         cost: ``compiled.cost_analysis()``; None if XLA gave none.
-        memory: bytes by field of ``compiled.memory_analysis()``; None if it gave none.
+        memory: bytes by field of ``compiled.memory_analysis()``; None if XLA gave none.
         topology: the devices.
         versions: package → version, and ``platform`` → the runtime's own description.
-        parameter_shardings: of the ENTRY computation's parameters, as HLO writes them.
+        parameter_shardings: shardings of the ENTRY computation's parameters, in HLO syntax.
         model: model FLOPs; None if not given.
-        kernel_flops: FLOPs of one run of custom kernels, by name, as `executed_flops` takes them.
-        trip_counts: iterations of loops that depend on data, the same.
-        lengths: of groups and sequences that are data, the same.
+        kernel_flops: FLOPs per run of custom kernels, by name, as for `executed_flops`.
+        trip_counts: iterations of data-dependent loops, as for `executed_flops`.
+        lengths: data-dependent group sizes and sequence lengths, as for `executed_flops`.
     """
 
     text: str
@@ -89,25 +89,25 @@ class ProgramDump:
 
     @property
     def name(self) -> str:
-        """The module's name, such as ``jit_step``; empty if its text has none."""
+        """The module's name, such as ``jit_step``; empty if the text has none."""
         match = _NAME.search(self.text)
         return match[1] if match else ""
 
     @property
     def elided(self) -> int:
-        """How many constants the text leaves out; 0 in a dump of a compiled program."""
+        """How many constants the text omits; 0 in a dump of a compiled program."""
         return len(_ELIDED.findall(self.text))
 
     def as_text(self) -> str:
-        """The optimised HLO, as ``compiled.as_text()`` gives it, but complete."""
+        """The optimised HLO as from ``compiled.as_text()``, but complete."""
         return self.text
 
     def cost_analysis(self) -> dict[str, float] | None:
-        """What ``compiled.cost_analysis()`` gave."""
+        """What ``compiled.cost_analysis()`` returned."""
         return None if self.cost is None else dict(self.cost)
 
     def memory_analysis(self) -> Any:
-        """What ``compiled.memory_analysis()`` gave, with the same attributes, in bytes; or None."""
+        """What ``compiled.memory_analysis()`` returned: the same attributes, in bytes; or None."""
         return None if self.memory is None else SimpleNamespace(**self.memory)
 
     def __repr__(self) -> str:

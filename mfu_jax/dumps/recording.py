@@ -1,4 +1,4 @@
-"""Records a compiled program: everything that JAX says about it while it is there."""
+"""Records a compiled program: everything that JAX reports about it while it is in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mfu_jax.flops.lengths import Lengths
 if TYPE_CHECKING:
     import jax
 
-# The packages whose versions decide what a program looks like, as far as they are installed.
+# The packages whose versions determine a program, as far as they are installed.
 _PACKAGES = (
     *("mfu_jax", "jax", "jaxlib", "libtpu", "tokamax", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
     *("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt"),
@@ -36,25 +36,25 @@ def dump(
     group_sizes: Sequence[int] = (),
     sequence_lengths: Sequence[int] = (),
 ) -> None:
-    """Writes a compiled program to one compressed file, which `mfu_jax.dumps.load` reads.
+    """Writes a compiled program to one compressed file; read it with `mfu_jax.dumps.load`.
 
-    The file holds the complete optimised HLO, which ``compiled.as_text()`` does not (it leaves out
-    large constants, such as the tables of attention kernels), with XLA's cost and memory analysis,
-    the devices, the versions, and what else is given here. ``mfu-jax compare`` explains it.
+    The file holds the complete optimised HLO (``compiled.as_text()`` omits large constants, such
+    as the tables of attention kernels), XLA's cost and memory analysis, the devices, the versions,
+    and whatever else is passed here. ``mfu-jax compare`` explains it.
 
     Args:
         compiled: ``jax.jit(step).lower(…).compile()``.
-        path: of the file, with the suffix ``.mfu``; a local path, or an address such as
+        path: path of the file, with the suffix ``.mfu``: local, or an address such as
             ``gs://bucket/step.mfu``. An existing file is replaced.
         model: model FLOPs of the step: the count of `mfu_jax.count_model_flops`, a number for one
             device, or a `ModelFlops`.
-        kernel_flops: FLOPs of one run of custom kernels, by name; see `mfu_jax.executed_flops`.
-        trip_counts: iterations of loops that depend on data; the same.
-        group_sizes: rows of each group (expert) in grouped matmuls; the same.
-        sequence_lengths: keys of each sequence in paged attention; the same.
+        kernel_flops: FLOPs per run of custom kernels, by name; see `mfu_jax.executed_flops`.
+        trip_counts: iterations of data-dependent loops; see `mfu_jax.executed_flops`.
+        group_sizes: rows of each group (expert) in grouped matmuls; likewise.
+        sequence_lengths: keys of each sequence in paged attention; likewise.
 
     Raises:
-        UserError: the path cannot be written, `compiled` is no compiled program, or it is too
+        UserError: the path cannot be written, `compiled` is not a compiled program, or it is too
             large.
     """
     program = record(
@@ -77,10 +77,10 @@ def record(
     group_sizes: Sequence[int] = (),
     sequence_lengths: Sequence[int] = (),
 ) -> ProgramDump:
-    """What `dump` writes; the arguments are the same.
+    """Returns what `dump` writes; the arguments are the same.
 
     Raises:
-        UserError: `compiled` is no compiled program.
+        UserError: `compiled` is not a compiled program.
     """
     if isinstance(compiled, ProgramDump):
         return compiled
@@ -109,7 +109,7 @@ def record(
 
 
 def _memory(analysis: Any) -> dict[str, int] | None:
-    """Every field that is a number: which ones there are depends on the version of JAX."""
+    """Every integer field: which fields exist depends on the JAX version."""
     if analysis is None:
         return None
     fields = {name: getattr(analysis, name) for name in dir(analysis) if not name.startswith("_")}
@@ -127,7 +127,7 @@ def _versions() -> dict[str, str]:
 
 
 def _topology(compiled: Any) -> tuple[Topology, dict[str, str]]:
-    """The devices of the program, and the version of their runtime."""
+    """The program's devices, and the version of their runtime."""
     import jax
 
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
@@ -150,19 +150,19 @@ def _topology(compiled: Any) -> tuple[Topology, dict[str, str]]:
 
 
 def _memory_bytes(device: Any) -> int:
-    """What the runtime allows; of a CPU device, its share of the machine. 0 if unknown."""
+    """What the runtime allows; for a CPU device, its share of the machine. 0 if unknown."""
     import jax
 
     if device.platform == "cpu":
         sizes = (os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE"))
         return sizes[0] * sizes[1] // max(len(jax.local_devices(backend="cpu")), 1)
-    with contextlib.suppress(RuntimeError, AttributeError, ValueError):  # not of this machine
+    with contextlib.suppress(RuntimeError, AttributeError, ValueError):  # not this machine's device
         return int((device.memory_stats() or {}).get("bytes_limit", 0))
     return 0
 
 
 def _model_flops(model: Any, devices: int) -> ModelFlops | None:
-    """Model FLOPs of one device, from a number or a traced count of the whole job."""
+    """Model FLOPs per device, from a number or from a traced count of the whole job."""
     if model is None or isinstance(model, ModelFlops):
         return model
     if isinstance(model, int | Fraction):

@@ -1,4 +1,4 @@
-"""Programs that XLA wrote itself: the folders of ``--xla_dump_to``, HLO text, HLO protos."""
+"""Programs written by XLA itself: ``--xla_dump_to`` folders, HLO text, HLO protos."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _LARGEST_FIELD_BYTES = 2**31
 
 
 def read_xla(path: Path, module: str = "") -> ProgramDump:
-    """A program from what XLA wrote, of which only the HLO is known.
+    """Reads a program that XLA wrote, of which only the HLO is known.
 
     Args:
-        path: the folder, or a file of it. Protos (``--xla_dump_hlo_as_proto``) are complete, texts
-            leave out large constants, and protos need jaxlib.
+        path: the folder, or a file in it. Protos (``--xla_dump_hlo_as_proto``) are complete but
+            need jaxlib; texts omit large constants.
         module: part of the file's name, if the folder has several programs.
 
     Raises:
@@ -42,11 +42,11 @@ def text_of_proto(content: bytes, path: Path) -> str:
     """The complete HLO text of a serialized ``HloProto`` or ``HloModuleProto``.
 
     Args:
-        content: the message.
-        path: where it comes from, for errors.
+        content: the message's bytes.
+        path: their file, for errors.
 
     Raises:
-        UserError: jaxlib is missing, or cannot read it.
+        UserError: jaxlib is missing, or cannot read the message.
     """
     try:
         from mfu_jax.jax_internals import hlo_text_of_proto
@@ -58,14 +58,14 @@ def text_of_proto(content: bytes, path: Path) -> str:
     module = _first_field(content)
     try:
         return hlo_text_of_proto(module if module[:1] == b"\n" else content)
-    except Exception as error:  # of XLA's parser
+    except Exception as error:  # from XLA's parser
         raise unreadable(path, first_line(error), _EXPECTED) from None
 
 
 def _chosen(folder: Path, module: str) -> Path:
     """The file of the only program, or of the one whose name contains `module`."""
     programs: dict[str, Path] = {}
-    for file in sorted(folder.iterdir(), reverse=True):  # a proto replaces the text of its name
+    for file in sorted(folder.iterdir(), reverse=True):  # a proto replaces its text
         match = _OPTIMIZED.fullmatch(file.name)
         if match and module in match[1]:
             programs[match[1]] = file

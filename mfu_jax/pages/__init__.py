@@ -1,1 +1,1 @@
-"""HTML pages of one file that need nothing else: no network, no server."""
+"""Self-contained HTML pages in one file: no network, no server."""

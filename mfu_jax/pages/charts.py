@@ -16,12 +16,12 @@ _WIDTH, _HEIGHT = 720, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 12, 12, 36
 _TICKS = 5
 _MOST_POINTS = 360
-_MARK_DISTANCE = 2.0  # of lines that are drawn as one
+_MARK_DISTANCE = 2.0  # below it, lines are drawn as one
 _AXIS_QUANTILE = 0.99  # values beyond are drawn at the edge: one spike must not flatten a curve
 _HEADROOM = 0.35
 _GAP = 8.0  # times the usual distance
 COLORS = ("model", "memory", "communication", "other", "below", "unknown")
-"""Classes of the style sheet, one for each curve of a chart."""
+"""Style-sheet classes, one for each curve of a chart."""
 
 
 class Point(NamedTuple):
@@ -39,7 +39,7 @@ class Curve:
     """One curve of a chart.
 
     Attributes:
-        name: for the key.
+        name: shown in the legend.
         points: from left to right; None where the curve is broken.
     """
 
@@ -48,12 +48,12 @@ class Curve:
 
 
 def thinned(xs: Sequence[float], ys: Sequence[float], *, most: int = _MOST_POINTS) -> list[Point]:
-    """At most so many points for a curve; the lowest and highest values of each stretch are kept.
+    """Thins a curve to at most `most` points, keeping each stretch's lowest and highest values.
 
     Args:
-        xs: in any order.
-        ys: as many; those that are not finite are left out.
-        most: stretches of equal width.
+        xs: x values, in any order.
+        ys: as many y values; those that are not finite are left out.
+        most: number of stretches of equal width.
 
     >>> thinned([0, 1, 2, 3], [5.0, 1.0, 2.0, 2.0], most=2)
     [Point(x=0.5, low=1.0, mean=3.0, high=5.0, values=2), Point(x=2.5, low=2.0, mean=2.0, \
@@ -77,7 +77,7 @@ def _point(pairs: Sequence[tuple[float, float]]) -> Point:
 
 
 def broken(points: Sequence[Point]) -> list[Point | None]:
-    """The points, with a break wherever two are far more distant than neighbours usually are."""
+    """The points, with a break where two are much farther apart than neighbours usually are."""
     distances = [b.x - a.x for a, b in itertools.pairwise(points)]
     gap = _GAP * statistics.median(distances) if distances else 0.0
     found: list[Point | None] = list(points[:1])
@@ -114,13 +114,13 @@ def curves(
     """Curves in one chart: the mean of each stretch as a line, its extremes as a band.
 
     Args:
-        title: what y is.
-        series: the curves, at least one with a point.
-        x_title: what x is.
-        x_text: of a value of x.
-        y_text: of a value of y.
-        marks: x and words of vertical lines, such as restarts.
-        has_zero: whether the axis begins at 0.
+        title: what the y axis shows.
+        series: the curves, at least one of which has a point.
+        x_title: title of the x axis.
+        x_text: formats a value of x.
+        y_text: formats a value of y.
+        marks: x and label of vertical lines, such as restarts.
+        has_zero: whether the y axis begins at 0.
     """
     axes = _axes(series, marks, has_zero)
     drawn = [part for i, curve in enumerate(series) for part in _curve(axes, curve, COLORS[i % 6])]
@@ -152,7 +152,7 @@ def _axes(series: Sequence[Curve], marks: Sequence[tuple[float, str]], has_zero:
 
 
 def _range(points: Sequence[Point], has_zero: bool) -> tuple[float, float]:
-    """The ends of y: all values if they are alike, else those of most points and some room."""
+    """The ends of the y axis: all values if similar, else most points plus some headroom."""
     lowest, highest = min(p.low for p in points), max(p.high for p in points)
     ordered = sorted(point.mean for point in points)
     bottom = ordered[int((1 - _AXIS_QUANTILE) * (len(ordered) - 1))]
@@ -225,7 +225,7 @@ def _pieces(points: Sequence[Point | None]) -> Iterator[list[Point]]:
 
 
 def _marks(axes: _Axes, marks: Sequence[tuple[float, str]]) -> Iterator[Markup]:
-    """The lines; of those too close to tell apart the first, with the number of all."""
+    """The lines; for those too close to tell apart, the first one and how many more."""
     groups: list[list[tuple[float, str]]] = []
     for mark in sorted(marks):
         if groups and axes.x(mark[0]) - axes.x(groups[-1][0][0]) < _MARK_DISTANCE:
@@ -255,13 +255,13 @@ class Bin:
 def histogram(
     title: str, bins: Sequence[Bin], *, x_title: str, x_text: Callable[[float], str]
 ) -> Markup:
-    """Bars of counts; the height is logarithmic where one bar dwarfs the others.
+    """Bars of counts; the height is logarithmic if one bar dwarfs the others.
 
     Args:
         title: what is counted.
         bins: from left to right, at least one.
-        x_title: what x is.
-        x_text: of a value of x.
+        x_title: title of the x axis.
+        x_text: formats a value of x.
     """
     most = max(b.count for b in bins)
     axes = _Axes(bins[0].low, bins[-1].high, 0.0, math.log1p(most))

@@ -1,4 +1,4 @@
-"""A page of one file: its head, its style and script, and the parts that every page has."""
+"""A single-file page: its head, style and script, and the parts that all pages share."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mfu_jax.storage.targets import write_whole
 
 
 def document(title: str, body: Iterable[Markup], *, style: str = "", script: str = "") -> str:
-    """The whole page, as one text.
+    """The whole page's HTML.
 
     Args:
-        title: of the window.
+        title: the window's title.
         body: what the page shows.
-        style: of its own, after the style of all pages.
-        script: of its own, after the script of all pages.
+        style: the page's own style, after the shared one.
+        script: the page's own script, after the shared one.
     """
     script = packaged("mfu_jax.pages", "script.js") + script
     head = [
@@ -34,12 +34,12 @@ def document(title: str, body: Iterable[Markup], *, style: str = "", script: str
 
 
 def packaged(package: str, name: str) -> str:
-    """A style sheet or script that is installed with a package."""
+    """A style sheet or script installed with a package."""
     return resources.files(package).joinpath(name).read_text(encoding="utf-8")
 
 
 def _policy(script: str) -> str:
-    """Nothing is loaded, and no script runs but ours, whatever a name on the page holds."""
+    """A policy that loads nothing and runs only our script, whatever names on the page contain."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
@@ -50,7 +50,7 @@ def section(title: str, *content: Markup | None) -> Markup:
 
 
 def headlines(numbers: Sequence[tuple[str, str, float | None]]) -> Markup:
-    """Large numbers: each a name, its text, and its value."""
+    """Headline numbers, each as name, text and value."""
     cards = [
         tag("div", tag("dt", name), tag("dd", text, data_headline=name, data_value=value))
         for name, text, value in numbers
@@ -64,12 +64,12 @@ def quiet(text: str) -> Markup:
 
 
 def notes(lines: Sequence[str]) -> Markup:
-    """What a reader must know about the numbers; nothing if there is nothing."""
+    """A list of what a reader must know about the numbers; empty markup if there are none."""
     return tag("ul", *(tag("li", line) for line in lines), class_="notes") if lines else joined([])
 
 
 def write_page(name: str, text: str) -> str:
-    """Writes a page, whose path or address is `name`; returns that.
+    """Writes a page to the path or address `name`, and returns `name`.
 
     Raises:
         UserError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""A table for the output of a notebook's cell: small, without scripts, in the notebook's colors."""
+"""A table for a notebook cell's output: small, without scripts, in the notebook's colors."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def fragment(
     """A table as HTML, with its own style.
 
     Args:
-        title: above the table.
-        head: of the columns; the first one names the rows.
-        rows: their cells, as many as there are columns; the first 200 are shown.
-        words: places of other columns that hold words, not numbers.
+        title: shown above the table.
+        head: column headings; the first column names the rows.
+        rows: one cell per column; the first 200 rows are shown.
+        words: indices of other columns that hold words, not numbers.
         notes: lines below the table.
     """
     kinds = ["word" if place in {0, *words} else None for place in range(len(head))]

@@ -1,4 +1,4 @@
-"""HTML elements. The only place where text becomes markup, so the only one that escapes it."""
+"""HTML elements. Text becomes markup only here, so it is escaped only here."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterable
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
-_EMPTY = frozenset({"meta", "input"})  # elements without an end tag
+_EMPTY = frozenset({"meta", "input"})  # void elements: no end tag
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """Text that already is HTML."""
 
     __slots__ = ()
 
@@ -23,7 +23,7 @@ def tag(name: str, /, *content: str | None, **attributes: str | float | None) ->
     Args:
         name: such as ``td``.
         *content: text, which is escaped, or `Markup`; None is left out.
-        **attributes: such as ``class_``; ``data_value`` is ``data-value``; None is left out.
+        **attributes: such as ``class_``; ``data_value`` becomes ``data-value``; None is left out.
 
     >>> tag("td", "<x> & \\"y\\"", class_="name", data_value=0.5)
     '<td class="name" data-value="0.5">&lt;x&gt; &amp; &quot;y&quot;</td>'
@@ -47,20 +47,20 @@ def joined(parts: list[Markup]) -> Markup:
 
 
 def key(kinds: Iterable[tuple[str, str]]) -> Markup:
-    """What colors mean: a class of the style sheet, and its words."""
+    """The legend of colors: pairs of a style-sheet class and its label."""
     parts = [tag("span", tag("i", class_=kind), words) for kind, words in kinds]
     return tag("p", *parts, class_="key")
 
 
 def raw(name: str, text: str) -> Markup:
-    """A ``style`` or ``script`` with text of our own, which HTML does not escape."""
+    """A ``style`` or ``script`` with our own text, which HTML does not escape."""
     if "</" in text:
         raise ValueError(f"<{name}> cannot hold '</'")
     return Markup(f"<{name}>{text}</{name}>")
 
 
 def number(value: float, digits: int = 2) -> str:
-    """A coordinate, short: the page has thousands.
+    """Formats a coordinate briefly, since a page has thousands.
 
     >>> number(12.0), number(0.126), number(float("nan"))
     ('12', '0.13', '0')

@@ -6,7 +6,7 @@ from mfu_jax.pages.markup import Markup, number, tag
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
-    """A straight line; `kind` is a class of the style sheet."""
+    """A straight line; `kind` is a style-sheet class."""
     return tag(
         "line", x1=number(x1, 1), y1=number(y1, 1), x2=number(x2, 1), y2=number(y2, 1), class_=kind
     )
@@ -18,14 +18,14 @@ def text(x: float, y: float, words: str, anchor: str) -> Markup:
 
 
 def chart(*content: Markup, width: float, height: float, label: str, kind: str) -> Markup:
-    """A picture that a narrow screen scrolls.
+    """A picture that scrolls on a narrow screen.
 
     Args:
         *content: its marks.
-        width: of its coordinates.
-        height: of its coordinates.
-        label: for screen readers.
-        kind: its class of the style sheet.
+        width: width of its coordinate system.
+        height: height of its coordinate system.
+        label: text for screen readers.
+        kind: its style-sheet class.
     """
     picture = tag(
         "svg",

@@ -1,4 +1,4 @@
-"""Tables: sortable, the first rows, the rest as one row."""
+"""Sortable tables that show the first rows, and the rest as one row."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Column(NamedTuple, Generic[RowT]):
     """A column of numbers.
 
     Attributes:
-        title: its head.
-        value: the number of a row, by which the column sorts; None: none.
-        text: that number as people read it.
+        title: its heading.
+        value: a row's number, by which the column sorts; None: no number.
+        text: that number formatted for display.
     """
 
     title: str
@@ -47,13 +47,13 @@ def table(
     """A table that the reader can sort.
 
     Args:
-        by: what a row is: the head of the first column.
-        rows: in the order in which they are shown.
-        name: of a row.
-        columns: all but the first.
-        most: rows that are shown.
-        foot: makes one row of all others; by default it says how many they are.
-        kind: classes of the style sheet: ``rows`` sorts, ``paths`` keeps the ends of long names.
+        by: what a row is: the heading of the first column.
+        rows: in display order.
+        name: a row's name.
+        columns: all columns but the first.
+        most: how many rows are shown.
+        foot: makes one row of all others; by default it says how many there are.
+        kind: style-sheet classes: ``rows`` sorts, ``paths`` keeps the ends of long names.
     """
     heads = [_head(column.title, isinstance(column, Word)) for column in columns]
     head = tag("tr", _head(by), *heads)
@@ -82,7 +82,7 @@ def _row(name: str, row: RowT, columns: Sequence[Column[RowT] | Word[RowT]]) -> 
 
 
 def shown(name: str) -> str:
-    """A name that fits, its end kept: paths differ there."""
+    """A name shortened to fit; its end is kept, because that is where paths differ."""
     name = " ".join(name.split())
     return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
 
@@ -93,5 +93,5 @@ def rest_row(count: int, *cells: Markup) -> Markup:
 
 
 def wide(*content: Markup, **attributes: str | None) -> Markup:
-    """Content with a scroll bar of its own where the screen is narrow."""
+    """Content with its own scroll bar on narrow screens."""
     return tag("div", *content, class_="wide", **attributes)

@@ -1,1 +1,1 @@
-"""How fast and how big a step would be on chips that are not here."""
+"""Predicts the time and memory of a step on chips that are not attached."""

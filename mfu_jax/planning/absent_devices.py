@@ -1,4 +1,4 @@
-"""Devices of a topology to compile for, as the child processes of a plan get them."""
+"""The devices of a topology to compile for, used by a plan's child processes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-_HOST = (2, 2, 1)  # chips of a host that libtpu takes without being told
+_HOST = (2, 2, 1)  # chips per host that libtpu assumes by default
 
 
 def absent_devices(request: Mapping[str, Any]) -> list[Any]:
     """The devices of a request's topology, attached or not.
 
     Args:
-        request: `platform` and `topology` as JAX names them, `slices`, and of GPUs
+        request: `platform` and `topology` as JAX names them, `slices`, and for GPUs
             `target_config`, XLA's text proto.
     """
     from mfu_jax.jax_internals import topology_devices
@@ -25,14 +25,14 @@ def absent_devices(request: Mapping[str, Any]) -> list[Any]:
 
 
 def tpu_options(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What libtpu takes beside the name of a topology."""
+    """The options that libtpu takes in addition to a topology's name."""
     options: dict[str, Any] = {}
     if request["slices"] > 1:
         options["num_slices"] = request["slices"]
-    if request["topology"].startswith("v4:"):  # its two cores as one device, as JAX has them there
+    if request["topology"].startswith("v4:"):  # two cores as one device, as in JAX
         options["chip_config_name"] = "megacore"
     axes = [int(size) for size in request["topology"].partition(":")[2].split("x")]
     bounds = tuple(map(math.gcd, [*axes, 1][:3], _HOST))
-    if bounds != _HOST:  # a machine with fewer chips, such as v6e-1
+    if bounds != _HOST:  # a host with fewer chips, such as v6e-1
         options["chips_per_host_bounds"] = bounds
     return options

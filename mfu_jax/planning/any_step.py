@@ -1,7 +1,7 @@
 """`mfu_jax.plan`: a plan of any step that JAX can lower.
 
-The step is traced and lowered here, for the other platform, on arrays that have shapes, dtypes and
-shardings only; its text goes to a process that has the compiler. So nothing of the step is
+The step is traced and lowered here, for the target platform, on arrays that are only shapes, dtypes
+and shardings. Its text goes to a child process that has the compiler. So none of the step's code is
 imported or run there, and no device of this process is used.
 """
 
@@ -22,7 +22,7 @@ from mfu_jax.planning.plan import Plan, Work, make_plan, refused
 from mfu_jax.planning.targets import Target, parse_target
 
 _PARTITIONS = re.compile(r"mhlo\.num_partitions = (\d+)")
-_AXIS = "fsdp"  # of the mesh that is made where the user has none
+_AXIS = "fsdp"  # of the default mesh, if the user has none
 
 
 def plan(
@@ -39,27 +39,27 @@ def plan(
     code_seconds: float = Limits.code_seconds,
     cache_folder: str | Path | None = "",
 ) -> Plan:
-    """Whether a step fits on chips that are not here, how long it takes there, what limits it.
+    """Predicts whether a step fits on chips you do not have, how long it takes, what limits it.
 
     Args:
-        step: a function, or what ``jax.jit`` made of it: donated arguments, shardings and static
-            arguments are those of the `jit`.
-        args: what it is called with: arrays, or ``jax.ShapeDtypeStruct``. Their `NamedSharding`s
-            hold, of a ``jax.sharding.AbstractMesh`` as large as the topology, or of a real mesh.
-            If no array has one, each is split over all devices along its largest dimension that
-            they divide (fsdp).
-        topology: TPU chips: ``v5p:8x8x8``, or a slice's name, ``v6e-8``.
-        hardware: a GPU's name, with `devices`.
+        step: a function, or the result of ``jax.jit``, whose donated arguments, shardings and
+            static arguments then apply.
+        args: the step's arguments: arrays, or ``jax.ShapeDtypeStruct``. Their `NamedSharding`s
+            apply; the mesh is a ``jax.sharding.AbstractMesh`` as large as the topology, or a real
+            one. If no array has a sharding, each is split over all devices along its largest
+            dimension divisible by their number (fsdp).
+        topology: TPU chips: ``v5p:8x8x8``, or a slice name, ``v6e-8``.
+        hardware: GPU name, with `devices`.
         devices: number of GPUs.
-        slices: TPU slices that the data-center network connects; None: as `topology` says, or
-            one.
-        xla_flags: for the compiler, ``--name=value`` each: they change the schedule.
-        tokens_per_step: of the whole job, for the rate of tokens.
-        compile_seconds: most time that the compiler may take.
-        compile_gib: most host memory that it may allocate, without the libraries that it maps; 0:
-            no limit.
-        code_seconds: most time for a TPU's machine code, which adds XLA's cycles to the schedule.
-        cache_folder: of compiled programs; empty: the user's own; None: none.
+        slices: number of TPU slices, connected by the data-center network; None: as in
+            `topology`, or one.
+        xla_flags: compiler flags, each ``--name=value``; they change the schedule.
+        tokens_per_step: tokens of one step of the whole job, for the token rate.
+        compile_seconds: time limit for the compiler.
+        compile_gib: limit on the host memory that it allocates, excluding libraries that it maps;
+            0: no limit.
+        code_seconds: time limit for a TPU's machine code, which adds XLA's cycle estimates.
+        cache_folder: cache of compiled programs; empty: the user's default cache; None: no cache.
 
     Returns:
         The plan. ``print`` shows one screen; `to_json` gives everything.
@@ -68,7 +68,7 @@ def plan(
         UserError: the chips are not known, the step's mesh does not cover them, it cannot be
             lowered, or the compiler is not installed, failed, or ran out of time or memory.
 
-    Code that asks at trace time which devices are attached is lowered for those.
+    Code that queries the attached devices at trace time is lowered for those devices.
     """
     target = parse_target(topology=topology, hardware=hardware, devices=devices, slices=slices)
     for name, number in (("tokens_per_step", tokens_per_step), ("compile_gib", compile_gib)):
@@ -107,7 +107,7 @@ def _folder(folder: str | Path | None) -> Path | None:
 def _lowered(
     step: Callable[..., Any], args: tuple[Any, ...], target: Target
 ) -> tuple[str, Mapping[str, int], tuple[Any, ...], tuple[str, ...]]:
-    """The step's text, the axes of its mesh, its abstract arguments, and notes."""
+    """The step's lowered text, its mesh axes, its abstract arguments, and notes."""
     import jax
 
     jitted: Any = step if hasattr(step, "trace") else jax.jit(step)
@@ -153,7 +153,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _abstract(value: Any) -> Any:
-    """Shape, dtype, and the sharding if it names a mesh."""
+    """An array's shape and dtype, and its sharding if that is a `NamedSharding`."""
     import jax
     from jax.sharding import NamedSharding
 
@@ -165,7 +165,7 @@ def _abstract(value: Any) -> Any:
 
 
 def _mesh_of(abstract: Any) -> Mapping[str, int]:
-    """Axes of the first argument's mesh; empty if none has one."""
+    """Mesh axes of the first argument that has a sharding; empty if none has one."""
     import jax
 
     for leaf in jax.tree.leaves(abstract):
@@ -175,7 +175,7 @@ def _mesh_of(abstract: Any) -> Mapping[str, int]:
 
 
 def _split(abstract: Any, count: int) -> Any:
-    """Every array split along its largest dimension that the devices divide."""
+    """Splits every array along its largest dimension divisible by the number of devices."""
     import jax
     from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
@@ -196,13 +196,13 @@ def _split(abstract: Any, count: int) -> Any:
 def _work(
     step: Callable[..., Any], abstract: tuple[Any, ...], target: Target, tokens: float
 ) -> tuple[Work, tuple[str, ...]]:
-    """Model FLOPs of the traced step; a note where they cannot be counted."""
+    """Model FLOPs of the traced step, and notes on what cannot be counted."""
     from mfu_jax.flops.traced.counting import count_model_flops
 
     work = Work(model_flops=None, tokens=tokens / target.devices, convention="maxtext")
     try:
         count = count_model_flops(step, *abstract)
-    except Exception as error:  # a plan without an MFU is still one
+    except Exception as error:  # a plan without an MFU is still useful
         return work, (f"model FLOPs are not counted: {first_line(error)}",)
     notes = tuple(f"model FLOPs lack {item.name}: {item.reason}" for item in count.unaccounted)
     return replace(work, model_flops=round(count.total_in("maxtext") / target.devices)), notes

@@ -1,7 +1,7 @@
-"""The least time that a program can take: each resource's work over its peak.
+"""A lower bound on a program's time: each resource's work over its peak.
 
-Resources work beside each other at best, so the bound is the largest of them. It holds for the
-program as it was compiled; another program of the same model may be faster.
+At best, resources work in parallel, so the bound is the largest of these times. It holds for the
+program as compiled; another program of the same model may be faster.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from mfu_jax.planning.uncounted_attention import executed_by_dtype
 def bounds(
     costs: ProgramCosts, target: Target, memory: Mapping[str, int] | None
 ) -> dict[str, float]:
-    """Seconds that each resource is busy at its peak.
+    """Seconds that each resource would be busy at its peak.
 
     Args:
-        costs: of the program.
+        costs: the program's costs.
         target: the chips.
-        memory: ``memory_analysis()`` of the program: what it must read and write of HBM once.
+        memory: the program's ``memory_analysis()``: bytes that it must move through HBM once.
 
     Returns:
-        ``matmul``, ``hbm``, ``host``, and each link by name: of its busiest lane.
+        ``matmul``, ``hbm``, ``host``, and each link by name; a link's time is its busiest lane's.
     """
     chip = target.chip
     found: dict[str, float] = defaultdict(float)
@@ -39,7 +39,7 @@ def bounds(
     host = chip.interconnect.get("host_gbps_per_device")
     for record in costs.records.values():
         if host and record.host_bytes:
-            lane = "up" if record.to_host else "down"  # both directions at once
+            lane = "up" if record.to_host else "down"  # both directions work at once
             busy["host"][lane] += record.runs * record.host_bytes / (host * 1e9)
         if message := links.between_slices(record, target):
             busy["dcn"][message[0]] += record.runs * message[1]

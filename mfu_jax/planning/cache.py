@@ -1,8 +1,8 @@
-"""Compiled programs of earlier plans: a compile takes minutes, its result a hundred kilobytes.
+"""Cache of compiled programs: a compile takes minutes, its result a hundred kilobytes.
 
-An entry is named after everything that decides the program: what the compiling module reads, the
-chips, the flags, the environment that XLA and JAX read, and the installed versions. It holds the
-dump, or the compiler's refusal, and what was left out on the way.
+An entry's name is a hash of everything that determines the program: the compiling module's input,
+the chips, the flags, the environment that XLA and JAX read, and the installed versions. It holds
+the dump or the compiler's refusal, and what was left out of the compile.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ENVIRONMENT = ("JAX_", "XLA_", "LIBTPU_")
 
 
 def default_folder() -> Path:
-    """Where compiled programs are kept unless the user names a folder."""
+    """The cache's folder unless the user names one."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base, "mfu_jax", "plans")
 
@@ -61,17 +61,17 @@ def compile_cached(
     limits: Limits | None = None,
     progress: Callable[[str], None] = lambda word: None,
 ) -> Compiled:
-    """`compile_known_flags`, unless an earlier call compiled the same.
+    """Runs `compile_known_flags`, unless an earlier call compiled the same request.
 
     Args:
         request: the program and the chips.
-        folder: of the cache; None: neither read nor written.
-        limits: of the child process.
-        progress: called with a word for each stage; not called for an entry that is found.
+        folder: the cache's folder; None: the cache is neither read nor written.
+        limits: limits of the child process.
+        progress: called with a word for each stage; not called on a cache hit.
 
     Returns:
         The program or the compiler's refusal, and notes: what was left out, and whether the
-        program comes from the cache, or could not be kept in it.
+        program comes from the cache, or could not be stored in it.
 
     Raises:
         UserError: as `compile_known_flags`.
@@ -96,7 +96,7 @@ def compile_cached(
 
 
 def key_of(request: Request) -> str:
-    """Name of the entry of a program."""
+    """The name of a request's entry."""
     environment = {
         k: v for k, v in os.environ.items() if k.startswith(_ENVIRONMENT) and k != "JAX_PLATFORMS"
     }
@@ -112,7 +112,7 @@ def key_of(request: Request) -> str:
 
 
 def installed_versions(python: str) -> Mapping[str, str]:
-    """Package → version of what decides a program, as an interpreter has it installed.
+    """Package → version, for packages that determine a program, as installed in `python`.
 
     Raises:
         UserError: the interpreter cannot be run.
@@ -147,8 +147,8 @@ class _Entry:
     """A dump or a refusal in the cache: ``KEY.json``, and ``KEY.mfu`` beside it.
 
     Args:
-        folder: of the cache.
-        key: of the program.
+        folder: the cache's folder.
+        key: the request's key.
     """
 
     def __init__(self, folder: Path, key: str) -> None:
@@ -159,7 +159,7 @@ class _Entry:
         return self.path.exists()
 
     def suffices(self, limits: Limits) -> bool:
-        """Whether a compile with these limits would give no more: machine code may be missing."""
+        """Whether compiling with these limits adds nothing: an entry may lack machine code."""
         waited = self._held().get("waited_for_code")
         return waited is None or limits.code_seconds <= float(waited)
 
@@ -178,7 +178,7 @@ class _Entry:
         return dict(json.loads(self.path.read_text(encoding="utf-8")))
 
     def write(self, found: Compiled, limits: Limits) -> None:
-        """The JSON last: an entry exists when it is complete."""
+        """Writes the JSON last, so that an entry exists only once it is complete."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         program, left_out, has_code = found
         refusal: dict[str, Any] | None = None

@@ -1,7 +1,7 @@
-"""The changes to a step that would help most, and how much each would save at most.
+"""The changes to a step that would help most, and an upper limit on what each would save.
 
-Each saving is of the walk: what it spends on something that another program would not do. No other
-program is compiled, so a saving is a limit, not a promise; a sweep compiles the other program.
+A saving is the time that the walk of the schedule spends on what the changed program would not do.
+The changed program is not compiled, so a saving is a limit, not a promise; a sweep compiles it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Change:
     """One change.
 
     Attributes:
-        change: in words.
-        saves_seconds: of a step, at most; of twice the batch, of half of that step.
-        gain: how much faster tokens would be trained on, at most: 0.1 is 10%.
+        change: description.
+        saves_seconds: upper limit, per step; for twice the batch, per half of that step.
+        gain: upper limit on the gain in tokens per second: 0.1 is 10%.
     """
 
     change: str
@@ -45,9 +45,9 @@ class Room:
     """Memory of a device.
 
     Attributes:
-        peak_bytes: that the step needs.
-        resident_bytes: of it, what does not grow with the batch.
-        limit_bytes: that there are.
+        peak_bytes: bytes that the step needs at its peak.
+        resident_bytes: the part that does not grow with the batch.
+        limit_bytes: bytes available.
     """
 
     peak_bytes: int
@@ -63,13 +63,13 @@ class Room:
 def changes(
     costs: ProgramCosts, durations: Durations, line: Timeline, room: Room
 ) -> tuple[Change, ...]:
-    """At most three changes, the largest first; those that save under 0.5% are left out.
+    """At most three changes, largest first; those that save under 0.5% are left out.
 
     Args:
-        costs: of the program.
-        durations: of its instructions.
-        line: the walk of the program.
-        room: memory that is left.
+        costs: the program's costs.
+        durations: durations of its instructions.
+        line: the program's timeline.
+        room: the device's memory.
     """
     saved = [
         *_hidden(line, durations.target),
@@ -87,7 +87,7 @@ def changes(
 
 
 def _hidden(line: Timeline, target: Target) -> Iterator[tuple[str, float]]:
-    """Transfers that nothing hides."""
+    """Savings from exposed transfers."""
     for cause in line.transfers:
         words = _INSTEAD.get(cause, f"hide or remove {cause}")
         if cause.startswith("collective-permute") and target.platform == "tpu":
@@ -109,7 +109,7 @@ def _recomputed_share(record: InstructionRecord) -> float:
 
 
 def _narrower(costs: ProgramCosts, durations: Durations) -> Iterator[tuple[str, float]]:
-    """Matmuls of float32 at the speed of bfloat16."""
+    """Savings from running float32 and float64 matmuls at bfloat16 speed."""
     chip = durations.target.chip
     seconds = 0.0
     for record in costs.records.values():
@@ -125,7 +125,7 @@ def _narrower(costs: ProgramCosts, durations: Durations) -> Iterator[tuple[str, 
 def _larger_batch(
     costs: ProgramCosts, durations: Durations, line: Timeline, room: Room
 ) -> Iterator[tuple[str, float]]:
-    """Half of what a step spends whatever its batch: on the optimizer, and on moving weights."""
+    """Half the time independent of the batch: the optimizer, and moving weights."""
     if not room.for_twice_the_batch:
         return
     fixed = sum(
@@ -142,5 +142,5 @@ def _larger_batch(
 
 
 def _seconds(record: InstructionRecord, durations: Durations) -> float:
-    """Of all runs, on the device's own units."""
+    """Seconds of all runs of an instruction on the device's own units."""
     return record.runs * sum(part.seconds for part in durations.of(record) if not part.lanes)

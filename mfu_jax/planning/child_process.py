@@ -1,4 +1,4 @@
-"""What a compiling child does first: it keeps to its limits, and ends when its parent does."""
+"""First steps of a compiling child process: it limits itself, and ends with its parent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 def obey_parent() -> None:
     """Limits this process's memory; on Linux, ends it with its parent.
 
-    Otherwise a command that is killed leaves a compile of half an hour behind.
+    Otherwise a killed command would leave a compile of half an hour behind.
     """
     if limit := int(os.environ.get(MEMORY, 0)):
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

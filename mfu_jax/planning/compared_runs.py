@@ -1,4 +1,4 @@
-"""How far predictions were from measured runs, and so the range in which the next run will lie."""
+"""How far predictions were from measured runs, and thus the expected range of the next run."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pathlib import Path
 from mfu_jax.yaml_files import read_mapping
 
 _FILE = Path(__file__).with_name("compared_runs.yml")
-_FEWEST = 4  # runs of which a spread is known
+_FEWEST = 4  # runs needed to estimate a spread
 # 95% quantiles of Student's t with 1, 2, … degrees of freedom (NIST e-Handbook, 1.3.6.7.2).
 _T = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRun:
-    """A measured run and its prediction. Times in seconds of a step.
+    """A measured run and its prediction. Times are seconds per step.
 
     Attributes:
         run: its id.
         platform: ``tpu`` or ``cuda``.
         step: whose step was compiled: ``maxtext`` or ``reference``.
-        measured_seconds: by whoever ran it.
-        predicted_seconds: by the walk of the schedule.
-        bound_seconds: no run of the program is faster.
-        left_out_seconds: predicted with the shares as they are fitted to the other runs; None if
-            nothing was fitted to it.
-        fitted: a share was fitted to it alone: it cannot be judged.
-        experts: whether the model has any.
+        measured_seconds: as reported by whoever ran it.
+        predicted_seconds: from the walk of the schedule.
+        bound_seconds: lower bound on the program's time.
+        left_out_seconds: leave-one-out prediction: efficiencies fitted to the other runs; None if
+            nothing was fitted to this one.
+        fitted: an efficiency was fitted to this run alone, so it cannot be judged.
+        experts: whether the model has experts.
         note: where the compiled step is known to differ.
     """
 
@@ -47,18 +47,18 @@ class ComparedRun:
 
     @property
     def error(self) -> float:
-        """Of the prediction that knows nothing of this run, relative to the measured time."""
+        """Relative error of `judged_seconds` against the measured time."""
         return self.judged_seconds / self.measured_seconds - 1
 
     @property
     def judged_seconds(self) -> float:
-        """The prediction with nothing fitted to this run."""
+        """The prediction without anything fitted to this run."""
         return self.left_out_seconds or self.predicted_seconds
 
 
 @functools.cache
 def compared_runs() -> tuple[ComparedRun, ...]:
-    """All of them, the bad ones too."""
+    """All compared runs, bad predictions included."""
     return tuple(ComparedRun(**row) for row in read_mapping(_FILE)["runs"])
 
 
@@ -68,16 +68,16 @@ def compared_by() -> str:
 
 
 def residuals(platform: str, experts: bool | None = None) -> tuple[float, float] | None:
-    """Measured / predicted times between which nine of ten runs would lie, were they like these.
+    """Range of measured / predicted times expected for nine of ten runs similar to these.
 
     The prediction interval of a normal distribution of log(measured / predicted).
 
     Args:
         platform: ``tpu`` or ``cuda``.
-        experts: of models with experts, or without; None: of all.
+        experts: only models with (True) or without (False) experts; None: all models.
 
     Returns:
-        None if too few runs were compared.
+        The lower and the upper ratio; None if too few runs were compared.
     """
     ratios = [
         math.log(run.measured_seconds / run.judged_seconds)

@@ -1,4 +1,4 @@
-"""Flags of a compiler, as a person gives them."""
+"""Compiler flags as given by the user."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from mfu_jax.errors import UserError
 
 
 def compiler_flags(flags: str | Sequence[str]) -> tuple[str, ...]:
-    """The flags one by one; compilers ignore words that are no flags.
+    """Splits flags into words; compilers silently ignore words that are not flags.
 
     Args:
-        flags: ``--name=value``, each a word of one text, or of a sequence.
+        flags: ``--name=value`` words, in one string or as a sequence.
 
     Raises:
-        UserError: a word is no flag.
+        UserError: a word is not a flag.
 
     >>> compiler_flags("--xla_a=1 --xla_b=true")
     ('--xla_a=1', '--xla_b=true')

@@ -1,4 +1,4 @@
-"""Compiles in a child process: a compiler's crash, its memory and its environment stay there."""
+"""Compiles in a child process, to isolate the compiler's crashes, memory and environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mfu_jax.planning.gpu_targets import target_config
 from mfu_jax.planning.scheduled_text import dump_flags, is_scheduled, read_scheduled
 from mfu_jax.planning.targets import Target
 
-# libtpu looks for attached TPUs and their metadata server unless it is told not to.
+# Without these, libtpu looks for attached TPUs and their metadata server.
 _TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
@@ -51,11 +51,11 @@ _UNKNOWN_GPU_FLAGS = re.compile(r"Unknown flags? in XLA_FLAGS: (.+)")
 _FLAG_NAME = re.compile(r"--(\w+)")
 _REFUSED_FLAG = re.compile(r"FAILED_PRECONDITION: .*Please disable it with (\w+)=false")
 _UNKNOWN_KEY = re.compile(r"ValueError: '(\w+)' not in '")
-_FATAL = re.compile(r"^F\d{4} \S+ +\d+ (\S+:\d+\] .*\S)", re.MULTILINE)  # of absl's logging
+_FATAL = re.compile(r"^F\d{4} \S+ +\d+ (\S+:\d+\] .*\S)", re.MULTILINE)  # as absl logs it
 _ABOUT_TRACEBACKS = "For simplicity, JAX has removed its internal frames"
-_STAGES = ("tracing", "compiling", "writing")  # what a child says on its way
+_STAGES = ("tracing", "compiling", "writing")  # progress that a child prints
 _POLL_SECONDS = 0.5
-# What a tiny step takes (seen); with less, libraries fail in many ways, or retry for ever.
+# What a tiny step needs (observed); with less, libraries fail in many ways, or retry forever.
 _LEAST_BYTES = int(0.4 * 2**30)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -65,12 +65,12 @@ class Request:
     """A program to compile.
 
     Attributes:
-        module: that compiles it, run as ``python -m module REQUEST.json OUT.mfu``.
+        module: compiles it, run as ``python -m module REQUEST.json OUT.mfu``.
         target: the chips.
-        python: the interpreter that runs it; it may lack mfu_jax.
-        config: what the module reads.
-        flags: of the compiler, as ``--name=value``.
-        identity: what else decides the program, for the cache: the module does not see it.
+        python: the interpreter that runs the module; it may lack mfu_jax.
+        config: the module's input.
+        flags: compiler flags, as ``--name=value``.
+        identity: what else determines the program: part of the cache key, not passed to the module.
     """
 
     module: str
@@ -86,10 +86,10 @@ class TooLarge:
     """The compiler's refusal of a program that does not fit.
 
     Attributes:
-        used_bytes: what it needs at its peak.
-        limit_bytes: what the device has for it.
-        message: the compiler's words.
-        program: as it was scheduled; None if the compiler did not come so far.
+        used_bytes: what the program needs at its peak.
+        limit_bytes: what the device offers.
+        message: the compiler's message.
+        program: the program as scheduled; None if the compiler did not get that far.
     """
 
     used_bytes: int
@@ -100,12 +100,12 @@ class TooLarge:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a compile may use.
+    """Limits of a compile.
 
     Attributes:
-        seconds: of wall clock.
-        memory_bytes: of host memory that it allocates, mapped libraries excluded; 0: no limit.
-        code_seconds: of wall clock for machine code, once a TPU program is scheduled.
+        seconds: wall-clock time.
+        memory_bytes: host memory that it allocates, excluding mapped libraries; 0: no limit.
+        code_seconds: wall-clock time for machine code, once a TPU program is scheduled.
     """
 
     seconds: float = 1800.0
@@ -114,12 +114,12 @@ class Limits:
 
 
 class Compiled(NamedTuple):
-    """What a compile gave.
+    """The result of a compile.
 
     Attributes:
-        program: or the compiler's figures if it does not fit.
+        program: the program, or the compiler's figures if it does not fit.
         notes: what was left out.
-        has_code: False for a program that is scheduled only.
+        has_code: False for a program that was only scheduled.
     """
 
     program: ProgramDump | TooLarge
@@ -133,13 +133,13 @@ def compile_program(
     limits: Limits | None = None,
     progress: Callable[[str], None] = lambda word: None,
 ) -> Compiled:
-    """Compiles for chips that are not here.
+    """Compiles for chips that are not attached.
 
-    A TPU program whose machine code takes too long, or fails, is given back as it was scheduled.
+    A TPU program whose machine code takes too long, or fails, is returned as scheduled.
 
     Args:
         request: the program and the chips.
-        limits: of the child process.
+        limits: limits of the child process.
         progress: called with a word for each stage.
 
     Raises:
@@ -185,10 +185,10 @@ def compile_known_flags(
     limits: Limits | None = None,
     progress: Callable[[str], None] = lambda word: None,
 ) -> Compiled:
-    """Compiles without the flags, and MaxText's keys, that the installed version does not know.
+    """Compiles, leaving out flags and MaxText keys that the installed version does not know.
 
     Returns:
-        As `compile_program`; what was left out is among the notes.
+        As `compile_program`; the notes list what was left out.
 
     Raises:
         UserError: as `compile_program`.
@@ -210,16 +210,16 @@ def compile_known_flags(
 
 
 class NoCompilerError(UserError):
-    """What compiles, or MaxText, is not installed: no other program would compile either."""
+    """The compiler, or MaxText, is not installed: no other program would compile either."""
 
 
 class UnknownOptionError(UserError):
     """The compiler, or the trainer, does not know some options.
 
     Attributes:
-        options: their names.
+        options: names of these options.
         instead: flags to pass in their place.
-        note: what is done about it.
+        note: describes what is left out or passed instead.
     """
 
     def __init__(self, message: str, *options: str, instead: tuple[str, ...] = ()) -> None:
@@ -230,12 +230,12 @@ class UnknownOptionError(UserError):
             self.note = f"{message}: {' '.join(instead)} is passed"
 
     def sets(self, word: str) -> bool:
-        """Whether a ``key=value``, or a flag, sets one."""
+        """Whether a ``key=value`` or a flag sets one of them."""
         return word.partition("=")[0].lstrip("-") in self.options
 
 
 def request_json(request: Request) -> dict[str, Any]:
-    """What the compiling module reads."""
+    """The compiling module's input, as JSON values."""
     target = request.target
     return {
         "config": dict(request.config),
@@ -266,7 +266,7 @@ def _run(
     dumps: Path,
     progress: Callable[[str], None],
 ) -> tuple[int | None, str]:
-    """Exit code (None: out of time) and log of the child."""
+    """The child's exit code (None: out of time) and log."""
 
     expired, ended = threading.Event(), threading.Event()
     with (
@@ -313,7 +313,7 @@ def _run(
 
 
 def _kill(child: subprocess.Popen[str]) -> None:
-    """Ends the child and what it started, which would hold its output open."""
+    """Kills the child and its descendants, which would keep its output open."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
 
@@ -330,7 +330,7 @@ def _refusal(log: str) -> TooLarge | None:
 
 
 def _kept(log: str) -> str:
-    """Where the compiler's whole log is, for a message; empty if it cannot be written."""
+    """Writes the whole log; returns where it is, for a message; empty if it cannot be written."""
     with contextlib.suppress(OSError):
         handle, path = tempfile.mkstemp(prefix="mfu-jax-plan-", suffix=".log")
         with open(handle, "w", encoding="utf-8") as file:
@@ -340,7 +340,7 @@ def _kept(log: str) -> str:
 
 
 def _last_line(log: str) -> str:
-    """What went wrong; JAX ends its tracebacks with a line about them, libtpu crashes with more."""
+    """The error's line: JAX tracebacks end with a note, and libtpu logs more after it crashes."""
     if fatal := _FATAL.search(log):
         return fatal[1]
     lines = [line for line in log.splitlines() if line.strip(" -")]
@@ -354,7 +354,7 @@ def _allowed(limits: Limits) -> str:
 
 
 def _unknown_flags(log: str) -> list[str]:
-    """Names of the flags that the compiler names so: of a TPU one a line, of a GPU all in one."""
+    """Flags reported unknown: TPU compilers log one per line, GPU compilers all in one line."""
     gpu = _UNKNOWN_GPU_FLAGS.search(log)
     return _FLAG_NAME.findall(gpu[1]) if gpu else _UNKNOWN_FLAG.findall(log)
 
@@ -386,7 +386,7 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
                 f"{request.python} has no compiler for {chip}; expected it beside JAX; usually "
                 f"because the default install leaves it out; pip install 'mfu_jax[{extra}]'"
             )
-    has_no_stack = limits.memory_bytes > 0 and _NO_THREAD.search(log)  # a thread's stack counts
+    has_no_stack = limits.memory_bytes > 0 and _NO_THREAD.search(log)  # thread stacks count
     if _OUT_OF_MEMORY.search(log) or code == -signal.SIGKILL or has_no_stack:
         how = "was killed, probably as it " if code == -signal.SIGKILL else ""
         raise UserError(
@@ -395,6 +395,6 @@ def _raise(request: Request, code: int | None, log: str, limits: Limits) -> Any:
             "pass a larger compile_gib=…, or plan fewer layers"
         )
     how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
-    if code < 0 and limits.memory_bytes:  # a null pointer, often
+    if code < 0 and limits.memory_bytes:  # often a null pointer
         how += f", perhaps for {_allowed(limits)}"
     raise UserError(f"compiling for {chip} {how}: {last}{_kept(log)}")

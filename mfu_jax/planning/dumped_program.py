@@ -1,4 +1,4 @@
-"""A dumped program beside the chips that it is planned for: whether it is one for them."""
+"""Checks that a dumped program was compiled for the chips that it is planned for."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from mfu_jax.errors import UserError
 from mfu_jax.hardware.naming import find
 from mfu_jax.planning.targets import Target
 
-_DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")  # in the first line of a text
-_OWN_NAMES = {"gpu": "cuda"}  # what a dump calls a platform → what its compiler is called
+_DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")  # in the first line of HLO text
+_OWN_NAMES = {"gpu": "cuda"}  # a platform's name in dumps → its compiler's name
 
 
 def check_dump(name: str, program: ProgramDump, target: Target) -> tuple[str, ...]:
-    """A note if the program is one of another chip, as far as the dump says.
+    """A note if the program is for another chip, as far as the dump says.
 
     Args:
-        name: of the file, for messages.
-        program: what it holds.
+        name: the file's name, for messages.
+        program: the dump.
         target: the chips.
 
     Raises:
-        UserError: it is a program of another platform, or of another number of devices.
+        UserError: the program is for another platform, or for another number of devices.
     """
     topology = program.topology
     if _OWN_NAMES.get(topology.platform, topology.platform) not in ("", target.platform):

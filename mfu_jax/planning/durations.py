@@ -1,7 +1,7 @@
-"""How long one instruction takes on a chip: XLA's own cycles where it gives them, else a roofline.
+"""How long one instruction takes on a chip: XLA's cycle estimate where it has one, else a roofline.
 
-An efficiency is the share of a resource's peak that an instruction of a kind reaches. Those that
-XLA's cycles do not cover are in `Efficiencies`.
+An efficiency is the share of a resource's peak that a kind of instruction reaches. `Efficiencies`
+has them for what XLA's cycle estimates do not cover.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from mfu_jax.planning.kernel_tiles import KernelTiles
 from mfu_jax.planning.targets import Target
 from mfu_jax.planning.uncounted_attention import half_of_all_pairs, head_width
 
-# Of a call: what 2 MB on eight H100 take beyond their bytes in XLA's table (`Efficiencies.nvlink`).
+# Per call: what 2 MB on eight H100 take beyond their bytes in XLA's table (`Efficiencies.nvlink`).
 _NCCL_SECONDS = 25e-6
 HOST = "host_gbps_per_device"
-HOST_LANES = ("host up", "host down")  # both directions of the bus go at once
+HOST_LANES = ("host up", "host down")  # both directions of the bus work at once
 _TAKEN_HOST = "host_gbps_taken"
-_TYPICAL_HOST = 16  # GB/s, where a chip's is not known (scaling book, "How to think about TPUs")
+_TYPICAL_HOST = 16  # GB/s, if the chip's is not known (scaling book, "How to think about TPUs")
 
 
 class Duration(NamedTuple):
-    """What an instruction, or a part of it, takes.
+    """The time of an instruction, or of a part of it.
 
     Attributes:
         cause: what the device does: ``matmul``, ``vector``, ``kernel``, ``copy``, ``host``, or a
             collective's kind and link.
-        seconds: with nothing else on its resource.
-        lanes: the resources that it occupies beside the device's units, as `links.lanes` names
-            them; empty for the units.
+        seconds: its time with nothing else on its resource.
+        lanes: the resources that it occupies instead of the device's own units, as `links.lanes`
+            names them; empty for the units.
     """
 
     cause: str
@@ -48,25 +48,25 @@ class Efficiencies:
     """Shares of a peak, 0 to 1.
 
     Attributes:
-        kernel: matmuls of custom kernels, of the matrix units' peak. Not fitted. Those of grouped
-            rows take `tpu_matmul`.
-        attention: of a TPU's attention kernels whose heads fill the matrix unit; heads of 128
-            fill half of one that is 256 wide. Not fitted: the softmax keeps the vector units busy.
-        matmul: other matmuls of GPUs. Fitted to the one GPU run of compared_runs.yml (H100).
-        tpu_matmul: those of a TPU program without cycles. Fitted to the runs of compared_runs.yml
-            that say ``left_out_seconds``, by scripts/fit_plan.py; XLA's cycles come to 0.82 to
+        kernel: custom kernels' matmuls, of the matrix units' peak. Not fitted. Grouped matmuls
+            use `tpu_matmul` instead.
+        attention: TPU attention kernels whose heads fill the matrix unit; heads of 128 fill half
+            of one that is 256 wide. Not fitted: the softmax keeps the vector units busy.
+        matmul: other matmuls on GPUs. Fitted to the one GPU run in compared_runs.yml (H100).
+        tpu_matmul: the same in a TPU program without cycle estimates. Fitted by scripts/fit_plan.py
+            to the runs in compared_runs.yml with ``left_out_seconds``; XLA's cycles imply 0.82 to
             0.90, and a v6e reached 0.79 with one large matmul (yangwhale/gpu-tpu-pedia, v7_perf).
-        tpu_fusion: of the memory's bandwidth, other fusions of such a program: additions of 5 GB
+        tpu_fusion: other fusions in such a program, of the memory bandwidth: additions of 5 GB
             take 8.02 ms on a v6e (openxla/xprof's trace of four, tests/data). XLA's cycles agree
-            there; of bfloat16 they come to half of it: they count elements, of whatever width.
-        tpu_copy: of the memory's bandwidth, copies to another layout: what XLA's cycles come to
-            for 32-bit elements.
-        hbm: of the memory's bandwidth; not fitted.
+            there; for bfloat16 they imply half of it, as they count elements of whatever width.
+        tpu_copy: copies to another layout, of the memory bandwidth: what XLA's cycles imply for
+            32-bit elements.
+        hbm: of the memory bandwidth; not fitted.
         link: of the bandwidth of a TPU's link, and of the data-center network; not fitted.
-        nvlink: of NVLink's bandwidth: all-gathers of 0.25 to 2 GB by eight H100, as XLA's table of
-            collectives has them (openxla/xla, default_collective_perf_table.txtpb).
-        host: of the bandwidth between HBM and the host's memory: 28.4 GB/s to a v6e, 29.4 from it,
-            in openxla/xprof's trace of four (tests/data).
+        nvlink: of NVLink's bandwidth: all-gathers of 0.25 to 2 GB on eight H100, from XLA's table
+            of collectives (openxla/xla, default_collective_perf_table.txtpb).
+        host: of the bandwidth between HBM and host memory: 28.4 GB/s to a v6e, 29.4 from it, in
+            openxla/xprof's trace of four (tests/data).
         cycles: time at the nominal clock / time of XLA's estimated cycles.
     """
 
@@ -83,10 +83,10 @@ class Efficiencies:
     cycles: float = 1.0
 
 
-# The range of a GPU's times, of which too few runs were compared. Measured: 0.8 of the peak in the
-# largest matmuls of XLA's table for H100 (default_matmul_perf_table.txtpb), NVLink at 0.89 in its
-# all-reduces and at 0.73 in its reduce-scatters. Chosen by hand: all else. A network at 0.45 is a
-# host with half as many NICs.
+# The range for GPUs, where too few runs were compared. Measured: 0.8 of the peak in the largest
+# matmuls of XLA's table for H100 (default_matmul_perf_table.txtpb), NVLink at 0.89 in its
+# all-reduces and at 0.73 in its reduce-scatters. All else is chosen by hand. A network at 0.45
+# stands for a host with half as many NICs.
 SLOW = Efficiencies(kernel=0.35, matmul=0.45, hbm=0.7, link=0.45, nvlink=0.65)
 FAST = Efficiencies(kernel=0.65, matmul=0.8, hbm=0.95, link=1.0, nvlink=0.89)
 
@@ -97,8 +97,8 @@ class Durations:
 
     Attributes:
         target: the chips.
-        efficiencies: shares of their peaks.
-        tiles: in which kernels of grouped rows multiply; None: those of the program.
+        efficiencies: shares of the chips' peaks that instructions reach.
+        tiles: tile sizes of grouped-matmul kernels; None: the program's own.
     """
 
     target: Target
@@ -106,7 +106,7 @@ class Durations:
     tiles: KernelTiles | None = None
 
     def of(self, record: InstructionRecord) -> Iterator[Duration]:
-        """The parts of an instruction, one after another, its transfer last."""
+        """The parts of an instruction in order of execution, its transfer last."""
         if record.is_control:
             return
         if not (record.collective and record.estimated_cycles is None):
@@ -149,7 +149,7 @@ class Durations:
             yield self._roofline(record)
 
     def _kernel_seconds(self, record: InstructionRecord) -> float:
-        """Kernels of grouped rows multiply whole tiles, as XLA's own matmuls do."""
+        """A kernel's time; grouped kernels multiply whole tiles, as XLA's own matmuls do."""
         visited = self.tiles.visited_share(record) if self.tiles else visited_share(record)
         if visited is None:
             return self._matmul_seconds(record, self._kernel_share(record))
@@ -157,7 +157,7 @@ class Durations:
         return max(matmul, self._hbm_seconds(record))
 
     def _is_kernel(self, record: InstructionRecord) -> bool:
-        """Whether it is a TPU's kernel of XLA's own, such as that of ``ragged_dot``: no cycles."""
+        """Whether it is one of XLA's own TPU kernels, such as ``ragged_dot``'s, without cycles."""
         return bool(
             self.target.platform == "tpu"
             and record.opcode == "custom-call"
@@ -166,7 +166,7 @@ class Durations:
         )
 
     def _kernel_share(self, record: InstructionRecord) -> float:
-        """Heads that are narrower than a TPU's matrix unit leave the rest of it idle."""
+        """A kernel's efficiency; heads narrower than a TPU's matrix unit leave part of it idle."""
         shares, unit, width = self.efficiencies, self.target.chip.matrix_unit, head_width(record)
         return min(shares.attention, width / unit) if unit and width else shares.kernel
 
@@ -197,17 +197,17 @@ class Durations:
 
 
 def host_gbps(chip: Chip) -> float:
-    """10⁹ bytes/s between a device and its host's memory, one way; what is taken if not known."""
+    """10⁹ bytes/s between a device and host memory, one way; an assumed value if not known."""
     given = chip.interconnect
     return given.get(HOST, given.get(_TAKEN_HOST, _TYPICAL_HOST))
 
 
 def _has_cycles(record: InstructionRecord) -> bool:
-    """Whether XLA says how long it takes, and can be believed.
+    """Whether XLA has a credible cycle estimate.
 
-    Its estimates of one elementwise operation that it did not fuse are up to 24 times what the
-    bytes need (a broadcast, an add, the sum of partial results behind an attention kernel), while
-    those of fusions agree with runs.
+    For a single elementwise operation that XLA did not fuse, its estimate is up to 24 times what
+    the bytes need (a broadcast, an add, the sum of partial results after an attention kernel);
+    for fusions it agrees with runs.
     """
     is_bare = not record.flops and record.opcode not in ("fusion", "copy", "custom-call")
     return record.estimated_cycles is not None and not is_bare

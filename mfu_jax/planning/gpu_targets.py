@@ -1,4 +1,4 @@
-"""XLA's description of a GPU to compile for, as its text proto (gpu_targets.yml has the facts)."""
+"""XLA's description of a target GPU, as a text proto (gpu_targets.yml has the facts)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def target_config(chip: Chip) -> str:
     """GpuTargetConfigProto of a chip, as text.
 
     Raises:
-        UserError: the table does not have it.
+        UserError: the table does not have the chip.
     """
     table = read_mapping(_TABLE)
     if chip.name not in table["gpus"]:

@@ -1,7 +1,7 @@
-"""Kernels of dropless experts: rows in groups, each group times its own matrix, tile by tile.
+"""Grouped matmuls of dropless experts: each group of rows times its own matrix, tile by tile.
 
-Such a kernel (megablox's, or XLA's own of ``ragged_dot``) goes through a list of tiles that is made
-before it runs: a tile of rows that two groups share is in it for each of them.
+Such a kernel (megablox's, or XLA's own for ``ragged_dot``) visits a list of tiles that is made
+before it runs: a tile of rows shared by two groups is listed once for each of them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _ROWS, _LIST = 2, 1  # dimensions
 
 
 def visited_share(record: InstructionRecord) -> float | None:
-    """Tiles that a grouped kernel goes through, over those that its rows fill.
+    """Tiles that a grouped kernel visits, over those that its rows fill.
 
-    None if it is no such kernel: its operands are the groups' offsets [groups + 1], the group and
-    the tile of rows of each step [tiles + groups − 1], and the rows.
+    None for other kernels. A grouped kernel's operands are the groups' offsets [groups + 1], the
+    group and the tile of rows of each step [tiles + groups − 1], and the rows.
     """
     found = _tiles(record)
     return found.visited / found.filled if found else None
 
 
 def grouped_rows(record: InstructionRecord) -> int | None:
-    """Rows of such a kernel; None if it is none."""
+    """Rows of a grouped kernel; None for other kernels."""
     found = _tiles(record)
     return found.rows if found else None
 
@@ -49,12 +49,12 @@ def _tiles(record: InstructionRecord) -> _Tiles | None:
 
 
 def without_skipped_rows(costs: ProgramCosts, own_rows: float) -> ProgramCosts:
-    """Costs in which grouped kernels multiply those of their rows that are in a group.
+    """Costs in which grouped kernels multiply only rows that are in a group.
 
     Args:
-        costs: of the shapes.
-        own_rows: share of such rows, where devices gather rows of all experts and have some of
-            them: the kernel ends with its last group.
+        costs: costs by the kernels' shapes.
+        own_rows: share of such rows where a device gathers the rows of all experts but has only
+            some experts: the kernel ends after its last group.
     """
     records, flops = dict(costs.records), Counter(costs.executed.by_dtype)
     for name, record in costs.records.items():

@@ -1,9 +1,9 @@
-"""One direction of the bus between HBM and the host's memory.
+"""One direction of the bus between HBM and host memory.
 
-Several copies are under way at once. Which one gets the bus first is not in the program's text; the
-one that the program waits for first does here. A public profile of Llama-shaped layers with
-offloaded activations on a v6e (docs/plan.md) shows no wait for such copies, whose sum is nearly as
-long as a layer's forward pass: in the order of their starts, most of that pass would be waits.
+Several copies are in flight at once. The program's text does not say which one gets the bus first;
+here it is the one that the program waits for first. A public profile of Llama-shaped layers with
+offloaded activations on a v6e (docs/plan.md) shows no wait for such copies, which together take
+nearly as long as a layer's forward pass: served in start order, they would make most of it waits.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 
 class Stretch(NamedTuple):
-    """A time in which the bus carries one copy.
+    """A stretch of time in which the bus carries one copy.
 
     Attributes:
-        cause: of the copy.
+        cause: the copy's cause.
         start: seconds from the computation's start.
         end: the same.
     """
@@ -36,24 +36,24 @@ class _Copy:
 
 @dataclass(kw_only=True)
 class HostBus:
-    """The bus, up to a time.
+    """The bus, simulated up to a time.
 
     Attributes:
-        now: until when it is known what it carried.
-        left: copies that are not done; seconds that each still takes.
+        now: the time up to which it is known what the bus carried.
+        left: unfinished copies by name, with the seconds that each still takes.
     """
 
     now: float = 0.0
     left: dict[str, _Copy] = field(default_factory=dict)
 
     def begin(self, name: str, cause: str, seconds: float, waited_for: int) -> None:
-        """A copy begins at `now`, where `serve` brought it.
+        """Begins a copy at `now`; call `serve` first to advance it.
 
         Args:
-            name: of its instruction.
-            cause: of its time.
-            seconds: with nothing else on the bus.
-            waited_for: place of what waits for it among the instructions.
+            name: the copy's instruction.
+            cause: the cause that its time is booked under.
+            seconds: its time with nothing else on the bus.
+            waited_for: position of the instruction that waits for it.
         """
         self.left[name] = _Copy(waited_for=waited_for, cause=cause, seconds=seconds)
 
@@ -64,7 +64,7 @@ class HostBus:
         self.now = max(self.now, until)
 
     def finish(self, name: str) -> Iterator[Stretch]:
-        """What the bus carries until one copy is done."""
+        """What the bus carries until a copy is done."""
         while name in self.left:
             yield self._carry(self.left[name].seconds)
 

@@ -1,8 +1,8 @@
-"""Tiles that a run of MaxText multiplies its experts' groups of rows in.
+"""Tile sizes of the grouped matmuls of a MaxText run's experts.
 
-Its kernels (megablox, or XLA's own) multiply whole tiles: the last one of a dimension that its tile
-does not divide is as long as the others, and a tile of rows that two groups share goes through
-twice.
+The kernels (megablox, or XLA's own) multiply whole tiles: if the tile size does not divide a
+dimension, the last tile is as long as the others, and a tile of rows shared by two groups is
+multiplied twice.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _OF_MATRICES = 3  # dimensions: groups, in, out
 
 
 class Tile(NamedTuple):
-    """Rows, and parts of the model's and of the hidden width."""
+    """Tile size in rows, in the model's width, and in the hidden width."""
 
     rows: int = 512
     embed: int = 1024
     mlp: int = 1024
 
 
-# MaxText's names of the three, the older ones last.
+# MaxText's names for the three, older ones last.
 _FIELDS = (
     ("batch_seq",),
     ("embed_dim", "activation_dim"),
@@ -39,7 +39,7 @@ _FIELDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class KernelTiles:
-    """Of one run.
+    """The tiles of one run.
 
     Attributes:
         emb_dim: the model's width.
@@ -50,7 +50,7 @@ class KernelTiles:
     tiles: Mapping[str, Tile]
 
     def visited_share(self, record: InstructionRecord) -> float | None:
-        """What the run's kernel multiplies, over what fills its tiles; None if it is none."""
+        """Multiplied elements over useful ones in a grouped kernel; None for other kernels."""
         found = grouped_rows(record)
         matrices = next((a for a in _arrays(record) if len(a) == _OF_MATRICES), None)
         if found is None or matrices is None:
@@ -67,10 +67,10 @@ class KernelTiles:
 
 
 def tiles_of_run(keys: Mapping[str, str], emb_dim: int) -> KernelTiles | None:
-    """The tiles of a run with MaxText's keys; None if its kernels choose their own.
+    """The tiles set by a run's MaxText keys; None if its kernels choose their own.
 
     Raises:
-        UserError: a size is no number.
+        UserError: a size is not a number.
     """
     if keys.get("sparse_matmul") == "false":
         return None
@@ -101,7 +101,7 @@ def _matrix(record: InstructionRecord) -> str:
 
 
 def _pass(record: InstructionRecord) -> str:
-    """The kernel of a gradient of matrices gives back matrices; of rows, it runs backwards."""
+    """A kernel's pass: weight gradients return matrices; row gradients are in the backward pass."""
     if any(len(array.dims) == _OF_MATRICES for array in record.shape.results):
         return "drhs"
     return "dlhs" if record.phase == "backward" else "fwd"

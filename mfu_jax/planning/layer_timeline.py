@@ -1,8 +1,8 @@
-"""One layer of a step as the walk sees it: when the units, each link and HBM are busy.
+"""One layer of a step in the walk of its schedule: when the units, each link and HBM are busy.
 
-A layer is one iteration of the loop in which the step spends most of its time; of a step without
-loops, all of it. Spans are short enough to draw: each lane has so many slots, and a slot shows what
-takes most of it.
+A layer is one iteration of the loop in which the step spends most of its time; without loops, it is
+the whole step. To be drawable, each lane is divided into a fixed number of slots, and a slot shows
+what takes most of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mfu_jax.flops.executed.instruction_costs import InstructionRecord, ProgramC
 from mfu_jax.planning.durations import Durations
 from mfu_jax.planning.schedule import by_computation, walk
 
-UNITS = "units"  # the lane of what the device itself computes, or waits for
+UNITS = "units"  # the lane of the device's own computation, and its waits
 WAITS = "waits"
 _SLOTS = 240
 
@@ -26,7 +26,7 @@ class Span:
 
     Attributes:
         lane: ``units``, a link, ``hbm`` or ``host``.
-        cause: what it does; ``waits`` where the units wait for a transfer.
+        cause: what the lane does; ``waits`` where the units wait for a transfer.
         start: seconds from the layer's start.
         end: the same.
     """
@@ -43,8 +43,8 @@ class Layer:
 
     Attributes:
         computation: its name in the program.
-        runs: iterations of a step.
-        seconds: of one.
+        runs: iterations per step.
+        seconds: time of one iteration.
         spans: by lane, then by time; gaps are idle.
     """
 
@@ -55,7 +55,7 @@ class Layer:
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        """The units first."""
+        """The lanes, the units first."""
         return tuple(dict.fromkeys([UNITS, *(span.lane for span in self.spans)]))
 
 
@@ -91,7 +91,7 @@ def _spans(records: Iterable[InstructionRecord], durations: Durations) -> Iterat
 
 
 def _drawable(spans: Sequence[Span], seconds: float) -> Iterator[Span]:
-    """At most so many spans a lane: each slot is what takes most of it, neighbours are joined."""
+    """Spans by slot: each slot shows what takes most of it, and equal neighbours are joined."""
     slots: dict[tuple[str, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     width = seconds / _SLOTS
     for span in spans:
@@ -113,7 +113,7 @@ def _joined(lane: str, slots: Sequence[dict[str, float]], width: float) -> Itera
 
 
 def _main_cause(slot: dict[str, float], width: float) -> str:
-    """Idle where less than half of a slot is busy."""
+    """What takes most of a slot; empty (idle) if less than half of it is busy."""
     if sum(slot.values()) < width / 2:
         return ""
     return max(slot, key=lambda cause: slot[cause])

@@ -1,9 +1,9 @@
-"""Time of a collective on the links of a TPU's torus, of NVLink, or between slices and hosts.
+"""Time of a collective on a TPU's torus, on NVLink, or between slices and hosts.
 
-Ring algorithms, as the JAX scaling book derives them (jax-ml/scaling-book, "Sharded matrices"): an
+Ring algorithms, as derived in the JAX scaling book (jax-ml/scaling-book, "Sharded matrices"): an
 all-gather moves its whole result through each device's links once, an all-reduce twice; an
 all-to-all on a ring of n devices loads each link with n/8 of one device's buffer. Bandwidths are
-those of hardware.yml, one way.
+one-way, from hardware.yml.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from mfu_jax.flops.executed.collectives import Collective
 from mfu_jax.flops.executed.instruction_costs import InstructionRecord
 from mfu_jax.planning.targets import Target
 
-_MESSAGES = {"send": "dcn up", "recv": "dcn down"}  # both directions at once
+_MESSAGES = {"send": "dcn up", "recv": "dcn down"}  # both directions work at once
 _HOP_SECONDS = 1e-6  # latency of a link (scaling book: about 1 µs)
-# Times that the buffer of one device goes through its links.
+# How many times one device's buffer crosses its links.
 _CROSSINGS = {
     "all-gather": 1.0,
     "reduce-scatter": 1.0,
@@ -39,7 +39,7 @@ class Route:
         link: ``ici``, ``nvlink`` or ``dcn``.
         bytes_per_sec: into one device, over all links that it uses at once.
         hops: links between the two devices that are farthest apart.
-        ring: devices of the longest ring; 1 where every device reaches every other one directly.
+        ring: devices in the longest ring; 1 if every device reaches every other one directly.
     """
 
     link: str
@@ -66,14 +66,14 @@ def route(target: Target, group: Sequence[int], size: int) -> Route:
 
 
 def _parts(target: Target, group: Sequence[int], size: int) -> int:
-    """Slices, or hosts of GPUs, that a group lies on."""
+    """Number of slices, or of GPU hosts, that a group spans."""
     gpus = target.platform == "cuda"
     within = target.shape[-1] if gpus else target.devices // target.slices
     return len({number // within for number in group}) if group else -(-size // within)
 
 
 def _torus(target: Target, size: int) -> Route:
-    """Axes of the torus that a group of `size` devices spans, if it lies well."""
+    """The route along the torus axes that a group of `size` devices spans, if well placed."""
     chip = target.chip
     per_link = chip.interconnect["ici_gbps_per_link"] * 1e9
     chips = max(1, size // chip.devices_per_chip)
@@ -86,7 +86,7 @@ def _torus(target: Target, size: int) -> Route:
 
 
 def _spanned(shape: Sequence[int], chips: int) -> tuple[int, ...]:
-    """The fewest whole axes with so many chips; else a part of one axis, else all of them."""
+    """The fewest whole axes with this many chips; else a part of one axis, else all axes."""
     real = [n for n in shape if n > 1]
     for count in range(1, len(real) + 1):
         for axes in itertools.combinations(real, count):
@@ -117,7 +117,7 @@ def seconds(collective: Collective, group: Sequence[int], target: Target) -> flo
 
 
 def _over_network(collective: Collective, parts: int, way: Route, target: Target) -> float:
-    """Within each slice, or host, and between them: each device sends its share only."""
+    """Time within each slice or host plus between them: each device sends only its share."""
     inside = max(1, (collective.group_size or target.devices) // parts)
     within = dataclasses.replace(collective, group_size=inside)
     between = collective.bytes / inside * _CROSSINGS[collective.kind] * (parts - 1) / parts
@@ -125,10 +125,10 @@ def _over_network(collective: Collective, parts: int, way: Route, target: Target
 
 
 def between_slices(record: InstructionRecord, target: Target) -> tuple[str, float] | None:
-    """Lane and seconds of a message to or from another slice; None if it is none.
+    """Lane and seconds of a message to or from another slice; None for other instructions.
 
-    XLA splits a collective of several slices into one within each slice and messages over the
-    data-center network, which it writes as transfers of the host.
+    XLA splits a collective across slices into one within each slice and messages over the
+    data-center network, which appear as host transfers.
     """
     is_message = record.opcode in _MESSAGES and record.shape.target == "host transfer"
     if target.slices < 2 or not is_message:
@@ -138,15 +138,15 @@ def between_slices(record: InstructionRecord, target: Target) -> tuple[str, floa
 
 
 def lanes(collective: Collective, groups: Sequence[Sequence[int]], link: str) -> tuple[str, ...]:
-    """What a collective keeps busy: transfers that share a lane wait for each other.
+    """The lanes that a collective occupies: transfers that share a lane wait for each other.
 
-    Neighbours in a group tell the axis of the mesh, and so the axes of the torus; a permutation to
-    the next device uses one direction of it, which leaves the other one free.
+    Neighbours in a group identify the mesh axis, and thus the torus axes; a permutation to the next
+    device uses one direction and leaves the other one free.
 
     Args:
-        collective: of the program.
+        collective: one of the program's collectives.
         groups: partition ids of its groups, or pairs (source, target) of a permutation.
-        link: as `Route.link` names it.
+        link: as named in `Route.link`.
     """
     strides = [group[1] - group[0] for group in groups if len(group) > 1]
     if not strides or link != "ici":

@@ -1,10 +1,10 @@
-"""Compiles a step that another process lowered, for chips that are not here.
+"""Compiles a step lowered by another process, for chips that are not attached.
 
     python -m mfu_jax.planning.lowered_step REQUEST.json OUT.mfu
 
-The request has `config.text`, what ``lowered.as_text(debug_info=True)`` gave, and `config.mesh`,
-axis → size. The parent sets the environment that libtpu and the CUDA plugin read when they are
-loaded. Progress goes to stdout, a word a line.
+The request has `config.text`, from ``lowered.as_text(debug_info=True)``, and `config.mesh`, axis →
+size. The parent sets the environment that libtpu and the CUDA plugin read when loaded. Progress
+goes to stdout, one word per line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> None:
 
 
 def _mesh(axes: Mapping[str, int], devices: list[Any], request: Mapping[str, Any]) -> Any:
-    """The devices in the order that suits a torus; of several slices, in their own order."""
+    """A mesh whose device order suits one slice's torus; otherwise the devices' own order."""
     import numpy as np
     from jax.sharding import Mesh
 

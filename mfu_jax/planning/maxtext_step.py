@@ -1,10 +1,10 @@
-"""Compiles MaxText's own train step for chips that are not here, in a process of its own.
+"""Compiles MaxText's own train step for chips that are not attached, in a child process.
 
     python -m mfu_jax.planning.maxtext_step REQUEST.json OUT.mfu
 
-The request has `config.arguments`: ``key=value`` as MaxText takes them. MaxText's own
-`train_compile` makes the mesh, the state and the step; only its table of topologies, and what it
-does with the compiled step, are replaced. Progress goes to stdout, a word a line.
+The request has `config.arguments`: MaxText's ``key=value`` arguments. MaxText's own
+`train_compile` makes the mesh, the state and the step; only its table of topologies and its use of
+the compiled step are replaced. Progress goes to stdout, one word per line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
 
 
 def chips(request: dict[str, Any]) -> list[str]:
-    """MaxText's arguments for the chips of a request."""
+    """MaxText's arguments for a request's chips."""
     return [
         f"compile_topology={request['topology']}",
         f"compile_topology_num_slices={request['slices']}",
@@ -47,9 +47,9 @@ def chips(request: dict[str, Any]) -> list[str]:
 
 
 def _plan_for(train_compile: Any, request: dict[str, Any], out: str) -> None:
-    """Replaces MaxText's table of topologies by the request's, and its saving by a dump."""
+    """Replaces MaxText's table of topologies with the request's, and its saving with a dump."""
     compile_step = train_compile.jit_and_compile
-    # MaxText takes GPUs from `jax.devices()`; a topology that is named a TPU's, from the function.
+    # MaxText takes GPUs from `jax.devices()`, but a topology named as a TPU's from the function.
     system = SimpleNamespace(
         platform="tpu",
         topology_name=request["topology"],

@@ -1,4 +1,4 @@
-"""A run that somebody measured, as a program to plan: MaxText's keys, mesh, remat and XLA flags.
+"""A measured run as a program to plan: MaxText's keys, mesh, remat and XLA flags.
 
 A run is one JSON object: `model_name`, `per_device_batch_size`, `max_target_length`, `hardware`
 with `topology`, `device_type` or `chips`, `num_slices`; the groups `mesh`, `remat_tensors`,
@@ -22,14 +22,14 @@ from mfu_jax.values import typed
 _GROUPS = ("mesh", "remat_tensors", "splash", "optimizer", "other_flags")
 _SINGLE = ("remat_policy", "attention", "dtype", "quantization", "scan_layers")
 _REQUIRED = ("model_name", "per_device_batch_size", "max_target_length", "hardware")
-# What a plan sets itself, and what only a machine with the run's data and cluster can follow.
+# Keys that a plan sets itself, and those that need the run's own data and cluster.
 FIXED = {
     "dataset_type": "synthetic",
     "enable_checkpointing": "false",
     "steps": "3",
     "log_config": "false",
 }
-# The model that MaxText's base.yml describes, which its recipes call "default".
+# The model of MaxText's base.yml, called "default" in its recipes.
 DEFAULT_MODEL: Mapping[str, Any] = {
     "decoder_block": "llama2",
     "base_emb_dim": 2048,
@@ -42,10 +42,10 @@ DEFAULT_MODEL: Mapping[str, Any] = {
     "mlp_activations": ["silu", "linear"],
     "logits_via_embedding": False,
 }
-_TWO_CORES = ("v4", "v5p", "tpu7x")  # a chip; slices are named after cores
-# Of a logit: MaxText's cross_entropy_with_logits hands its backward pass the logits, their
-# exponentials and the targets' one-hot rows in float32, and gets the logits' gradient in float32.
-# XLA keeps between none and all of them: of the 22B model of docs/plan.md 3.5 times 4 bytes.
+_TWO_CORES = ("v4", "v5p", "tpu7x")  # per chip; slices are named after cores
+# Per logit: MaxText's cross_entropy_with_logits passes the logits, their exponentials and the
+# targets' one-hot rows to its backward pass in float32, and gets the logits' gradient in float32.
+# XLA keeps between none and all of them: 3.5 times 4 bytes for the 22B model in docs/plan.md.
 _LOSS_BYTES = 4 * 4
 _WORTH_SAYING = 0.05  # of the peak
 
@@ -56,10 +56,10 @@ class MeasuredRun:
 
     Attributes:
         target: its chips.
-        keys: MaxText's, as text.
+        keys: MaxText's keys, values as text.
         model: the mapping that `mfu_jax.flops_breakdown` counts.
-        flags: of the compiler.
-        notes: what cannot be followed.
+        flags: compiler flags.
+        notes: what of the run cannot be reproduced.
     """
 
     target: Target
@@ -70,7 +70,7 @@ class MeasuredRun:
 
     @property
     def tiles(self) -> KernelTiles | None:
-        """In which MaxText's kernels multiply its experts' rows; None without such kernels."""
+        """Tile sizes of MaxText's grouped matmuls of experts; None without such kernels."""
         config = as_model_config(self.model)
         if config.experts.num_experts < 2:
             return None
@@ -78,7 +78,7 @@ class MeasuredRun:
 
     @property
     def loss_bytes(self) -> float:
-        """What MaxText's loss has in float32 at once, on one device, if XLA makes nothing again."""
+        """Float32 bytes that MaxText's loss holds at once on one device if XLA recomputes none."""
         config = as_model_config(self.model)
         tokens = config.sequences_per_step * config.step.max_target_length
         parts = config.step.gradient_accumulation_steps * max(
@@ -87,14 +87,14 @@ class MeasuredRun:
         return float(_LOSS_BYTES * tokens * config.vocab_size / parts)
 
     def loss_notes(self, peak_bytes: int, limit_bytes: int) -> tuple[str, ...]:
-        """What MaxText's own step may need beside the reference model's, where that is much.
+        """How much more memory MaxText's own step may need than the reference model's, if a lot.
 
         Args:
-            peak_bytes: of the reference model's step, which fits.
-            limit_bytes: of the device.
+            peak_bytes: peak of the reference model's step, which fits.
+            limit_bytes: the device's memory.
         """
         more = self.loss_bytes
-        if not _WORTH_SAYING * peak_bytes <= more <= limit_bytes:  # more are made again
+        if not _WORTH_SAYING * peak_bytes <= more <= limit_bytes:  # XLA recomputes more than that
             return ()
         verdict = " and may then not fit" if peak_bytes + more > limit_bytes else ""
         return (
@@ -135,7 +135,7 @@ def read_run(run: Mapping[str, Any]) -> MeasuredRun:
 
 
 def _model(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What of the keys the model's FLOPs depend on, without slots that experts leave empty."""
+    """The keys that determine the model's FLOPs, without slots that experts leave empty."""
     known = {"model_name", "global_parameter_scale", *MAXTEXT_FIELDS} - {"capacity_factor"}
     sizes = {
         key: parse_override(key, value) if isinstance(value, str) else value
@@ -149,7 +149,7 @@ def _model(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_experts_width(sizes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """MaxText's Mixtral block gives experts the MLP's width unless they have one of their own."""
+    """Gives Mixtral's experts the MLP's width unless they have their own, as MaxText does."""
     own = any(key in sizes for key in ("moe_mlp_dim", "base_moe_mlp_dim"))
     if own or sizes["decoder_block"] != "mixtral":
         return sizes
@@ -157,7 +157,7 @@ def _with_experts_width(sizes: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _flags(flags: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Flags and other words, of a list or of one text, without a shell's quotes."""
+    """Flags and other words from a list or a string, without shell quotes."""
     words = flags.split() if isinstance(flags, str) else map(str, flags)
     bare = [word.replace("'", "").replace('"', "") for word in words]
     return (
@@ -173,7 +173,7 @@ def _target(run: Mapping[str, Any]) -> Target:
         devices = _whole(run, "jax_devices") or _whole(run, "chips")
         return parse_target(hardware=hardware.lower(), devices=devices)
     for given in (run.get("topology"), run.get("device_type")):
-        if name := str(given or "").lower():  # 4x4x8, or the name of a slice
+        if name := str(given or "").lower():  # 4x4x8, or a slice name
             is_shape = name[0].isdigit() and not any(map(str.isalpha, name.replace("x", "")))
             full = f"{generation}:{name}" if is_shape else name
             return parse_target(topology=full, slices=slices)

@@ -1,9 +1,9 @@
-"""What a program keeps in memory, by kind, read from its arguments and from what its text carries
+"""What a program keeps in memory, by kind: its arguments, and the arrays that its text carries
 from the forward pass into the backward pass, and from there into the optimizer.
 
 Sizes are the compiler's where it gives them (arguments, temporaries, outputs); their split follows
-the shapes of the text, without the layout's padding. Temporaries do not all live at once: the peak
-is less than the sum.
+the shapes in the text, without layout padding. Temporaries are not all live at once: the peak is
+less than the sum.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _OPTIMIZER = re.compile(r"opt_?state|optimizer|optax|\.(?:mu|nu)\b|moment|exp_av
 _PARAMETERS = re.compile(r"param|weight|kernel|embedding|\bmodel\b|layers|\bp\b")
 _ALIASED = re.compile(r"\{[\d, ]*\}: \((\d+),")
 _HOST = "S(5)"
-# What hands a value on without computing anything.
+# Opcodes that pass a value on without computing anything.
 _HANDED_ON = frozenset(
     "bitcast copy copy-start copy-done get-tuple-element tuple opt-barrier convert reshape "
     "transpose".split()
 )
 _BACKWARD = ("backward", "rematerialized")
-_STACKING = re.compile(r"dynamic_update_\w+$")  # puts a layer's value among those of all layers
+_STACKING = re.compile(r"dynamic_update_\w+$")  # stores a layer's value in the stack of all layers
 _UNNAMED = "unnamed"
 _FARTHEST = 12  # instructions between a saved value and one with a scope
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes of one device.
+    """Bytes per device.
 
     Attributes:
         kinds: ``parameters``, ``optimizer``, ``batch``, ``gradients``, ``activations``,
-            ``temporaries`` (the rest of them), ``new outputs``, ``program``, ``host``; those that
-            are 0 are left out. Where names do not tell weights from moments, both are ``state``.
+            ``temporaries`` (the rest of them), ``new outputs``, ``program``, ``host``; kinds with
+            0 bytes are left out. If names do not tell weights from moments, both are ``state``.
         activations: bytes saved for the backward pass, by named scope.
     """
 
@@ -78,7 +78,7 @@ def memory_of(program: ProgramDump) -> Memory:
 
 
 def _arguments(module: HloModule, text: str, total: int | None) -> dict[str, int]:
-    """Bytes of the arguments by kind; what their layouts pad is shared out among them."""
+    """Bytes of the arguments by kind; layout padding is distributed in proportion."""
     header = text.partition("\n")[0]
     aliases = header.partition("input_output_alias=")[2].partition("entry_computation")[0]
     kept = set(map(int, _ALIASED.findall(aliases)))
@@ -108,7 +108,7 @@ def _argument_kind(name: str, shape: Shape, stays: bool, named: bool) -> str:
 
 
 def _saved(module: HloModule) -> tuple[dict[str, int], int]:
-    """Activations by scope, and bytes of gradients that wait for the optimizer."""
+    """Bytes of activations by scope, and of gradients that wait for the optimizer."""
     weights = {p.shape.dims for p in module.entry.parameters.values() if len(p.shape.dims) > 1}
     saved: dict[str, int] = defaultdict(int)
     gradients = 0
@@ -145,7 +145,7 @@ def _phase(instruction: HloInstruction) -> str:
 def _carried(
     module: HloModule, computation: HloComputation, made: HloInstruction, phases: tuple[str, ...]
 ) -> Iterator[tuple[Shape, str]]:
-    """Arrays that an instruction makes and that one of another phase reads, with their scopes."""
+    """Arrays made by an instruction and read in one of `phases`, with their scopes."""
     if made.opcode in _HANDED_ON:
         return
     values = [made]
@@ -169,7 +169,7 @@ def _reaches_from(user: HloInstruction, phases: tuple[str, ...]) -> bool:
 def _reaches(
     computation: HloComputation, value: HloInstruction, phases: tuple[str, ...], depth: int = 6
 ) -> bool:
-    """Whether a value is read in one of the phases, handed on or not."""
+    """Whether a value is read in one of the phases, directly or passed on."""
     for user in computation.users.get(value.name, ()):
         if _reaches_from(user, phases):
             return True
@@ -179,7 +179,7 @@ def _reaches(
 
 
 def _loop_source(module: HloModule, loop: HloInstruction, index: int) -> str:
-    """The scope of what a loop writes into one element of its state; empty if it only reads it."""
+    """The scope that writes one element of a loop's state; empty if the loop only reads it."""
     body = module[loop.loop_computations[0]]
     root = body.root
     if root.opcode != "tuple" or index >= len(root.operands):
@@ -194,12 +194,12 @@ def _loop_source(module: HloModule, loop: HloInstruction, index: int) -> str:
 
 
 def _scope(computation: HloComputation, instruction: HloInstruction, outer: str = "") -> str:
-    """Named scopes of an instruction, else of the nearest one that it is made of.
+    """Named scopes of an instruction, else of the nearest of its inputs that has one.
 
     Args:
-        computation: that it is in.
-        instruction: the one.
-        outer: scopes of the whole computation: something inside them is looked for.
+        computation: the computation that contains it.
+        instruction: the instruction.
+        outer: scopes of the whole computation; a scope inside them is preferred.
     """
     waiting = [instruction]
     for _ in range(_FARTHEST):

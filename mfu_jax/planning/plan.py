@@ -1,4 +1,4 @@
-"""A plan: whether a step fits on some chips, how long it takes there, and what limits it."""
+"""A plan: whether a step fits on given chips, how long it takes there, and what limits it."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from mfu_jax.planning.time_range import host_notes, time_range
 from mfu_jax.planning.uncounted_attention import executed_by_dtype, half_of_all_pairs
 
 _DAY = 86400.0
-_COMPILERS_LIMIT = 1.01  # of the nominal memory: 95.74 of 95 GiB on v5p, as libtpu prints it
+_COMPILERS_LIMIT = 1.01  # of the nominal memory: libtpu prints 95.74 of 95 GiB on v5p
 _JAXS_SHARE = 0.75  # of a GPU's memory (JAX's docs, "GPU memory allocation")
-_LARGE_OUTPUT = 0.1  # of the peak: a state that is not donated, not a few metrics
+_LARGE_OUTPUT = 0.1  # of the peak: a state that is not donated, rather than a few metrics
 _MUCH_AGAIN = 0.01  # of the executed FLOPs
-_UNITS = ("matmul", "vector", "kernel", "copy", "host")  # what is no transfer between devices
+_UNITS = ("matmul", "vector", "kernel", "copy", "host")  # not transfers between devices
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one step is for, on one device.
+    """The work of one step on one device.
 
     Attributes:
         model_flops: by `convention`; None if not known.
-        tokens: that it trains on; 0: not known.
+        tokens: tokens that it trains on; 0: not known.
         convention: how attention pairs are counted.
-        experts: whether the model has any; None if that is not known.
-        own_rows: share of the rows of grouped kernels that they multiply (expert parallelism).
-        tiles: in which grouped kernels multiply; None: those of the program.
+        experts: whether the model has experts; None if not known.
+        own_rows: share of their rows that grouped kernels multiply (expert parallelism).
+        tiles: tile sizes of grouped kernels; None: the program's own.
     """
 
     model_flops: int | None
@@ -54,40 +54,40 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One step of one program on some chips. Times in seconds, everything else of one device.
+    """One step of one program on given chips. Times in seconds, everything else per device.
 
     Attributes:
         target: the chips, as text.
-        chips: their number.
-        hardware: the name of one of them.
-        devices: as JAX counts them: of some TPUs, two a chip.
+        chips: number of chips.
+        hardware: the chip's name.
+        devices: number of JAX devices: two per chip on some TPUs.
         fits: whether the program fits into their memory.
-        memory_peak_bytes: the compiler's; None if it does not say.
-        memory_limit_bytes: what the compiler may use, or nominal.
+        memory_peak_bytes: the compiler's figure; None if it gives none.
+        memory_limit_bytes: what the compiler may use, or the nominal memory.
         memory: bytes by kind.
         activations_by_scope: bytes saved for the backward pass, by named scope.
-        resident_bytes: of `memory`, what is there between steps: arguments that stay.
+        resident_bytes: the part of `memory` that stays between steps: the arguments.
         model_flops: by `convention`; None if not known.
-        executed_flops: that the program runs; None if it does not fit.
-        convention: of `model_flops`.
-        step_time_bound_seconds: no run of this program is faster.
+        executed_flops: FLOPs that the program runs; None if it does not fit.
+        convention: the convention of `model_flops`.
+        step_time_bound_seconds: a lower bound: no run of this program is faster.
         step_time_seconds: the prediction.
         step_time_range: where nine of ten measured runs of such models (with experts, or without)
-            would lie; of GPUs, of which too few were
-            compared, the times at higher and lower shares of their peaks.
-        mfu: predicted.
+            would lie; for GPUs, where too few runs were compared, the times at higher and lower
+            shares of their peaks.
+        mfu: predicted MFU.
         mfu_ceiling: MFU at the bound.
-        hfu: predicted.
-        tokens_per_sec_per_chip: predicted.
-        time_by_cause: seconds of the prediction; they sum to it.
+        hfu: predicted HFU.
+        tokens_per_sec_per_chip: predicted rate.
+        time_by_cause: seconds of the prediction by cause; they sum to it.
         bound_by_resource: seconds that each resource is busy at its peak.
         collectives: rows of ``kind`` (with its link), ``seconds``, ``exposed_seconds``.
         layer: one iteration of the largest loop, to be drawn.
-        changes: what would help most, and how much it would save at most.
-        tokens: of the whole run; None if not said.
-        price: of one chip for one hour; None if not said.
-        days: that `tokens` take at the prediction.
-        cost: of `tokens` at `price`.
+        changes: what would help most, and an upper limit on what it would save.
+        tokens: tokens of the whole run; None if not given.
+        price: price of one chip-hour; None if not given.
+        days: days that `tokens` take at the predicted rate.
+        cost: cost of `tokens` at `price`.
         notes: what the plan could not see.
     """
 
@@ -123,11 +123,11 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     def for_run(self, *, tokens: float = 0.0, price: float = 0.0) -> Plan:
-        """With the days and the cost of a run.
+        """Returns the plan with the days and the cost of a run.
 
         Args:
-            tokens: that the whole run trains on; 0: not said.
-            price: of one chip for one hour; 0: not said.
+            tokens: tokens that the whole run trains on; 0: not given.
+            price: price of one chip-hour; 0: not given.
         """
         rate = self.tokens_per_sec_per_chip
         if not tokens:
@@ -145,17 +145,17 @@ class Plan:
         )
 
     def with_notes(self, *notes: str) -> Plan:
-        """With notes added."""
+        """Returns the plan with notes added."""
         return replace(self, notes=(*self.notes, *notes))
 
     def __str__(self) -> str:
-        """One screen."""
+        """The plan as one screen of text."""
         from mfu_jax.planning.rendering import render
 
         return render(self)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain JSON values."""
+        """The whole plan as plain JSON values."""
         return asdict(self)
 
     def _repr_html_(self) -> str:
@@ -176,7 +176,7 @@ class Plan:
 
 
 def refused(target: Target, refusal: TooLarge, work: Work | None = None) -> Plan:
-    """The plan of a program that the compiler refused: with its times, if it was scheduled."""
+    """The plan of a program that the compiler refused, with its times if it was scheduled."""
     if refusal.program is not None:
         plan = make_plan(refusal.program, target, work=work).with_notes(
             "times are those of the program as it was scheduled, had it fitted"
@@ -213,10 +213,10 @@ def make_plan(
     Args:
         program: compiled for `target`.
         target: the chips.
-        work: what its step is for; without it there is no MFU.
-        efficiencies: of the chip; by default those of the house.
-        residuals: measured / predicted time, between which nine of ten runs lie; by default those
-            of compared_runs.yml, of models with experts, or without, as this one is.
+        work: the step's work; without it there is no MFU.
+        efficiencies: shares of the chip's peaks; defaults to `Efficiencies()`.
+        residuals: range of measured / predicted time for nine of ten runs; by default from
+            compared_runs.yml, for models with experts, or without, as this one is.
 
     Raises:
         HloParseError: the program's text is not optimised HLO.
@@ -270,9 +270,9 @@ def make_plan(
 
 
 def _on_the_device(memory: Mapping[str, int]) -> Mapping[str, int]:
-    """With a peak of HBM: the compiler's counts what is offloaded to the host as well.
+    """Limits the peak to HBM: the compiler's also counts what is offloaded to the host.
 
-    What is in HBM is no more than the arguments, the new results and the temporaries.
+    HBM holds no more than the arguments, the new results and the temporaries.
     """
     if not memory.get("host_temp_size_in_bytes"):
         return memory
@@ -282,13 +282,13 @@ def _on_the_device(memory: Mapping[str, int]) -> Mapping[str, int]:
 
 
 def _fits(memory: Mapping[str, int], target: Target) -> bool:
-    """TPU compilers refuse what does not fit; GPU compilers, and dumps of other chips, do not."""
+    """TPU compilers refuse what does not fit; GPU compilers and dumps for other chips do not."""
     peak, limit = memory.get("peak_memory_in_bytes", 0), target.chip.memory_bytes
     return not limit or peak <= limit * (1 if target.platform == "cuda" else _COMPILERS_LIMIT)
 
 
 def _gpu_memory(memory: Mapping[str, int], target: Target) -> tuple[str, ...]:
-    """What JAX has to be told to use so much of a GPU's memory."""
+    """A note on the setting that lets JAX use this much of a GPU's memory."""
     share = memory.get("peak_memory_in_bytes", 0) / (target.chip.memory_bytes or 1)
     if target.platform != "cuda" or not _JAXS_SHARE < share <= 1:
         return ()

@@ -34,7 +34,7 @@ def _head(plan: Plan) -> list[str]:
 
 
 def _memory(plan: Plan) -> list[str]:
-    """The kinds, the largest first, and where the activations are from."""
+    """The kinds of memory, largest first, and the activations' scopes."""
     kinds = sorted(plan.memory.items(), key=lambda pair: -pair[1])
     lines = ["memory       " + ", ".join(f"{kind} {_gib(size)}" for kind, size in kinds)]
     scopes = list(plan.activations_by_scope.items())[:_MOST_SCOPES]
@@ -78,7 +78,7 @@ def _range(plan: Plan) -> str:
 
 
 def _layer(plan: Plan) -> list[str]:
-    """A line for each lane; a column is what takes most of that time."""
+    """One line per lane; a column shows what takes most of that time."""
     layer = plan.layer
     if layer is None:
         return []

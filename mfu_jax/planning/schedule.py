@@ -1,9 +1,9 @@
 """Walks a program's schedule: what runs when, and what waits for what.
 
-The text of a compiled program is its schedule. Instructions run one after another; what stands
-between an asynchronous start and its done hides the transfer that the start began. A transfer
-waits for its link, and the done for the transfer. Of copies to or from the host's memory, the one
-that is waited for first goes first.
+The text of a compiled program is its schedule. Instructions run one after another; those between
+an asynchronous start and its done hide the transfer that the start began. A transfer waits for its
+link, and the done for the transfer. Of copies to or from host memory, the one that the program
+waits for first goes first.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Work(NamedTuple):
     """A stretch of time on some lanes, or on the device's units.
 
     Attributes:
-        lanes: as `links.lanes` names them; empty: the units.
-        cause: what they do; of a wait, the transfer.
+        lanes: as named by `links.lanes`; empty: the units.
+        cause: what they do; for a wait, the transfer.
         start: seconds from the computation's start.
         end: the same.
         is_wait: whether the units wait for a transfer.
@@ -37,19 +37,18 @@ class Work(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it lasts."""
+        """Its length."""
         return self.end - self.start
 
 
 @dataclass(kw_only=True)
 class Timeline:
-    """Seconds of one run of the instructions that it was made of, by cause.
+    """Seconds of one run of some instructions, by cause.
 
     Attributes:
-        seconds: from the first to the last.
-        by_cause: seconds in which the device did, or waited for, something, by what it was; sums
-            to `seconds`.
-        transfers: seconds of transfers by cause, hidden ones included.
+        seconds: from the first instruction to the last.
+        by_cause: seconds by what the device did or waited for; they sum to `seconds`.
+        transfers: seconds of transfers by cause, including hidden ones.
     """
 
     seconds: float = 0.0
@@ -57,12 +56,12 @@ class Timeline:
     transfers: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def spend(self, cause: str, seconds: float) -> None:
-        """The device is busy with `cause`."""
+        """Adds time in which the device does, or waits for, `cause`."""
         self.by_cause[cause] += seconds
         self.seconds += seconds
 
     def add(self, other: Timeline, times: float) -> None:
-        """Appends another timeline, so many times."""
+        """Appends another timeline this many times."""
         self.seconds += times * other.seconds
         for mine, theirs in ((self.by_cause, other.by_cause), (self.transfers, other.transfers)):
             for cause, seconds in theirs.items():
@@ -70,10 +69,10 @@ class Timeline:
 
 
 def timeline(costs: ProgramCosts, durations: Durations) -> Timeline:
-    """The time of one call of a program, its loops multiplied out.
+    """The time of one call of a program, with its loops multiplied out.
 
-    A computation's own instructions are walked once; the program's time is the sum over its
-    computations of runs × that. Transfers do not reach from one computation into another.
+    Each computation's own instructions are walked once; the program's time is the sum of that time
+    × runs over its computations. Transfers do not extend from one computation into another.
     """
     total = Timeline()
     for records in by_computation(costs):
@@ -84,7 +83,7 @@ def timeline(costs: ProgramCosts, durations: Durations) -> Timeline:
 
 
 def by_computation(costs: ProgramCosts) -> Iterable[list[InstructionRecord]]:
-    """The instructions of each computation, in its order."""
+    """The instructions of each computation, in scheduled order."""
     found: dict[str, list[InstructionRecord]] = defaultdict(list)
     for record in costs.records.values():
         found[record.computation].append(record)
@@ -92,7 +91,7 @@ def by_computation(costs: ProgramCosts) -> Iterable[list[InstructionRecord]]:
 
 
 def walk(records: Iterable[InstructionRecord], durations: Durations) -> Iterator[Work]:
-    """What the units and the lanes do while a computation runs once, by the start of each."""
+    """What the units and the lanes do while a computation runs once."""
     records = list(records)
     places = {record.started_by: place for place, record in enumerate(records) if record.started_by}
     buses = {lane: HostBus() for lane in HOST_LANES}
@@ -149,7 +148,7 @@ def _carried(lanes: tuple[str, ...], stretches: Iterable[Stretch]) -> Iterator[W
 
 
 def _waits(bus: HostBus, lanes: tuple[str, ...], name: str, now: float) -> Iterator[Work]:
-    """The rest of a copy, for which the units wait."""
+    """The rest of a copy that the units wait for."""
     if name not in bus.left:
         return
     cause = bus.left[name].cause

@@ -1,7 +1,7 @@
-"""A TPU program as its compiler has scheduled it, from XLA's dumps, before it has machine code.
+"""A scheduled TPU program, read from XLA's dumps before machine code is generated.
 
-Generating the machine code takes nine tenths of a compile, often more, and changes no instruction:
-it adds XLA's estimates of cycles. Schedule, buffers and the verdict on memory are there before.
+Generating machine code takes nine tenths of a compile, often more, and changes no instruction: it
+adds XLA's cycle estimates. Schedule, buffers and the verdict on memory are available before.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from mfu_jax.dumps.program import ProgramDump
 
 _SCHEDULED = ".after_optimizations.txt"
 _BUFFERS = ".after_optimizations-buffer-assignment.txt"
-_REPORT = ".after_optimizations-memory-usage-report.txt"  # after the buffers, refused or not
-_LAST = ".after_optimizations_after_buffer_assignment.txt"  # that XLA writes before machine code
-# XLA refuses a program within seconds of the report. For one of deepseek3 in fp8 it wrote no last
-# file in six minutes more.
+_REPORT = ".after_optimizations-memory-usage-report.txt"  # follows the buffers, refused or not
+_LAST = ".after_optimizations_after_buffer_assignment.txt"  # written before machine code
+# XLA refuses a program within seconds of the report. For deepseek3 in fp8 it had not written the
+# last file six minutes later.
 _VERDICT_SECONDS = 60.0
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+)(.*)$", re.MULTILINE)
 _COLOR = re.compile(r", color (\d+)")
@@ -26,21 +26,21 @@ _HBM, _HOST = "0", "5"  # XLA's memory spaces
 
 
 def dump_flags(folder: Path) -> str:
-    """Flags of XLA that write what this module reads."""
+    """XLA flags that write what this module reads."""
     return f"--xla_dump_to={folder} --xla_dump_hlo_as_text --xla_dump_large_constants=true"
 
 
 def is_scheduled(folder: Path) -> bool:
-    """Whether the compiler has come to the machine code of a program, or long had its buffers."""
+    """Whether the compiler has reached machine code, or finished the buffers long ago."""
     report = _largest(folder, _REPORT)
     is_old = report is not None and time.time() - report.stat().st_mtime > _VERDICT_SECONDS
     return is_old or _largest(folder, _LAST) is not None
 
 
 def read_scheduled(folder: Path) -> ProgramDump | None:
-    """The largest program whose schedule is complete, refused or not; None if there is none.
+    """The largest program with a complete schedule, refused or not; None if there is none.
 
-    For a folder into which the compiler no longer writes.
+    Call it once the compiler no longer writes to the folder.
     """
     last = _largest(folder, _BUFFERS)
     if last is None:
@@ -52,10 +52,10 @@ def read_scheduled(folder: Path) -> ProgramDump | None:
 
 
 def memory_of_buffers(text: str) -> dict[str, int]:
-    """The fields of ``memory_analysis()`` that XLA's assignment of buffers tells.
+    """The fields of ``memory_analysis()`` that follow from XLA's buffer assignment.
 
     Args:
-        text: a line an allocation: its size, what it is, and its memory space unless that is HBM.
+        text: one line per allocation: its size, what it is, and its memory space unless HBM.
     """
     sizes: dict[str, int] = defaultdict(int)
     for size, words in _ALLOCATION.findall(text):
@@ -75,5 +75,5 @@ def memory_of_buffers(text: str) -> dict[str, int]:
 
 
 def _largest(folder: Path, suffix: str) -> Path | None:
-    """Of the largest program for TPUs; those for the host are named ``….cpu_after_…``."""
+    """The largest TPU program's file; those for the host are named ``….cpu_after_…``."""
     return max(folder.glob(f"*{suffix}"), key=lambda path: path.stat().st_size, default=None)

@@ -1,4 +1,4 @@
-"""Whose step is planned: what compiles it, from which words, and what its config alone says."""
+"""Sources of planned steps: the module that compiles one, its arguments, its config's figures."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from mfu_jax.planning.measured_runs import FIXED
 from mfu_jax.planning.plan import Work
 from mfu_jax.planning.sweep.search import REMAT, Analytic
 
-# The forward pass that each policy runs again: of everything in the layers, or of attention only.
+# What each policy recomputes of the forward pass: everything in the layers, or attention only.
 _RECOMPUTED = {"none": (), "minimal": ("attention",), "full": ("attention", "weight")}
 
 
 class StepSource(Protocol):
-    """Makes the program of a step from ``key=value``.
+    """Makes a step's program from ``key=value``.
 
     Attributes:
-        module: that compiles it in a child process.
+        module: compiles the step in a child process.
         python: the interpreter that has what the module needs.
     """
 
@@ -34,29 +34,29 @@ class StepSource(Protocol):
     python: str
 
     def words(self, values: Mapping[str, str]) -> list[str]:
-        """What the module reads."""
+        """The module's arguments."""
 
     def run_words(self, values: Mapping[str, str]) -> list[str]:
-        """What the trainer takes to run the step."""
+        """The trainer's arguments to run the step."""
 
     def work(self, values: Mapping[str, str]) -> Work:
-        """What the step is for.
+        """The step's work.
 
         Raises:
-            UserError: the config is wrong, or does not say the sizes of the model.
+            UserError: the config is wrong, or does not give the model's sizes.
         """
 
     def own_rows(self, values: Mapping[str, str]) -> float:
-        """As `Work.own_rows`."""
+        """See `Work.own_rows`."""
 
     def identity(self, values: Mapping[str, str]) -> Mapping[str, Any]:
-        """What decides the program beside the words: files that they name, our own source."""
+        """What else determines the program: files named by the arguments, our own source."""
 
     def invalid(self, values: Mapping[str, str]) -> str:
-        """Why no such step can be compiled, as far as the config says; empty if it can."""
+        """Why the step cannot be compiled, as far as the config says; empty if it can."""
 
     def analytic(self, values: Mapping[str, str]) -> Analytic:
-        """What the config says of FLOPs and memory."""
+        """FLOPs and memory that follow from the config."""
 
 
 class MaxTextStep:
@@ -76,27 +76,27 @@ class MaxTextStep:
         return [f"{key}={value}" for key, value in {**FIXED, **values}.items()]
 
     def run_words(self, values: Mapping[str, str]) -> list[str]:
-        """MaxText's arguments without those of a plan."""
+        """MaxText's arguments without the plan's own."""
         return [f"{key}={value}" for key, value in values.items()]
 
     def work(self, values: Mapping[str, str]) -> Work:
-        """What the step is for, by the bundled config of the model and MaxText's own keys."""
+        """The step's work, from the model's bundled config and MaxText's own keys."""
         return work_of(values)
 
     def own_rows(self, values: Mapping[str, str]) -> float:
-        """All: what its kernels skip is not known here."""
+        """All rows: what MaxText's kernels skip is not known here."""
         return 1.0
 
     def identity(self, values: Mapping[str, str]) -> Mapping[str, Any]:
-        """Nothing: MaxText's version is in the key already."""
+        """Nothing: the key already has MaxText's version."""
         return {}
 
     def invalid(self, values: Mapping[str, str]) -> str:
-        """Only MaxText knows."""
+        """Always empty: only MaxText knows."""
         return ""
 
     def analytic(self, values: Mapping[str, str]) -> Analytic:
-        """FLOPs; MaxText's rules decide how the state is split."""
+        """FLOPs only: MaxText's rules decide how the state is split."""
         policy = values.get(REMAT, "full")  # MaxText's default
         with contextlib.suppress(UserError):  # sizes that only MaxText's own defaults have
             return Analytic(executed_flops=executed_flops_of(values, policy))
@@ -104,7 +104,7 @@ class MaxTextStep:
 
 
 def work_of(config: Any, convention: str = "maxtext") -> Work:
-    """What a step of a config with MaxText's keys is for.
+    """The work of a step whose config has MaxText's keys.
 
     Raises:
         UserError: a size is missing or wrong.
@@ -118,7 +118,7 @@ def work_of(config: Any, convention: str = "maxtext") -> Work:
 
 
 def executed_flops_of(config: Any, policy: str) -> float | None:
-    """FLOPs of a step with what a remat policy runs again; None if the policy is not known."""
+    """FLOPs of a step with what a remat policy recomputes; None if the policy is not known."""
     kinds: Sequence[str] | None = _RECOMPUTED.get(policy)
     if kinds is None:
         return None

@@ -29,13 +29,13 @@ class Target:
     """Chips to plan for.
 
     Attributes:
-        chip: one of them.
+        chip: the kind of chip.
         platform: JAX's name of the compiler.
-        topology: what ``jax.experimental.topologies`` takes: ``v6e:2x4``; of GPUs
-            ``slices × hosts × devices of a host``.
-        shape: chips along each axis of a slice's torus; GPUs: hosts, devices of a host.
-        devices: JAX devices of all slices.
-        slices: parts of the job that only the data-center network connects.
+        topology: as ``jax.experimental.topologies`` takes it: ``v6e:2x4``; for GPUs
+            ``slices × hosts × devices per host``.
+        shape: chips along each axis of a slice's torus; GPUs: hosts, devices per host.
+        devices: JAX devices in all slices.
+        slices: parts of the job connected only by the data-center network.
     """
 
     chip: Chip
@@ -47,7 +47,7 @@ class Target:
 
     @property
     def chips(self) -> int:
-        """Chips of all slices."""
+        """Chips in all slices."""
         return self.devices // self.chip.devices_per_chip
 
     def __str__(self) -> str:
@@ -61,16 +61,16 @@ class Target:
 def parse_target(
     *, topology: str = "", hardware: str = "", devices: int | None = None, slices: int | None = None
 ) -> Target:
-    """The chips that a person describes.
+    """Parses the user's description of the chips.
 
     Args:
-        topology: ``v5p:8x8x8``, or a slice's name as the cloud has it: ``v5p-128``, ``v6e-8``.
-        hardware: a GPU's name, with `devices`.
+        topology: ``v5p:8x8x8``, or the cloud's name of a slice: ``v5p-128``, ``v6e-8``.
+        hardware: GPU name, with `devices`.
         devices: number of GPUs.
-        slices: TPU slices of the job; None: as `topology` says, or one.
+        slices: TPU slices of the job; None: as in `topology`, or one.
 
     Raises:
-        UserError: not known, or not of that shape; says what is.
+        UserError: the chips or the shape are not known; the message lists what is.
     """
     if slices is not None and slices < 1:
         raise UserError(f"slices={slices}; expected 1 or more")
@@ -93,7 +93,7 @@ def parse_target(
 
 
 def generation_of(name: str) -> str:
-    """libtpu's name of a TPU generation (v6e, trillium, TPU v6e); empty if it is none."""
+    """libtpu's name of a TPU generation (v6e, trillium, TPU v6e); empty if not recognised."""
     words = re.findall(r"[a-z0-9]+", name.lower().removeprefix("tpu "))
     word = "".join(words)
     if word in _GENERATIONS:
@@ -156,7 +156,7 @@ def _shape(topology: str, size: str, axes: int) -> tuple[int, ...]:
 
 
 def _shape_of(topology: str, number: str, cores: int, axes: int) -> tuple[int, ...]:
-    """The cloud's usual shape of so many chips: axes doubled in turn, the last one first."""
+    """The cloud's usual shape of this many chips: axes doubled in turn, last one first."""
     count = int(number) if re.fullmatch(r"[1-9]\d{0,5}", number) else 0
     chips, rest = divmod(count, cores)
     if rest or not chips or chips & (chips - 1) or chips > _MOST_CHIPS:
@@ -168,7 +168,7 @@ def _shape_of(topology: str, number: str, cores: int, axes: int) -> tuple[int, .
     doublings = chips.bit_length() - 1
     if axes == 2:
         return 2 ** (doublings // 2), 2 ** (doublings - doublings // 2)
-    if doublings < 3:  # a host's 2x2x1 before the third axis
+    if doublings < 3:  # fill a host's 2x2x1 before the third axis
         return (*sorted((2 ** (doublings // 2), 2 ** (doublings - doublings // 2))), 1)
     third, more = divmod(doublings, 3)
     return tuple(sorted(2 ** (third + (axis < more)) for axis in range(3)))

@@ -1,4 +1,4 @@
-"""Between which times a run of a predicted step would lie."""
+"""The range of times expected for a run of a predicted step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mfu_jax.planning.durations import FAST, HOST, SLOW, Durations, Efficiencies
 from mfu_jax.planning.schedule import timeline
 from mfu_jax.planning.targets import Target
 
-_FASTER_HOST = 2  # of what is taken where it is not known
+_FASTER_HOST = 2  # × the bandwidth assumed if it is not known
 
 
 def time_range(
@@ -20,18 +20,18 @@ def time_range(
     bound: float,
     residuals: tuple[float, float] | None,
 ) -> tuple[float, float] | None:
-    """The least and the greatest time, in seconds of a step.
+    """The shortest and the longest expected time, in seconds per step.
 
     Args:
-        costs: of the program.
-        durations: that predicted it.
+        costs: the program's costs.
+        durations: the durations behind the prediction.
         seconds: the prediction.
-        bound: no run is faster, whatever others were.
+        bound: lower bound: no run is faster, whatever the residuals say.
         residuals: measured / predicted times of other runs; None: too few were compared.
 
     Returns:
-        Of GPUs without residuals, the times at higher and lower shares of their peaks; None for
-        TPUs without them.
+        The range; without residuals, for GPUs the times at higher and lower shares of their peaks,
+        and None for TPUs.
     """
     if residuals is not None:
         low, high = residuals
@@ -46,7 +46,7 @@ def time_range(
 
 
 def host_notes(costs: ProgramCosts, target: Target) -> tuple[str, ...]:
-    """Whether the step copies to or from the host's memory at a bandwidth that is not known."""
+    """A note if the step copies to or from host memory at an unknown bandwidth."""
     copies = any(record.host_bytes and record.runs for record in costs.records.values())
     if not copies or HOST in target.chip.interconnect:
         return ()

@@ -1,7 +1,7 @@
-"""Attention kernels that the executed count does not know: those whose blocks the device decides.
+"""Attention kernels missing from the executed count: those whose blocks depend on the device.
 
-Where a sequence is split over devices, each skips other blocks, by a table that it looks up with
-its own number. A plan takes half of all pairs of query and key: what causal masks keep on average.
+If a sequence is split over devices, each device skips different blocks, from a table indexed by
+its id. A plan assumes half of all query-key pairs: what causal masks keep on average.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from mfu_jax.flops.executed.kernels import kernel_name
 
 _FEWEST_DIMS = 3  # heads, positions, width
 _QKV = 3
-_FUSED_RESULTS = 3  # the gradients of queries, keys and values, all of one kernel
+_FUSED_RESULTS = 3  # gradients of queries, keys and values, all from one kernel
 
 
 def executed_by_dtype(costs: ProgramCosts) -> Counter[str]:
-    """Executed FLOPs of a step, with these kernels."""
+    """Executed FLOPs of a step by dtype, including these kernels."""
     flops = Counter(costs.executed.by_dtype)
     for record in costs.records.values():
         for dtype, guessed in half_of_all_pairs(record).items():
@@ -29,7 +29,7 @@ def executed_by_dtype(costs: ProgramCosts) -> Counter[str]:
 
 
 def half_of_all_pairs(record: InstructionRecord) -> dict[str, int]:
-    """FLOPs by dtype of a kernel whose count is unknown; empty if it is no attention kernel."""
+    """FLOPs by dtype of an uncounted attention kernel; empty for other instructions."""
     rows = _rows(record) if record.unaccounted else ()
     arrays = _queries_keys_values(record)
     if not rows or not arrays:
@@ -43,7 +43,7 @@ def half_of_all_pairs(record: InstructionRecord) -> dict[str, int]:
 
 
 def head_width(record: InstructionRecord) -> int | None:
-    """Of the values of an attention kernel; None if it is none."""
+    """Head width of an attention kernel's values; None for other instructions."""
     arrays = _queries_keys_values(record) if _rows(record) else ()
     return arrays[2].dims[-1] if arrays else None
 
@@ -53,14 +53,14 @@ def _rows(record: InstructionRecord) -> tuple[AttentionKernel, ...]:
 
 
 def _queries_keys_values(record: InstructionRecord) -> tuple[Array, ...]:
-    """The first three operands that may be them; empty if there are fewer."""
+    """The first three operands that may be queries, keys, values; empty if there are fewer."""
     arrays = [a for a in record.shape.operand_arrays if len(a.dims) >= _FEWEST_DIMS]
     floats = tuple(a for a in arrays if a.dtype.startswith(("bf", "f")))
     return floats[:3] if len(floats) >= _QKV else ()
 
 
 def _row(rows: tuple[AttentionKernel, ...], results: tuple[Array, ...]) -> AttentionKernel:
-    """Of kernels with one name, the fused one has the gradients of all three."""
+    """The kernel of a shared name: only the fused one returns the gradients of all three."""
     gradients = [array for array in results if len(array.dims) >= _FEWEST_DIMS]
     fused = [row for row in rows if "dQ" in row.products] if len(rows) > 1 else []
     if fused and len(gradients) >= _FUSED_RESULTS:

@@ -1,1 +1,1 @@
-"""Device traces joined with programs: where the time of a step went, instruction by instruction."""
+"""Device traces joined with programs: where a step's time went, instruction by instruction."""

@@ -1,4 +1,4 @@
-"""`mfu_jax.profile`: a device trace with the program that ran, in one folder."""
+"""`mfu_jax.profile`: a device trace and the program that ran, in one folder."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from mfu_jax.profiling.folders import dump_path, make_sessions, move_to_sessions
 def profile(
     folder: str | os.PathLike[str], step: Any = None, /, *args: Any, **kwargs: Any
 ) -> Iterator[None]:
-    """Traces the devices while it is open, for ``mfu-jax profile FOLDER``.
+    """Traces the devices inside the ``with`` block, for ``mfu-jax profile FOLDER``.
 
-    At its begin and at its end it waits for every array that somebody holds: keep the last output,
-    or the trace ends before the steps do. Then it writes the program of `step`
-    beside the trace, with its model FLOPs and its mesh. Without `step`, the trace's own copy of
-    each program is used: then model FLOPs are those of the program's forward and backward pass.
+    On entry and on exit it waits for every live array: keep a reference to the last output, or
+    the trace ends before the steps do. Then it writes the program of `step` beside the trace, with
+    its model FLOPs and its mesh. Without `step`, the trace's own copy of each program is used, and
+    model FLOPs are those of the program's forward and backward pass.
 
     Args:
-        folder: a local folder; a trace goes to a new session in its ``plugins/profile/``, of each
-            process of a job where they share it.
+        folder: a local folder; the trace becomes a new session in its ``plugins/profile/``, with
+            the traces of all processes of the job if they share the folder.
         step: the jitted step, or the result of ``.lower(…).compile()``.
         *args: the step's arguments, donated or not, unless `step` is compiled.
         **kwargs: the same by name.
@@ -50,10 +50,10 @@ def profile(
     if step is not None and not hasattr(step, "as_text"):
         _check_arguments(step, args, kwargs)
     process, is_alone = jax.process_index(), jax.process_count() == 1
-    _wait_for_devices()  # what was started before, such as an initialisation, is not the step
+    _wait_for_devices()  # work started before, such as initialisation, is not the step's
     own = os.fspath(folder) if is_alone else os.fspath(own_folder(folder, process))
     try:
-        make_sessions(own)  # the profiler makes them at its end, and stays on if that fails
+        make_sessions(own)  # the profiler makes them when it stops, and stays on if that fails
         jax.profiler.start_trace(own)
     except (OSError, RuntimeError) as error:
         raise UserError(
@@ -85,12 +85,12 @@ def _check_arguments(step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             f"the loop calls it with; usually they are forgotten; pass them after the step, or "
             f"leave it out"
         ) from None
-    except ValueError:  # it has no signature to check
+    except ValueError:  # no signature to check
         return
 
 
 def _wait_for_devices() -> None:
-    """For what is still running: at its end it would be missing from the trace."""
+    """Waits for work in flight, which would otherwise be cut off when the trace ends."""
     for array in jax.live_arrays():
         with contextlib.suppress(jax.errors.JaxRuntimeError, RuntimeError):  # deleted, or failed
             array.block_until_ready()
@@ -106,7 +106,7 @@ def _dump(
         dump(step, dump_path(folder, name))
         return
     compiled = step.lower(*args, **kwargs).compile()
-    on_cpu = jax.default_backend() == "cpu"  # which runs no kernels as custom calls
+    on_cpu = jax.default_backend() == "cpu"  # CPUs run no kernels as custom calls
     dump(
         compiled,
         dump_path(folder, name),

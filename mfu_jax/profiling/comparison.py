@@ -1,8 +1,8 @@
-"""Two profiles side by side: what got slower, in seconds of a step, and why.
+"""Two profiles side by side: what got slower, in seconds per step, and why.
 
-Ops of two programs are joined by scope, phase and kind, because XLA numbers instructions anew in
-each. What a group took more is divided exactly: the time that its work (FLOPs, bytes or runs) grew
-by, at the old speed, and the rest, which is speed.
+Ops of two programs are joined by scope, phase and kind, because XLA renumbers instructions in each.
+A group's extra time is divided exactly: growth of its work (FLOPs, bytes or runs) at the old speed,
+and the rest, which is a change of speed.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _LEAST = 1e-12  # seconds: rounding
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A group of ops, or idle time, in a step of one device of either profile.
+    """A group of ops, or idle time, per step and device, in both profiles.
 
     Attributes:
-        scope: named scope; of idle time, where the host was.
+        scope: named scope; for idle time, where the host was.
         phase: such as ``forward``; empty for idle time.
         kind: a kernel, a collective over its axis, or an opcode; ``idle``.
         before: seconds in the first profile.
-        after: in the second one.
+        after: seconds in the second profile.
         why: seconds by reason; they sum to `seconds`.
         flops: matmul FLOPs, before and after.
-        hbm_bytes: the same for bytes to and from memory.
-        runs: the same for runs.
+        hbm_bytes: bytes to and from memory, before and after.
+        runs: runs, before and after.
     """
 
     scope: str
@@ -49,7 +49,7 @@ class Change:
 
     @property
     def seconds(self) -> float:
-        """What it takes more than before."""
+        """Extra seconds of the group."""
         return self.after - self.before
 
 
@@ -58,9 +58,9 @@ class Comparison:
     """Two profiles.
 
     Attributes:
-        before: the first one.
-        after: the second one.
-        changes: the largest first; their seconds sum to the difference of the step times.
+        before: the first profile.
+        after: the second profile.
+        changes: largest first; their seconds sum to the difference of the step times.
     """
 
     before: Profile
@@ -69,19 +69,19 @@ class Comparison:
 
     @property
     def seconds(self) -> float:
-        """What a step takes more than before."""
+        """Extra seconds per step."""
         return self.after.measured.step_seconds - self.before.measured.step_seconds
 
     def by_reason(self) -> dict[str, float]:
-        """Seconds of all changes by reason, the largest first."""
+        """Seconds of all changes by reason, largest first."""
         return _sums((why, s) for change in self.changes for why, s in change.why.items())
 
     def by_scope(self) -> dict[str, float]:
-        """Seconds of all changes by scope, the largest first."""
+        """Seconds of all changes by scope, largest first."""
         return _sums((change.scope, change.seconds) for change in self.changes)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain JSON values."""
+        """The whole comparison as plain JSON values."""
         return {
             "before": _head(self.before),
             "after": _head(self.after),
@@ -93,7 +93,7 @@ class Comparison:
 
 
 def compare(before: Profile, after: Profile) -> Comparison:
-    """Joins the ops of two profiles, and says why each group takes another time."""
+    """Joins the ops of two profiles, and explains why each group's time changed."""
     changes = [*_idle(before.measured, after.measured), *_ops(before.measured, after.measured)]
     changed = [change for change in changes if any(change.why.values())]
     return Comparison(
@@ -181,7 +181,7 @@ def _ops(before: Measured, after: Measured) -> Iterator[Change]:
 
 
 def _why(was: _Group, now: _Group) -> dict[str, float]:
-    """The seconds that a group takes more, by reason."""
+    """A group's extra seconds by reason."""
     if not was.runs:
         return _whole("new op", now.seconds)
     if not now.runs:
@@ -198,7 +198,7 @@ def _why(was: _Group, now: _Group) -> dict[str, float]:
 def _divided(
     was: _Group, now: _Group, work_of: Callable[[_Group], float], work: str, speed: str
 ) -> dict[str, float]:
-    """Work that grew at the old speed, then another speed for the new work."""
+    """Splits extra seconds into growth of the work at the old speed, and change of speed."""
     more = was.seconds * (work_of(now) / work_of(was) - 1) if work_of(was) else 0.0
     rest = now.seconds - was.seconds - more
     return {**_whole(_work_words(work, more), more), **_whole(_speed_words(speed, rest), rest)}

@@ -1,4 +1,4 @@
-"""A trace's folder: its newest session, with one file for each host, and dumps of its programs."""
+"""A trace's folder: its newest session, with one file per host, and dumps of its programs."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _NO_FILE_NAME = re.compile(r"[^\w.<>-]")
 _DEPTH = 4  # FOLDER/plugins/profile/SESSION
 _SESSIONS = Path("plugins", "profile")
 _SESSION_NAME = "%Y_%m_%d_%H_%M_%S"
-_OWN = re.compile(r"\.trace\d+")  # one process', being written
-# Each host names its session by the second in which it ends its trace.
+_OWN = re.compile(r"\.trace\d+")  # one process's, being written
+# Each host names its session after the second in which its trace ends.
 _SAME_SESSION_SECONDS = 60.0
 
 
 def trace_files(path: Path) -> list[Path]:
-    """The trace files of the newest session in a folder, one for each host; or the file itself.
+    """The trace files of the newest session in a folder, one per host; or the file itself.
 
-    What hosts ended within a minute is one session.
+    Traces that hosts ended within a minute of each other are one session.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no trace.
     """
     if path.is_file():
         return [path]
@@ -55,7 +55,7 @@ def trace_files(path: Path) -> list[Path]:
 
 
 def _at_once(newest: Path, sessions: Iterable[Path]) -> list[Path]:
-    """The newest session, and those beside it that other hosts ended at the same time."""
+    """The newest session, and sibling sessions that other hosts ended at the same time."""
     beside = {folder: _ended(folder) for folder in sessions if folder.parent == newest.parent}
     at = beside.pop(newest)
     near = [
@@ -67,7 +67,7 @@ def _at_once(newest: Path, sessions: Iterable[Path]) -> list[Path]:
 
 
 def _ended(session: Path) -> datetime | None:
-    """When it ended, by its name; None if that says something else."""
+    """When a session ended, from its name; None if the name is not a time."""
     try:
         return datetime.strptime(session.name, _SESSION_NAME)
     except ValueError:
@@ -75,7 +75,7 @@ def _ended(session: Path) -> datetime | None:
 
 
 def own_folder(folder: str | os.PathLike[str], process: int) -> Path:
-    """Where one process of several traces to: two of a machine would write the same file."""
+    """One process's own trace folder, as two on one machine would write the same file."""
     return Path(folder) / f".trace{process}"
 
 
@@ -89,10 +89,10 @@ def make_sessions(folder: str) -> None:
 
 
 def move_to_sessions(folder: str | os.PathLike[str], process: int) -> None:
-    """Moves what is in a process' own folder to the sessions of all, its number in the names.
+    """Moves files from a process's own folder to the shared sessions, numbered by process.
 
     Raises:
-        OSError: it cannot be moved.
+        OSError: a file cannot be moved.
     """
     own = own_folder(folder, process)
     for file in sorted(own.glob(f"{_SESSIONS}/*/*")):
@@ -103,7 +103,7 @@ def move_to_sessions(folder: str | os.PathLike[str], process: int) -> None:
 
 
 def dump_files(trace: Path) -> list[Path]:
-    """Dumps of programs beside a trace's file, the newest first."""
+    """Dumps of programs beside a trace's file, newest first."""
     folders = [folder / PROGRAMS for folder in list(trace.absolute().parents)[:_DEPTH]]
     found = [file for folder in folders for file in folder.glob(f"*{DUMP_SUFFIX}")]
     return sorted(found, key=lambda file: (-file.stat().st_mtime, file.name))

@@ -1,4 +1,4 @@
-"""The programs that a trace itself holds, as serialized protos."""
+"""The programs stored in a trace itself, as serialized protos."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def protos_of(trace: Trace) -> dict[Program, bytes]:
 
 
 def text_of(module: bytes) -> str:
-    """Its HLO text, with the number of devices, which the proto has in another place.
+    """A module's HLO text, with the number of devices, which the proto stores elsewhere.
 
     Raises:
-        jax.errors.JaxRuntimeError: it is no module.
+        jax.errors.JaxRuntimeError: the bytes are not a module.
     """
     text = hlo_text_of_proto(module)
     header, newline, rest = text.partition("\n")
@@ -45,7 +45,7 @@ def text_of(module: bytes) -> str:
 
 
 def _part(message: bytes, number: int) -> bytes:
-    """The bytes of a field of a message; empty if it has none."""
+    """The bytes of a message's field; empty if it has none."""
     try:
         for field in fields(message, 0, len(message)):
             if field.number == number:

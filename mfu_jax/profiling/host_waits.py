@@ -1,7 +1,7 @@
-"""Who waits for whom: the time in collectives of each host, from one trace of all of them.
+"""Which host waits for which: each host's time in collectives, from one trace of all hosts.
 
-A collective ends for all at once, so the host that comes last spends the least time in it. What the
-others spend there beyond that is their wait for it.
+A collective ends for all hosts at once, so the host that arrives last spends the least time in it.
+What the others spend beyond that is their wait for it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from mfu_jax.profiling.trace.xspace import Trace
 
 @dataclass(frozen=True, kw_only=True)
 class HostWait:
-    """One host, in seconds of a step, in the mean over its devices and steps.
+    """One host, in seconds per step, as the mean over its devices and steps.
 
     Attributes:
-        host: of its file; ``process3`` where several processes trace a job.
-        steps: how many are measured.
-        step_seconds: of a step.
-        collective_seconds: in collectives, with no compute beside them.
-        wait_seconds: of these, beyond those of the host that spends least in them.
+        host: name from its file; ``process3`` if several processes trace a job.
+        steps: number of measured steps.
+        step_seconds: step time.
+        collective_seconds: time in collectives not overlapped with compute.
+        wait_seconds: the part of it beyond that of the host that spends the least.
     """
 
     host: str
@@ -38,10 +38,10 @@ class HostWait:
 
 
 def read_host_waits(path: Path) -> tuple[HostWait, ...]:
-    """The hosts of the newest trace in a folder, the one that is waited for first.
+    """The hosts of the newest trace in a folder, first the one that the others wait for.
 
     Returns:
-        Nothing for a trace of one host, or of a job without collectives.
+        The hosts; empty for a trace of one host, or of a job without collectives.
 
     Raises:
         UserError: there is no trace, or one is damaged or holds no program.
@@ -71,7 +71,7 @@ def read_host_waits(path: Path) -> tuple[HostWait, ...]:
 
 
 def _names(files: Sequence[Path]) -> dict[Path, str]:
-    """The short name of each host, or the whole one where two are the same."""
+    """Each host's short name, or its whole name if short names are not unique."""
     short = [file.name.partition(".")[0] for file in files]
     is_unique = len(set(short)) == len(short)
     return {f: name if is_unique else f.name for f, name in zip(files, short, strict=True)}

@@ -21,7 +21,7 @@ _PICOSECONDS = 1e12
 
 
 class HostWork(Enum):
-    """A kind of work of the host's thread; idle time goes to the first one that explains it."""
+    """A kind of work of the host's thread; idle time goes to the first kind that explains it."""
 
     COMPILE = "tracing and compiling"
     EVALUATION = "evaluation"
@@ -35,13 +35,12 @@ class HostTime(NamedTuple):
     """Time of one kind of work.
 
     Attributes:
-        seconds: of a step, in which the thread did it; of calls, without the programs that the
-            device runs within them.
-        idle: the part in which the device has run a step, and the next one is not called; of
+        seconds: per step; for calls, without the programs that the device runs within them.
+        idle: the part between the end of a step on the device and the call of the next one; for
             waiting, from its start until that call.
-        times: how often in a step.
-        name: what took most of it, as the trace names it.
-        caller: the function that the most of it was called from; empty if the trace does not say.
+        times: how often per step.
+        name: what took most of it, as named in the trace.
+        caller: the function that most of it was called from; empty if the trace does not say.
     """
 
     seconds: float
@@ -51,7 +50,7 @@ class HostTime(NamedTuple):
     caller: str
 
 
-# Names are `$file.py:12 function` of Python, others of the runtime; the first match decides.
+# Names are `$file.py:12 function` for Python; others are the runtime's. The first match decides.
 _KINDS = (
     (
         HostWork.COMPILE,
@@ -87,11 +86,11 @@ _KINDS = (
     (HostWork.DISPATCH, re.compile(r"^PjitFunction\(|^ParallelFor|ExecuteHelper|LoadedExecutable")),
 )
 _WORK = tuple(HostWork)
-_WEAK = (HostWork.DISPATCH, HostWork.OTHER)  # what happens within them may be of another kind
+_WEAK = (HostWork.DISPATCH, HostWork.OTHER)  # work within them may be of another kind
 
 
 def kind_of(name: str) -> HostWork:
-    """The kind of work that an event of this name is.
+    """The kind of work of an event with this name.
 
     >>> kind_of("$array.py:615 _value"), kind_of("$train.py:80 log")
     (<HostWork.WAIT: 'waiting for the device'>, <HostWork.OTHER: 'everything else'>)
@@ -102,7 +101,7 @@ def kind_of(name: str) -> HostWork:
 
 
 def waits_of(thread: HostThread) -> Intervals:
-    """When the thread waits for the device, whatever it does that for."""
+    """When the thread waits for the device, for whatever purpose."""
     kinds = np.array([kind_of(name) is HostWork.WAIT for name in thread.names], bool)
     chosen = kinds[thread.ops]
     return thread.starts[chosen], thread.ends[chosen]
@@ -125,14 +124,14 @@ class HostSums:
         window: tuple[int, int],
         scale: float,
     ) -> None:
-        """One device's thread.
+        """Adds one device's thread.
 
         Args:
-            thread: that calls the device's steps.
+            thread: the thread that calls the device's steps.
             late: its intervals from the end of a step to the call of the next one.
-            executions: of all programs on the device.
-            window: begin and end of the steps that are measured, picoseconds.
-            scale: seconds of a step in a picosecond of the trace.
+            executions: executions of all programs on the device.
+            window: begin and end of the measured steps, picoseconds.
+            scale: seconds per step for one picosecond of the trace.
         """
         begin, end = window
         self._late += float(late.idle_within(*np.array([[begin], [end]]))[0]) * scale
@@ -154,11 +153,11 @@ class HostSums:
             self._names[name] += of_name
 
     def late(self, devices: int) -> float:
-        """Idle seconds of a step because of late calls, in the mean over the devices."""
+        """Idle seconds per step because of late calls, as the mean over devices."""
         return self._late / devices
 
     def mean(self, devices: int) -> dict[HostWork, HostTime]:
-        """The mean over the devices."""
+        """Times by kind of work, as the mean over devices."""
         means = {}
         for kind, sums in zip(_WORK, self._sums.T.tolist(), strict=True):
             names = {name: own for name, own in self._names.items() if name[0] is kind}
@@ -174,11 +173,11 @@ class _Events:
     """The events of a thread.
 
     Attributes:
-        parents: as `parents_of` has them.
-        kinds: index in `_WORK`.
-        is_first: whether an event has its kind from itself.
-        names: index in `table`.
-        table: the kind, name and caller of what an event belongs to.
+        parents: as returned by `parents_of`.
+        kinds: each event's index in `_WORK`.
+        is_first: whether an event's kind is its own, not inherited.
+        names: each event's index in `table`.
+        table: kind, name and caller of what an event belongs to.
     """
 
     parents: Integers
@@ -209,20 +208,20 @@ class _Events:
 
 
 def _stalls(thread: HostThread, late: LateCalls) -> Floats:
-    """Of each event, taken as a wait: idle time from its start until the next step is called, at
-    most its length; 0 where the device has another step to run when it ends."""
+    """Each event's idle time as a wait: from its start until the next step is called, at most its
+    length; 0 if the device has another step to run when it ends."""
     idle = late.idle_within(thread.starts, late.next_step(thread.ends))
     return np.minimum(idle, (thread.ends - thread.starts).astype(np.float64))
 
 
 def _executing(executions: Executions, starts: Integers, ends: Integers) -> Floats:
-    """How long the device runs what begins and ends within intervals.
+    """How long the device runs executions that begin and end within each interval.
 
-    The host's thread waits for it there: a CPU's runtime runs programs of several devices, and
-    those with callbacks, within their call.
+    The host's thread waits for them there: a CPU's runtime runs programs on several devices, and
+    programs with callbacks, within their call.
     """
     done = np.maximum.accumulate(executions.ends)
-    begins = np.maximum(executions.starts, np.append(0, done[:-1]))  # what overlaps counts once
+    begins = np.maximum(executions.starts, np.append(0, done[:-1]))  # overlaps count once
     until = np.append(0, np.cumsum(np.maximum(done - begins, 0)))
     first = np.searchsorted(executions.starts, starts)
     last = np.maximum(first, np.searchsorted(done, ends, "right"))
@@ -230,7 +229,7 @@ def _executing(executions: Executions, starts: Integers, ends: Integers) -> Floa
 
 
 def _callers(thread: HostThread, parents: Integers) -> list[str]:
-    """Of each event, the innermost Python function around it that is not JAX's."""
+    """Each event's innermost enclosing Python function that is not JAX's."""
     is_users = [not _OF_JAX.match(name) for name in thread.names]
     ops, outer_of = thread.ops.tolist(), parents.tolist()
     callers = [""] * len(ops)
@@ -251,7 +250,7 @@ _OF_JAX = re.compile(
 def _inherited(
     thread: HostThread, parents: Integers, table: list[HostWork]
 ) -> tuple[list[HostWork], list[int]]:
-    """The kind of each event, and the event that it has it from: the outermost that is clear."""
+    """Each event's kind, and the event that gives it: the outermost one with a clear kind."""
     within = np.searchsorted(thread.step_starts, thread.ends)
     holds_steps = (within > np.searchsorted(thread.step_starts, thread.starts, "right")).tolist()
     ops, outer_of = thread.ops.tolist(), parents.tolist()
@@ -270,7 +269,7 @@ def _inherited(
 
 
 def _without_inner(lengths: Floats, parents: Integers) -> Floats:
-    """Of each event, its length without the events directly within it."""
+    """Each event's length without the events directly within it."""
     inner = np.flatnonzero(parents != NO_PARENT)
     own = lengths.copy()
     np.subtract.at(own, parents[inner], lengths[inner])

@@ -13,7 +13,7 @@ from mfu_jax.profiling.timeline.devices import OpName, Program
 
 
 class Work(IntEnum):
-    """What an op does. Where several are active at once, time goes to the first of these."""
+    """What an op does. If several are active at once, time goes to the first of these."""
 
     COMPUTE = 0
     COMMUNICATION = 1
@@ -44,12 +44,12 @@ class JoinedOp(NamedTuple):
 
     Attributes:
         name: as in the trace.
-        record: None if no program has the instruction.
+        record: the instruction; None if no program has it.
         source: the program of `record`.
-        work: what it does.
-        kind: the collective's kind; else the opcode; for ops without an instruction, what its name
-            says it is.
-        start: the instruction that started the collective or copy; itself where `record` starts it.
+        work: what the op does.
+        kind: the collective's kind, else the opcode; for an op without an instruction, its kind
+            judging by its name.
+        start: the instruction that started the collective or copy; `record` if no other did.
     """
 
     name: OpName
@@ -61,7 +61,7 @@ class JoinedOp(NamedTuple):
 
     @property
     def module(self) -> str:
-        """Name of its program; of the one that has its instruction where the trace names none."""
+        """Name of its program; if the trace names none, of the one that has its instruction."""
         return self.name.program.module or (self.source.costs.name if self.source else "")
 
 
@@ -69,7 +69,7 @@ class Join:
     """Joins ops with instructions.
 
     Args:
-        library: has the programs.
+        library: the programs.
     """
 
     def __init__(self, library: ProgramLibrary) -> None:
@@ -77,7 +77,7 @@ class Join:
         self._kernels: dict[int, dict[str, InstructionRecord]] = {}
 
     def ops(self, names: Iterable[OpName]) -> list[JoinedOp]:
-        """The ops of a table, in its order."""
+        """The joined ops of a table of names, in its order."""
         return [self._op(name) for name in names]
 
     def has_dump(self, program: Program) -> bool:
@@ -100,7 +100,7 @@ class Join:
         return [] if program.module else self._library.read
 
     def _by_kernel(self, source: KnownProgram) -> dict[str, InstructionRecord]:
-        """Records by the names that XLA gives to their kernels on GPUs."""
+        """Records by the names that XLA gives their kernels on GPUs."""
         if id(source) not in self._kernels:
             records = source.costs.records.items()
             self._kernels[id(source)] = {re.sub(r"[.-]", "_", name): r for name, r in records}
@@ -126,7 +126,7 @@ def _work(record: InstructionRecord) -> Work:
 
 
 def _by_name(name: str) -> tuple[Work, str]:
-    """What an op without an instruction does, by its name."""
+    """Work and kind of an op without an instruction, from its name."""
     if match := _NCCL.search(name):
         return Work.COMMUNICATION, _NCCL_KINDS[match[1]]
     if _COPY.search(name):

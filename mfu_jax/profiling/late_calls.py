@@ -1,8 +1,8 @@
-"""Idle time that the host is the cause of: the device has run a step, and the next is not called.
+"""Idle time caused by the host: the device has finished a step, and the next is not yet called.
 
-What is idle after the call, or within a step, is the device's or the runtime's own. So is what is
-idle before another program that the host waits for when the step ends, such as an evaluation: it
-was called in time, and a next step in its place would have started no earlier.
+Idle time after the call, or within a step, is due to the device or the runtime. So is idle time
+before another program that the host waits for when the step ends, such as an evaluation: it was
+called in time, and a next step in its place would have started no earlier.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class LateCalls:
     """The intervals from the end of a step to the call of the next one.
 
     Args:
-        thread: that calls the steps and marks them.
+        thread: the thread that calls and marks the steps.
         waits: starts and ends of its waits for the device.
-        executions: of all programs on a device.
-        steps: those of the step's program.
-        division: of the device's time.
+        executions: executions of all programs on a device.
+        steps: executions of the step's program.
+        division: division of the device's time.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class LateCalls:
 
     @property
     def idle(self) -> float:
-        """Idle time in all of them, picoseconds."""
+        """Idle time in all of these intervals, picoseconds."""
         return float(self._until[-1])
 
     def idle_within(self, starts: Integers, ends: Integers) -> Floats:
-        """Idle time in them, within other intervals."""
+        """Idle time in these intervals that lies within other intervals, picoseconds."""
         return self._idle_until(ends) - self._idle_until(starts)
 
     def next_step(self, times: Integers) -> Integers:
-        """The ends of the intervals that hold these times; the times where none does."""
+        """The ends of the intervals that contain `times`; a time itself if none contains it."""
         if not len(self.starts):
             return times
         last = np.maximum(np.searchsorted(self.starts, times, "right") - 1, 0)
@@ -72,7 +72,7 @@ class LateCalls:
 
 
 def _ready(waits: Intervals, executions: Executions, steps: Executions) -> Integers:
-    """When each execution but the last one is over, or the program begins that followed in time."""
+    """When each step but the last ends, or when a program that the host awaits next begins."""
     ends = steps.ends[:-1]
     if not len(ends) or not len(waits[0]):
         return ends
@@ -86,10 +86,10 @@ def _ready(waits: Intervals, executions: Executions, steps: Executions) -> Integ
 
 
 def _called(thread: HostThread, steps: Executions) -> Integers:
-    """Of each execution, when its call had returned: its mark's end.
+    """When each execution's call had returned: the end of its mark.
 
-    The last mark is the last execution's. Where a mark is of several executions, the first one's
-    call is somewhere in it, and so are the others': they count as called when they start.
+    The last mark belongs to the last execution. If a mark covers several executions, the calls are
+    somewhere within it: they count as called when they start.
     """
     marks, count = thread.step_ends, len(steps.starts)
     called = steps.starts.copy()

@@ -1,4 +1,4 @@
-"""What a step took, op by op: the mean over the steps and devices of a trace."""
+"""The time of a step, op by op: the mean over the steps and devices of a trace."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _NO_STEPS = (
     "the trace has ops but no executions of programs that take time; expected whole steps; usually "
     "the trace was cut short, or another tool wrote it; trace again with mfu_jax.profile"
 )
-_LAST = len(Work)  # has the time in which nothing else is active
+_LAST = len(Work)  # this class gets the time in which nothing else is active
 _CALL, _BETWEEN = "in the step's call", "between calls"
 
 
 class Window(NamedTuple):
-    """The steps that are measured on one device.
+    """The measured steps of one device.
 
     Attributes:
         begin: picoseconds.
         end: the same.
-        steps: how many.
+        steps: number of steps.
     """
 
     begin: int
@@ -51,12 +51,12 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceTime:
-    """Where one device's time went, in seconds of a step.
+    """Where one device's time went, in seconds per step.
 
     Attributes:
         device: its name.
         step: the whole step.
-        idle: in which nothing ran.
+        idle: time in which nothing ran.
         ops: the rest, by op.
     """
 
@@ -68,11 +68,11 @@ class DeviceTime:
 
 @dataclass(frozen=True, kw_only=True)
 class OpTime:
-    """One op, in a step of one device, in the mean over devices.
+    """One op, per step and device, as the mean over devices.
 
     Attributes:
-        op: with its instruction.
-        seconds: wall time that it has for itself, or its part of it.
+        op: the op with its instruction.
+        seconds: wall time attributed to it: its own, or its share where ops overlap.
         self_seconds: sum of its durations, without the ops within it.
         runs: how often it ran.
     """
@@ -85,24 +85,24 @@ class OpTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A trace as times of a step.
+    """A trace reduced to the times of a step.
 
     Attributes:
-        platform: of the devices.
-        kind: as JAX names the devices; empty if the trace does not say.
-        main: the program that takes most of the time, of those with a dump if there are any.
-        versions: `main`, and the programs of its name that were compiled again in its place.
-        steps: how many are measured on each device.
-        step_seconds: of one step; `ops` and `idle` sum to it.
-        ops: the longest first.
+        platform: the devices' platform.
+        kind: JAX's device kind; empty if the trace does not say.
+        main: the program that takes the most time, among those with a dump if there are any.
+        versions: `main`, and recompiled programs of the same name that ran in its place.
+        steps: number of measured steps on each device.
+        step_seconds: time of one step; `ops` and `idle` sum to it.
+        ops: longest first.
         idle: seconds in which nothing ran, by what the host did: in the step's call, between calls,
-            or empty where no steps are marked.
-        idle_causes: of each of these, seconds by what the host's thread did.
+            or empty if no steps are marked.
+        idle_causes: the same, broken down by what the host's thread did.
         late_calls: idle seconds from the end of a step until the next one is called.
-        host: what the thread that calls the steps did, by kind; empty where none are marked.
-        executions: of each program in a step.
+        host: what the thread that calls the steps did, by kind; empty if no steps are marked.
+        executions: number of executions of each program per step.
         idle_within: seconds in which nothing ran during executions of each program.
-        devices: each on its own.
+        devices: each device on its own.
     """
 
     platform: str
@@ -122,7 +122,7 @@ class Measured:
 
     @property
     def busy_seconds(self) -> float:
-        """Of a step, in which anything ran."""
+        """Seconds per step in which anything ran."""
         return sum(op.seconds for op in self.ops)
 
     @property
@@ -136,11 +136,11 @@ def measure(devices: Sequence[tuple[Timeline, HostThread | None]], join: Join) -
     """Divides the wall time of all devices.
 
     Args:
-        devices: as `read_devices` has them.
+        devices: as returned by `read_devices`.
         join: finds the instructions.
 
     Raises:
-        UserError: no execution of a program can be told from another.
+        UserError: the executions of a program cannot be told apart.
     """
     main = _main_program([timeline for timeline, _ in devices], join)
     versions = _versions(main, *devices[0])
@@ -155,9 +155,9 @@ def measure(devices: Sequence[tuple[Timeline, HostThread | None]], join: Join) -
 
 
 def _main_program(timelines: Sequence[Timeline], join: Join) -> Program:
-    """The one whose executions take most of the time; of those that the user has asked for.
+    """The program whose executions take the most time, among those that the user asked for.
 
-    These have a dump beside the trace: an evaluation in the loop may take longer than the step.
+    Those have a dump beside the trace: an evaluation in the loop may take longer than the step.
     """
     seconds: Counter[Program] = Counter()
     for timeline in timelines:
@@ -172,7 +172,7 @@ def _main_program(timelines: Sequence[Timeline], join: Join) -> Program:
 
 
 def _versions(main: Program, timeline: Timeline, thread: HostThread | None) -> frozenset[Program]:
-    """The main program, and others of its name if all of them together make the marked steps."""
+    """The main program, and others of its name if together they make up the marked steps."""
     alone, marked = frozenset({main}), 0 if thread is None else len(thread.step_numbers)
     named = frozenset(p for p in timeline.executions.programs if p.module == main.module)
     if not marked or len(timeline.executions.of(alone).programs) % marked == 0:
@@ -181,7 +181,7 @@ def _versions(main: Program, timeline: Timeline, thread: HostThread | None) -> f
 
 
 def window_of(executions: Executions, thread: HostThread | None) -> Window | None:
-    """From the first execution to the last one, which has no end: what follows it is not seen."""
+    """From the first execution to the last one's start, as what follows the last is not seen."""
     starts, count = executions.starts, len(executions.starts)
     if not count:
         return None
@@ -196,7 +196,7 @@ def window_of(executions: Executions, thread: HostThread | None) -> Window | Non
 
 
 class _Sums:
-    """Adds up what devices did; all times are seconds of one step."""
+    """Adds up what devices did; all times are seconds per step."""
 
     def __init__(self) -> None:
         self.devices: list[DeviceTime] = []
@@ -289,7 +289,7 @@ class _Sums:
             self.idle_within[program] += seconds
 
     def _runs(self, name: OpName, events: float) -> float:
-        """Runs of an instruction: a library's call may be several kernels, each with its name."""
+        """Runs of an instruction: a library call may be several kernels that share its name."""
         record = self.joined[name].record
         if record is None or not record.runs or name.program not in self.executions:
             return events
@@ -329,12 +329,12 @@ class _Sums:
 
 
 def _beside(timeline: Timeline) -> npt.NDArray[np.bool_]:
-    """Whether each event is of a lane beside the others."""
+    """Whether each event is on a lane beside the others."""
     return np.isin(timeline.lanes, list(timeline.beside))
 
 
 def _self_times(timeline: Timeline, parents: Integers, window: Window) -> Floats:
-    """Durations within the window, without the events directly within each."""
+    """Each event's duration within the window, without the events directly within it."""
     starts = np.clip(timeline.starts, window.begin, window.end)
     lengths = (np.clip(timeline.ends, window.begin, window.end) - starts).astype(np.float64)
     inner = np.flatnonzero(parents != NO_PARENT)
@@ -344,7 +344,7 @@ def _self_times(timeline: Timeline, parents: Integers, window: Window) -> Floats
 
 
 def _idle_causes(division: Division, thread: HostThread) -> list[tuple[str, str, float]]:
-    """Idle time by what the host's thread did, and whether that was in the step's call."""
+    """Idle time by what the host's thread did, and by whether that was in the step's call."""
     events = len(thread.starts)
     if not events or not division.idle:
         return []

@@ -17,11 +17,11 @@ def axes_of(record: InstructionRecord, mesh: Mapping[str, int]) -> str:
     """The axes of a collective's groups, such as ``data`` or ``data+model``.
 
     Args:
-        record: of the collective.
-        mesh: axis → size, in the order of the devices; empty if unknown.
+        record: the collective's record.
+        mesh: axis → size, in device order; empty if unknown.
 
     Returns:
-        Where no axes make its groups: their size and the distance of their devices.
+        The axes; if no axes form its groups, the groups' size and the stride of their devices.
     """
     groups = frozenset(map(frozenset, record.device_groups))
     if not groups:
@@ -42,7 +42,7 @@ def _within(pairs: _Groups, groups: _Groups) -> bool:
 
 
 def _groups_of(mesh: Mapping[str, int]) -> list[tuple[tuple[str, ...], _Groups]]:
-    """The groups along every choice of axes, the smallest choices first."""
+    """The groups along every combination of axes, smallest combinations first."""
     sizes = {name: size for name, size in mesh.items() if size > 1}
     ids = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
     found = []

@@ -1,4 +1,4 @@
-"""The events of one step, for a picture: of a few devices, the longest events of each lane."""
+"""The events of one step, for a picture: the longest events of each lane, on a few devices."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _PICOSECONDS = 1e12
 _MOST_DEVICES, _MOST_LANES, _MOST_EVENTS = 8, 6, 2400
 _MOST_DEPTH = 3
 _BUSY = 0.05  # of the busiest lane's time
-_BINS = 400  # short events are drawn together, this many to a lane at most
+_BINS = 400  # short events are drawn together, in at most this many bins per lane
 
 
 class Event(NamedTuple):
     """One event of a step.
 
     Attributes:
-        name: of the op, or what the host did.
-        start: seconds after the step's begin.
+        name: the op's name, or what the host did.
+        start: seconds after the step's start.
         seconds: its length.
-        depth: how many events of its lane it is within.
-        op: None on the host, and for several short events drawn as one.
+        depth: how many events of its lane enclose it.
+        op: the op; None on the host, and for several short events drawn as one.
     """
 
     name: str
@@ -53,9 +53,9 @@ class StepPicture:
     """One step.
 
     Attributes:
-        seconds: how long it took on all devices that are shown.
-        lanes: of the host, then of the devices.
-        devices: how many are shown: those with the most and the least idle time among them.
+        seconds: how long it took on all devices shown.
+        lanes: the host's lanes, then the devices'.
+        devices: number of devices shown; those with the most and the least idle time are included.
     """
 
     seconds: float
@@ -64,7 +64,7 @@ class StepPicture:
 
 
 class _Shown(NamedTuple):
-    """A device, and the step that is shown; picoseconds."""
+    """A device, and the step shown; times in picoseconds."""
 
     timeline: Timeline
     thread: HostThread | None
@@ -78,8 +78,8 @@ def picture(
     """The median step of the first device, and what the others did meanwhile.
 
     Args:
-        devices: as `read_devices` has them.
-        measured: the same trace.
+        devices: as returned by `read_devices`.
+        measured: the same trace, measured.
         join: finds the instructions.
     """
     shown = _steps(devices, measured)
@@ -108,7 +108,7 @@ def _lane_count(timeline: Timeline) -> int:
 def _steps(
     devices: Sequence[tuple[Timeline, HostThread | None]], measured: Measured
 ) -> list[_Shown]:
-    """The same step of the devices that are shown."""
+    """The same step on each device shown."""
     known = [
         (timeline, thread, bounds)
         for timeline, thread in devices
@@ -129,7 +129,7 @@ def _steps(
 def _bounds(
     timeline: Timeline, thread: HostThread | None, versions: Set[Program]
 ) -> Integers | None:
-    """Where each measured step of a device begins, and where the last one ends."""
+    """The start of each measured step of a device, and the end of the last one."""
     executions = timeline.executions.of(versions)
     window = window_of(executions, thread)
     if window is None:
@@ -140,7 +140,7 @@ def _bounds(
 
 
 def _device_lanes(one: _Shown, begin: int, length: int, few: int, join: Join) -> list[Lane]:
-    """The busiest lanes of a device, and all others as one: the threads of a CPU are many."""
+    """The busiest lanes of a device, and all others as one, since a CPU has many threads."""
     timeline = named_by_order(one.timeline, join)
     inside = np.flatnonzero((timeline.starts < begin + length) & (timeline.ends > begin))
     if not len(inside):
@@ -200,7 +200,7 @@ def _events(
 
 
 def _binned(starts: Integers, ends: Integers, depths: Integers, length: int) -> list[Event]:
-    """Short events by where they start."""
+    """Short events, merged into bins by where they start."""
     events = []
     for depth in np.unique(depths).tolist():
         own = np.flatnonzero(depths == depth)
@@ -215,7 +215,7 @@ def _binned(starts: Integers, ends: Integers, depths: Integers, length: int) -> 
 
 
 def _depths(starts: Integers, ends: Integers) -> Integers:
-    """Of each event, how many others it lies within."""
+    """How many other events enclose each event."""
     parents = parents_of(np.zeros(len(starts), np.int64), starts, ends)
     depths = np.zeros(len(starts), np.int64)
     for event in np.lexsort((-ends, starts)).tolist():  # outer events first

@@ -1,4 +1,4 @@
-"""The peaks that a profile is compared with, on a machine that need not have the chip."""
+"""The peaks that a profile is compared with; the machine that reads it need not have the chip."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Peaks:
     """Peaks of one device.
 
     Attributes:
-        main: of the dtype with most FLOPs.
+        main: peak in the dtype with the most FLOPs.
         by_dtype: FLOP/s, by the dtypes of the programs.
-        bytes_per_second: of its memory; None if unknown.
+        bytes_per_second: peak of its memory; None if unknown.
         bfloat16: FLOP/s in bf16, whatever the programs use; None if unknown.
     """
 
@@ -27,7 +27,7 @@ class Peaks:
     bfloat16: float | None = None
 
     def of(self, dtype: str) -> float:
-        """FLOP/s in a dtype; the main one's if unknown."""
+        """FLOP/s in a dtype; the main peak if unknown."""
         return self.by_dtype.get(dtype, self.main.flops_per_sec)
 
     def seconds(self, flops_by_dtype: Mapping[str, int]) -> float:
@@ -46,14 +46,14 @@ def find_peaks(
     """The peaks of a trace's devices.
 
     Args:
-        kind: as JAX names the device; ``cpu`` is measured on this machine.
-        flops_by_dtype: of the programs.
-        devices_per_host: of the trace; virtual CPU devices share the machine's peak.
-        peak_tflops_per_device: the user's own number, taken for every dtype.
+        kind: JAX's device kind; ``cpu`` is measured on this machine.
+        flops_by_dtype: FLOPs of the programs.
+        devices_per_host: devices per host in the trace; virtual CPU devices share the host's peak.
+        peak_tflops_per_device: the user's own number, used for every dtype.
         hardware_name: a chip of the table, or 'calibrate'.
 
     Raises:
-        UserError: the dtype of most FLOPs has no known peak.
+        UserError: the dtype with the most FLOPs has no known peak.
     """
     counted = {dtype: n for dtype, n in flops_by_dtype.items() if n} or {"f32": 0}
     main = _peak(
@@ -63,7 +63,7 @@ def find_peaks(
     for dtype in counted:
         try:
             peak = _peak(kind, dtype, peak_tflops_per_device, hardware_name)
-        except UserError:  # timed at the main one
+        except UserError:  # falls back to the main peak
             continue
         by_dtype[dtype] = peak.flops_per_sec
     peaks = Peaks(
@@ -85,7 +85,7 @@ def _peak(kind: str, dtype: str, tflops: float | None, name: str) -> Peak:
 
 def _bfloat16(kind: str, tflops: float | None, name: str) -> float | None:
     if tflops is not None or name == hardware.CALIBRATE or (kind == "cpu" and not name):
-        return None  # calibration is not worth it: CPUs are no faster in bf16
+        return None  # not worth calibrating: CPUs are no faster in bf16
     try:
         return _peak(kind, "bf16", None, name).flops_per_sec
     except UserError:
@@ -102,7 +102,7 @@ def _bandwidth(kind: str, name: str) -> float | None:
 
 
 def _shared(peaks: Peaks, devices: int) -> Peaks:
-    """Calibration gives the share of one of this process's devices; the trace may have others."""
+    """Rescales a calibrated share of this machine to the number of devices in the trace."""
     import jax
 
     share = len(jax.local_devices()) / devices

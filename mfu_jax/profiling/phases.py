@@ -1,4 +1,4 @@
-"""One waterfall for each program of a step: the rollout and the update of an RL loop, say."""
+"""One waterfall per program of a step, such as the rollout and the update of an RL loop."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _NOTABLE = 0.01  # of the step time
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramTime:
-    """One program in a step of one device.
+    """One program, per step and device.
 
     Attributes:
-        name: of its module.
-        executions: in a step.
-        seconds: of a step: its ops, and idle time within its executions.
-        convention: of its model FLOPs.
-        waterfall: sums to `seconds`; its points are of the program's own time.
+        name: its module's name.
+        executions: number of executions per step.
+        seconds: per step: its ops, and idle time within its executions.
+        convention: the convention of its model FLOPs.
+        waterfall: sums to `seconds`; its points are percentages of the program's own time.
     """
 
     name: str
@@ -42,7 +42,7 @@ class ProgramTime:
 def program_times(
     measured: Measured, known: Mapping[Program, KnownProgram], peaks: Peaks
 ) -> tuple[ProgramTime, ...]:
-    """The programs that take at least 1% of a step, the longest first.
+    """The programs that take at least 1% of a step, longest first.
 
     Args:
         measured: the times of a step.
@@ -70,7 +70,7 @@ def program_times(
 
 
 def _alone(measured: Measured, program: Program) -> Measured:
-    """The same step, as if nothing but one program, in all its versions, were in it."""
+    """The same step, as if only one program, in all its versions, were in it."""
     versions = measured.versions if program == measured.main else frozenset({program})
     ops = tuple(
         op

@@ -1,4 +1,4 @@
-"""A profile: a trace joined with its programs, as one result."""
+"""A profile: a trace joined with its programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mfu_jax.profiling.unnamed_kernels import of_program
 from mfu_jax.profiling.waterfall import MFU, Bar, executed_seconds, waterfall
 
 POINTS = "profile/mfu_points"
-"""Start of the names of the waterfall's bars in points of MFU."""
+"""Prefix of the scalar names of the waterfall's bars, in points of MFU."""
 
 _ENOUGH = 0.95
 _NOTABLE = 0.01  # of the step time
@@ -33,20 +33,20 @@ _NOTABLE = 0.01  # of the step time
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Where the time of a step went, in the mean over devices and steps.
+    """Where the time of a step went, as the mean over devices and steps.
 
     Attributes:
-        source: the trace.
+        source: the trace's folder.
         measured: times by op.
-        peaks: of one device.
-        program: the one that takes most of the time.
+        peaks: peaks of one device.
+        program: the main program, which takes most of the time.
         executed_seconds: shortest time of its matmuls in a step, at the peak.
         waterfall: from the peak to MFU; sums to the step time.
-        programs: each on its own, the longest first.
+        programs: each program on its own, longest first.
         picture: the events of one step.
-        last_step: number of the last step that the loop marked; 0 where it marked none.
+        last_step: number of the last step that the loop marked; 0 if it marked none.
         notes: what is missing or assumed.
-        advice: what would make a step faster, the largest gain first.
+        advice: what would make a step faster, largest gain first.
     """
 
     source: str
@@ -63,12 +63,12 @@ class Profile:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs over what the peak allows in the step time."""
+        """Model FLOPs over the FLOPs that the peak allows in the step time."""
         return next(bar.mfu_points for bar in self.waterfall if bar.name == MFU) / 100
 
     @property
     def hfu(self) -> float:
-        """The same with all matmuls that the main program executes."""
+        """As `mfu`, with all matmuls that the main program executes."""
         return self.executed_seconds / self.measured.step_seconds
 
     @property
@@ -77,17 +77,17 @@ class Profile:
         return self.measured.coverage
 
     def table(self, by: str, *, depth: int = 0, sort: str = "time") -> tuple[Row, ...]:
-        """The time in groups: by any of ``scope op phase dtype kernel program``.
+        """Times grouped by one of ``scope op phase dtype kernel program``.
 
         Args:
             by: what the ops of a group share.
-            depth: parts of a name that tell groups apart; 0: all.
-            sort: what is largest in the first row: ``time runs flops mfu hfu bytes bandwidth``.
+            depth: group by the first `depth` parts of a name; 0: all parts.
+            sort: column sorted by, largest first: ``time runs flops mfu hfu bytes bandwidth``.
         """
         return table(self.measured, self.peaks, KEYS[by], depth=depth, sort=sort)
 
     def scalars(self) -> dict[str, float]:
-        """The headline numbers and the waterfall, in seconds and in points, by metric names."""
+        """The headline numbers and the waterfall, in seconds and in points, by metric name."""
         numbers = {
             "profile/mfu": self.mfu,
             "profile/hfu": self.hfu,
@@ -112,13 +112,13 @@ class Profile:
         return fragment(title, ("bar", "time", "points of MFU"), rows, notes=self.notes)
 
     def to_json(self, *, depth: int = 0, sort: str = "time") -> dict[str, Any]:
-        """Everything as plain JSON values; `depth` and `sort` as `table` takes them."""
+        """The whole profile as plain JSON values; `depth` and `sort` as in `table`."""
         tables = {by: self.table(by, depth=depth, sort=sort) for by in KEYS}
         found = {f"by_{by}": list(map(asdict, rows)) for by, rows in tables.items()}
         return {**self.overview(), **found}
 
     def overview(self) -> dict[str, Any]:
-        """The same without the tables."""
+        """As `to_json`, without the tables."""
         measured, ledger = self.measured, self.program.ledger
         return {
             "source": self.source,
@@ -156,8 +156,8 @@ def read_profile(
     Args:
         path: a folder given to `mfu_jax.profile`, ``profile_dir=`` or `jax.profiler.start_trace`;
             or an ``.xplane.pb`` file.
-        peak_tflops_per_device: dense peak of one JAX device, if not the table's.
-        hardware: a chip of the table, or 'calibrate'; by default the trace's.
+        peak_tflops_per_device: dense peak of one JAX device, instead of the table's.
+        hardware: a chip of the table, or 'calibrate'; by default the trace's chip.
         model_flops: model FLOPs of one run of the main program on one device.
 
     Raises:

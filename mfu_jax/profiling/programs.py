@@ -19,21 +19,21 @@ from mfu_jax.profiling.trace.xspace import Trace
 
 OWN_CONVENTION = "the program's forward and backward matmuls"
 
-_ENOUGH = 0.99  # of a program's ops must be in a dump of that name
+_ENOUGH = 0.99  # share of a program's ops that must be in the dump of its name
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownProgram:
-    """A program that ran, counted.
+    """A program that ran, with its counts.
 
     Attributes:
-        costs: by instruction.
+        costs: costs by instruction.
         ledger: from its model FLOPs to its executed FLOPs.
-        has_model: whether the model FLOPs are given, not read off the program.
+        has_model: whether the model FLOPs were given, not derived from the program.
         mesh: axis → size; empty if unknown.
-        device_kind: as JAX calls the chip; empty if unknown.
+        device_kind: JAX's name of the chip; empty if unknown.
         memory: bytes by field of ``compiled.memory_analysis()``; empty if unknown.
-        memory_bytes: of one device; 0 if unknown.
+        memory_bytes: memory of one device; 0 if unknown.
     """
 
     costs: ProgramCosts
@@ -46,12 +46,12 @@ class KnownProgram:
 
     @property
     def model_phases(self) -> tuple[str, ...]:
-        """The phases whose matmuls are the model's; not an evaluation that the ledger has apart."""
+        """The phases whose matmuls are the model's, without evaluation if the ledger lists it."""
         is_apart = any(line.label == EVALUATION for line in self.ledger.lines)
         return ("forward", "backward") if is_apart else ("forward", "evaluation", "backward")
 
     def with_model(self, model_flops: int) -> KnownProgram:
-        """The same program with the user's model FLOPs of one run on one device."""
+        """Returns the program with the user's model FLOPs per run on one device."""
         executed = self.costs.executed
         ledger = compare_flops(model=model_flops, executed=executed, convention="as given")
         return replace(self, ledger=ledger, has_model=True)
@@ -61,9 +61,9 @@ class ProgramLibrary:
     """Finds the programs of traces, and counts those asked for.
 
     Args:
-        traces: whose metadata may hold programs.
-        dumps: files of dumps, the preferred ones first.
-        ops: that ran.
+        traces: traces, whose metadata may contain programs.
+        dumps: dump files, preferred ones first.
+        ops: the ops that ran.
 
     Attributes:
         notes: programs that cannot be read, and why.
@@ -88,7 +88,7 @@ class ProgramLibrary:
             self._protos.update(protos_of(trace))
 
     def find(self, program: Program) -> KnownProgram | None:
-        """The program that a trace names, if it is known."""
+        """The program that a trace names; None if not known."""
         if program not in self._found:
             try:
                 self._found[program] = self._of_dump(program) or self._of_proto(program)
@@ -101,21 +101,21 @@ class ProgramLibrary:
 
     @property
     def only(self) -> Program | None:
-        """The program of which there is a copy, if it is the only one by its name."""
+        """The program in the dumps and traces if all copies have the same name, else None."""
         names = {dump.name for dump in self._dumped()} | {known.module for known in self._protos}
         return Program(names.pop()) if len(names) == 1 else None
 
     def has_dump(self, program: Program) -> bool:
-        """Whether there is a dump of its name."""
+        """Whether there is a dump with the program's name."""
         return any(dump.name == program.module for dump in self._dumped())
 
     @property
     def read(self) -> list[KnownProgram]:
-        """Those found so far."""
+        """The programs found so far."""
         return [program for program in self._found.values() if program is not None]
 
     def _of_dump(self, program: Program) -> KnownProgram | None:
-        """From the first dump of this name that has the program's ops."""
+        """The program from the first dump of its name that has its ops; None if there is none."""
         for dump in self._dumped():
             if dump.name == program.module:
                 costs = instruction_costs(
@@ -139,14 +139,14 @@ class ProgramLibrary:
         return self._loaded
 
     def _of_proto(self, program: Program) -> KnownProgram | None:
-        """From the trace itself, which has no model FLOPs and no mesh."""
+        """The program from the trace itself, without model FLOPs and mesh; None if absent."""
         proto = self._protos.get(program) or self._of_name(program.module)
         if not proto:
             return None
         return self._known(instruction_costs(text_of(proto)), None)
 
     def _of_name(self, module: str) -> bytes | None:
-        """The only program of this name, where the trace numbers it otherwise."""
+        """The only program of this name, for traces that number it differently."""
         found = [proto for known, proto in self._protos.items() if known.module == module]
         return found[0] if len(found) == 1 else None
 
@@ -175,10 +175,10 @@ class ProgramLibrary:
                 operations=model.operations,
                 overheads=model.overheads,
             )
-        rest = compare_flops(model=0, executed=executed).residual  # what no line claims
+        rest = compare_flops(model=0, executed=executed).residual  # claimed by no line
         return compare_flops(model=rest, executed=executed, convention=OWN_CONVENTION)
 
 
 def _fits(costs: ProgramCosts, ops: Set[str]) -> bool:
-    """Whether a program has the ops that ran; one of the same name may be another version."""
+    """Whether a program has the ops that ran; a program of its name may be another version."""
     return sum(name in costs.records for name in ops) >= _ENOUGH * len(ops)

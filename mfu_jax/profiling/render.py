@@ -22,9 +22,9 @@ def render(
     Args:
         profile: the profile.
         by: which tables.
-        depth: as `Profile.table` takes it.
-        sort: the same.
-        top: how many rows of each table; 0: all.
+        depth: as in `Profile.table`.
+        sort: as in `Profile.table`.
+        top: rows per table; 0: all.
     """
     parts = [_head(profile), "\n".join(_waterfall(profile.waterfall))]
     if "program" in by:

@@ -13,7 +13,7 @@ def render_comparison(comparison: Comparison, *, top: int = 15) -> str:
 
     Args:
         comparison: the two profiles.
-        top: how many rows of each table; 0: all.
+        top: rows per table; 0: all.
     """
     reasons = [("why", "seconds"), *_sums(comparison.by_reason(), top)]
     scopes = [("by scope", "seconds"), *_sums(comparison.by_scope(), top)]
@@ -82,7 +82,7 @@ def _cells(change: Change) -> tuple[str, ...]:
 
 
 def pair(numbers: tuple[int, int], unit: float) -> str:
-    """A number before and after, in units; once if both are the same.
+    """A number before and after, in multiples of `unit`; only once if both print the same.
 
     >>> pair((10**9, 2 * 10**9), 1e9), pair((0, 0), 1.0)
     ('1.000 → 2.000', '-')

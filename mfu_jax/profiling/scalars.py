@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from mfu_jax.errors import UserError, one_line
 from mfu_jax.profiling.profile import read_profile
 
-_LOWER = 10  # priority: whatever else the machine does goes first
+_LOWER = 10  # niceness: everything else on the machine goes first
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints `Profile.scalars` of a trace.
 
     Args:
-        argv: its folder; the peak of one device in TFLOP/s and a chip of the table, each empty
-            where the other, or the trace, says it.
+        argv: its folder; then the peak of one device in TFLOP/s and a chip of the table, each empty
+            if the other one, or the trace, gives it.
 
     Returns:
         The exit code: 2, and one line on stderr, if the trace cannot be read.

@@ -11,27 +11,27 @@ from mfu_jax.profiling.peaks import Peaks
 from mfu_jax.profiling.waterfall import communication_of, scope_of, shortest
 
 _WAITS = {Work.COMMUNICATION: "communication", Work.TRANSFER: "copies", Work.HOST: "host"}
-_NEITHER = 0.1  # of both roofs: the time went to something else
+_NEITHER = 0.1  # of both roofs: below it, the time went to something else
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A group of ops, in a step of one device.
+    """A group of ops, per step and device.
 
     Attributes:
-        name: what they share.
-        seconds: wall time that they have for themselves.
-        share_of_step: the same over the step time.
+        name: what the ops share.
+        seconds: wall time attributed to them.
+        share_of_step: `seconds` over the step time.
         runs: how often they ran.
         flops: matmul FLOPs that they executed.
         mfu: shortest time of their matmuls in the model's phases over `seconds`.
-        hfu: the same with all their matmuls.
-        hbm_bytes: that they read from and wrote to memory.
-        bandwidth_share: of the memory's peak, without what asynchronous ops move; None if the peak
-            is unknown.
+        hfu: shortest time of all their matmuls over `seconds`.
+        hbm_bytes: bytes that they read from and wrote to memory.
+        bandwidth_share: share of the memory's peak, without what asynchronous ops move; None if
+            the peak is unknown.
         bound_by: ``matmuls``, ``memory``, ``communication``, ``copies`` (waits for asynchronous
-            ones) or ``host`` (waits for its callbacks); ``neither`` where all are far from their
-            peaks; ``unknown`` without the memory's peak.
+            ones) or ``host`` (waits for its callbacks); ``neither`` if far from both roofs;
+            ``unknown`` without the memory's peak.
     """
 
     name: str
@@ -75,14 +75,14 @@ def table(
     depth: int = 0,
     sort: str = "time",
 ) -> tuple[Row, ...]:
-    """The ops in groups, the largest first.
+    """The ops in groups, largest first.
 
     Args:
         measured: the times.
-        peaks: of one device.
-        by: the name of an op's group.
-        depth: how many parts of a name of several, joined by ``/``, tell groups apart; 0: all.
-        sort: a key of `SORTS`: what is largest; of equal rows, the longest comes first.
+        peaks: peaks of one device.
+        by: returns the name of an op's group.
+        depth: group by the first `depth` parts of a ``/``-separated name; 0: all parts.
+        sort: a key of `SORTS`: the column sorted by; among equal rows, the longest comes first.
     """
     groups: dict[str, list[OpTime]] = {}
     for op in measured.ops:
@@ -114,13 +114,13 @@ def _row(name: str, ops: list[OpTime], step_seconds: float, peaks: Peaks) -> Row
 
 
 def _moving(ops: list[OpTime]) -> int:
-    """Bytes that ops move in their own time: asynchronous ones move theirs beside others."""
+    """Bytes that ops move in their own time; asynchronous ones overlap theirs with other ops."""
     records = [(op.op.record, op.runs) for op in ops]
     return sum(_times(r.hbm_bytes, runs) for r, runs in records if r and not r.is_async)
 
 
 def _times(number: int, runs: float) -> int:
-    """`number` × `runs`, exact where every device and step ran an op equally often."""
+    """`number` × `runs`, exact if every device and step ran the op equally often."""
     return number * int(runs) if runs == int(runs) else round(number * runs)
 
 
@@ -149,7 +149,7 @@ def _dtype(op: OpTime) -> str:
 
 
 def kernel_of(op: OpTime) -> str:
-    """A custom kernel by its name, a collective by its axis, everything else by its opcode."""
+    """A custom kernel's name, a collective with its axis, or any other op's opcode."""
     record = op.op.record
     if record is not None and record.kernels:
         return ", ".join(record.kernels)

@@ -1,8 +1,8 @@
-"""Names kernels that a trace does not, by their order: library kernels of GPU command buffers.
+"""Names kernels that a trace leaves unnamed, by order: library kernels in GPU command buffers.
 
-Between two kernels that are known, the device runs the instructions between theirs, in the order of
-the scheduled text. If as many unknown kernels ran there as instructions are not seen elsewhere,
-they are each other's; else they stay unknown.
+Between two known kernels, the device runs the instructions between theirs, in the order of the
+scheduled text. If the number of unknown kernels there equals that of instructions not seen
+elsewhere, they are matched in order; else they stay unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mfu_jax.profiling.timeline.devices import OpName, OpTable, Program, Timelin
 
 
 def named_by_order(timeline: Timeline, join: Join) -> Timeline:
-    """The timeline with the names that follow from order."""
+    """The timeline with the names that follow from the kernels' order."""
     joined = join.ops(timeline.names)
     is_unknown = np.array([_is_unknown(op) for op in joined], bool)[timeline.ops]
     if not is_unknown.any():
@@ -43,11 +43,11 @@ def named_by_order(timeline: Timeline, join: Join) -> Timeline:
 
 
 def of_program(timeline: Timeline, program: Program) -> Timeline:
-    """The timeline with all its ops and executions in one program.
+    """The timeline with all its ops and executions assigned to one program.
 
     Args:
-        timeline: whose kernels are all of command buffers: none says whose it is.
-        program: the only one that may have run.
+        timeline: a timeline whose kernels are all from command buffers: none names its program.
+        program: the only program that may have run.
     """
     runs = timeline.executions
     return dataclasses.replace(
@@ -62,7 +62,7 @@ def _is_unknown(op: JoinedOp) -> bool:
 
 
 class _Order:
-    """The instructions of programs that are not seen, by their place.
+    """The instructions of programs that the trace does not name, by their position.
 
     Args:
         joined: the ops of a timeline.
@@ -73,7 +73,7 @@ class _Order:
         self._lists: dict[tuple[int, str], list[InstructionRecord]] = {}
 
     def between(self, left: JoinedOp, right: JoinedOp, count: int) -> list[OpName]:
-        """So many names between two ops; none if the program has another number of them."""
+        """`count` names between two ops; none if the program has a different number of them."""
         source, first, last = left.source, left.record, right.record
         if not count or source is None or source is not right.source or not first or not last:
             return []
@@ -95,5 +95,5 @@ class _Order:
 
 
 def _runs(record: InstructionRecord) -> bool:
-    """Whether it may be a kernel on the stream of those around it."""
+    """Whether it may be a kernel on the same stream as its neighbours."""
     return not (record.is_control or record.is_async or record.collective or record.started_by)

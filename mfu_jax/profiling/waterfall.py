@@ -1,8 +1,8 @@
-"""The waterfall: from the peak down to MFU, every second of a step in one bar.
+"""The waterfall: from the peak down to MFU, with every second of a step in exactly one bar.
 
-A step is idle time, exposed communication, work without matmuls, and matmuls; matmuls are their
-shortest time and what they took beyond it; the shortest time is the model's and the rest of the
-ledger's. So the bars sum to the step time, whatever the trace holds.
+A step consists of idle time, exposed communication, work without matmuls, and matmuls. Matmuls
+divide into their shortest time and what they took beyond it; the shortest time into the model's and
+the ledger's other lines. So the bars sum to the step time, whatever the trace contains.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ class Bar:
 
     Attributes:
         name: what the time went to.
-        seconds: of a step; below 0 where matmuls ran faster than the peak that they are compared
-            with.
-        mfu_points: the same as a percentage of the step: points of MFU.
+        seconds: per step; below 0 if matmuls ran faster than the peak that they are compared with.
+        mfu_points: `seconds` as a percentage of the step: points of MFU.
         scopes: named scopes that own most of it, with their seconds; for idle time, what the host
             did.
     """
@@ -51,9 +50,9 @@ def waterfall(
 
     Args:
         measured: the times.
-        programs: those that ran.
-        main: the one whose model FLOPs count.
-        peaks: of one device.
+        programs: the programs that ran.
+        main: the program whose model FLOPs count.
+        peaks: peaks of one device.
     """
     bars = [*_idle(measured), *_without_matmuls(measured, peaks)]
     bars += _matmuls(measured, programs, main, peaks)
@@ -80,7 +79,7 @@ def _idle(measured: Measured) -> Iterator[_Bar]:
 
 
 def _without_matmuls(measured: Measured, peaks: Peaks) -> Iterator[_Bar]:
-    """Of matmuls that vector units do, what they take beyond their shortest time."""
+    """Bars of ops without matmuls; of vector-unit matmuls, the time beyond the shortest."""
     bars: dict[str, dict[str, float]] = {}
     for op in measured.ops:
         if op.op.record is None or op.op.record.is_vector:
@@ -93,7 +92,7 @@ def _without_matmuls(measured: Measured, peaks: Peaks) -> Iterator[_Bar]:
 
 
 def _merge_short_kinds(bars: dict[str, dict[str, float]]) -> None:
-    """Kernels without an instruction may have thousands of names: the longest keep a bar."""
+    """Merges all but the longest kinds without an instruction, which may be thousands."""
     kinds = [name for name in bars if name.startswith(_NOT_JOINED)]
     kinds.sort(key=lambda name: -sum(bars[name].values()))
     if rest := kinds[_MOST_KINDS:]:
@@ -139,7 +138,7 @@ def communication_of(op: OpTime) -> str:
 
 
 def scope_of(op: OpTime) -> str:
-    """The named scope of an op; of its kind where it has none."""
+    """An op's named scope; its kind, in parentheses, if it has none."""
     record = op.op.start or op.op.record
     return (record.scope if record is not None else "") or f"({op.op.kind})"
 
@@ -180,13 +179,13 @@ def executed_seconds(
 
 
 def shortest(op: OpTime, peaks: Peaks) -> float:
-    """The time of its matmuls at the peak."""
+    """The time of an op's matmuls at the peak."""
     record = op.op.record
     return 0.0 if record is None else op.runs * peaks.seconds(record.flops_by_dtype)
 
 
 def _ledger_bars(main: KnownProgram, seconds: float, ops: list[OpTime]) -> Iterator[_Bar]:
-    """The shortest time of the program's matmuls, by the lines of its ledger; MFU is the last."""
+    """The shortest time of the program's matmuls, by the lines of its ledger; MFU comes last."""
     ledger = main.ledger
     per_flop = seconds / ledger.executed if ledger.executed else 0.0
     model, *lines = ledger.lines

@@ -1,4 +1,4 @@
-"""One layer's timeline as a picture: a lane for the units, and one for each link and memory."""
+"""One layer's timeline as a picture: lanes for the units, for each link, and for memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KEY = (
 
 
 def layer_picture(layer: Layer) -> Markup:
-    """The lanes of a layer."""
+    """Draws the lanes of a layer."""
     height = len(layer.lanes) * (_LANE + _GAP) + _BOTTOM
     picture = chart(
         *_ticks(layer, height - _BOTTOM),

@@ -1,4 +1,4 @@
-"""A plan as one page: headline numbers, one layer's timeline, and the tables of the screen."""
+"""A plan as one page: headline numbers, one layer's timeline, and the console's tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GIB = 2**30
 
 
 def plan_page(plan: Plan) -> str:
-    """The whole page, as one text."""
+    """The whole page's HTML."""
     verdict = "fits" if plan.fits else "does not fit"
     body = [
         tag("h1", f"{plan.target}: {verdict}"),

@@ -19,7 +19,7 @@ _KEY = (("compiled", "compiled"), ("estimated", "estimated"), ("front", "none is
 
 
 def sweep_page(result: SweepResult) -> str:
-    """The whole page, as one text."""
+    """The whole page's HTML."""
     body = [
         tag("h1", f"{result.target}: {len(result.rows)} points"),
         headlines(list(_numbers(result))),
@@ -47,7 +47,7 @@ def _numbers(result: SweepResult) -> Iterator[tuple[str, str, float | None]]:
 
 
 def _picture(result: SweepResult) -> Markup:
-    """Lower left is better."""
+    """The chart of memory against time; lower left is better."""
     rows = [r for r in result.rows if r.fits and r.memory_peak_bytes and r.tokens_per_sec_per_chip]
     if not rows:
         return quiet("No point that fits has a time.")

@@ -1,4 +1,4 @@
-"""What is known of a point: from its compiled program, or estimated from its neighbours."""
+"""What is known about a point: from its compiled program, or estimated from its neighbours."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class Outcome:
 
     Attributes:
         fits: the compiler's verdict.
-        batch: sequences of a device.
-        peak_bytes: of memory; of a refused program, what it would need.
-        limit_bytes: of the device.
+        batch: sequences per device.
+        peak_bytes: peak memory; for a refused program, what it would need.
+        limit_bytes: the device's memory.
         resident_bytes: weights, optimizer state and batch; 0 if refused.
         step_time_seconds: predicted; None if refused.
         tokens_per_sec_per_chip: predicted; None if refused or not known.
         mfu: predicted.
-        hfu: predicted: the share of the step that its matmuls take at their peak.
-        executed_flops: of one device.
+        hfu: predicted: the share of the step that its matmuls would take at their peak.
+        executed_flops: per device.
     """
 
     fits: bool
@@ -38,7 +38,7 @@ class Outcome:
 
 
 def outcome_of(plan: Plan, batch: float) -> Outcome:
-    """What a sweep keeps of a plan."""
+    """The part of a plan that a sweep keeps."""
     return Outcome(
         fits=plan.fits,
         batch=batch,
@@ -55,10 +55,10 @@ def outcome_of(plan: Plan, batch: float) -> Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A point that was not compiled, from compiled points that differ in their batch only.
+    """An estimate for an uncompiled point, from compiled points that differ only in their batch.
 
     Attributes:
-        peak_bytes: of memory.
+        peak_bytes: peak memory.
         step_time_seconds: predicted.
         step_time_at_best: if everything but the matmuls took as long as at the smaller batch.
         tokens_per_sec_per_chip: at `step_time_seconds`.
@@ -77,16 +77,16 @@ class Estimate:
 def estimate(
     batch: float, known: Sequence[Outcome], alike: Sequence[Sequence[Outcome]] = ()
 ) -> Estimate | None:
-    """What a batch would need and take.
+    """Estimates the memory and time of a batch.
 
     Two compiled batches give a straight line. With one, memory beyond the resident state grows
-    with the batch, but for the part that a group with two compiled batches shows not to grow
-    (gradients, gathered weights); so does the matmuls' time, and half of the other time.
+    with the batch, except for the part that a group with two compiled batches shows not to grow
+    (gradients, gathered weights). The matmuls' time and half of the other time grow with it, too.
 
     Args:
-        batch: sequences of a device.
+        batch: sequences per device.
         known: compiled points of the same group.
-        alike: of groups that recompute more or less of the same model on the same mesh.
+        alike: compiled points of groups that differ only in how much they recompute.
     """
     fitting = sorted((o for o in known if o.fits and o.step_time_seconds), key=lambda o: o.batch)
     if not fitting:
@@ -129,13 +129,13 @@ def _peak(
 
 
 def _fixed_bytes(known: Sequence[Outcome]) -> float:
-    """What a batch of 0 would need, by two compiled batches; 0 if there are not two."""
+    """Memory for a batch of 0, extrapolated from two compiled batches; 0 if there are not two."""
     fitting = sorted((o for o in known if o.fits and o.peak_bytes), key=lambda o: o.batch)
     return _on_line(fitting[0], fitting[-1], "peak_bytes", 0.0) if len(fitting) > 1 else 0.0
 
 
 def _around(points: Sequence[Outcome], batch: float) -> tuple[Outcome, Outcome]:
-    """The two neighbours of a batch, else the two that are nearest to it."""
+    """The two neighbours of a batch, else the two nearest to it."""
     above = next((i for i, o in enumerate(points) if o.batch >= batch), len(points) - 1)
     above = max(above, 1)
     return points[above - 1], points[above]

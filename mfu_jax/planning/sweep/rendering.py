@@ -57,7 +57,7 @@ def _named(row: Row) -> str:
 
 
 def _plot(rows: Sequence[Row]) -> list[str]:
-    """Memory to the right, time of a token upwards; `#` compiled, `o` estimated, `*` Pareto."""
+    """Memory on x, time per token on y; `#` compiled, `o` estimated, `*` Pareto-optimal."""
     points = [
         (row.memory_peak_bytes / _GIB, 1e6 / row.tokens_per_sec_per_chip, row)
         for row in rows

@@ -1,4 +1,4 @@
-"""Runs a sweep: compiles what the search asks for, within a budget, and fills in the rest."""
+"""Runs a sweep: compiles the points that the search chooses, within a budget; estimates others."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from mfu_jax.planning.sweep.search import Analytic, Search, same_but_remat
 from mfu_jax.planning.sweep.space import Point
 from mfu_jax.planning.sweep.state_file import StateFile
 
-_SMALL = 3  # points of a sweep so small that all may be compiled
+_SMALL = 3  # points; a sweep this small may compile all of them
 
 Source = Literal["compiled", "estimated", "ruled out", "invalid", "failed", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One point of a finished sweep. Numbers of what is not known are None.
+    """One point of a finished sweep. Unknown numbers are None.
 
     Attributes:
-        values: key → text of what is swept.
+        values: swept key → its value as text.
         source: where the numbers come from. ``estimated``: from compiled neighbours.
         fits: whether it fits.
-        memory_peak_bytes: of a device.
+        memory_peak_bytes: per device.
         step_time_seconds: predicted.
         tokens_per_sec_per_chip: predicted.
         mfu: predicted.
-        pareto: no other point that fits needs less memory and is faster.
+        pareto: Pareto-optimal: no other point that fits needs less memory and is faster.
         note: why it is invalid, failed or ruled out.
     """
 
@@ -49,16 +49,16 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepResult:
-    """A sweep.
+    """The result of a sweep.
 
     Attributes:
         target: the chips, as text.
-        memory_limit_bytes: of a device.
+        memory_limit_bytes: per device.
         rows: every point.
         winner: the fastest compiled point that fits; None if none does.
-        flags: the winner as words of a command line, ready to be used.
-        compiles: compiled now.
-        resumed: compiled by an earlier call that was ended.
+        flags: the winner as command-line words, ready to use.
+        compiles: number of points compiled by this call.
+        resumed: number of points compiled by an earlier, interrupted call.
         notes: what was left undone.
     """
 
@@ -83,12 +83,12 @@ class Sweep:
     Attributes:
         target: the chips, as text.
         points: every combination.
-        flags: words of a command line that runs a point.
-        compile: makes the plan of a point, in at most so many seconds.
-        invalid: why a point cannot be; empty if it can.
-        analytic: what the config says of a point.
+        flags: command-line words that run a point.
+        compile: makes a point's plan within the given seconds, if any.
+        invalid: why a point is invalid; empty if it is valid.
+        analytic: figures that follow from a point's config.
         limit_bytes: nominal memory of a device.
-        most_compiles: None: a third of the points, at least three.
+        most_compiles: maximum number of compiles; None: a third of the points, at least three.
         budget_seconds: None: no limit.
         monotonic: the clock.
     """
@@ -114,8 +114,8 @@ def run(
 
     Args:
         sweep: what to sweep.
-        state: of an earlier call that was ended; every compiled point is added to it.
-        progress: called with a line for each point that is compiled.
+        state: state of an earlier, interrupted call; every compiled point is added to it.
+        progress: called with one line per compiled point.
 
     Raises:
         UserError: the compiler is not installed, or every point is invalid or fails.
@@ -260,7 +260,7 @@ def _estimated_row(point: Point, search: Search) -> Row:
 
 
 def _by_flops(point: Point, fits: bool | None, search: Search) -> Row | None:
-    """From a compiled point with another remat policy, by the FLOPs that each executes."""
+    """An estimate from a compiled point with another remat policy, scaled by executed FLOPs."""
     mine = search.analytic[point].executed_flops
     compiled = ((p, o) for p, o in search.outcomes.items() if o.fits and same_but_remat(p, point))
     other, outcome = min(compiled, key=lambda pair: abs(pair[0].batch - point.batch), default=_NONE)
@@ -285,7 +285,7 @@ _NONE: tuple[Point | None, Outcome | None] = (None, None)
 
 
 def _with_pareto(rows: Sequence[Row]) -> list[Row]:
-    """Marks the points that fit and that no other one beats in memory and in time per token."""
+    """Marks the points that fit and that no other point beats in memory and time per token."""
     candidates = [r for r in rows if r.fits and r.memory_peak_bytes and _speed(r)]
 
     def beaten(row: Row) -> bool:
@@ -300,7 +300,7 @@ def _with_pareto(rows: Sequence[Row]) -> list[Row]:
 
 
 def _faster(rows: Sequence[Row], winner: Row | None) -> list[str]:
-    """A point that may be faster than the winner, but was not compiled."""
+    """A note on a point that may be faster than the winner but was not compiled."""
     first = fastest_first([row for row in rows if row.fits and row.source == "estimated"])[:1]
     if not first or winner is None or _speed(first[0]) <= _speed(winner):
         return []
@@ -309,7 +309,7 @@ def _faster(rows: Sequence[Row], winner: Row | None) -> list[str]:
 
 
 def fastest_first(rows: Sequence[Row]) -> list[Row]:
-    """Points that fit before those that may, and those that do not."""
+    """Points sorted by speed: first those that fit, then those that may, then those that do not."""
     return sorted(rows, key=lambda row: (-_VERDICTS.index(row.fits), -_speed(row)))
 
 

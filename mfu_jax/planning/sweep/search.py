@@ -1,9 +1,9 @@
-"""Which point of a sweep to compile next.
+"""Chooses which point of a sweep to compile next.
 
-A larger batch needs more memory, and less recomputation needs more memory and less time: what one
-compile says of a point holds for its neighbours. In each group (all but the batch fixed) the
-search looks for the largest batch that fits, by the memory of the batches that it has compiled,
-and leaves a group as soon as its best estimate is below what another group reaches.
+A larger batch needs more memory, and less recomputation needs more memory and less time, so one
+compile also says something about neighbouring points. In each group (all but the batch fixed) the
+search looks for the largest batch that fits, from the memory of the batches compiled so far, and
+drops a group as soon as its best estimate is below what another group reaches.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from mfu_jax.planning.sweep.outcomes import Estimate, Outcome, estimate
 from mfu_jax.planning.sweep.space import Point
 
 REMAT = "remat_policy"
-# Each keeps a part of what the one before it keeps, and recomputes the rest.
+# Each policy keeps a subset of what the one before it keeps, and recomputes the rest.
 _THRIFT = (
     *("none", "minimal_with_context", "minimal", "save_dot_except_mlpwi", "save_dot_except_mlp"),
     *("save_qkv_proj", "full"),
 )
-_SURE = 1.03  # a line through two compiled peaks is this good: see docs/plan.md
-_UNSURE = 1.5  # one compiled peak: its fixed part is not known
+_SURE = 1.03  # accuracy of a line through two compiled peaks: see docs/plan.md
+_UNSURE = 1.5  # with one compiled peak, whose fixed part is not known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Analytic:
-    """What the config alone says of a point.
+    """What follows from a point's config alone.
 
     Attributes:
-        executed_flops: of one device, recomputation included; None if not known.
-        state_bytes: of weights and optimizer on one device; 0 if not known.
+        executed_flops: per device, recomputation included; None if not known.
+        state_bytes: weights and optimizer state per device; 0 if not known.
     """
 
     executed_flops: float | None = None
@@ -39,12 +39,12 @@ class Analytic:
 
 
 class Search:
-    """Chooses points until nothing that could win is left.
+    """Chooses points until no remaining one could win.
 
     Args:
-        points: all that are valid.
-        analytic: what the config says of each.
-        limit_bytes: of a device's memory.
+        points: all valid points.
+        analytic: figures that follow from a point's config.
+        limit_bytes: memory of a device.
     """
 
     def __init__(
@@ -60,17 +60,17 @@ class Search:
             self._groups[point.group].append(point)
 
     def record(self, point: Point, outcome: Outcome) -> None:
-        """A point was compiled."""
+        """Records that a point was compiled."""
         self.outcomes[point] = outcome
         if outcome.limit_bytes:
             self.limit_bytes = min(self.limit_bytes or outcome.limit_bytes, outcome.limit_bytes)
 
     def fail(self, point: Point) -> None:
-        """A point could not be compiled; another compile of its group would fail as well."""
+        """Records that a point could not be compiled; the rest of its group would fail as well."""
         self.failed.update(self._groups[point.group])
 
     def next(self) -> Point | None:
-        """The point to compile next; None if no other one could win."""
+        """The point to compile next; None if no other point could win."""
         wanted = [point for group in self._groups for point in self._wanted(group)]
         return min(wanted, key=self._order) if wanted else None
 
@@ -80,7 +80,7 @@ class Search:
         return max(fitting, key=lambda p: _speed(self.outcomes[p]), default=None)
 
     def estimate(self, point: Point) -> Estimate | None:
-        """Of a point that was not compiled."""
+        """The estimate for a point that was not compiled."""
         alike = [
             self._known(group)
             for group, points in self._groups.items()
@@ -89,7 +89,7 @@ class Search:
         return estimate(point.batch, self._known(point.group), alike)
 
     def ruled_out(self, point: Point) -> str:
-        """Why a point cannot fit although it was not compiled; empty if it may."""
+        """Why a point that was not compiled cannot fit; empty if it may."""
         state = self.analytic[point].state_bytes
         if self.limit_bytes and state > self.limit_bytes:
             return "its weights and optimizer state alone are larger than the memory"
@@ -99,7 +99,7 @@ class Search:
         return ""
 
     def predicted_to_fit(self, point: Point) -> bool | None:
-        """The verdict on a point that was not compiled; None if nothing is known."""
+        """Whether a point that was not compiled is expected to fit; None if not known."""
         if self.ruled_out(point):
             return False
         if any(o.fits and _needs_more(other, point) for other, o in self.outcomes.items()):
@@ -115,7 +115,7 @@ class Search:
         return [self.outcomes[p] for p in self._groups[group] if p in self.outcomes]
 
     def _wanted(self, group: tuple[tuple[str, str], ...]) -> Iterator[Point]:
-        """At most one point of a group: its first, or the largest that is likely to fit."""
+        """At most one point of a group: its first, or the largest one that is likely to fit."""
         known = self._known(group)
         open_points = [
             point
@@ -137,7 +137,7 @@ class Search:
         return found is not None and found.peak_bytes <= self.limit_bytes
 
     def _doubtful(self, larger: Sequence[Point], known: Sequence[Outcome]) -> list[Point]:
-        """The next batch, unless the estimate is far enough above the limit to be believed."""
+        """The next larger batch, unless its estimate clearly exceeds the limit."""
         found = self.estimate(larger[0]) if larger else None
         fitting = sum(outcome.fits for outcome in known)
         margin = _SURE if fitting > 1 else _UNSURE
@@ -162,14 +162,14 @@ class Search:
         return fewer or largest.batch > best.batch
 
     def _farthest(self, point: Point) -> Point:
-        """The largest batch of a group that may fit: of one compiled batch, little is known."""
+        """The group's largest batch that may fit; just `point` once two compiled batches fit."""
         if sum(outcome.fits for outcome in self._known(point.group)) > 1:
             return point
         group = self._groups[point.group]
         return [p for p in group if p == point or not self.ruled_out(p)][-1]
 
     def _order(self, point: Point) -> tuple[bool, float, float]:
-        """Groups with a compiled point last: the others may rule more out."""
+        """Sort key: groups with a compiled point last, as the others may rule more out."""
         flops = self.analytic[point].executed_flops
         compiled = bool(self._known(point.group))
         per_sequence = float("inf") if flops is None else flops / point.batch
@@ -179,7 +179,7 @@ class Search:
 
 
 def same_but_remat(one: Point, other: Point) -> bool:
-    """Whether two points differ in what is recomputed, and in the batch, only."""
+    """Whether two points differ only in what is recomputed and in the batch."""
     first, second = dict(one.group), dict(other.group)
     first.pop(REMAT, None)
     second.pop(REMAT, None)
@@ -187,7 +187,7 @@ def same_but_remat(one: Point, other: Point) -> bool:
 
 
 def _needs_more(one: Point, other: Point) -> bool:
-    """Whether `one` certainly needs at least the memory of `other`."""
+    """Whether `one` certainly needs at least as much memory as `other`."""
     if not same_but_remat(one, other) or one.batch < other.batch:
         return False
     mine, theirs = _rank(one.values), _rank(other.values)
@@ -202,7 +202,7 @@ def _rank(values: Mapping[str, str]) -> int | None:
 
 
 def _speed(outcome: Outcome) -> float:
-    """Tokens per second, or steps where the tokens are not known."""
+    """Tokens per second, or steps per second if the tokens are not known."""
     if outcome.tokens_per_sec_per_chip:
         return outcome.tokens_per_sec_per_chip
     return 1 / outcome.step_time_seconds if outcome.step_time_seconds else 0.0

@@ -1,4 +1,4 @@
-"""The points of a sweep: every combination of the values that a person lists."""
+"""The points of a sweep: every combination of the values that the user lists."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ class Point:
     """One combination.
 
     Attributes:
-        pairs: key and text of everything that is swept, in the order given.
+        pairs: key and value text of everything that is swept, in the order given.
     """
 
     pairs: tuple[tuple[str, str], ...]
 
     @cached_property
     def values(self) -> dict[str, str]:
-        """Key → text."""
+        """Key → value text."""
         return dict(self.pairs)
 
     @cached_property
     def group(self) -> tuple[tuple[str, str], ...]:
-        """Everything but the batch: points of one group differ in their batch only."""
+        """Everything but the batch: points of one group differ only in their batch."""
         return tuple(pair for pair in self.pairs if pair[0] != BATCH)
 
     @cached_property
     def batch(self) -> float:
-        """Sequences of a device; 1 where the batch is not swept."""
+        """Sequences per device; 1 if the batch is not swept."""
         return float(self.values.get(BATCH, 1))
 
     def __str__(self) -> str:
@@ -45,14 +45,14 @@ class Point:
 
 
 def split(values: Mapping[str, str]) -> tuple[dict[str, str], list[Point]]:
-    """The keys that stay as they are, and the points of those that are swept.
+    """The keys with one value, and the points of the keys that are swept.
 
     Args:
         values: key → text. ``a,b`` and ``1..16`` (whole numbers) are swept; ``[a,b]`` is one value.
 
     Raises:
-        UserError: nothing is swept, a range is empty, the batch is no number, or there are too many
-            points.
+        UserError: nothing is swept, a range is empty, the batch is not a number, or there are too
+            many points.
 
     >>> fixed, points = split({"model_name": "llama3-8b", "fsdp": "4,8", "tensor": "1..2"})
     >>> fixed, [str(point) for point in points]
@@ -97,10 +97,10 @@ _SECONDS = {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600}
 
 
 def seconds_of(text: str) -> float:
-    """A time as a person writes it.
+    """Parses a time as the user writes it.
 
     Raises:
-        UserError: it is none.
+        UserError: the text is not a time.
 
     >>> seconds_of("20min"), seconds_of("1.5h"), seconds_of("90")
     (1200.0, 5400.0, 90.0)

@@ -1,4 +1,4 @@
-"""What a sweep has compiled so far, a line a point: a killed sweep goes on from there."""
+"""What a sweep has compiled so far, one line per point: a killed sweep resumes from it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class StateFile:
     """Reads and appends outcomes.
 
     Args:
-        path: of the file; it need not exist.
-        identity: what the sweep is of. A file of another sweep is an error.
+        path: path of the file, which need not exist.
+        identity: identifies the sweep. A file of another sweep is an error.
 
     Raises:
-        UserError: the file belongs to another sweep, or is no state of one, or is not writable.
+        UserError: the file belongs to another sweep, is not a state file, or is not writable.
     """
 
     def __init__(self, path: Path, identity: str) -> None:
@@ -40,16 +40,16 @@ class StateFile:
             raise unwritable(path, "state", error) from None
 
     def add(self, point: Point, outcome: Outcome) -> None:
-        """Appends a point; it is on the disk when this returns.
+        """Appends a point, which is on disk when this returns.
 
         Raises:
-            UserError: the file cannot be written to.
+            UserError: the file cannot be written.
         """
         held = {"point": point.pairs, "outcome": dataclasses.asdict(outcome)}
         start = b"" if self.path.exists() else json.dumps({"sweep": self.identity}).encode()
         try:
             with open(self.path, "ab") as file:
-                # A newline first: a killed process may have left half of a line.
+                # Newline first, because a killed process may have left half a line.
                 file.write(start + b"\n" + json.dumps(held).encode())
                 file.flush()
                 os.fsync(file.fileno())
@@ -71,7 +71,7 @@ class StateFile:
 
 
 def _parsed(line: str) -> Mapping[str, Any]:
-    """A line; the last one of a killed process may be half of one."""
+    """A parsed line; empty if broken: a killed process may leave half a line."""
     try:
         value = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What would make a step faster: one rule for each cause of a closed list."""
+"""What would make a step faster: one rule per cause, from a closed list."""
 
 from mfu_jax.profiling.advice.facts import Advice, Facts
 from mfu_jax.profiling.advice.rules import RULES, advice_for

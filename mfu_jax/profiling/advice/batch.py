@@ -1,4 +1,4 @@
-"""A batch so small that most of a step would take as long with a larger one."""
+"""Batches so small that most of a step would take just as long with a larger one."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from mfu_jax.profiling.join import Work
 from mfu_jax.profiling.measured import OpTime
 
 _LARGER = 8  # times the batch
-_FEW_ROWS = {"cpu": 16, "gpu": 128, "tpu": 128}  # that a matmul needs to be worth its weights
+_FEW_ROWS = {"cpu": 16, "gpu": 128, "tpu": 128}  # rows that make a matmul worth its weights
 _BELOW = 0.5  # of the peak
 _LARGE = 0.01  # of the largest weights: smaller ones may be as large as activations by chance
-_MOST = 1 / 3  # of a step, that must not depend on the batch
+_MOST = 1 / 3  # share of a step that must be independent of the batch
 
 
 def small_batch(facts: Facts) -> tuple[float, str] | None:
     """Time that does not grow with the batch: thin matmuls, the optimizer, dispatch.
 
-    An accelerator's optimizer alone may be as much of a step. A CPU's often is in small models.
+    An accelerator's optimizer alone may be enough. A CPU's often takes this much in small models.
     """
     weights = _weights(facts)
     thin = [op for op in facts.compute() if _is_thin(facts, op, weights)]
@@ -51,21 +51,21 @@ def small_batch(facts: Facts) -> tuple[float, str] | None:
 
 
 def _thin_gain(facts: Facts, op: OpTime) -> float:
-    """What a matmul that reads its weights saves per batch, if they are read for several batches.
+    """What a weight-bound matmul saves per batch if its weights are read once for several batches.
 
-    That takes as long as today, or as the matmuls of all of them at the peak, if that is longer.
+    That takes as long as today, or as the matmuls of all batches at the peak, if that is longer.
     """
     return op.seconds - max(op.seconds / _LARGER, facts.shortest(op))
 
 
 Weights = dict[tuple[str, int], set[tuple[int, ...]]]
-"""The dimensions of weights and moments by dtype and number of elements; none of bytes."""
+"""The dimensions of weights and moments by dtype and number of elements; empty for bytes."""
 
 
 def _weights(facts: Facts) -> Weights:
-    """The weights and moments, whole and by layer, and as bytes.
+    """The weights and moments, whole, by layer, and as bytes.
 
-    A TPU copies parts of them to its vector memory, as bytes.
+    A TPU copies parts of them to its vector memory as bytes.
     """
     found: Weights = {}
     for array in facts.program.costs.state:
@@ -79,9 +79,9 @@ def _weights(facts: Facts) -> Weights:
 
 
 def _is_like(array: Array, weights: Weights) -> bool:
-    """Whether an array may be a weight: transposed, or with dimensions that are split or merged.
+    """Whether an array may be a weight, possibly transposed or with split or merged dimensions.
 
-    An activation may have as many elements by chance: [64, 256] is no weight of [128, 128].
+    An activation may have as many elements by chance: [64, 256] is not a [128, 128] weight.
     """
     forms = weights.get((array.dtype, math.prod(array.dims)))
     if forms is None:
@@ -97,7 +97,7 @@ def _is_form(dims: Sequence[int], form: Sequence[int]) -> bool:
 
 
 def _bounds(dims: Sequence[int]) -> set[int]:
-    """Where dimensions end among the elements: splitting adds to them, merging takes away."""
+    """Cumulative products of dimensions: splitting a dimension adds some, merging removes some."""
     return set(itertools.accumulate(dims, operator.mul))
 
 
@@ -106,9 +106,9 @@ def _without_ones(dims: Sequence[int]) -> tuple[int, ...]:
 
 
 def _is_on_weights(op: OpTime, weights: Weights) -> bool:
-    """Whether it reads, makes or copies arrays like weights, or one layer of them, without matmuls.
+    """Whether an op reads, makes or copies weight-like arrays, or one layer's, without matmuls.
 
-    The loop over the layers, whose own time is that of handing its arrays on, is one of them.
+    This includes the loop over the layers, whose own time goes to passing its arrays on.
     """
     record = op.op.start or op.op.record
     if record is None or op.op.work not in (Work.COMPUTE, Work.CONTROL, Work.TRANSFER):
@@ -135,7 +135,7 @@ def _is_thin(facts: Facts, op: OpTime, weights: Weights) -> bool:
 
 
 def _is_narrow(facts: Facts, op: OpTime, weights: Weights) -> bool:
-    """Whether its weight is what has few rows or columns, as a critic's or a low-rank adapter's."""
+    """Whether the weight itself has few rows or columns, as in a critic or a low-rank adapter."""
     shape = record_of(op).shape.matmul
     assert shape is not None
     few, *others = sorted((shape.m, shape.n, shape.k))

@@ -8,11 +8,11 @@ from mfu_jax.profiling.advice.facts import Facts, milliseconds, seconds_of
 from mfu_jax.profiling.join import Work
 from mfu_jax.profiling.waterfall import communication_of
 
-_LEAST = 0.1  # of a step, between the slowest device and the others
+_LEAST = 0.1  # of a step: gap between the slowest device and the others
 
 
 def imbalance(facts: Facts) -> tuple[float, str] | None:
-    """One device computes longer than the others, which wait for it."""
+    """One device computes longer than the others, so they wait for it."""
     computes = {op.op.name for op in facts.measured.ops if op.op.work is Work.COMPUTE}
     busy = {
         device.device: sum(s for name, s in device.ops.items() if name in computes)
@@ -42,7 +42,7 @@ def all_gather(facts: Facts) -> tuple[float, str] | None:
     ]
     uneven = imbalance(facts)
     exposed = seconds_of(ops) - (uneven[0] if uneven else 0.0)
-    if facts.is_cpu or not ops:  # CPU devices exchange data in turn with computing, always
+    if facts.is_cpu or not ops:  # CPU devices never overlap communication with compute
         return None
     gain = min(exposed, seconds_of(facts.compute()))
     names = ", ".join(sorted({communication_of(op) for op in ops}))

@@ -1,4 +1,4 @@
-"""Causes in work without matmuls: arrays that go to memory and back."""
+"""Causes in work without matmuls: arrays that make a round trip through memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mfu_jax.profiling.advice.facts import (
 )
 from mfu_jax.profiling.measured import OpTime
 
-_BUSY = 0.3  # of the memory's bandwidth, from which on an op is bound by it
+_BUSY = 0.3  # of the memory bandwidth, above which an op is memory-bound
 
 
 def chain(facts: Facts) -> tuple[float, str] | None:
-    """Elementwise ops write what only others like them read.
+    """Elementwise ops write results that only other elementwise ops read.
 
-    On CPUs caches keep it, and the first touch of a result costs more: fusing was seen to gain
-    nothing.
+    On CPUs, caches keep the results, and the first touch of a result costs more: fusing was seen to
+    gain nothing.
     """
     ops = {
         record_of(op).name: op
@@ -44,7 +44,7 @@ def chain(facts: Facts) -> tuple[float, str] | None:
 
 
 def _users(facts: Facts) -> dict[str, list[str]]:
-    """Who reads each result, also from a copy of it in another memory."""
+    """The readers of each result, including those of a copy of it in another memory."""
     records = facts.program.costs.records
     users: dict[str, list[str]] = {}
     for record in records.values():
@@ -57,7 +57,7 @@ def _users(facts: Facts) -> dict[str, list[str]]:
 
 
 def _next(op: OpTime, ops: dict[str, OpTime], users: dict[str, list[str]]) -> list[str]:
-    """The readers of a result, if all of them are elementwise on as many elements."""
+    """The readers of a result, if all are elementwise ops on as many elements; else none."""
     record = record_of(op)
     found = users.get(record.name, [])
     is_passed_on = all(
@@ -67,7 +67,7 @@ def _next(op: OpTime, ops: dict[str, OpTime], users: dict[str, list[str]]) -> li
 
 
 def _joined(links: dict[str, list[str]]) -> list[set[str]]:
-    """The ops that links connect."""
+    """The groups of ops connected by links."""
     chains: list[set[str]] = []
     for name, following in links.items():
         one = {name, *following}
@@ -83,9 +83,9 @@ def _saved(
     ops: dict[str, OpTime],
     users: dict[str, list[str]],
 ) -> float:
-    """Writing and reading what is between them; all of it where a TPU's matmul would take them in.
+    """Time to write and read what is between members; all their time if a TPU matmul absorbs them.
 
-    XLA fuses elementwise ops into a matmul beside them on TPUs, where a library does it on GPUs.
+    On TPUs, XLA fuses elementwise ops into an adjacent matmul; on GPUs, a library runs the matmul.
     """
     records = facts.program.costs.records
     readers = {reader for name in members for reader in users.get(name, ())}
@@ -103,7 +103,7 @@ def _elements(record: InstructionRecord) -> tuple[int, ...]:
 
 
 def _time_of(facts: Facts, op: OpTime, size: int) -> float:
-    """The time that an op takes for some of its bytes; 0 if memory does not bind it."""
+    """The time that an op takes for `size` of its bytes; 0 if it is not memory-bound."""
     moving, total = facts.moving(op), record_of(op).hbm_bytes
     if not total or (moving is not None and moving < _BUSY * op.seconds):
         return 0.0
@@ -111,7 +111,7 @@ def _time_of(facts: Facts, op: OpTime, size: int) -> float:
 
 
 def logits(facts: Facts) -> tuple[float, str] | None:
-    """The largest activations, before the loss, take 32 bits."""
+    """The largest activations, the logits before the loss, are in float32."""
     found = _logits(facts)
     if found is None or facts.is_cpu:
         return None
@@ -131,7 +131,7 @@ def logits(facts: Facts) -> tuple[float, str] | None:
 
 
 def _logits(facts: Facts) -> tuple[int, ...] | None:
-    """The dimensions of the widest result of a forward matmul, if it is wider than its input."""
+    """The dimensions of the widest result of a forward matmul that is far wider than its input."""
     wide = [
         record.shape.results[0].dims
         for record in facts.program.costs.records.values()
@@ -145,7 +145,7 @@ def _logits(facts: Facts) -> tuple[int, ...] | None:
 
 
 def _float32_share(record: InstructionRecord, dims: tuple[int, ...]) -> float:
-    """The part of an op's bytes that are float32 arrays of this size."""
+    """The share of an op's bytes that are float32 arrays of this size."""
     arrays = (*record.shape.results, *record.shape.operand_arrays)
     size = sum(_bytes(a) for a in arrays if a.dtype == "f32" and _size(a.dims) == _size(dims))
     total = max(record.hbm_bytes, sum(map(_bytes, arrays)))

@@ -1,4 +1,4 @@
-"""The numbers of a profile that advice is drawn from."""
+"""The numbers of a profile that advice is based on."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Advice:
     """One cause of lost time.
 
     Attributes:
-        cause: its name, of a closed list.
-        evidence: the numbers that it is seen in, and the usual remedy.
-        gain_seconds: by which a step is expected to be shorter without it.
+        cause: its name, from a closed list.
+        evidence: the numbers that show it, and the usual remedy.
+        gain_seconds: by how much a step is expected to be shorter without it.
     """
 
     cause: str
@@ -36,12 +36,12 @@ class Advice:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the rules know.
+    """The facts that the rules use.
 
     Attributes:
         measured: times by op.
-        peaks: of one device.
-        program: the step's.
+        peaks: peaks of one device.
+        program: the step's program.
     """
 
     measured: Measured
@@ -55,12 +55,12 @@ class Facts:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the devices are CPUs, which gain nothing by bf16, kernels or overlap."""
+        """Whether the devices are CPUs, which gain nothing from bf16, kernels or overlap."""
         return self.measured.platform == "cpu"
 
     @property
     def chip(self) -> Chip | None:
-        """That of the devices; None if the table has no such chip."""
+        """The devices' chip; None if it is not in the table."""
         try:
             return hardware.lookup(self.program.device_kind or self.measured.kind)
         except UserError:
@@ -68,23 +68,23 @@ class Facts:
 
     @property
     def gaps(self) -> float:
-        """Seconds of a step over those in which ops run, without late calls: gaps belong to ops.
+        """Step time without late calls, over the time in which ops run: gaps belong to ops.
 
-        Every op waits to be launched; an op less is a gap less. 1 where no steps are marked.
+        Every op waits to be launched; one op less is one gap less. 1 if no steps are marked.
         """
         busy, late = self.measured.busy_seconds, self.measured.late_calls
         return max(1.0, (self.step - late) / busy) if self.measured.host and busy else 1.0
 
     def host(self, kind: HostWork) -> HostTime:
-        """What the thread that calls the steps did of this kind."""
+        """The time that the thread calling the steps spent on this kind of work."""
         return self.measured.host.get(kind, _NOTHING)
 
     def ops(self, choose: Callable[[InstructionRecord], object]) -> list[OpTime]:
-        """The ops whose instructions are chosen; those without one are not."""
+        """The ops whose instruction is chosen; ops without an instruction are left out."""
         return [op for op in self.measured.ops if op.op.record and choose(op.op.record)]
 
     def compute(self) -> list[OpTime]:
-        """The ops that compute, with an instruction."""
+        """The ops that compute and have an instruction."""
         return [op for op in self.ops(lambda _: True) if op.op.work is Work.COMPUTE]
 
     def shortest(self, op: OpTime) -> float:
@@ -99,9 +99,9 @@ class Facts:
 
     @property
     def bytes_per_second(self) -> float | None:
-        """Of the memory, at its peak; if that is unknown, what vector work reaches; None if none.
+        """The memory's peak; if unknown, what vector work reaches; None without such work.
 
-        A CPU's threads share its memory, and a table has no peak of it.
+        A CPU's threads share its memory, and the table has no peak for it.
         """
         if self.peaks.bytes_per_second is not None:
             return self.peaks.bytes_per_second
@@ -112,7 +112,7 @@ class Facts:
 
 
 def seconds_of(ops: Iterable[OpTime]) -> float:
-    """Their wall time in a step."""
+    """The ops' wall time in a step."""
     return sum(op.seconds for op in ops)
 
 
@@ -130,7 +130,7 @@ def largest_names(ops: Iterable[OpTime], count: int = 3) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """A time of a step in words.
+    """A time as text.
 
     >>> milliseconds(0.0123)
     '12.3 ms'

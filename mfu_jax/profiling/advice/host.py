@@ -1,7 +1,7 @@
-"""Causes on the host: the device is idle, because its next step is called late.
+"""Causes on the host: the device is idle because its next step is called late.
 
-Idle time is given to one cause each: compilation and evaluation own what they overlap, a wait what
-follows it until the next step; the rest is due to what the thread is busy with, data first.
+Idle time is attributed to one cause: compilation and evaluation own what they overlap, a wait what
+follows it until the next step; the rest goes to whatever keeps the thread busy, data first.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from mfu_jax.profiling.advice.facts import Facts, milliseconds
 from mfu_jax.profiling.host_work import HostTime, HostWork
 
-_MANY = 4  # executions of programs in a step
+_MANY = 4  # program executions per step
 _OVERLAPPING = (HostWork.COMPILE, HostWork.EVALUATION, HostWork.WAIT)  # by their own idle time
 
 Rule = Callable[[Facts], tuple[float, str]]
 
 
 def idle_time(facts: Facts) -> Mapping[HostWork, float]:
-    """Idle seconds of a step by what they are due to; zeros where the trace marks no steps."""
+    """Idle seconds per step by cause; zeros if the trace marks no steps."""
     rest, shares = facts.measured.late_calls, {}
     for kind in HostWork:  # in the order of precedence
         found = facts.host(kind)
@@ -31,8 +31,8 @@ def _rule(kind: HostWork, evidence: str) -> Rule:
     """The rule of one kind of work.
 
     Args:
-        kind: of the thread's work.
-        evidence: the text, with the numbers that may stand in it in braces.
+        kind: the kind of the thread's work.
+        evidence: the text, with placeholders for numbers in braces.
     """
 
     def rule(facts: Facts) -> tuple[float, str]:

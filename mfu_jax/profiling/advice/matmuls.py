@@ -18,22 +18,22 @@ from mfu_jax.profiling.advice.facts import (
 from mfu_jax.profiling.measured import OpTime
 
 _TILES = {"gpu": 8, "tpu": 128}  # elements: what tensor cores load at once, lanes of an MXU
-_LARGE = {"cpu": 512, "gpu": 256, "tpu": 256}  # keys from which on a head's scores leave caches
-_WIDEST_HEAD = 256  # elements: what attention kernels take
-_KERNEL = 0.6  # of the peak, that attention kernels usually reach
-# A TPU's two backward kernels (splash attention) compute scores and their gradient again: of a
-# forward and backward pass nine matmuls, where autodiff has six.
+_LARGE = {"cpu": 512, "gpu": 256, "tpu": 256}  # keys beyond which a head's scores leave caches
+_WIDEST_HEAD = 256  # elements that attention kernels support
+_KERNEL = 0.6  # of the peak: what attention kernels usually reach
+# A TPU's two backward kernels (splash attention) recompute scores and their gradient: nine matmuls
+# in a forward and backward pass, where autodiff has six.
 _TPU_AGAIN = 9 / 6
-# Blocks of 128 queries on a CPU: their matmuls are slower, but their scores stay in caches. By what
-# they brought with 512 to 2,048 tokens and heads of 32 to 128: docs/benchmarks.md.
+# Blocks of 128 queries on a CPU: their matmuls are slower, but their scores stay in caches. From
+# measured gains with 512 to 2,048 tokens and heads of 32 to 128: docs/benchmarks.md.
 _BLOCKED_MATMULS = 0.4  # of what leaving out masked pairs would save
-_IN_CACHES = 0.4  # of the time of the other ops on scores that are left
-_CACHE_BYTES = 2**20  # of a core's own
+_IN_CACHES = 0.4  # of the time of other ops on the remaining scores
+_CACHE_BYTES = 2**20  # per core
 _MASKED = "masked pairs"
 
 
 def float32(facts: Facts) -> tuple[float, str] | None:
-    """Matmuls of float32 where the hardware is faster in bfloat16."""
+    """Matmuls run in float32 on hardware that is faster in bfloat16."""
     narrow = facts.peaks.bfloat16
     ops = [op for op in facts.compute() if _is_float32(record_of(op))]
     if narrow is None or not ops:
@@ -52,9 +52,9 @@ def _is_float32(record: InstructionRecord) -> bool:
 
 
 def _narrowed(facts: Facts, op: OpTime, peak: float) -> float:
-    """The time with the same share of the other roof: of the peak, or of the bandwidth."""
+    """An op's time in bfloat16, at the same share of its roof: of the peak, or of the bandwidth."""
     record = record_of(op)
-    passes = record.shape.passes  # of bfloat16, on parts of a float32
+    passes = record.shape.passes  # bfloat16 passes, on parts of a float32
     rate = facts.peaks.of("f32") if passes == 1 else peak / passes
     faster = op.seconds * min(1.0, rate / peak)
     moving = facts.moving(op)
@@ -64,7 +64,7 @@ def _narrowed(facts: Facts, op: OpTime, peak: float) -> float:
 
 
 def odd_shapes(facts: Facts) -> tuple[float, str] | None:
-    """Matmuls that do not fill the hardware's tiles, and are slower than those that do."""
+    """Matmuls that do not fill the hardware's tiles and are slower than those that do."""
     tile = _TILES.get(facts.measured.platform)
     if tile is None:
         return None
@@ -96,7 +96,7 @@ def _is_odd(shape: MatmulShape, tile: int) -> bool:
 
 
 def _odd_gain(facts: Facts, op: OpTime, usual: float, tile: int) -> float:
-    """Against the share of the peak that even shapes reach, with the tiles filled up."""
+    """The gain of filling the tiles and reaching even shapes' share of the peak."""
     if not usual:
         return 0.0
     filled = 1.0
@@ -111,11 +111,11 @@ def _text(shape: MatmulShape) -> str:
 
 
 class _Scores(NamedTuple):
-    """Scores of all queries and keys, for heads or groups of heads that share their keys.
+    """Scores of all query-key pairs, for heads or for groups of heads that share their keys.
 
     Attributes:
-        heads: how many such squares.
-        long: queries of a group, or keys where the matmul is transposed.
+        heads: number of such matrices.
+        long: queries of a group, or keys if the matmul is transposed.
         short: the other side; a divisor of `long`.
     """
 
@@ -125,7 +125,7 @@ class _Scores(NamedTuple):
 
 
 def attention(facts: Facts) -> tuple[float, str] | None:
-    """Scores of all pairs are computed and kept, masked ones included."""
+    """Scores of all pairs, masked ones included, are computed and stored."""
     matmuls = {id(op): op for op in facts.compute() if record_of(op).shape.matmul}
     least = _LARGE[facts.measured.platform]
     made = {key: found for key, op in matmuls.items() if (found := _scores(_shape(op), least))}
@@ -153,13 +153,13 @@ def attention(facts: Facts) -> tuple[float, str] | None:
 def _in_blocks(
     dots: list[OpTime], beside: list[OpTime], masked: float, largest: int
 ) -> tuple[float, str]:
-    """The gain of blocks without masked pairs, on CPUs, which have no kernel.
+    """The gain of blocks that skip masked pairs, on CPUs, which have no attention kernel.
 
     Args:
-        dots: matmuls that make scores or read them.
+        dots: matmuls that make or read scores.
         beside: other ops on scores.
         masked: the share of pairs that are masked.
-        largest: how many scores a head has.
+        largest: the largest number of scores of a head.
     """
     left = (1 - masked) * (_IN_CACHES if masked and 4 * largest > _CACHE_BYTES else 1.0)
     gain = _BLOCKED_MATMULS * masked * seconds_of(dots) + (1 - left) * seconds_of(beside)
@@ -180,23 +180,23 @@ def _in_kernel(
 
 
 def _kernel_share(facts: Facts, width: int) -> float:
-    """Of the peak: heads that are narrower than a TPU's matrix unit leave the rest of it idle."""
+    """Share of the peak: heads narrower than a TPU's matrix unit leave part of it idle."""
     unit = facts.chip.matrix_unit if facts.chip else None
     return min(_KERNEL, width / unit) if unit else _KERNEL
 
 
 def _scores(shape: MatmulShape, least: int) -> _Scores | None:
-    """What the matmul computes, if that is scores: of a head, or of heads with the same keys."""
+    """The scores that a matmul computes, of a head or of heads that share keys; else None."""
     short, long = sorted((shape.m, shape.n))
     if shape.batch == 1 or short < least or shape.k >= short or long % short:
         return None
-    if long > short and shape.k > _WIDEST_HEAD:  # a layer of experts looks like that
+    if long > short and shape.k > _WIDEST_HEAD:  # probably a layer of experts
         return None
     return _Scores(shape.batch, long, short)
 
 
 def _reads(shape: MatmulShape, scores: set[_Scores]) -> bool:
-    """Whether a matmul sums over the queries or the keys of scores, as values and gradients do."""
+    """Whether a matmul sums over scores' queries or keys, as for values and gradients."""
     width = min(shape.m, shape.n)
     return any(
         shape.batch == found.heads

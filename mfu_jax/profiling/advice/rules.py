@@ -1,4 +1,4 @@
-"""The closed list of causes, and the advice that they give."""
+"""The closed list of causes, and the resulting advice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mfu_jax.profiling.advice import batch, devices, elementwise, host, matmuls,
 from mfu_jax.profiling.advice.facts import Advice, Facts
 
 Finding = tuple[float, str]
-"""Gain in seconds of a step, and the evidence."""
+"""Gain in seconds per step, and the evidence."""
 
 RULES: Mapping[str, Callable[[Facts], Finding | None]] = {
     "host-bound loop": host.host_bound,
@@ -29,18 +29,18 @@ RULES: Mapping[str, Callable[[Facts], Finding | None]] = {
     "imbalance between devices": devices.imbalance,
 }
 
-# Their gains are ops that run no more, or shorter, and so have no gaps between them, or fewer.
+# These gain by removing or shortening ops, so the gaps between ops shrink as well.
 _OF_MANY_OPS = (
     "small batch",
     "remat heavier than memory needs",
     "attention without a kernel",
     "unfused elementwise chain",
 )
-_LEAST = 0.05  # of a step: less is noise, or not worth a change
+_LEAST = 0.05  # of a step: less is noise or not worth a change
 
 
 def advice_for(facts: Facts) -> tuple[Advice, ...]:
-    """The causes whose evidence is strong, the largest gain first."""
+    """The causes with strong evidence, largest gain first."""
     return tuple(sorted(_advice(facts), key=lambda advice: -advice.gain_seconds))
 
 

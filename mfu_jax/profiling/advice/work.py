@@ -18,9 +18,9 @@ from mfu_jax.profiling.join import Work
 from mfu_jax.profiling.measured import OpTime
 
 _EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test)(_|$)")
-_OFTEN = 0.5  # runs in a step: fewer may be a schedule that the trace happens to show
+_OFTEN = 0.5  # runs per step: fewer may be a schedule that happens to fall into the trace
 _RECOMPUTED = "rematerialized"
-_FULL = 0.9  # of the memory, that a program may use
+_FULL = 0.9  # share of the memory that a program may use
 
 
 def evaluation(facts: Facts) -> tuple[float, str] | None:
@@ -47,10 +47,10 @@ def evaluation(facts: Facts) -> tuple[float, str] | None:
 
 
 def _evaluation_within(facts: Facts) -> float:
-    """Seconds of a step in evaluation by the step's own program.
+    """Seconds per step of evaluation within the step's own program.
 
-    Only matmuls tell it from the forward pass. What else the two passes do in the same modules is
-    divided between them as their matmuls in the same computation are: each has loops of its own.
+    Only matmuls tell it from the forward pass. Other work in the same modules is divided between
+    the two passes like their matmuls in the same computation, since each pass has its own loops.
     """
     inside = facts.ops(lambda record: record.phase == "evaluation")
     modules = {_module(record_of(op)) for op in inside}
@@ -72,15 +72,15 @@ def _flops_by_computation(ops: list[OpTime]) -> dict[str, float]:
 
 
 def _module(record: InstructionRecord) -> str:
-    """The outermost module of the model that an op belongs to."""
+    """The outermost model module that an op belongs to."""
     return record.scope.partition("/")[0]
 
 
 def callback(facts: Facts) -> tuple[float, str] | None:
     """The device waits for Python within the step, and computes nothing meanwhile.
 
-    A CPU runs a program with callbacks within its call, so that every next call is late. Without
-    them, a step takes as long as the longer of what the device and what the loop does.
+    A CPU runs a program with callbacks within its call, so every next call is late. Without
+    callbacks, a step takes as long as the device's work or the loop's, whichever is longer.
     """
     ops = [op for op in facts.measured.ops if op.op.work is Work.HOST]
     if not ops:
@@ -95,7 +95,7 @@ def callback(facts: Facts) -> tuple[float, str] | None:
 
 
 def remat(facts: Facts) -> tuple[float, str] | None:
-    """Work is done again whose results would fit into memory."""
+    """Work is recomputed although its results would fit into memory."""
     ops = facts.ops(lambda record: record.phase == _RECOMPUTED)
     limit, used = _memory_limit(facts), _memory_used(facts)
     kept = _kept_bytes(facts, ops)
@@ -112,7 +112,7 @@ def remat(facts: Facts) -> tuple[float, str] | None:
 
 
 def _kept_bytes(facts: Facts, recomputed: list[OpTime]) -> int:
-    """Results of recomputed ops that any other op reads: the rest is not needed without them.
+    """Bytes of recomputed results that other ops read; the rest is only needed to recompute.
 
     The backward pass reads them in either case; only writing them in the forward pass is new.
     """
@@ -133,7 +133,7 @@ def _memory_limit(facts: Facts) -> int:
 
 
 def _memory_used(facts: Facts) -> int | None:
-    """At the program's peak or above; None if unknown."""
+    """An upper bound on the program's peak memory; None if unknown."""
     memory = facts.program.memory
     sizes = [memory.get(f"{part}_size_in_bytes") for part in ("argument", "output", "temp")]
     if any(size is None for size in sizes):

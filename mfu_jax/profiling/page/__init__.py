@@ -1,4 +1,4 @@
-"""Profiles as HTML pages that need nothing else: no network, no server."""
+"""Profiles as self-contained HTML pages: no network, no server."""
 
 from mfu_jax.profiling.page.document import page
 from mfu_jax.profiling.page.two_profiles import page_of_two

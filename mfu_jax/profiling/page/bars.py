@@ -1,4 +1,4 @@
-"""The waterfall: from the peak, each bar begins where the last one ended."""
+"""The waterfall: from the peak down, each bar begins where the last one ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mfu_jax.pages.document import quiet
 from mfu_jax.pages.markup import Markup, number, tag
 from mfu_jax.profiling.waterfall import MFU, Bar
 
-# The class of a bar, by how its name starts; all others are work that is not the model's.
+# The class of a bar, by the start of its name; all others are work that is not the model's.
 _KINDS = (
     ("idle", "idle"),
     ("exposed communication", "communication"),
@@ -26,7 +26,7 @@ def waterfall_bars(bars: Sequence[Bar], title: str) -> Markup:
     """The bars as rows.
 
     Args:
-        bars: as `waterfall` returns them.
+        bars: as returned by `waterfall`.
         title: for screen readers.
     """
     rows = [_row("peak", "peak", 0.0, 100.0, None, "")]
@@ -35,7 +35,7 @@ def waterfall_bars(bars: Sequence[Bar], title: str) -> Markup:
 
 
 def bar_chart(rows: Sequence[Markup], title: str) -> Markup:
-    """Rows of `bar_row`.
+    """A chart of rows made by `bar_row`.
 
     Args:
         rows: from top to bottom.
@@ -53,7 +53,7 @@ def _rows(bars: Sequence[Bar]) -> Iterator[Markup]:
 
 
 def kind_of(name: str) -> str:
-    """The class of a bar in the style sheet."""
+    """A bar's style-sheet class."""
     return next((kind for start, kind in _KINDS if name.startswith(start)), "other")
 
 
@@ -69,19 +69,19 @@ def _row(
 
 
 Part = tuple[str, float, float]
-"""Class of the style sheet, and the two ends, of 100."""
+"""Style-sheet class, and the two ends, as percentages."""
 
 
 def bar_row(
     name: str, parts: Sequence[Part | None], cells: Sequence[Markup], most: str = ""
 ) -> Markup:
-    """A row: its name, a track for each of its parts, its numbers.
+    """A row: its name, a track for each of its parts, and its numbers.
 
     Args:
-        name: of the row.
-        parts: None for an empty track.
+        name: the row's name.
+        parts: one per track; None for an empty track.
         cells: the numbers.
-        most: a remark below.
+        most: a remark below the row.
     """
     marks = [_part(*part) if part else None for part in parts]
     tracks = [tag("span", mark, class_="track", aria_hidden="true") for mark in marks]
@@ -104,5 +104,5 @@ def _part(kind: str, start: float, end: float) -> Markup:
 
 
 def legend() -> Markup:
-    """What the columns are."""
+    """Explains the columns."""
     return quiet("Seconds of a step, and points of MFU: percent of the step. They sum to the step.")

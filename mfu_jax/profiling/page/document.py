@@ -17,10 +17,10 @@ from mfu_jax.profiling.profile import Profile
 
 
 def page(profile: Profile) -> str:
-    """The whole page, as one text.
+    """The whole page's HTML.
 
     Args:
-        profile: what is shown.
+        profile: the profile to show.
     """
     answer = profile.overview()
     by = {kind: profile.table(kind) for kind in ("scope", "op", "kernel", "phase")}
@@ -67,7 +67,7 @@ def _headlines(profile: Profile, answer: Mapping[str, Any]) -> Markup:
 
 
 def _phases(profile: Profile) -> Iterator[Markup]:
-    """One waterfall for each program, where a step is several."""
+    """One waterfall per program, if a step consists of several."""
     if len(profile.programs) > 1:
         parts = []
         for program in profile.programs:
@@ -94,7 +94,7 @@ def _advice(profile: Profile) -> Iterator[Markup]:
 
 
 def _ledger(profile: Profile) -> Markup:
-    """From model FLOPs to executed FLOPs of one run of the main program."""
+    """The ledger from model FLOPs to executed FLOPs of one run of the main program."""
     ledger = profile.program.ledger
     rows = [(line.label, line.flops, line.note) for line in ledger.lines]
     rows.append(("residual", ledger.residual, ""))

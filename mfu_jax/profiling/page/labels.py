@@ -1,4 +1,4 @@
-"""Where names stand beside the marks of a chart, so that no two of them overlap."""
+"""Places names beside the marks of a chart so that no two names overlap."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from mfu_jax.pages.markup import Markup
 from mfu_jax.pages.svg import text
 
-# Of the charts' font, 11 units high; wide fonts have such letters in the mean.
+# Letter size of the charts' font, 11 units high; the mean width of a letter in wide fonts.
 _LETTER, _ABOVE, _BELOW = 6.6, 9.0, 3.0
 _GAP = 5
 
@@ -31,7 +31,7 @@ class Box(NamedTuple):
         )
 
     def is_within(self, other: Box) -> bool:
-        """Whether all of it is in the other one."""
+        """Whether it lies entirely within the other box."""
         return (
             other.left <= self.left
             and self.right <= other.right
@@ -41,7 +41,7 @@ class Box(NamedTuple):
 
 
 class Label(NamedTuple):
-    """Words at a point, which is on their base line; `anchor` is ``start``, ``middle`` or ``end``.
+    """Words at a point on their baseline; `anchor` is ``start``, ``middle`` or ``end``.
 
     >>> Label(100, 50, "dot", "end").box.right
     100.0
@@ -54,14 +54,14 @@ class Label(NamedTuple):
 
     @property
     def box(self) -> Box:
-        """What it covers, with any usual font."""
+        """The box that it covers in any usual font."""
         width = _LETTER * len(self.words)
         left = self.x - width * {"start": 0.0, "middle": 0.5, "end": 1.0}[self.anchor]
         return Box(left, self.y - _ABOVE, left + width, self.y + _BELOW)
 
     @property
     def mark(self) -> Markup:
-        """Itself, drawn."""
+        """The label's markup."""
         return text(*self)
 
 
@@ -69,11 +69,11 @@ class Disc(NamedTuple):
     """A circle, and its name.
 
     Attributes:
-        x: of the center.
-        y: of the center.
-        radius: of the circle.
-        name: what it is.
-        is_needed: its name may stand over other marks, if nothing else is free.
+        x: x of the center.
+        y: y of the center.
+        radius: its radius.
+        name: its name.
+        is_needed: whether its name may cover other marks if no place is free.
     """
 
     x: float
@@ -84,14 +84,14 @@ class Disc(NamedTuple):
 
     @property
     def box(self) -> Box:
-        """Around it."""
+        """The box around the circle."""
         return Box(
             self.x - self.radius, self.y - self.radius, self.x + self.radius, self.y + self.radius
         )
 
     @property
     def places(self) -> Iterator[Label]:
-        """Beside it, above it, below it."""
+        """Places for its name: beside it, above it, below it."""
         away = self.radius + _GAP
         yield Label(self.x + away, self.y + 4, self.name, "start")
         yield Label(self.x - away, self.y + 4, self.name, "end")
@@ -102,12 +102,12 @@ class Disc(NamedTuple):
 def placed(
     discs: Iterable[Disc], *, marks: Sequence[Box], beside: Iterable[Label], within: Box
 ) -> list[Label]:
-    """The names of discs that have a free place.
+    """The names of discs for which there is a free place.
 
     Args:
-        discs: that want a name, the most important first.
-        marks: around what is drawn, the discs included: what names should not cover.
-        beside: labels that stand already: what they must not cover.
+        discs: discs to name, most important first.
+        marks: boxes of everything drawn, discs included, which names should not cover.
+        beside: labels already placed, which names must not cover.
         within: the chart.
     """
     taken = [label.box for label in beside]

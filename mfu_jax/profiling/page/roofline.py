@@ -19,7 +19,7 @@ _WIDTH, _HEIGHT = 720, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 16, 44
 _MOST_DOTS, _MOST_SCOPES, _MOST_NAMES = 250, 40, 14
 _LEAST_DECADES = 2.5
-_NAME = 30  # characters of a name
+_NAME = 30  # longest name, in characters
 _PIECES = 20
 
 
@@ -44,7 +44,7 @@ def roofline(peaks: Peaks, by: Mapping[str, Sequence[Row]]) -> Markup:
     """Kinds of op and scopes as circles with names, single ops as dots.
 
     Args:
-        peaks: of one device.
+        peaks: peaks of one device.
         by: the rows by ``kernel``, ``scope`` and ``op``.
     """
     kinds = _with_matmuls(by["kernel"])
@@ -80,7 +80,7 @@ _KEY = (
 
 
 def without_matmuls(kinds: Sequence[Row]) -> list[Row]:
-    """The kinds of op that no roofline of matmuls has; the share of the bandwidth says it all."""
+    """The kinds of op missing from a matmul roofline; their share of the bandwidth says it all."""
     return [row for row in kinds if not _is_on(row)]
 
 
@@ -133,13 +133,13 @@ def _power(power: int) -> str:
 
 
 def _flops_per_second(power: int) -> str:
-    """10¹³ is ``10 T``."""
+    """A power of ten as text: 10¹³ is ``10 T``."""
     unit = max(0, min(6, power // 3))
     return f"{10.0 ** (power - 3 * unit):g} {' kMGTPE'[unit]}".strip()
 
 
 class _Roof(NamedTuple):
-    """A piece of a roof: its ends, and what it is."""
+    """A piece of a roof: its ends and its label."""
 
     x1: float
     y1: float
@@ -149,12 +149,12 @@ class _Roof(NamedTuple):
 
     @property
     def box(self) -> Box:
-        """Around it."""
+        """The box around it."""
         return Box(self.x1, min(self.y1, self.y2), self.x2, max(self.y1, self.y2) + 1)
 
 
 def _roofs(axes: _Axes, peaks: Peaks) -> Iterator[_Roof]:
-    """The peaks of each dtype and of the memory."""
+    """The roofs: the peak of each dtype and of the memory."""
     bandwidth, right = peaks.bytes_per_second, 10.0**axes.right
     roofs = dict(peaks.by_dtype) or {peaks.main.dtype: peaks.main.flops_per_sec}
     for peak in sorted(set(roofs.values())):
@@ -171,11 +171,11 @@ def _roofs(axes: _Axes, peaks: Peaks) -> Iterator[_Roof]:
 
 
 def _slope(bandwidth: float, axes: _Axes, begin: float, end: float) -> Iterator[_Roof]:
-    """The memory's roof, in pieces that names can stand beside.
+    """The memory's roof, in pieces so that names can be placed beside it.
 
     Args:
         bandwidth: its peak, bytes per second.
-        axes: of the chart.
+        axes: the chart's axes.
         begin: log₁₀ of FLOPs per byte.
         end: the same.
     """
@@ -208,7 +208,7 @@ def _dot(row: Row, axes: _Axes, kind: str) -> Markup:
 def _names(
     kinds: Sequence[Row], scopes: Sequence[Row], axes: _Axes, roofs: Sequence[_Roof]
 ) -> list[Label]:
-    """What the roofs are, and the longest rows where their names cover nothing."""
+    """Labels of the roofs, and of the longest rows where their names cover nothing."""
     labels = [roof.label for roof in roofs if roof.label]
     rows = [(row, True) for row in kinds] + [(row, False) for row in scopes]
     rows.sort(key=lambda row: (not row[1], -row[0].seconds))

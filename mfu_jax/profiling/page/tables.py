@@ -1,4 +1,4 @@
-"""Tables of the page: sortable, the longest rows first, the rest as one row."""
+"""The page's tables: sortable, longest rows first, the rest as one row."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _COLUMNS: tuple[Column[Row] | Word[Row], ...] = (
 
 
 def scope_tables(profile: Profile, rows: Sequence[Row]) -> Markup:
-    """The table by scope, once for each depth; the script shows one of them.
+    """The table by scope, once per depth; the script shows one of them.
 
     Args:
-        profile: what is shown.
-        rows: of whole scopes.
+        profile: the profile to show.
+        rows: rows of whole scopes.
     """
     found: list[tuple[int, Sequence[Row]]] = [(0, rows)]
     most = max((row.name.count("/") + 1 for row in rows), default=1)
@@ -48,8 +48,8 @@ def row_table(by: str, rows: Sequence[Row], *, depth: int = 0) -> Markup:
 
     Args:
         by: what a row is.
-        rows: the longest first.
-        depth: of scopes; 0: all. Other depths are hidden at first.
+        rows: longest first.
+        depth: depth of scopes; 0: whole scopes. Other depths are hidden at first.
     """
     body = table(
         by, rows, lambda row: row.name or "(no scope)", _COLUMNS, foot=_rest, kind="rows paths"

@@ -1,4 +1,4 @@
-"""The timeline of one step: a row for each lane, wide as the zoom says."""
+"""The timeline of one step: one row per lane, as wide as the zoom setting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS = {
 
 
 def timeline(picture: StepPicture) -> Markup:
-    """Lanes of events."""
+    """The step's lanes of events."""
     zoom = tag("input", type="range", id="zoom", min="0", max="6", step="0.1", value="0")
     control = tag("p", tag("label", "zoom ", zoom), class_="script")
     lanes = [_lane(lane, picture.seconds) for lane in picture.lanes]

@@ -1,4 +1,4 @@
-"""The page of two profiles: what got slower, why, and the two waterfalls beside each other."""
+"""The page of two profiles: what got slower, why, and the two waterfalls side by side."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mfu_jax.profiling.page.bars import bar_chart, bar_row, kind_of
 from mfu_jax.profiling.profile import Profile
 from mfu_jax.profiling.render_comparison import pair, signed
 
-_SLOWER, _FASTER = "other", "model"  # classes of the style sheet
+_SLOWER, _FASTER = "other", "model"  # style-sheet classes
 
 
 def page_of_two(comparison: Comparison) -> str:
-    """The whole page, as one text.
+    """The whole page's HTML.
 
     Args:
-        comparison: what is shown.
+        comparison: the comparison to show.
     """
     before, after = comparison.before, comparison.after
     title = f"a step takes {signed(comparison.seconds)}"
@@ -71,7 +71,7 @@ def _legend_of_reasons() -> Markup:
 
 
 def _reasons(comparison: Comparison) -> Markup:
-    """A bar for each reason, from where the last one ended; on one scale with both steps."""
+    """One bar per reason, starting where the last one ended, on the same scale as both steps."""
     was = comparison.before.measured.step_seconds
     steps = [("before", 0.0, was)]
     for reason, seconds in comparison.by_reason().items():
@@ -90,7 +90,7 @@ def _reasons(comparison: Comparison) -> Markup:
 def _reason(
     name: str, kind: str, place: tuple[float, float, float], text: str, share: str
 ) -> Markup:
-    """A bar from its begin to its end, of the longest one's end; seconds."""
+    """A bar; `place` is its begin, its end, and the end of the scale, in seconds."""
     begin, end, most = place
     cells = [
         tag("span", text, class_="n", role="cell", data_seconds=end - begin),
@@ -160,7 +160,7 @@ def _gain(seconds: float | None) -> str:
 
 
 class _Scope(NamedTuple):
-    """A scope, and its seconds in a step of either profile."""
+    """A scope, and its seconds per step in either profile."""
 
     name: str
     before: float
@@ -168,7 +168,7 @@ class _Scope(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """What it takes more than before."""
+        """Extra seconds of the scope."""
         return self.after - self.before
 
 
@@ -213,7 +213,7 @@ def _ops(changes: Sequence[Change]) -> Markup:
 
 
 def _rest(rows: Sequence[Change | _Scope]) -> Markup:
-    """What the rows that are not shown take more, all together."""
+    """One row for all rows that are not shown: times before and after, and the difference."""
     before, after = sum(row.before for row in rows), sum(row.after for row in rows)
     cells = [
         tag("td", seconds_text(before), data_value=before),

@@ -1,1 +1,1 @@
-"""What the devices of a trace did when, platform by platform, and how wall time is divided."""
+"""What a trace's devices did when, platform by platform, and how wall time is divided."""

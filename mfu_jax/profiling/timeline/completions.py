@@ -1,9 +1,9 @@
-"""When a CPU's thunks are done: some return at once, and threads without events go on with them.
+"""When a CPU's thunks are done: some return at once, and threads without events continue them.
 
-XLA's matmuls (Eigen's contractions) and large copies are such. Each thunk has an instant event
+XLA's matmuls (Eigen's contractions) and large copies do this. Each thunk has an instant event
 ``end: NAME`` when its result is ready, joined by the ids of producer and consumer
-(xla/backends/cpu/runtime/thunk_executor.cc). Where what waited for the result runs at once, on the
-same thread, that event follows it: the result was ready when it began.
+(xla/backends/cpu/runtime/thunk_executor.cc). If the work waiting for the result runs immediately on
+the same thread, that event comes only after it: the result was ready when that work began.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from mfu_jax.profiling.trace.xspace import ABSENT, Events, Line
 
 PRODUCER, CONSUMER = "_p", "_c"
 _END, _EXECUTOR = "end: ", "ThunkExecutor::Execute"
-_WAITS = re.compile(r"(while|call|conditional)(\.|$)")  # for ops that have events of their own
-_AT_ONCE = 10_000_000  # picoseconds: the way back from a call
+_WAITS = re.compile(r"(while|call|conditional)(\.|$)")  # for ops with their own events
+_AT_ONCE = 10_000_000  # picoseconds: returning from a call
 _NONE = np.zeros(0, np.int64)
 
 
 class Results(NamedTuple):
-    """Of each result that a thread tells of.
+    """The results that a thread reports.
 
     Attributes:
-        ids: of what made it.
-        times: of its event, picoseconds.
-        begins: when the executor began that ran just before; `ABSENT` if it did not.
+        ids: id of each result's producer.
+        times: time of each result's event, picoseconds.
+        begins: when the executor that ran just before began; `ABSENT` if none did.
     """
 
     ids: Integers
@@ -42,7 +42,7 @@ class Completions:
     """The ends of all thunks of a host.
 
     Args:
-        results: of its threads.
+        results: the results of its threads.
     """
 
     def __init__(self, results: Iterable[Results]) -> None:
@@ -52,10 +52,10 @@ class Completions:
         self._ids, self._times, self._begins = ids[order], times[order], begins[order]
 
     def of(self, producers: Integers, ends: Integers) -> Integers:
-        """When thunks are done; their own ends where they are done when they return.
+        """When thunks are done, picoseconds; their own ends if they are done when they return.
 
         Args:
-            producers: their ids.
+            producers: the thunks' ids.
             ends: when they return, picoseconds.
         """
         if not len(self._ids):
@@ -76,19 +76,19 @@ def waits(name: str) -> bool:
 
 
 def executors(line: Line, events: Events) -> Integers:
-    """Which events of a thread are the executor's, around the thunks that it runs."""
+    """The indices of a thread's executor events, which enclose the thunks that it runs."""
     kinds = np.unique(events.metadata).tolist()
     named = [kind for kind in kinds if line.plane.about(kind).name == _EXECUTOR]
     return np.flatnonzero(np.isin(events.metadata, named))
 
 
 def results_of(line: Line, events: Events, runs: Integers) -> Results:
-    """The results that a thread tells of.
+    """The results that a thread reports.
 
     Args:
         line: the thread.
-        events: of it, with the numbers of `CONSUMER`.
-        runs: which of them are the executor's.
+        events: its events, with the `CONSUMER` numbers.
+        runs: indices of the executor's events.
     """
     ended = np.flatnonzero(events.numbers[CONSUMER] != ABSENT)
     kinds = events.metadata[ended]

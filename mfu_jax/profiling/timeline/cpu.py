@@ -1,9 +1,9 @@
-"""CPU devices: the thunks that threads of the host run.
+"""CPU devices: the thunks run by the host's threads.
 
-Every event with an ``hlo_op`` is one; ``device_ordinal`` says of which device, ``run_id`` of which
+Every event with an ``hlo_op`` is a thunk; ``device_ordinal`` gives its device, ``run_id`` its
 execution. One device's thunks run on several threads, and a thread serves several devices. The
-executor's own events enclose them: an execution is over when it has freed its memory, too. A thunk
-that goes on after its return is shown in a lane of its own, until its result is ready.
+executor's own events enclose them: an execution is over only once it has also freed its memory. A
+thunk that continues after it returns gets its own lane, until its result is ready.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _thunks(plane: Plane) -> dict[str, Integers]:
 def _until_done(
     thunks: dict[str, Integers], completions: Completions, plane: Plane
 ) -> dict[str, Integers]:
-    """With the ends of their results, and lanes for those that go on after their return."""
+    """Extends thunks to the ends of their results, with lanes for those that outlast their call."""
     ops, inverse = np.unique(thunks["hlo_op"], return_inverse=True)
     is_waiting = np.array([waits(plane.trace.texts[op]) for op in ops.tolist()], bool)[inverse]
     done = completions.of(thunks[PRODUCER], thunks["end"])
@@ -79,9 +79,9 @@ def _until_done(
 
 
 def _apart(starts: Integers, ends: Integers) -> Integers:
-    """The first of as few lanes as events need that do not overlap."""
+    """Assigns events to as few lanes as possible, such that events of a lane do not overlap."""
     lanes = np.zeros(len(starts), np.int64)
-    free: list[int] = []  # from when on each lane is
+    free: list[int] = []  # when each lane becomes free
     for event in np.argsort(starts, kind="stable").tolist():
         start, end = int(starts[event]), int(ends[event])
         lane = next((n for n, since in enumerate(free) if since <= start), len(free))
@@ -117,11 +117,11 @@ def _timeline(trace: Trace, device: int, thunks: dict[str, Integers]) -> Timelin
 
 
 def _until(events: Events, runs: Integers) -> Integers:
-    """When the executor that runs each event is done; else the event's own end.
+    """When the executor that runs each event is done; without one, the event's own end.
 
     Args:
-        events: of a thread.
-        runs: which of them are the executor's.
+        events: a thread's events.
+        runs: indices of the executor's events.
     """
     runs = runs[np.argsort(events.starts[runs], kind="stable")]
     if not len(runs):
@@ -136,9 +136,9 @@ def _program(trace: Trace, module: int, number: int) -> Program:
 
 
 def _numbered(columns: list[Integers], number: Callable[[int, int, int], int]) -> Integers:
-    """A number for each row, the same for equal rows; `number` is called once for each of them."""
+    """A number for each row, equal for equal rows; `number` is called once per distinct row."""
     codes = np.zeros(len(columns[0]), np.int64)
-    for column in columns:  # each has few different values
+    for column in columns:  # each has few distinct values
         values, inverse = np.unique(column, return_inverse=True)
         codes = codes * max(len(values), 1) + inverse
     _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)

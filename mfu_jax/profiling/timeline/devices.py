@@ -1,4 +1,4 @@
-"""The timeline of one device: its ops, and the executions of programs that they belong to."""
+"""The timeline of one device: its ops, and the program executions that they belong to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mfu_jax.profiling.trace.xspace import ABSENT
 
 
 class Program(NamedTuple):
-    """A program as a trace names it; `number` is `ABSENT` where the trace has none."""
+    """A program as a trace names it; `number` is `ABSENT` if the trace has none."""
 
     module: str
     number: int = ABSENT
@@ -23,9 +23,9 @@ class OpName(NamedTuple):
     """An instruction as a trace names it.
 
     Attributes:
-        program: whose it is.
-        name: of the instruction; of the kernel where `is_kernel`.
-        is_kernel: the trace names no instruction.
+        program: its program.
+        name: the instruction's name, or the kernel's if `is_kernel`.
+        is_kernel: whether the trace names only a kernel, no instruction.
     """
 
     program: Program
@@ -35,10 +35,10 @@ class OpName(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Executions:
-    """Runs of programs on one device, by their start.
+    """Runs of programs on one device, sorted by start.
 
     Attributes:
-        programs: which program each of them ran.
+        programs: the program of each execution.
         starts: picoseconds.
         ends: the same.
     """
@@ -48,7 +48,7 @@ class Executions:
     ends: Integers
 
     def of(self, programs: Set[Program]) -> Executions:
-        """Those of some programs."""
+        """The executions of some programs."""
         chosen = np.array([p in programs for p in self.programs], bool)
         return Executions(
             programs=tuple(p for p in self.programs if p in programs),
@@ -62,18 +62,17 @@ class Timeline:
     """What one device did.
 
     Attributes:
-        device: such as ``TPU:0``, with its host where there are several.
+        device: such as ``TPU:0``, with its host if there are several.
         platform: ``cpu``, ``gpu`` or ``tpu``.
-        kind: as JAX names the device; empty if the trace does not say.
-        about: then, what else it says of the device.
+        kind: JAX's device kind; empty if the trace does not say.
+        about: in that case, what else the trace says about the device.
         names: table of ops.
-        ops: of each event, the index in `names`.
-        lanes: of each event, its thread, stream or line; events of one lane are nested.
+        ops: each event's index in `names`.
+        lanes: each event's thread, stream or line; events of one lane are nested.
         starts: picoseconds.
         ends: the same.
-        executions: of programs.
-        beside: lanes that show what is under way beside the others; their events take no time from
-            those.
+        executions: program executions.
+        beside: lanes of work in flight beside the others; their events take no time from those.
     """
 
     device: str
@@ -90,11 +89,11 @@ class Timeline:
 
 
 Lane = tuple[Integers, Integers, Integers]
-"""Of each event of one lane: the number of its op, its start and its end."""
+"""For each event of one lane: its op's number, its start and its end."""
 
 
 class Events(NamedTuple):
-    """The events of all lanes, as a `Timeline` has them."""
+    """The events of all lanes, with fields as in `Timeline`."""
 
     ops: Integers
     lanes: Integers
@@ -103,14 +102,14 @@ class Events(NamedTuple):
 
     @classmethod
     def of(cls, lanes: Sequence[Lane]) -> Events:
-        """Those of several lanes."""
+        """Combines the events of several lanes."""
         ops, starts, ends = map(np.concatenate, zip(*lanes, strict=True))
         numbers = np.repeat(np.arange(len(lanes)), [len(lane[0]) for lane in lanes])
         return cls(ops, numbers, starts, ends)
 
 
 class OpTable:
-    """Gives every op a number."""
+    """Assigns a number to every op."""
 
     def __init__(self) -> None:
         self._numbers: dict[OpName, int] = {}
@@ -128,13 +127,13 @@ class OpTable:
 def executions_of(
     keys: Integers, programs: list[Program], starts: Integers, ends: Integers
 ) -> Executions:
-    """Executions from the ops that belong to them.
+    """Executions reconstructed from their ops.
 
     Args:
-        keys: of each op, the index of its execution in `programs`.
-        programs: that the executions ran.
-        starts: of the ops.
-        ends: the same.
+        keys: each op's execution, as an index in `programs`.
+        programs: the program of each execution.
+        starts: starts of the ops.
+        ends: ends of the ops.
     """
     first = np.full(len(programs), np.iinfo(np.int64).max)
     last = np.full(len(programs), np.iinfo(np.int64).min)
@@ -144,7 +143,7 @@ def executions_of(
 
 
 def by_start(programs: Sequence[Program], starts: Integers, ends: Integers) -> Executions:
-    """Executions in any order, sorted."""
+    """Sorts executions, given in any order, by start."""
     order = np.argsort(starts, kind="stable")
     return Executions(
         programs=tuple(programs[i] for i in order), starts=starts[order], ends=ends[order]

@@ -1,7 +1,7 @@
 """GPU devices: streams of kernels and copies.
 
-A kernel that the host launched carries ``hlo_op`` and ``hlo_module``. One that a command buffer
-launched has only its own name, which XLA made from the instruction's.
+A kernel launched by the host carries ``hlo_op`` and ``hlo_module``. One launched by a command
+buffer has only its own name, which XLA derives from the instruction's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TEXTS = ("hlo_op", "hlo_module")
 
 
 def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
-    """The device of a plane; none if nothing ran on it."""
+    """A plane's device; none if nothing ran on it."""
     lines = [line for line in plane.lines if line.name.startswith(_STREAM) and len(line)]
     if not lines:
         return
@@ -49,7 +49,7 @@ def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
 
 
 def _about(stats: Mapping[str, Any]) -> str:
-    """``AMD, 304 cores, 192 GiB``: what older traces, and those of AMD, say instead of a name."""
+    """``AMD, 304 cores, 192 GiB``: what older traces, and AMD's, have instead of a name."""
     vendor, cores, memory = (
         stats.get(name) for name in ("device_vendor", "core_count", "memory_size")
     )
@@ -73,16 +73,16 @@ def _ops(trace: Trace, plane: Plane, line: Line, table: OpTable) -> Lane:
 def _name(trace: Trace, plane: Plane, kernel: int, op: int, module: int, number: int) -> OpName:
     program = Program("" if module == ABSENT else trace.texts[module], number)
     if op == ABSENT:
-        # AMD's kernels are named by their descriptors.
+        # AMD's kernels are named after their descriptors.
         return OpName(program, plane.about(kernel).name.removesuffix(".kd"), is_kernel=True)
-    # A command buffer or an async wrapper may be named with what it runs: outer, then inner.
+    # The name may include a command buffer or async wrapper: outer name, then inner.
     return OpName(program, trace.texts[op].rpartition("/")[2])
 
 
 def _executions(names: tuple[OpName, ...], events: Events) -> Executions:
-    """Executions of each program, told apart by the first of its ops that run least often.
+    """Executions of each program, separated by the first among its least frequent ops.
 
-    They begin where that op does, so their distances are right; they end with their last op.
+    They begin where that op does, so their spacing is right; they end with their last op.
     """
     programs: list[Program] = []
     begins: list[Integers] = [np.zeros(0, np.int64)]
@@ -102,7 +102,7 @@ def _executions(names: tuple[OpName, ...], events: Events) -> Executions:
 
 
 def _begins(ops: Integers, starts: Integers) -> Integers:
-    """The starts of the op that marks executions of one program."""
+    """The starts of the op that marks a program's executions."""
     kinds, inverse, counts = np.unique(ops, return_inverse=True, return_counts=True)
     first = np.full(len(kinds), np.iinfo(np.int64).max)
     np.minimum.at(first, inverse, starts)

@@ -1,4 +1,4 @@
-"""The host's side of a trace: the steps that a loop marked, and what its thread did meanwhile."""
+"""The host's side of a trace: the steps marked by a loop, and what its thread did meanwhile."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class HostThread:
     """The thread that calls the steps.
 
     Attributes:
-        step_numbers: of the steps that it marked (`jax.profiler.StepTraceAnnotation`).
+        step_numbers: numbers of the steps it marked (`jax.profiler.StepTraceAnnotation`).
         step_starts: picoseconds; a mark spans the call, which returns before the device is done.
         step_ends: the same.
         names: table of what else it did.
-        ops: of each event, the index in `names`.
-        starts: of the events.
+        ops: each event's index in `names`.
+        starts: starts of the events, picoseconds.
         ends: the same.
     """
 

@@ -1,4 +1,4 @@
-"""The timelines of a trace's devices, whatever they are."""
+"""The timelines of a trace's devices, on any platform."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_devices(traces: Sequence[Trace]) -> list[tuple[Timeline, HostThread | N
     """Every device of a job, with the thread of its host that calls the steps.
 
     Args:
-        traces: one for each host.
+        traces: one per host.
 
     Raises:
         UserError: no device ran anything, or a file is damaged.

@@ -1,8 +1,8 @@
-"""Divides wall time among events that overlap.
+"""Divides wall time among overlapping events.
 
-At each instant, the time goes to the events of the first class that is active, in equal parts:
+At each instant, the time goes in equal parts to the events of the first active class:
 communication beside a matmul costs nothing, communication alone is exposed. An event within another
-one of the same lane replaces it: a loop costs what is left of it beside its body.
+one of the same lane replaces it: a loop costs only what its body does not.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Division:
     """Wall time, divided.
 
     Attributes:
-        shares: of each event, picoseconds.
+        shares: each event's share, picoseconds.
         idle: time in which no event is active.
-        points: instants at which anything changes.
+        points: instants at which something changes.
         idle_until: idle time before each of `points`.
     """
 
@@ -36,13 +36,13 @@ class Division:
     idle_until: Floats
 
     def idle_within(self, starts: Integers, ends: Integers) -> Floats:
-        """Idle time within intervals."""
+        """Idle time within each interval."""
         until = np.interp(np.concatenate([starts, ends]), self.points, self.idle_until)
         return until[len(starts) :] - until[: len(starts)]
 
 
 def parents_of(lanes: Integers, starts: Integers, ends: Integers) -> Integers:
-    """Of each event, the innermost event of its lane that it lies within, else `NO_PARENT`."""
+    """The innermost event of its lane that encloses each event, else `NO_PARENT`."""
     parents = np.full(len(starts), NO_PARENT)
     order = np.lexsort((-ends, starts, lanes))
     stack: list[int] = []
@@ -73,12 +73,12 @@ def divide(
     """Divides the time from `begin` to `end`.
 
     Args:
-        starts: of the events, picoseconds.
+        starts: starts of the events, picoseconds.
         ends: the same.
-        classes: of the events; 0 goes first.
-        parents: as `parents_of` has them.
-        begin: of the window.
-        end: the same.
+        classes: classes of the events; 0 goes first.
+        parents: as returned by `parents_of`.
+        begin: start of the window.
+        end: end of the window.
     """
     starts, ends = np.clip(starts, begin, end), np.clip(ends, begin, end)
     points = np.unique(np.concatenate([starts, ends, [begin, end]]))

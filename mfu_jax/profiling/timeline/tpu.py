@@ -1,7 +1,7 @@
-"""TPU devices: a line of ops, one of asynchronous ops beside it, one of the programs' executions.
+"""TPU devices: one line of ops, one of asynchronous ops, and one of program executions.
 
-An event of ``XLA Ops`` is named by its instruction's text; ops of a loop's body lie within the
-loop's event. The program is the one whose execution (``XLA Modules``) an op lies in.
+An event of ``XLA Ops`` is named after its instruction's text; ops of a loop's body lie within the
+loop's event. An op belongs to the program whose execution (``XLA Modules``) it lies in.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MODULE = re.compile(r"(.*)\((\d+)\)$")
 
 
 def timelines(trace: Trace, plane: Plane) -> Iterator[Timeline]:
-    """The device of a plane; none if nothing ran on it."""
+    """A plane's device; none if nothing ran on it."""
     lines = [line for line in plane.lines if line.name in (_OPS, _ASYNC_OPS) and len(line)]
     if not lines:
         return
@@ -64,9 +64,9 @@ def _has_own_clock(events: EventColumns) -> bool:
 
 
 def _on_own_clock(events: EventColumns) -> tuple[Integers, Integers]:
-    """Starts and ends by the device's own clock, from the same origin as the events' own.
+    """Starts and ends by the device's own clock, with the same origin as the events' own times.
 
-    Those are fitted to the host's clock: one op may have half of its time, and the next one none.
+    Those are fitted to the host's clock: one op may get half of its time, and the next one none.
     """
     offsets, durations = (events.numbers[name] for name in _OWN_CLOCK)
     starts = offsets + int(np.median(events.starts - offsets))
@@ -76,7 +76,7 @@ def _on_own_clock(events: EventColumns) -> tuple[Integers, Integers]:
 def _by_their_ops(
     executions: Executions, within: Integers, starts: Integers, ends: Integers
 ) -> Executions:
-    """Executions from their first op to their last one; those without ops stay as they are."""
+    """Executions from their first op to their last; those without ops stay as they are."""
     first, last = executions.starts.copy(), executions.ends.copy()
     inside = within >= 0
     has_ops = np.isin(np.arange(len(first)), within)
@@ -111,7 +111,7 @@ def _ops(
     within: Integers,
     table: OpTable,
 ) -> Integers:
-    """Numbers of the ops of a line's events, by the execution that each lies in; −1 is none."""
+    """Op numbers of a line's events, given the execution that each lies in; −1 is none."""
     kinds = [*dict.fromkeys(programs), Program("", ABSENT)]
     numbers = {program: number for number, program in enumerate(kinds)}
     of_execution = np.array([numbers[p] for p in programs] + [len(kinds) - 1])
@@ -124,7 +124,7 @@ def _ops(
 
 
 def instruction(metadata: Metadata) -> str:
-    """The name of the instruction that an event is about.
+    """The name of an event's instruction.
 
     >>> instruction(Metadata("%fusion.3 = bf16[8]{0} fusion(%p)", "fusion.3", {}))
     'fusion.3'

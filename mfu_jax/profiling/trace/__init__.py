@@ -1,1 +1,1 @@
-"""Traces as their file has them: protobuf, planes, lines, events."""
+"""Traces as stored in their file: protobuf, planes, lines, events."""

@@ -1,7 +1,7 @@
-"""Protobuf's wire format: single messages in Python, millions of small ones at once with NumPy.
+"""Protobuf's wire format: single messages in Python, millions of small ones at once in NumPy.
 
 https://protobuf.dev/programming-guides/encoding. A message is a list of (tag, value); the tag is
-``number << 3 | kind``; kind 0 is a varint, 1 eight bytes, 2 a length and as many bytes, 5 four.
+``number << 3 | kind``; kind 0 is a varint, 1 eight bytes, 2 a length and that many bytes, 5 four.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _VARINT, _EIGHT, _LENGTH, _FOUR = 0, 1, 2, 5
 
 
 class WireError(ValueError):
-    """The bytes are no protobuf message: truncated, or another format."""
+    """The bytes are not a protobuf message: truncated, or another format."""
 
 
 class Field(NamedTuple):
     """One field of a message.
 
     Attributes:
-        number: of the field.
-        value: of a varint; the raw bits of fixed kinds; the length otherwise.
+        number: the field's number.
+        value: a varint's value; the raw bits of fixed kinds; the length otherwise.
         start: where the bytes of its value begin.
         end: where they end.
     """
@@ -40,7 +40,7 @@ class Field(NamedTuple):
 
 
 def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """A varint, and the index after it."""
+    """A varint's value, and the index after it."""
     value = shift = 0
     for _ in range(_LONGEST_VARINT):
         byte = data[at]
@@ -56,7 +56,7 @@ def fields(data: bytes | memoryview, start: int, end: int) -> Iterator[Field]:
     """The fields of the message at ``data[start:end]``.
 
     Raises:
-        WireError: it is no message.
+        WireError: the bytes are not a message.
     """
     at = start
     while at < end:
@@ -84,12 +84,12 @@ def fields(data: bytes | memoryview, start: int, end: int) -> Iterator[Field]:
 
 
 class FieldsOfMany(NamedTuple):
-    """The next field of every message that has one more.
+    """The next field of every message that has another one.
 
     Attributes:
-        rows: which messages.
-        numbers: of the fields.
-        values: of varints, as signed integers; lengths and raw bits otherwise.
+        rows: indices of these messages.
+        numbers: field numbers.
+        values: varints as signed integers; lengths and raw bits otherwise.
         starts: where the bytes of their values begin.
         ends: where they end.
     """
@@ -101,7 +101,7 @@ class FieldsOfMany(NamedTuple):
     ends: Integers
 
     def of(self, number: int) -> FieldsOfMany:
-        """Those with this number."""
+        """The fields with this number."""
         chosen = self.numbers == number
         return FieldsOfMany(*(column[chosen] for column in self))
 
@@ -115,7 +115,7 @@ def fields_of_many(data: Bytes, starts: Integers, ends: Integers) -> Iterator[Fi
         ends: where they end.
 
     Raises:
-        WireError: one of them is no message.
+        WireError: one of them is not a message.
     """
     rows = np.flatnonzero(starts < ends)
     at, ends = starts[rows], ends[rows]
@@ -144,7 +144,7 @@ def _sizes(kinds: Integers, lengths: Integers) -> Integers:
 
 
 def _varints(data: Bytes, at: Integers) -> tuple[Integers, Integers]:
-    """The varints at many places, as signed integers, and the places after them."""
+    """The varints at many positions, as signed integers, and the positions after them."""
     try:
         first = data[at]
         values = first.astype(np.int64) & 127
@@ -167,7 +167,7 @@ def _varints(data: Bytes, at: Integers) -> tuple[Integers, Integers]:
 def children(data: memoryview, start: int, end: int, number: int) -> tuple[Integers, Integers]:
     """Where the messages of a repeated field begin and end; other fields are skipped.
 
-    A loop in Python, the only one over all events of a trace: it costs about 0.3 µs each.
+    The only Python loop over all events of a trace: it costs about 0.3 µs per event.
     """
     starts: list[int] = []
     ends: list[int] = []
@@ -175,7 +175,7 @@ def children(data: memoryview, start: int, end: int, number: int) -> tuple[Integ
     at = start
     try:
         while at < end:
-            if data[at] == tag and data[at + 1] < 128:  # the usual case, without a call
+            if data[at] == tag and data[at + 1] < 128:  # common case, without a call
                 begin = at + 2
                 at = begin + data[at + 1]
                 starts.append(begin)

@@ -1,7 +1,7 @@
 """`.xplane.pb` files: planes, lines and events as columns, names as tables.
 
-The messages are those of tsl/profiler/protobuf/xplane.proto. Events stay in the file until they
-are asked for: a line of five million takes seconds and tens of bytes an event.
+The messages are those of tsl/profiler/protobuf/xplane.proto. Events stay in the file until
+requested: a line of five million takes seconds, and tens of bytes per event.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Metadata:
     """What events of one kind share.
 
     Attributes:
-        name: of the events; the text of an HLO instruction on TPUs.
-        display_name: the short one, if there is one.
+        name: the events' name; on TPUs, the text of an HLO instruction.
+        display_name: the short name, if there is one.
         stats: name → value.
     """
 
@@ -60,9 +60,8 @@ class Events:
         metadata: keys of `Plane.metadata`.
         starts: picoseconds since `Trace.epoch_ns`.
         ends: the same.
-        numbers: a column for each stat asked for that is an integer; `ABSENT` where an event lacks
-            it.
-        texts: the same for text: keys of `Trace.texts`.
+        numbers: one column per requested integer stat; `ABSENT` where an event lacks it.
+        texts: one column per requested text stat, of keys of `Trace.texts`; `ABSENT` likewise.
     """
 
     metadata: Integers
@@ -76,15 +75,15 @@ class Trace:
     """A file of planes.
 
     Args:
-        path: of the file.
+        path: the file's path.
 
     Attributes:
-        epoch_ns: what all times count from.
-        planes: in the order of the file.
+        epoch_ns: origin of all times.
+        planes: in file order.
         texts: values of text stats, by key.
 
     Raises:
-        UserError: the file is unreadable, truncated, empty, or something else.
+        UserError: the file is unreadable, truncated, empty, or not a trace.
     """
 
     def __init__(self, path: Path) -> None:
@@ -116,11 +115,11 @@ class Trace:
         return bytes(self.view[field.start : field.end])
 
     def text(self, field: Field) -> str:
-        """The same as text."""
+        """The value of a length-delimited field, as text."""
         return self.bytes(field).decode(errors="replace")
 
     def key(self, text: str) -> int:
-        """The key of a text in `texts`."""
+        """A text's key in `texts`."""
         key = self._keys.setdefault(text, len(self.texts))
         if key == len(self.texts):
             self.texts.append(text)
@@ -132,8 +131,8 @@ class Plane:
 
     Attributes:
         name: such as ``/device:TPU:0`` and ``/host:CPU``.
-        metadata: of its events, by id.
-        stats: of the plane, by name.
+        metadata: its events' metadata, by id.
+        stats: the plane's stats, by name.
         lines: threads, streams, or views of a device.
     """
 
@@ -160,7 +159,7 @@ class Plane:
         self.lines = [Line(self, field) for field in lines]
 
     def about(self, kind: int) -> Metadata:
-        """The metadata of events of one kind; empty if the file has none."""
+        """The metadata of one kind of event; empty if the file has none."""
         return self.metadata.get(kind, _UNKNOWN)
 
     def _add_stat_name(self, entry: Field) -> None:
@@ -170,7 +169,7 @@ class Plane:
                     self.stat_names[key] = self.trace.text(field)
 
     def _entries(self, entry: Field) -> Iterator[tuple[int, Field]]:
-        """Key and value of a map's entry."""
+        """Key and value of a map entry."""
         key, value = 0, None
         for field in fields(self.trace.view, entry.start, entry.end):
             if field.number == 1:
@@ -195,7 +194,7 @@ class Plane:
         return 0, _UNKNOWN
 
     def _stat(self, stat: Field) -> tuple[str, Any]:
-        """Name and value: a number, text, or bytes."""
+        """A stat's name and value: a number, text, or bytes."""
         name = ""
         value: Any = None
         for field in fields(self.trace.view, stat.start, stat.end):
@@ -221,7 +220,7 @@ class Line:
 
     Attributes:
         name: such as ``python``, ``XLA Ops``, ``Stream #14(Compute)``.
-        timestamp_ns: what its events' offsets are relative to.
+        timestamp_ns: origin of its events' offsets.
         starts: where its events begin in the file.
     """
 
@@ -231,7 +230,7 @@ class Line:
         self.name = ""
         self.timestamp_ns = 0
         self.starts, self.ends = children(self.trace.view, line.start, line.end, 4)
-        # The other fields stand before the events or after them; what is between is skipped.
+        # The other fields come before or after the events; what lies between is skipped.
         for field in self._other_fields(line):
             if field.number == 2:
                 self.name = self.trace.text(field)
@@ -255,7 +254,7 @@ class Line:
         return len(self.starts)
 
     def events(self, numbers: Sequence[str] = (), texts: Sequence[str] = ()) -> Events:
-        """Its events, with the stats asked for.
+        """Its events, with the requested stats.
 
         Args:
             numbers: names of stats that are integers.
@@ -341,7 +340,7 @@ class _EventReader:
     def _as_numbers(self, kinds: Integers, values: Integers, begins: Integers) -> Integers:
         plain = (kinds == 3) | (kinds == 4)
         out = np.where(plain, values, ABSENT)
-        for row in np.flatnonzero(~plain):  # a number as text, as annotations write it
+        for row in np.flatnonzero(~plain):  # annotations write numbers as text
             text = self._text(int(kinds[row]), int(values[row]), int(begins[row]))
             if text.lstrip("-").isdecimal():
                 out[row] = int(text)
